@@ -126,6 +126,7 @@ def write_parquet(
     prompts: Sequence[Any] | None = None,
     answers: Sequence[Any] | None = None,
     hints: Sequence[str | None] | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write ``tasks`` as a parquet file in verl's format, one row per task; its folder is made if it is not there.
 
@@ -139,6 +140,7 @@ def write_parquet(
         answers: right answers of each task, a text, a number, a list of these or None: ``reward_model.ground_truth``.
             Where one is a list, all are.
         hints: text of each task's hint, or None: the column ``turnkey_hint``; without any no such column.
+        metadata: of the file.
 
     Raises:
         TaskFormatError: there are no tasks.
@@ -147,6 +149,8 @@ def write_parquet(
         raise TaskFormatError(f"no tasks to write to {path}: verl needs at least a batch of them")
     try:
         import pandas as pd
+        import pyarrow as pa
+        import pyarrow.parquet as pq
     except ModuleNotFoundError as error:
         raise MissingPackageError(
             'writing tasks needs pandas and pyarrow, which come with verl: pip install "verl-turnkey[verl]"'
@@ -167,7 +171,8 @@ def write_parquet(
         )
     ]
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(rows).to_parquet(path, index=False)
+    table = pa.Table.from_pandas(pd.DataFrame(rows), preserve_index=False)
+    pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **(metadata or {})}), path)
 
 
 def _messages(prompt: Any) -> list[dict[str, str]]:

@@ -79,6 +79,10 @@ class AppWorldText(TextEnv):
         self._task = ""
         self._ran: list[str] = []
 
+    def task_ids(self) -> list[str]:
+        """AppWorld's own ids."""
+        return list(self._tasks)
+
     def begin(self, seed: int) -> tuple[StepResult, str]:
         if self._lease is None:
             self._lease = _lease(self._urls)

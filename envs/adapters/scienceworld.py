@@ -95,15 +95,29 @@ class ScienceWorldText(TextEnv):
             )
 
     def begin(self, seed: int) -> tuple[StepResult, str]:
-        engine = self._engine = self._engine or _start(self._heap_mb)
         task = self._tasks[seed % len(self._tasks)]
-        if task not in self._variations:  # the simulator lists those of the loaded task only
-            self._load(task, 0)
-            self._variations[task] = getattr(engine, f"get_variations_{self._split}")()
-        of_task = self._variations[task]
+        of_task = self._of_split(task)
         self._load(task, of_task[seed // len(self._tasks) % len(of_task)])
         self._score = 0
-        return self._now(self._simulator.step("look around")), engine.get_task_description()
+        return self._now(self._simulator.step("look around")), self.engine.get_task_description()
+
+    def task_ids(self) -> list[str]:
+        """Task and number of the variation, ``find-plant/241``; variations of a task come again after its last."""
+        of_tasks = [self._of_split(task) for task in self._tasks]
+        rounds = max(map(len, of_tasks))
+        return [
+            f"{task}/{numbers[turn % len(numbers)]}"
+            for turn in range(rounds)
+            for task, numbers in zip(self._tasks, of_tasks, strict=True)
+        ]
+
+    def _of_split(self, task: str) -> list[int]:
+        """The variations of a task that are played, in the package's order."""
+        self._engine = self._engine or _start(self._heap_mb)
+        if task not in self._variations:  # the simulator lists those of the loaded task only
+            self._load(task, 0)
+            self._variations[task] = list(getattr(self._engine, f"get_variations_{self._split}")())
+        return self._variations[task]
 
     def act(self, action: str) -> StepResult:
         # Not the package's own step(): it lists all commands every time, which takes longer than the step itself.

@@ -101,6 +101,7 @@ class TextWorldText(TextEnv):
             raise EnvironmentKwargsError(
                 f"games of your own (path={path!r}) take no {', '.join(options) or 'games'}: drop one of the two"
             )
+        self._folder = Path(path or ".") if Path(path or ".").is_dir() else Path(path or ".").parent
         self._games = games
         self._reward = reward
         self._game: Path | None = None
@@ -143,6 +144,10 @@ class TextWorldText(TextEnv):
             engine = textworld.start(str(self._game), EnvInfos(policy_commands=True))
         state: Any = engine.reset()
         return state.policy_commands or None
+
+    def task_ids(self) -> list[str] | None:
+        """The files of games of your own below ``path``; None where games are generated."""
+        return [str(game.relative_to(self._folder)) for game in self._own] or None
 
     def _made(self, seed: int) -> Path:
         return compiled(self._challenge, self._options, seed % self._games if self._games else seed)

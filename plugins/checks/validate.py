@@ -29,6 +29,7 @@ from verl_turnkey.plugins.checks.late import check_late
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.lora import check_lora
 from verl_turnkey.plugins.checks.mcp import check_mcp
+from verl_turnkey.plugins.checks.panel import check_panel
 from verl_turnkey.plugins.checks.paths import check_address, check_joining, check_log_folder, check_paths
 from verl_turnkey.plugins.checks.prm import check_prm
 from verl_turnkey.plugins.checks.resources import check_resources
@@ -153,6 +154,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     files = run(check_data, config, turnkey, agent_loops(config)) or []
     if files and "turnkey_env" in loops:
         run(warn_of_shared, config)
+        run(check_panel, config)
     run(check_steps, config)
     run(check_groups, config, turnkey, mode, files, loops)
     run(check_skill, turnkey, files, loops)

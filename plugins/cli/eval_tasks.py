@@ -13,6 +13,7 @@ from verl_turnkey.advantage import ConfigError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from verl_turnkey.envs.panels import Panel
     from verl_turnkey.plugins.cli.launch import Played
     from verl_turnkey.plugins.cli.run_folder import RunFolder
 
@@ -46,6 +47,24 @@ def task_file(tasks: str, played: Played, folder: Path, val_files: Sequence[str]
     make(played.id, {**played.kwargs, **own}).close()
     write_parquet(file, [Task(played.id, seed, own) for seed in held_out_seeds(int(tasks))], played.name, "test")
     return file
+
+
+def panel_file(panel: Panel, config: DictConfig, folder: Path) -> Path:
+    """Write the tasks of ``panel`` to ``folder``, after a look at the start of each.
+
+    Raises:
+        TaskFormatError: the environment lacks a task here.
+        ConfigError: a task starts otherwise here.
+    """
+    from verl_turnkey.plugins.checks.findings import collecting
+    from verl_turnkey.plugins.checks.panel import check_starts
+    from verl_turnkey.plugins.config.playing import places
+
+    tasks = panel.tasks(places(config))
+    with collecting(config):
+        check_starts(panel, tasks, places(config))
+    panel.write_parquet(folder / "tasks.parquet", tasks)
+    return folder / "tasks.parquet"
 
 
 def _write_first(number: int, val_files: Sequence[str], file: Path) -> None:

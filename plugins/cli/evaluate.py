@@ -34,7 +34,7 @@ def evaluate(
             metavar="RUN|ENVIRONMENT|turnkey.agent.run=AGENT",
             help="folder of a run, recipe, gymnasium id, or your file; or, for an agent, its key on a launch line",
         ),
-    ],
+    ] = "",
     overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: key=value")] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="folder of Hugging Face or verl, or a hub name; default: the run's newest")
@@ -44,8 +44,9 @@ def evaluate(
     tokenizer: Annotated[str | None, typer.Option(help="its folder or hub name; default: that of --model")] = None,
     tag: Annotated[str | None, typer.Option(help="your label for the weights behind --model")] = None,
     api_key_env: Annotated[str | None, typer.Option(help="variable with the server's API key")] = None,
-    tasks: Annotated[str, typer.Option(help="number of tasks, or a parquet file of tasks")] = "128",
-    samples: Annotated[int, typer.Option(min=1, help="samples per task")] = 1,
+    panel: Annotated[str | None, typer.Option(help="play a published panel, or NAME.json: turnkey panel")] = None,
+    tasks: Annotated[str | None, typer.Option(help="number of tasks, or a parquet file of them; default 128")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="samples per task; default: the panel's, or 1")] = None,
     greedy: Annotated[bool, typer.Option(help="always take the most likely token")] = False,
     temperature: Annotated[float | None, typer.Option(min=0, help="default: that of training")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="episodes at once")] = 16,
@@ -58,12 +59,17 @@ def evaluate(
     limits, rewards, environment, modules. Overrides on the command line win, and are printed if they differ from it.
 
     turnkey eval runs/babyai --tasks 100 --samples 8
+
+    turnkey eval runs/babyai --panel babyai-48
     """
     require_verl("eval")
+    from verl_turnkey.envs.panels import PLACES
     from verl_turnkey.envs.tasks import HELD_OUT_SPLITS
     from verl_turnkey.envs.user_modules import import_modules
     from verl_turnkey.plugins.cli import eval_tasks, launch
+    from verl_turnkey.plugins.cli import panel as panels
     from verl_turnkey.plugins.cli.run_folder import RunFolder
+    from verl_turnkey.plugins.config import playing
     from verl_turnkey.plugins.config.composing import composed
     from verl_turnkey.plugins.config.overrides import override, values
     from verl_turnkey.plugins.eval import checkpoint as checkpoints
@@ -74,6 +80,15 @@ def evaluate(
     further = list(overrides or ())
     if "=" in environment and not Path(environment).exists():
         further, environment = [environment, *further], ""
+    fixed = panels.find(panel) if panel else None
+    if fixed is not None and (tasks or samples):
+        raise typer.BadParameter("--panel fixes tasks and samples: leave out --tasks and --samples")
+    if fixed is None and not environment and not further:
+        raise typer.BadParameter("give a RUN, an ENVIRONMENT, an agent or --panel")
+    if fixed is not None:
+        environment = environment or fixed.env_id
+        samples = 1 if greedy or temperature == 0 else fixed.samples
+    samples = samples or 1
     trained = RunFolder.of(Path(environment)) if environment else None
     name = "" if trained is None else trained.folder.name
     if trained is not None:
@@ -95,6 +110,10 @@ def evaluate(
     if trained is not None:
         import_modules(trained.modules, "turnkey.modules of the run")
     played = launch.played(environment, further)
+    if fixed is not None:
+        if played.id != fixed.env_id:
+            raise typer.BadParameter(f"the panel {fixed.name} is of {fixed.env_id}, not of {played.id or 'an agent'}")
+        further = [*playing.words(fixed), *further]
     weights_name = (model or "").rstrip("/").rpartition("/")[2] if checkpoint is None else checkpoints.name(checkpoint)
     folder = (out or Path("evals") / f"{name or played.name}-{weights_name}").absolute()
     here, gpus = launch.device_here()
@@ -125,12 +144,17 @@ def evaluate(
         own = trained.playing(composed(words(of_tokenizer, ())), HELD_OUT_SPLITS.get(played.id, {}).get("test", {}))
         for line in trained.differing(further):
             typer.echo(f"differs from the run: {line}", err=True)
+        if fixed is not None:  # its own arguments of the environment, in the run's place
+            kept = [f"++turnkey.env.kwargs.{name}=" for name in PLACES]
+            own = [word for word in own if not word.startswith("++turnkey.env.kwargs.") or word.startswith((*kept,))]
         further = [*own, *further]
         played = launch.played(environment, further)
     elif trained is not None:
         of_run, of_line = trained.env_id or f"the agent {trained.agent}", played.id or f"the agent {played.agent}"
         typer.echo(f"the run trained on {of_run}, not on {of_line}: its settings are ignored", err=True)
     config = composed(words(of_tokenizer, further))
+    if fixed is not None:
+        panels.check_unchanged(fixed, config)
     if checkpoint is not None:
         checkpoints.find(checkpoint)
     for line in _header(config, checkpoint, trained):
@@ -144,7 +168,10 @@ def evaluate(
             weights = checkpoints.resolve(checkpoint, folder, trusted)
         val_files = values(further, "data.val_files")[-1:] or (trained.task_files("val") if trained else [])
         val_files = val_files[0] if val_files and isinstance(val_files[0], list) else val_files
-        task_file = eval_tasks.task_file(tasks, played, folder, val_files)
+        if fixed is not None:
+            task_file = eval_tasks.panel_file(fixed, config, folder)
+        else:
+            task_file = eval_tasks.task_file(tasks or "128", played, folder, val_files)
         typer.echo(eval_tasks.counted(config, task_file, trained, samples), err=True)
         settings = EvalSettings(
             words=words(str(weights or tokenizer or model), further),

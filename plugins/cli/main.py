@@ -10,13 +10,14 @@ from typing import Annotated
 
 import typer
 
-from verl_turnkey.plugins.cli import agent, evaluate, listing, prm, tasks, train, view
+from verl_turnkey.plugins.cli import agent, evaluate, listing, panel, prm, tasks, train, view
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.tasks import json_object
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(listing.app)
 app.add_typer(tasks.app)
+app.add_typer(panel.app)
 app.add_typer(view.app)
 app.add_typer(train.app)
 app.add_typer(evaluate.app)

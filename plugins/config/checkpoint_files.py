@@ -27,6 +27,8 @@ CREDIT = "turnkey_credit.json"
 """what a stateful method remembers"""
 GROUPS = "turnkey_groups.json"
 """what ``turnkey.groups.allocation`` remembers of the tasks"""
+PANEL = "turnkey_panel.json"
+"""name and hash of the panel that the run validates on"""
 NAMES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 """content of a checkpoint -> prefix of its files per rank, with verl's FSDP engine"""
 FSDP = ("fsdp", "fsdp2")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,20 @@ def composed(words: Sequence[str]) -> DictConfig:
     """
     Plugins.instance().register(TurnkeySearchPath)
     try:
-        with initialize_config_dir(str(verls_config_dir()), version_base=None):
+        with _no_arguments(), initialize_config_dir(str(verls_config_dir()), version_base=None):
             return compose("ppo_trainer", overrides=list(words))
     except HydraException as error:
         raise ConfigError(" ".join(f"{error} {error.__cause__ or ''}".split())) from None
+
+
+@contextmanager
+def _no_arguments() -> Iterator[None]:
+    """Our search path checks the arguments of the program, which are no launch line here."""
+    arguments, sys.argv = sys.argv, sys.argv[:1]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
 
 
 def verls_config_dir() -> Path:

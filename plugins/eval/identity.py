@@ -30,7 +30,9 @@ NOT_OF_AGENTS = ("state", "grace", "at_once", "listen", "in_process")
 """keys of ``turnkey.agent`` on which an episode does not depend"""
 
 
-def identity(config: DictConfig, model: Mapping[str, Any], chat_template: str | None) -> dict[str, Any]:
+def identity(
+    config: DictConfig, model: Mapping[str, Any], chat_template: str | None, panel: Any = None
+) -> dict[str, Any]:
     """The fields of an evaluation; texts and files are there by their hash, the user's modules by their names too.
 
     Secrets, as an API key of the environment, are masked by their hashes, for the fields are written down and shown.
@@ -41,6 +43,7 @@ def identity(config: DictConfig, model: Mapping[str, Any], chat_template: str | 
         config: verl's, as the samples are played with.
         model: what says which weights these are.
         chat_template: the text with which prompts are rendered.
+        panel: name and hash of the panel that is played, if any.
     """
     from omegaconf import OmegaConf
 
@@ -54,6 +57,7 @@ def identity(config: DictConfig, model: Mapping[str, Any], chat_template: str | 
     files = _files([*turnkey.modules, options, rewards, own])
     fields = {
         "model": dict(model),
+        **({"panel": panel} if panel else {}),
         **(_without_folders(own) or {"environment": spec_of(turnkey.env.id or "", turnkey.env.kwargs)}),
         "modules": {file.name: text_digest(file.read_text(encoding="utf-8")) for file in files},
         "rollout": _without_folders(options),

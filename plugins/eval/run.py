@@ -12,14 +12,18 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from verl_turnkey.envs.panels import panel_of
 from verl_turnkey.envs.tasks import COLUMN
 from verl_turnkey.plugins.checks.sizes import AGENT
 from verl_turnkey.plugins.config.composing import composed
+from verl_turnkey.plugins.config.playing import differing
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.eval import checkpoint, server
 from verl_turnkey.plugins.eval.identity import engine, file_digest, identity
-from verl_turnkey.plugins.eval.samples import Samples
+from verl_turnkey.plugins.eval.samples import LOG, Samples
 from verl_turnkey.plugins.eval.schedule import Job, finish, jobs, play_all, read_rows
+from verl_turnkey.plugins.log.schema import SCHEMA_VERSION
+from verl_turnkey.plugins.log.segments import private, write_json
 
 Advance = Callable[["bool | None"], None]
 
@@ -74,14 +78,18 @@ def evaluate(
     config = checked(settings.words, settings.tasks)
     agent = bool(config.turnkey.agent.run)
     rows = read_rows(settings.tasks, agent)
+    of_file = None if agent else panel_of(settings.tasks)
+    panel = of_file.mark if of_file is not None and not differing(of_file, config) else None
     model = {**settings.model, **({} if settings.weights is None else {"engine": engine(config)})}
     with nullcontext() if agent else hosts():
         from verl_turnkey.plugins.eval.player import Player, for_evaluation
 
         with (
             closing(Player(for_evaluation(config))) as player,
-            closing(Samples(settings.out, identity(config, model, player.chat_template), settings.new)) as kept,
+            closing(Samples(settings.out, identity(config, model, player.chat_template, panel), settings.new)) as kept,
         ):
+            if panel:
+                write_json(private(settings.out / LOG) / "run.json", {"schema": SCHEMA_VERSION, "panel": panel})
             failures: list[dict[str, Any]] = []
             todo = jobs(rows, settings.samples, kept)
             with suppress(KeyboardInterrupt):
@@ -89,7 +97,7 @@ def evaluate(
                     failures = _play(
                         settings, config, player, kept, todo, lambda n: begin(n, len(rows) * settings.samples)
                     )
-            return finish(kept, rows, settings.samples, failures)
+            return finish(kept, rows, settings.samples, failures, panel)
 
 
 def _play(

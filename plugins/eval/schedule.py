@@ -119,15 +119,19 @@ async def play_all(
 
 
 def finish(
-    kept: Samples, rows: Sequence[Mapping[str, Any]], samples: int, failures: Sequence[Mapping[str, Any]]
+    kept: Samples,
+    rows: Sequence[Mapping[str, Any]],
+    samples: int,
+    failures: Sequence[Mapping[str, Any]],
+    panel: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The result of what is there, written to ``result.json``."""
+    """The result of what is there, written to ``result.json``; ``panel``: name and hash of the one that is played."""
     held = {
         place: [kept.done[key] for number in range(samples) if (key := kept.key(row[COLUMN], number)) in kept.done]
         for place, row in enumerate(rows)
     }
     tasks = [without_secrets(json.loads(row[COLUMN])) for row in rows]
-    found = {"eval_id": kept.id, **result(held, failures, tasks=tasks, asked=samples)}
+    found = {"eval_id": kept.id, "panel": panel, **result(held, failures, tasks=tasks, asked=samples)}
     part = kept.folder / f"{RESULT}.part"
     part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     part.replace(kept.folder / RESULT)

@@ -13,9 +13,11 @@ from pathlib import Path
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.checks.checkpoints import check_resume
-from verl_turnkey.plugins.config.checkpoint_files import TRACKER
+from verl_turnkey.plugins.checks.panel import validation_panel
+from verl_turnkey.plugins.config.checkpoint_files import PANEL, TRACKER
 from verl_turnkey.plugins.config.resolve import resumed_checkpoint
 from verl_turnkey.plugins.credit.row_turns import split_key
+from verl_turnkey.plugins.log.segments import write_json
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.trainer import credit_state
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
@@ -89,6 +91,9 @@ class Checkpointing:
                     credit_state.save(folder, self._step.estimator.name, self._step.state)
                 self._allocation.save(folder)
                 self._process_reward.save(folder)
+                if panel := validation_panel(self._trainer.config):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    write_json(folder / PANEL, panel)
                 verls()
         except Exception as error:
             raise CheckpointError(unwritten(folder, error)) from error

@@ -13,6 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_turnkey.plugins.checks.panel import validation_panel
 from verl_turnkey.plugins.config.schema import credit_modify, credit_params, estimator_of, loss_of, turnkey_config
 from verl_turnkey.plugins.log.bounds import logged_shares
 from verl_turnkey.plugins.log.masking import masked
@@ -40,6 +41,7 @@ def write_start(config: DictConfig, resumed_from: int) -> None:
         "resumed_from": resumed_from,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "commit": _commit(),
+        "panel": validation_panel(config),
         **_shares(config),
         "config": masked_config,
     }
@@ -73,6 +75,7 @@ def about(config: DictConfig) -> dict[str, Any]:
             {"name": modifier.spec.name, **asdict(modifier.params)} for modifier in credit_modify(config, turnkey)
         ],
         **_shares(config),
+        "panel": validation_panel(config),
         "loss": str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode")) if loss is None else loss.name,
     }
 

@@ -89,6 +89,10 @@ class ALFWorldText(TextEnv):
         """The files of the games, in the order of their seeds."""
         return list(self._games)
 
+    def task_ids(self) -> list[str]:
+        """ALFRED's names of the tasks: task folder and trial."""
+        return ["/".join(game.parts[-3:-1]) for game in self._games]
+
     def begin(self, seed: int) -> tuple[StepResult, str]:
         game = self._games[seed % len(self._games)]
         with own_argv():

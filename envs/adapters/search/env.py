@@ -88,6 +88,10 @@ class SearchText(TextEnv):
         self._question = self._questions[0]
         self._seen: set[str] = set()
 
+    def task_ids(self) -> list[str]:
+        """A digest of each question and its answers."""
+        return [digest(question.text, question.answers) for question in self._questions]
+
     def begin(self, seed: int) -> tuple[StepResult, str]:
         self._question = self._questions[seed % len(self._questions)]
         self._seen = set()

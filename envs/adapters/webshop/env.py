@@ -71,12 +71,20 @@ class WebShopText(TextEnv):
         self._task = ""
         self._page: dict[str, Any] = {}
 
-    def begin(self, seed: int) -> tuple[StepResult, str]:
+    def task_ids(self) -> list[str]:
+        """The numbers of the goals in WebShop's order."""
+        return [f"goal-{goal}" for goal in range(*self._range())]
+
+    def _range(self) -> tuple[int, int]:
+        """The first goal and the one after the last."""
         if self._goals is None:
             number = self._call("/info", {})["goals"]
             check(bool(number), "goals", "given, since this shop does not tell how many there are", number)
             self._goals = (0, number)
-        first, end = self._goals
+        return self._goals
+
+    def begin(self, seed: int) -> tuple[StepResult, str]:
+        first, end = self._range()
         self._session = first + seed % (end - first)
         page = self._call("/reset", {"session": self._session, "id": self._id})
         self._id = page["id"]

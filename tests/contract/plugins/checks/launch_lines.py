@@ -51,6 +51,9 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
     write_parquet(
         folder / "val.parquet", [Task("turnkey/MiniGrid-v0", seed) for seed in range(100, 104)], "grid", "val"
     )
+    settings = playing.settings(composed(["+turnkey=base", "data.max_prompt_length=1200"]))
+    panel = make_panel("panel", "turnkey/MiniGrid-v0", {}, settings, number=4, with_starts=False)
+    panel.write_parquet(folder / "panel.parquet", panel.tasks({}))
     good = pd.read_parquet(folder / "train.parquet")
     good[["prompt", "turnkey_task"]].to_json(folder / "two.jsonl", orient="records", lines=True)
     (folder / "shout.py").write_text(

@@ -1,0 +1,185 @@
+"""``turnkey panel``: published sets of tasks, made anew here and compared with what was published."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.plugins.cli.packages import require_verl
+
+if TYPE_CHECKING:
+    from verl_turnkey.envs.panels import Panel
+    from verl_turnkey.plugins.cli.launch import Played
+
+    Made = tuple[Panel, dict[str, Any]]
+    """a panel, and the arguments that say where its environment is here"""
+
+app = typer.Typer()
+PROMPT = 2048
+"""``data.max_prompt_length`` of a new panel"""
+RESPONSE = {"template": 512, "conversation": 8192}
+"""its ``data.max_response_length``, by ``turnkey.rollout.prompt``: of a turn, and of a whole conversation"""
+
+
+@app.command()
+def panel(
+    name: Annotated[str | None, typer.Argument(help="a published panel, or the name of a new one")] = None,
+    environment: Annotated[str | None, typer.Argument(help="of a new one: recipe, gymnasium id, or your file")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: key=value")] = None,
+    tasks: Annotated[str, typer.Option(help="of a new one: number of tasks, or all")] = "48",
+    samples: Annotated[int, typer.Option(min=1, help="of a new one: samples per task")] = 4,
+    split: Annotated[str | None, typer.Option(help="of a new one: what its tasks are chosen from")] = None,
+    returns: Annotated[str, typer.Option(help="of a new one: least and greatest return, [0, 1]")] = "null",
+    starts: Annotated[bool, typer.Option(help="reset the environment and look at the start of each task")] = True,
+    out: Annotated[Path, typer.Option(help="folder for NAME.json and NAME.parquet")] = Path(),
+) -> None:
+    """Write a panel: tasks, prompt, limits and hashes. A published one is made anew here; exit 1 if it differs.
+
+    Without arguments the command lists the published panels.
+
+    turnkey panel babyai-48
+
+    turnkey panel my-rooms babyai turnkey.env.kwargs.level=BabyAI-GoToDoor-v0 --tasks 100
+    """
+    if name is None:
+        for file in sorted(published().glob("*.json")):
+            each = find(file.stem)
+            typer.echo(f"{each.name:24} {len(each.content['tasks']):5} tasks  {each.env_id:26} {each.sha256[:16]}")
+        return
+    require_verl("panel")
+    lines: list[str] = []
+    if environment is None or "=" in environment:
+        there = find(name)
+        made, here = remade(there, [*([environment] if environment else []), *(overrides or ())], starts)
+        lines = differences(there, made)
+    else:
+        number = None if tasks == "all" else int(tasks)
+        options = {"samples": samples, "split": split, "returns": json.loads(returns), "with_starts": starts}
+        there, here = new(name, environment, overrides or (), number=number, **options)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{there.name}.json").write_text(there.text(), encoding="utf-8")
+    there.write_parquet(out / f"{there.name}.parquet", there.tasks(here))
+    different = len({task["start"] for task in there.content["tasks"]} - {None})
+    typer.echo(f"{there.name}: {len(there.content['tasks'])} tasks, {different or 'unknown'} different starts")
+    typer.echo(f"sha256 {there.sha256}; {there.name}.json and {there.name}.parquet in {out}")
+    for line in lines:
+        typer.echo(f"differs here: {line}", err=True)
+    raise typer.Exit(1 if lines else 0)
+
+
+def published() -> Path:
+    """The folder of the panels that this package ships."""
+    from verl_turnkey.plugins.config.recipe_files import config_dir
+
+    return config_dir().parent / "panels"
+
+
+def find(name: str) -> Panel:
+    """A published panel by its name, or one of a file.
+
+    Raises:
+        ConfigError: there is none.
+        TaskFormatError: the file is no panel.
+    """
+    from verl_turnkey.envs.panels import Panel
+
+    names = [file.stem for file in sorted(published().glob("*.json"))]
+    file = published() / f"{name}.json" if name in names else Path(name).expanduser()
+    if not file.is_file():
+        hint = did_you_mean(name, names) or "."
+        raise ConfigError(
+            f"there is no panel {name!r}{hint} Give the path of a .json file, or one of {', '.join(names)}; "
+            "`turnkey panel NAME ENVIRONMENT` makes one"
+        )
+    return Panel.read(file.read_text(encoding="utf-8"), str(file))
+
+
+def new(name: str, environment: str, overrides: Sequence[str], **options: Any) -> Made:
+    """A panel of an environment with the settings of its recipe; ``options``: as of ``make_panel``."""
+    from verl_turnkey.envs.panels import make_panel
+    from verl_turnkey.plugins.cli import launch
+    from verl_turnkey.plugins.config.composing import composed
+    from verl_turnkey.plugins.config.playing import places, settings
+    from verl_turnkey.plugins.config.schema import turnkey_config
+
+    played = launch.resolve(environment, overrides)
+    line = [*_switches(played), f"data.max_prompt_length={PROMPT}"]
+    kind = turnkey_config(composed([*line, *overrides])).rollout.prompt
+    config = composed([*line, f"data.max_response_length={RESPONSE[kind]}", *overrides])
+    held_out = played.held_out("test")
+    options["split"] = options["split"] or next(iter(held_out.values()), None)
+    kwargs = {**turnkey_config(config).env.kwargs, **held_out}
+    return make_panel(name, played.id, kwargs, settings(config), **options), places(config)
+
+
+def remade(panel: Panel, overrides: Sequence[str], starts: bool) -> Made:
+    """The panel made anew on this machine; ``overrides`` say where its environment is.
+
+    Raises:
+        ConfigError: an override changes the panel.
+    """
+    from verl_turnkey.envs.panels import make_panel
+    from verl_turnkey.plugins.cli import launch
+    from verl_turnkey.plugins.config.composing import composed
+    from verl_turnkey.plugins.config.playing import places, settings, words
+    from verl_turnkey.plugins.config.schema import turnkey_config
+
+    config = composed([*_switches(launch.resolve(panel.env_id)), *words(panel), *overrides])
+    check_unchanged(panel, config)
+    content = panel.content
+    made = make_panel(
+        panel.name,
+        panel.env_id,
+        turnkey_config(config).env.kwargs,
+        settings(config),
+        number=len(content["tasks"]),
+        with_starts=starts and content["tasks"][0]["start"] is not None,
+        **{name: content[name] for name in ("samples", "split", "returns")},
+    )
+    return made, places(config)
+
+
+def _switches(played: Played) -> list[str]:
+    from verl_turnkey.plugins.config.overrides import override
+
+    env = f"+turnkey/env={played.recipe}" if played.recipe else override("turnkey.env.id", played.id)
+    modules = [override("turnkey.modules", [played.module])] if played.module else []
+    return ["+turnkey=base", env, *modules]
+
+
+def check_unchanged(panel: Panel, config: Any) -> None:
+    """Refuse a configuration that plays the tasks of the panel in another way.
+
+    Raises:
+        ConfigError: names the keys.
+    """
+    from verl_turnkey.plugins.config.playing import differing
+
+    if lines := differing(panel, config):
+        raise ConfigError(
+            f"panel {panel.name} fixes what these overrides change:\n  "
+            + "\n  ".join(lines)
+            + "\nLeave them out, or make a panel of your own: turnkey panel NAME ENVIRONMENT key=value"
+        )
+
+
+def differences(panel: Panel, made: Panel) -> list[str]:
+    """In words, what is different in ``made``, the panel as this machine makes it."""
+    there, here = panel.content, made.content
+    lines = [
+        f"{name}: {here[name]!r}, published {there[name]!r}"
+        for name in there
+        if name != "tasks" and here[name] != there[name]
+    ]
+    ids = [[task["id"] for task in content["tasks"]] for content in (there, here)]
+    if ids[0] != ids[1]:
+        return [*lines, f"tasks: {len(set(ids[0]) - set(ids[1]))} of {len(ids[0])} are not chosen here"]
+    pairs = list(zip(there["tasks"], here["tasks"], strict=True))
+    other = [a["id"] for a, b in pairs if a["start"] and b["start"] and a["start"] != b["start"]]
+    return [*lines, f"tasks: {len(other)} of {len(pairs)} start otherwise, such as {other[0]}"] if other else lines
