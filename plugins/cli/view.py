@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from verl_turnkey.advantage.params import ConfigError
 
 app = typer.Typer()
 
@@ -21,6 +24,7 @@ def compare(
     by: Annotated[list[str] | None, typer.Option(help="method, loss, env, model or a key: groups by it alone")] = None,
     x: Annotated[str, typer.Option("--x", help="step, interactions (turns played), tokens or seconds")] = "step",
     baseline: Annotated[str | None, typer.Option(help="name of the group that the others are held against")] = None,
+    across_panels: Annotated[bool, typer.Option(help="compare runs that validate on different panels, too")] = False,
     out: Annotated[Path | None, typer.Option(help="folder for comparison.json, .html and .png")] = None,
 ) -> None:
     """Compare runs. Groups the seeds of a configuration; curves, intervals, steps to a level, time by part."""
@@ -36,6 +40,8 @@ def compare(
             if folder == runs[-1] and not logged:
                 raise
             typer.echo(f"left out: {error}", err=True)
+    if not across_panels:
+        refuse_other_panels([run.folder for run in logged])
     found = numbers(logged, metric=metric, level=level, by=by or (), x=x, baseline=baseline)
     report.print_tables(found)
     if out is None:
@@ -50,6 +56,31 @@ def compare(
     else:
         typer.echo('no picture: pip install "verl-turnkey[viz]"', err=True)
     typer.echo(f"{', '.join(written)} in {out}")
+
+
+def refuse_other_panels(folders: Sequence[Path]) -> None:
+    """Refuse runs that validate on different panels; those without a panel are compared with any.
+
+    Raises:
+        ConfigError: names two of them.
+    """
+    from verl_turnkey.plugins.view.join import NoLog, find_log
+
+    first: dict[str, tuple[Path, str]] = {}
+    for folder in folders:
+        try:
+            info = json.loads((find_log(folder) / "run.json").read_text(encoding="utf-8"))
+        except (NoLog, FileNotFoundError):
+            continue
+        if panel := info.get("panel"):
+            first.setdefault(panel["sha256"], (folder, panel["name"]))
+    if len(first) > 1:
+        (one, name), (other, others_name) = list(first.values())[:2]
+        raise ConfigError(
+            f"{one} validates on the panel {name}, {other} on {others_name} (sha256 "
+            f"{' and '.join(sha256[:16] for sha256 in first)}): their validation results are not comparable. Compare runs "
+            "of one panel, or add --across-panels"
+        )
 
 
 @app.command()

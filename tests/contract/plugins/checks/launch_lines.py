@@ -14,8 +14,11 @@ import pandas as pd
 from transformers import AutoTokenizer
 
 from verl_turnkey.advantage import EstimatorSpec
+from verl_turnkey.envs.panels import make_panel
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.plugins.cli.recipes import shipped
+from verl_turnkey.plugins.config import playing
+from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
 
 BASE = """
@@ -51,7 +54,9 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
     write_parquet(
         folder / "val.parquet", [Task("turnkey/MiniGrid-v0", seed) for seed in range(100, 104)], "grid", "val"
     )
-    settings = playing.settings(composed(["+turnkey=base", "data.max_prompt_length=1200"]))
+    settings = playing.settings(
+        composed(["+turnkey=base", "data.max_prompt_length=1200", "data.max_response_length=16"])
+    )
     panel = make_panel("panel", "turnkey/MiniGrid-v0", {}, settings, number=4, with_starts=False)
     panel.write_parquet(folder / "panel.parquet", panel.tasks({}))
     good = pd.read_parquet(folder / "train.parquet")

@@ -1,4 +1,4 @@
-"""Every shipped panel made anew: in processes with other file orders, hash seeds, locales and time zones; and played."""
+"""Every shipped panel, made anew with other file orders, hash seeds, locales and time zones; and played."""
 
 from __future__ import annotations
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import TaskFormatError
 from verl_turnkey.envs.panels import METADATA, Panel, make_panel, panel_of
 from verl_turnkey.envs.tasks import COLUMN, Task, held_out_seeds
+from verl_turnkey.plugins.cli.view import refuse_other_panels
 
 LAKE, SEARCH = "turnkey/FrozenLake-v0", "turnkey/AppWorld-v0"
 URL = "http://127.0.0.1:9000"
@@ -37,9 +40,9 @@ def test_a_changed_file_is_refused(lake, part):
         content[part] = 7
     else:
         content["tasks"][2][part] = 7
-    with pytest.raises(TaskFormatError, match="x.json was changed: the hash of its content"):
+    with pytest.raises(TaskFormatError, match=r"x\.json was changed: the hash of its content"):
         Panel.read(json.dumps(content), "x.json")
-    with pytest.raises(TaskFormatError, match="x.json is no panel"):
+    with pytest.raises(TaskFormatError, match=r"x\.json is no panel"):
         Panel.read("[]", "x.json")
 
 
@@ -82,3 +85,16 @@ def test_the_file_for_verl_holds_the_panel_until_it_is_rewritten(lake, tmp_path)
     assert panel_of(tmp_path / "some.parquet") is None
     assert panel_of(tmp_path / "absent.parquet") is None
     assert METADATA == "turnkey_panel"
+
+
+def test_runs_on_different_panels_are_not_compared(tmp_path):
+    def run(name: str, panel: dict | None) -> Path:
+        (tmp_path / name / "turnkey_log" / "episodes").mkdir(parents=True)
+        (tmp_path / name / "turnkey_log" / "run.json").write_text(json.dumps({"panel": panel}))
+        return tmp_path / name
+
+    lake, taxi = {"name": "frozenlake-48", "sha256": "1" * 64}, {"name": "taxi-48", "sha256": "2" * 64}
+    alike = [run("a", lake), run("b", lake), run("c", None), tmp_path]
+    refuse_other_panels(alike)
+    with pytest.raises(ConfigError, match=r"/a validates on the panel frozenlake-48, .*/d on taxi-48"):
+        refuse_other_panels([*alike, run("d", taxi)])
