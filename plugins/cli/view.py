@@ -78,8 +78,8 @@ def refuse_other_panels(folders: Sequence[Path]) -> None:
         (one, name), (other, others_name) = list(first.values())[:2]
         raise ConfigError(
             f"{one} validates on the panel {name}, {other} on {others_name} (sha256 "
-            f"{' and '.join(sha256[:16] for sha256 in first)}): their validation results are not comparable. Compare runs "
-            "of one panel, or add --across-panels"
+            f"{' and '.join(sha256[:16] for sha256 in first)}): their validation results are not comparable. Compare "
+            "runs of one panel, or add --across-panels"
         )
 
 
