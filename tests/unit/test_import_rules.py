@@ -32,7 +32,7 @@ PACKAGES = {
     "losses": "torch |",
     "learned": "torch |",
     "recipe": "|",
-    "envs": "numpy gymnasium | pandas pydantic scipy",
+    "envs": "numpy gymnasium | pandas pyarrow pydantic scipy",
     "envs.hosting": "gymnasium | ray",
     "envs.agents": "numpy | openai tomli",
     "envs.mcp_servers": "| mcp",

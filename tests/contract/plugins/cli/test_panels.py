@@ -128,7 +128,7 @@ async def seen_by_host(tasks: Sequence[Task], workers: int) -> list[list[tuple[s
     async def play(number: int, task: Task) -> list[tuple[str, str]]:
         async with room:
             name = str(number)
-            observation, info = await host.start(name, task.env_id, task.kwargs, task.seed, 120.0)
+            observation, info, _ = await host.start(name, task.env_id, task.kwargs, task.seed, 120.0)
             seen = [(observation, str(info["state_key"]))]
             for step in range(5):
                 said = await host.step(name, action(task, step, info["admissible"]), 60.0)
