@@ -77,7 +77,9 @@ def tasks(
         make(env, of_split[0].kwargs).close()
     for split, of_split in written.items():
         path = out / f"{split}.parquet"
-        further = {f"{name}s": [getattr(row, name) for row in rows[split]] for name in ("prompt", "answer", "hint")}
+        further: dict[str, Any] = {
+            f"{name}s": [getattr(row, name) for row in rows[split]] for name in ("prompt", "answer", "hint")
+        }
         write_parquet(path, of_split, data_source or env.split("/")[-1], split, **further)
         typer.echo(f"{len(of_split)} tasks in {path}")
 

@@ -84,7 +84,8 @@ KEYS = {"rollout": "turnkey.rollout", "tokens": "data", "rewards": "turnkey.rewa
 def _differing(here: Any, there: Any, key: str) -> Iterator[str]:
     if isinstance(here, Mapping) and isinstance(there, Mapping) and (not key or key in KEYS.values()):
         for name in dict.fromkeys([*there, *here]):
-            yield from _differing(here.get(name), there.get(name), f"{key}.{name}" if key else KEYS.get(name) or str(name))
+            of_name = f"{key}.{name}" if key else KEYS.get(name, f"{name}")
+            yield from _differing(here.get(name), there.get(name), of_name)
     elif here != there:
         yield f"{key}: {here!r}, not {there!r}"
 
