@@ -2,8 +2,9 @@
 
 Every block is compressed with gzip. ``run-<i>`` is an index: a header of JSON (episodes by column, charts, health) and
 behind it the credit of all turns as 16-bit numbers with a scale each. ``numbers-<i>-<g>`` and ``texts-<i>-<g>`` are
-JSON: the exact columns of a group's turns, and its texts, each once. What exceeds the page's size is left out whole
-groups at a time, texts and numbers together, and the header says so.
+JSON: the exact columns of a group's turns, and its texts, each once, with the numbers of
+single tokens. What exceeds the page's size is left out whole groups at a time, texts and numbers together, and the
+header says so.
 """
 
 from __future__ import annotations
@@ -246,23 +247,55 @@ def _texts(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int,
     of_turn = group[turns["at"].to_numpy()]
     rows_of = dict(_ranges(of_turn))
     found: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
+    of_tokens = _tokens(run, np.flatnonzero(np.isin(of_turn, list(wanted))))
     last = run.episodes["step"].groupby(group).max()
     for step in sorted(int(step) for step in run.episodes["step"][ours].unique()):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a group without texts says so itself
             table = read(run.folder, "texts", [step])
-        columns = (table[name].tolist() for name in ("episode", "turn", "prompt_tail", "response", "observation"))
-        for episode, turn, *texts in zip(*columns, strict=True):
+        names = ("episode", "turn", "token_lengths", "prompt_tail", "response", "observation")
+        for episode, turn, lengths, *texts in zip(*(table[name].tolist() for name in names), strict=True):
             here = row.get((at.get(episode, -1), turn))
             if here is not None and int(of_turn[here]) in wanted:
                 found[int(of_turn[here])][here] = tuple(texts)
+                if here in of_tokens and lengths is not None and _fits(lengths, of_tokens[here], texts[1]):
+                    of_tokens[here]["lengths"] = lengths.tolist()
         for g in [g for g in found if last[g] <= step]:
             held = found.pop(g)
             several = [held.get(i, (None, None, None)) for i in rows_of[g].tolist()]
             said = _interned([text for each in several for text in each])  # in order, so that repeats lie close
             codes = said["codes"]
             names = ("prompt", "response", "observation")
-            yield g, squeeze({"values": said["values"], **{name: codes[i::3] for i, name in enumerate(names)}})
+            tokens = {n: of_tokens.get(i) for n, i in enumerate(rows_of[g].tolist())}
+            tokens = {n: each for n, each in tokens.items() if each and "lengths" in each}
+            columns = {name: codes[i::3] for i, name in enumerate(names)}
+            yield g, squeeze({"values": said["values"], "tokens": tokens, **columns})
+
+
+def _tokens(run: Run, rows: np.ndarray) -> dict[int, dict[str, Any]]:
+    """Gap and advantage of each token, of those of the turns ``rows`` of which the log has them."""
+    turns, names = run.turns.iloc[rows], run.episodes["episode"].to_numpy()
+    trainer = turns["trained_by"].where(turns["trained_by"].notna(), names[turns["at"]])
+    wanted: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for i, *key in zip(rows.tolist(), trainer, turns["turn"], turns["train_step"], strict=True):
+        wanted[tuple(key)].append(i)
+    found: dict[int, dict[str, Any]] = {}
+    for step in sorted(turns["train_step"].dropna().astype(int).unique().tolist()):
+        table = read(run.folder, "tokens", [step])
+        columns = (table[name] for name in ("episode", "turn", "train_step", "gap", "advantage"))
+        for episode, turn, train_step, *lists in zip(*columns, strict=True):
+            numbers = {
+                n: _listed(each.astype(np.float64).round(4))
+                for n, each in zip(("gap", "advantage"), lists, strict=True)
+                if each is not None
+            }
+            found |= {i: dict(numbers) for i in wanted.get((episode, turn, train_step), ())}
+    return found
+
+
+def _fits(lengths: np.ndarray, tokens: dict[str, Any], response: str | None) -> bool:
+    """Whether the tokens that the rollout wrote are those that the trainer has numbers of."""
+    return len(lengths) == len(tokens["gap"]) and lengths.sum() == len(response or "")
 
 
 def _ranges(of_turn: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

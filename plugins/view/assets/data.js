@@ -183,6 +183,11 @@ class Group {
     return this.texts.values[this.texts[name][i]] ?? null;
   }
 
+  /** Of the tokens of turn `i`: characters that each adds to the response, gap, advantage; null where not known. */
+  tokens(i) {
+    return this.texts?.tokens[i] ?? null;
+  }
+
   /** Its columns that begin with a prefix, without it. */
   family(prefix) {
     return Object.keys(this.columns)

@@ -4,6 +4,7 @@ import { count, h, number, passage, short, told } from "./dom.js";
 import { outcome } from "./episodes.js";
 import { link } from "./route.js";
 import { badge, tone } from "./tone.js";
+import { shaded } from "./tokens.js";
 import { named } from "./ways.js";
 
 /** State -> turns of the group that were in it; one that branches share is there once. */
@@ -51,7 +52,7 @@ export function article({ run, part, group, e, t, i, seen }) {
     prompt && t > 0
       ? h("details", {}, h("summary", {}, "end of the prompt"), h("div", { class: "said prompt" }, passage(prompt)))
       : null,
-    said === null ? null : h("section", { class: "said response" }, h("h3", {}, "response"), passage(said)),
+    said === null ? null : h("section", { class: "said response" }, h("h3", {}, "response"), shaded(said, group.tokens(i)) ?? passage(said)),
     answer === null ? null : h("section", { class: "said observation" }, h("h3", {}, "environment"), passage(answer)),
     rewards(group, i),
     compared(run, part, group, i, seen),
@@ -89,8 +90,8 @@ function parts(run, group, all, i) {
     );
   });
   const meant = (name, text) => (run.meanings[name] ? h("span", { title: run.meanings[name] }, told(text)) : text);
-  const further = ["value", "value_target", "kl", "ratio", "ratio_max", "clip_share", "entropy"].map((name) => [
-    name.replace("_", " "),
+  const further = ["value", "value_target", "kl", "progress_advantage", "ratio", "ratio_max", "clip_share", "entropy"].map((name) => [
+    name.replaceAll("_", " "),
     group.at(name, i),
   ]);
   const levels = group

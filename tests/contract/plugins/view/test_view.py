@@ -19,6 +19,7 @@ from browser import SECONDS, Browser
 from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.log.schema import schema
 from verl_turnkey.plugins.view.join import REASONS, Run, load
 
 PAGES = ("run", "episodes", "group", "compare")
@@ -267,6 +268,76 @@ def test_an_episode_shows_each_turn_with_its_credit_and_texts(browser, page):
     browser.until("return document.querySelector('.turn .badge') && location.hash.includes('part=part.step_level')")
     shown = [float(text.split()[-1].replace("−", "-")) for text in browser.texts(".turn > header .badge")]
     assert shown == pytest.approx(turns["part.step_level"].tolist(), abs=0.011)
+
+
+GAPS = (2.0, 0.02, -2.0, -0.5)
+
+
+def with_tokens(folder: Path) -> dict[tuple[str, int], list[str]]:
+    """Tokens of three characters in a log, with gaps; the last turn of each episode has a token too few."""
+    pieces = {}
+    for path in folder.glob("texts/*/*.parquet"):
+        rows = pq.ParquetFile(path).read()
+        keys = [*zip(rows["episode"].to_pylist(), rows["turn"].to_pylist(), strict=True)]
+        for key, text in zip(keys, rows["response"].to_pylist(), strict=True):
+            pieces[key] = [text[i : i + 3] for i in range(0, len(text), 3)]
+        lengths = pa.array([[len(piece) for piece in pieces[key]] for key in keys], pa.list_(pa.int32()))
+        pq.write_table(rows.set_column(rows.schema.get_field_index("token_lengths"), "token_lengths", lengths), path)
+    for path in folder.glob("credit/*/*.parquet"):
+        rows = pq.ParquetFile(path).read(["episode", "turn", "train_step"])
+        keys = [*zip(rows["episode"].to_pylist(), rows["turn"].to_pylist(), strict=True)]
+        last = dict(sorted(keys))
+        numbers = [len(pieces[key]) - (last[key[0]] == key[1]) for key in keys]
+        gaps = [[GAPS[i % len(GAPS)] for i in range(number)] for number in numbers]
+        columns = [(name, rows[name]) for name in rows.column_names]
+        columns += [("gap", gaps), ("advantage", [[0.25 * gap for gap in each] for each in gaps])]
+        where = folder / "tokens" / path.parent.name
+        where.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(dict(columns), schema=schema("tokens")), where / path.name)
+    return pieces
+
+
+def contrast(browser: Browser, element: str) -> float:
+    """Of the text of a span with a half-transparent background, over the turn's."""
+    style = "return getComputedStyle(document.querySelector(arguments[0])).getPropertyValue(arguments[1])"
+    colours = []
+    for where, name in ((element, "color"), (".turn", "background-color"), (element, "background-color")):
+        said = browser.run(style, where, name)
+        numbers = [float(number) for number in re.findall(r"[\d.]+", said)]
+        colours.append([value / (1 if said.startswith("color") else 255) for value in numbers[:3]] + numbers[3:])
+    text, below, (*tint, share) = colours
+    behind = [share * t + (1 - share) * b for t, b in zip(tint, below, strict=True)]
+
+    def light(colour: list[float]) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((light(text), light(behind)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_response_is_shaded_by_what_a_teacher_says_of_its_tokens(browser, tmp_path, theme):
+    folder = synthetic_run.write(tmp_path / "run", episodes=20, turns=6, steps=1, more=lambda: "<b>🙂 ")
+    pieces = with_tokens(folder)
+    page = write(tmp_path, tmp_path / "run")
+    at, key = winner(page.run)
+    browser.open(page.address, f"#/episode/{key}?theme={theme}")
+    turns = int(page.run.episodes["turns"][at])
+    spans = "[...document.querySelectorAll('.turn')[arguments[0]].querySelectorAll('.response bdi > .token')]"
+    for turn in range(turns - 1):
+        shown = browser.run(f"return {spans}.map((e) => [e.textContent, e.className, e.title])", turn)
+        assert [text for text, _, _ in shown] == pieces[key, turn]
+        levels = [name.removeprefix("token tone ") for _, name, _ in shown]
+        assert levels[:4] == ["plus3", "zero0", "minus3", "minus2"]
+        assert shown[2][2] == "gap −2.00, credit −0.50"
+    assert browser.run(f"return {spans}.length", turns - 1) == 0, "its tokens are not those of the text"
+    assert "".join(pieces[key, turns - 1]) in browser.run("return document.querySelector('.turns').textContent")
+    assert "likelier" in browser.text(".response .hint")
+    lines = browser.run(f"return {spans}.slice(0, 3).map((e) => getComputedStyle(e).borderBottomStyle)", 0)
+    assert (lines[0], lines[2]) == ("solid", "dotted"), "not by colour alone"
+    for level in ("plus3", "minus3"):
+        assert contrast(browser, f".token.{level}") > 4.5
 
 
 def test_a_turn_without_credit_says_why(browser, page):
