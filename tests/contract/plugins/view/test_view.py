@@ -318,7 +318,7 @@ def contrast(browser: Browser, element: str) -> float:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_response_is_shaded_by_what_a_teacher_says_of_its_tokens(browser, tmp_path, theme):
-    folder = synthetic_run.write(tmp_path / "run", episodes=20, turns=6, steps=1, more=lambda: "<b>🙂 ")
+    folder = synthetic_run.write(tmp_path / "run", episodes=120, turns=12, steps=1, more=lambda: "<b>🙂 ")
     pieces = with_tokens(folder)
     page = write(tmp_path, tmp_path / "run")
     at, key = winner(page.run)
