@@ -53,7 +53,8 @@ class Player:
             path = config.actor_rollout_ref.model.path
             raise ConfigError(f"no tokenizer and configuration of the model in {path!r}: {error}") from error
         worker.prepare(self._worker)
-        agents.prepare(self._worker)
+        if config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_agent":
+            agents.prepare(self._worker)
         self._config = config
         rollout = config.actor_rollout_ref.rollout
         self._sampling = {name: rollout[name] for name in ("temperature", "top_p", "top_k")}
