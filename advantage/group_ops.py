@@ -32,6 +32,11 @@ class Runs:
     starts: Ints
     lengths: Ints
 
+    @property
+    def last(self) -> Ints:
+        """The row of each trajectory's last step, (n_trajectories,)."""
+        return self.order[self.starts + self.lengths - 1]
+
 
 def sort_runs(trajectory: Ints, step: Ints) -> Runs:
     """Runs of ``trajectory`` (S,), codes 0..n-1 that all occur, by ``step`` (S,)."""
@@ -86,7 +91,7 @@ def next_values(values: Values, runs: Runs, last: Values | float | int) -> Value
     """``values`` (S,) of the following step of the same trajectory; ``last`` (a number or (S,)) after its last step."""
     result = np.empty_like(values)
     result[runs.order[:-1]] = values[runs.order[1:]]
-    final = runs.order[runs.starts + runs.lengths - 1]
+    final = runs.last
     result[final] = np.broadcast_to(last, values.shape)[final]
     return result
 

@@ -39,7 +39,7 @@ from rich.progress import track
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.advantage.group_ops import joint_codes
 from verl_turnkey.advantage.metrics import describe_groups
-from verl_turnkey.plugins.cli.tables import between
+from verl_turnkey.plugins.cli.tables import write_between
 from verl_turnkey.plugins.eval.checkpoint import resolve
 
 RESULTS = Path(__file__).parent / "results" / "credit_errors.json"
@@ -210,11 +210,9 @@ def run(
 @app.command()
 def pages() -> None:
     """Write the tables from the results that are kept."""
-    text, results = PAGE.read_text(encoding="utf-8"), json.loads(RESULTS.read_text())
+    results = json.loads(RESULTS.read_text())
     for name, make in CONTENTS.items():
-        begin, end = between(text, name)
-        text = f"{text[:begin]}{make(results)}\n{text[end:]}"
-    PAGE.write_text(text, encoding="utf-8")
+        write_between(PAGE, name, f"{make(results)}\n")
 
 
 def by_method(results: dict[str, Any]) -> str:

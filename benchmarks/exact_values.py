@@ -182,21 +182,21 @@ class States:
 def states(level: str, seed: int) -> States:
     env = make("turnkey/MiniGrid-v0", {"level": level, "max_steps": 1_000_000})
     observation, info = env.reset(seed=seed)
-    found = States(info["task"], info["state_key"], {info["state_key"]: observation}, {})
+    reached = States(info["task"], info["state_key"], {info["state_key"]: observation}, {})
     waiting = [(info["state_key"], env)]
     while waiting:
         state, env = waiting.pop()
-        found.moves[state] = []
+        reached.moves[state] = []
         saved = pickle.dumps(env)  # a third of the time of copy.deepcopy
         for word in WORDS:
             there = pickle.loads(saved)
             observation, _, _, _, info = there.step(word)
             key = info["state_key"]
-            found.moves[state].append(None if info["success"] else key)
-            if not info["success"] and key not in found.text:
-                found.text[key] = observation
+            reached.moves[state].append(None if info["success"] else key)
+            if not info["success"] and key not in reached.text:
+                reached.text[key] = observation
                 waiting.append((key, there))
-    return found
+    return reached
 
 
 def choose(game: Game, situation: int, draw: np.random.Generator) -> int:

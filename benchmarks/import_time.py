@@ -85,21 +85,21 @@ class Imports:
 
 def read(text: str) -> Imports:
     """Python prints a module after those that it imports, which are indented further; read backwards, it is before."""
-    found = Imports()
+    imports = Imports()
     within: list[tuple[int, str]] = []
     for own, _, indent, name in reversed(LINE.findall(text)):
         depth = len(indent)
         while within and within[-1][0] >= depth:
             within.pop()
         root = name.partition(".")[0]
-        found.total += int(own)
+        imports.total += int(own)
         if root == OURS:
-            found.own += int(own)
-            found.modules += 1
+            imports.own += int(own)
+            imports.modules += 1
         elif any(each == OURS for _, each in within):
-            found.brought[root] += int(own)
+            imports.brought[root] += int(own)
         within.append((depth, root))
-    return found
+    return imports
 
 
 def roles() -> None:

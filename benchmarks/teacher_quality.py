@@ -1,6 +1,6 @@
 """Which credit from a teacher's prompt agrees with the true advantage? Against exact values, for texts and methods.
 
-    python benchmarks/teacher_quality.py run      # measure what is missing, then the tables: 15 minutes
+    python benchmarks/teacher_quality.py run      # run the missing measurements, write the tables: 15 minutes
     python benchmarks/teacher_quality.py pages    # the tables of docs/self-distillation.md again, from the kept results
 
 A tiny transformer that learnt to read texts (``hinted_policy.py``) plays two kinds of tasks, whose values are computed
@@ -32,7 +32,7 @@ from scipy.stats import rankdata
 from teacher_tables import CONTENTS, CONTROLS, CURVES, EXACT, GAP, MODIFIERS, READERS, SKILL_GRPO
 
 from verl_turnkey.advantage import StepBatch, Tokens, compute_credit
-from verl_turnkey.plugins.cli.tables import between
+from verl_turnkey.plugins.cli.tables import write_between
 
 RESULTS = Path(__file__).parent / "results" / "teacher_quality.json"
 PAGE = Path(__file__).parents[1] / "docs" / "self-distillation.md"
@@ -96,7 +96,7 @@ class Setting:
         return [self.fixed(kind)(g, s) for g, s, _ in rows]
 
     def fixed(self, kind: str) -> Text:
-        """A text that does not depend on what was played."""
+        """A text by task and state alone."""
         return {
             "right hint": lambda g, s: hinted.hint(int(self.tasks[g].expert[s].argmax())),
             "wrong hint": lambda g, s: hinted.hint(int(self.wrong[g][s])),
@@ -294,7 +294,7 @@ class Kept:
 
 @app.command()
 def run(seeds: int = SEEDS) -> None:
-    """Measure what is missing, keep the results, write the tables."""
+    """Run the missing measurements, save them, and write the tables."""
     torch.set_num_threads(1)
     about = {"batches": BATCHES, "updates": UPDATES, "rate": RATE, "lessons": LESSONS, "habit": HABIT}
     kept = Kept(RESULTS, about)
@@ -322,12 +322,11 @@ def run(seeds: int = SEEDS) -> None:
 @app.command()
 def pages() -> None:
     """Write the tables from the results that are kept, and print them."""
-    text, results = PAGE.read_text(encoding="utf-8"), json.loads(RESULTS.read_text())
+    results = json.loads(RESULTS.read_text())
     for name, make in CONTENTS.items():
-        begin, end = between(text, name)
-        text = f"{text[:begin]}{make(results)}\n{text[end:]}"
-        print(make(results), end="\n\n")
-    PAGE.write_text(text, encoding="utf-8")
+        table = make(results)
+        write_between(PAGE, name, f"{table}\n")
+        print(table, end="\n\n")
 
 
 if __name__ == "__main__":

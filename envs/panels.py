@@ -115,8 +115,8 @@ class Panel:
         wanted = {task["id"]: task["start"] for task in self.content["tasks"]}
         if not any(wanted.values()):
             return []
-        found = starts(self.env_id, {**self.content["environment"]["kwargs"], **places}, [t.seed for t in tasks])
-        return [id for (id, start), here in zip(wanted.items(), found, strict=True) if start and start != here]
+        digests = starts(self.env_id, {**self.content["environment"]["kwargs"], **places}, [t.seed for t in tasks])
+        return [id for (id, start), here in zip(wanted.items(), digests, strict=True) if start and start != here]
 
     def write_parquet(self, path: str | PathLike[str], tasks: Sequence[Task]) -> None:
         """Write the tasks as verl reads them; the file's metadata hold the panel."""

@@ -47,7 +47,7 @@ def distance_to_success(batch: StepBatch, solved: Bools) -> tuple[Floats, Floats
     has the largest distance of its group plus 1.
     """
     following = next_anchors(batch)
-    last = batch.runs.order[batch.runs.starts + batch.runs.lengths - 1]
+    last = batch.runs.last
     wins = np.zeros(len(batch), dtype=bool)
     wins[last] = solved[batch.trajectory[last]]
     state = np.concatenate([batch.anchor, following]) - TERMINAL
@@ -84,7 +84,7 @@ def state_values(batch: StepBatch, gamma: float) -> tuple[Floats, Floats, float]
     adds ``gamma V(next) - V(s)``, exactly 0 where the two are the same but for rounding.
     """
     state, n = batch.anchor_groups
-    last = batch.runs.order[batch.runs.starts + batch.runs.lengths - 1]
+    last = batch.runs.last
     largest, group = np.zeros(batch.n_groups), np.zeros(n, dtype=np.int64)
     np.maximum.at(largest, batch.group[last], np.abs(batch.score[last]))
     group[state] = batch.group
@@ -119,7 +119,7 @@ def visit_values(batch: StepBatch, gamma: float, end: Floats) -> tuple[Floats, F
     ``V(s) = mean of gamma^k R over the visits of s``: k steps, the one taken in s included, lead to the end of the
     visitor's trajectory, whose score is R. After the last step comes ``end`` (S,).
     """
-    last = batch.runs.order[batch.runs.starts + batch.runs.lengths - 1]
+    last = batch.runs.last
     outcome = np.zeros(len(batch))
     outcome[last] = gamma * batch.score[last]
     state, n = batch.anchor_groups

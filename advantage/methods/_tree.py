@@ -48,7 +48,7 @@ def read_tree(batch: StepBatch) -> Tree:
     origin, known = joint_codes(batch.group, parent)
     following = next_values(origin, batch.runs, -1)
     visits = cut_runs(batch.runs, following != origin)  # steps at one place, of which the last one gets on
-    last = visits.order[visits.starts + visits.lengths - 1]
+    last = visits.last
     leads_to = np.where(following < 0, known + np.arange(len(batch)), following)  # the end: a node of its own
     node = np.empty_like(origin)
     node[visits.order] = np.repeat(leads_to[last], visits.lengths)
@@ -84,7 +84,7 @@ def leaf_outcomes(batch: StepBatch, tree: Tree) -> Floats:
     trajectories hold it is the mean of theirs.
     """
     n = len(tree.up)
-    last = batch.runs.order[batch.runs.starts + batch.runs.lengths - 1]
+    last = batch.runs.last
     outcome = np.zeros(n)
     outcome[tree.node[last]] = batch.score[last]
     if "extra.leaf_outcome" in batch.given:

@@ -87,7 +87,7 @@ def hae(batch: StepBatch, params: HaeParams) -> Credit:
     opens[episodes.order[episodes.starts]] = True
     segments = cut_runs(episodes, next_values(opens.astype(np.int64), episodes, 1).astype(bool))
     first = segments.order[segments.starts]
-    last = segments.order[segments.starts + segments.lengths - 1]
+    last = segments.last
     high = _column(batch, "value_high", read=first)
     reward = batch.reward - _keep_penalties(batch, ~switches, params)
 

@@ -70,7 +70,7 @@ def information_gain(batch: StepBatch, params: InformationGainParams) -> Credit:
     if params.gain == "log_probability":
         value = _logarithm(batch, value)
     last = np.zeros(len(batch), dtype=bool)
-    last[batch.runs.order[batch.runs.starts + batch.runs.lengths - 1]] = True
+    last[batch.runs.last] = True
     reward = np.where(last, batch.score, next_values(value, batch.runs, 0.0) - value)
     pool = batch.group if params.pool == "joint" else 2 * batch.group + last
     z = _normalized(reward, pool, 2 * batch.n_groups)

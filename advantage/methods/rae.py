@@ -109,7 +109,7 @@ def _in_order(
     average = discounted_returns((1 - decay) * outcome, latest_first, decay) + decay**used * before[role]
     earlier = np.full(len(rank), -1)
     earlier[latest_first.order[:-1]] = latest_first.order[1:]
-    first = latest_first.order[latest_first.starts + latest_first.lengths - 1]
+    first = latest_first.last
     baseline = average[earlier]
     baseline[first] = before[role[first]]
     return baseline, average[latest_first.order[latest_first.starts]]

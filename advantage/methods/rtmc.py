@@ -86,7 +86,7 @@ def rtmc(batch: StepBatch, params: RtmcParams) -> Credit:
     state, n_states = joint_codes(batch.group, state)
     pair, n_pairs = joint_codes(state, action)
 
-    last = batch.runs.order[batch.runs.starts + batch.runs.lengths - 1]
+    last = batch.runs.last
     outcome = np.zeros(len(batch))
     outcome[last] = batch.score[last]
     returns = discounted_returns(outcome, batch.runs, params.gamma)

@@ -62,7 +62,7 @@ def shaping(batch: StepBatch, params: RankShapingParams, state: Mapping[str, flo
 
 
 def bonus(advantage: Floats, phi: Floats, params: RankShapingParams) -> Floats:
-    """What is added to advantages: Phi where it is positive, up to |A| / kappa."""
+    """The addend of each advantage: Phi where it is positive, capped at |A| / kappa."""
     return np.minimum(np.maximum(0.0, phi), np.abs(advantage) / params.kappa)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Floats, next_values, ordinals
+from verl_turnkey.advantage.group_ops import next_values, ordinals
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import check
@@ -66,15 +66,7 @@ def trace(batch: StepBatch, params: TraceParams, estimate: Estimate) -> Credit:
     for j in range(min(params.horizon, int(batch.runs.lengths.max(initial=1)))):
         total, weight = total + params.gamma**j * later, weight + params.gamma**j * exists
         later, exists = next_values(later, batch.runs, 0.0), next_values(exists, batch.runs, 0.0)
-    answer = _of_last(credit.advantage, batch)
+    answer = credit.advantage[batch.runs.last][batch.trajectory]
     end = np.where(left <= params.horizon, params.outcome * params.gamma**left * answer, 0.0)
     term = np.where(left > 0, total / np.maximum(weight, 1.0) + end, 0.0)
     return replace(credit, advantage=credit.advantage + params.weight * term, levels={"gain": gain, "term": term})
-
-
-def _of_last(values: Floats, batch: StepBatch) -> Floats:
-    """The value of each trajectory's last step, on all of its steps."""
-    last = batch.runs.order[batch.runs.starts + batch.runs.lengths - 1]
-    of_trajectory = np.zeros(batch.n_trajectories)
-    of_trajectory[batch.trajectory[last]] = values[last]
-    return of_trajectory[batch.trajectory]

@@ -27,7 +27,7 @@ from studies import (
 )
 from tasks import TASKS
 
-from verl_turnkey.plugins.cli.tables import between
+from verl_turnkey.plugins.cli.tables import write_between
 from verl_turnkey.plugins.view import report, stats
 from verl_turnkey.plugins.view.compare import FEWEST, TRAINING, compare
 from verl_turnkey.plugins.view.runs import Run
@@ -43,11 +43,8 @@ COSTS = ("tokens in a step", "turns in a step")
 
 def write() -> None:
     """Put every table between its marks on the page, and draw its picture."""
-    text = PAGE.read_text(encoding="utf-8")
     for name, make in CONTENTS.items():
-        begin, end = between(text, name)
-        text = f"{text[:begin]}{make()}\n{text[end:]}"
-    PAGE.write_text(text, encoding="utf-8")
+        write_between(PAGE, name, f"{make()}\n")
     draw()
 
 

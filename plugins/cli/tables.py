@@ -293,14 +293,20 @@ def between(text: str, marker: str) -> tuple[int, int]:
     return found.span(1)
 
 
+def write_between(page: Path, marker: str, table: str) -> bool:
+    """Put ``table`` between the markers of ``page``; returns whether it was another one before."""
+    text = page.read_text(encoding="utf-8")
+    start, end = between(text, marker)
+    changed = text[start:end] != table
+    if changed:
+        page.write_text(text[:start] + table + text[end:], encoding="utf-8")
+    return changed
+
+
 def write(root: Path) -> list[Path]:
     """Write every table into its page under ``root``, and the parameters into the recipes; returns changed files."""
     changed = dict.fromkeys(recipes.write(root))
     for name, marker, table in PLACES:
-        page = root / name
-        text = page.read_text(encoding="utf-8")
-        start, end = between(text, marker)
-        if text[start:end] != table():
-            page.write_text(text[:start] + table() + text[end:], encoding="utf-8")
-            changed[page] = None
+        if write_between(root / name, marker, table()):
+            changed[root / name] = None
     return list(changed)

@@ -131,8 +131,8 @@ def finish(
         for place, row in enumerate(rows)
     }
     tasks = [without_secrets(json.loads(row[COLUMN])) for row in rows]
-    found = {"eval_id": kept.id, "panel": panel, **result(held, failures, tasks=tasks, asked=samples)}
+    summary = {"eval_id": kept.id, "panel": panel, **result(held, failures, tasks=tasks, asked=samples)}
     part = kept.folder / f"{RESULT}.part"
-    part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    part.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     part.replace(kept.folder / RESULT)
-    return found
+    return summary

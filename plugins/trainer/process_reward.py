@@ -119,12 +119,12 @@ class ProcessReward:
         numbers = outputs()
         if self._untouched:
             numbers = like(torch.zeros_like(numbers.values()), mask)
-        found = self._gradient(numbers, learnt)
-        metrics = {} if found is None else {"prm/loss": found.loss, **_prefixed(found.metrics)}
+        derivative = self._gradient(numbers, learnt)
+        metrics = {} if derivative is None else {"prm/loss": derivative.loss, **_prefixed(derivative.metrics)}
         metrics |= {"prm/updates": 0.0, "timing_s/prm_score": perf_counter() - started}
-        if found is not None and self._is_due:
+        if derivative is not None and self._is_due:
             started = perf_counter()
-            metrics |= self._update(batch, learnt, found)
+            metrics |= self._update(batch, learnt, derivative)
             metrics |= {"prm/updates": 1.0, "timing_s/prm_update": perf_counter() - started}
             if prm.scores == "after":
                 started, numbers = perf_counter(), outputs()
@@ -182,9 +182,9 @@ class ProcessReward:
         ray.get(self._group.infer_batch(batch).futures)
         return of_response(partition_of(batch).read(batch.keys, [OUT])[OUT], mask, SHIFT[self._kind])
 
-    def _update(self, batch: KVBatchMeta, rows: Rows, found: Gradient) -> dict[str, float]:
+    def _update(self, batch: KVBatchMeta, rows: Rows, derivative: Gradient) -> dict[str, float]:
         """One optimizer step on the whole batch."""
-        coefficients = rows.to_tokens(found.coefficients.numpy())
+        coefficients = rows.to_tokens(derivative.coefficients.numpy())
         own = own_tokens(rows.turns, self._kind).values()
         partition_of(batch).write(batch.keys, {COEFFICIENT: like(coefficients.values() * own, coefficients)})
         batches = {"num_mini_batch": 1, "epochs": 1, "seed": 1, "dataloader_kwargs": {"shuffle": False}}

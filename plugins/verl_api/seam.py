@@ -46,16 +46,16 @@ class Seam:
 
     def moved(self) -> Moved | None:
         """None when the installed verl has it as one of the supported versions has."""
-        found = ""
+        installed = ""
         for text in filter(None, self.expected):
             name = text.partition("(")[0]
             now = self._found(name)
             if now in (text, name):
                 return None
-            found = found or now
-        if not found and GONE in self.expected:
+            installed = installed or now
+        if not installed and GONE in self.expected:
             return None
-        return Moved(self.module, self.name, self.expected, found)
+        return Moved(self.module, self.name, self.expected, installed)
 
     def _found(self, name: str) -> str:
         """``name(parameters)`` as installed, ``name`` if it cannot be called, "" if there is none."""

@@ -279,7 +279,7 @@ def _tokens(run: Run, rows: np.ndarray) -> dict[int, dict[str, Any]]:
     wanted: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for i, *key in zip(rows.tolist(), trainer, turns["turn"], turns["train_step"], strict=True):
         wanted[tuple(key)].append(i)
-    found: dict[int, dict[str, Any]] = {}
+    numbers_of_turn: dict[int, dict[str, Any]] = {}
     for step in sorted(turns["train_step"].dropna().astype(int).unique().tolist()):
         table = read(run.folder, "tokens", [step])
         columns = (table[name] for name in ("episode", "turn", "train_step", "gap", "advantage"))
@@ -289,8 +289,8 @@ def _tokens(run: Run, rows: np.ndarray) -> dict[int, dict[str, Any]]:
                 for n, each in zip(("gap", "advantage"), lists, strict=True)
                 if each is not None
             }
-            found |= {i: dict(numbers) for i in wanted.get((episode, turn, train_step), ())}
-    return found
+            numbers_of_turn |= {i: dict(numbers) for i in wanted.get((episode, turn, train_step), ())}
+    return numbers_of_turn
 
 
 def _fits(lengths: np.ndarray, tokens: dict[str, Any], response: str | None) -> bool:

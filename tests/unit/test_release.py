@@ -46,9 +46,9 @@ def test_a_failed_command_shows_its_output_and_the_other_steps_run(
 ) -> None:
     (tmp_path / "CHANGELOG.md").write_text("")
     assert release.main(["clean", "versions"]) == 1  # the copy is no repository
-    said = capsys.readouterr().out
-    assert "NO\ngit status --porcelain:\nfatal: not a git repository" in said
-    assert "NO\nCHANGELOG.md: expected" in said
+    output = capsys.readouterr().out
+    assert "NO\ngit status --porcelain:\nfatal: not a git repository" in output
+    assert "NO\nCHANGELOG.md: expected" in output
 
 
 def test_the_tests_that_it_names_exist(release: ModuleType) -> None:

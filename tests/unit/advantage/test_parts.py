@@ -186,8 +186,8 @@ def test_what_each_modifier_changed_adds_up_and_is_explained(name, penalty):
     )
     tokens = Tokens([0, 0, 1, 2, 3], [0.2, -0.4, 0.1, -0.3, 0.05])
     state = {f"modify/{name}/t": 0.0, **{f"modify/{name}/{key}": 0.5 for key in extra if key.startswith("rank")}}
-    given = {"state": state, "tokens": tokens}
-    credit = compute_credit("grpo_steps", batch, modify=[name], norm="mean", **given)
+    inputs = {"state": state, "tokens": tokens}
+    credit = compute_credit("grpo_steps", batch, modify=[name], norm="mean", **inputs)
     np.testing.assert_allclose(sum(credit.parts.values()), credit.advantage, rtol=1e-12, atol=1e-12)
     assert list(credit.parts) == ["episode_level", "penalty", name]
     other = ("unlikeliness", "agent_opsd", "trace")  # one changes the rewards, not the credit; and these have one turn

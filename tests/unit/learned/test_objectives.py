@@ -37,12 +37,12 @@ def table_of(trajectories: list[Trajectory], *, order: Any = None, **columns: An
 
 def of_trajectories(values: Any, table: StepBatch) -> list[float]:
     """One number per trajectory, which all of its steps have."""
-    found = np.full(table.n_trajectories, np.nan)
+    by_trajectory = np.full(table.n_trajectories, np.nan)
     for value, trajectory in zip(np.asarray(values), table.trajectory, strict=True):
         name = table.ids["trajectory"][trajectory]
-        assert math.isnan(found[name]) or found[name] == value
-        found[name] = value
-    return found.tolist()
+        assert math.isnan(by_trajectory[name]) or by_trajectory[name] == value
+        by_trajectory[name] = value
+    return by_trajectory.tolist()
 
 
 def sigmoid(x: float) -> float:
@@ -80,54 +80,54 @@ def drawn(seed: int) -> list[Trajectory]:
 def test_preference_is_what_is_on_record(beta, over):
     expected = ISTAR[f"beta={beta},{over}"]
     q, table = table_of(ISTAR["input"])
-    found = gradient("preference", q, table, ObjectiveParams(beta=beta, over=over))
-    assert found is not None
-    assert found.loss == pytest.approx(expected["loss"], abs=1e-8)
-    slope = of_trajectories(found.coefficients, table)
+    result = gradient("preference", q, table, ObjectiveParams(beta=beta, over=over))
+    assert result is not None
+    assert result.loss == pytest.approx(expected["loss"], abs=1e-8)
+    slope = of_trajectories(result.coefficients, table)
     assert slope == pytest.approx(expected["coefficient_of_every_token_of_the_trajectory"], abs=1e-8)
-    assert found.metrics == {"pairs": len(expected["pairs"]), "pair_accuracy": expected["pair_accuracy"]}
+    assert result.metrics == {"pairs": len(expected["pairs"]), "pair_accuracy": expected["pair_accuracy"]}
 
 
 def test_groups_weigh_alike_as_on_record():
     q, table = table_of(ISTAR["input"])
-    found = gradient("preference", q, table, ObjectiveParams(beta=1.0, weigh="group"))
-    assert found is not None
-    assert found.loss == pytest.approx(ISTAR["beta=1,sum,groups weigh alike: loss"], abs=1e-8)
+    result = gradient("preference", q, table, ObjectiveParams(beta=1.0, weigh="group"))
+    assert result is not None
+    assert result.loss == pytest.approx(ISTAR["beta=1,sum,groups weigh alike: loss"], abs=1e-8)
 
 
 def test_outcome_ce_is_what_is_on_record():
     q, table = table_of(ISTAR["input"])
-    found = gradient("outcome_ce", q, table, ObjectiveParams(beta=1.0))
-    assert found is not None
-    assert found.loss == pytest.approx(ISTAR["outcome_ce, beta=1, sum: loss"], abs=1e-8)
-    assert of_trajectories(found.coefficients, table) == pytest.approx(ISTAR["outcome_ce: coefficients"], abs=1e-8)
-    assert found.metrics == {"accuracy": 7 / 8}
+    result = gradient("outcome_ce", q, table, ObjectiveParams(beta=1.0))
+    assert result is not None
+    assert result.loss == pytest.approx(ISTAR["outcome_ce, beta=1, sum: loss"], abs=1e-8)
+    assert of_trajectories(result.coefficients, table) == pytest.approx(ISTAR["outcome_ce: coefficients"], abs=1e-8)
+    assert result.metrics == {"accuracy": 7 / 8}
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_outcome_ce_is_the_loop_over_trajectories(seed):
     trajectories, params = drawn(seed), ObjectiveParams(beta=0.7, over="mean")
     q, table = table_of(trajectories)
-    found = gradient("outcome_ce", q, table, params)
+    result = gradient("outcome_ce", q, table, params)
     value = [0.7 * sum(of) / len(of) for _, _, of in trajectories]
     won = [outcome > 0 for _, outcome, _ in trajectories]
     n = len(won)
-    assert found is not None
-    assert found.loss == pytest.approx(
+    assert result is not None
+    assert result.loss == pytest.approx(
         -sum(math.log(sigmoid(v if w else -v)) for v, w in zip(value, won, strict=True)) / n
     )
     slope = [0.7 / len(of) * (sigmoid(v) - w) / n for (_, _, of), v, w in zip(trajectories, value, won, strict=True)]
-    assert of_trajectories(found.coefficients, table) == pytest.approx(slope)
+    assert of_trajectories(result.coefficients, table) == pytest.approx(slope)
 
 
 def test_sum_to_outcome_is_what_is_on_record():
     q, table = table_of([(0, outcome, c) for outcome, c in zip(SPA["R"], SPA["c"], strict=True)])
-    found = gradient("sum_to_outcome", q, table, ObjectiveParams(beta=0.05))
-    assert found is not None
-    assert found.loss == pytest.approx(SPA["loss"], abs=1e-8)
+    result = gradient("sum_to_outcome", q, table, ObjectiveParams(beta=0.05))
+    assert result is not None
+    assert result.loss == pytest.approx(SPA["loss"], abs=1e-8)
     slope = SPA["coefficient of every c of the trajectory"]
-    assert of_trajectories(found.coefficients, table) == pytest.approx(slope, abs=1e-8)
-    assert found.metrics["error"] == pytest.approx(0.175)
+    assert of_trajectories(result.coefficients, table) == pytest.approx(slope, abs=1e-8)
+    assert result.metrics["error"] == pytest.approx(0.175)
 
 
 @pytest.mark.parametrize(("seed", "over", "weigh"), product(range(4), ("sum", "mean"), ("pair", "group")))
@@ -138,22 +138,22 @@ def test_preference_is_the_loop_over_pairs_in_any_order_of_rows(seed, over, weig
     rows = sum(len(q) for _, _, q in trajectories)
     for order in (np.arange(rows), np.random.default_rng(seed).permutation(rows)):
         q, table = table_of(trajectories, order=order)
-        found = gradient("preference", q, table, params)
-        assert found is not None
-        assert found.loss == pytest.approx(expected[0])
-        assert of_trajectories(found.coefficients, table) == pytest.approx(expected[1])
+        result = gradient("preference", q, table, params)
+        assert result is not None
+        assert result.loss == pytest.approx(expected[0])
+        assert of_trajectories(result.coefficients, table) == pytest.approx(expected[1])
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_derivatives_by_the_sums_of_a_group_add_up_to_zero(seed):
     trajectories = drawn(seed)
     q, table = table_of(trajectories)
-    found = gradient("preference", q, table, ObjectiveParams())
-    assert found is not None
+    result = gradient("preference", q, table, ObjectiveParams())
+    assert result is not None
     first = table.first_rows
-    sums = np.bincount(table.group[first], weights=found.coefficients.numpy()[first])
+    sums = np.bincount(table.group[first], weights=result.coefficients.numpy()[first])
     np.testing.assert_allclose(sums, 0.0, atol=1e-16)
-    assert found.coefficients.abs().max() > 0
+    assert result.coefficients.abs().max() > 0
 
 
 @pytest.mark.parametrize("outcomes", [(1, 1, 1), (0, 0, 0), (0, -1, 0)])
@@ -179,12 +179,12 @@ def test_which_trajectories_are_good():
         (ObjectiveParams(positive=0.5), [-1, 1]),
         (ObjectiveParams(positive=0.1), None),
     ):
-        found = gradient("preference", q, table, params)
-        assert (found and np.sign(of_trajectories(found.coefficients, table)).tolist()) == signs
+        result = gradient("preference", q, table, params)
+        assert (result and np.sign(of_trajectories(result.coefficients, table)).tolist()) == signs
     q, unflagged = table_of([(0, 1.0, [0.0, 0.0]), (0, 0.0, [0.0])])
-    found = gradient("preference", q, unflagged, ObjectiveParams())
-    assert found is not None
-    assert np.sign(of_trajectories(found.coefficients, unflagged)).tolist() == [-1, 1]
+    result = gradient("preference", q, unflagged, ObjectiveParams())
+    assert result is not None
+    assert np.sign(of_trajectories(result.coefficients, unflagged)).tolist() == [-1, 1]
 
 
 @pytest.mark.parametrize("over", ["sum", "mean"])
@@ -202,16 +202,16 @@ def test_two_passes_give_the_gradient_of_one_graph(over, ranks, micro):
     trajectories = [(group, float(won), [0.0] * len(q)) for group, won, q in ISTAR["input"]]
     _, table = table_of(trajectories)
     q = torch.stack([row_q(start, j) for j in range(len(rows))])
-    found = gradient("preference", q, table, ObjectiveParams(over=over))
-    assert found is not None
+    result = gradient("preference", q, table, ObjectiveParams(over=over))
+    assert result is not None
     expected = PASSES[over]
-    assert found.loss == pytest.approx(expected["loss"], abs=1e-8)
+    assert result.loss == pytest.approx(expected["loss"], abs=1e-8)
     of_ranks = []
     for rank in range(ranks):
         weights = start.clone().requires_grad_(True)
         mine = list(range(len(rows)))[rank::ranks]
         for at in range(0, len(mine), micro):
-            sum(found.coefficients[j] * row_q(weights, j) * ranks for j in mine[at : at + micro]).backward()
+            sum(result.coefficients[j] * row_q(weights, j) * ranks for j in mine[at : at + micro]).backward()
         of_ranks.append(weights.grad)
     two = sum(of_ranks) / ranks
     assert two.norm().item() == pytest.approx(expected["grad_norm"], abs=1e-8)
@@ -242,16 +242,18 @@ def test_the_advantages_of_istar_are_what_is_on_record(name, settings, score):
         reward=table.reward,
         extra={"turn_score": [value for of in expected[score] for value in of]},
     )
-    found = compute_credit("step_episode", table, **settings).advantage
-    np.testing.assert_allclose(found, [value for of in expected[name] for value in of], atol=2e-5)
+    advantage = compute_credit("step_episode", table, **settings).advantage
+    np.testing.assert_allclose(advantage, [value for of in expected[name] for value in of], atol=2e-5)
 
 
 def test_an_objective_of_a_users_own():
     """It sees the table; what it returns is checked."""
     q, table = table_of([(0, 2.0, [1.0, 3.0])])
-    found = gradient(lambda q, table, params: ((q * torch.tensor(table.reward)).sum(), {"mine": 1.0}), q, table, PARAMS)
-    assert found is not None
-    assert (found.loss, found.coefficients.tolist(), found.metrics) == (6.0, [0.0, 2.0], {"mine": 1.0})
+    result = gradient(
+        lambda q, table, params: ((q * torch.tensor(table.reward)).sum(), {"mine": 1.0}), q, table, PARAMS
+    )
+    assert result is not None
+    assert (result.loss, result.coefficients.tolist(), result.metrics) == (6.0, [0.0, 2.0], {"mine": 1.0})
     for wrong in (lambda q, *_: (q, {}), lambda *_: (torch.tensor(1.0), {}), lambda q, *_: (q.sum() * math.nan, {})):
         with pytest.raises(ValueError, match="expected a finite scalar that depends on q"):
             gradient(wrong, q, table, PARAMS)
@@ -275,8 +277,8 @@ def test_names_are_unique_and_fields_known(monkeypatch):
         register_objective("mine", reads=("gamma",))
     register_objective("mine", reads=("beta",))(lambda q, table, params: (q.sum(), {}))
     q, table = table_of([(0, 1.0, [1.0, 3.0])])
-    found = gradient("mine", q, table, PARAMS)
-    assert found is not None
-    assert found.loss == 4.0
+    result = gradient("mine", q, table, PARAMS)
+    assert result is not None
+    assert result.loss == 4.0
     with pytest.raises(ConfigError, match="beta: expected a number > 0, got 0"):
         ObjectiveParams(beta=0)

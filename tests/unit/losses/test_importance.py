@@ -41,7 +41,7 @@ def weights(level: str, rows: list[Row], padded: bool = False, **options) -> lis
 
 
 def naive(level: str, rows: list[Row], ratio: str, outside: str, high: float, low: float | None) -> list[list[float]]:
-    found = []
+    lines = []
     for row in rows:
         units, run = [], []
         for place, r in enumerate(row):
@@ -66,8 +66,8 @@ def naive(level: str, rows: list[Row], ratio: str, outside: str, high: float, lo
                 w = 0.0
             for place in unit:
                 line[place] = w
-        found.append(line)
-    return found
+        lines.append(line)
+    return lines
 
 
 VALUES = json.loads((Path(__file__).parents[2] / "data" / "oracle" / "teacher_check_values.json").read_text())["tis"]
@@ -96,8 +96,8 @@ def test_check_values(case, row, high):
         ("turn", masked | {"outside": "clear_mask"}, "turn_mask"),
         ("turn", {"ratio": "geometric"}, "turn_geo"),
     ):
-        found = weights(level, [row], high=high, **options)
-        assert found == [pytest.approx(spread(row, level, expected[name]), abs=1e-6)], name
+        of_rows = weights(level, [row], high=high, **options)
+        assert of_rows == [pytest.approx(spread(row, level, expected[name]), abs=1e-6)], name
 
 
 @settings(deadline=None, max_examples=60)
@@ -116,8 +116,8 @@ def test_check_values(case, row, high):
 )
 def test_the_formula_is_the_loop(rows, level, ratio, outside, high, low, padded):
     options = {"ratio": ratio, "outside": outside, "high": high, "low": low}
-    found = weights(level, rows, padded, **options)
-    for line, expected in zip(found, naive(level, rows, **options), strict=True):
+    of_rows = weights(level, rows, padded, **options)
+    for line, expected in zip(of_rows, naive(level, rows, **options), strict=True):
         assert line == pytest.approx(expected, rel=1e-9)
 
 

@@ -122,13 +122,13 @@ def test_a_loss_equals_its_twin(name, params, seed):
     results = {(i, t): twin(rows[i], t, **params, **more) for i, t in places}
     number = max(len(places), 1)
 
-    given = tensors(rows)
-    given["log_prob"].requires_grad_()
-    loss, metrics = policy_loss(name, **given, **params)
+    inputs = tensors(rows)
+    inputs["log_prob"].requires_grad_()
+    loss, metrics = policy_loss(name, **inputs, **params)
     assert loss.item() == pytest.approx(sum(value for value, _, _ in results.values()) / number, rel=1e-9, abs=1e-12)
-    expected = torch.zeros_like(given["log_prob"])
+    expected = torch.zeros_like(inputs["log_prob"])
     for place, (_, slope, _) in results.items():
         expected[place] = slope / number
-    torch.testing.assert_close(torch.autograd.grad(loss, given["log_prob"])[0], expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(torch.autograd.grad(loss, inputs["log_prob"])[0], expected, rtol=1e-9, atol=1e-12)
     mean = sum(results[place][2] for place in with_text) / max(len(with_text), 1)
     assert metrics[metric] == pytest.approx(mean, rel=1e-9, abs=1e-12)

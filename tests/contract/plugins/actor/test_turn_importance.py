@@ -48,17 +48,17 @@ def old(key: str, position: int) -> float:
 
 
 def by_turn(key: str, *weights: float) -> list[float]:
-    found, turn, inside = [], -1, False
+    column, turn, inside = [], -1, False
     for ratio in RATIOS[key]:
         turn += ratio is not None and not inside
         inside = ratio is not None
-        found.append(weights[turn] if inside else 0.0)
-    return found
+        column.append(weights[turn] if inside else 0.0)
+    return column
 
 
 def check(batch: Any, name: str, expected: dict[str, list[float]]) -> None:
-    found = read(batch, name)
-    for key, tokens in found.items():
+    column = read(batch, name)
+    for key, tokens in column.items():
         assert tokens == pytest.approx(expected.get(key, [0.0] * len(tokens)), abs=1e-6), key
 
 

@@ -34,10 +34,10 @@ SLOW = ("textworld-48",)
 SHUFFLED = """
 import os, random, pathlib
 rng, listdir, scandir = random.Random(7), os.listdir, os.scandir
-def shuffled(found):
-    found = list(found)
-    rng.shuffle(found)
-    return found
+def shuffled(entries):
+    entries = list(entries)
+    rng.shuffle(entries)
+    return entries
 class Entries(list):
     def __enter__(self): return iter(self)
     def __exit__(self, *_): pass
@@ -136,8 +136,8 @@ async def seen_by_host(tasks: Sequence[Task], workers: int) -> list[list[tuple[s
             observation, info, _ = await host.start(name, task.env_id, task.kwargs, task.seed, 120.0)
             seen = [(observation, str(info["state_key"]))]
             for step in range(5):
-                said = await host.step(name, action(task, step, info["admissible"]), 60.0)
-                observation, _, over, cut, info = said
+                result = await host.step(name, action(task, step, info["admissible"]), 60.0)
+                observation, _, over, cut, info = result
                 seen.append((observation, str(info["state_key"])))
                 if over or cut:
                     break

@@ -20,10 +20,10 @@ def test_the_judge_asks_what_the_model_was_trained_on(play, tmp_path: Path, prom
     with JudgeServer() as server:
         rewards = f'turnkey.rewards=[{{name: judge, per: step, url: "{server.url}", model: prm}}]'
         play(["look", "stumble", "win"], task, rewards, f"turnkey.log.trajectories={tmp_path}", *prompt)
-    asked = [question["messages"] for question in server.questions]
+    conversations = [question["messages"] for question in server.questions]
     episodes = read_episodes(tmp_path).episodes
     rows = [*scored(episodes, outcome_labels(episodes), "judge", 20_000)]
     expected = [[dict(message) for message in row["messages"][:-1]] for row in rows]
-    assert len(rows) == len(asked) == 3
-    assert "this task:\ndo as you are told\n" in asked[0][0]["content"]
-    assert sorted(asked, key=str) == sorted(expected, key=str)
+    assert len(rows) == len(conversations) == 3
+    assert "this task:\ndo as you are told\n" in conversations[0][0]["content"]
+    assert sorted(conversations, key=str) == sorted(expected, key=str)

@@ -23,20 +23,20 @@ LOSS = ["+turnkey/loss=segment_mask", "turnkey.update.weight_by=episode"]
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, set[str]]]:
     """What is read from the queue and written to it from now on."""
-    found: list[tuple[str, set[str]]] = []
+    calls: list[tuple[str, set[str]]] = []
 
     def noting(name: str, of: Callable[[dict[str, Any]], Any]) -> None:
         original = getattr(tq, name)
 
         def call(**arguments: Any) -> Any:
-            found.append((name, set(of(arguments))))
+            calls.append((name, set(of(arguments))))
             return original(**arguments)
 
         monkeypatch.setattr(tq, name, call)
 
     noting("kv_batch_get", lambda arguments: arguments.get("select_fields", ()))
     noting("kv_batch_put", lambda arguments: arguments["fields"].keys())
-    return found
+    return calls
 
 
 @pytest.mark.parametrize("method", ["gigpo", "turn_gae", "grpo"])
@@ -104,9 +104,9 @@ def test_other_rows_and_other_fields_are_the_queues(queue):
         one = inside.kv_batch_get(keys=batch.keys[:1], partition_id=PARTITION, select_fields=["uid", "old_log_probs"])
         assert one.get("uid").tolist() == ["a"]
         assert "num_turns" in inside.kv_batch_get(**where, select_fields=["num_turns"])
-        given = inside.kv_batch_get(**where, select_fields=["uid", "ref_log_prob"])
-        assert set(given.keys()) == {"uid"}
-        assert given["uid"].tolist() == list(range(len(batch)))
+        columns = inside.kv_batch_get(**where, select_fields=["uid", "ref_log_prob"])
+        assert set(columns.keys()) == {"uid"}
+        assert columns["uid"].tolist() == list(range(len(batch)))
         again = inside.kv_batch_get(**where, select_fields=["uid"])
         assert again.get("uid").tolist() == [key.split("_")[0] for key in batch.keys]
         column = torch.arange(len(batch)).float()

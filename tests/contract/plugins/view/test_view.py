@@ -302,9 +302,9 @@ def contrast(browser: Browser, element: str) -> float:
     style = "return getComputedStyle(document.querySelector(arguments[0])).getPropertyValue(arguments[1])"
     colours = []
     for where, name in ((element, "color"), (".turn", "background-color"), (element, "background-color")):
-        said = browser.run(style, where, name)
-        numbers = [float(number) for number in re.findall(r"[\d.]+", said)]
-        colours.append([value / (1 if said.startswith("color") else 255) for value in numbers[:3]] + numbers[3:])
+        colour = browser.run(style, where, name)
+        numbers = [float(number) for number in re.findall(r"[\d.]+", colour)]
+        colours.append([value / (1 if colour.startswith("color") else 255) for value in numbers[:3]] + numbers[3:])
     text, below, (*tint, share) = colours
     behind = [share * t + (1 - share) * b for t, b in zip(tint, below, strict=True)]
 
@@ -326,11 +326,11 @@ def test_a_response_is_shaded_by_what_a_teacher_says_of_its_tokens(browser, tmp_
     turns = int(page.run.episodes["turns"][at])
     spans = "[...document.querySelectorAll('.turn')[arguments[0]].querySelectorAll('.response bdi > .token')]"
     for turn in range(turns - 1):
-        shown = browser.run(f"return {spans}.map((e) => [e.textContent, e.className, e.title])", turn)
-        assert [text for text, _, _ in shown] == pieces[key, turn]
-        levels = [name.removeprefix("token tone ") for _, name, _ in shown]
+        tokens = browser.run(f"return {spans}.map((e) => [e.textContent, e.className, e.title])", turn)
+        assert [text for text, _, _ in tokens] == pieces[key, turn]
+        levels = [name.removeprefix("token tone ") for _, name, _ in tokens]
         assert levels[:4] == ["plus3", "zero0", "minus3", "minus2"]
-        assert shown[2][2] == "gap −2.00, credit −0.50"
+        assert tokens[2][2] == "gap −2.00, credit −0.50"
     assert browser.run(f"return {spans}.length", turns - 1) == 0, "its tokens are not those of the text"
     assert "".join(pieces[key, turns - 1]) in browser.run("return document.querySelector('.turns').textContent")
     assert "likelier" in browser.text(".response .hint")

@@ -46,14 +46,14 @@ def test_equals_a_loop_over_all_turns(seed):
 
 def made(*episodes: list[tuple[str, str, float]]) -> dict[str, float]:
     """The turns of each episode, as state, action and reward, in a row each; one episode failed."""
-    keys, held = ["g_99_0"], [make_record([], failed="it died")]
+    keys, records = ["g_99_0"], [make_record([], failed="it died")]
     for session, episode in enumerate(episodes):
         for t, (anchor, action, reward) in reversed([*enumerate(episode)]):
             keys.append(f"{'gh'[session % 2]}_{session}_{t}")
-            held.append(make_record([make_step(step=t, reward=reward, anchor=anchor, action=action)]))
-    masks = [torch.tensor([int(record["failed"] is None)]) for record in held]
+            records.append(make_record([make_step(step=t, reward=reward, anchor=anchor, action=action)]))
+    masks = [torch.tensor([int(record["failed"] is None)]) for record in records]
     mask = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
-    return decision_metrics(read_rows(keys, [{}] * len(keys), [{"turnkey": record} for record in held], mask))
+    return decision_metrics(read_rows(keys, [{}] * len(keys), [{"turnkey": record} for record in records], mask))
 
 
 def test_metrics_of_rows():

@@ -56,11 +56,11 @@ def test_a_weight_is_a_number_of_copies():
 def test_the_cross_entropy_is_gui_shepherds():
     values = CHECK_VALUES["gui_shepherd"]
     positive = [1.0 - label for label in values["label"]]
-    found = measure(values["p(positive)"], positive)
-    assert found["cross_entropy"] == pytest.approx(values["loss"], abs=1e-7)
+    measured = measure(values["p(positive)"], positive)
+    assert measured["cross_entropy"] == pytest.approx(values["loss"], abs=1e-7)
     decisions = [1 if p > 0.5 else -1 for p in values["p(positive)"]]
     assert decisions == values["reward +1/-1"]
-    assert found["accuracy"] == np.mean([(d > 0) == (y > 0.5) for d, y in zip(decisions, positive, strict=True)])
+    assert measured["accuracy"] == np.mean([(d > 0) == (y > 0.5) for d, y in zip(decisions, positive, strict=True)])
 
 
 def test_intervals_are_over_tasks():
