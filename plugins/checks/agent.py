@@ -12,10 +12,10 @@ from verl_turnkey.envs.rewards import LOOPS_OWN
 from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.plugins.checks.agent_loop import check_routing
 from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.plugins.checks.rewards import supplied_columns
 from verl_turnkey.plugins.checks.sizes import AGENT
 from verl_turnkey.plugins.config.agent import COLUMNS, OWN_REWARD, STATES, sandbox_of
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of
-from verl_turnkey.plugins.credit.supplied import from_trainer
 
 LOCAL = ("127.", "localhost", "::1")
 """how addresses of this machine alone begin"""
@@ -131,7 +131,7 @@ def _warn_of_columns(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     spec = estimator_of(config)
     wanted = [] if spec is None else spec.columns(credit_params(config, turnkey))
     rewards = [entry["column"] for entry in turnkey.rewards if entry.get("column")]
-    known = {f"extra.{name}" for name in (*COLUMNS, *LOOPS_OWN, *rewards)} | from_trainer(turnkey.prm.kind)
+    known = {f"extra.{name}" for name in (*COLUMNS, *LOOPS_OWN, *rewards)} | supplied_columns(config, turnkey)
     if spec and (lacking := [column for column in wanted if column.startswith("extra.") and column not in known]):
         warn(
             "agent-column",

@@ -19,7 +19,7 @@ from verl_turnkey.plugins.config.schema import (
     estimator_of,
     reward_entries,
 )
-from verl_turnkey.plugins.credit.supplied import BYPASS, OF_CRITIC, check_supplied, from_trainer
+from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied, from_trainer
 from verl_turnkey.plugins.rollout.strategies import INDEPENDENT, KEY, read_strategy
 from verl_turnkey.plugins.rollout.streams import COLUMNS, FORMAT
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
@@ -134,6 +134,11 @@ def _below_zero(entry: Mapping[str, Any]) -> str:
     return "has a negative weight" if weight < 0 else ""
 
 
+def supplied_columns(config: DictConfig, turnkey: TurnkeyConfig) -> set[str]:
+    """The columns that the trainer of this configuration supplies."""
+    return from_trainer(turnkey.prm.kind, critic=bool(OmegaConf.select(config, "critic.enable")))
+
+
 def check_columns(
     config: DictConfig,
     turnkey: TurnkeyConfig,
@@ -167,7 +172,7 @@ def check_columns(
     ]
     of_format = COLUMNS if turnkey.rollout.action_format == FORMAT else ()
     known = {f"extra.{name}" for name in (*env_columns, *reward_columns, *strategy_columns, *LOOPS_OWN, *of_format)}
-    known |= from_trainer(turnkey.prm.kind) - (set() if OmegaConf.select(config, "critic.enable") else OF_CRITIC)
+    known |= supplied_columns(config, turnkey)
     before = () if spec is None else spec.names_before
     for reader, needed in needs:
         if lacking := [column for column in needed if column.startswith("extra.") and column not in known]:

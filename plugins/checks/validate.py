@@ -33,7 +33,7 @@ from verl_turnkey.plugins.checks.panel import check_panel
 from verl_turnkey.plugins.checks.paths import check_address, check_joining, check_log_folder, check_paths
 from verl_turnkey.plugins.checks.prm import check_prm
 from verl_turnkey.plugins.checks.resources import check_resources
-from verl_turnkey.plugins.checks.rewards import check_bounds, check_compared, check_rewards
+from verl_turnkey.plugins.checks.rewards import check_bounds, check_compared, check_rewards, supplied_columns
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.rule_table import check_ignored
 from verl_turnkey.plugins.checks.selection import check_selection
@@ -55,7 +55,7 @@ from verl_turnkey.plugins.config.schema import (
     loss_of,
     turnkey_config,
 )
-from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied, from_trainer
+from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied
 from verl_turnkey.plugins.credit.unrecorded import COLUMNS, VERLS_LOOPS, listed_per_turn, needs_record
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.verl_api import internals, ledger
@@ -292,7 +292,7 @@ def _check_derived(config: DictConfig, turnkey: TurnkeyConfig, loop: str) -> Non
     }
     modify = credit_modify(config, turnkey)
     needed = spec.columns(credit_params(config, turnkey), modify)
-    lacking = [column for column in needed if column not in {*COLUMNS, *from_trainer(turnkey.prm.kind), *per_turn}]
+    lacking = [column for column in needed if column not in {*COLUMNS, *supplied_columns(config, turnkey), *per_turn}]
     if lacking:
         from_data = loop != config.actor_rollout_ref.rollout.agent.default_agent_loop
         cause = f"the agent loop is {loop}, by the data's column {LOOP_COLUMN!r}, which overrides default_agent_loop: "

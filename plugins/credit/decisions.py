@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from verl_turnkey.advantage.group_ops import Floats, Ints
+from verl_turnkey.advantage.group_ops import Floats, Ints, discounted_returns, joint_codes, sort_runs
 from verl_turnkey.plugins.credit.rows import Rows
 
 ERRORS = 2.0
@@ -34,12 +34,12 @@ def decision_density(state: Ints, action: Ints, trajectory: Ints, ahead: Floats)
             an episode counts: later ones are not independent of it.
     """
     state = np.unique(state, return_inverse=True)[1]
-    choice = np.unique(np.stack([state, action], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-    first = np.unique(np.stack([trajectory, choice], axis=1), axis=0, return_index=True)[1]
+    choice, n_choices = joint_codes(state, action)
+    first = np.unique(joint_codes(trajectory, choice)[0], return_index=True)[1]
     ahead = ahead - (np.bincount(state, ahead) / np.bincount(state))[state]  # variances by sums lose digits far from 0
     weights = (None, ahead[first], ahead[first] ** 2)
     sums = [np.bincount(choice[first], each).astype(np.float64) for each in weights]
-    of_choice = np.zeros(choice.max() + 1, np.int64)
+    of_choice = np.zeros(n_choices, np.int64)
     of_choice[choice] = state
     others = [np.bincount(of_choice, each).astype(np.float64)[of_choice] - each for each in sums]
     (n, mean, error), (m, other, further) = (_moments(*each) for each in (sums, others))
@@ -62,12 +62,9 @@ def decision_metrics(rows: Rows) -> dict[str, float]:
     if not {"anchor", "action"} <= {*steps.given} or not len(first):
         return {}
     at = first[np.lexsort((steps.step[first], steps.trajectory[first]))]
-    earned = rows.reward_before_kl[at]
-    total = np.cumsum(earned)
-    last = np.append(np.flatnonzero(np.diff(steps.trajectory[at])), len(at) - 1)
-    of_episode = np.searchsorted(last, np.arange(len(at)))
-    ahead = total[last][of_episode] - total + earned
-    state = np.unique(np.stack([steps.group[at], steps.anchor[at]], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-    density, covered = decision_density(state, steps.action[at], steps.trajectory[at], ahead)
+    trajectory = np.unique(steps.trajectory[at], return_inverse=True)[1]
+    ahead = discounted_returns(rows.reward_before_kl[at], sort_runs(trajectory, steps.step[at]), 1.0)
+    state, _ = joint_codes(steps.group[at], steps.anchor[at])
+    density, covered = decision_density(state, steps.action[at], trajectory, ahead)
     metrics = {"episode/decisions/covered": covered}
     return metrics if np.isnan(density) else metrics | {"episode/decisions/density": density}

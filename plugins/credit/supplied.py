@@ -138,9 +138,9 @@ OF_RANK = {f"extra.{name}" for name in RANK_COLUMNS}
 OF_TEACHER = {column for column, source in SOURCES.items() if TEACHER in source.fields}
 
 
-def from_trainer(prm: str | None) -> set[str]:
-    """The columns that the trainer supplies; ``prm``: ``turnkey.prm.kind``."""
-    return {*FROM_TRAINER} | ({TURN_SCORE} if prm else set())
+def from_trainer(prm: str | None, critic: bool) -> set[str]:
+    """The columns that the trainer supplies; ``prm``: ``turnkey.prm.kind``; ``critic``: whether there is one."""
+    return ({*FROM_TRAINER} | ({TURN_SCORE} if prm else set())) - (set() if critic else OF_CRITIC)
 
 
 def fields(columns: Iterable[str]) -> list[str]:

@@ -536,7 +536,7 @@ MUTATIONS = [
     ("plugins/credit/rows.py", "if name not in parsed.extra}", "}", SUPPLIED),
     (
         "plugins/checks/validate.py",
-        "{*COLUMNS, *from_trainer(turnkey.prm.kind), *per_turn}",
+        "{*COLUMNS, *supplied_columns(config, turnkey), *per_turn}",
         "{*COLUMNS, *per_turn}",
         SUPPLIED,
     ),

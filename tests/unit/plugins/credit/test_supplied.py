@@ -17,9 +17,12 @@ from verl_turnkey.plugins.credit.supplied import SOURCES, check_supplied, fields
 
 
 def test_every_promised_column_has_a_source():
-    assert set(SOURCES) == {*FROM_TRAINER, TURN_SCORE} == from_trainer("implicit")
-    for column in from_trainer(None):
+    assert set(SOURCES) == {*FROM_TRAINER, TURN_SCORE} == from_trainer("implicit", critic=True)
+    for column in from_trainer(None, critic=True):
         assert FROM_TRAINER[column] in HOW_TO_SET[column]
+    values = {f"extra.value_{head}" for head in ("low", "high", "term")}
+    assert from_trainer(None, critic=False) == from_trainer(None, critic=True) - values
+    assert values <= from_trainer(None, critic=True)
 
 
 def test_only_what_is_needed_is_fetched():
