@@ -18,9 +18,10 @@ from typing import Any, cast
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.config import command_line, presets
+from verl_turnkey.plugins.config.machine import is_small
 from verl_turnkey.plugins.config.overrides import override, read, values
 
-# Sizes for a first run: on one node with GPUs, and on a CPU with a model of a few million parameters.
+# Sizes for a first run: on one node with GPUs; on a CPU, with a language model or one of a few million parameters.
 SIZES: dict[str, dict[str, Any]] = {
     "gpu": {
         "data.train_batch_size": 16,
@@ -41,9 +42,14 @@ SIZES: dict[str, dict[str, Any]] = {
         "data.max_prompt_length": 512,
         "data.max_response_length": 32,
         "actor_rollout_ref.rollout.n": 4,
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 8192,
-        "actor_rollout_ref.actor.optim.lr": 1e-4,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 2048,
+        "actor_rollout_ref.actor.optim.lr": 1e-5,
     },
+}
+SIZES["cpu_small"] = {
+    **SIZES["cpu"],
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 8192,
+    "actor_rollout_ref.actor.optim.lr": 1e-4,
 }
 ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
 LOGGER_FOLDERS = {"tensorboard": "TENSORBOARD_DIR", "wandb": "WANDB_DIR"}
@@ -211,12 +217,12 @@ def overrides(
 ) -> list[list[str]]:
     """The overrides of the launch line, one list per line as it is shown; ``further`` come last and win.
 
-    ``sizes``: of :data:`SIZES`; None: those of ``device``.
+    ``sizes``: of :data:`SIZES`; None: those of ``device`` and ``model``.
 
     Raises:
         ConfigError: the line would be refused, as a misspelt ``method``.
     """
-    chosen = {**SIZES[sizes or device]}
+    chosen = {**SIZES[sizes or ("cpu_small" if device == "cpu" and is_small(model) else device)]}
     given = {entry.lstrip("+~").partition("=")[0] for entry in further}
     given |= {key for key in _preset(further) if not key.startswith("trainer.")}  # how long to train is said here
     batches = [chosen["data.train_batch_size"], *values(further, "data.train_batch_size")]

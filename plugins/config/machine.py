@@ -42,7 +42,7 @@ def register() -> None:
 
 def choose(choice: str, model: Any) -> str:
     """The value of ``choice`` for a model's path: ``param_dtype``, ``rollout_dtype`` or ``threads``."""
-    small = _hidden_size(str(model)) <= SMALL
+    small = is_small(str(model))
     if choice == "threads":
         return "1" if small else str(len(os.sched_getaffinity(0)))
     half = not small and bool(BFLOAT16 & _flags())
@@ -67,9 +67,9 @@ def _flags() -> frozenset[str]:
     return frozenset()
 
 
-def _hidden_size(model: str) -> int:
-    """Hidden size of a model; one that is not on this machine counts as large."""
-    return int(model_config(model).get("hidden_size") or SMALL + 1)
+def is_small(model: str) -> bool:
+    """Whether the hidden size of a model is at most :data:`SMALL`; one that is not on this machine counts as large."""
+    return int(model_config(model).get("hidden_size") or SMALL + 1) <= SMALL
 
 
 def model_config(folder: str) -> dict[str, Any]:

@@ -49,6 +49,15 @@ def test_the_line_passes_the_checks(compose: Compose, tmp_path, model_dir, envir
     assert "file" in config.trainer.logger
 
 
+def test_a_language_model_learns_more_slowly_than_a_small_one(tmp_path, model_dir):
+    def rate(model: object) -> str:
+        line = printed("babyai", "--model", str(model), "--out", str(tmp_path / Path(str(model)).name), *SMALL)
+        return next(entry for entry in line if entry.startswith("actor_rollout_ref.actor.optim.lr="))
+
+    assert rate(model_dir).endswith("=0.0001"), "one of a few million parameters"
+    assert rate("a/language-model").endswith("=1e-5")
+
+
 @pytest.mark.parametrize(("device", "turn"), [("cpu", 32), ("gpu", 512)])
 def test_a_conversation_has_room_for_turns(tmp_path, device, turn):
     def sizes(*words: str) -> tuple[list[str], ...]:
