@@ -39,7 +39,8 @@ MICRO_BATCHES = (
     (f"{ROLLOUT}.log_prob_use_dynamic_bsz", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"),
     (f"{REF}.log_prob_use_dynamic_bsz", f"{REF}.log_prob_micro_batch_size_per_gpu"),
 )
-CRITIC_TOKENS = "critic.ppo_infer_max_token_len_per_gpu"
+TOKENS, CRITIC_TOKENS = "critic.ppo_max_token_len_per_gpu", "critic.ppo_infer_max_token_len_per_gpu"
+"""the critic's limit, and the key without an entry in verl's files to which it is copied"""
 
 
 def check_limits(
@@ -214,28 +215,22 @@ def _check_tokens(config: DictConfig, longest: int, row_size: str, use_critic: b
         own = max(parts.ref.ulysses_sequence_parallel_size, parts.ref.fsdp_config.ulysses_sequence_parallel_size)
         used.append((f"{REF}.log_prob_max_token_len_per_gpu", parts.ref.log_prob_use_dynamic_bsz, own))
     if use_critic:
-        # Of the critic's keys this is the one that verl reads, for training too; its files do not list it.
-        used.append((CRITIC_TOKENS, True, config.critic.fsdp.ulysses_sequence_parallel_size))
+        limit = OmegaConf.select(config, CRITIC_TOKENS)
+        key = TOKENS if limit in (None, config.critic.ppo_max_token_len_per_gpu) else f"+{CRITIC_TOKENS}"
+        used.append((key, True, config.critic.fsdp.ulysses_sequence_parallel_size))
         for rows in ("ppo_micro_batch_size_per_gpu", "forward_micro_batch_size_per_gpu"):
             if (micro_batch := config.critic.get(rows)) is not None:
                 warn(
                     "critic-micro-batch-without-effect",
                     f"critic.{rows}={micro_batch} has no effect, nor has critic.use_dynamic_bsz: verl limits the "
-                    f"critic's micro-batches by tokens, +{CRITIC_TOKENS}",
+                    f"critic's micro-batches by tokens, {TOKENS}",
                 )
                 break  # the second follows the first
-        if config.critic.ppo_max_token_len_per_gpu != 32768:
-            warn(
-                "critic-tokens-without-effect",
-                f"critic.ppo_max_token_len_per_gpu={config.critic.ppo_max_token_len_per_gpu} has no effect: verl reads "
-                f"+{CRITIC_TOKENS}",
-            )
     for key, dynamic, gpus in used:
-        limit = OmegaConf.select(config, key) or (32768 if key == CRITIC_TOKENS else 0)
+        limit = OmegaConf.select(config, key.lstrip("+")) or 0
         if dynamic and limit * gpus < longest:
             together = f" on each of {gpus} GPUs (ulysses_sequence_parallel_size)" if gpus > 1 else ""
-            plus = "+" if key == CRITIC_TOKENS else ""
             refuse(
                 "micro-batch-tokens",
-                f"{plus}{key}={limit}{together} is too small: {row_size}; raise it to {-(-longest // gpus)}",
+                f"{key}={limit}{together} is too small: {row_size}; raise it to {-(-longest // gpus)}",
             )

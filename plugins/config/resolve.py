@@ -20,6 +20,8 @@ from verl_turnkey.plugins.config.schema import turnkey_config
 FILTER = "algorithm.filter_groups"
 LOSS, CORRECTION = "actor_rollout_ref.actor.policy_loss.loss_mode", "algorithm.rollout_correction"
 VERLS_CRITIC = "~/models/deepseek-llm-7b-chat"
+CRITIC_TOKENS, VERLS_TOKENS = "ppo_infer_max_token_len_per_gpu", 32768
+"""verl's key of the critic's micro-batches, and its value while nobody sets it"""
 FOLDERS = ("trainer.rollout_data_dir", "trainer.validation_data_dir", "trainer.default_local_dir")
 KEEP, DEPRECATED = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"), "remove_previous_ckpt_in_save"
 
@@ -111,6 +113,20 @@ def critic_model(config: DictConfig, use_critic: bool) -> Change | None:
     )
 
 
+def critic_tokens(config: DictConfig, use_critic: bool) -> Change | None:
+    """Copy the limit of the critic's micro-batches to the key that verl reads, which its files do not list."""
+    critic = config.critic
+    limit = critic.ppo_max_token_len_per_gpu
+    if not use_critic or limit in (None, VERLS_TOKENS) or critic.get(CRITIC_TOKENS) is not None:
+        return None
+    with open_dict(critic):
+        critic[CRITIC_TOKENS] = limit
+    return Change(
+        "critic-tokens-copied",
+        f"critic.ppo_max_token_len_per_gpu={limit}: copied to critic.{CRITIC_TOKENS}, which verl reads instead",
+    )
+
+
 def bypass_settings(config: DictConfig, _use_critic: bool) -> Change | None:
     """Copy the settings of verl's loss ``bypass_mode`` to where it reads them; the V1 trainers keep them elsewhere.
 
@@ -191,6 +207,7 @@ OF_OUR_TRAINERS: tuple[Callable[[DictConfig, bool], Change | None], ...] = (
     agent_loop,
     home_folders,
     critic_model,
+    critic_tokens,
     bypass_settings,
     filter_metric,
     resumed_checkpoint,

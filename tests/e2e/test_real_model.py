@@ -59,10 +59,10 @@ def test_it_trains_in_merged_rows_and_both_sides_agree_on_probabilities(trained:
     assert (trained / "view.html").stat().st_size > 100_000
 
 
-def test_some_of_its_actions_are_valid_from_the_start(trained: Path) -> None:
+def test_after_the_warm_start_most_of_its_actions_are_valid(trained: Path) -> None:
     summary = json.loads((trained / "summary.json").read_text())
-    assert summary["invalid_before"] < 0.7
-    assert 0 <= summary["success_before"] <= 0.8
+    assert summary["invalid_before"] < 0.5
+    assert summary["success_before"] > 0
     assert summary["n_val"] == TASKS
 
 

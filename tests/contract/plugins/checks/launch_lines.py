@@ -411,7 +411,7 @@ SIZES = [
     (
         "critic.enable=true data.max_prompt_length=32000 data.max_response_length=1000 "
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=40000",
-        "+critic.ppo_infer_max_token_len_per_gpu | 33000",
+        "critic.ppo_max_token_len_per_gpu=32768 | 33000",
     ),
     (
         "data.max_response_length=40000 actor_rollout_ref.actor.ppo_max_token_len_per_gpu=50000",
@@ -1048,7 +1048,7 @@ WARNED: list[tuple[str, str]] = [
     ),
     ("actor_rollout_ref.rollout.log_prob_micro_batch_size=64", "log_prob_micro_batch_size=64 | no effect"),
     ("critic.enable=true", "critic.model.path | the actor's model"),
-    ("critic.enable=true critic.ppo_max_token_len_per_gpu=4096", "critic.ppo_max_token_len_per_gpu=4096 | no effect"),
+    ("critic.enable=true critic.ppo_max_token_len_per_gpu=4096", "critic.ppo_max_token_len_per_gpu=4096 | copied"),
     ("reward.reward_manager.name=dapo", "reward.reward_manager.name=dapo | no effect"),
     ("actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.rollout.name=sglang | untested"),
     (
@@ -1142,7 +1142,7 @@ WARNED: list[tuple[str, str]] = [
     ),
     (
         "+turnkey=turn_gae critic.ppo_micro_batch_size_per_gpu=32",
-        "critic.ppo_micro_batch_size_per_gpu=32 | no effect | +critic.ppo_infer_max_token_len_per_gpu",
+        "critic.ppo_micro_batch_size_per_gpu=32 | no effect | critic.ppo_max_token_len_per_gpu",
     ),
     (f"+turnkey=hdpo {given(shipped()['hdpo'])}", "hdpo gives tool_advantages | +turnkey/loss=hdpo"),
     (
