@@ -58,7 +58,7 @@ def test_the_first_prompt_is_shown_with_its_examples(stock_overrides, monkeypatc
     assert re.fullmatch(r"1 turn in every prompt as text, about \d+ tokens \(turnkey.*\)", header(out)["examples"][0])
 
 
-def test_a_good_line(checked: Checked):
+def test_a_good_line(checked: Checked, recwarn: pytest.WarningsRecorder):
     code, out, _ = checked(
         "+turnkey=gigpo",
         "+turnkey/env=babyai",
@@ -85,6 +85,7 @@ def test_a_good_line(checked: Checked):
     assert lines["columns"] == ["turn_score = 2.0 x prm"]
     assert "ignored" not in lines
     assert "warning" not in lines
+    assert not [warning for warning in recwarn if "critic" in str(warning.message)]
 
 
 def test_what_is_ignored_is_said(checked: Checked, tmp_path):
