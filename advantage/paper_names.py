@@ -261,6 +261,9 @@ PAPER_NAMES = (
     PaperName("TRACE / 2607.13988", "the modifier trace with the strategy probe_gold",
               "+turnkey=grpo_steps +turnkey/modifier=trace turnkey.rollout.strategy=probe_gold",
               "modifiers.md#trace", "gains by the policy instead of a frozen reference"),
+    PaperName("ECHO / 2605.24517", "turnkey.update.observation_coefficient",
+              "+turnkey=grpo_steps turnkey.rollout.prompt=conversation turnkey.update.observation_coefficient=0.05",
+              "losses.md#observations-as-a-loss", "the mean is over the tokens of a batch, as in prime-rl"),
 )  # fmt: skip
 
 

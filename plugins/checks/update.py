@@ -16,6 +16,7 @@ from verl_turnkey.losses.tensors import TEACHER
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.importance import check_importance
 from verl_turnkey.plugins.checks.migrated import check_migrated
+from verl_turnkey.plugins.checks.observations import check_observations
 from verl_turnkey.plugins.checks.weighing import OTHER_MODES, check_weights
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
@@ -63,6 +64,7 @@ def check_update(
     _check_order(config, turnkey, mode, loops)
     check_weights(config, turnkey, mode, use_critic=use_critic)
     check_importance(config, turnkey, mode)
+    check_observations(config, turnkey, mode, loops)
     _warn_levels(config, turnkey, loops)
     _warn_width(config)
     for key in ("actor_rollout_ref.actor.shuffle", *(["critic.shuffle"] if use_critic else [])):

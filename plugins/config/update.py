@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +36,9 @@ class UpdateConfig:
     """upper bound of the weights"""
     importance_low: float | None = None
     """zero_weight, clear_mask: lower bound of the weights; null: none"""
+    observation_coefficient: float = 0.0
+    """coefficient of a further loss beside any policy loss: the mean cross-entropy of the observations' tokens in
+    conversations (ECHO); 0: none"""
 
     def __post_init__(self) -> None:
         check(self.mini_batches is None or self.mini_batches > 0, "mini_batches", "positive", self.mini_batches)
@@ -45,6 +49,8 @@ class UpdateConfig:
             "null with order=reverse_turns: each turn is one optimizer step per epoch",
             self.mini_batches,
         )
+        coefficient = self.observation_coefficient
+        check(0 <= coefficient < math.inf, "observation_coefficient", "a finite number >= 0", coefficient)
         low, high = self.importance_low, self.importance_high
         check(high >= 1, "importance_high", "1 or more, the weight of a token on policy", high)
         check(

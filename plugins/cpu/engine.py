@@ -17,7 +17,8 @@ from verl.utils import tensordict_utils
 from verl.utils.torch_functional import logprobs_from_logits
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-from verl_turnkey.losses.turns import row_offsets
+from verl_turnkey.losses.turns import like, row_offsets
+from verl_turnkey.plugins.actor.observations import COLUMN as OBSERVATION
 
 # What computes or needs logits in another way than the plain padded batch does.
 OTHER_PATHS = {"use_remove_padding": True, "use_fused_kernels": False, "distillation_use_topk": False}
@@ -78,10 +79,13 @@ class SparseLogitsEngine(FSDPEngineWithLMHead):
 def used_positions(micro_batch: TensorDict) -> torch.Tensor | None:
     """Where the next token is in the loss mask, as indices into the flattened (rows, longest) grid; ascending.
 
-    ``loss_mask`` covers the responses, at the end of each row of ``input_ids``. Without any token in it one position
-    stands for all, so that gradients, zeros, exist. None when the mask covers whole rows, as in supervised training.
+    ``loss_mask`` covers the responses, at the end of each row of ``input_ids``; tokens of observations that are learned
+    count as well. Without any token one position stands for all, so that gradients, zeros, exist. None when the mask
+    covers whole rows, as in supervised training.
     """
     lengths, mask = row_offsets(micro_batch["input_ids"]).diff(), micro_batch["loss_mask"]
+    if OBSERVATION in micro_batch:
+        mask = like((mask.values() > 0) | (micro_batch[OBSERVATION].values() > 0), mask)
     if not mask.is_nested or bool((row_offsets(mask).diff() >= lengths).any()):
         return None
     width = int(lengths.max())

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from verl_turnkey.plugins.credit.metrics import BREAK, CACHED
+from verl_turnkey.plugins.credit.metrics import BREAK, CACHED, OBSERVED
 
 COLUMN = "extra_fields"
-FLAT = ("turnkey", "reward_extra_info", "turn_scores", "tool_rewards", BREAK, CACHED)
+FLAT = ("turnkey", "reward_extra_info", "turn_scores", "tool_rewards", BREAK, CACHED, OBSERVED)
 """the extra fields that the trainer reads"""
 FIELDS = (COLUMN, *FLAT)
 """the columns in which they may be"""

@@ -62,6 +62,7 @@ class EnvAgentLoop(AgentLoopBase):
             control=self.shared.control_tokens(self.tokenizer),
             prompt_length=self.shared.prompt_length,
             response_length=self.shared.response_length,
+            marks_observations=self.shared.turnkey.update.observation_coefficient > 0,
         )
         self.tail = self.shared.turn_tail(builder, self.tokenizer, self.reader.tools)
         self.rows = RowBuilder(

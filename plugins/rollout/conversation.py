@@ -17,6 +17,7 @@ from verl_turnkey.envs.prompting.actions import TOOL_CALL, Call, ParsedAction
 from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, history_text
 from verl_turnkey.envs.prompting.prompts import build_messages, later_template
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
+from verl_turnkey.plugins.rollout.observed import spans
 from verl_turnkey.plugins.rollout.prompts import PromptSettings, forked
 from verl_turnkey.plugins.rollout.turn_tail import ASKED, CALLED, TurnTail
 from verl_turnkey.plugins.verl_api import builders
@@ -47,6 +48,7 @@ class ConversationPrompts:
         self._role = "user"
         self._calls: tuple[Call, ...] = ()  # of the last turn
         self._broke: str | None = None
+        self._observed: Sequence[tuple[int, int]] | None = () if settings.marks_observations else None
 
     def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
         self._seen.append(seen)
@@ -90,16 +92,21 @@ class ConversationPrompts:
 
     def _prompt(self, broke: str | None) -> Prompt:
         visible = [image for images in self._images[len(self._seen) - len(self._starts) - 1 :] for image in images]
-        return Prompt(self._ids, visible or None, broke, cut=len(self._starts) < len(self._seen) - 1)
+        cut = len(self._starts) < len(self._seen) - 1
+        return Prompt(self._ids, visible or None, broke, cut, self._observed)
 
     def _appended(self) -> list[int]:
         """The ids, followed by what answers the last turn and by the generation prompt."""
         messages = self._answers()
         called = [(message["name"], message["tool_call_id"]) for message in messages if "tool_call_id" in message]
         past = [ASKED, self._tail.turn(self._role, called or CALLED)]
-        return builders.appended_tokens(
-            self._settings.builder, past, [*past, *messages], self._ids, self._settings.tools
-        )
+        settings, before = self._settings, len(self._ids)
+        ids = builders.appended_tokens(settings.builder, past, [*past, *messages], self._ids, settings.tools)
+        if settings.marks_observations:
+            seen = self._seen[-1]
+            texts = [result["content"] for result in seen.info.get("results", ())] or [seen.observation]
+            self._observed = spans(self._tail.tokenizer, ids[before:], [settings.control.plain(text) for text in texts])
+        return ids
 
     def _answers(self) -> list[dict[str, Any]]:
         """The messages after the last turn: a result per call where the template has such messages, else one."""

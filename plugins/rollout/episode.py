@@ -11,7 +11,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from verl_turnkey.advantage import make_record
 from verl_turnkey.envs.rewards import Composition, GroupMember, RewardError, RewardStep, Shaped, column_clash
-from verl_turnkey.plugins.credit.metrics import BRANCHING, BREAK, CACHED
+from verl_turnkey.plugins.credit.metrics import BRANCHING, BREAK, CACHED, OBSERVED
 from verl_turnkey.plugins.log.schema import COMPONENT
 from verl_turnkey.plugins.rollout.merging import merge_rows, without_steps
 
@@ -27,6 +27,8 @@ class Prompt:
     """why a conversation's prompt does not extend the one before: ``full``, ``thinking`` or ``boundary``"""
     cut: bool = False
     """it shows fewer past turns, or less of them, than configured, because they did not fit"""
+    observed: Sequence[tuple[int, int]] | None = None
+    """where the last observation is, see ``OBSERVED`` in :mod:`~verl_turnkey.plugins.credit.metrics`; None: unknown"""
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,7 @@ class RowBuilder:
                     "reward_extra_info": dict(info),
                     BREAK: step.prompt.broke,
                     **step.cached,
+                    **({} if step.prompt.observed is None else {OBSERVED: [list(step.prompt.observed)]}),
                 },
             )
 

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import make_record
-from verl_turnkey.plugins.credit.metrics import BREAK, CACHED
+from verl_turnkey.plugins.credit.metrics import BREAK, CACHED, OBSERVED
 from verl_turnkey.plugins.credit.row_turns import record_of
 
 if TYPE_CHECKING:
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 SUMMED = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
-LISTED = ("turn_scores", "tool_rewards", CACHED)
-"""extra fields with one number per turn"""
+LISTED = ("turn_scores", "tool_rewards", CACHED, OBSERVED)
+"""extra fields with one entry per turn"""
 
 
 def merge_rows(outputs: Iterable[AgentLoopOutput], max_response_length: int | None = None) -> list[AgentLoopOutput]:

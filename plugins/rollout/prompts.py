@@ -69,6 +69,7 @@ class PromptSettings:
         prompt_length: ``data.max_prompt_length``.
         response_length: ``data.max_response_length``.
         examples: turns that every prompt shows before those of the episode.
+        marks_observations: whether prompts of conversations say which of their tokens are an observation's.
     """
 
     options: RolloutConfig
@@ -81,6 +82,7 @@ class PromptSettings:
     prompt_length: int
     response_length: int
     examples: Examples = NONE
+    marks_observations: bool = False
 
     def messages(self, task: str, seen: Answer, past: PromptHistory, step: int, images: Sequence[Any]) -> list[Any]:
         """The system message and example turns, if any, and the rendered template of step ``step``, from 1."""

@@ -13,7 +13,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses.registry import weighs
 from verl_turnkey.losses.tensors import TEACHER
-from verl_turnkey.plugins.actor import importance, loss_inputs, weighing
+from verl_turnkey.plugins.actor import importance, loss_inputs, observations, weighing
 from verl_turnkey.plugins.checks.files import training_loops
 from verl_turnkey.plugins.config import schema
 from verl_turnkey.plugins.config.checkpoint_files import remembering
@@ -108,6 +108,11 @@ class AdvantageStep:
         weights, step_metrics = importance.columns(self._update, mask, rows.now, step.rows)
         rows.written |= weights
         metrics |= step.metrics | step_metrics
+        learned, step_metrics = observations.columns(
+            self._update.observation_coefficient, extra_fields, rows.tags, mask
+        )
+        rows.written |= learned
+        metrics |= step_metrics
         self.updates.append({name: metrics[name] for name in metrics if name.startswith(OF_EPISODES)})
         self.table, self.untaught = step.rows, step.untaught
         if self._foreign_loops and step.rows is not None and step.rows.recorded:

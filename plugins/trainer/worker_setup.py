@@ -9,7 +9,7 @@ import ray
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins import registries
-from verl_turnkey.plugins.actor import hidden_rank, weighing
+from verl_turnkey.plugins.actor import hidden_rank, observations, weighing
 from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.config import prm
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
@@ -54,6 +54,8 @@ def set_up_training(trainer: PPOTrainer, turnkey: TurnkeyConfig, advantage_step:
         ray.get([worker.__ray_call__.remote(hidden_rank.install) for worker in workers])
     if turnkey.update.weight_by != "token":
         weigh(workers, trainer.critic_wg.workers if trainer.use_critic else [])
+    if coefficient := turnkey.update.observation_coefficient:
+        ray.get([worker.__ray_call__.remote(observations.learn, coefficient) for worker in workers])
 
 
 def set_up_rollouts(trainer: PPOTrainer, turnkey: TurnkeyConfig, manager: Any) -> list[Any]:

@@ -51,6 +51,9 @@ def _spy_on(cls):
         optional += ["ref_log_prob"] if self.use_reference_policy else []
         loss = self.advantage_step.loss
         optional += ["turnkey_staleness"] if loss is not None and "staleness" in loss.needs else []
+        taught = ["teacher_log_prob", "has_teacher"] if self.config.turnkey.teacher.source else []
+        learned = ["turnkey_observation"] if self.config.turnkey.update.observation_coefficient else []
+        optional += [*taught, *learned]
         fields = ["responses", "advantages", "old_log_probs", "rollout_log_probs", "response_mask", "rm_scores"]
         fields += optional
         before = _rows(batch, *fields)
@@ -72,6 +75,7 @@ def _spy_on(cls):
                 "rollout": before["rollout_log_probs"],
                 "old": before["old_log_probs"],
                 "reference": before.get("ref_log_prob"),
+                **{name: before[name] for name in (*taught, *learned)},
                 "before": under_actor,
                 "after": _log_probs(self, batch),
                 "advantages_after": _rows(batch, "advantages")["advantages"],  # updates in phases weigh them

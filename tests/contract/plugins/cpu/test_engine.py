@@ -13,6 +13,7 @@ from verl.utils import tensordict_utils
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import response_from_nested
 
+from verl_turnkey.plugins.actor.observations import COLUMN as OBSERVATION
 from verl_turnkey.plugins.cpu.engine import SparseLogitsEngine, used_positions
 
 SHAPE = {
@@ -111,6 +112,22 @@ def test_without_a_used_position_the_gradients_are_zero() -> None:
     output, gradients = step(SparseLogitsEngine, MODELS["tied"](), micro_batch([(3, [0, 0]), (2, [0])]))
     assert all(not gradient.any() for gradient in gradients)
     assert torch.isfinite(output["log_probs"].values()).all()
+
+
+def test_observations_that_are_learned_are_computed() -> None:
+    model, batch = MODELS["tied"](), micro_batch()
+    plain = batch["loss_mask"].to_padded_tensor(0)
+    batch[OBSERVATION] = nested([[0, 0, 0.5, 0, 0], [0.5, 0, 0], [0]], torch.float)
+    used = (plain == 1) | (batch[OBSERVATION].to_padded_tensor(0) > 0)
+    outputs = [
+        engine(kind, model).forward_step(batch, None, forward_only=True)[1]["model_output"]["log_probs"]
+        for kind in (FSDPEngineWithLMHead, SparseLogitsEngine)
+    ]
+    full, sparse = (response_from_nested(each, batch["response_mask"]).to_padded_tensor(0) for each in outputs)
+    torch.testing.assert_close(sparse[used], full[used])
+    assert used.sum() == plain.sum() + 2
+    assert sparse[used].all()
+    assert not sparse[~used].any()
 
 
 def test_positions_precede_their_tokens() -> None:

@@ -63,6 +63,7 @@ class Talk:
             prompt_length=prompt,
             response_length=response,
             examples=Examples(load_examples(examples), config.action_format, TEMPLATE, "Answer.", conversation=True),
+            marks_observations=True,
         )
         self.prompts = ConversationPrompts(settings, "it", self.tail)
         self.given: list[Prompt] = []
@@ -79,6 +80,12 @@ class Talk:
         self.sampled.append(ids)
         turn = Generated(ids, None, self.tokenizer.decode(ids, skip_special_tokens=True), {}, -1, 0.0)
         self.prompts.heard(turn, ParsedAction("go") if called else ParsedAction(None, "no action"))
+
+    def observed(self, t: int) -> list[str]:
+        """The spans of prompt ``t`` that are marked as an observation's, as text without the whitespace around them."""
+        ids = self.given[t].ids
+        spans = self.given[t].observed or ()
+        return [self.tokenizer.decode(ids[len(ids) + first : len(ids) + end]).strip() for first, end in spans]
 
     def text(self, t: int) -> str:
         return self.tokenizer.decode(self.given[t].ids)
@@ -113,6 +120,21 @@ def test_three_turns_as_the_template_writes_them(name):
         assert talk.see(f"room {step}") == expected
     assert talk.extends() == [True] * 3
     assert [prompt.broke for prompt in talk.given] == [None] * 4
+
+
+@each_family
+def test_the_tokens_of_an_observation_are_marked(name):
+    talk = Talk(FAMILIES[name])
+    talk.see("a room")
+    for text in ("two rooms and a door", "go", " door 2, ünlocked\nand a room "):
+        talk.say("go north" + talk.family.stop)
+        talk.see(text)
+    assert [talk.observed(t) for t in range(4)] == [
+        [],
+        ["two rooms and a door"],
+        ["go"],
+        ["door 2, ünlocked\nand a room"],
+    ]
 
 
 EXAMPLES = [

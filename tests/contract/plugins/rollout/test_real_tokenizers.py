@@ -227,6 +227,17 @@ def test_gemma_writes_the_system_message_into_the_first_of_the_user():
 TOOL_CALLERS = ("Qwen3", "Llama 3.1 with tools", "GPT-OSS")
 
 
+@each_family
+def test_the_tokens_of_an_observation_are_marked(name: str) -> None:
+    talk = Talk(REAL[name])
+    talk.see("a room")
+    texts = ["You are in the hall.", "Ein Tür-Schloß \u2014 日本語 🚪", "  <b>two</b>\n\nlines  "]
+    for text in texts:
+        talk.say("go north" + talk.family.stop)
+        talk.see(text)
+    assert [talk.observed(t) for t in range(4)] == [[], *([text.strip()] for text in texts)]
+
+
 @every
 def test_templates_without_tools_are_refused(name):
     if name in TOOL_CALLERS:
