@@ -52,7 +52,7 @@ class Judge:
     def __init__(self, config: JudgeConfig) -> None:
         self.config = config
         self._endpoint: Endpoint[str] = Endpoint(
-            config, "/chat/completions", who="the judge", expected="a chat completion", read=_content
+            config, "/chat/completions", who="the judge", expected="a chat completion", read=chat_content
         )
 
     async def score(self, messages: Messages) -> float:
@@ -119,6 +119,7 @@ def json_numbers(answer: str, keys: Sequence[str], url: str) -> list[float]:
     )
 
 
-def _content(answer: Any) -> str | None:
+def chat_content(answer: Any) -> str | None:
+    """The text of a chat completion; None: it has none."""
     content = answer["choices"][0]["message"]["content"]
     return content if isinstance(content, str) else None

@@ -98,7 +98,9 @@ class Teacher:
         rows = read_rows(batch.keys, batch.tags, data.exclude("position_ids", "multi_modal_inputs"), self._tokenizer)
         chosen = selected(rows, self._options.rows)
         self._check_turns(chosen, writer)
+        began = perf_counter()
         texts = writer.write(chosen)
+        source_seconds = perf_counter() - began
         at = dict(zip(rows, places([batch.keys[i] for i in rows], [prompts[i] for i in rows], self._tail), strict=True))
         assert self._ids is not None
         encoded = {i: self._ids.ids(text) for i, text in texts.by_row.items() if at[i] is not None}
@@ -130,6 +132,7 @@ class Teacher:
             "teacher/cut_texts": float(sum(cut for _, cut in encoded.values())),
             "teacher/text_tokens": float(sum(len(ids) for ids, _ in encoded.values())),
             **gap_metrics([(self._gaps[batch.keys[i]][0], masks[i]) for i in encoded], control),
+            "teacher/source_seconds": source_seconds,
             "teacher/seconds": perf_counter() - started,
         }
 

@@ -23,9 +23,10 @@ LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": 6}
 COEFFICIENT, BETA = 0.5, 5.0
 
 
-def played(out: Path, model: Path, *overrides: str) -> Run:
+def played(out: Path, model: Path, method: str, *overrides: str) -> Run:
     return train(
         out,
+        f"+turnkey={method}",
         "+turnkey/env=babyai",
         "+turnkey/device=cpu",
         *minigrid(out, LEVEL, train=8, val=4, seed=1),
@@ -51,7 +52,7 @@ def credited(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return played(
         tmp_path_factory.mktemp("credited"),
         model,
-        "+turnkey=rloo_steps",
+        "rloo_steps",
         "turnkey.credit.modify=[agent_opsd, rlsd]",
         f"turnkey.update.observation_coefficient={COEFFICIENT}",
     )
@@ -114,7 +115,7 @@ def test_what_the_environment_said_is_learned(credited: Run, model: Path, step: 
 def test_the_loss_is_that_of_its_formula(model: Path, tmp_path: Path) -> None:
     """One update a step: the ratio is 1, and PPO's loss is minus the advantage."""
     loss = ("+turnkey/loss=sdar", f"turnkey.loss.coefficient={COEFFICIENT}", f"turnkey.loss.beta={BETA}")
-    run = played(tmp_path, model, "+turnkey=grpo_steps", *loss, f"turnkey.teacher.source={POLICY}:plan")
+    run = played(tmp_path, model, "grpo_steps", *loss)
     for step in (1, 2):
         tokens, gates = [], []
         for row in rows_of(run, step).values():
