@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from verl_turnkey.plugins.cli import agent, evaluate, listing, panel, prm, tasks, train, view
+from verl_turnkey.plugins.cli import agent, evaluate, listing, panel, prm, report, tasks, train, view
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.tasks import json_object
 
@@ -19,6 +19,7 @@ app.add_typer(listing.app)
 app.add_typer(tasks.app)
 app.add_typer(panel.app)
 app.add_typer(view.app)
+app.add_typer(report.app)
 app.add_typer(train.app)
 app.add_typer(evaluate.app)
 app.add_typer(agent.app)

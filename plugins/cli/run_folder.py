@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from verl_turnkey.plugins.config.composing import verls_config_dir
 from verl_turnkey.plugins.config.overrides import literal, read
 from verl_turnkey.plugins.view.runs import HOME, configuration, flat
 
@@ -32,6 +31,8 @@ NAMED_BY_USERS = ("turnkey.agent.env", "turnkey.agent.files")
 """mappings whose names may hold dots"""
 METRICS = "VERL_FILE_LOGGER_ROOT="
 MISSING = object()
+VERLS_CONFIG = ("verl", "trainer", "config")
+"""where verl's configuration lies, in the environment of any machine"""
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class RunFolder:
         record = hydra["hydra"]
         sources = {source["provider"]: source["path"] for source in record["runtime"]["config_sources"]}
         options = []
-        if Path(sources["main"]) != verls_config_dir():
+        if Path(sources["main"]).parts[-3:] != VERLS_CONFIG:
             options += ["--config-path", sources["main"]]
         if record["job"]["config_name"] != "ppo_trainer":
             options += ["--config-name", record["job"]["config_name"]]

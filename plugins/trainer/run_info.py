@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
 import threading
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_turnkey.plugins.checks.files import listed
 from verl_turnkey.plugins.checks.panel import validation_panel
+from verl_turnkey.plugins.config.machine import git, hardware, versions
 from verl_turnkey.plugins.config.schema import credit_modify, credit_params, estimator_of, loss_of, turnkey_config
 from verl_turnkey.plugins.log.bounds import logged_shares
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.log.schema import SCHEMA_VERSION
-from verl_turnkey.plugins.log.segments import UNNAMED, private, write_json, write_segment
+from verl_turnkey.plugins.log.segments import UNNAMED, private, sha256, write_json, write_segment
 from verl_turnkey.plugins.notices import logger
 
 SECONDS = 10.0
 """how long training waits for the disk before it starts"""
-PACKAGES = ("verl", "verl-turnkey", "vllm", "torch", "ray", "transformers")
 
 
 def write_start(config: DictConfig, resumed_from: int) -> None:
@@ -39,8 +37,14 @@ def write_start(config: DictConfig, resumed_from: int) -> None:
     facts = {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "resumed_from": resumed_from,
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "commit": _commit(),
+        "versions": versions(),
+        "commit": git("rev-parse", "HEAD"),
+        "changed": bool(git("status", "--porcelain", "--untracked-files=no")),
+        "hardware": {
+            **hardware(),
+            "nodes": config.trainer.get("nnodes"),
+            "per_node": config.trainer.get("n_gpus_per_node"),
+        },
         "panel": validation_panel(config),
         **_shares(config),
         "config": masked_config,
@@ -49,7 +53,7 @@ def write_start(config: DictConfig, resumed_from: int) -> None:
     def write() -> None:
         try:
             write_json(private(folder) / "run.json", {**about(config), "config": masked_config})
-            write_segment(folder, segment, facts)
+            write_segment(folder, segment, {**facts, "files": _task_files(config)})
         except OSError as error:
             logger.warning(
                 "turnkey.log.trajectories lacks the description of the run: %s: %s", type(error).__name__, error
@@ -86,17 +90,7 @@ def _shares(config: DictConfig) -> dict[str, float]:
     return {"share": shares.training, "validation_share": shares.validation}
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of the git repository that the run was started in, if it was one."""
-    try:
-        command = ["git", "rev-parse", "HEAD"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
+def _task_files(config: DictConfig) -> dict[str, str]:
+    """Path of each file of tasks -> its sha256."""
+    paths = [Path(path) for key in ("train_files", "val_files") for path in listed(config, key)]
+    return {str(path): sha256(path) for path in paths if path.is_file()}

@@ -150,14 +150,14 @@ def markdown(table: Table) -> str:
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width"><title>Runs compared</title><style>
+<meta name="viewport" content="width=device-width"><title>{title}</title><style>
 :root {{ color-scheme: light dark }}
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem }}
 table {{ border-collapse: collapse; display: block; overflow-x: auto; margin: .5rem 0 1.5rem }}
 th, td {{ text-align: left; padding: .25rem .75rem; border-bottom: 1px solid #8886; vertical-align: top }}
 svg {{ width: 100%; height: auto; background: #fff; color: #222 }}
 </style></head><body>
-<h1>Runs compared</h1>
+<h1>{title}</h1>
 {body}
 </body></html>
 """
@@ -165,28 +165,31 @@ svg {{ width: 100%; height: auto; background: #fff; color: #222 }}
 
 def page(found: dict[str, Any]) -> str:
     """One HTML file that loads nothing and runs nothing."""
-    body = [_svg(found)]
-    for table in tables(found):
-        body.append(f"<h2>{html.escape(table.title)}</h2>\n<table><thead><tr>{_cells('th', table.head)}</tr></thead>")
-        body += [f"<tr>{_cells('td', row)}</tr>" for row in table.rows]
-        body.append("</table>")
-    body += [f"<p>{html.escape(plain(note))}</p>" for note in found["notes"]]
     runs = [
         [plain(each["name"]), plain(run["seed"]), plain(run["folder"])]
         for each in found["groups"]
         for run in each["runs"]
     ]
-    body.append("<h2>runs</h2>\n<table>")
-    body += [f"<tr>{_cells('td', row)}</tr>" for row in runs]
-    body.append("</table>")
-    return PAGE.format(body="\n".join(body))
+    shown = [*tables(found), Table("runs", ["group", "seed", "folder"], runs)]
+    return document("Runs compared", curves(found), shown, found["notes"])
+
+
+def document(title: str, figure: str, shown: Sequence[Table], notes: Sequence[str]) -> str:
+    """``figure``, which is HTML, over tables and notes, which are texts."""
+    body = [figure]
+    for table in shown:
+        body.append(f"<h2>{html.escape(table.title)}</h2>\n<table><thead><tr>{_cells('th', table.head)}</tr></thead>")
+        body += [f"<tr>{_cells('td', row)}</tr>" for row in table.rows]
+        body.append("</table>")
+    body += [f"<p>{html.escape(plain(note))}</p>" for note in notes]
+    return PAGE.format(title=html.escape(plain(title)), body="\n".join(body))
 
 
 def _cells(tag: str, cells: Sequence[str]) -> str:
     return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
 
 
-def _svg(found: dict[str, Any]) -> str:
+def curves(found: dict[str, Any]) -> str:
     """Each run a thin line, the mean of a group a thick one over the range of its runs."""
     runs = [run for each in found["groups"] for run in each["runs"]]
     xs = [x for run in runs for x in run["x"]]

@@ -84,6 +84,14 @@ def success(solved: ArrayLike, samples: ArrayLike, confidence: float = 0.95) -> 
     return wilson(p, effective, confidence)
 
 
+def difference(a: Interval, b: Interval) -> Interval:
+    """``a - b`` of two independent shares with score intervals of the same confidence (Newcombe 1998, method 10)."""
+    value = a.value - b.value
+    low = math.hypot(a.value - a.low, b.high - b.value)
+    high = math.hypot(a.high - a.value, b.value - b.low)
+    return Interval(value, value - low, value + high)
+
+
 def _counts(solved: ArrayLike, samples: ArrayLike) -> tuple[Floats, Floats]:
     c = np.asarray(solved, np.float64)
     if c.ndim != 1 or not c.size:

@@ -126,6 +126,23 @@ def test_what_reads_the_log_of_a_run(turnkey, tmp_path: Path) -> None:
     assert page.stat().st_size > 100_000
     done = turnkey("compare", tmp_path / "run")
     assert done.returncode == 0, done.stderr
+    record = tmp_path / "run" / "hydra" / ".hydra"
+    record.mkdir(parents=True)
+    config = {"turnkey": {"env": {"id": "example/Household-v0"}}, "trainer": {"default_local_dir": "x/checkpoints"}}
+    (record / "config.yaml").write_text(json.dumps(config))
+    sources = [{"provider": "main", "path": "/another/venv/verl/trainer/config"}]
+    hydra = {
+        "overrides": {"task": ["+turnkey=gigpo"], "hydra": []},
+        "job": {"config_name": "ppo_trainer"},
+        "runtime": {"cwd": str(tmp_path), "config_sources": sources},
+    }
+    (record / "hydra.yaml").write_text(json.dumps({"hydra": hydra}))
+    done = turnkey("report", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    done = turnkey("repeat", tmp_path / "run" / "report.json")
+    assert done.stdout.startswith("python -m verl.trainer.main_ppo +turnkey=gigpo trainer.default_local_dir=")
+    done = turnkey("repeat", tmp_path / "run" / "report.json", tmp_path / "run")
+    assert done.returncode == 0, done.stdout + done.stderr
     done = turnkey("prm-data", tmp_path / "run", "--out", tmp_path / "prm.parquet")
     assert done.returncode == 0, done.stderr
     held_out = tmp_path / "prm_held_out.parquet"

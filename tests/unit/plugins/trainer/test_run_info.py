@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -41,14 +43,22 @@ def configured(folder: Path | None, **turnkey):
 
 def test_what_a_start_says_of_itself(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for command in ("init -q .", "-c user.name=a -c user.email=a@b commit -q --allow-empty -m first"):
+    (tmp_path / "train.json").write_text("[1]")
+    name = "-c user.name=a -c user.email=a@b"
+    for command in ("init -q .", "add train.json", f"{name} commit -q -m first"):
         subprocess.run(["git", *command.split()], check=True)
-    write_start(configured(tmp_path / "log"), 12)
+    config = configured(tmp_path / "log")
+    config.data.train_files = "train.json"
+    write_start(config, 12)
     [(name, said)] = read_segments(tmp_path / "log").items()
     assert (name, said["resumed_from"]) == (SEGMENT, 12)
     assert said["started"].endswith("+00:00")
     assert said["versions"].keys() == {"python", "verl", "verl-turnkey", "vllm", "torch", "ray", "transformers"}
     assert len(said["commit"]) == 40
+    assert said["changed"] is False
+    assert said["files"] == {"train.json": hashlib.sha256(b"[1]").hexdigest()}
+    assert said["hardware"]["cores"] == len(os.sched_getaffinity(0))
+    assert said["hardware"].keys() == {"cores", "memory_gb", "accelerators", "nodes", "per_node"}
     run = json.loads((tmp_path / "log" / "run.json").read_text())
     assert run["schema"] == 2
     assert (run["project"], run["experiment"], run["method"], run["loss"]) == ("babyai", "gigpo", "gigpo", "vanilla")
@@ -60,6 +70,15 @@ def test_what_a_start_says_of_itself(tmp_path: Path, monkeypatch):
     assert run["config"]["trainer"]["epochs"] == "gigpo"
     assert run["config"]["turnkey"]["env"]["kwargs"] == {"api_key": "***", "url": "https://***@host/x"}
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "log", tmp_path / "log" / "segments")} == {0o700}
+
+
+def test_uncommitted_changes_are_on_record(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("")
+    for command in ("init -q .", "add own.py"):
+        subprocess.run(["git", *command.split()], check=True)
+    write_start(configured(tmp_path / "log"), 0)
+    assert read_segments(tmp_path / "log")[SEGMENT]["changed"] is True
 
 
 def test_outside_of_a_repository_and_without_a_log(tmp_path: Path, monkeypatch):

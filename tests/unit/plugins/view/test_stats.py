@@ -59,6 +59,22 @@ def test_wilson_inverts_the_test(c, n, confidence):
     assert found.low < found.high
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "low", "high"),  # Newcombe 1998, Statistics in Medicine 17:873, table II, method 10
+    [
+        ((56, 70), (48, 80), 0.0524, 0.3339),
+        ((9, 10), (3, 10), 0.1705, 0.8090),
+        ((0, 10), (0, 20), -0.1611, 0.2775),
+        ((10, 10), (0, 20), 0.6791, 1.0),
+    ],
+)
+def test_difference_of_the_literature(a, b, low, high):
+    shares = [stats.wilson(solved / samples, samples) for solved, samples in (a, b)]
+    value = a[0] / a[1] - b[0] / b[1]
+    assert stats.difference(*shares) == pytest.approx((value, low, high), abs=6e-5)
+    assert stats.difference(*shares[::-1]) == pytest.approx((-value, -high, -low), abs=6e-5)
+
+
 def test_success_counts_what_the_samples_are_worth():
     alike = stats.success([8] * 10 + [0] * 10, 8)  # every sample repeats its task: 20 samples
     assert alike[1:] == pytest.approx(stats.wilson(0.5, 20)[1:])

@@ -1,0 +1,150 @@
+"""A report of a run, the line that repeats it, and a repeat held against it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from synthetic_run import write as write_log
+from typer.testing import CliRunner
+
+from verl_turnkey.plugins.cli import launch
+from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.config.composing import composed
+from verl_turnkey.plugins.config.overrides import override
+from verl_turnkey.plugins.log.segments import sha256
+from verl_turnkey.plugins.view.groups import OUTPUTS
+from verl_turnkey.plugins.view.runs import flat
+
+SECRET = "sk-1234"
+URL = override("+turnkey.env.kwargs.url", f"https://me:{SECRET}@host/x?api_key={SECRET}")
+RECORD = """
+import sys, hydra
+from hydra.core.plugins import Plugins
+from verl_turnkey.plugins.config.composing import verls_config_dir
+from verl_turnkey.plugins.config.search_path import TurnkeySearchPath
+Plugins.instance().register(TurnkeySearchPath)
+hydra.main(str(verls_config_dir()), "ppo_trainer", version_base=None)(lambda config: None)()
+"""
+"""verl's main program up to its first line: Hydra writes its record of the run"""
+
+
+def turnkey(*words: str | Path, code: int = 0):
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == code, done.output
+    return done
+
+
+def finished(folder: Path, seed: int = 0, skill: float = 0.42) -> Path:
+    """A run with Hydra's own record, metrics and a log."""
+    played = launch.resolve("errands", ("turnkey.rollout.max_turns=7",))
+    sizes = {"model": "a/b", "method": "gigpo", "device": "cpu", "gpus": 1, "steps": 6}
+    further = ("turnkey.rollout.max_turns=7", URL)
+    lines = launch.overrides(played, **sizes, tasks=folder / "tasks", out=folder, further=further)
+    (folder / "tasks").mkdir(parents=True)
+    (folder / "tasks" / "train.parquet").write_text("train")
+    subprocess.run([sys.executable, "-c", RECORD, *(word for line in lines for word in line)], check=True, cwd=folder)
+    log = write_log(folder, seed=seed, skill=skill)
+    (log / "segments").mkdir()
+    facts = {
+        "versions": {"python": "3.9.0", "verl": "0.0.1", "nosuch": "1"},
+        "hardware": {"cores": 4096},
+        "commit": "0" * 40,
+        "files": {str(folder / "tasks" / "train.parquet"): sha256(folder / "tasks" / "train.parquet")},
+    }
+    (log / "segments" / "20260102T030405_00ff.json").write_text(json.dumps(facts))
+    data = [{"step": step, "data": {"episode/success_rate": step / 10, "timing_s/step": 2.0}} for step in range(1, 7)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each, separators=(",", ":")) + "\n" for each in data))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def run(home: Path) -> Path:
+    return finished(home / "first")
+
+
+@pytest.fixture(autouse=True)
+def at_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(home))
+
+
+def test_it_has_what_a_repeat_takes_and_no_secret(run: Path, home: Path) -> None:
+    turnkey("report", run)
+    text, page = (run / "report.json").read_text(), (run / "report.html").read_text()
+    for written in (text, page):
+        assert SECRET not in written
+        assert str(home) not in written
+    report = json.loads(text)
+    assert report["method"] == "gigpo"
+    assert report["versions"]["verl"] == "0.0.1"
+    assert report["hardware"] == {"cores": 4096}
+    assert report["code"]["commit"] == "0" * 40
+    assert list(report["files"]) == ["~/first/tasks/train.parquet"]
+    assert report["differences"]["turnkey.rollout.max_turns"] == [7, None]
+    assert "data.seed" in report["seeds"]
+    assert report["curves"]["episode/success_rate"]["value"] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    assert report["seconds_per_step"] == {"step": 2.0}
+    assert [each["what"] for each in report["results"]] == ["validation success", "training success"]
+    for name in ("data.train_files", "95 % interval", "<svg", "3.9.0", "4096", "0" * 40):
+        assert name in page
+
+
+def test_the_line_composes_to_the_configuration_of_the_run(run: Path) -> None:
+    turnkey("report", run)
+    done = turnkey("repeat", run / "report.json", "--out", run.parent / "again")
+    python, dash, main, *words = shlex.split(done.stdout)
+    assert (python, dash, main) == ("python", "-m", "verl.trainer.main_ppo")
+    config = composed([word for word in words if not word.startswith("hydra.")])
+    again = dict(flat(OmegaConf.to_container(config, resolve=False)))
+    [record] = run.rglob(".hydra/config.yaml")
+    first = dict(flat(OmegaConf.to_container(OmegaConf.load(record), resolve=False)))
+    differ = {key for key in {*first, *again} if first.get(key) != again.get(key)}
+    assert differ == {key for key in differ if OUTPUTS.search(key)} | {"turnkey.env.kwargs.url"}
+    assert {"trainer.default_local_dir", "turnkey.log.trajectories"} <= differ
+    assert not [value for key, value in again.items() if key in differ and str(run) in str(value)]
+
+
+def test_what_differs_on_this_machine(run: Path) -> None:
+    turnkey("report", run)
+    train = run / "tasks" / "train.parquet"
+    lines = json.loads(turnkey("repeat", run / "report.json", "--json").stdout)["differs"]
+    starts = ("python ", "verl ", "nosuch is not installed", "cores: ", "the working folder was at commit")
+    for start in (*starts, f"data.val_files: {run}/tasks/val.parquet is missing"):
+        assert [line for line in lines if line.startswith(start)], (start, lines)
+    assert [line for line in lines if line.endswith("fill in your own secret for ***")]
+    assert not [line for line in lines if str(train) in line]
+    train.write_text("other")
+    try:
+        lines = json.loads(turnkey("repeat", run / "report.json", "--json").stdout)["differs"]
+    finally:
+        train.write_text("train")
+    assert [line for line in lines if line.startswith(f"data.train_files: {train} differs")]
+
+
+def test_a_repeat_lies_within_the_interval_or_not(run: Path, tmp_path: Path) -> None:
+    turnkey("report", run)
+    again = finished(tmp_path / "again", seed=1)
+    compared = json.loads(turnkey("repeat", run / "report.json", again, "--json").stdout)
+    assert [(each["paired"], each["within"]) for each in compared] == [(True, True), (False, True)]
+    worse = finished(tmp_path / "worse", seed=2, skill=-0.4)
+    done = turnkey("repeat", run / "report.json", worse, code=1)
+    assert [line.rpartition(": ")[2] for line in done.stdout.splitlines()] == ["lower", "lower"]
+
+
+def test_a_folder_without_a_run_and_a_file_without_a_report_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("[]")
+    cases = {("report", tmp_path): "the folder of a run", ("repeat", tmp_path / "report.json"): "a report.json"}
+    for words, expected in cases.items():
+        done = CliRunner().invoke(app, [str(word) for word in words])
+        assert done.exit_code
+        assert f"expected {expected}" in str(done.exception)
