@@ -52,7 +52,7 @@ def _spy_on(cls):
         loss = self.advantage_step.loss
         optional += ["turnkey_staleness"] if loss is not None and "staleness" in loss.needs else []
         taught = ["teacher_log_prob", "has_teacher"] if self.config.turnkey.teacher.source else []
-        learned = ["turnkey_observation"] if self.config.turnkey.update.observation_coefficient else []
+        learned = ["turnkey_observation"] if self.config.turnkey["update"]["observation_coefficient"] else []
         optional += [*taught, *learned]
         fields = ["responses", "advantages", "old_log_probs", "rollout_log_probs", "response_mask", "rm_scores"]
         fields += optional

@@ -94,7 +94,7 @@ def test_what_the_environment_said_is_learned(credited: Run, model: Path, step: 
     said: dict[str, list[str]] = {}
     for episode in credited.episodes("train"):
         if episode["global_step"] == step and not episode["failed"]:
-            said[f"{episode['episode']}_0"] = [text["observation"].strip() for text in episode["texts"][1:]]
+            said[f"{episode['episode']}_0"] = [text["observation"].strip() for text in episode["texts"][:-1]]
     losses: dict[str, list[torch.Tensor]] = {"before": [], "after": []}
     for key, row in rows.items():
         observed = row["turnkey_observation"] > 0
