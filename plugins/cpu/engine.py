@@ -8,6 +8,7 @@ are verl's own; elsewhere they are 0, where no loss, metric or ratio reads them.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -15,16 +16,37 @@ import verl.utils.torch_functional as verl_functional
 from tensordict import TensorDict
 from verl.utils import tensordict_utils
 from verl.utils.torch_functional import logprobs_from_logits
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 from verl_turnkey.losses.turns import like, row_offsets
 from verl_turnkey.plugins.actor.observations import COLUMN as OBSERVATION
+
+
+def free_memory() -> None:
+    """Give freed memory back to the system: glibc keeps the holes between what lives on, several GB after a batch."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
+        trim(0)
+
+
+class FreesMemory:
+    """Of an engine: no more memory between two batches than what lives on, which vLLM and other roles then have."""
+
+    def forward_backward_batch(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().forward_backward_batch(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        finally:
+            free_memory()
+
+
+class ValueEngine(FreesMemory, FSDPEngineWithValueHead):
+    """The critic's."""
+
 
 # What computes or needs logits in another way than the plain padded batch does.
 OTHER_PATHS = {"use_remove_padding": True, "use_fused_kernels": False, "distillation_use_topk": False}
 
 
-class SparseLogitsEngine(FSDPEngineWithLMHead):
+class SparseLogitsEngine(FreesMemory, FSDPEngineWithLMHead):
     """``FSDPEngineWithLMHead`` for padded batches; any other batch goes the parent's way."""
 
     _positions: torch.Tensor | None = None

@@ -82,11 +82,11 @@ def use_gloo(module: ModuleType) -> None:
 
 def register_engines(module: ModuleType) -> None:
     """Register FSDP engines for the device "cpu"; verl has them for cuda and npu only. Ours computes fewer logits."""
-    from verl_turnkey.plugins.cpu.engine import SparseLogitsEngine
+    from verl_turnkey.plugins.cpu.engine import SparseLogitsEngine, ValueEngine
 
     for model_type, engine in (
         ("language_model", SparseLogitsEngine),
-        ("value_model", module.FSDPEngineWithValueHead),
+        ("value_model", ValueEngine),
     ):
         module.EngineRegistry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(engine)
 
