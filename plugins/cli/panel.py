@@ -181,5 +181,7 @@ def differences(panel: Panel, made: Panel) -> list[str]:
     if ids[0] != ids[1]:
         return [*lines, f"tasks: {len(set(ids[0]) - set(ids[1]))} of {len(ids[0])} are not chosen here"]
     pairs = list(zip(there["tasks"], here["tasks"], strict=True))
+    for a, b in [pair for pair in pairs if pair[0]["seed"] != pair[1]["seed"]][:1]:
+        lines.append(f"tasks: the seed of {a['id']} is {b['seed']}, published {a['seed']}")
     other = [a["id"] for a, b in pairs if a["start"] and b["start"] and a["start"] != b["start"]]
     return [*lines, f"tasks: {len(other)} of {len(pairs)} start otherwise, such as {other[0]}"] if other else lines

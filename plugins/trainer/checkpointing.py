@@ -38,6 +38,7 @@ class Checkpointing:
     ) -> None:
         self._trainer, self._step, self._allocation = trainer, advantage_step, allocation
         self._process_reward = process_reward
+        self._panel = validation_panel(trainer.config)
         self.saved: int | None = None
         """the step of the newest checkpoint"""
         self._written: tuple[Path, ...] = ()
@@ -91,9 +92,9 @@ class Checkpointing:
                     credit_state.save(folder, self._step.estimator.name, self._step.state)
                 self._allocation.save(folder)
                 self._process_reward.save(folder)
-                if panel := validation_panel(self._trainer.config):
+                if self._panel:
                     folder.mkdir(parents=True, exist_ok=True)
-                    write_json(folder / PANEL, panel)
+                    write_json(folder / PANEL, self._panel)
                 verls()
         except Exception as error:
             raise CheckpointError(unwritten(folder, error)) from error

@@ -20,30 +20,37 @@ from typer.testing import CliRunner
 
 from verl_turnkey.envs import make
 from verl_turnkey.envs.hosting.host import EnvHost
-from verl_turnkey.envs.panels import make_panel, panel_of
+from verl_turnkey.envs.panels import Panel, make_panel, panel_of
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.checks.panel import check_starts, validation_panel
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.cli.panel import find, published
+from verl_turnkey.plugins.cli.panel import differences, find, published
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.playing import words
+from verl_turnkey.plugins.trainer.run_info import about
 
 NAMES = sorted(file.stem for file in published().glob("*.json"))
 SLOW = ("textworld-48",)
 """48 games to compile"""
 SHUFFLED = """
-import os, random, pathlib
+import glob, os, random, pathlib
 rng, listdir, scandir = random.Random(7), os.listdir, os.scandir
 def shuffled(entries):
     entries = list(entries)
     rng.shuffle(entries)
     return entries
-class Entries(list):
-    def __enter__(self): return iter(self)
+class Entries:
+    def __init__(self, entries): self.rest = iter(entries)
+    def __iter__(self): return self
+    def __next__(self): return next(self.rest)
+    def __enter__(self): return self
     def __exit__(self, *_): pass
     def close(self): pass
 os.listdir = lambda *a, **k: shuffled(listdir(*a, **k))
 os.scandir = lambda *a, **k: Entries(shuffled(scandir(*a, **k)))
+unshuffled = glob.iglob
+glob.iglob = lambda *a, **k: iter(shuffled(unshuffled(*a, **k)))
+glob.glob = lambda *a, **k: list(glob.iglob(*a, **k))
 for name in ("glob", "rglob"):
     original = getattr(pathlib.Path, name)
     setattr(pathlib.Path, name, lambda self, *a, original=original, **k: iter(shuffled(original(self, *a, **k))))
@@ -59,19 +66,50 @@ MACHINES = (
 )
 
 
-def remade(name: str, folder: Path, machine: dict[str, str], shuffle: bool) -> subprocess.CompletedProcess[str]:
+def machine(folder: Path, settings: dict[str, str], shuffle: bool) -> dict[str, str]:
     (folder / "site").mkdir(parents=True)
     (folder / "site" / "sitecustomize.py").write_text(SHUFFLED if shuffle else "")
     paths = [str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {**os.environ, **machine, "PYTHONPATH": os.pathsep.join(paths), "TURNKEY_CACHE": str(folder / "cache")}
+    return {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(paths), "TURNKEY_CACHE": str(folder / "cache")}
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        "os.listdir(d)",
+        "[e.name for e in os.scandir(d)]",
+        "[os.path.basename(p) for p in glob.glob(d + '/*')]",
+        "[os.path.basename(p) for p in glob.iglob(d + '/**', recursive=True) if os.path.isfile(p)]",
+        "[p.name for p in pathlib.Path(d).glob('*')]",
+        "[p.name for p in pathlib.Path(d).rglob('*')]",
+        "next(os.walk(d))[2]",
+    ],
+)
+def test_the_other_machine_lists_files_in_another_order(listing, tmp_path):
+    (tmp_path / "files").mkdir()
+    names = [f"{number:02}" for number in range(30)]
+    for name in names:
+        (tmp_path / "files" / name).touch()
+    code = f"import glob, os, pathlib, sys; d = sys.argv[1]; print(*{listing})"
+    orders = []
+    for shuffle in (False, True):
+        env = machine(tmp_path / str(shuffle), {}, shuffle)
+        command = [sys.executable, "-c", code, tmp_path / "files"]
+        orders.append(subprocess.run(command, capture_output=True, text=True, env=env, check=True).stdout.split())
+    assert sorted(orders[0]) == sorted(orders[1]) == names
+    assert orders[1] not in (orders[0], names)
+
+
+def remade(name: str, folder: Path, settings: dict[str, str], shuffle: bool) -> subprocess.CompletedProcess[str]:
+    env = machine(folder, settings, shuffle)
     command = [sys.executable, "-c", REMADE, name]
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in SLOW else n for n in NAMES])
 def test_a_panel_is_the_same_on_every_machine(name, tmp_path):
-    for number, machine in enumerate(MACHINES):
-        done = remade(name, tmp_path / str(number), machine, shuffle=number == 1)
+    for number, settings in enumerate(MACHINES):
+        done = remade(name, tmp_path / str(number), settings, shuffle=number == 1)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.partition("PANEL")[2] == (published() / f"{name}.json").read_text()
 
@@ -99,9 +137,18 @@ def test_a_panel_of_your_own_takes_the_settings_of_the_line(tmp_path):
     assert "turnkey.env.kwargs.size: 5, not 4" in str(changed.exception)
     files = f"data.val_files={tmp_path / 'mine.parquet'}"
     config = composed(["+turnkey=gigpo", "+turnkey/env=frozenlake", *words(panel), files])
-    assert validation_panel(config) == panel.mark
+    assert validation_panel(config) == panel.mark == about(config)["panel"]
     OmegaConf.update(config, "turnkey.rollout.history", 7)
     assert validation_panel(config) is None
+    assert about(config)["panel"] is None
+
+
+def test_other_seeds_of_the_same_tasks_are_reported():
+    lake = find("frozenlake-48")
+    first, *rest = lake.content["tasks"]
+    made = Panel({**lake.content, "tasks": [{**first, "seed": 7}, *rest]})
+    assert differences(lake, lake) == []
+    assert differences(lake, made) == [f"tasks: the seed of {first['id']} is 7, published {first['seed']}"]
 
 
 # --- playing ----------------------------------------------------------------------------------------------------------

@@ -19,6 +19,9 @@ from contract_tools import PARTITION, SEPARATE, Compose, Episode, Saves, advance
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from verl_turnkey.advantage import ConfigError, Credit, modifying, register_modifier
+from verl_turnkey.plugins.cli.panel import find
+from verl_turnkey.plugins.config.checkpoint_files import PANEL
+from verl_turnkey.plugins.config.playing import words
 from verl_turnkey.plugins.trainer.checkpointing import CheckpointError
 
 MODES = ("sync", "colocate_async", "separate_async")
@@ -162,6 +165,16 @@ def test_methods_that_remember_nothing_write_and_read_nothing(
     resumed._load_checkpoint()
     assert (resumed.global_steps, resumed.advantage_step.state) == (1, {})
     assert [record for record in caplog.records if record.name == "verl_turnkey"] == []
+
+
+def test_a_checkpoint_names_the_panel_that_the_run_started_with(build: Build, tmp_path: Path):
+    panel = find("frozenlake-48")
+    file = tmp_path / "lake.parquet"
+    panel.write_parquet(file, panel.tasks({}))
+    trainer = build("sync", "+turnkey/env=frozenlake", *words(panel), f"data.val_files={file}")
+    file.unlink()
+    trainer._save_checkpoint()
+    assert json.loads((tmp_path / "global_step_1" / PANEL).read_text()) == panel.mark
 
 
 def test_a_run_from_scratch_says_nothing(build: Build, caplog):

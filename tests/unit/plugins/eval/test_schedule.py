@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.eval.samples import Samples
-from verl_turnkey.plugins.eval.schedule import ATTEMPTS, finish, jobs, play_all
+from verl_turnkey.plugins.eval.schedule import ATTEMPTS, RESULT, finish, jobs, play_all
 
 ROWS = [{COLUMN: Task("e", seed).to_json()} for seed in (1, 2, 3)]
 
@@ -75,6 +76,10 @@ def test_a_failed_episode_is_played_again_and_then_left_out(kept):
     assert (found["samples"], found["failed"]["samples"], found["complete"]) == (2, 1, False)
     assert [task["solved"] for task in found["tasks"]] == [0, 0, 1]
     assert [job.task for job in jobs(ROWS, 1, kept)] == [0], "the next call tries it again"
+    mark = {"name": "small-3", "sha256": "0" * 64}
+    for panel in (None, mark):
+        finish(kept, ROWS, 1, failures, panel)
+        assert json.loads((kept.folder / RESULT).read_text())["panel"] == panel
 
 
 def test_where_nothing_can_succeed_any_more_it_stops(kept):
