@@ -20,10 +20,10 @@ LEVEL = {"level": "MiniGrid-DoorKey-5x5-v0", "max_steps": 14}
 BETA = 0.05
 
 
-def play(out: Path, model: Path, *overrides: str, env: dict[str, str] | None = None) -> Run:
+def play(out: Path, model: Path, *overrides: str, recipe: str = "istar", env: dict[str, str] | None = None) -> Run:
     return train(
         out,
-        "+turnkey=istar",
+        f"+turnkey={recipe}",
         "+turnkey/env=babyai",
         "+turnkey/device=cpu",
         *minigrid(out, LEVEL, train=4, val=4, seed=5),
@@ -171,6 +171,49 @@ def test_the_gradient_is_that_of_one_graph_over_the_whole_batch(sync: Run, model
     assert sync.metrics[1]["prm/grad_norm"] == pytest.approx(norm, rel=1e-3)
     sums = [float(row.double().sum()) for row in seen["turnkey_prm_coef"]]
     assert max(map(abs, sums)) > 0
+
+
+@pytest.fixture(scope="module")
+def head(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Scores of before the update, which are those that the objective saw, in the place of rewards."""
+    return play(
+        tmp_path_factory.mktemp("head"),
+        model,
+        "turnkey.prm.kind=head",
+        "turnkey.prm.objective=sum_to_outcome",
+        "turnkey.prm.use=redistribute",
+        "turnkey.prm.scores=before",
+        "trainer.total_training_steps=2",
+        recipe="rebn",
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_head_redistributes_the_outcome(head: Run, step: int) -> None:
+    """SPA-RL: scores that shall add up to the outcome are the rewards, and their derivatives are on last tokens."""
+    scores, sums, outcomes = turn_scores(head, step), defaultdict(float), defaultdict(float)
+    steps = [each for each in head.steps() if each["global_step"] == step]
+    for each in steps:
+        sums[each["trajectory"]] += scores[each["row"], each["turn"]]
+        outcomes[each["trajectory"]] += each["reward"]
+    head.agrees_with(lambda rows: naive.rebn([{**r, "reward": scores[r["row"], r["turn"]]} for r in rows]), step)
+
+    errors = {name: sums[name] - outcomes[name] for name in sums}
+    assert len({round(error, 6) for error in errors.values()}) > 10
+    metrics = head.metrics[step]
+    assert metrics["prm/loss"] == pytest.approx(np.mean([error**2 for error in errors.values()]), rel=1e-4)
+    assert metrics["prm/updates"] == 1
+    assert metrics["prm/grad_norm"] > 0
+
+    seen = scored(head, step)
+    columns = zip(seen["response_mask"], seen["turnkey_prm_coef"], strict=True)
+    coefficients = dict(zip(seen["keys"], columns, strict=True))
+    for each in steps:
+        mask, coefficient = coefficients[each["row"]]
+        own = torch.nonzero(turn_ids(mask[None])[0] == each["turn"])[:, 0]
+        expected = [0.0] * (len(own) - 1) + [2 * errors[each["trajectory"]] / len(errors)]
+        np.testing.assert_allclose(coefficient[own].numpy(), expected, atol=1e-6)
 
 
 @pytest.mark.long

@@ -55,8 +55,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def given(preset: presets.Preset, model: Path) -> list[str]:
     """The words that the preset leaves to the launch line."""
     columns = [c.removeprefix("extra.") for c in estimators()[str(preset.method)].needs if c.startswith("extra.")]
-    if any(setting.key.startswith("turnkey.rollout.strategy.") for setting in preset.settings):
-        columns = []  # the strategy gives them
+    supplied = ("turnkey.rollout.strategy.", "turnkey.prm.")
+    if any(setting.key.startswith(supplied) for setting in preset.settings):
+        columns = []  # the strategy or the model gives them
     parts = ["{name: step}", *(f"{{name: step, label: {name}, column: {name}}}" for name in columns)]
     values = {**GIVEN, "turnkey.rewards": f"[{','.join(parts)}]"}
     critic = [f"critic.model.path={model}"] if "value" in estimators()[str(preset.method)].needs else []
