@@ -41,7 +41,6 @@ ABSENT = (
         "HiLL / 2604.00698", "trains a second policy that writes hints; hints of the data are turnkey.groups.hint_high"
     ),
     NotHere("UCOB / 2606.29502", "needs the largest logits of two prompts inside the actor"),
-    NotHere("ECHO / 2605.24517", "trains on the tokens of observations, which rows of turns do not hold"),
     NotHere("GFlowVLM", "another objective: flows, not returns"),
     NotHere("GTPO of token entropy / 2508.04349", "weighs single tokens by their entropy; EMPG weighs turns"),
     NotHere(

@@ -22,12 +22,9 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from verl_turnkey.losses.turns import like, row_offsets
 from verl_turnkey.plugins.actor.weighing import MINI_BATCHES
-from verl_turnkey.plugins.credit.metrics import OBSERVED
+from verl_turnkey.plugins.credit.metrics import LEARNED, OBSERVED
 from verl_turnkey.plugins.credit.row_turns import Runs
 from verl_turnkey.plugins.verl_api import internals
-
-COLUMN = "turnkey_observation"
-"""column of the queue: (B, L) nested, 1 / N on the N tokens of the batch's observations, else 0"""
 
 
 def columns(
@@ -55,7 +52,7 @@ def columns(
                 if runs.start[turn] + first >= offsets[row]:  # else it is in the prompt
                     observed[runs.start[turn] + first : runs.start[turn] + end] = 1
     number = observed.sum()
-    return {COLUMN: like(observed / number.clamp(min=1), response_mask)}, {"rows/observation_tokens": number.item()}
+    return {LEARNED: like(observed / number.clamp(min=1), response_mask)}, {"rows/observation_tokens": number.item()}
 
 
 def learn(process: Any, coefficient: float) -> None:
@@ -74,7 +71,7 @@ def _with_observations(
     **_: Any,
 ) -> Any:
     loss, metrics = inner(model_output=model_output, data=data, dp_group=dp_group)
-    share = data.select(COLUMN).to_padded_tensor()[COLUMN]
+    share = data.select(LEARNED).to_padded_tensor()[LEARNED]
     log_prob = torch.where(share > 0, no_padding_2_padding(model_output["log_probs"], data), 0.0)
     # verl adds up the losses of micro-batches and averages gradients over the ranks.
     cross_entropy = -(share * log_prob).sum() * (int(data[MINI_BATCHES]) * data["dp_size"])

@@ -19,7 +19,7 @@ from verl.utils.torch_functional import logprobs_from_logits
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 from verl_turnkey.losses.turns import like, row_offsets
-from verl_turnkey.plugins.actor.observations import COLUMN as OBSERVATION
+from verl_turnkey.plugins.credit.metrics import LEARNED
 
 
 def free_memory() -> None:
@@ -106,8 +106,8 @@ def used_positions(micro_batch: TensorDict) -> torch.Tensor | None:
     covers whole rows, as in supervised training.
     """
     lengths, mask = row_offsets(micro_batch["input_ids"]).diff(), micro_batch["loss_mask"]
-    if OBSERVATION in micro_batch:
-        mask = like((mask.values() > 0) | (micro_batch[OBSERVATION].values() > 0), mask)
+    if LEARNED in micro_batch:
+        mask = like((mask.values() > 0) | (micro_batch[LEARNED].values() > 0), mask)
     if not mask.is_nested or bool((row_offsets(mask).diff() >= lengths).any()):
         return None
     width = int(lengths.max())

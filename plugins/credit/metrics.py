@@ -20,6 +20,8 @@ CACHED = "turnkey_cached"
 OBSERVED = "turnkey_observed"
 """extra field of a row: for each turn the spans of tokens that are what the environment said before it, (first, end)
 each, counted from the turn's first token, so that both are negative"""
+LEARNED = "turnkey_observation"
+"""column of the queue: (B, L) nested, 1 / N on the N tokens of a batch's observations that are learned, else 0"""
 BREAKS = "rows/break/"
 """prefix of the counts of rows by ``turnkey_break``"""
 BRANCHING = "branching/"

@@ -13,9 +13,9 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig
 from verl.workers.utils.losses import ppo_loss
 
-from verl_turnkey.plugins.actor.observations import COLUMN, _with_observations, columns
+from verl_turnkey.plugins.actor.observations import _with_observations, columns
 from verl_turnkey.plugins.actor.weighing import MINI_BATCHES
-from verl_turnkey.plugins.credit.metrics import OBSERVED
+from verl_turnkey.plugins.credit.metrics import LEARNED, OBSERVED
 
 ORACLE = json.loads((Path(__file__).parents[3] / "data" / "oracle" / "teacher_check_values.json").read_text())["echo"]
 PROMPT = 2
@@ -42,7 +42,7 @@ def written(rows: list[tuple[list[int], list[Any]]], *, padding: int | None = No
     fields = [{OBSERVED: turns} if turns else {} for _, turns in rows]
     tags = [{"is_padding": row == padding} for row in range(len(rows))]
     column, metrics = columns(0.05, fields, tags, nested([mask for mask, _ in rows], torch.long))
-    return column[COLUMN], metrics["rows/observation_tokens"]
+    return column[LEARNED], metrics["rows/observation_tokens"]
 
 
 def test_each_token_of_an_observation_has_the_same_share():
@@ -72,7 +72,7 @@ def batch(rows: list[int], column: torch.Tensor, mini_batches: int = 1, dp_size:
         "response_mask": nested(masks, torch.long),
         "old_log_probs": nested([[-1.0] * len(mask) for mask in masks]),
         "advantages": nested([[0.5] * len(mask) for mask in masks]),
-        COLUMN: nested([column.unbind()[row] for row in rows]),
+        LEARNED: nested([column.unbind()[row] for row in rows]),
     }
     total = sum(sum(mask) for mask, _ in ROWS)
     others = {"dp_size": dp_size, "batch_num_tokens": total, "global_batch_size": 4, MINI_BATCHES: mini_batches}
@@ -141,7 +141,7 @@ def test_the_value_on_record():
         tensor_dict={
             "prompts": nested([[5] * PROMPT], torch.long),
             "responses": nested([[7] * 5], torch.long),
-            COLUMN: column[COLUMN],
+            LEARNED: column[LEARNED],
         },
         non_tensor_dict={"dp_size": 1, MINI_BATCHES: 1},
     )

@@ -15,8 +15,8 @@ from verl.utils import tensordict_utils
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import response_from_nested
 
-from verl_turnkey.plugins.actor.observations import COLUMN as OBSERVATION
 from verl_turnkey.plugins.cpu.engine import SparseLogitsEngine, used_positions
+from verl_turnkey.plugins.credit.metrics import LEARNED
 
 SHAPE = {
     "vocab_size": 97,
@@ -119,8 +119,8 @@ def test_without_a_used_position_the_gradients_are_zero() -> None:
 def test_observations_that_are_learned_are_computed() -> None:
     model, batch = MODELS["tied"](), micro_batch()
     plain = batch["loss_mask"].to_padded_tensor(0)
-    batch[OBSERVATION] = nested([[0, 0, 0.5, 0, 0], [0.5, 0, 0], [0]], torch.float)
-    used = (plain == 1) | (batch[OBSERVATION].to_padded_tensor(0) > 0)
+    batch[LEARNED] = nested([[0, 0, 0.5, 0, 0], [0.5, 0, 0], [0]], torch.float)
+    used = (plain == 1) | (batch[LEARNED].to_padded_tensor(0) > 0)
     outputs = [
         engine(kind, model).forward_step(batch, None, forward_only=True)[1]["model_output"]["log_probs"]
         for kind in (FSDPEngineWithLMHead, SparseLogitsEngine)
