@@ -78,31 +78,37 @@ class Failures:
 class InvalidActions:
     """Warns once, early in a process, if most turns have no valid action: until that changes the model learns nothing.
 
+    Of each 32 turns in a row, since a validation at temperature 0 may come first, with actions that are valid.
+
     Args:
         format: ``turnkey.rollout.action_format``.
         instruction: the prompt's description of that format.
     """
 
-    TURNS, SHARE = 32, 0.5
+    TURNS, SHARE, LAST = 32, 0.5, 1024
 
     def __init__(self, format: str, instruction: str | None) -> None:
         self._format, self._instruction = format, instruction
         self._turns = self._invalid = 0
         self._first: tuple[str, str] | None = None
+        self._over = False
 
     def add(self, response: str, reason: str | None) -> None:
         """Count a turn; ``reason``: why its action is invalid, None if it is valid."""
-        if self._turns == self.TURNS:
+        if self._over:
             return
+        if self._turns % self.TURNS == 0:
+            self._invalid, self._first = 0, None
         self._turns += 1
+        self._over = self._turns == self.LAST
         if reason is not None:
             self._invalid += 1
             self._first = self._first or (" ".join(response.split())[:200], reason)
-        if self._turns == self.TURNS and self._first and self._invalid > self.SHARE * self.TURNS:
-            text, why = self._first
+        if self._turns % self.TURNS == 0 and self._first and self._invalid > self.SHARE * self.TURNS:
+            self._over, (text, why) = True, self._first
             wanted = f", and the prompt says: {self._instruction}" if self._instruction else ""
             logger.warning(
-                "%d of the first %d turns have no valid action. The first: %r, %s. "
+                "%d of %d turns in a row have no valid action. The first: %r, %s. "
                 "turnkey.rollout.action_format is %s%s",
                 *(self._invalid, self.TURNS, text, why, self._format, wanted),
             )

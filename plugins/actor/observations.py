@@ -44,10 +44,10 @@ def columns(
     runs, offsets = Runs.of(response_mask), row_offsets(response_mask).tolist()
     observed = torch.zeros(offsets[-1])
     for row, fields in enumerate(extra_fields):
-        turns = fields.get(OBSERVED) or ()
+        turns: Sequence[Sequence[Sequence[int]]] = fields.get(OBSERVED) or ()
         if tags[row].get("is_padding", False) or len(turns) != runs.count[row]:
             continue
-        for turn, spans in enumerate(turns, start=runs.first[row]):
+        for turn, spans in enumerate(turns, start=int(runs.first[row])):
             for first, end in spans:
                 if runs.start[turn] + first >= offsets[row]:  # else it is in the prompt
                     observed[runs.start[turn] + first : runs.start[turn] + end] = 1
