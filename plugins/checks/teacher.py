@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -21,7 +21,7 @@ from verl_turnkey.plugins.teacher import TeacherSource, read_source
 from verl_turnkey.plugins.teacher.registry import KEY
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
-OF_GROUPS = ("group_success", "group_failures")
+OF_GROUPS = ("group_success", "group_failures", "reflection")
 
 
 def check_teacher(
@@ -126,7 +126,9 @@ def _check_source(config: DictConfig, turnkey: TurnkeyConfig, spec: TeacherSourc
             f"{KEY}={spec.name} reads the steps of records, and the agent loop {without[0]} writes none: use "
             "turnkey_env, or another source",
         )
-    compares = spec.name in OF_GROUPS or turnkey.teacher.rows == "mixed_groups"
+    options = turnkey.teacher.source if isinstance(turnkey.teacher.source, Mapping) else {}
+    of_group = spec.name in OF_GROUPS and options.get("about") != "episode"
+    compares = of_group or turnkey.teacher.rows == "mixed_groups"
     forked = read_strategy(rollout.strategy)
     if compares and config.actor_rollout_ref.rollout.n == 1 and not (forked and forked[0].trains):
         warn(

@@ -17,7 +17,7 @@ from verl_turnkey.envs.prompting.actions import TOOL_CALL, Call, ParsedAction
 from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, history_text
 from verl_turnkey.envs.prompting.prompts import build_messages, later_template
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
-from verl_turnkey.plugins.rollout.observed import spans
+from verl_turnkey.plugins.rollout.observed import marked, spans
 from verl_turnkey.plugins.rollout.prompts import PromptSettings, forked
 from verl_turnkey.plugins.rollout.turn_tail import ASKED, CALLED, TurnTail
 from verl_turnkey.plugins.verl_api import builders
@@ -97,20 +97,22 @@ class ConversationPrompts:
 
     def _appended(self) -> list[int]:
         """The ids, followed by what answers the last turn and by the generation prompt."""
-        messages = self._answers()
-        called = [(message["name"], message["tool_call_id"]) for message in messages if "tool_call_id" in message]
-        past = [ASKED, self._tail.turn(self._role, called or CALLED)]
-        settings, before = self._settings, len(self._ids)
-        ids = builders.appended_tokens(settings.builder, past, [*past, *messages], self._ids, settings.tools)
-        if settings.marks_observations:
-            seen = self._seen[-1]
-            texts = [result["content"] for result in seen.info.get("results", ())] or [seen.observation]
-            self._observed = spans(self._tail.tokenizer, ids[before:], [settings.control.plain(text) for text in texts])
+        seen, before = self._seen[-1], len(self._ids)
+        ids = self._append(self._answers(seen))
+        if self._settings.marks_observations:
+            others = [self._append(self._answers(other))[before:] for other in marked(seen)]
+            self._observed = spans(self._tail.tokenizer, ids[before:], others)
         return ids
 
-    def _answers(self) -> list[dict[str, Any]]:
+    def _append(self, messages: list[dict[str, Any]]) -> list[int]:
+        called = [(message["name"], message["tool_call_id"]) for message in messages if "tool_call_id" in message]
+        past = [ASKED, self._tail.turn(self._role, called or CALLED)]
+        settings = self._settings
+        return builders.appended_tokens(settings.builder, past, [*past, *messages], self._ids, settings.tools)
+
+    def _answers(self, seen: Answer) -> list[dict[str, Any]]:
         """The messages after the last turn: a result per call where the template has such messages, else one."""
-        seen, plain, images = self._seen[-1], self._settings.control.plain, self._images[-1]
+        plain, images = self._settings.control.plain, self._images[-1]
         results = [plain(result["content"]) for result in seen.info.get("results", ())]
         if results and self._role == "tool" and (self._tail.parallel or len(results) == 1):
             return [

@@ -3,33 +3,58 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from verl_turnkey.envs.answers import Answer
 
-def spans(tokenizer: Any, ids: Sequence[int], texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Where the tokens of each of ``texts`` are in ``ids``, which hold them in this order: (first, end) from the end.
+MARK = "\ue000"
+"""a text that no environment writes"""
+
+
+def marked(seen: Answer) -> Iterator[Answer]:
+    """``seen`` with :data:`MARK` in the place of its observation, or of the results of its calls one by one."""
+    results = list(seen.info.get("results", ()))
+    for i, result in enumerate(results):
+        changed = [*results[:i], {**result, "content": MARK}, *results[i + 1 :]]
+        yield replace(seen, info={**seen.info, "results": changed})
+    if not results:
+        yield replace(seen, observation=MARK)
+
+
+def spans(tokenizer: Any, ids: Sequence[int], others: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Where ``ids`` differ from each of ``others``, in which one text is another: (first, end), counted from the end.
 
     A token with letters of the template is the template's. Whitespace around a text does not matter: templates strip
-    it, and tokens begin with it. A text that the template rewrote is left out.
+    it, and tokens begin with it. A text of whitespace alone has no span.
     """
 
     def length(tokens: int) -> int:
         """Characters of the first ``tokens`` ids."""
         return len(_decode(tokenizer, ids[:tokens]))
 
-    whole, number, place, result = _decode(tokenizer, ids), range(len(ids) + 1), 0, []
-    for text in map(str.strip, texts):
-        start = whole.find(text, place)
-        if text and start >= 0:
-            place = start + len(text)
-            # Of a character in several tokens the first ones are decoded as one, too: hence the last of equal lengths.
-            first, end = (bisect_right(number, bound, key=length) - 1 for bound in (start, place))
-            first += bool(whole[length(first) : start].strip())
-            end += length(end) < place and not whole[place : length(end + 1)].strip()
-            if first < end:
-                result.append((first - len(ids), end - len(ids)))
+    whole, number, result = _decode(tokenizer, ids), range(len(ids) + 1), []
+    for other in (_decode(tokenizer, each) for each in others):
+        start = _alike(whole, other)
+        end = len(whole) - _alike(whole[start:][::-1], other[start:][::-1])
+        text = whole[start:end]
+        start, end = start + len(text) - len(text.lstrip()), end - len(text) + len(text.rstrip())
+        if start >= end:
+            continue
+        # Of a character in several tokens the first ones are decoded as one, too: hence the last of equal lengths.
+        first, last = (bisect_right(number, bound, key=length) - 1 for bound in (start, end))
+        first += bool(whole[length(first) : start].strip())
+        last += length(last) < end and not whole[end : length(last + 1)].strip()
+        if first < last:
+            result.append((first - len(ids), last - len(ids)))
     return result
+
+
+def _alike(one: str, other: str) -> int:
+    """Number of characters with which both begin."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _decode(tokenizer: Any, ids: Sequence[int]) -> str:

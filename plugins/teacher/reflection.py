@@ -11,7 +11,7 @@ from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig
 from verl_turnkey.envs.rewards.judge import chat_content
 from verl_turnkey.envs.thoughts import after_first_thoughts
 from verl_turnkey.plugins.teacher.registry import TeacherEpisode, TeacherRow, register_teacher_source
-from verl_turnkey.plugins.teacher.sources import transcript
+from verl_turnkey.plugins.teacher.sources import answer_of, observation_of
 
 PROMPTS = {
     "group": (
@@ -24,18 +24,21 @@ PROMPTS = {
         "this one did not solve the task: at most three short lines. Write only these lines.\n\n{attempts}"
     ),
 }
+SEEN, WRITTEN = 400, 600
+"""characters shown of an observation and of a turn"""
 OUTCOMES = {True: "solved the task", False: "did not solve the task"}
 
 
-@register_teacher_source("reflection")
+@register_teacher_source("reflection", observations=True)
 @dataclass(frozen=True)
 class Reflection(EndpointConfig):
     """What a model behind an OpenAI-compatible endpoint advises after the episode, or after the group's (OPID, GRSD).
 
     ``about=group``: one text for all rows of a group in which some episodes solved the task and some did not; the best
     and the worst ``episodes`` of each kind are shown (GRSD condenses reflections on all of them). ``about=episode``: a
-    text for each episode, which its outcome is in (OPID's episode skill). The model sees what the policy wrote in each
-    turn, without thoughts. A request that fails leaves its rows without a text.
+    text for each episode, which its outcome is in (OPID's episode skill). The model sees what the policy saw and wrote
+    in each turn, without thoughts, observations cut at 400 characters and turns at 600, as in GRSD; the task is what
+    the observations show of it. A request that fails leaves its rows without a text.
     """
 
     about: Literal["group", "episode"] = "group"
@@ -73,4 +76,9 @@ class Reflection(EndpointConfig):
 
 
 def _described(episode: TeacherEpisode) -> str:
-    return f"This attempt {OUTCOMES[episode.success]}:\n{transcript(episode)}"
+    lines = [f"This attempt {OUTCOMES[episode.success]}:"]
+    for number, turn in enumerate(episode.turns):
+        if number < len(episode.steps) and (seen := observation_of(episode.steps[number])):
+            lines.append(f"Seen: {seen[:SEEN]}")
+        lines.append(f"Turn {number + 1}: {answer_of(turn)[:WRITTEN]}")
+    return "\n".join(lines)

@@ -108,7 +108,7 @@ class NextObservation:
 
     def __call__(self, row: TeacherRow) -> str | None:
         number = row.steps[0]["step"] + 1 if row.steps else -1
-        return next((_observation(step) for step in row.episode.steps if step["step"] == number), None)
+        return next((observation_of(step) for step in row.episode.steps if step["step"] == number), None)
 
 
 @register_teacher_source("outcome", observations=True)
@@ -125,8 +125,8 @@ class Outcome:
         if episode is None:
             return None
         last: Mapping[str, Any] = episode.steps[-1] if episode.steps else {}
-        action = last.get("action") or (_answer(episode.turns[-1]) if episode.turns else None)
-        lines = ("The task was solved.", _observation(last), action and f"Last action: {action}")
+        action = last.get("action") or (answer_of(episode.turns[-1]) if episode.turns else None)
+        lines = ("The task was solved.", observation_of(last), action and f"Last action: {action}")
         return "\n".join(line for line in lines if line)
 
 
@@ -156,17 +156,17 @@ class Placebo:
         return " ".join((words * (number // len(words) + 1))[:number]) or None
 
 
-def _observation(step: Mapping[str, Any]) -> str | None:
+def observation_of(step: Mapping[str, Any]) -> str | None:
     return _text((step.get("extra") or {}).get("text"))
 
 
-def _answer(turn: str) -> str:
+def answer_of(turn: str) -> str:
     return (after_thoughts(turn) or "").strip()
 
 
 def transcript(episode: TeacherEpisode) -> str:
     """What the model wrote in an episode, without its thoughts; of several turns, numbered."""
-    answers = [_answer(turn) for turn in episode.turns]
+    answers = [answer_of(turn) for turn in episode.turns]
     if len(answers) == 1:
         return answers[0]
     return "\n".join(f"Turn {number}: {answer}" for number, answer in enumerate(answers, 1))

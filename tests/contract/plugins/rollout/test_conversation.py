@@ -126,14 +126,16 @@ def test_three_turns_as_the_template_writes_them(name):
 def test_the_tokens_of_an_observation_are_marked(name):
     talk = Talk(FAMILIES[name])
     talk.see("a room")
-    for text in ("two rooms and a door", "go", " door 2, ünlocked\nand a room "):
+    # "Seen" and "user" are words of the prompt's template and of some chat templates.
+    for text in ("two rooms and a door", "Seen", " door 2, ünlocked\nand a room ", "user"):
         talk.say("go north" + talk.family.stop)
         talk.see(text)
-    assert [talk.observed(t) for t in range(4)] == [
+    assert [talk.observed(t) for t in range(5)] == [
         [],
         ["two rooms and a door"],
-        ["go"],
+        ["Seen"],
         ["door 2, ünlocked\nand a room"],
+        ["user"],
     ]
 
 

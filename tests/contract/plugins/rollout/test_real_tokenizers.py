@@ -231,11 +231,11 @@ TOOL_CALLERS = ("Qwen3", "Llama 3.1 with tools", "GPT-OSS")
 def test_the_tokens_of_an_observation_are_marked(name: str) -> None:
     talk = Talk(REAL[name])
     talk.see("a room")
-    texts = ["You are in the hall.", "Ein Tür-Schloß \u2014 日本語 🚪", "  <b>two</b>\n\nlines  "]
+    texts = ["You are in the hall.", "Ein Tür-Schloß \u2014 日本語 🚪", "  <b>two</b>\n\nlines  ", "user", "is", "s"]
     for text in texts:
         talk.say("go north" + talk.family.stop)
         talk.see(text)
-    assert [talk.observed(t) for t in range(4)] == [[], *([text.strip()] for text in texts)]
+    assert [talk.observed(t) for t in range(7)] == [[], *([text.strip()] for text in texts)]
 
 
 @every

@@ -23,10 +23,11 @@ def server() -> Iterator[JudgeServer]:
 
 
 def episode(name: str, score: float, *turns: str) -> TeacherEpisode:
-    step = make_step(step=0, reward=score, action=None, success=score >= 1)
+    step = make_step(step=0, reward=score, action=None, success=score >= 1, extra={"text": "a door" + 500 * "."})
     return TeacherEpisode(name, score, score >= 1, [step], lambda: list(turns))
 
 
+SEEN = "Seen: a door" + 394 * "." + "\n"
 GROUP = [
     episode("a_0", 1.0, "<think>which way?</think>left", "up"),
     episode("a_1", 0.0, "down"),
@@ -55,8 +56,8 @@ def test_a_group_with_both_outcomes_is_compared_once(server: JudgeServer):
     assert question["model"] == "m"
     ((said),) = [message["content"] for message in question["messages"]]
     solved, failed = said.split("\n\n")[1:]
-    assert solved == "This attempt solved the task:\njump"
-    assert failed == "This attempt did not solve the task:\ndown"
+    assert solved == f"This attempt solved the task:\n{SEEN}Turn 1: jump"
+    assert failed == f"This attempt did not solve the task:\n{SEEN}Turn 1: down"
 
 
 def test_an_episode_is_shown_without_thoughts(server: JudgeServer):
@@ -64,8 +65,8 @@ def test_an_episode_is_shown_without_thoughts(server: JudgeServer):
     assert set(texts.by_row) == {0, 1}
     said = sorted(question["messages"][0]["content"] for question in server.questions)
     assert said == [
-        "Judge: This attempt did not solve the task:\ndown",
-        "Judge: This attempt solved the task:\nTurn 1: left\nTurn 2: up",
+        f"Judge: This attempt did not solve the task:\n{SEEN}Turn 1: down",
+        f"Judge: This attempt solved the task:\n{SEEN}Turn 1: left\nTurn 2: up",
     ]
 
 
