@@ -36,7 +36,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="folder for both files; default: RUN")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the report instead")] = False,
 ) -> None:
-    """Write what it takes to repeat a run: report.html, report.json.
+    """Write all that it takes to repeat a run.
 
     turnkey report runs/babyai
 
