@@ -36,7 +36,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="folder for both files; default: RUN")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the report instead")] = False,
 ) -> None:
-    """Write report.html and report.json of a run: all that a repeat takes.
+    """Write the report of a run: all that a repeat takes.
 
     turnkey report runs/babyai
 

@@ -45,7 +45,8 @@ def results(run: Run) -> list[dict[str, Any]]:
         ended = rows[rows["failed"].isna()]
         if len(ended):
             tasks = _by_task(ended)
-            interval = stats.success(*zip(*tasks.values(), strict=True))
+            solved, samples = zip(*tasks.values(), strict=True)
+            interval = stats.success(solved, samples)
             ends = [int(steps[0]), int(steps[-1])]
             measured.append(
                 {"what": what, "steps": ends, **interval._asdict(), "failed": len(rows) - len(ended), "tasks": tasks}
