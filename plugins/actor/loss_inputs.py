@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -163,9 +162,7 @@ def read(data: TensorDict, names: Sequence[str]) -> dict[str, torch.Tensor]:
 def hand_over(worker: Any, names: Sequence[str]) -> None:
     """Run inside an actor worker: makes the columns of each micro-batch available to the loss."""
     if names:
-        actor = internals.actor_worker(worker).actor
-        # Keep verl's keywords on the partial: other code reads the actor's config from them.
-        actor.set_loss_fn(partial(_with_columns, actor.loss_fn, tuple(names), **actor.loss_fn.keywords))
+        internals.wrap_loss(internals.actor_worker(worker).actor, _with_columns, tuple(names))
 
 
 def _with_columns(

@@ -12,7 +12,6 @@ prime-rl, whatever the mini-batches, micro-batches and ranks; the paper's coeffi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -57,9 +56,7 @@ def columns(
 
 def learn(process: Any, coefficient: float) -> None:
     """Run inside a process of the actor: its loss has the term from now on."""
-    actor = internals.actor_worker(process).actor
-    # Keep verl's keywords on the partial: other code reads the configuration from them.
-    actor.set_loss_fn(partial(_with_observations, actor.loss_fn, coefficient, **actor.loss_fn.keywords))
+    internals.wrap_loss(internals.actor_worker(process).actor, _with_observations, coefficient)
 
 
 def _with_observations(

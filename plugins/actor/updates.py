@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,8 +89,7 @@ def install(process: Any, folder: str, segment: str) -> None:
     if not actor.engine.is_mp_src_rank_with_outputs():
         return
     _recorder = Recorder(Tables(folder, segment, f"rank{dist.get_rank()}"))
-    # Keep verl's keywords on the partial: other code reads the actor's config from them.
-    actor.set_loss_fn(partial(_recorded, actor.loss_fn, _recorder, **actor.loss_fn.keywords))
+    internals.wrap_loss(actor, _recorded, _recorder)
 
 
 def hand_over(process: Any, drain: float = 0.0) -> Counts:

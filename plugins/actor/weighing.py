@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -45,17 +44,12 @@ def columns(
 
 def weigh_actor(process: Any) -> None:
     """Run inside a process of the actor: its losses take the weights from now on."""
-    _weigh(internals.actor_worker(process).actor)
+    internals.wrap_loss(internals.actor_worker(process).actor, _run)
 
 
 def weigh_critic(process: Any) -> None:
     """Run inside a process of the critic: its loss takes the weights from now on."""
-    _weigh(internals.critic_worker(process))
-
-
-def _weigh(worker: Any) -> None:
-    # Keep verl's keywords on the partial: other code reads the configuration from them.
-    worker.set_loss_fn(partial(_run, worker.loss_fn, **worker.loss_fn.keywords))
+    internals.wrap_loss(internals.critic_worker(process), _run)
 
 
 def _run(inner: Callable[..., Any], model_output: Any, data: TensorDict, dp_group: Any = None, **_: Any) -> Any:

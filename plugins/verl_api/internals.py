@@ -9,6 +9,7 @@ import importlib
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,14 @@ def critic_worker(process: Any) -> Any:
         return getattr(getattr(worker, "loss_fn", None), "func", None) is value_loss
 
     return _worker(process, "a critic", is_it)
+
+
+def wrap_loss(worker: Any, function: Callable[..., Any], *arguments: Any) -> None:
+    """Replace a worker's loss by ``function(loss, *arguments, ...)``, called with the keywords of verl's loss.
+
+    These stay on the partial: other code reads the configuration from there.
+    """
+    worker.set_loss_fn(partial(function, worker.loss_fn, *arguments, **worker.loss_fn.keywords))
 
 
 def _worker(process: Any, what: str, is_it: Callable[[Any], Any]) -> Any:
