@@ -182,7 +182,7 @@ PAPER_NAMES = (
     PaperName("AgentOPSD / 2608.05987", "the modifier agent_opsd", "+turnkey=grpo_steps +turnkey/modifier=agent_opsd",
               "modifiers.md#agent_opsd", "the prior is the success rate; prior: mean_score is the released code's"),
     PaperName("GRSD / 2607.28076", "the modifier grsd", "+turnkey=grpo_steps +turnkey/modifier=grsd",
-              "modifiers.md#grsd", "with the source reflection another model reflects; the policy does not train to"),
+              "modifiers.md#grsd", "the source reflection asks another model; the policy does not learn to reflect"),
     PaperName("OPID / 2606.26790", "the modifier opid", "+turnkey=grpo_steps +turnkey/modifier=opid",
               "modifiers.md#opid", "one text per row; the source reflection with about: episode has a model write it"),
     PaperName("TRIAL / 2608.07371", "the modifier trial", "+turnkey=grpo_steps +turnkey/modifier=trial",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from verl_turnkey.advantage.params import ConfigError, parse
 from verl_turnkey.envs.errors import EnvironmentFailure, EnvironmentKwargsError
-from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig, JudgeError
+from verl_turnkey.envs.rewards.endpoint import EndpointConfig, JudgeError, chat_endpoint
 from verl_turnkey.envs.thoughts import after_first_thoughts
 
 
@@ -68,9 +68,7 @@ class EndpointUser:
             self.config = config if isinstance(config, UserConfig) else parse(UserConfig, config, "user")
         except ConfigError as error:
             raise EnvironmentKwargsError(str(error)) from None
-        self._endpoint: Endpoint[str] = Endpoint(
-            self.config, "/chat/completions", who="the simulated user", expected="a chat completion", read=_content
-        )
+        self._endpoint = chat_endpoint(self.config, "the simulated user")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EndpointUser:
         return EndpointUser(self.config)  # threads cannot be copied, and an endpoint serves one event loop at a time
@@ -92,8 +90,3 @@ class EndpointUser:
                 f"or turn thinking off; got {text[-200:]!r}",
             )
         return answer
-
-
-def _content(reply: Any) -> str | None:
-    content = reply["choices"][0]["message"]["content"]
-    return content if isinstance(content, str) else None

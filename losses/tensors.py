@@ -11,6 +11,8 @@ from torch import Tensor
 
 from verl_turnkey.advantage.params import ConfigError
 
+GROUP_LOG_RATIO = "group_log_ratio"
+"""further input of losses that compare the rows of a group"""
 #: Further inputs of losses with a second prompt, which the queue holds under these names, and what provides them.
 TEACHER = {
     "teacher_log_prob": "a teacher's prompt: set turnkey.teacher.source; else (B, L), log-probabilities of the tokens "
@@ -74,6 +76,11 @@ class LossSpec:
     @property
     def inputs(self) -> tuple[str, ...]:
         return (*self.needs, *self.accepts)
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether it needs the log-ratios of its groups before each optimizer step, which then has whole groups."""
+        return GROUP_LOG_RATIO in self.needs
 
 
 def clean_inputs(

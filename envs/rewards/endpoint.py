@@ -71,6 +71,16 @@ class EndpointConfig:
         check(self.cache_size >= 0, "cache_size", "zero or more", self.cache_size)
 
 
+def chat_endpoint(config: EndpointConfig, who: str) -> Endpoint[str]:
+    """The endpoint whose answers are the texts of chat completions; ``who``: what errors call it."""
+    return Endpoint(config, "/chat/completions", who=who, expected="a chat completion", read=_content)
+
+
+def _content(answer: Any) -> str | None:
+    content = answer["choices"][0]["message"]["content"]
+    return content if isinstance(content, str) else None
+
+
 class Endpoint(Generic[T]):
     """Posts questions and reads the answers; to be used from one event loop at a time.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from verl_turnkey.advantage.params import check
 from verl_turnkey.envs.rewards.components import JudgeError
-from verl_turnkey.envs.rewards.endpoint import SHOWN, Endpoint, EndpointConfig, finite
+from verl_turnkey.envs.rewards.endpoint import SHOWN, EndpointConfig, chat_endpoint, finite
 from verl_turnkey.envs.thoughts import after_first_thoughts
 
 Messages = Sequence[Mapping[str, Any]]
@@ -51,9 +51,7 @@ class Judge:
 
     def __init__(self, config: JudgeConfig) -> None:
         self.config = config
-        self._endpoint: Endpoint[str] = Endpoint(
-            config, "/chat/completions", who="the judge", expected="a chat completion", read=chat_content
-        )
+        self._endpoint = chat_endpoint(config, "the judge")
 
     async def score(self, messages: Messages) -> float:
         """The score that the model gives.
@@ -117,9 +115,3 @@ def json_numbers(answer: str, keys: Sequence[str], url: str) -> list[float]:
         f"the judge at {url} gave no score: expected a JSON object with numbers under {', '.join(keys)}, "
         f"got {answer[-SHOWN:]!r}"
     )
-
-
-def chat_content(answer: Any) -> str | None:
-    """The text of a chat completion; None: it has none."""
-    content = answer["choices"][0]["message"]["content"]
-    return content if isinstance(content, str) else None

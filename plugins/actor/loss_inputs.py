@@ -18,14 +18,13 @@ from tensordict import TensorDict
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import LossSpec, turn_ids
 from verl_turnkey.losses.registry import WEIGHT_SHARE, weighs, weight_share
-from verl_turnkey.losses.tensors import TEACHER
+from verl_turnkey.losses.tensors import GROUP_LOG_RATIO, TEACHER
 from verl_turnkey.losses.turns import TURN
 from verl_turnkey.plugins.credit.rows import Rows
 from verl_turnkey.plugins.verl_api import internals
 
 _columns: ContextVar[dict[str, torch.Tensor] | None] = ContextVar("turnkey_loss_inputs", default=None)
 
-GROUP_LOG_RATIO = "group_log_ratio"
 STALENESS = "staleness"
 
 

@@ -82,7 +82,7 @@ class Phase:
 
 def compares_groups(loss: LossSpec | None) -> bool:
     """Whether ``loss`` needs the log-ratios of its groups before each optimizer step."""
-    return loss is not None and GROUP_LOG_RATIO in loss.needs
+    return loss is not None and loss.compares_groups
 
 
 def reverse_turns(

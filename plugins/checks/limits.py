@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.paths import positions
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
+from verl_turnkey.plugins.config.resolve import CRITIC_TOKENS
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, loss_of
 
 ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
@@ -39,8 +40,7 @@ MICRO_BATCHES = (
     (f"{ROLLOUT}.log_prob_use_dynamic_bsz", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"),
     (f"{REF}.log_prob_use_dynamic_bsz", f"{REF}.log_prob_micro_batch_size_per_gpu"),
 )
-TOKENS, CRITIC_TOKENS = "critic.ppo_max_token_len_per_gpu", "critic.ppo_infer_max_token_len_per_gpu"
-"""the critic's limit, and the key without an entry in verl's files to which it is copied"""
+TOKENS = "critic.ppo_max_token_len_per_gpu"
 
 
 def check_limits(
@@ -194,7 +194,7 @@ def _check_micro_batches(config: DictConfig, turnkey: TurnkeyConfig, use_referen
             )
     loss = loss_of(config)
     phases = "turnkey.update.order=reverse_turns" if turnkey.update.order == "reverse_turns" else None
-    if loss is not None and "group_log_ratio" in loss.needs:
+    if loss is not None and loss.compares_groups:
         phases = f"{ACTOR}.policy_loss.loss_mode={loss.name}"
     if phases and not all(dynamic[switch] for switch in (actor, rollout)):
         refuse(

@@ -7,11 +7,8 @@ from collections.abc import Collection
 from omegaconf import DictConfig
 
 from verl_turnkey.plugins.checks.findings import refuse
+from verl_turnkey.plugins.checks.sizes import OURS
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, loss_of
-
-LOOP = "turnkey_env"
-GROUP_LOG_RATIO = "group_log_ratio"
-"""input of the losses that are updated on groups one after the other"""
 
 
 def check_observations(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Collection[str]) -> None:
@@ -31,10 +28,10 @@ def check_observations(config: DictConfig, turnkey: TurnkeyConfig, mode: str, lo
             f"{key} needs a trainer that hands it to the actor, but trainer.v1.trainer_mode is {mode!r}: set "
             f"trainer.v1.trainer_mode=turnkey_{mode}",
         )
-    if foreign := sorted(set(loops) - {LOOP}):
+    if foreign := sorted(set(loops) - {OURS}):
         refuse(
             "observations-loop",
-            f"{key} needs the agent loop {LOOP}, which marks the tokens of observations, but the training rows are "
+            f"{key} needs the agent loop {OURS}, which marks the tokens of observations, but the training rows are "
             f"played by {', '.join(foreign)}: set turnkey.update.observation_coefficient=0",
         )
     rollout = turnkey.rollout
@@ -47,7 +44,7 @@ def check_observations(config: DictConfig, turnkey: TurnkeyConfig, mode: str, lo
         )
     if turnkey.update.order != "batch":
         parts = f"turnkey.update.order={turnkey.update.order}"
-    elif (spec := loss_of(config)) is not None and GROUP_LOG_RATIO in spec.needs:
+    elif (spec := loss_of(config)) is not None and spec.compares_groups:
         parts = f"the loss {spec.name}"
     else:
         return

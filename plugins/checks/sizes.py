@@ -151,7 +151,7 @@ def optimizer_steps(config: DictConfig, turnkey: TurnkeyConfig, size: Sizes, rol
         exact = groups.keep_by == "groups"
         number = math.ceil(update_tasks / part.ppo_mini_batch_size)
     loss = loss_of(config)
-    if role == "actor" and loss is not None and "group_log_ratio" in loss.needs:
+    if role == "actor" and loss is not None and loss.compares_groups:
         most = size.trained_groups.most  # a mini-batch has whole groups
     else:
         trained_episodes = size.episodes.most + size.stored  # trained branches are dealt with their episode

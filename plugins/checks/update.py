@@ -194,7 +194,7 @@ def _check_mean(config: DictConfig, spec: LossSpec, params: Any) -> None:
 
 def _check_order(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Collection[str]) -> None:
     loss = loss_of(config)
-    carries = loss is not None and "group_log_ratio" in loss.needs
+    carries = loss is not None and loss.compares_groups
     if carries or turnkey.update.order == "reverse_turns":
         _warn_schedule(
             config, "a policy loss that compares groups" if carries else "turnkey.update.order=reverse_turns"

@@ -19,10 +19,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_turnkey.plugins.checks.findings import refuse_each
-from verl_turnkey.plugins.checks.limits import COUNTS, CRITIC_TOKENS
+from verl_turnkey.plugins.checks.limits import COUNTS
 from verl_turnkey.plugins.checks.replaced import STOCK
 from verl_turnkey.plugins.config.composing import verls_config_dir
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
+from verl_turnkey.plugins.config.resolve import CRITIC_TOKENS
 
 EXPECTED = {
     "mapping": "a mapping of keys",

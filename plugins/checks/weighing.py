@@ -76,7 +76,7 @@ def _reason(config: DictConfig, turnkey: TurnkeyConfig, name: str) -> str | None
         return "the loss of a distillation takes no weights; set distillation.enabled=false"
     if spec is None:
         return _reason_of_verls(config, name, key)
-    if spec.per_row or "group_log_ratio" in spec.needs:
+    if spec.per_row or spec.compares_groups:
         return f"the loss {name} is one number per row, a mean over rows; choose another {key.partition('=')[0]}"
     if weighs(spec, params):
         return f"the loss {name} weighs its tokens itself (turnkey.loss: {params}){_instead(params)}"

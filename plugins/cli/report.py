@@ -159,7 +159,7 @@ def line(original: Mapping[str, Any], out: Path) -> list[str]:
 
 
 def differing(original: Mapping[str, Any]) -> list[str]:
-    """What of this machine differs from that of the report, a line each."""
+    """Differences between this machine and the report's, one line each."""
     from verl_turnkey.plugins.config.machine import git, hardware, versions
 
     here, machine = versions(), hardware()
@@ -240,9 +240,11 @@ def _shortened(value: Any, old: str, new: str) -> Any:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    from verl_turnkey.plugins.view.reproduction import SCHEMA
+
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["schema"] == 1 and {"launch", "results"} <= content.keys():
+        if content["schema"] == SCHEMA and {"launch", "results"} <= content.keys():
             return content
     except (ValueError, TypeError, KeyError, AttributeError):
         pass

@@ -20,8 +20,8 @@ from verl_turnkey.plugins.config.schema import turnkey_config
 FILTER = "algorithm.filter_groups"
 LOSS, CORRECTION = "actor_rollout_ref.actor.policy_loss.loss_mode", "algorithm.rollout_correction"
 VERLS_CRITIC = "~/models/deepseek-llm-7b-chat"
-CRITIC_TOKENS, VERLS_TOKENS = "ppo_infer_max_token_len_per_gpu", 32768
-"""verl's key of the critic's micro-batches, and its value while nobody sets it"""
+CRITIC_TOKENS, VERLS_TOKENS = "critic.ppo_infer_max_token_len_per_gpu", 32768
+"""the limit of the critic's micro-batches that verl reads, which its files do not list, and its default"""
 FOLDERS = ("trainer.rollout_data_dir", "trainer.validation_data_dir", "trainer.default_local_dir")
 KEEP, DEPRECATED = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"), "remove_previous_ckpt_in_save"
 
@@ -115,15 +115,13 @@ def critic_model(config: DictConfig, use_critic: bool) -> Change | None:
 
 def critic_tokens(config: DictConfig, use_critic: bool) -> Change | None:
     """Copy the limit of the critic's micro-batches to the key that verl reads, which its files do not list."""
-    critic = config.critic
-    limit = critic.ppo_max_token_len_per_gpu
-    if not use_critic or limit in (None, VERLS_TOKENS) or critic.get(CRITIC_TOKENS) is not None:
+    limit = config.critic.ppo_max_token_len_per_gpu
+    if not use_critic or limit in (None, VERLS_TOKENS) or OmegaConf.select(config, CRITIC_TOKENS) is not None:
         return None
-    with open_dict(critic):
-        critic[CRITIC_TOKENS] = limit
+    OmegaConf.update(config, CRITIC_TOKENS, limit, force_add=True)
     return Change(
         "critic-tokens-copied",
-        f"critic.ppo_max_token_len_per_gpu={limit}: copied to critic.{CRITIC_TOKENS}, which verl reads instead",
+        f"critic.ppo_max_token_len_per_gpu={limit}: copied to {CRITIC_TOKENS}, which verl reads instead",
     )
 
 

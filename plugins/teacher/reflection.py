@@ -7,21 +7,20 @@ from functools import cached_property
 from typing import Literal
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig
-from verl_turnkey.envs.rewards.judge import chat_content
+from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig, chat_endpoint
 from verl_turnkey.envs.thoughts import after_first_thoughts
 from verl_turnkey.plugins.teacher.registry import TeacherEpisode, TeacherRow, register_teacher_source
 from verl_turnkey.plugins.teacher.sources import answer_of, observation_of
 
 PROMPTS = {
     "group": (
-        "Several attempts of an agent at one task follow. Some solved it, some did not. Compare them, and write what "
-        "the next attempt should do and what it should avoid: at most five short lines, each beginning with DO or "
-        "AVOID. Write only these lines.\n\n{attempts}"
+        "Below are several attempts by an agent at the same task. Some solved it, some did not. Compare them and say "
+        "what the next attempt should do and what it should avoid: at most five short lines, each beginning with DO "
+        "or AVOID. Write only these lines.\n\n{attempts}"
     ),
     "episode": (
-        "An attempt of an agent at a task follows. Write what the next attempt should do, or what it should avoid if "
-        "this one did not solve the task: at most three short lines. Write only these lines.\n\n{attempts}"
+        "Below is an attempt by an agent at a task. Say what the next attempt should do, or, if this one did not "
+        "solve the task, what it should avoid: at most three short lines. Write only these lines.\n\n{attempts}"
     ),
 }
 SEEN, WRITTEN = 400, 600
@@ -62,9 +61,7 @@ class Reflection(EndpointConfig):
 
     @cached_property
     def _endpoint(self) -> Endpoint[str]:
-        return Endpoint(
-            self, "/chat/completions", who="the model of reflections", expected="a chat completion", read=chat_content
-        )
+        return chat_endpoint(self, "the model of reflections")
 
     def _attempts(self, row: TeacherRow) -> list[TeacherEpisode] | None:
         """The same for all rows of a group, so that equal questions are asked once."""

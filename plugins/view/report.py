@@ -170,14 +170,14 @@ def page(found: dict[str, Any]) -> str:
         for each in found["groups"]
         for run in each["runs"]
     ]
-    shown = [*tables(found), Table("runs", ["group", "seed", "folder"], runs)]
-    return document("Runs compared", curves(found), shown, found["notes"])
+    all_tables = [*tables(found), Table("runs", ["group", "seed", "folder"], runs)]
+    return document("Runs compared", curves(found), all_tables, found["notes"])
 
 
-def document(title: str, figure: str, shown: Sequence[Table], notes: Sequence[str]) -> str:
+def document(title: str, figure: str, tables: Sequence[Table], notes: Sequence[str]) -> str:
     """``figure``, which is HTML, over tables and notes, which are texts."""
     body = [figure]
-    for table in shown:
+    for table in tables:
         body.append(f"<h2>{html.escape(table.title)}</h2>\n<table><thead><tr>{_cells('th', table.head)}</tr></thead>")
         body += [f"<tr>{_cells('td', row)}</tr>" for row in table.rows]
         body.append("</table>")

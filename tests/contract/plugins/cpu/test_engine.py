@@ -173,5 +173,5 @@ for kind in (Engine, Freeing):
 def test_what_a_batch_has_freed_is_given_back() -> None:
     """400 MB in small pieces, of which one in 50 lives on."""
     ran = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
-    held, given_back = map(float, ran.stdout.split())
-    assert held > 200 > 50 > given_back
+    held, after = map(float, ran.stdout.split())
+    assert held > 200 > 50 > after

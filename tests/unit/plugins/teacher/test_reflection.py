@@ -54,8 +54,8 @@ def test_a_group_with_both_outcomes_is_compared_once(server: JudgeServer):
     assert texts.by_row == dict.fromkeys(range(5), "DO look first")
     (question,) = server.questions
     assert question["model"] == "m"
-    ((said),) = [message["content"] for message in question["messages"]]
-    solved, failed = said.split("\n\n")[1:]
+    (prompt,) = [message["content"] for message in question["messages"]]
+    solved, failed = prompt.split("\n\n")[1:]
     assert solved == f"This attempt solved the task:\n{SEEN}Turn 1: jump"
     assert failed == f"This attempt did not solve the task:\n{SEEN}Turn 1: down"
 
@@ -63,8 +63,8 @@ def test_a_group_with_both_outcomes_is_compared_once(server: JudgeServer):
 def test_an_episode_is_shown_without_thoughts(server: JudgeServer):
     texts = written(server, rows(GROUP[:2]), about="episode", prompt="Judge: {attempts}")
     assert set(texts.by_row) == {0, 1}
-    said = sorted(question["messages"][0]["content"] for question in server.questions)
-    assert said == [
+    prompts = sorted(question["messages"][0]["content"] for question in server.questions)
+    assert prompts == [
         f"Judge: This attempt did not solve the task:\n{SEEN}Turn 1: down",
         f"Judge: This attempt solved the task:\n{SEEN}Turn 1: left\nTurn 2: up",
     ]
