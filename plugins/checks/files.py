@@ -110,6 +110,12 @@ def steps_until_data_end(config: DictConfig) -> int | None:
     return None if number is None else number // config.data.train_batch_size * config.trainer.total_epochs
 
 
+def last_step(config: DictConfig) -> int | None:
+    """The training step after which the run ends; None: that of the data's end, which is not known."""
+    ends = (config.trainer.get("total_training_steps"), steps_until_data_end(config))
+    return min((end for end in ends if end is not None), default=None)
+
+
 def shared_tasks(config: DictConfig) -> tuple[int, int]:
     """The number of validation tasks that are training tasks, too, and of all validation tasks.
 

@@ -49,7 +49,7 @@ def _environment(run: Run) -> str:
     more = f" and {len(counts) - 5} more" if len(counts) > 5 else ""
     source = f"{ids}{more}" if counts else str(env.id or "named by each task")
     kwargs = f"; default kwargs {json.dumps(env.kwargs)}" if env.kwargs else ""
-    return f"{source}{kwargs}; at most {plural(run.turnkey.rollout.max_turns, 'turn')}"
+    return f"{source}{kwargs}; at most {plural(run.turnkey.rollout.max_turns, 'turn')} (turnkey.rollout.max_turns)"
 
 
 def _sampling(run: Run) -> str:
@@ -58,6 +58,8 @@ def _sampling(run: Run) -> str:
 
 
 def _sampled(temperature: float, top_p: float, top_k: int) -> str:
+    if temperature == 0:
+        return "greedy (temperature 0)"
     parts = [f"temperature {temperature}"]
     parts += [f"top_p {top_p}"] if top_p != 1 else []
     return ", ".join([*parts, f"top_k {top_k}"] if top_k not in (-1, 0) else parts)

@@ -8,8 +8,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.plugins.checks.files import steps_until_data_end, training_loops
+from verl_turnkey.plugins.checks.files import last_step, training_loops
 from verl_turnkey.plugins.checks.sizes import OURS, Sizes, sizes
+from verl_turnkey.plugins.config.checkpoint_files import resumed_step
 from verl_turnkey.plugins.config.presets import names, read
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
@@ -127,16 +128,17 @@ def _device(run: Run) -> str:
 
 
 def _steps(run: Run) -> str:
-    """The number of training steps, and how many of them train only the critic."""
+    """The number of training steps, after which of them the run continues, and those that train only the critic."""
     config = run.config
     if not run.trains:
         return "none: one validation (trainer.val_only=true)"
-    ends = (config.trainer.get("total_training_steps"), steps_until_data_end(config))
-    number = min((end for end in ends if end is not None), default=None)
-    most = "at most " if config.data.get("filter_overlong_prompts") and number != ends[0] else ""
+    number, done = last_step(config), resumed_step(config.trainer)
+    by_data = number != config.trainer.get("total_training_steps")
+    most = "at most " if config.data.get("filter_overlong_prompts") and by_data else ""
+    continues = f"continues after step {done}" if done else ""
     warm_up = config.trainer.get("critic_warmup") or 0
     critic_only = f"only the critic before step {warm_up} (trainer.critic_warmup)" if warm_up > 1 else ""
-    return "; ".join(filter(None, (f"{most}{number}" if number else "", critic_only)))
+    return "; ".join(filter(None, (f"{most}{number}" if number else "", continues, critic_only)))
 
 
 def _lora(run: Run) -> str:

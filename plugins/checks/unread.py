@@ -7,8 +7,9 @@ from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.plugins.checks.files import steps_until_data_end
+from verl_turnkey.plugins.checks.files import last_step, steps_until_data_end
 from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.plugins.config.checkpoint_files import resumed_step
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -114,7 +115,11 @@ def _check_trace(config: DictConfig) -> None:
 
 
 def check_steps(config: DictConfig) -> None:
-    """Warn of epochs that end before the steps do: verl makes the last save and validation only after the last step."""
+    """Warn of a run that has ended before it starts, and of epochs that end before the steps do.
+
+    verl makes the last save and validation only after the last step.
+    """
+    _check_left(config)
     trainer, reachable = config.trainer, steps_until_data_end(config)
     total = trainer.get("total_training_steps")
     if total is None or reachable is None or total <= reachable or trainer.get("val_only"):
@@ -129,3 +134,14 @@ def check_steps(config: DictConfig) -> None:
         f"steps{without}, and before the learning rate's schedule does. Set "
         f"trainer.total_epochs={-(-total * epochs // max(1, reachable))}, or trainer.total_training_steps={reachable}",
     )
+
+
+def _check_left(config: DictConfig) -> None:
+    done, last = resumed_step(config.trainer), last_step(config)
+    if done and last is not None and done >= last and not config.trainer.get("val_only"):
+        warn(
+            "no-steps-left",
+            f"the checkpoint that this run continues from is of step {done}, and the run ends after step {last}: no "
+            "step is left to train. To train further raise trainer.total_training_steps (and trainer.total_epochs); "
+            "for a new run set another trainer.default_local_dir, or trainer.resume_mode=disable",
+        )

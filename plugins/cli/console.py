@@ -33,7 +33,7 @@ COLUMNS = (
     ("composed return", "episode/composed_return/mean", "{:.2f}"),
     ("turns", "episode/length/mean", "{:.1f}"),
     ("invalid", "episode/invalid_rate", "{:.0%}"),
-    ("with credit", "credit/advantage/share_nonzero", "{:.0%}"),
+    ("nonzero credit", "credit/advantage/share_nonzero", "{:.0%}"),
     ("failed", "episode/failed", "{:.0f}"),
     ("seconds", "timing_s/step", "{:.0f}"),
 )
@@ -47,6 +47,8 @@ class Reader:
         self.steps = steps
         self.validated: dict[int, float] = {}
         self._in_header = False
+        self._label = ""
+        self.greedy = ""
         self._warned: set[str] = set()
 
     def lines(self, raw: Iterable[str]) -> Iterable[str]:
@@ -56,6 +58,9 @@ class Reader:
                 self._in_header = True
                 yield text
             elif self._in_header and text.startswith("  "):
+                self._label = text[2:15].strip() or self._label  # lines that continue one have none
+                if self._label == "validation" and "greedy" in text:
+                    self.greedy = " (greedy)"
                 yield text
             else:
                 self._in_header = False
@@ -81,7 +86,7 @@ class Reader:
         success = validation(metrics)
         if success is not None:
             self.validated[number] = success
-            yield f"validation after step {number}: success {success:.3f}"
+            yield f"validation after step {number}: success {success:.3f}{self.greedy}"
 
 
 def validation(metrics: Mapping[str, float]) -> float | None:
@@ -144,7 +149,7 @@ def _end(reader: Reader, path: Path, folder: Path) -> None:
     if len(reader.validated) > 1:
         first, last = min(reader.validated), max(reader.validated)
         before, after = reader.validated[first], reader.validated[last]
-        typer.echo(f"validation: success {before:.3f} after step {first}, {after:.3f} after step {last}")
+        typer.echo(f"validation{reader.greedy}: success {before:.3f} after step {first}, {after:.3f} after step {last}")
     run = os.path.relpath(folder)
     typer.echo(f"log: {os.path.relpath(path)}; each turn: turnkey view {run}; evaluate: turnkey eval {run}")
 

@@ -66,7 +66,7 @@ def doctor(
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def check(context: typer.Context) -> None:
-    """Check a launch line without starting Ray. Takes the arguments of verl.trainer.main_ppo; exit 1 on an error.
+    """Check a launch line or script without starting Ray. Takes main_ppo's arguments; exit 1 on an error.
 
     Prints what the run would do, all errors with the key to change, and warnings.
 
@@ -75,6 +75,8 @@ def check(context: typer.Context) -> None:
     --prompt shows the first prompt of the first task.
 
     turnkey check +turnkey=gigpo +turnkey/env=babyai data.train_files=tasks/train.parquet ...
+
+    turnkey check launch.sh    # reads the arguments from the script and runs nothing of it; more arguments win
     """
     if context.args in ([], ["--help"], ["-h"]):
         typer.echo(context.get_help())
@@ -90,7 +92,12 @@ def check(context: typer.Context) -> None:
     from verl_turnkey.plugins.cli.dry_run import quick_run
 
     words = [word for word in context.args if word != "--prompt"]
-    raise typer.Exit(quick_run(words, prompt=words != context.args))
+    prompt = words != context.args
+    if words and words[0].endswith(".sh"):
+        from verl_turnkey.plugins.cli.script import arguments
+
+        words[:1] = arguments(Path(words[0]))
+    raise typer.Exit(quick_run(words, prompt=prompt))
 
 
 @app.command()

@@ -35,7 +35,7 @@ def train(
     turnkey train babyai --model Qwen/Qwen2.5-1.5B-Instruct --steps 200 turnkey.credit.gamma=0.9
     """
     require_verl("train")
-    from verl_turnkey.plugins.cli import console, launch
+    from verl_turnkey.plugins.cli import console, continuing, launch
 
     here, gpus = launch.device_here()
     if device not in (None, "cpu", "gpu"):
@@ -59,6 +59,8 @@ def train(
     if print_only:
         typer.echo(launch.shown(lines))
         return
+    if not continuing.announce([word for line in lines for word in line], folder):
+        return
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "launch.sh").write_text(f"#!/usr/bin/env bash\n{launch.shown(lines)}\n", encoding="utf-8")
     typer.echo(f"launch line: {os.path.relpath(folder / 'launch.sh')}")
@@ -78,7 +80,7 @@ def resume(
     turnkey resume runs/babyai --steps 300
     """
     require_verl("resume")
-    from verl_turnkey.plugins.cli import console, launch
+    from verl_turnkey.plugins.cli import console, continuing, launch
     from verl_turnkey.plugins.cli.run_folder import RunFolder
 
     trained = RunFolder.of(run)
@@ -87,7 +89,10 @@ def resume(
     folder, words = trained.launch()
     further = [*(overrides or ()), *([] if steps is None else [f"trainer.total_training_steps={steps}"])]
     line = [words, further]
-    typer.echo(f"cd {shlex.quote(str(folder))}\n{launch.shown(line)}")
     if not print_only:
         os.chdir(folder)
+        if not continuing.announce([*words, *further], trained.folder):
+            return
+    typer.echo(f"cd {shlex.quote(str(folder))}\n{launch.shown(line)}")
+    if not print_only:
         raise typer.Exit(console.follow(launch.command(line), trained.folder, steps=steps, verbose=verbose))

@@ -62,6 +62,16 @@ def newest_whole(config: DictConfig, *, use_critic: bool, remembers: bool | None
     return Selected(None, reason or f"{root / TRACKER} is damaged")
 
 
+def resumed_step(trainer: DictConfig) -> int:
+    """The training step that a run of ``config.trainer`` continues after; 0: this machine has no checkpoint of it."""
+    root, name = Path(trainer.default_local_dir).absolute(), None
+    if trainer.resume_mode == "resume_path":
+        name = Path(str(trainer.resume_from_path)).name
+    elif trainer.resume_mode == "auto" and (root / TRACKER).is_file():
+        name = _tracked(root)
+    return _step(name) if name and re.fullmatch(r"global_step_\d+", name) else 0
+
+
 def has_memory(config: DictConfig) -> bool:
     """Whether the method of the run, or a modifier of it, is stateful."""
     turnkey = turnkey_config(config)

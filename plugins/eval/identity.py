@@ -104,12 +104,14 @@ def eval_id(fields: Mapping[str, Any]) -> str:
     return text_digest(json.dumps(fields, sort_keys=True, ensure_ascii=True))
 
 
-def differing(a: Any, b: Any, name: str = "") -> list[str]:
-    """Names of the fields, with dots, in which two identities differ."""
+def differing(a: Any, b: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
+    """Fields in which two identities differ, named with dots -> the two values."""
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
-        return [] if a == b else [name]
-    found = [differing(a.get(key), b.get(key), f"{name}.{key}".lstrip(".")) for key in sorted({*a, *b})]
-    return [each for names in found for each in names]
+        return {} if a == b else {name: (a, b)}
+    fields: dict[str, tuple[Any, Any]] = {}
+    for key in sorted({*a, *b}):
+        fields |= differing(a.get(key), b.get(key), f"{name}.{key}".lstrip("."))
+    return fields
 
 
 def text_digest(text: str) -> str:

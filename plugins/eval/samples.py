@@ -91,11 +91,11 @@ class Samples:
             return
         before = json.loads(file.read_text(encoding="utf-8"))
         if before.pop("eval_id", None) != self.id:
-            names = differing(before, fields)
-            shown = [f"{name}: {_at(before, name)!r} there, {_at(fields, name)!r} now" for name in names]
+            different = differing(before, fields).items()
+            lines = [f"{name}: {there!r} there, {now!r} now" for name, (there, now) in different]
             raise ConfigError(
                 f"{self.folder} holds another evaluation, which differs in\n  "
-                + "\n  ".join(shown)
+                + "\n  ".join(lines)
                 + "\nGive another --out, or --new to delete that one"
             )
 
@@ -106,10 +106,3 @@ class Samples:
         self._file.truncate(whole)  # an earlier call may have died in the middle of a line
         samples = (current_sample(json.loads(line)) for line in text[:whole].splitlines())
         self.done = {sample["key"]: sample for sample in samples}
-
-
-def _at(fields: Mapping[str, Any], name: str) -> Any:
-    value: Any = fields
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value

@@ -47,6 +47,7 @@ WITHOUT_A_LINE = {
     "mcp-package-missing": "an installation without the package: tests/unit/plugins/checks/test_checks_of_mcp.py",
     "method-package-missing": "a method without its package: test_config.py",
     "no-whole-checkpoint": "checkpoints of an earlier run: test_whole_checkpoints.py",
+    "no-steps-left": "a checkpoint of an earlier run: test_whole_checkpoints.py",
     "panel-start-differs": "a panel for `turnkey eval`: tests/contract/plugins/cli/test_panels.py",
     "probe-without-environment": "a task for `turnkey eval`; in training `task-without-environment` comes first",
     "resume-path-damaged": "checkpoints of an earlier run: test_whole_checkpoints.py",

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks import checkpoints
+from verl_turnkey.plugins.checks.unread import check_steps
 from verl_turnkey.plugins.config import checkpoint_files, resolve
 
 RANKS = 2
@@ -278,3 +279,16 @@ def test_a_checkpoint_without_the_process_reward_model_is_incomplete(compose: Co
     config = composed(compose, tmp_path, recipe="istar")
     assert check(config) == []
     assert config.trainer.resume_mode == "auto"
+
+
+@pytest.mark.parametrize(("steps", "warned"), [(4, False), (3, True), (2, True)])
+@pytest.mark.parametrize("mode", ["auto", "resume_path", "disable"])
+def test_a_run_whose_last_step_is_done(compose: Compose, tmp_path: Path, mode: str, steps: int, warned: bool):
+    folder = save(tmp_path, 3)
+    where = [f"trainer.resume_from_path={folder}"] if mode == "resume_path" else []
+    config = composed(compose, tmp_path, f"trainer.total_training_steps={steps}", f"trainer.resume_mode={mode}", *where)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_steps(config)
+    messages = [str(each.message) for each in caught]
+    assert any("no step is left to train" in message for message in messages) == (warned and mode != "disable")

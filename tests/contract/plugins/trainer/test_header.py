@@ -563,7 +563,8 @@ def test_without_validation(run: Run):
 def test_the_environment(run: Run):
     done = run("+turnkey.env.kwargs.observation=hall")
     assert done.header["environment"] == (
-        'contract/Awkward-v0 (4 tasks); default kwargs {"observation": "hall"}; at most 3 turns'
+        'contract/Awkward-v0 (4 tasks); default kwargs {"observation": "hall"}; '
+        "at most 3 turns (turnkey.rollout.max_turns)"
     )
     assert done.header["steps"] == "1"
     assert done.trainer.total_training_steps == 1

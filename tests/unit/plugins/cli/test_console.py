@@ -15,6 +15,9 @@ RUN = """
 import sys
 print("verl-turnkey 1.0: this run")
 print("  estimator    gigpo")
+print("  sampling     temperature 1.0")
+print("  validation   before the first step: 4 tasks x 1 episode,")
+print("               greedy (temperature 0)")
 print("noise of vLLM")
 print("\\x1b[36m(TaskRunnerV1 pid=12)\\x1b[0m WARNING:verl_turnkey.rollout: a group of one", file=sys.stderr)
 print("WARNING:verl_turnkey:  a group of one", file=sys.stderr)
@@ -34,13 +37,13 @@ def test_header_warnings_once_a_line_a_step_and_the_end(tmp_path, capfd, monkeyp
     monkeypatch.chdir(tmp_path)
     assert run(RUN, tmp_path / "run") == 0
     shown = capfd.readouterr().out.splitlines()
-    assert set(shown[:3]) == {"verl-turnkey 1.0: this run", "  estimator    gigpo", "warning: a group of one"}
-    assert shown[3:] == [
-        "validation after step 0: success 0.250",
+    assert {*shown[:6]} > {"verl-turnkey 1.0: this run", "  estimator    gigpo", "warning: a group of one"}
+    assert shown[6:] == [
+        "validation after step 0: success 0.250 (greedy)",
         "step 1/2  success 0.50  env return 0.50  turns 4.0  invalid 12%  seconds 10",
         "step 2/2  success 0.50  env return 0.50  turns 4.0  invalid 12%  failed 3  seconds 10",
-        "validation after step 2: success 0.750",
-        "validation: success 0.250 after step 0, 0.750 after step 2",
+        "validation after step 2: success 0.750 (greedy)",
+        "validation (greedy): success 0.250 after step 0, 0.750 after step 2",
         "log: run/train.log; each turn: turnkey view run; evaluate: turnkey eval run",
     ]
     assert "noise of vLLM" in (tmp_path / "run" / "train.log").read_text()
@@ -50,7 +53,13 @@ def test_verbose_shows_all(tmp_path, capfd):
     assert run(RUN, tmp_path, verbose=True) == 0
     shown = capfd.readouterr().out
     assert "noise of vLLM" in shown
-    assert "validation: success 0.250 after step 0, 0.750 after step 2" in shown
+    assert "validation (greedy): success 0.250 after step 0, 0.750 after step 2" in shown
+
+
+def test_a_sampled_validation_is_not_called_greedy(tmp_path, capfd):
+    sampled = RUN.replace("greedy (temperature 0)", "temperature 0.7").replace("temperature 1.0", "greedy")
+    assert run(sampled, tmp_path) == 0
+    assert "validation: success 0.250 after step 0, 0.750 after step 2" in capfd.readouterr().out
 
 
 def test_a_failure_shows_its_last_lines_and_keeps_the_exit_code(tmp_path, capfd):

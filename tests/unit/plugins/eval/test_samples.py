@@ -32,8 +32,15 @@ def test_differing_fields_are_named_down_to_the_leaf():
     other["sampling"]["top_p"] = 0.9
     other["rewards"].append({"name": "length"})
     other["more"] = 1
-    assert differing(FIELDS, other) == ["more", "rewards", "sampling.top_p"]
-    assert differing(FIELDS, copy.deepcopy(FIELDS)) == []
+    fields = differing(FIELDS, other)
+    assert [*fields] == ["more", "rewards", "sampling.top_p"]
+    assert (fields["more"], fields["sampling.top_p"]) == ((None, 1), (FIELDS["sampling"]["top_p"], 0.9))
+    assert differing(FIELDS, copy.deepcopy(FIELDS)) == {}
+
+
+def test_a_file_is_a_field_whatever_dots_its_name_has():
+    fields = differing({"modules": {"my_env.py": "a1"}}, {"modules": {"my_env.py": "b2"}})
+    assert fields == {"modules.my_env.py": ("a1", "b2")}
 
 
 def test_a_digest_is_of_names_and_contents(tmp_path):

@@ -1,0 +1,64 @@
+"""What a launch line meets in its run's folder: a checkpoint to continue from, or the end of the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.config.checkpoint_files import TRACKER, resumed_step
+from verl_turnkey.plugins.config.overrides import values
+
+READ = ("turnkey.modules", "turnkey.rollout.examples", "turnkey.rollout.template")
+"""keys with files of the user's own that determine what is trained"""
+TRAINER = {
+    "default_local_dir": "checkpoints",
+    "resume_mode": "auto",
+    "resume_from_path": None,
+    "total_training_steps": None,
+}
+"""keys of verl's trainer and their defaults"""
+
+
+def announce(words: Sequence[str], run: Path) -> bool:
+    """Say where the launch line ``words`` continues the run in the folder ``run``; returns whether steps are left.
+
+    Raises:
+        ConfigError: none are left, and files that the line reads have changed since the run ended.
+    """
+    chosen = {key: values(words, f"trainer.{key}") for key in TRAINER}
+    trainer = OmegaConf.create({key: [default, *chosen[key]][-1] for key, default in TRAINER.items()})
+    done, steps, name = resumed_step(trainer), trainer.total_training_steps, os.path.relpath(run)
+    if not done:
+        return True
+    changed = _changed_since(Path(trainer.default_local_dir) / TRACKER, words)
+    since = f"{' and '.join(changed)} changed after its last checkpoint" if changed else ""
+    new = "--out FOLDER starts a new run"
+    if steps is None or done < steps:
+        print(f"continues {name} after step {done}{f' of {steps}' if steps else ''}; {new}", flush=True)
+        if since:
+            print(f"warning: {since}: the steps to come train on the new files", flush=True)
+        return True
+    ended = (
+        f"{name} has ended: its last checkpoint is of step {done}, and the launch line ends after step {steps}. "
+        f"turnkey resume {name} --steps {done + steps} trains further; {new}"
+    )
+    if since:
+        raise ConfigError(f"{since}, but {ended}")
+    print(f"nothing was trained: {ended}", flush=True)
+    return False
+
+
+def _changed_since(checkpoint: Path, words: Sequence[str]) -> list[str]:
+    """The files among the values of :data:`READ` that are newer than ``checkpoint``."""
+    entries = [entry for key in READ for value in values(words, key)[-1:] for entry in _listed(value)]
+    files = [Path(entry).expanduser() for entry in entries if isinstance(entry, str)]
+    saved = checkpoint.stat().st_mtime if checkpoint.is_file() else float("inf")
+    return [file.name for file in files if file.is_file() and file.stat().st_mtime > saved]
+
+
+def _listed(value: object) -> list[object]:
+    return list(value) if isinstance(value, list) else [value]

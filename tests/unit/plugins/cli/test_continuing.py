@@ -1,0 +1,57 @@
+"""A second `turnkey train` into a run's folder continues the run, or says that it has ended."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.cli.continuing import announce
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of step 3, and a module and examples older than its checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    checkpoints = tmp_path / "runs" / "x" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "latest_checkpointed_iteration.txt").write_text("3")
+    for name in ("my_env.py", "examples.yaml"):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1, 1))
+    return tmp_path / "runs" / "x"
+
+
+def line(run: Path, steps: int | None, *further: str) -> list[str]:
+    words = [f"trainer.default_local_dir={run / 'checkpoints'}", "turnkey.modules=[my_env.py]"]
+    words += [] if steps is None else [f"trainer.total_training_steps={steps}"]
+    return [*words, "turnkey.rollout.examples=examples.yaml", *further]
+
+
+def test_a_new_run_says_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert announce(line(run.with_name("y"), 3), run.with_name("y"))
+    assert announce(line(run, 3, "trainer.resume_mode=disable"), run)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("steps", "end"), [(9, " of 9"), (None, "")])
+def test_steps_left(run: Path, capsys: pytest.CaptureFixture[str], steps: int | None, end: str) -> None:
+    assert announce(line(run, steps), run)
+    assert capsys.readouterr().out == f"continues runs/x after step 3{end}; --out FOLDER starts a new run\n"
+
+
+def test_no_steps_left(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not announce(line(run, 3), run)
+    assert capsys.readouterr().out.startswith("nothing was trained: runs/x has ended: its last checkpoint is of step 3")
+
+
+def test_changed_files_are_a_warning_while_steps_are_left_and_then_an_error(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.parents[1] / "examples.yaml").write_text("- new")
+    assert announce(line(run, 9), run)
+    assert "warning: examples.yaml changed after its last checkpoint" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"^examples.yaml changed after .*, but runs/x has ended.*--out FOLDER"):
+        announce(line(run, 3), run)
