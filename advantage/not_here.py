@@ -50,7 +50,7 @@ ABSENT = (
     NotHere(
         "learning stagnation / 2603.06009", "a diagnosis: lower the learning rate, then train more prompts per step"
     ),
-    NotHere("RAGEN-2 / 2604.06268", "a diagnosis of collapse, not a method"),
+    NotHere("RAGEN-2 / 2604.06268", "a diagnosis, not a method: metrics.md#responses-that-fit-every-prompt has it"),
     NotHere("decision density / 2606.22164", "a diagnosis, not a method"),
     NotHere("meow-tea-taro / practitioner's guide / 2510.01132", "advice on settings"),
     NotHere("PPO-max / Secrets of RLHF / MAPPO", "advice on settings of PPO, which are verl's keys"),

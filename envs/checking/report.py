@@ -78,7 +78,9 @@ class Report:
         """The report as text: a line per property, then the measures."""
         wide = max(map(len, PROPERTIES))
         judged = [finding for finding in self.findings if finding.evidence != UNREACHED]
-        lines = [f"{self.env['id']} {json.dumps(self.env['kwargs'])} ({self.env['package']} {self.env['version']})"]
+        arguments = f" {json.dumps(self.env['kwargs'])}" if self.env["kwargs"] else ""
+        package = f" ({self.env['package']} {self.env['version']})" if self.env["package"] else ""
+        lines = [f"{self.env['id']}{arguments}{package}"]
         lines += [f"{finding.status}  {finding.property:<{wide}}  {finding.evidence}" for finding in judged]
         if len(judged) < len(self.findings):
             lines.append(f"skip  {len(self.findings) - len(judged)} others: {UNREACHED}")

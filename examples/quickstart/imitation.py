@@ -1,6 +1,9 @@
-"""Let a language model imitate a few noisy players of a text game, as conversations.
+"""Let a language model imitate players of a text environment, as conversations.
 
     python examples/quickstart/imitation.py --model FOLDER --out runs/quickstart/model --seed 0
+    python examples/quickstart/imitation.py --model FOLDER --out runs/warm --env my/Env-v0 --module my_env.py
+
+The players of Errands are noisy; those of another environment do what its ``oracle`` says.
 
 Afterwards it writes valid actions most of the time and wins now and then: what is left is for reinforcement learning.
 """
@@ -11,7 +14,7 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +26,10 @@ from verl_turnkey.envs import make
 from verl_turnkey.envs.adapters.errands import HALL, ErrandsText
 from verl_turnkey.envs.prompting.actions import INSTRUCTIONS
 from verl_turnkey.envs.prompting.prompts import build_messages, load_template
+from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.config.machine import choose
 
-IGNORE = -100
+IGNORE, ERRANDS = -100, "turnkey/Errands-v0"
 Message = dict[str, Any]
 
 
@@ -51,16 +55,32 @@ class Searcher:
         return f"go {next(known, None) or next(room for room in env.rooms if room not in self._seen)}"
 
 
-def demonstrations(kwargs: dict[str, Any], seeds: range, noise: float, seed: int) -> Iterator[list[Message]]:
+def player_of(env: Any, kwargs: dict[str, Any]) -> Callable[[], str]:
+    """The next action of a good player, asked right after a reset.
+
+    Raises:
+        SystemExit: the environment's ``oracle`` knows none.
+    """
+    if isinstance(env, ErrandsText):
+        return Searcher(env, kwargs.get("hint", True)).best
+    actions = env.oracle() if hasattr(env, "oracle") else None
+    if not actions:
+        raise SystemExit("--env: its method oracle() must return the actions that solve an episode")
+    return iter(actions).__next__
+
+
+def demonstrations(
+    kwargs: dict[str, Any], seeds: range, noise: float, seed: int, env_id: str = ERRANDS, template: str = "errands"
+) -> Iterator[list[Message]]:
     """One conversation per seed; an action is a random one with probability ``noise``."""
-    rng, template = random.Random(seed), load_template("errands")
-    env = make("turnkey/Errands-v0", kwargs)
+    rng, text = random.Random(seed), load_template(template)
+    env = make(env_id, kwargs)
     for env_seed in seeds:
         observation, info = env.reset(seed=env_seed)
-        player = Searcher(env.unwrapped, kwargs.get("hint", True))
+        best_action = player_of(env.unwrapped, kwargs)
         messages = build_messages(
             system=None,
-            template=template,
+            template=text,
             task=info["task"],
             history=(),
             observation=observation,
@@ -69,7 +89,7 @@ def demonstrations(kwargs: dict[str, Any], seeds: range, noise: float, seed: int
         )
         over = False
         while not over:
-            best = player.best()
+            best = best_action()
             action = rng.choice(info["admissible"]) if rng.random() < noise else best
             observation, _, terminated, truncated, info = env.step(action)
             messages += [{"role": "assistant", "content": action}, {"role": "user", "content": observation}]
@@ -127,10 +147,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder of a chat model")
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
-    parser.add_argument("--kwargs", type=json.loads, default={}, help="of turnkey/Errands-v0, as JSON")
+    parser.add_argument("--env", default=ERRANDS, help="gymnasium id of an environment with a method oracle")
+    parser.add_argument("--module", action="append", default=[], help="module or .py file that registers it")
+    parser.add_argument("--kwargs", type=json.loads, default={}, help="of the environment, as JSON")
+    parser.add_argument("--template", help="turnkey.rollout.template of the training; default: its default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--episodes", type=int, default=40)
-    parser.add_argument("--noise", type=float, default=0.3, help="probability of a random action")
+    parser.add_argument("--noise", type=float, default=0.3, help="probability of a random action; of Errands alone")
     parser.add_argument("--lr", type=float, default=5e-5)
     parser.add_argument("--batch-size", type=int, default=4)
     args = parser.parse_args()
@@ -142,7 +165,11 @@ def main() -> None:
     # Houses of their own: tasks of training and validation have seeds below 2**31.
     first = 2**31 + args.seed * 10_000
     seeds = range(first, first + args.episodes)
-    samples = [encode(tokenizer, messages) for messages in demonstrations(args.kwargs, seeds, args.noise, args.seed)]
+    import_modules(args.module, "--module")
+    template = args.template or ("errands" if args.env == ERRANDS else "default")
+    noise = args.noise if args.env == ERRANDS else 0.0
+    conversations = demonstrations(args.kwargs, seeds, noise, args.seed, args.env, template)
+    samples = [encode(tokenizer, messages) for messages in conversations]
     print(f"{len(samples)} demonstrations, {sum(len(ids) for ids, _ in samples)} tokens", flush=True)
     model.train()
     bf16 = choose("param_dtype", args.model) == "bf16"  # as in training: without the hardware it is slower than fp32

@@ -12,6 +12,7 @@ from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.limits import ACTOR, REF, ROLLOUT, check_turns
 from verl_turnkey.plugins.checks.paths import positions
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
+from verl_turnkey.plugins.config.mutual_information import KEY as MUTUAL_INFORMATION
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of, loss_of
 from verl_turnkey.plugins.config.teacher import TeacherConfig
 from verl_turnkey.plugins.credit.supplied import BYPASS, OF_TEACHER
@@ -42,6 +43,8 @@ def check_teacher(
         ConfigError: names the key to change.
     """
     teacher = turnkey.teacher
+    if turnkey.mutual_information.every:
+        check_pass(config, mode, MUTUAL_INFORMATION)
     if teacher.source is None:
         _check_readers(config, turnkey)
         if teacher != TeacherConfig():
@@ -52,19 +55,7 @@ def check_teacher(
         return
     spec, source = read_source(teacher.source)
     teacher.text_template()
-    if not mode.startswith("turnkey_"):
-        refuse(
-            "teacher-trainer",
-            f"{KEY} needs a trainer of this package, but trainer.v1.trainer_mode is {mode!r}: set "
-            f"trainer.v1.trainer_mode=turnkey_{mode}",
-        )
-    if OmegaConf.select(config, BYPASS):
-        refuse(
-            "teacher-bypass",
-            f"{KEY}: with {BYPASS}=true the old log-probabilities are those of the inference engine, and the teacher's "
-            f"gap to them would hold the difference of two engines: set {BYPASS}=false",
-        )
-    _check_routing(config)
+    check_pass(config, mode, KEY)
     if teacher.weights == "ref" and not _has_reference(config):
         refuse(
             "teacher-reference",
@@ -100,14 +91,27 @@ def _has_reference(config: DictConfig) -> bool:
     return bool(need_reference_policy(config))
 
 
-def _check_routing(config: DictConfig) -> None:
+def check_pass(config: DictConfig, mode: str, key: str) -> None:
+    """Refuse what a further pass of the actor over rows with other prompts cannot work with; ``key`` turns it on."""
+    if not mode.startswith("turnkey_"):
+        refuse(
+            "teacher-trainer",
+            f"{key} needs a trainer of this package, but trainer.v1.trainer_mode is {mode!r}: set "
+            f"trainer.v1.trainer_mode=turnkey_{mode}",
+        )
+    if OmegaConf.select(config, BYPASS):
+        refuse(
+            "teacher-bypass",
+            f"{key}: with {BYPASS}=true the old log-probabilities are those of the inference engine: there is no pass "
+            f"of the actor behind which its own could run, and the two engines differ: set {BYPASS}=false",
+        )
     modes = [f"{ACTOR}.{engine}router_replay.mode" for engine in ("", "fsdp_config.", "megatron.", "veomni.")]
-    for key, off in ((f"{ROLLOUT}.enable_rollout_routing_replay", False), *((mode, "disabled") for mode in modes)):
-        if (value := OmegaConf.select(config, key)) not in (None, off):
+    for routing, off in ((f"{ROLLOUT}.enable_rollout_routing_replay", False), *((mode, "disabled") for mode in modes)):
+        if (value := OmegaConf.select(config, routing)) not in (None, off):
             refuse(
                 "teacher-routing",
-                f"{KEY}: {key}={value} replays the expert routes of rows without the teacher's text, which has no "
-                f"routes: set {key}={str(off).lower()}",
+                f"{key}: {routing}={value} replays the expert routes of the rollout, and the rows with other prompts "
+                f"have none: set {routing}={str(off).lower()}",
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,15 +22,15 @@ TRAINER = {
 """keys of verl's trainer and their defaults"""
 
 
-def announce(words: Sequence[str], run: Path) -> bool:
-    """Say where the launch line ``words`` continues the run in the folder ``run``; returns whether steps are left.
+def announce(words: Sequence[str], name: str) -> bool:
+    """Say where the launch line ``words`` continues the run in the folder ``name``; returns whether steps are left.
 
     Raises:
         ConfigError: none are left, and files that the line reads have changed since the run ended.
     """
     chosen = {key: values(words, f"trainer.{key}") for key in TRAINER}
     trainer = OmegaConf.create({key: [default, *chosen[key]][-1] for key, default in TRAINER.items()})
-    done, steps, name = resumed_step(trainer), trainer.total_training_steps, os.path.relpath(run)
+    done, steps = resumed_step(trainer), trainer.total_training_steps
     if not done:
         return True
     changed = _changed_since(Path(trainer.default_local_dir) / TRACKER, words)

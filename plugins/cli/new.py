@@ -100,7 +100,11 @@ KINDS = {
         ),
         tests="tests/unit/envs/adapters/test_{name}.py",
         summary="find a number by guesses",
-        use=("turnkey env-check my/{camel}-v0 --module {file}", "turnkey train {file} --model MODEL"),
+        use=(
+            "turnkey env-check my/{camel}-v0 --module {file}",
+            "turnkey train {file} --model MODEL turnkey.rollout.prompt=conversation "
+            "turnkey.rollout.max_tokens_per_turn=32",
+        ),
     ),
 }
 

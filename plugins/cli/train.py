@@ -59,7 +59,7 @@ def train(
     if print_only:
         typer.echo(launch.shown(lines))
         return
-    if not continuing.announce([word for line in lines for word in line], folder):
+    if not continuing.announce([word for line in lines for word in line], os.path.relpath(folder)):
         return
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "launch.sh").write_text(f"#!/usr/bin/env bash\n{launch.shown(lines)}\n", encoding="utf-8")
@@ -90,8 +90,9 @@ def resume(
     further = [*(overrides or ()), *([] if steps is None else [f"trainer.total_training_steps={steps}"])]
     line = [words, further]
     if not print_only:
+        name = os.path.relpath(trained.folder)
         os.chdir(folder)
-        if not continuing.announce([*words, *further], trained.folder):
+        if not continuing.announce([*words, *further], name):
             return
     typer.echo(f"cd {shlex.quote(str(folder))}\n{launch.shown(line)}")
     if not print_only:

@@ -18,6 +18,7 @@ from verl_turnkey.plugins.config.agent import AgentConfig
 from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.mcp import McpConfig
+from verl_turnkey.plugins.config.mutual_information import MutualInformationConfig
 from verl_turnkey.plugins.config.presets import PresetConfig
 from verl_turnkey.plugins.config.prm import PrmConfig
 from verl_turnkey.plugins.config.stop import StopConfig
@@ -205,6 +206,7 @@ class TurnkeyConfig:
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     prm: PrmConfig = field(default_factory=PrmConfig)
+    mutual_information: MutualInformationConfig = field(default_factory=MutualInformationConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     log: LogConfig = field(default_factory=LogConfig)
     stop: StopConfig = field(default_factory=StopConfig)

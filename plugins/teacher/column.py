@@ -1,36 +1,23 @@
-"""The columns ``teacher_log_prob`` and ``has_teacher``: a forward pass of the actor over prompts with a text.
-
-verl computes the old log-probabilities with the weights that the batch is trained from; ``separate_async`` puts these
-in place for that call alone. So the pass runs right behind this call, and not after the trainer's step around it.
-"""
+"""The columns ``teacher_log_prob`` and ``has_teacher``: a forward pass of the actor over prompts with a text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 from verl.workers.utils.padding import response_from_nested
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.config.teacher import COLUMN, HAS_TEXT
+from verl_turnkey.plugins.teacher.forward import MODEL_INPUTS, Forward, joined, rows_of
 from verl_turnkey.plugins.teacher.gap import contrast, gap_metrics
 from verl_turnkey.plugins.teacher.rows import FIELDS, TextWriter, read_rows, selected
 from verl_turnkey.plugins.teacher.splice import Row, TextIds, places, splice, tail_of
-from verl_turnkey.plugins.verl_api import internals
-from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, Partition, partition_of
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, partition_of
 
-PARTITION = Partition("turnkey_teacher")
-"""of the queue, for the rows with a text; the replay buffer reads another one"""
-MODEL_INPUTS = (
-    *("input_ids", "position_ids", "prompts", "responses", "response_mask", "loss_mask", "attention_mask"),
-    "multi_modal_inputs",
-)
 CONTROL_SHARE = 16
 """rows with a text for each row that is only there for the control"""
 
@@ -42,28 +29,11 @@ class Teacher:
         self._trainer, self._options = trainer, turnkey.teacher
         self._config: DictConfig = trainer.config
         self._writer = None if self._options.source is None else TextWriter(self._config, turnkey)
+        self._forward = Forward(trainer, turnkey.teacher.weights)
         self._ids: TextIds | None = None
         self._tail: list[int] = []
-        self._metrics: dict[str, Any] | None = None
-        """of the step whose old log-probabilities are being computed"""
         self._gaps: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
         """by key of the rows with a text: teacher minus old log-probabilities (L,), and those of the placebo"""
-
-    @contextmanager
-    def during(self, metrics: dict[str, Any]) -> Iterator[None]:
-        """While verl computes the old log-probabilities of a batch."""
-        self._gaps = {}
-        self._metrics = None if self._writer is None else metrics
-        try:
-            yield
-        finally:
-            self._metrics = None
-
-    def after_call(self, method: str, batch: KVBatchMeta) -> None:
-        """Called after each worker call; the first one of :meth:`during` has put ``log_probs`` into the queue."""
-        if method == "compute_log_prob" and self._metrics is not None:
-            metrics, self._metrics = self._metrics, None
-            metrics.update(self._score(batch))
 
     def contrast(self, batch: KVBatchMeta, credit: torch.Tensor | None = None) -> dict[str, float]:
         """The metric ``teacher/contrast``, once the advantages are in the queue.
@@ -77,13 +47,16 @@ class Teacher:
         data = partition_of(batch).read(keys, ["advantages", "response_mask"])
         rows = None if credit is None else credit.unbind()
         signs = data["advantages"].values() if rows is None else torch.cat([rows[i] for i in at])
-        gap, placebo = (_flat([self._gaps[key][n] for key in keys]) for n in (0, 1))
+        gap, placebo = (joined([self._gaps[key][n] for key in keys]) for n in (0, 1))
         value = contrast(gap, signs, data["response_mask"].values(), placebo)
         return {} if value is None else {"teacher/contrast": value}
 
-    def _score(self, batch: KVBatchMeta) -> dict[str, float]:
+    def score(self, batch: KVBatchMeta) -> dict[str, float]:
+        """Write the columns of a batch whose old log-probabilities verl has just computed; returns metrics."""
         started, writer = perf_counter(), self._writer
-        assert writer is not None
+        self._gaps = {}
+        if writer is None:
+            return {}
         self._learn()
         queue = partition_of(batch)
         known = {*FIELDS, *writer.columns, *MODEL_INPUTS, "log_probs"}
@@ -93,7 +66,7 @@ class Teacher:
         mask = data["response_mask"]
         old = list(response_from_nested(data.pop("log_probs"), mask).unbind())
         inputs = [name for name in MODEL_INPUTS if name in data]
-        columns = {name: _rows(data.get(name)) for name in inputs}
+        columns = {name: rows_of(data.get(name)) for name in inputs}
         prompts = [row.tolist() for row in columns["prompts"]]
         rows = read_rows(batch.keys, batch.tags, data.exclude("position_ids", "multi_modal_inputs"), self._tokenizer)
         chosen = selected(rows, self._options.rows)
@@ -113,7 +86,8 @@ class Teacher:
             if self._options.placebo:
                 sent[f"placebo_{i}"] = splice(plain[i], self._ids.placebo(len(ids)), place)
         controls = self._controls(plain, len(sent))
-        answers = self._forward(sent | {f"control_{n}": plain[i] for n, i in enumerate(controls)}) if sent else {}
+        sent |= {f"control_{n}": plain[i] for n, i in enumerate(controls)}
+        answers = self._forward.log_probs(sent) if sent else {}
         column = [answers.get(f"text_{i}", old[i]) for i in range(len(old))]
         for i in encoded:
             placebo = answers.get(f"placebo_{i}")
@@ -160,58 +134,13 @@ class Teacher:
                     "turnkey.rollout.layout=steps"
                 )
 
-    @property
-    def _of_reference(self) -> bool:
-        """Whether the rows go to the group of the reference policy."""
-        return self._options.weights == "ref" and not self._trainer.ref_in_actor
-
     def _controls(self, rows: dict[int, Row], number: int) -> list[int]:
         """Rows that are sent without a text, to fill all ranks and fixed micro-batches: their gap measures noise."""
         if not number:
             return []
-        part = self._config.actor_rollout_ref["ref" if self._of_reference else "rollout"]
-        multiple = internals.data_parallel_size(self._trainer.actor_rollout_wg)
-        if not part.log_prob_use_dynamic_bsz:
-            multiple *= int(part.log_prob_micro_batch_size_per_gpu)
+        multiple = self._forward.multiple()
         fill = -number % multiple
         if not fill and number >= CONTROL_SHARE * multiple:
             fill = multiple
         shortest = sorted(rows, key=lambda i: len(rows[i]["input_ids"]))
         return [shortest[n % len(shortest)] for n in range(fill)]
-
-    def _forward(self, rows: dict[str, Row]) -> dict[str, torch.Tensor]:
-        """Log-probabilities (L,) of the response tokens of each row, by its key."""
-        keys = [*rows]
-        lengths = [len(row["input_ids"]) for row in rows.values()]
-        ranks = internals.data_parallel_size(self._trainer.actor_rollout_wg)
-        workload = calculate_workload(torch.tensor(lengths)).tolist()
-        parts: Any = get_seqlen_balanced_partitions(workload, k_partitions=ranks, equal_size=True)
-        keys = [keys[j] for part in parts for j in part]
-        tags = [{"status": "success", "seq_len": len(rows[key]["input_ids"])} for key in keys]
-        try:
-            part = PARTITION.write_rows(keys, [rows[key] for key in keys], tags)
-            part.extra_info = {
-                "calculate_entropy": False,
-                "compute_loss": False,
-                "temperature": self._config.actor_rollout_ref.rollout.temperature,
-            }
-            if self._of_reference:
-                self._trainer.ref_policy_wg.compute_ref_log_prob(part)
-            else:
-                if self._options.weights == "ref":
-                    part.extra_info["no_lora_adapter"] = True
-                self._trainer.actor_rollout_wg.compute_log_prob(part)
-            data = PARTITION.read(keys, ["log_probs", "response_mask"])
-        finally:
-            PARTITION.clear(keys)
-        answers = response_from_nested(data["log_probs"], data["response_mask"])
-        return dict(zip(keys, answers.unbind(), strict=True))
-
-
-def _rows(column: Any) -> list[Any]:
-    return list(column.unbind()) if isinstance(column, torch.Tensor) else column.tolist()
-
-
-def _flat(rows: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    present = [row for row in rows if row is not None]
-    return torch.cat(present) if present else None

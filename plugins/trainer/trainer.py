@@ -22,6 +22,7 @@ from verl_turnkey.plugins.config.schema import estimator_of, turnkey_config
 from verl_turnkey.plugins.credit.metrics import combine
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.teacher.column import Teacher
+from verl_turnkey.plugins.teacher.forward import AfterOldLogProbs
 from verl_turnkey.plugins.trainer import run_info, worker_setup
 from verl_turnkey.plugins.trainer.actor_update import ActorUpdate
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
@@ -32,6 +33,7 @@ from verl_turnkey.plugins.trainer.group_selection import GroupSelection
 from verl_turnkey.plugins.trainer.hidden_rank import RankPass
 from verl_turnkey.plugins.trainer.logging import TrainingLog
 from verl_turnkey.plugins.trainer.metrics import HostMetrics
+from verl_turnkey.plugins.trainer.mutual_information import MutualInformation
 from verl_turnkey.plugins.trainer.process_reward import ProcessReward
 from verl_turnkey.plugins.trainer.replay import Replay
 from verl_turnkey.plugins.trainer.rollout_counter import RolloutCounter
@@ -76,6 +78,8 @@ class TurnkeyTrainer(PPOTrainer):
         self.advantage_step = AdvantageStep(self, self.batching, self.log)
         self.actor_update = ActorUpdate(self, turnkey.update, self.batching, self.advantage_step)
         self.teacher = Teacher(self, turnkey)
+        information = MutualInformation(self, turnkey.mutual_information)
+        self.further_passes = AfterOldLogProbs(self.teacher.score, information.score)
         self.rank_pass = RankPass(self.advantage_step.modify)
         self.process_reward = ProcessReward(self, turnkey)
         self.checkpointing = Checkpointing(self, self.advantage_step, self.allocation, self.process_reward)
@@ -105,7 +109,7 @@ class TurnkeyTrainer(PPOTrainer):
             super()._setup()
         worker_setup.set_up_training(self, self.turnkey, self.advantage_step)
         self.log.record_updates()
-        worker_setup.wrap_groups(self, self._before_call, self.teacher.after_call)
+        worker_setup.wrap_groups(self, self._before_call, self.further_passes.after_call)
 
     def _before_call(self, method: str, batch: KVBatchMeta) -> None:
         self.rank_pass.before_call(method, batch)
@@ -143,7 +147,7 @@ class TurnkeyTrainer(PPOTrainer):
         return self.batching.balance(self.group_selection.select(batch, metrics), metrics, *args, **kwargs)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        with self.rank_pass.during(batch), self.teacher.during(metrics):
+        with self.rank_pass.during(batch), self.further_passes.during(metrics):
             return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -201,7 +201,7 @@ def invalid(history: TrainingHistory) -> Iterator[Finding]:
         "invalid",
         f"{_percent(share)} of the turns {_range(first)} have no valid action{reason}{limit}. The model does not know "
         "the format: turnkey.rollout.action_format, example turns (turnkey.rollout.examples), the template, or a warm "
-        "start",
+        "start by imitation (docs: own-environment)",
         f"more than {_percent(MOSTLY_INVALID)} of the turns of the first {RECENT} steps",
         first,
         f"step={first[0]}&sort=-invalid",

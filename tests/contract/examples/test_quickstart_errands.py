@@ -105,6 +105,17 @@ def test_demonstrations_repeat_with_their_seed_and_get_worse_with_noise(imitatio
     assert lengths[0] == 30 * 8
 
 
+def test_another_environment_is_demonstrated_by_its_oracle(imitation):
+    taxi = list(imitation.demonstrations({}, range(2), 0.0, 0, "turnkey/Taxi-v0", "default"))
+    env = make("turnkey/Taxi-v0")
+    for seed, messages in enumerate(taxi):
+        observation, _ = env.reset(seed=seed)
+        assert [message["content"] for message in messages[1::2]] == env.unwrapped.oracle()
+        assert observation in messages[0]["content"]
+    with pytest.raises(SystemExit, match="oracle"):
+        list(imitation.demonstrations({}, range(1), 0.0, 0, "FrozenLake-v1", "default"))
+
+
 def test_imitation_lowers_the_loss_of_the_actions_and_leaves_other_tokens_alone(quickstart, imitation, tokenizer):
     torch.manual_seed(0)
     model = quickstart("model").build_model(tokenizer)

@@ -17,7 +17,7 @@ from verl_turnkey.plugins.cli.main import app
 
 PAGE = (Path(__file__).parents[3] / "docs" / "own-environment.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-COMMANDS = [shlex.split(text) for language, text in BLOCKS if language == "bash"]
+COMMANDS = [shlex.split(text.replace("\\\n", " ")) for language, text in BLOCKS if language == "bash"]
 
 
 @pytest.fixture
@@ -40,13 +40,17 @@ def run(words: list[str]) -> str:
 
 def test_the_page_from_top_to_bottom(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["examples.yaml", "parcel_tools.py", "parcels.py"]
-    check, tasks, train, check_tools = COMMANDS
+    check, tasks, evaluate, train, warm, check_tools = COMMANDS
     assert run(check).splitlines()[-1] == "all good"
     run(tasks)
     assert len(pd.read_parquet("data/train.parquet")) == 64
     printed = run(train)
     assert f"turnkey.modules=[{folder}/parcels.py]" in printed.replace("'", "").replace('"', "")
     assert "turnkey.rollout.examples=examples.yaml" in printed
+    refused = CliRunner().invoke(app, evaluate[1:])
+    assert "MODEL" in str(refused.exception), "nothing else is wrong with it"
+    warm_model = warm[warm.index("--out") + 1]
+    assert f"actor_rollout_ref.model.path={warm_model}" in run([*warm[warm.index("turnkey") :], "--print"])
     env = make("my/Parcels-v0")
     for seed in range(20):
         env.reset(seed=seed)

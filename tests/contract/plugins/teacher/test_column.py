@@ -16,7 +16,7 @@ from row_layouts import FIXED, PACKED, row
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
 from verl_turnkey.plugins.rollout.merging import merge_rows
-from verl_turnkey.plugins.teacher import column as teacher_column
+from verl_turnkey.plugins.teacher.forward import PARTITION as TEACHERS
 
 TEACHER = [
     "turnkey.teacher.source=task_skill",
@@ -82,7 +82,7 @@ def scored(made: Any, rows: Any) -> tuple[dict[str, list[float]], dict[str, list
     """Old log-probabilities, the teacher's, whether it had a text, and the metrics."""
     metrics: dict[str, Any] = {}
     rows = made._compute_old_log_prob(rows, metrics)
-    assert not teacher_column.PARTITION.tags(), "it is empty after each step"
+    assert not TEACHERS.tags(), "it is empty after each step"
     old, teacher, has_text = (read(rows, name) for name in ("old_log_probs", "teacher_log_prob", "has_teacher"))
     return old, teacher, has_text, metrics
 

@@ -20,7 +20,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.rollout.merging import merge_rows
-from verl_turnkey.plugins.teacher import column as teacher_column
+from verl_turnkey.plugins.teacher.forward import PARTITION as TEACHERS
 from verl_turnkey.plugins.trainer.worker_setup import WorkerCalls
 
 TEACHER = ("turnkey.teacher.source=task_skill", f"turnkey.teacher.template='{TEMPLATE}'")
@@ -66,9 +66,11 @@ def build(compose: Compose, tokenizer: Any) -> Callable[..., Any]:
         trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
         trainer.global_steps, trainer.tokenizer, trainer.ref_in_actor = 1, tokenizer, False
         trainer.actor_rollout_wg = WorkerCalls(
-            Policy(2.0), trainer.actor_update.before_call, trainer.teacher.after_call
+            Policy(2.0), trainer.actor_update.before_call, trainer.further_passes.after_call
         )
-        trainer.ref_policy_wg = WorkerCalls(Policy(7.0), trainer.actor_update.before_call, trainer.teacher.after_call)
+        trainer.ref_policy_wg = WorkerCalls(
+            Policy(7.0), trainer.actor_update.before_call, trainer.further_passes.after_call
+        )
         return trainer
 
     return made
@@ -133,7 +135,7 @@ def test_nothing_is_left_in_the_queue_when_a_pass_fails(queue, build, tokenizer)
     batch = fill(tokenizer)
     with pytest.raises(RuntimeError, match="a rank died"):
         made._compute_old_log_prob(batch, {})
-    assert not teacher_column.PARTITION.tags()
+    assert not TEACHERS.tags()
 
 
 def test_a_text_per_turn_is_refused_for_rows_with_several_turns(queue, build, tokenizer):

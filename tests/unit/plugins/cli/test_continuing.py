@@ -31,19 +31,19 @@ def line(run: Path, steps: int | None, *further: str) -> list[str]:
 
 
 def test_a_new_run_says_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert announce(line(run.with_name("y"), 3), run.with_name("y"))
-    assert announce(line(run, 3, "trainer.resume_mode=disable"), run)
+    assert announce(line(run.with_name("y"), 3), "runs/y")
+    assert announce(line(run, 3, "trainer.resume_mode=disable"), "runs/x")
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(("steps", "end"), [(9, " of 9"), (None, "")])
 def test_steps_left(run: Path, capsys: pytest.CaptureFixture[str], steps: int | None, end: str) -> None:
-    assert announce(line(run, steps), run)
+    assert announce(line(run, steps), "runs/x")
     assert capsys.readouterr().out == f"continues runs/x after step 3{end}; --out FOLDER starts a new run\n"
 
 
 def test_no_steps_left(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not announce(line(run, 3), run)
+    assert not announce(line(run, 3), "runs/x")
     assert capsys.readouterr().out.startswith("nothing was trained: runs/x has ended: its last checkpoint is of step 3")
 
 
@@ -51,7 +51,7 @@ def test_changed_files_are_a_warning_while_steps_are_left_and_then_an_error(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run.parents[1] / "examples.yaml").write_text("- new")
-    assert announce(line(run, 9), run)
+    assert announce(line(run, 9), "runs/x")
     assert "warning: examples.yaml changed after its last checkpoint" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"^examples.yaml changed after .*, but runs/x has ended.*--out FOLDER"):
-        announce(line(run, 3), run)
+        announce(line(run, 3), "runs/x")

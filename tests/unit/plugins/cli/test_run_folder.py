@@ -97,5 +97,14 @@ def test_going_on_with_it_repeats_its_line(run: Path) -> None:
     for word in ("+turnkey=gigpo", "turnkey.rollout.max_turns=7", f"hydra.run.dir={run}/hydra"):
         assert word in done.output
     assert done.output.rstrip().endswith("trainer.total_training_steps=5")
-    refused = CliRunner().invoke(app, ["resume", str(run.parent)])
-    assert refused.exit_code != 0
+
+
+def test_going_on_after_the_last_step_trains_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parent)
+    done = CliRunner().invoke(app, ["resume", run.name])
+    assert done.exit_code == 0
+    assert done.output.startswith(f"nothing was trained: {run.name} has ended: its last checkpoint is of step 3")
+    (run.parent / "empty").mkdir()
+    refused = CliRunner().invoke(app, ["resume", "empty"])
+    assert refused.exit_code == 2
+    assert "is not the folder of a run" in refused.output
