@@ -55,6 +55,7 @@ def credited(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         "rloo_steps",
         "turnkey.credit.modify=[agent_opsd, rlsd]",
         f"turnkey.update.observation_coefficient={COEFFICIENT}",
+        "turnkey.mutual_information.every=2",
     )
 
 
@@ -86,6 +87,16 @@ def test_the_credit_of_tokens_is_that_of_the_naive_twins(credited: Run, step: in
     assert any(len({round(value, 6) for value in values}) > 1 for values in per_token), "and that of tokens"
     for each, tokens, expected in zip(steps, own, per_token, strict=True):
         np.testing.assert_allclose(rows[each["row"]]["advantages"][tokens], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_what_responses_say_about_their_prompts_is_measured(credited: Run, step: int) -> None:
+    names = ("prompts", "sequence", "per_token", "bound", "retrieval", "chance", "entropy")
+    values = {name: credited.metrics[step][f"mutual_information/{name}"] for name in names}
+    assert 2 <= values["prompts"] <= 8
+    assert max(values["sequence"], values["per_token"]) <= values["bound"] == pytest.approx(np.log(values["prompts"]))
+    assert values["chance"] == 1 / values["prompts"]
+    assert values["entropy"] > 0
 
 
 @pytest.mark.parametrize("step", [1, 2])
