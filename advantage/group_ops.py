@@ -174,7 +174,7 @@ def against_others(values: Floats, codes: Ints, stats: GroupStats) -> Floats:
 
 
 def normalize(values: Floats, codes: Ints, stats: GroupStats, norm: Norm, epsilon: float) -> Floats:
-    """``values - mean`` of the own group, with ``norm="mean_std"`` divided by ``std + epsilon`` -> (S,).
+    """``values - mean`` within each group, with ``norm="mean_std"`` divided by ``std + epsilon`` -> (S,).
 
     A group without spread gives exactly 0 under ``mean_std``: ``epsilon`` alone is not a scale, and would blow up a row
     outside the statistics (see ``scope``) by 1e6.

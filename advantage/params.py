@@ -41,7 +41,7 @@ def require_frozen(what: str, params: object) -> None:
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """``; did you mean 'x'?`` for what ``name`` is called here, or for the closest of ``known``; empty without any.
 
-    A name that another framework has given to something else (:mod:`aliases`) is no misspelling of ours.
+    A name that another framework has given to something else (:mod:`aliases`) is not a misspelling of ours.
     """
     by_lower = {str(k).lower(): str(k) for k in known}
     lower = str(name).lower()
@@ -99,7 +99,7 @@ def _got(value: object) -> str:
 
 
 _LISTS, _MAPPINGS, _UNIONS = (list, tuple, Sequence), (dict, Mapping), (Union, types.UnionType)
-# annotation -> the values that it takes (a bool is no number), and how errors call it
+# annotation -> the values that it takes (a bool is not a number), and how errors call it
 _SCALARS: dict[Any, tuple[type, str]] = {
     bool: (bool, "true or false"),
     int: (Integral, "an integer"),

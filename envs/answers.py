@@ -37,7 +37,7 @@ class Fault:
 
 @dataclass
 class Answer:
-    """What was answered, in plain types; a part that is no answer has a value that says nothing."""
+    """What was answered, in plain types; a part that is not an answer has a value that says nothing."""
 
     observation: str = ""
     info: Info = field(default_factory=dict)
@@ -246,7 +246,7 @@ def _extra(value: Any) -> dict[str, Any]:
 
 
 def plain_values(value: Any, what: str) -> dict[str, Any]:
-    """What reward functions are told, as JSON would hold it: no class of the environment's gets out.
+    """What reward functions receive, as JSON would hold it: no class of the environment's gets out.
 
     Raises:
         TypeError: it is not a mapping of plain values; calls it ``what``.

@@ -80,7 +80,7 @@ class Panel:
             hashes = [content.pop("tasks_sha256"), content.pop("sha256")]
             right = [digest(content["tasks"]), digest(content)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TaskFormatError(f"{where} is no panel ({error!r}); `turnkey panel NAME` writes them") from error
+            raise TaskFormatError(f"{where} is not a panel ({error!r}); `turnkey panel NAME` writes them") from error
         if hashes != right or content["format"] != FORMAT:
             raise TaskFormatError(
                 f"{where} was changed: the hash of its content is {right[1]}, not {hashes[1]}. `turnkey panel NAME "

@@ -66,7 +66,7 @@ def task_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """What an agent gets of a data row: the JSON of its task, or its prompt and :data:`ROW` where it has none.
 
     Raises:
-        TaskFormatError: the task is no JSON object.
+        TaskFormatError: the task is not a JSON object.
     """
     text = row.get(COLUMN)
     if text is None:

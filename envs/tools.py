@@ -23,7 +23,7 @@ from verl_turnkey.envs.errors import ToolError
 _MARK = "_verl_turnkey_tool"
 _LONGEST_CALL = 20_000
 """characters of a call that is written as text"""
-NOT_UNDERSTOOD = "Error: this is no call of a tool."
+NOT_UNDERSTOOD = "Error: this is not a call of a tool."
 OVER = "Error: the episode is over."
 DONE = "Done."
 """result of a tool that returns None"""

@@ -81,7 +81,7 @@ install_repository() {
 
 # Where nobody writes bytecode at the first import, each of a run's dozens of processes would compile its imports again.
 bytecode() {
-  "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" || true # packages ship templates that are no Python
+  "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" || true # packages ship templates that are not Python
 }
 
 check() {
@@ -98,7 +98,7 @@ PY
 python="$(find_python)" || fail "Found no Python 3.10 to 3.12 with venv; set PYTHON=/path/to/python3.11."
 
 if [ "$python" != "$venv/bin/python" ]; then
-  [ -f "$venv/pyvenv.cfg" ] || [ -z "$(ls -A "$venv" 2>/dev/null)" ] || fail "$venv exists and is no virtual environment."
+  [ -f "$venv/pyvenv.cfg" ] || [ -z "$(ls -A "$venv" 2>/dev/null)" ] || fail "$venv exists and is not a virtual environment."
   "$python" -m venv --clear "$venv"
 fi
 rm -f "$stamp"

@@ -43,7 +43,7 @@ def similar_states(batch: StepBatch, threshold: float) -> tuple[Ints, int]:
     text never matches, nor do states with different images (:func:`within_images`).
 
     Raises:
-        ConfigError: a text is no string.
+        ConfigError: a text is not a string.
     """
     texts = step_texts(batch)
     for row, text in enumerate(texts):

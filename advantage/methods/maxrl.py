@@ -36,11 +36,11 @@ def maxrl(batch: StepBatch, params: MaxrlParams) -> Credit:
 
     With outcomes 0 and 1, k of n solved: a success gets (n - k) / k and a failure -1. The expected update is the
     gradient of log-likelihood truncated at order n, where GRPO's and RLOO's are those of the success rate. Penalties
-    enter no statistic. Outcomes are successes, or at least no less than 0: among outcomes of both signs the mean is no
-    scale, however large the others make it. A group that holds a negative outcome gets 0 (our reading).
+    enter no statistic. Outcomes are successes, or at least no less than 0: among outcomes of both signs the mean is not
+    a scale, however large the others make it. A group that holds a negative outcome gets 0 (our reading).
 
     Source: arXiv:2602.02710. The released codes add 1e-6 to the mean (authors, SkyRL) or nothing (prime-rl). They
-    differ where the mean is no scale: prime-rl gives 0 in a group of one and where the mean is 0 or less, which is
+    differ where the mean is not a scale: prime-rl gives 0 in a group of one and where the mean is 0 or less, which is
     taken here; the authors' code divides the score of a group of one by 1e-6, and both others flip all signs under a
     negative mean.
     """

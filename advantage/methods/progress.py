@@ -64,7 +64,7 @@ def progress(batch: StepBatch, params: ProgressParams) -> Credit:
     ``segments``: A_pi(t) and A_mu(t) are their sums over the steps of t's segment. One begins with each episode, and
     with each step before which the value was measured (``extra.value_rollouts`` above 0). With ``auto`` this holds
     wherever a strategy measures values: it changes nothing where every state was measured, and where states were left
-    out (``vine`` with ``every``, a budget, failed branches; ``spo_chain``) the values between are no estimates, and
+    out (``vine`` with ``every``, a budget, failed branches; ``spo_chain``) the values between are not estimates, and
     steps before them would get exactly 0.
 
     Source: PAV (arXiv:2410.08146), whose step reward is Q_pi + alpha A_mu with A_mu(t) the change of the prover's

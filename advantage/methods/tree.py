@@ -64,7 +64,7 @@ def tree(batch: StepBatch, params: TreeParams) -> Credit:
     over the group's leaves. A step without siblings has no fork part; a group of one leaf, and one whose leaves are all
     equal, get 0. Which steps are siblings ``extra.parent`` says: equal keys, the same node (:func:`._tree.read_tree`).
 
-    Source: "siblings" is our own, after PORTool (arXiv:2510.26020), whose aggregation and weights were not to be had.
+    Source: "siblings" is our own, after PORTool (arXiv:2510.26020), which does not publish its aggregation and weights.
     "treerl": TreeRL, arXiv:2506.11902, from a third-party note. "tree_grpo": Tree-GRPO, arXiv:2509.21240, released
     code, which trains on one row per leaf and gives the copies of a shared step the values of their leaves; the mean of
     these is what the one step gets here. It gives a tree of one leaf its raw score, we give 0. "arpo": ARPO,

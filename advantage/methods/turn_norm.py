@@ -60,7 +60,7 @@ def turn_norm(batch: StepBatch, params: TurnNormParams) -> Credit:
 
     Source: GTPO (group turn policy optimization, arXiv:2511.14846) from two third-party implementations, both with
     ``over="batch"``; that is ``rebn`` with another epsilon. Statistics over the group, as its name says, are our
-    reading; its shaping of the rewards is no part of this. MT-GRPO (arXiv:2505.11821) from the released code, whose
+    reading; its shaping of the rewards is not part of this. MT-GRPO (arXiv:2505.11821) from the released code, whose
     episodes have one call of a tool: in longer ones, too, only the first result divides. A turn followed by another as
     one that had a result, and the penalty, are our reading.
     """

@@ -43,7 +43,7 @@ def check_space(space: spaces.Space, names: Names, what: str, instead: str) -> N
         known = isinstance(part, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box | spaces.Text)
         size = math.prod(part.shape or ()) if not isinstance(part, spaces.Text) else 1
         if not known or size > LARGEST:
-            large = f": {size} numbers are no text, at most {LARGEST} are" if known else ""
+            large = f": {size} numbers are not text, at most {LARGEST} are" if known else ""
             raise EnvironmentKwargsError(f"{what}{f' {label}' if label else ''} is {part}{large}; set {instead}")
     given = names if isinstance(names, Mapping) else {"": names} if names else {}
     for label, own in given.items():

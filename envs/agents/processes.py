@@ -112,7 +112,7 @@ class AgentProcess:
         """Start ``command``.
 
         Raises:
-            AgentFailure: there are no descriptors or processes left, or ``cwd`` is no folder.
+            AgentFailure: there are no descriptors or processes left, or ``cwd`` is not a folder.
         """
         mark = f"{_prefix}.{next(_numbers)}."
         try:

@@ -197,7 +197,7 @@ def _rng(*parts: Any) -> random.Random:
 
 
 def _texts(env: Env, seed: int, calls: Calls) -> list[Trace]:
-    """Texts that are no actions; each new episode goes on where the last one was ended by one."""
+    """Texts that are not actions; each new episode goes on where the last one was ended by one."""
     left = [*TEXTS, "".join(_rng(seed, "text").choices("bcdfghjklmnpqrstvwxz ", k=30))]
     traces: list[Trace] = []
     while left:

@@ -45,7 +45,7 @@ class Trace:
 
     @property
     def broken(self) -> bool:
-        """Did the environment raise, or answer what is no answer?"""
+        """Did the environment raise, or return what is not an answer?"""
         return len(self.answers) != len(self.actions) + 1
 
 

@@ -222,7 +222,7 @@ class HostPool:
         answer = host.call(method, *args)
         try:
             while not (await asyncio.wait({answer}, timeout=LIVENESS_SECONDS))[0]:
-                await self._check_alive(host)  # a slow answer is no failure: the host keeps its deadline
+                await self._check_alive(host)  # a slow answer is not a failure: the host keeps its deadline
             return answer.result()
         except EnvironmentFailure as error:
             if error.kind == "host":

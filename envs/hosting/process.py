@@ -47,7 +47,7 @@ class ProcessWorker:
     async def spawn(cls, modules: Sequence[str] = (), templates: Templates | None = None) -> ProcessWorker:
         """Start a process and wait until it is ready for requests.
 
-        ``templates``: where it is copied from; None, or without one to be had: it is started afresh.
+        ``templates``: where it is copied from; None, or where there is none: it is started afresh.
 
         Raises:
             EnvironmentFailure: of kind ``process``: it cannot be started, or dies or hangs before it is ready.

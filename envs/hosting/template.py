@@ -129,7 +129,7 @@ class Templates:
         self._one = asyncio.Lock()
 
     async def copy(self, mark: str, connection: socket.socket, output: int) -> Copy | None:
-        """A process that serves ``connection``; None if there is no template to be had."""
+        """A process that serves ``connection``; None if there is no template."""
         try:
             async with self._one:
                 template = self._started[1] if self._started else await self._start()

@@ -87,7 +87,7 @@ def read_servers(value: str | Mapping[str, Any]) -> list[Server]:
     Keys of an entry that only concern other clients are ignored.
 
     Raises:
-        ValueError: the file cannot be read, or an entry is no server: says which, and what was expected.
+        ValueError: the file cannot be read, or an entry is not a server: says which, and what was expected.
     """
     entries: Any = value
     if isinstance(value, str):

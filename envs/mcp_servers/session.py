@@ -108,7 +108,7 @@ class Session:
             async with contextlib.AsyncExitStack() as stack:
                 from mcp import ClientSession
 
-                # It logs a traceback for each line of a stdio server that is no message.
+                # It logs a traceback for each line of a stdio server that is not a message.
                 logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
                 read, write, *_ = await stack.enter_async_context(self._streams())
                 client = await stack.enter_async_context(ClientSession(read, write))
@@ -213,7 +213,7 @@ def _bounded(stream: Any, most_bytes: int, breaks: Any) -> Any:
 
 
 def _text(result: Mapping[str, Any]) -> str:
-    """The text of a result. What is no text is named: a tool's message has room for text alone."""
+    """The text of a result. What is not text is named: a tool's message has room for text alone."""
     parts = [_part(part) for part in result.get("content") or ()]
     if not parts and result.get("structuredContent") is not None:
         parts = [json.dumps(result["structuredContent"], ensure_ascii=False)]

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "agents"))
-guard = importlib.import_module("guard")  # of agents, whose folder is no package to a script
+guard = importlib.import_module("guard")  # of agents, whose folder is not a package to a script
 
 CHUNK = 1 << 16
 GRACE_SECONDS = 1.0  # less than the client waits

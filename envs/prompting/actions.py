@@ -41,7 +41,7 @@ class Call:
     error: str | None = None
     """why it does not run; None: it does"""
     kind: Literal["format", "admissible"] = "admissible"
-    """of the error: the arguments are no JSON object, or there is no such tool, or they do not fit its schema"""
+    """of the error: the arguments are not a JSON object, or there is no such tool, or they do not fit its schema"""
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ def check_examples(turns: Iterable[ExampleTurn], fmt: str) -> None:
         if found.action is None or turn.action not in (None, found.action):
             read = found.reason if found.action is None else f"the action {found.action!r} would be read"
             raise ConfigError(
-                f"{KEY}[{n}]: {turn.written(fmt)!r} is no example of turnkey.rollout.action_format={fmt}: {read}. Give "
-                "the whole text that the model should write as response"
+                f"{KEY}[{n}]: {turn.written(fmt)!r} is not an example of turnkey.rollout.action_format={fmt}: {read}. "
+                "Give the whole text that the model should write as response"
             )
 
 

@@ -58,7 +58,7 @@ async def tournament(
     1. Everybody plays one of the members, the pivot. These scores (for the pivot, the mean of its own) make the seeding
        list.
     2. In the bracket the best seeds are placed as far apart as can be. The higher score goes on; a tie goes to the one
-       that stands first in the bracket. Free places, when the number of members is no power of two, go to the best
+       that stands first in the bracket. Free places, when the number of members is not a power of two, go to the best
        seeds, who then skip the first round. (The released code closes the gaps instead, so that free rounds fall to
        whoever stands last; at its group size, 16, there are none.)
     3. The champion is followed by the losers of the last round, of the one before, and so on; inside a round by their

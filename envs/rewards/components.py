@@ -115,7 +115,7 @@ def register_reward(name: str, *, cost: bool = False, hindsight: bool = False, g
     The first line of its docstring is its summary in tables; the rest is as in :class:`RewardSpec`.
 
     Raises:
-        ValueError: the name is taken, or the class is no frozen dataclass.
+        ValueError: the name is taken, or the class is not a frozen dataclass.
     """
 
     def register(cls: C) -> C:

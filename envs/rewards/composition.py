@@ -156,7 +156,7 @@ def compose(entries: Sequence[Mapping[str, Any]], where: str = "turnkey.rewards"
 
     ``weight`` is 1 by default. Components that count undesired behaviour have no default: give a negative one.
 
-    With ``column`` the values of a component are no reward: they become a column of that name, which a method reads.
+    With ``column`` the values of a component are not a reward: they become a column of that name, which a method reads.
     Components with the same column add up::
 
         compose([{"name": "step"}, {"name": "my.module:score", "column": "turn_score"}])
@@ -214,7 +214,7 @@ def _part(entry: Any, where: str) -> _Part:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         raise ConfigError(f"{where}: expected a mapping with the name of a component, got {entry!r}")
     name, options, known = entry["name"], {key: value for key, value in entry.items() if key not in _OWN}, rewards()
-    if name in known:  # a misspelt weight is no missing one
+    if name in known:  # a misspelt weight is not a missing one
         _check_options(options, [field.name for field in fields(known[name].cls) if field.init], where)
     label = entry.get("label", name.rpartition(":")[2])
     if not isinstance(label, str) or not label:

@@ -191,7 +191,7 @@ class MatchTIR:
 
 
 def _calls(value: Any) -> list[ToolCall]:
-    """Calls as an environment states them. Arguments that are no JSON object are none at all."""
+    """Calls as an environment states them. Arguments that are not a JSON object are none at all."""
     calls = []
     for call in value or ():
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):

@@ -78,7 +78,7 @@ def setup_of(model: str, game: str = "errands") -> Setup:
     ``game``: of :data:`GAMES`, for a chat model.
 
     Raises:
-        SystemExit: the weights are not to be had, or there is no such folder or game.
+        SystemExit: the weights cannot be fetched, or there is no such folder or game.
     """
     if game not in GAMES or (model == "tiny" and game != "errands"):
         raise SystemExit(f"--game {game}: expected {' or '.join(GAMES)}; the tiny model has a game of its own")

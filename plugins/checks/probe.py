@@ -252,7 +252,7 @@ def preview(config: DictConfig) -> str:
     observation, info, _ = asyncio.run(play(turnkey, _configured(first_task(file), turnkey)))
     measured = _measure(config, turnkey, observation, info)
     if measured is None:
-        return f"no prompt to show: {config.actor_rollout_ref.model.path} is no folder with a plain tokenizer"
+        return f"no prompt to show: {config.actor_rollout_ref.model.path} is not a folder with a plain tokenizer"
     text, number = measured
     limit = config.actor_rollout_ref.rollout.prompt_length
     return f"the first prompt, {number} of {limit} tokens (data.max_prompt_length):\n{text}"

@@ -52,7 +52,7 @@ def check_rewards(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
             )
     penalty = 0.0 if spec is None else turnkey.rollout.invalid_action_penalty  # verl's estimators never see it
     for i, entry in enumerate(turnkey.rewards):
-        pays = entry.get("column") is None and entry.get("weight")  # a column is no part of the reward
+        pays = entry.get("column") is None and entry.get("weight")  # a column is not part of the reward
         if entry["name"] == "invalid" and pays and penalty:
             refuse(
                 "invalid-counted-twice",

@@ -54,7 +54,7 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong. The clash of an estimator is no problem: it has a second name, ``turnkey/<name>``."""
+        """What is wrong. The clash of an estimator is not a problem: it has a second name, ``turnkey/<name>``."""
         bad_points = [
             f"{point['kind']} {point['name']} is {point['status']}"
             for point in one_per_name(self.points)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
 
+from hydra._internal.hydra import Hydra
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from verl_turnkey.plugins.checks.selection import uses_us
@@ -31,11 +34,18 @@ def quick_run(arguments: Sequence[str], *, prompt: bool = False) -> int:
         return dry_run(arguments, prompt=prompt)
     gc.disable()  # the program is short, and looks through what it imports in vain
     without_torch.install()
+    if not may_sweep(arguments):
+        Hydra.get_mode = lambda *_, **__: RunMode.RUN  # else Hydra composes the line twice, first to read this
     try:
         return dry_run(arguments, prompt=prompt)
     except without_torch.NeedsVerl:
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, WHOLE: "1"})
+
+
+def may_sweep(arguments: Sequence[str]) -> bool:
+    """Whether a word may make Hydra start several runs: a flag, or a key or a file of Hydra's own."""
+    return any(re.match(r"-|[+~]*hydra(?!\.run\.)", word) for word in arguments)
 
 
 def dry_run(arguments: Sequence[str], *, prompt: bool = False) -> int:

@@ -113,7 +113,7 @@ def own_file(kind: str, name: str, path: Path, summary: str | None = None) -> li
     """Write one file of the user's own to ``path``; returns what to say of it.
 
     Raises:
-        ValueError: ``name`` is no identifier in snake case, or taken; ``path`` is no ``.py`` file.
+        ValueError: ``name`` is not an identifier in snake case, or taken; ``path`` is not a ``.py`` file.
         FileExistsError: something is at ``path`` already.
     """
     check_name(kind, name)
@@ -142,7 +142,7 @@ def in_clone(kind: str, name: str, root: Path, summary: str | None = None) -> li
     """Write all files of ``name`` into the clone at ``root`` and register it there; returns what to say of it.
 
     Raises:
-        ValueError: ``name`` is no identifier in snake case, or taken.
+        ValueError: ``name`` is not an identifier in snake case, or taken.
         FileExistsError: one of the files is there already; none is written then.
     """
     if kind == "loss" and find_spec("torch") is None:
@@ -219,7 +219,7 @@ def render(kind: str, text: str, name: str, summary: str | None = None, file: st
     """The template ``text`` of ``kind`` for ``name``.
 
     Raises:
-        ValueError: the summary is no single line, or holds a character that a table or a string cannot.
+        ValueError: the summary is not a single line, or holds a character that a table or a string cannot.
     """
     summary = KINDS[kind].summary if summary is None else summary
     if not 0 < len(summary.strip()) <= 100 or not summary.isprintable() or set(summary) & set('"|\\'):

@@ -85,7 +85,7 @@ def find(name: str) -> Panel:
 
     Raises:
         ConfigError: there is none.
-        TaskFormatError: the file is no panel.
+        TaskFormatError: the file is not a panel.
     """
     from verl_turnkey.envs.panels import Panel
 

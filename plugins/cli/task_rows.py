@@ -243,7 +243,7 @@ def _hub(source: str) -> list[Row]:
     except Exception as error:  # of the network, the hub, the data set's own files
         words = str(error).splitlines()[0] if str(error) else ""
         raise ConfigError(
-            f"{source}: it is no file here, and no data set of that name can be loaded "
+            f"{source}: there is no such file here, and no data set of that name can be loaded "
             f"({type(error).__name__}: {words})"
         ) from error
     if isinstance(loaded, Mapping):

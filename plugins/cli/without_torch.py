@@ -73,7 +73,7 @@ find_spec, distributions = importlib.util.find_spec, importlib.metadata.packages
 class NeedsVerl(BaseException):
     """A check computed with a part of verl or of torch that this process lacks.
 
-    It is no ``Exception``, because checks turn those into findings.
+    It is not an ``Exception``, because checks turn those into findings.
     """
 
 

@@ -34,7 +34,7 @@ def composed(words: Sequence[str]) -> DictConfig:
 
 @contextmanager
 def _no_arguments() -> Iterator[None]:
-    """Our search path checks the arguments of the program, which are no launch line here."""
+    """Our search path checks the arguments of the program, which are not a launch line here."""
     arguments, sys.argv = sys.argv, sys.argv[:1]
     try:
         yield

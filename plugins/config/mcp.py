@@ -34,7 +34,7 @@ class McpConfig:
         """The servers; empty without any.
 
         Raises:
-            ValueError: the file cannot be read, an entry is no server, or ``shared`` names none of them.
+            ValueError: the file cannot be read, an entry is not a server, or ``shared`` names none of them.
         """
         if self.servers is None:
             return ()

@@ -47,7 +47,7 @@ def name(checkpoint: Path) -> str:
 
 
 def downloaded(checkpoint: Path) -> Path:
-    """``checkpoint``, or where it is no folder but a name on the hub, such as Qwen/Qwen3-0.6B: its local copy.
+    """``checkpoint``, or where it is not a folder but a name on the hub, such as Qwen/Qwen3-0.6B: its local copy.
 
     Raises:
         ConfigError: there is no such folder, and the hub has no such model or cannot be reached.

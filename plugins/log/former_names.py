@@ -1,6 +1,6 @@
 """Names from before version 2 of the log, translated: old logs, metrics, evaluations and launch lines still work.
 
-A run that was resumed after an update has files of both versions, so each file is told by its columns.
+A run that was resumed after an update has files of both versions, so the columns of each file tell its version.
 """
 
 from __future__ import annotations

@@ -190,11 +190,11 @@ async def _written(
 
 def _called(call: WrittenCall, admissible: Sequence[str] | None) -> ParsedAction:
     if call.name != "act":
-        return ParsedAction(None, f"a call of {call.name[:80]!r}, which is no tool here")
+        return ParsedAction(None, f"a call of {call.name[:80]!r}, which is not a tool here")
     try:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError) as error:
-        return ParsedAction(None, f"the arguments of the tool call are no JSON: {error}")
+        return ParsedAction(None, f"the arguments of the tool call are not JSON: {error}")
     action = arguments.get("action") if isinstance(arguments, Mapping) else None
     if isinstance(action, int | float) and not isinstance(action, bool):
         action = str(action)  # a numbered choice

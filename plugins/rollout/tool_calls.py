@@ -25,7 +25,7 @@ class Tools:
         schemas: ``{"type": "function", "function": {...}}`` each, as ``envs.tool_info.read_tools`` gives them.
 
     Raises:
-        EnvironmentFailure: the parameters of a tool are no JSON Schema.
+        EnvironmentFailure: the parameters of a tool are not a JSON Schema.
     """
 
     def __init__(self, schemas: Sequence[dict[str, Any]]) -> None:
@@ -37,7 +37,7 @@ class Tools:
                 Draft202012Validator.check_schema(function["parameters"])
             except SchemaError as error:
                 raise EnvironmentFailure(
-                    "tools", f"the parameters of the tool {function['name']!r} are no JSON Schema: {error.message}"
+                    "tools", f"the parameters of the tool {function['name']!r} are not a JSON Schema: {error.message}"
                 ) from None
             self._validators[function["name"]] = Draft202012Validator(function["parameters"])
 
@@ -55,7 +55,7 @@ class Tools:
         try:
             arguments = json.loads(written.arguments or "{}", parse_constant=_no_json)
         except (ValueError, RecursionError) as error:
-            return refused(f"the arguments of {written.name} are no JSON: {str(error)[:200]}")
+            return refused(f"the arguments of {written.name} are not JSON: {str(error)[:200]}")
         if not isinstance(arguments, dict):
             return refused(f"the arguments of {written.name} must be a JSON object, not {str(arguments)[:80]}")
         try:
@@ -79,7 +79,7 @@ def _tools(text: str) -> Tools:
 
 
 def _no_json(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _converted(validator: Draft202012Validator, name: str, value: Any) -> Any:

@@ -77,7 +77,7 @@ def check_tool_parser(name: str) -> None:
     if name.startswith(VLLM):
         wanted, known = name.removeprefix(VLLM), _of_vllm().list_registered()
         if wanted not in known:
-            raise ConfigError(f"{KEY}={name} is no tool parser of vLLM's{closest(wanted, list(known))}")
+            raise ConfigError(f"{KEY}={name} is not a tool parser of vLLM's{closest(wanted, list(known))}")
     elif ":" in name:
         if not callable(getattr(_own(name), "extract_tool_calls", None)):
             raise ConfigError(
@@ -87,7 +87,7 @@ def check_tool_parser(name: str) -> None:
             )
     elif name not in ToolParser._registry:
         raise ConfigError(
-            f"{KEY}={name} is no tool parser of verl's{closest(name, list(ToolParser._registry))} vLLM's are "
+            f"{KEY}={name} is not a tool parser of verl's{closest(name, list(ToolParser._registry))} vLLM's are "
             f"{VLLM}<name>, one of your own is module:Class"
         )
 

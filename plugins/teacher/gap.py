@@ -12,7 +12,7 @@ Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 def contrast(
     gap: torch.Tensor | None, advantage: torch.Tensor, mask: torch.Tensor, placebo: torch.Tensor | None = None
 ) -> float | None:
-    """Mean gap of the tokens with a positive advantage minus that of those with a negative one; None without both.
+    """Mean gap of tokens with a positive advantage minus the mean gap of tokens with a negative one; None without both.
 
     ::
 

@@ -82,7 +82,7 @@ def register_teacher_source(name: str, *, per_turn: bool = False, observations: 
     Everything else is as in :class:`TeacherSource`.
 
     Raises:
-        ValueError: the name is taken, or the class is no frozen dataclass.
+        ValueError: the name is taken, or the class is not a frozen dataclass.
     """
 
     def register(cls: C) -> C:

@@ -46,8 +46,8 @@ def tail_of(tokenizer: Any, **template_kwargs: Any) -> list[int]:
     same = next((n for n, (a, b) in enumerate(zip(reversed(first), reversed(second), strict=False)) if a != b), 0)
     if not same:
         raise ConfigError(
-            "turnkey.teacher: the chat template writes nothing between a user's message and the model's turn, so there "
-            "is no place for a text: set turnkey.teacher.source=null"
+            "turnkey.teacher: the chat template writes nothing between a user's message and the model's turn, so "
+            "there is no place for a text: set turnkey.teacher.source=null"
         )
     return list(first[-same:])
 

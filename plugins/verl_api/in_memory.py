@@ -1,7 +1,7 @@
 """The rows of a batch in the trainer's own memory: the ``DataProto`` of verl's older trainer, without TransferQueue.
 
 ``RayPPOTrainer`` hands such a batch from step to step. Its columns of tokens are padded on the right to one length, and
-all that is no tensor is a column of objects.
+all that is not a tensor is a column of objects.
 """
 
 from __future__ import annotations

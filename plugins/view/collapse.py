@@ -18,7 +18,7 @@ RECENT = 3
 LEAST = 0.2
 """a best level of success below which nothing can be lost"""
 POINTS, TIMES, PEAK = 0.1, 1.5, 3.0
-"""what is told: a share that moved by so much, a size that grew or shrank by so much, a peak over the median before"""
+"""what counts: a share that moved by so much, a size that grew or shrank by so much, a peak over the median before"""
 
 Kind = Literal["share", "size", "peak"]
 UPDATE: dict[str, tuple[str, float]] = {
@@ -165,7 +165,7 @@ def _peak(name: str, step: Numbers, value: Numbers, within: NDArray[np.bool_], l
     if not within.any():
         return None
     at = int(np.flatnonzero(within)[value[within].argmax()])
-    early = at < RECENT  # nothing was usual yet: only what is far above the healthy is told, beside what came later
+    early = at < RECENT  # nothing was usual yet: only what is far above the healthy counts, and what came later
     if early and (least == 0 or len(value) <= RECENT):
         return None
     usual = float(np.median(np.delete(value, at) if early else value[:at]))

@@ -74,7 +74,7 @@ class Run:
 
     @property
     def first_ways(self) -> np.ndarray:
-        """Which episodes are no branches: numbers of episodes are theirs, as in the trainer's metrics."""
+        """Which episodes are not branches: numbers of episodes are theirs, as in the trainer's metrics."""
         return ~(self.episodes["branch"] > 0).to_numpy(bool)
 
     @property

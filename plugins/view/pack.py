@@ -215,7 +215,7 @@ def _rounded(values: np.ndarray) -> np.ndarray:
 
 
 def _listed(values: np.ndarray) -> list[Any]:
-    """As JSON has it: null for what is no number, as text what JavaScript would round."""
+    """As JSON has it: null for what is not a number, as text what JavaScript would round."""
     if values.dtype.kind == "f":
         finite = np.isfinite(values)
         found = values.tolist()

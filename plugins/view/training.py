@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class TrainingHistory:
     """Training episodes and turns by step. Of groups that were not logged there are none here.
 
-    ``ways`` are all of them, ``episodes`` those that are no branches; a turn that branches share is there once.
+    ``ways`` are all of them, ``episodes`` those that are not branches; a turn that branches share is there once.
     """
 
     def __init__(self, run: Run) -> None:

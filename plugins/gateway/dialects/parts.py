@@ -15,7 +15,7 @@ from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, 
 CREATED = 0
 """Time of every reply, in seconds: equal replies are equal bytes."""
 RAW = "_raw"
-"""key that holds arguments of a call which are no JSON object"""
+"""key that holds arguments of a call which are not a JSON object"""
 _TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 _IMAGES = ("image_url", "input_image", "image")
 

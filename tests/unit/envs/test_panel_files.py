@@ -43,7 +43,7 @@ def test_a_changed_file_is_refused(lake, part):
         content["tasks"][2][part] = 7
     with pytest.raises(TaskFormatError, match=r"x\.json was changed: the hash of its content"):
         Panel.read(json.dumps(content), "x.json")
-    with pytest.raises(TaskFormatError, match=r"x\.json is no panel"):
+    with pytest.raises(TaskFormatError, match=r"x\.json is not a panel"):
         Panel.read("[]", "x.json")
 
 

@@ -216,7 +216,7 @@ PARAMETERS = [
     ("'turnkey.rollout.examples=[{observation: x, acton: go}]'", "examples[0].acton | 'action'"),
     (
         "turnkey.rollout.action_format=tags 'turnkey.rollout.examples=[{observation: x, response: go}]'",
-        "turnkey.rollout.examples[0] | 'go' is no example of turnkey.rollout.action_format=tags",
+        "turnkey.rollout.examples[0] | 'go' is not an example of turnkey.rollout.action_format=tags",
     ),
     (
         f"'turnkey.rollout.examples=[{{observation: {'wall ' * 2000}, action: go}}]'",

@@ -17,7 +17,7 @@ from verl_turnkey.plugins.rollout.action_reader import _called, action_reader
 def test_arguments_that_cannot_be_read_are_an_invalid_action(arguments):
     parsed = _called(FunctionCall(name="act", arguments=arguments), None)
     assert parsed.action is None
-    assert "no JSON" in parsed.reason
+    assert "not JSON" in parsed.reason
 
 
 def test_arguments_that_can():

@@ -97,5 +97,5 @@ def test_a_reference_to_nowhere_is_an_error_of_the_call():
 
 
 def test_parameters_that_are_no_schema():
-    with pytest.raises(EnvironmentFailure, match="the parameters of the tool 'go' are no JSON Schema"):
+    with pytest.raises(EnvironmentFailure, match="the parameters of the tool 'go' are not a JSON Schema"):
         Tools([function("go", way={"type": "north"})])

@@ -117,8 +117,8 @@ def test_a_parser_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [
-        ("hermess", ConfigError, "multi_turn.format=hermess is no tool parser of verl's; did you mean 'hermes'"),
-        ("vllm:llama_json", ConfigError, "is no tool parser of vLLM's; did you mean 'llama"),
+        ("hermess", ConfigError, "multi_turn.format=hermess is not a tool parser of verl's; did you mean 'hermes'"),
+        ("vllm:llama_json", ConfigError, "is not a tool parser of vLLM's; did you mean 'llama"),
         ("json:loads", ConfigError, "must be a class made with a tokenizer, with verl's method"),
         ("json:nothing", ModuleImportError, "multi_turn.format: cannot load 'json:nothing'"),
         ("vllm:llama3_json", ConfigError, "does not suit this model's tokenizer: .*python_tag"),

@@ -233,7 +233,7 @@ def test_results_that_are_not_those_of_the_calls_fail_the_episode(shelf, results
         ([TOOLS[0], TOOLS[0]], "info['tools'] has several tools of the name 'put'"),
         (
             [{"type": "function", "function": {"name": "put", "parameters": {"type": "thing"}}}],
-            "the parameters of the tool 'put' are no JSON Schema: 'thing' is not valid",
+            "the parameters of the tool 'put' are not a JSON Schema: 'thing' is not valid",
         ),
     ],
 )

@@ -167,7 +167,7 @@ def test_a_picture_needs_a_function_that_describes_it(tmp_path, monkeypatch):
 
     gymnasium.register("my/Camera-v0", entry_point=Camera)
     try:
-        with pytest.raises(EnvironmentKwargsError, match=r"12288 numbers are no text.*set observation to a function"):
+        with pytest.raises(EnvironmentKwargsError, match=r"12288 numbers are not text.*set observation to a function"):
             make(ID, {"env": "my/Camera-v0"})
         (tmp_path / "describe.py").write_text("def brightness(image):\n    return f'brightness {image.mean():.0f}'\n")
         monkeypatch.syspath_prepend(tmp_path)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from verl_turnkey.plugins.cli.dry_run import may_sweep
 from verl_turnkey.plugins.cli.without_torch import Absent, Mark, NeedsVerl, possible
 
 TORCH = Absent("torch")
@@ -55,3 +56,9 @@ def test_to_compute_with_one_needs_verl(compute: Callable[[], Any]):
 
 def test_a_class_of_verl_on_the_line_needs_verl():
     assert not possible(["+trainer.checkpoint_callback_class=verl.trainer.Callback"])
+
+
+@pytest.mark.parametrize("word", ["--multirun", "hydra.mode=MULTIRUN", "+hydra.sweep.dir=a", "hydra/launcher=basic"])
+def test_words_of_hydra_may_start_several_runs(word: str):
+    assert may_sweep(["+turnkey=gigpo", "hydra.run.dir=/runs/1", word])
+    assert not may_sweep(["+turnkey=gigpo", "hydra.run.dir=/runs/1", "trainer.experiment_name=hydra"])

@@ -1,0 +1,51 @@
+"""Prose of pages, docstrings, comments and messages is what a native engineer would say aloud."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PLACES = ("advantage", "losses", "learned", "envs", "plugins", "recipe", "examples", "docs", "README.md", "SECURITY.md")
+INSTEAD = {
+    r"(?<!here )(?:is|are|was|were) no (?!longer|more|less|different|better|worse|matter)\S+": "is not a ...",
+    r"(?:is|are|was|were) told(?! apart| to )": "gets, receives",
+    r"to be had": "available; or who does not publish it",
+    r"had not to": "did not have to",
+    r"(?:that|those) of those": "name the thing again",
+    r"of what rewards are": "name the quantity",
+    r"under the tasks' own": "default ...",
+    r"of the own": "of its own",
+}
+"""phrases that no native speaker says -> what to write"""
+PHRASES = re.compile(rf".{{,40}}\b({'|'.join(INSTEAD)})")
+
+
+def phrases(text: str) -> list[str]:
+    """Each phrase, also one that is broken over lines, with the text before it."""
+    return [match[0] for match in PHRASES.finditer(re.sub(r"[\s#]+", " ", text))]
+
+
+def test_no_page_and_no_file_of_code_has_a_phrase_of_the_list():
+    roots = [ROOT / place for place in PLACES]
+    files = [file for root in roots for file in ([root] if root.is_file() else sorted(root.rglob("*")))]
+    texts = [file for file in files if file.suffix in (".py", ".md", ".yaml", ".sh")]
+    assert len(texts) > 500
+    matches = [f"{file.relative_to(ROOT)}: {text}" for file in texts for text in phrases(file.read_text("utf-8"))]
+    assert not matches, "\n".join(["", *matches, "write instead:", *map(" -> ".join, INSTEAD.items())])
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("the task is no\nJSON object", 1),
+        ("# the class is no\n# frozen dataclass", 1),
+        ("its weights were not to be had", 1),
+        ("a panel is no longer needed; there is no file, and there are no rows", 0),
+        ("states are told apart, and the model is told to answer", 0),
+    ],
+)
+def test_a_phrase_is_recognised(text: str, count: int):
+    assert len(phrases(text)) == count
