@@ -1,15 +1,16 @@
 """Does a tiny model learn the customer service by playing it? A warm start, then turn-level RL, without verl and vLLM.
 
-    python benchmarks/service_learning.py --method gigpo --seed 0
+    python benchmarks/service_learning.py --method gigpo grpo_steps --seed 0
 
 A Qwen3 with random weights imitates careless clerks, who skip parts of the policy, and is then trained by the loop of
 examples/minimal_loop.py: each turn writes one call as text, in a conversation. To win, the model must copy ids that it
-has hardly seen: that takes more imitation than the defaults of a quick look.
+has hardly seen: that takes more imitation than the defaults of a quick look. All methods start from the same model.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import random
 import sys
 import tempfile
@@ -115,7 +116,7 @@ def success(game: Game, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--method", default="gigpo", help="an estimator: turnkey methods")
+    parser.add_argument("--method", nargs="+", default=["gigpo"], help="estimators: turnkey methods")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--demos", type=int, default=800, help="demonstrated episodes")
     parser.add_argument("--epochs", type=int, default=8, help="of imitation")
@@ -150,9 +151,11 @@ def main() -> None:
     validated = range(first + 50_000, first + 50_000 + args.val)
     say(f"before: {success(game, model, tokenizer, validated)}")
     sizes = {"steps": args.steps, "groups": args.groups, "rollouts": 8, "max_tokens": MOST_TOKENS, "lr": args.lr}
-    for metrics in train(model, tokenizer, game, method=args.method, params={}, seed=args.seed, **sizes):
-        say("  ".join(f"{name} {value:.3g}" for name, value in metrics.items()))
-    say(f"after: {success(game, model, tokenizer, validated)}")
+    for method in args.method:
+        trained = copy.deepcopy(model)
+        for metrics in train(trained, tokenizer, game, method=method, params={}, seed=args.seed, **sizes):
+            say(f"{method}  " + "  ".join(f"{name} {value:.3g}" for name, value in metrics.items()))
+        say(f"after {method}: {success(game, trained, tokenizer, validated)}")
 
 
 if __name__ == "__main__":
