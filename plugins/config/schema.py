@@ -253,10 +253,8 @@ def credit_params(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> Any:
     Raises:
         ConfigError: unknown or ill-typed parameter under ``turnkey.credit``.
     """
-    spec = estimator_of(config)
-    if spec is None:
-        return None
-    return _params(spec, {key: value for key, value in turnkey.credit.items() if key != MODIFY}, "credit")
+    spec, values = estimator_of(config), {key: value for key, value in turnkey.credit.items() if key != MODIFY}
+    return None if spec is None else _params(spec, values, "credit")
 
 
 def credit_modify(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> tuple[Modification, ...]:
@@ -273,10 +271,14 @@ def credit_modify(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> tuple[Mo
 
 def loss_of(config: Mapping[str, Any]) -> LossSpec | None:
     """Our policy loss that ``actor_rollout_ref.actor.policy_loss.loss_mode`` selects, or None for one of verl's own."""
-    from verl_turnkey.losses import losses
-
     name = str(config["actor_rollout_ref"]["actor"]["policy_loss"].get("loss_mode", "vanilla"))
-    return losses().get(name.removeprefix("turnkey/"))
+    return _losses().get(name.removeprefix("turnkey/"))
+
+
+def _losses() -> Mapping[str, LossSpec]:
+    from verl_turnkey.losses import losses  # imports torch
+
+    return losses()
 
 
 def loss_params(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> Any:
@@ -299,12 +301,7 @@ def _params(spec: EstimatorSpec | LossSpec, values: dict[str, Any], node: Litera
 
 def params_by_name(node: Literal["credit", "loss"]) -> dict[str, list[str]]:
     """Every estimator (``credit``) or policy loss (``loss``) with the names of its parameters."""
-    if node == "credit":
-        specs: dict[str, Any] = dict(estimators())
-    else:
-        from verl_turnkey.losses import losses
-
-        specs = dict(losses())
+    specs: Mapping[str, Any] = estimators() if node == "credit" else _losses()
     return {name: [entry.name for entry in fields(spec.params) if entry.init] for name, spec in specs.items()}
 
 
