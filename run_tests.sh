@@ -48,10 +48,13 @@ site() {
     rm -r "$folder"
 }
 
-# What moved in the installed verl, then the contract tests of what touches verl.
+# What moved in the installed verl, then the contract tests of what touches verl, whatever moved.
 against_verl() {
-    "$venv/bin/turnkey" doctor --verl
-    "$venv/bin/python" -m pytest --durations=5 tests/contract/plugins/{test_registration.py,verl_api,credit,actor,rollout,trainer,shutdown,checks}
+    local failed=0
+    "$venv/bin/turnkey" doctor --verl || failed=1
+    side_by_side --dist loadfile \
+        tests/contract/plugins/{test_registration.py,verl_api,credit,actor,rollout,trainer,shutdown,checks} || failed=1
+    return $failed
 }
 
 # Compilers for two of the environments' packages, Java for ScienceWorld, a browser for MiniWoB++, sandboxes of agents.

@@ -160,7 +160,8 @@ def run_verl() -> int:
         )
         for what, why in moved:
             expected = "\nor ".join(text or "nothing" for text in what.expected)
-            table.add_row(*map(escape, (f"{what.module}.{what.name}", expected, what.found or "nothing", why)))
+            found = what.fault or what.found or "nothing"
+            table.add_row(*map(escape, (f"{what.module}.{what.name}", expected, found, why)))
         console.print(table)
     said = (
         f"verl {internals.verl_version()}: {len(moved)} of {len(seams.SEAMS) + len(list(seams.imports()))} parts moved"

@@ -13,14 +13,20 @@ GONE = ""
 
 @dataclass(frozen=True)
 class Moved:
-    """A part of verl that is not as any supported version has it; ``found`` is "" when it is gone."""
+    """A part of verl that is not as any supported version has it.
+
+    ``found`` is "" when it is gone; ``fault`` says with which exception its module fails, if not for want of a part.
+    """
 
     module: str
     name: str
     expected: tuple[str, ...]
     found: str
+    fault: str = ""
 
     def __str__(self) -> str:
+        if self.fault:
+            return f"{self.module}.{self.name} cannot be imported: {self.fault}"
         if not self.found:
             return f"{self.module}.{self.name} is gone"
         return f"{self.module}.{self.found} was {' or '.join(text or 'not there' for text in self.expected)}"
@@ -49,7 +55,10 @@ class Seam:
         installed = ""
         for text in filter(None, self.expected):
             name = text.partition("(")[0]
-            now = self._found(name)
+            try:
+                now = self._found(name)
+            except Exception as error:  # whatever a module of a version in the making raises
+                return Moved(self.module, self.name, self.expected, "", f"{type(error).__name__}: {error}")
             if now in (text, name):
                 return None
             installed = installed or now

@@ -233,6 +233,19 @@ def test_a_seam_that_moved_is_named():
     assert str(Seam("verl.trainer.ppo.v2", "PPOTrainer", "self", "x").moved()).endswith("is gone")
 
 
+def test_a_module_that_fails_is_named_and_the_others_are_still_compared(tmp_path, monkeypatch, capsys):
+    (tmp_path / "halfway.py").write_text("call(one=1, one=2)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    broken = Seam("halfway", "call", "", "x")
+    monkeypatch.setattr(seams, "SEAMS", (broken, replace(broken, older=(seams.GONE,)), Seam("ast", "no_such", "", "y")))
+    assert doctor.run_verl() == 1
+    out = "".join(capsys.readouterr().out.split())
+    assert ":3of" in out
+    assert out.count("SyntaxError:keywordargument") == 2
+    assert "ast.no_such" in out
+    assert str(broken.moved()).startswith("halfway.call cannot be imported: SyntaxError: ")
+
+
 def test_what_the_package_imports_from_verl_is_there():
     found = {(seam.module, seam.name) for seam in seams.imports()}
     assert ("verl.trainer.ppo.v1.trainer_sync", "PPOTrainerSync") in found
