@@ -102,20 +102,20 @@ def test_what_responses_say_about_their_prompts_is_measured(credited: Run, step:
 @pytest.mark.parametrize("step", [1, 2])
 def test_what_the_environment_said_is_learned(credited: Run, model: Path, step: int) -> None:
     rows, tokenizer = rows_of(credited, step), AutoTokenizer.from_pretrained(model)
-    observed: dict[str, list[str]] = {}
+    observations: dict[str, list[str]] = {}
     for episode in credited.episodes("train"):
         if episode["global_step"] == step and not episode["failed"]:
-            observed[f"{episode['episode']}_0"] = [text["observation"].strip() for text in episode["texts"][:-1]]
+            observations[f"{episode['episode']}_0"] = [text["observation"].strip() for text in episode["texts"][:-1]]
     losses: dict[str, list[torch.Tensor]] = {"before": [], "after": []}
     for key, row in rows.items():
         observed = row["turnkey_observation"] > 0
         number = turn_ids(observed[None])[0]
         runs = [tokenizer.decode(row["responses"][number == n]).strip() for n in range(int(number.max()) + 1)]
-        assert runs == observed.pop(key)
+        assert runs == observations.pop(key)
         assert not (observed & row["mask"].bool()).any()
         for when, values in losses.items():
             values.append(-row[when][observed])
-    assert not observed
+    assert not observations
     before, after = (torch.cat(losses[when]) for when in ("before", "after"))
     metrics = credited.metrics[step]
     assert metrics["rows/observation_tokens"] == len(before) > 50
