@@ -12,7 +12,7 @@ from torch import Tensor
 from verl_turnkey.advantage.params import ConfigError
 
 GROUP_LOG_RATIO = "group_log_ratio"
-"""further input of losses that compare the rows of a group"""
+"""further input of losses that compare the rows of a group with each other"""
 #: Further inputs of losses with a second prompt, which the queue holds under these names, and what provides them.
 TEACHER = {
     "teacher_log_prob": "a teacher's prompt: set turnkey.teacher.source; else (B, L), log-probabilities of the tokens "
@@ -79,7 +79,7 @@ class LossSpec:
 
     @property
     def compares_groups(self) -> bool:
-        """Whether it needs the log-ratios of its groups before each optimizer step, which then has whole groups."""
+        """Whether it needs its groups' log-ratios before each optimizer step; mini-batches then have whole groups."""
         return GROUP_LOG_RATIO in self.needs
 
 

@@ -3,7 +3,7 @@
     python examples/quickstart/imitation.py --model FOLDER --out runs/quickstart/model --seed 0
     python examples/quickstart/imitation.py --model FOLDER --out runs/warm --env my/Env-v0 --module my_env.py
 
-The players of Errands are noisy; those of another environment do what its ``oracle`` says.
+The players of Errands are noisy; those of another environment play the actions of its ``oracle``.
 
 Afterwards it writes valid actions most of the time and wins now and then: what is left is for reinforcement learning.
 """
@@ -14,7 +14,7 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from transformers.utils import logging
 from verl_turnkey.envs import make
 from verl_turnkey.envs.adapters.errands import HALL, ErrandsText
 from verl_turnkey.envs.prompting.actions import INSTRUCTIONS
-from verl_turnkey.envs.prompting.prompts import build_messages, load_template
+from verl_turnkey.envs.prompting.prompts import build_messages, later_template, load_template
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.config.machine import choose
 
@@ -55,46 +55,44 @@ class Searcher:
         return f"go {next(known, None) or next(room for room in env.rooms if room not in self._seen)}"
 
 
-def player_of(env: Any, kwargs: dict[str, Any]) -> Callable[[], str]:
-    """The next action of a good player, asked right after a reset.
-
-    Raises:
-        SystemExit: the environment's ``oracle`` knows none.
-    """
+def player_of(env: Any, kwargs: dict[str, Any]) -> Iterator[str]:
+    """A good player's actions in an environment that was just reset, each chosen in the state it is played in."""
     if isinstance(env, ErrandsText):
-        return Searcher(env, kwargs.get("hint", True)).best
-    actions = env.oracle() if hasattr(env, "oracle") else None
-    if not actions:
-        raise SystemExit("--env: its method oracle() must return the actions that solve an episode")
-    return iter(actions).__next__
+        return iter(Searcher(env, kwargs.get("hint", True)).best, None)
+    return iter(env.oracle() if hasattr(env, "oracle") else ())
 
 
 def demonstrations(
     kwargs: dict[str, Any], seeds: range, noise: float, seed: int, env_id: str = ERRANDS, template: str = "errands"
 ) -> Iterator[list[Message]]:
-    """One conversation per seed; an action is a random one with probability ``noise``."""
+    """One conversation per seed, with the prompts of training; an action is random with probability ``noise``.
+
+    Raises:
+        SystemExit: the environment has no ``oracle``, or its actions do not end an episode.
+    """
     rng, text = random.Random(seed), load_template(template)
     env = make(env_id, kwargs)
     for env_seed in seeds:
         observation, info = env.reset(seed=env_seed)
-        best_action = player_of(env.unwrapped, kwargs)
-        messages = build_messages(
-            system=None,
-            template=text,
-            task=info["task"],
-            history=(),
-            observation=observation,
-            admissible=None,
-            instruction=INSTRUCTIONS["plain"],
-        )
-        over = False
+        task, player, messages, over = info["task"], player_of(env.unwrapped, kwargs), [], False
         while not over:
-            best = best_action()
+            messages += build_messages(
+                system=None,
+                template=later_template(text) if messages else text,
+                task=task,
+                history=(),
+                observation=observation,
+                admissible=info["admissible"],
+                step=len(messages) // 2 + 1,
+                instruction=INSTRUCTIONS["plain"],
+            )
+            if (best := next(player, None)) is None:
+                raise SystemExit("--env: its method oracle() must return the actions that solve and end an episode")
             action = rng.choice(info["admissible"]) if rng.random() < noise else best
             observation, _, terminated, truncated, info = env.step(action)
-            messages += [{"role": "assistant", "content": action}, {"role": "user", "content": observation}]
+            messages += [{"role": "assistant", "content": action}]
             over = terminated or truncated
-        yield messages[:-1]
+        yield messages
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> tuple[list[int], list[int]]:
@@ -150,10 +148,12 @@ def main() -> None:
     parser.add_argument("--env", default=ERRANDS, help="gymnasium id of an environment with a method oracle")
     parser.add_argument("--module", action="append", default=[], help="module or .py file that registers it")
     parser.add_argument("--kwargs", type=json.loads, default={}, help="of the environment, as JSON")
-    parser.add_argument("--template", help="turnkey.rollout.template of the training; default: its default")
+    parser.add_argument(
+        "--template", help="turnkey.rollout.template of the training; default: default, of Errands errands"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--episodes", type=int, default=40)
-    parser.add_argument("--noise", type=float, default=0.3, help="probability of a random action; of Errands alone")
+    parser.add_argument("--noise", type=float, default=0.3, help="probability of a random action; Errands only")
     parser.add_argument("--lr", type=float, default=5e-5)
     parser.add_argument("--batch-size", type=int, default=4)
     args = parser.parse_args()

@@ -111,7 +111,7 @@ def steps_until_data_end(config: DictConfig) -> int | None:
 
 
 def last_step(config: DictConfig) -> int | None:
-    """The training step after which the run ends; None: that of the data's end, which is not known."""
+    """The training step after which the run ends; None: where the data ends, which is unknown."""
     ends = (config.trainer.get("total_training_steps"), steps_until_data_end(config))
     return min((end for end in ends if end is not None), default=None)
 

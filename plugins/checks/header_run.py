@@ -128,7 +128,7 @@ def _device(run: Run) -> str:
 
 
 def _steps(run: Run) -> str:
-    """The number of training steps, after which of them the run continues, and those that train only the critic."""
+    """The number of training steps, the one after which the run continues, and those that train only the critic."""
     config = run.config
     if not run.trains:
         return "none: one validation (trainer.val_only=true)"

@@ -92,7 +92,7 @@ def _has_reference(config: DictConfig) -> bool:
 
 
 def check_pass(config: DictConfig, mode: str, key: str) -> None:
-    """Refuse what a further pass of the actor over rows with other prompts cannot work with; ``key`` turns it on."""
+    """Refuse settings that rule out a further pass of the actor over rows with other prompts; ``key`` turns it on."""
     if not mode.startswith("turnkey_"):
         refuse(
             "teacher-trainer",
@@ -102,16 +102,16 @@ def check_pass(config: DictConfig, mode: str, key: str) -> None:
     if OmegaConf.select(config, BYPASS):
         refuse(
             "teacher-bypass",
-            f"{key}: with {BYPASS}=true the old log-probabilities are those of the inference engine: there is no pass "
-            f"of the actor behind which its own could run, and the two engines differ: set {BYPASS}=false",
+            f"{key} needs the actor's pass for the old log-probabilities, but {BYPASS}=true replaces it by the "
+            f"inference engine's log-probabilities: set {BYPASS}=false",
         )
     modes = [f"{ACTOR}.{engine}router_replay.mode" for engine in ("", "fsdp_config.", "megatron.", "veomni.")]
     for routing, off in ((f"{ROLLOUT}.enable_rollout_routing_replay", False), *((mode, "disabled") for mode in modes)):
         if (value := OmegaConf.select(config, routing)) not in (None, off):
             refuse(
                 "teacher-routing",
-                f"{key}: {routing}={value} replays the expert routes of the rollout, and the rows with other prompts "
-                f"have none: set {routing}={str(off).lower()}",
+                f"{key} scores rows with other prompts, which have no expert routes to replay, but "
+                f"{routing}={value} replays those of the rollout: set {routing}={str(off).lower()}",
             )
 
 

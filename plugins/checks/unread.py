@@ -115,7 +115,7 @@ def _check_trace(config: DictConfig) -> None:
 
 
 def check_steps(config: DictConfig) -> None:
-    """Warn of a run that has ended before it starts, and of epochs that end before the steps do.
+    """Warn if no step is left to train, or if the epochs end before the steps do.
 
     verl makes the last save and validation only after the last step.
     """

@@ -46,9 +46,10 @@ class Reader:
     def __init__(self, steps: int | None) -> None:
         self.steps = steps
         self.validated: dict[int, float] = {}
+        self.greedy = ""
+        """ " (greedy)" where the header says so of validation"""
         self._in_header = False
         self._label = ""
-        self.greedy = ""
         self._warned: set[str] = set()
 
     def lines(self, raw: Iterable[str]) -> Iterable[str]:
@@ -58,7 +59,7 @@ class Reader:
                 self._in_header = True
                 yield text
             elif self._in_header and text.startswith("  "):
-                self._label = text[2:15].strip() or self._label  # lines that continue one have none
+                self._label = text[2:15].strip() or self._label  # continuation lines have none
                 if self._label == "validation" and "greedy" in text:
                     self.greedy = " (greedy)"
                 yield text

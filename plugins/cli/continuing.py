@@ -1,4 +1,4 @@
-"""What a launch line meets in its run's folder: a checkpoint to continue from, or the end of the run."""
+"""Whether a launch line starts a run, continues it from a checkpoint, or has no steps left to train."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationResolutionError
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.checkpoint_files import TRACKER, resumed_step
@@ -18,28 +19,32 @@ TRAINER = {
     "resume_mode": "auto",
     "resume_from_path": None,
     "total_training_steps": None,
+    "val_only": False,
 }
 """keys of verl's trainer and their defaults"""
 
 
 def announce(words: Sequence[str], name: str) -> bool:
-    """Say where the launch line ``words`` continues the run in the folder ``name``; returns whether steps are left.
+    """Print where the launch line ``words`` continues the run in the folder ``name``; returns whether to start it.
 
     Raises:
-        ConfigError: none are left, and files that the line reads have changed since the run ended.
+        ConfigError: no steps are left to train, and files that the line reads have changed since the run ended.
     """
     chosen = {key: values(words, f"trainer.{key}") for key in TRAINER}
     trainer = OmegaConf.create({key: [default, *chosen[key]][-1] for key, default in TRAINER.items()})
-    done, steps = resumed_step(trainer), trainer.total_training_steps
-    if not done:
+    try:
+        done, steps = resumed_step(trainer), trainer.total_training_steps
+    except InterpolationResolutionError:
+        return True  # refers to other keys: the run's header says where it continues
+    if not done or trainer.val_only:
         return True
     changed = _changed_since(Path(trainer.default_local_dir) / TRACKER, words)
-    since = f"{' and '.join(changed)} changed after its last checkpoint" if changed else ""
+    since = f"{' and '.join(changed)} changed after the last checkpoint" if changed else ""
     new = "--out FOLDER starts a new run"
     if steps is None or done < steps:
         print(f"continues {name} after step {done}{f' of {steps}' if steps else ''}; {new}", flush=True)
         if since:
-            print(f"warning: {since}: the steps to come train on the new files", flush=True)
+            print(f"warning: {since}: the remaining steps use the new files", flush=True)
         return True
     ended = (
         f"{name} has ended: its last checkpoint is of step {done}, and the launch line ends after step {steps}. "

@@ -105,7 +105,7 @@ def _until_ray() -> DictConfig | None:
 
     started: list[DictConfig] = []
     original, main_ppo.run_ppo = main_ppo.run_ppo, lambda config, **_: started.append(config)
-    # verl warns of every method without a critic; the header and the rules say which is meant.
+    # verl warns about every method without a critic; the header names the method.
     warnings.filterwarnings("ignore", message="Disabled critic")
     try:
         main_ppo.main()

@@ -23,6 +23,8 @@ from verl_turnkey.plugins.config.schema import credit_modify, credit_params, est
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """verl's file with the number of the newest complete checkpoint"""
+STEP_FOLDER = r"global_step_\d+"
+"""pattern of the name of a checkpoint's folder"""
 CREDIT = "turnkey_credit.json"
 """what a stateful method remembers"""
 GROUPS = "turnkey_groups.json"
@@ -63,13 +65,13 @@ def newest_whole(config: DictConfig, *, use_critic: bool, remembers: bool | None
 
 
 def resumed_step(trainer: DictConfig) -> int:
-    """The training step that a run of ``config.trainer`` continues after; 0: this machine has no checkpoint of it."""
-    root, name = Path(trainer.default_local_dir).absolute(), None
+    """The training step after which a run of ``config.trainer`` continues; 0: this machine has no checkpoint of it."""
+    root, folder = Path(trainer.default_local_dir).absolute(), None
     if trainer.resume_mode == "resume_path":
-        name = Path(str(trainer.resume_from_path)).name
+        folder = Path(str(trainer.resume_from_path))
     elif trainer.resume_mode == "auto" and (root / TRACKER).is_file():
-        name = _tracked(root)
-    return _step(name) if name and re.fullmatch(r"global_step_\d+", name) else 0
+        folder = root / (_tracked(root) or "")
+    return _step(folder.name) if folder and folder.is_dir() and re.fullmatch(STEP_FOLDER, folder.name) else 0
 
 
 def has_memory(config: DictConfig) -> bool:
@@ -179,7 +181,7 @@ def _tracked(root: Path) -> str | None:
 
 def _candidates(root: Path, tracked: str | None) -> list[Path]:
     """The checkpoint ``tracked``, then the older ones, newest first; all if the tracker is damaged."""
-    names = [path.name for path in root.glob("global_step_*") if re.fullmatch(r"global_step_\d+", path.name)]
+    names = [path.name for path in root.glob("global_step_*") if re.fullmatch(STEP_FOLDER, path.name)]
     older = sorted((name for name in names if tracked is None or _step(name) < _step(tracked)), key=_step, reverse=True)
     return [root / name for name in ([] if tracked is None else [tracked]) + older]
 

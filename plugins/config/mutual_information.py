@@ -12,7 +12,7 @@ KEY = "turnkey.mutual_information.every"
 
 @dataclass(frozen=True)
 class MutualInformationConfig:
-    """When and on how many prompts the metrics ``mutual_information/*`` are computed; RAGEN-2 has 5 and 64."""
+    """When and on how many prompts the metrics ``mutual_information/*`` are computed; RAGEN-2: every 5, 64 prompts."""
 
     every: int = 0
     """at the first training step and at each multiple of it; 0: never"""

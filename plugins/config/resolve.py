@@ -21,7 +21,7 @@ FILTER = "algorithm.filter_groups"
 LOSS, CORRECTION = "actor_rollout_ref.actor.policy_loss.loss_mode", "algorithm.rollout_correction"
 VERLS_CRITIC = "~/models/deepseek-llm-7b-chat"
 CRITIC_TOKENS, VERLS_TOKENS = "critic.ppo_infer_max_token_len_per_gpu", 32768
-"""the limit of the critic's micro-batches that verl reads, which its files do not list, and its default"""
+"""the limit of the critic's micro-batches that verl reads but does not list in its files, and its default"""
 FOLDERS = ("trainer.rollout_data_dir", "trainer.validation_data_dir", "trainer.default_local_dir")
 KEEP, DEPRECATED = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"), "remove_previous_ckpt_in_save"
 

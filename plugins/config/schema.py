@@ -263,10 +263,8 @@ def credit_modify(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> tuple[Mo
     Raises:
         ConfigError: an unknown modifier, or an unknown or ill-typed parameter of one, in ``turnkey.credit.modify``.
     """
-    spec = estimator_of(config)
-    if spec is None:
-        return ()
-    return parse_modify(turnkey.credit.get(MODIFY), f"turnkey.credit.{MODIFY}", spec.name)
+    spec, modify = estimator_of(config), turnkey.credit.get(MODIFY)
+    return () if spec is None else parse_modify(modify, f"turnkey.credit.{MODIFY}", spec.name)
 
 
 def loss_of(config: Mapping[str, Any]) -> LossSpec | None:

@@ -1,7 +1,7 @@
 """Further forward passes of the actor, over rows of our own.
 
 verl computes the old log-probabilities with the weights that the batch is trained from; ``separate_async`` puts these
-in place for that call alone. So the passes run right behind this call, and not after the trainer's step around it.
+in place for that call alone. So the passes run right after this call, not after the trainer's method around it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, Partition
 
 PARTITION = Partition("turnkey_teacher")
-"""of the queue, for the rows of these passes; the replay buffer reads another one"""
+"""of the queue, for the rows of these passes; the replay buffer does not read it"""
 MODEL_INPUTS = (
     *("input_ids", "position_ids", "prompts", "responses", "response_mask", "loss_mask", "attention_mask"),
     "multi_modal_inputs",
@@ -48,8 +48,8 @@ class AfterOldLogProbs:
         """Called after each worker call; the passes' own calls come here, too."""
         if method == "compute_log_prob" and self._metrics is not None:
             metrics, self._metrics = self._metrics, None
-            for each in self._passes:
-                metrics.update(each(batch))
+            for score in self._passes:
+                metrics.update(score(batch))
 
 
 class Forward:
@@ -65,7 +65,7 @@ class Forward:
         return self._weights == "ref" and not self._trainer.ref_in_actor
 
     def multiple(self) -> int:
-        """What the number of rows has to be a multiple of: all ranks get as many, in whole fixed micro-batches."""
+        """The number of rows must be a multiple of this: ranks get equally many, in whole fixed micro-batches."""
         part = self._config.actor_rollout_ref["ref" if self._of_reference else "rollout"]
         ranks = internals.data_parallel_size(self._trainer.actor_rollout_wg)
         return ranks if part.log_prob_use_dynamic_bsz else ranks * int(part.log_prob_micro_batch_size_per_gpu)
@@ -76,22 +76,22 @@ class Forward:
         lengths = [len(row["input_ids"]) for row in rows.values()]
         ranks = internals.data_parallel_size(self._trainer.actor_rollout_wg)
         workload = calculate_workload(torch.tensor(lengths)).tolist()
-        parts: Any = get_seqlen_balanced_partitions(workload, k_partitions=ranks, equal_size=True)
-        keys = [keys[j] for part in parts for j in part]
+        by_rank: Any = get_seqlen_balanced_partitions(workload, k_partitions=ranks, equal_size=True)
+        keys = [keys[j] for indices in by_rank for j in indices]
         tags = [{"status": "success", "seq_len": len(rows[key]["input_ids"])} for key in keys]
         try:
-            part = PARTITION.write_rows(keys, [rows[key] for key in keys], tags)
-            part.extra_info = {
+            batch = PARTITION.write_rows(keys, [rows[key] for key in keys], tags)
+            batch.extra_info = {
                 "calculate_entropy": False,
                 "compute_loss": False,
                 "temperature": self._config.actor_rollout_ref.rollout.temperature,
             }
             if self._of_reference:
-                self._trainer.ref_policy_wg.compute_ref_log_prob(part)
+                self._trainer.ref_policy_wg.compute_ref_log_prob(batch)
             else:
                 if self._weights == "ref":
-                    part.extra_info["no_lora_adapter"] = True
-                self._trainer.actor_rollout_wg.compute_log_prob(part)
+                    batch.extra_info["no_lora_adapter"] = True
+                self._trainer.actor_rollout_wg.compute_log_prob(batch)
             data = PARTITION.read(keys, ["log_probs", "response_mask"])
         finally:
             PARTITION.clear(keys)

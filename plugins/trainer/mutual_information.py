@@ -6,6 +6,7 @@ it: each response is scored after the prompts of other tasks as well as after it
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
@@ -26,10 +27,10 @@ from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, partition_of
 def prompt_information(log_probs: NDArray[np.float64], lengths: NDArray[np.int64]) -> dict[str, float]:
     """The metrics of N responses after N prompts; MI = mean_i(l_ii - log mean_j exp(l_ij)), at most log N.
 
-    ``log_probs`` (N, N): of response i, summed over its tokens, after prompt j; ``lengths`` (N,): its tokens.
+    ``log_probs`` (N, N): of response i, summed over its tokens, after prompt j, in nats; ``lengths`` (N,): its tokens.
 
-    ``per_token`` has the means over tokens in the place of the sums: it compares geometric means, is less noisy, and no
-    mutual information. RAGEN-2's z-score is left out: it divides by the deviation of the very sample.
+    ``per_token`` replaces the sums by means over tokens: it is less noisy, but not a mutual information. RAGEN-2's
+    z-score is left out: it divides by the standard deviation of the same sample.
     """
     own, number = np.diag(log_probs), len(log_probs)
     means = log_probs / lengths[:, None]
@@ -48,7 +49,7 @@ def _log_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class MutualInformation:
-    """Computes the metrics right behind verl's old log-probabilities, at the steps that ask for them."""
+    """Computes the metrics right after verl's old log-probabilities, at the steps of ``every``."""
 
     def __init__(self, trainer: Any, options: MutualInformationConfig) -> None:
         self._trainer, self._options, self._forward = trainer, options, Forward(trainer)
@@ -75,7 +76,7 @@ class MutualInformation:
         return {f"mutual_information/{name}": value for name, value in values.items()}
 
     def _first_turns(self, batch: KVBatchMeta, rng: np.random.Generator) -> list[_Turn]:
-        """The first turn of a random episode of each task, of a random choice of tasks; none with images."""
+        """The first turn of a random episode for each of up to ``prompts`` random tasks; none with images."""
         queue, tokenizer = partition_of(batch), self._trainer.tokenizer
         names = [name for name in queue.fields(batch.keys) if name in {*FIELDS, *MODEL_INPUTS}]
         data = queue.read(batch.keys, names)
@@ -121,12 +122,16 @@ def thoughts(ids: Sequence[int], tokenizer: Any) -> slice | None:
 
     Thoughts that the generation prompt opened begin with the first token.
     """
-    text = tokenizer.decode(ids)
+
+    def characters(number: int) -> int:
+        return len(tokenizer.decode(ids[:number]))
+
+    text, counts = tokenizer.decode(ids), range(len(ids) + 1)
     for family in FAMILIES:
-        begin, end = text.find(family.begin), text.find(family.end)
+        end = text.find(family.end)
+        begin = text.find(family.begin, 0, max(end, 0))
         if end >= 0 and (begin >= 0 or family.alone):
-            first, last = (begin + len(family.begin) if begin >= 0 else 0), end
-            ends = [len(tokenizer.decode(ids[: n + 1])) for n in range(len(ids))]
-            inside = [n for n in range(len(ids)) if (ends[n - 1] if n else 0) >= first and ends[n] <= last]
-            return slice(inside[0], inside[-1] + 1) if inside else None
+            first = bisect_left(counts, begin + len(family.begin) if begin >= 0 else 0, key=characters)
+            stop = bisect_right(counts, end, key=characters) - 1
+            return slice(first, stop) if first < stop else None
     return None

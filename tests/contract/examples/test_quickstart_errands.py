@@ -105,15 +105,20 @@ def test_demonstrations_repeat_with_their_seed_and_get_worse_with_noise(imitatio
     assert lengths[0] == 30 * 8
 
 
-def test_another_environment_is_demonstrated_by_its_oracle(imitation):
+def test_another_environment_is_demonstrated_by_its_oracle(imitation, monkeypatch):
     taxi = list(imitation.demonstrations({}, range(2), 0.0, 0, "turnkey/Taxi-v0", "default"))
     env = make("turnkey/Taxi-v0")
     for seed, messages in enumerate(taxi):
         observation, _ = env.reset(seed=seed)
         assert [message["content"] for message in messages[1::2]] == env.unwrapped.oracle()
         assert observation in messages[0]["content"]
-    with pytest.raises(SystemExit, match="oracle"):
-        list(imitation.demonstrations({}, range(1), 0.0, 0, "FrozenLake-v1", "default"))
+        observation, _, _, _, info = env.step(messages[1]["content"])
+        later = f"Observation (step 2): {observation}\nPossible actions: {', '.join(info['admissible'])}"
+        assert messages[2]["content"] == later
+    for actions in ([], ["north"]):
+        monkeypatch.setattr(type(env.unwrapped), "oracle", lambda self, actions=actions: actions)
+        with pytest.raises(SystemExit, match="oracle"):
+            list(imitation.demonstrations({}, range(1), 0.0, 0, "turnkey/Taxi-v0", "default"))
 
 
 def test_imitation_lowers_the_loss_of_the_actions_and_leaves_other_tokens_alone(quickstart, imitation, tokenizer):

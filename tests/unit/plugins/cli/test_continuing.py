@@ -16,7 +16,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of step 3, and a module and examples older than its checkpoint."""
     monkeypatch.chdir(tmp_path)
     checkpoints = tmp_path / "runs" / "x" / "checkpoints"
-    checkpoints.mkdir(parents=True)
+    (checkpoints / "global_step_3").mkdir(parents=True)
     (checkpoints / "latest_checkpointed_iteration.txt").write_text("3")
     for name in ("my_env.py", "examples.yaml"):
         (tmp_path / name).touch()
@@ -33,6 +33,10 @@ def line(run: Path, steps: int | None, *further: str) -> list[str]:
 def test_a_new_run_says_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert announce(line(run.with_name("y"), 3), "runs/y")
     assert announce(line(run, 3, "trainer.resume_mode=disable"), "runs/x")
+    assert announce(line(run, 3, "trainer.default_local_dir=${trainer.project_name}/x"), "runs/x")
+    assert announce(line(run, 3, "trainer.val_only=true"), "runs/x")
+    (run / "checkpoints" / "global_step_3").rmdir()
+    assert announce(line(run, 3), "runs/x")
     assert capsys.readouterr().out == ""
 
 
@@ -52,6 +56,6 @@ def test_changed_files_are_a_warning_while_steps_are_left_and_then_an_error(
 ) -> None:
     (run.parents[1] / "examples.yaml").write_text("- new")
     assert announce(line(run, 9), "runs/x")
-    assert "warning: examples.yaml changed after its last checkpoint" in capsys.readouterr().out
+    assert "warning: examples.yaml changed after the last checkpoint" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"^examples.yaml changed after .*, but runs/x has ended.*--out FOLDER"):
         announce(line(run, 3), "runs/x")

@@ -23,6 +23,14 @@ SCRIPTS = [
     "'data.val_files=${data.train_files}' --config-name ppo_trainer && echo done",
     "python -m verl.trainer.main_ppo a.b=1; ray stop",
     "python -m verl.trainer.main_ppo a.b=1 > train.log &",
+    "python -m verl.trainer.main_ppo a.b=run#1 '' \"c=\" d.e=2 # don't keep $LOG",
+    "python -m verl.trainer.main_ppo \"a=\\${data.train_files}\" b=\\${c.d} 'e=\"$F\"' 'g=$H'",
+    'ROOT=/data\nNAME="a b"\npython -m verl.trainer.main_ppo a=${DIR:-$ROOT/x} b=${C:-${D:-3}} "e=${NAME}" f=$NAME',
+    "STAMP=$(date)\npython -m verl.trainer.main_ppo a=1 | tee $STAMP.log",
+    "DATA=(\n    a.b=1  # one\n    'c.d=[1, 2]'\n)\nDATA+=(e=3)\nMORE='f=4'\nMORE+=' g=5'\n"
+    'python -m verl.trainer.main_ppo \\\n    "${DATA[@]}" \\\n    $MORE h.i=6 "$@"\n',
+    "python -m verl.trainer.main_ppo a=x\\\ny 'b={c: 1,\n d: 2}'\necho done",
+    "(OMP_NUM_THREADS=1 python -m verl.trainer.main_ppo a=1)",
 ]
 PYTHON = f"""#!{sys.executable}
 import json, sys
@@ -57,10 +65,13 @@ def test_words_are_those_of_bash(text: str, tmp_path: Path, monkeypatch: pytest.
         ("echo nothing", "expected one call of verl.trainer.main_ppo, found 0"),
         ("python -m verl.trainer.main_ppo a=1\npython -m verl.trainer.main_ppo a=2", "found 2"),
         ("python -m verl.trainer.main_ppo a=$NOT_SET_ANYWHERE", r"uses \$NOT_SET_ANYWHERE, which is not set"),
-        ("python -m verl.trainer.main_ppo a=$(date)", "has a command's output"),
+        ("python -m verl.trainer.main_ppo a=$(date)", r"a=\$\(date cannot be read without running bash"),
+        ("NOW=`date`\npython -m verl.trainer.main_ppo a=$NOW", r"a=\$NOW cannot be read"),
+        ("python -m verl.trainer.main_ppo ${ARGS[@]}", r"\$\{ARGS\[@\]\} cannot be read"),
+        ("bash -c 'python -m verl.trainer.main_ppo a=1'", "a quote is not closed"),
     ],
 )
-def test_what_cannot_be_read_is_said(text: str, message: str, tmp_path: Path) -> None:
+def test_an_unreadable_script_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "launch.sh").write_text(text)
     with pytest.raises(ConfigError, match=message):
         arguments(tmp_path / "launch.sh")

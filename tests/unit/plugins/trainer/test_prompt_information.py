@@ -1,4 +1,4 @@
-"""RAGEN-2's mutual-information proxy: the published formula as a loop, its check values, and what it must show."""
+"""RAGEN-2's mutual-information proxy: its formula as a loop, check values, and the thoughts that it scores."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ class Letters:
     [
         ([0, 2, 3, 2, 1, 4], slice(1, 4)),
         ([2, 5, 1, 4], slice(0, 2)),  # the generation prompt opened them
+        ([2, 1, 0, 4, 1], slice(0, 1)),  # the generation prompt opened the first ones
         ([0, 1, 4], None),
         ([4, 3, 4], None),
         ([0, 2, 3], None),  # cut before their end
