@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_turnkey.advantage import ValueHead
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of
+
+
+def heads_of(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[ValueHead, ...]:
+    """The heads that the method reads of a critic; none: verl's one value is enough."""
+    spec = estimator_of(config)
+    return () if spec is None else spec.heads(credit_params(config, turnkey))
 
 
 def check_value_heads(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool) -> None:
@@ -15,11 +22,9 @@ def check_value_heads(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic:
     Raises:
         ConfigError: names the key to change.
     """
-    spec = estimator_of(config)
-    heads = () if spec is None or not use_critic else spec.heads(credit_params(config, turnkey))
-    if spec is None or not heads:
+    if not use_critic or not (heads := heads_of(config, turnkey)):
         return
-    what = f"algorithm.adv_estimator={spec.name} reads {len(heads)} heads of the critic"
+    what = f"algorithm.adv_estimator={config.algorithm.adv_estimator} reads {len(heads)} heads of the critic"
     one = "turnkey.credit.heads=1, one value in the place of all"
     if (strategy := str(config.critic.strategy)) not in FSDP:
         refuse(
