@@ -125,20 +125,18 @@ def read_rows(
     turns = runs.turns(of_run, len(row))
     columns = dict(parsed.columns)
     reward = np.asarray(columns.pop("reward"), dtype=np.float64)
-    supplied = {name: column(turns, row) for name, column in (supply or {}).items() if name not in parsed.extra}
-    value = None if values is None else values_before(values, turns, row)
-    if heads is not None:
-        of_heads = heads(turns, row, parsed.extra)
-        value = next(iter(of_heads.values()))
-        supplied |= {name: column for name, column in of_heads.items() if name not in parsed.extra}
+    of_heads = {} if heads is None else heads(turns, row, parsed.extra)
+    known = {**of_heads, **parsed.extra}
+    supplied = {name: column(turns, row) for name, column in (supply or {}).items() if name not in known}
+    before_turn = None if values is None else values_before(values, turns, row)
     return Rows(
         steps=StepBatch(
             **columns,
             reward=reward if kl is None else reward + turns.sum(kl.double()).numpy(),
             tokens=turns.tokens.numpy(),
-            value=value,
-            text=parsed.extra.pop("text", None),
-            extra={**parsed.extra, **supplied},
+            value=next(iter(of_heads.values()), before_turn),
+            text=known.pop("text", None),
+            extra={**known, **supplied},
         ),
         row=row,
         turn=turn,

@@ -45,7 +45,7 @@ class HeadedCritic(TrainingWorker):
         register_engine(tuple(self.heads), config.engine_config.strategy)
         super().__init__(replace(config, model_type=MODEL_TYPE))
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def set_loss_fn(self, loss_fn: Any) -> None:
         """verl's trainer brings its own loss of one value; only its settings are taken."""
         self.loss_fn = partial(heads_loss, heads=self.heads, **loss_fn.keywords)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from verl_turnkey.advantage import Credit, ValueHead
+from verl_turnkey.advantage import Credit, ValueHead, make_record, make_step
 from verl_turnkey.advantage.methods.hae import HEADS
 from verl_turnkey.losses.turns import Turns
 from verl_turnkey.plugins.credit.heads import VALUES, head_values, positions, target_columns, target_field, value_field
@@ -88,14 +88,10 @@ def test_without_decisions_in_the_record_all_heads_are_read_at_the_first_token()
 
 
 def step(number, **extra):
-    from verl_turnkey.advantage import make_step
-
     return make_step(step=number, reward=0.0, extra={"switch": 1, **extra})
 
 
 def test_a_record_with_values_keeps_its_own_and_a_turn_without_tokens_has_that_of_its_row():
-    from verl_turnkey.advantage import make_record
-
     heads = (LOW, ValueHead("own"))
     records = [make_record([step(0, to_switch=1, value_own=7.0)]), make_record([step(1, to_switch=0, value_own=8.0)])]
     fields = {VALUES: jagged([[0.5, 1.5], [2.5, 3.5]]), "turnkey_value_own": jagged([[0.0] * 2] * 2)}
