@@ -23,6 +23,7 @@ from verl.utils.model import load_valuehead_model
 from verl_turnkey.advantage.methods.hae import HEADS
 from verl_turnkey.plugins.credit.heads import target_field, value_field
 from verl_turnkey.plugins.critic.worker import HeadedCritic, heads_loss, labels, learnt_positions
+from verl_turnkey.plugins.trainer import worker_setup
 from verl_turnkey.plugins.trainer.worker_setup import NOT_FOR_WORKERS
 
 ORACLE = json.loads((Path(__file__).parents[3] / "data" / "oracle" / "learned_check_values.json").read_text())
@@ -233,6 +234,14 @@ def test_the_trainer_puts_the_worker_in_the_place_of_verls(trainer):
     made._init_resource_pool_mgr()
     assert not issubclass(made.role_worker_mapping[Role.Critic].__ray_actor_class__, HeadedCritic)
     assert made.value_heads.fields == frozenset()
+
+
+def test_weights_of_tokens_are_for_the_actor_alone(built):
+    """A critic with heads has no loss that takes any."""
+    made, _ = built(1, "turnkey.update.weight_by=step")
+    worker_setup.set_up_training(made, made.turnkey, made.advantage_step)
+    with pytest.raises(AssertionError, match="found no worker with a critic"):
+        worker_setup.weigh([], made.critic_wg.workers)
 
 
 def test_only_the_critics_workers_are_sent_its_columns(built):
