@@ -89,7 +89,7 @@ def test_switches_and_subgoals_are_read_from_what_the_model_wrote(run: Run, step
     turns = decided(run, step)
     assert {turn["switch"] for turn in turns} == {0, 1}
     assert {bool(turn["extra"]["to_subgoal"]) for turn in turns} == {True, False}
-    assert np.mean([turn["extra"]["has_action"] for turn in turns]) == 1
+    assert np.mean([turn["extra"]["has_action"] for turn in turns]) > 0.8
     assert len({turn["places"]["low"] for turn in turns}) > 1
 
 
@@ -110,7 +110,7 @@ def test_targets_and_advantages_are_those_of_the_naive_twin(run: Run, step: int)
         for decision in ("switch", "subgoal", "action"):
             first, behind = (int(turn["extra"][f"{word}_{decision}"]) for word in ("from", "to"))
             if decision != "subgoal" or found["opens"][t]:
-                of_tokens[first:behind] = found[decision][t]
+                of_tokens[first:behind] = found[decision][t] - turn["penalty"] * (decision == "action")
         np.testing.assert_allclose(advantages[turn["row"]].numpy(), of_tokens, atol=1e-5, err_msg=turn["row"])
     assert 0 < sum(found["opens"]) < len(turns)
 
