@@ -20,7 +20,7 @@ from verl_turnkey.advantage.modifying import (
 )
 from verl_turnkey.advantage.params import ConfigError, parse
 from verl_turnkey.advantage.record import RECORD_VERSION, RecordError, make_record, make_step, validate_record
-from verl_turnkey.advantage.registry import EstimatorSpec, compute_credit, estimators, register_estimator
+from verl_turnkey.advantage.registry import EstimatorSpec, ValueHead, compute_credit, estimators, register_estimator
 from verl_turnkey.advantage.tokens import Tokens
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "RecordError",
     "StepBatch",
     "Tokens",
+    "ValueHead",
     "compute_credit",
     "describe_part",
     "estimators",

@@ -257,6 +257,9 @@ class Credit:
     or level of that name compared: those with the same integer, none with -1. The names do not depend on the batch.
     :func:`compute_credit` logs mean, std and share of non-zero entries of parts and levels.
 
+    ``targets``: what heads of a critic of its own are fitted to, by the name of the :class:`~.registry.ValueHead`, (S,)
+    each; nan where a head learns nothing of a step.
+
     ``tokens`` (T,): the advantage of each token, where a modifier tells them apart (:mod:`.tokens`); that of a step is
     then the mean over its tokens. None: all tokens of a step have its advantage.
     """
@@ -269,6 +272,7 @@ class Credit:
     parts: Mapping[str, Floats] = field(default_factory=dict)
     levels: Mapping[str, Floats] = field(default_factory=dict)
     groups: Mapping[str, Ints] = field(default_factory=dict)
+    targets: Mapping[str, Floats] = field(default_factory=dict)
     tokens: Floats | None = None
 
     @classmethod

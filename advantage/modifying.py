@@ -277,6 +277,9 @@ def check_numbers(who: str, credit: Credit, steps: int) -> None:
             raise ValueError(f"{expected}, got shape {np.shape(array)}")
         if bad := np.count_nonzero(~np.isfinite(array)):
             raise ValueError(f"{expected}, got {bad} that are not finite")
+    for name, array in credit.targets.items():
+        if np.shape(array) != (steps,) or np.isinf(array).any():
+            raise ValueError(f"{who}: expected target {name!r} to be {steps} numbers, one per step, finite or nan")
     for name, codes in credit.groups.items():
         array = np.asarray(codes)
         if array.shape != (steps,) or array.dtype.kind not in "iu" or array.min(initial=0) < -1:

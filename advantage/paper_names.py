@@ -79,7 +79,7 @@ PAPER_NAMES = (
               "methods/rebn.md"),
     PaperName("SeeUPO / 2602.06554", "seeupo", "+turnkey=seeupo", "methods/seeupo.md"),
     PaperName("HiPER / HAE / 2602.16165", "hae", "+turnkey=hae", "methods/hae.md",
-              "turnkey.rollout.action_format=hiper and critic.enable=true: one critic in the place of its three heads"),
+              "turnkey.rollout.action_format=hiper and critic.enable=true, whose critic then has its three heads"),
     PaperName("Turn-PPO / LLMPPO / StepPO / step-GAE / turn-level PPO / 2512.17008", "turn_gae",
               "+turnkey=turn_gae +turnkey/loss=turn_ratio turnkey.loss.ratio=product", "methods/turn_gae.md",
               "needs critic.model.path"),

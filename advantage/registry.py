@@ -31,9 +31,9 @@ FROM_TRAINER = {
     "extra.teacher_gap": "the sum of the teacher's minus the old policy's log-probabilities of the turn's own tokens",
     "extra.teacher_gap_mean": "the mean of the same",
     "extra.teacher_log_prob_mean": "the mean log-probability of the turn's own tokens under the teacher's prompt",
-    "extra.value_low": "the critic's value before the turn, with critic.enable=True",
-    "extra.value_high": "the same",
-    "extra.value_term": "the same",
+    "extra.value_low": "the critic's value before the action, with critic.enable=True",
+    "extra.value_high": "that before the turn, by a head of its own",
+    "extra.value_term": "the same, by another head",
     "extra.rank": "the effective rank of the old policy's hidden states over the row's own tokens",
     "extra.rank_velocity": "how it differs from the ranks of earlier prefixes, on average",
     "extra.rank_acceleration": "how that difference changes from prefix to prefix, on average",
@@ -70,6 +70,19 @@ def how_to_set(column: str, before: Collection[str] = ()) -> str:
 
 
 @dataclass(frozen=True)
+class ValueHead:
+    """A head of the critic: the value before one token of each turn, which trainers supply as ``extra.value_<name>``.
+
+    That token is the first one behind the first of the decisions ``behind`` that the turn has (``extra.to_<decision>``
+    says where it ends), or of a turn without them the first one. There alone the head is fitted, to
+    ``Credit.targets[name]``.
+    """
+
+    name: str
+    behind: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class EstimatorSpec:
     """A registered estimator.
 
@@ -82,7 +95,7 @@ class EstimatorSpec:
     ``bounded_outcomes``: it refuses outcomes out of bounds or gives them no credit, and verl's KL penalty in the reward
     would move them there. ``tier``: a key of :data:`TIERS`.
     Params whose values decide on further columns have a property ``also_needs``; on whether a stateful one remembers
-    anything, ``remembers``.
+    anything, ``remembers``; on the heads of the critic, ``value_heads``.
     """
 
     name: str
@@ -101,6 +114,11 @@ class EstimatorSpec:
         """The columns that it cannot do without under ``params``, and those of the modifiers."""
         own = (*self.needs, *getattr(params, "also_needs", ()))
         return tuple(dict.fromkeys((*own, *(column for one in modify for column in one.columns))))
+
+    @staticmethod
+    def heads(params: Any) -> tuple[ValueHead, ...]:
+        """The heads of the critic that it reads under ``params``; none: one value serves, or none is read."""
+        return getattr(params, "value_heads", ())
 
     @property
     def names_before(self) -> frozenset[str]:
@@ -221,7 +239,7 @@ def compute_credit(
 
     def estimate(table: StepBatch) -> Credit:
         own = (estimators_state(state),) if spec.stateful else ()
-        return _checked(spec, spec.fn(table, parsed, *own), len(batch))
+        return _checked(spec, spec.fn(table, parsed, *own), len(batch), parsed)
 
     credit = modified(estimate, chosen, batch, state, tokens)
     anchors = describe_groups("anchor", *batch.anchor_groups) if "anchor" in batch.given else {}
@@ -240,7 +258,7 @@ def _check_given(reader: str, columns: Sequence[str], batch: StepBatch, before: 
             )
 
 
-def _checked(spec: EstimatorSpec, credit: Any, steps: int) -> Credit:
+def _checked(spec: EstimatorSpec, credit: Any, steps: int, params: Any) -> Credit:
     """The estimator's result, or a ValueError that says what is wrong with it."""
     estimator = f"estimator {spec.name!r}"
     if not isinstance(credit, Credit):
@@ -249,6 +267,8 @@ def _checked(spec: EstimatorSpec, credit: Any, steps: int) -> Credit:
         raise ValueError(f"{estimator}: expected Credit.extra to hold {spec.gives}, got {sorted(credit.extra)}")
     check_numbers(estimator, credit, steps)
     check_sum(estimator, credit)
+    if lacking := {head.name for head in spec.heads(params)} - {*credit.targets}:
+        raise ValueError(f"{estimator}: expected Credit.targets of each of its value heads, got none of {min(lacking)}")
     if foreign := set(credit.state) - set(estimators_state(credit.state)):
         raise ValueError(f"{estimator}: Credit.state: {min(foreign)!r} begins like the state of modifiers; rename it")
     return credit

@@ -20,8 +20,10 @@ from verl_turnkey.advantage.group_ops import (
     normalize,
 )
 from verl_turnkey.advantage.params import ConfigError, check
-from verl_turnkey.advantage.registry import register_estimator
+from verl_turnkey.advantage.registry import ValueHead, register_estimator
 
+HEADS = (ValueHead("low", behind=("subgoal", "switch")), ValueHead("high"), ValueHead("term"))
+"""low: after the subgoal and before the action; the others before the turn"""
 STD_EPSILON = 1e-8  # added to the stds, as in the released code
 
 
@@ -37,12 +39,18 @@ class HaeParams:
     keep_penalty_mode: Literal["fixed", "normalized"] = "fixed"
     """the whole of it for each such turn, or divided by the turns of the episode, none in an episode of one"""
     bootstrap_truncated: bool = False  # an episode that did not terminate goes on with its last value, or with 0
+    heads: Literal[3, 1] = 3
+    """of the critic: one for each decision, or one value before the turn in the place of all three"""
     normalise: bool = True  # each of the three to mean 0 and population std 1, over the turns that have it
 
     def __post_init__(self) -> None:
         for key in ("gamma", "lam_turn", "lam_seg"):
             check(0 <= getattr(self, key) <= 1, key, "a number in [0, 1]", getattr(self, key))
         check(0 <= self.keep_penalty < np.inf, "keep_penalty", "a finite number >= 0", self.keep_penalty)
+
+    @property
+    def value_heads(self) -> tuple[ValueHead, ...]:
+        return HEADS if self.heads == 3 else ()
 
 
 @register_estimator(
@@ -71,8 +79,9 @@ def hae(batch: StepBatch, params: HaeParams) -> Credit:
 
     ``Credit.advantage`` is A_low and ``Credit.returns`` its target, each minus the turn's penalty. ``Credit.extra`` has
     the rest, for a loss that tells the tokens of a turn apart: ``subgoal_advantages`` (0 but at the first turn of a
-    segment), ``switch_advantages``, ``high_returns`` and ``term_returns``. ``extra.has_action``, ``has_subgoal`` and
-    ``has_switch`` may say, by 0, which turns own no tokens of a stream: they enter no normalization there and get 0.
+    segment), ``switch_advantages``, ``high_returns`` (likewise) and ``term_returns``. ``Credit.targets`` has what the
+    three critics are fitted to, ``low``, ``high`` (nan but at the first turn of a segment) and ``term``. ``extra.has_action``, ``has_subgoal`` and ``has_switch`` may say, by 0,
+    which turns own no tokens of a stream: they enter no normalization there and get 0.
 
     Source: HiPER, arXiv:2602.16165 (summaries of the paper) and its released code, whose outputs are compared. The
     paper's A_term is (q - beta) (V_high - V_low), beta the probability of SWITCH; the code has the difference above,
@@ -105,7 +114,7 @@ def hae(batch: StepBatch, params: HaeParams) -> Credit:
     target = discounted_returns(bootstrapped, segments, params.gamma)
     starts = np.searchsorted(segments.starts, episodes.starts)  # the first segment of each episode
     chain = Runs(np.arange(len(first)), starts, np.diff(starts, append=len(first)))
-    a_high, returns_high = np.zeros(len(batch)), np.zeros(len(batch))
+    a_high, returns_high = np.zeros(len(batch)), np.full(len(batch), np.nan)
     a_high[first] = discounted_returns(
         target[first] - high[first], chain, np.power(params.gamma, segments.lengths) * params.lam_seg
     )
@@ -116,18 +125,19 @@ def hae(batch: StepBatch, params: HaeParams) -> Credit:
         "subgoal": _finish(a_high, opens & _owns(batch, "subgoal"), params),
         "switch": _finish(target - term, _owns(batch, "switch"), params),
     }
-    extra = {
-        "subgoal_advantages": streams["subgoal"],
-        "switch_advantages": streams["switch"],
-        "high_returns": returns_high,
-        "term_returns": target,
-    }
+    returns = a_low + low - batch.penalty
     return Credit.of_parts(
         {"action_stream": streams["action"]},
         batch.penalty,
-        a_low + low - batch.penalty,
+        returns,
         metrics={"credit/segment_length/mean": len(batch) / max(1, len(first))},
-        extra=extra,
+        extra={
+            "subgoal_advantages": streams["subgoal"],
+            "switch_advantages": streams["switch"],
+            "high_returns": np.nan_to_num(returns_high),
+            "term_returns": target,
+        },
+        targets={"low": returns, "high": returns_high, "term": target},
         levels={"subgoal_stream": streams["subgoal"], "switch_stream": streams["switch"]},
     )
 

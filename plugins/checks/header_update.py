@@ -11,6 +11,7 @@ from verl_turnkey.plugins.checks.files import task_environments
 from verl_turnkey.plugins.checks.header_run import Lines, Run, plural
 from verl_turnkey.plugins.checks.limits import updates_of_a_step
 from verl_turnkey.plugins.checks.sizes import AGENT, OURS, optimizer_steps
+from verl_turnkey.plugins.checks.value_heads import heads_of
 from verl_turnkey.plugins.config.schema import RolloutConfig, loss_of, loss_params
 
 MEANS = {
@@ -72,6 +73,8 @@ def _critic(run: Run) -> str:
         return ""
     critic = run.config.critic
     path = f"{OmegaConf.select(critic, 'model.path') or 'from the actor'}, lr {critic.optim.lr}"
+    if heads := heads_of(run.config, run.turnkey):
+        path += f", heads {', '.join(head.name for head in heads)}"
     return f"{path}; {_optimizer_steps(run, 'critic')}" if run.our_trainer else path
 
 
@@ -92,7 +95,9 @@ def _mean(run: Run) -> str:
         return ""
     by, actor = run.turnkey.update.weight_by, run.config.actor_rollout_ref.actor
     if by != "token":
-        return f"over {by}s of the whole batch, for the policy loss, entropy, KL and the critic's loss (weight_by={by})"
+        heads = heads_of(run.config, run.turnkey)
+        losses = "policy loss, entropy and KL" if heads else "policy loss, entropy, KL and the critic's loss"
+        return f"over {by}s of the whole batch, for the {losses} (weight_by={by})"
     mode = str(actor.loss_agg_mode)
     name = str(actor.policy_loss.get("loss_mode", "vanilla"))
     norm = actor.get("loss_scale_factor") or "the longest response of a micro-batch"

@@ -11,6 +11,7 @@ from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
 from verl_turnkey.advantage.registry import how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, Composition, column_clash, compose, rewards
 from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.plugins.checks.value_heads import heads_of
 from verl_turnkey.plugins.checks.values import is_number
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
@@ -136,7 +137,9 @@ def _below_zero(entry: Mapping[str, Any]) -> str:
 
 def supplied_columns(config: DictConfig, turnkey: TurnkeyConfig) -> set[str]:
     """The columns that the trainer of this configuration supplies."""
-    return from_trainer(turnkey.prm.kind, critic=bool(OmegaConf.select(config, "critic.enable")))
+    critic = bool(OmegaConf.select(config, "critic.enable"))
+    heads = {f"extra.value_{head.name}" for head in heads_of(config, turnkey)} if critic else set()
+    return from_trainer(turnkey.prm.kind, critic=critic) | heads
 
 
 def check_columns(

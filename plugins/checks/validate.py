@@ -42,6 +42,7 @@ from verl_turnkey.plugins.checks.teacher import check_teacher
 from verl_turnkey.plugins.checks.unknown_keys import check_unknown
 from verl_turnkey.plugins.checks.unread import check_steps, check_unread
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
+from verl_turnkey.plugins.checks.value_heads import check_value_heads
 from verl_turnkey.plugins.checks.values import check_ranges
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.command_line import groups, near_miss
@@ -160,6 +161,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     run(check_skill, turnkey, files, loops)
     run(check_teacher, config, turnkey, mode, files, loops)
     run(check_hidden_rank, config, turnkey)
+    run(check_value_heads, config, turnkey, use_critic=use_critic)
     run(check_prm, config, turnkey, mode, loops)
     our_loops = {*ledger.AGENT_LOOPS} & loops
     if not our_loops and turnkey.rewards != TurnkeyConfig().rewards:

@@ -12,15 +12,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from verl_turnkey.advantage import ConfigError, Credit, Modification, Tokens, compute_credit, estimators
+from verl_turnkey.advantage import ConfigError, Credit, Modification, Tokens, ValueHead, compute_credit, estimators
 from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.decisions import decision_metrics
+from verl_turnkey.plugins.credit.heads import head_values
 from verl_turnkey.plugins.credit.metrics import (
     agent_metrics,
     episode_metrics,
@@ -49,6 +51,8 @@ class CreditStep:
     """jagged rewards before KL, when ``algorithm.use_kl_in_reward``"""
     values: torch.Tensor | None = None
     """jagged: the critic's"""
+    heads: Sequence[ValueHead] = ()
+    """those of the critic, with fields of :func:`.heads.value_field` in ``data``; none: it has one value"""
     lists: Sequence[str] = ()
     """names of the lists in verl's extra fields with one number per turn, read where there are no records"""
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -133,6 +137,7 @@ class CreditStep:
             values=self.values,
             lists=self.lists,
             supply=supplied.supply(needs, self.data),
+            heads=partial(head_values, self.heads, self.data) if self.heads else None,
             before=before,
         )
 

@@ -9,7 +9,7 @@ mask. Rows without records: :mod:`verl_turnkey.plugins.credit.unrecorded`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -89,6 +89,7 @@ def read_rows(
     values: torch.Tensor | None = None,
     lists: Sequence[str] = (),
     supply: Mapping[str, Column] | None = None,
+    heads: Callable[[Turns, np.ndarray, Mapping[str, Any]], Mapping[str, np.ndarray]] | None = None,
     before: Collection[str] = (),
 ) -> Rows:
     """Build the table of steps from a batch. All tensors are jagged, with the rows' numbers of response tokens.
@@ -102,6 +103,8 @@ def read_rows(
         values: critic values, left-shifted as verl has them: the value at a token is the state before it.
         lists: see :func:`verl_turnkey.plugins.credit.unrecorded.derive`.
         supply: further columns by name, for each that the records do not give.
+        heads: likewise, the values of the heads of a critic, from the turns of the steps, the row of each, and their
+            further columns; the first head's are the values of the steps, too.
         before: names of the further columns that the estimator takes from the state before a step.
 
     Raises:
@@ -122,15 +125,18 @@ def read_rows(
     turns = runs.turns(of_run, len(row))
     columns = dict(parsed.columns)
     reward = np.asarray(columns.pop("reward"), dtype=np.float64)
-    supplied = {name: column(turns, row) for name, column in (supply or {}).items() if name not in parsed.extra}
+    of_heads = {} if heads is None else heads(turns, row, parsed.extra)
+    known = {**of_heads, **parsed.extra}
+    supplied = {name: column(turns, row) for name, column in (supply or {}).items() if name not in known}
+    before_turn = None if values is None else values_before(values, turns, row)
     return Rows(
         steps=StepBatch(
             **columns,
             reward=reward if kl is None else reward + turns.sum(kl.double()).numpy(),
             tokens=turns.tokens.numpy(),
-            value=None if values is None else values_before(values, turns, row),
-            text=parsed.extra.pop("text", None),
-            extra={**parsed.extra, **supplied},
+            value=next(iter(of_heads.values()), before_turn),
+            text=known.pop("text", None),
+            extra={**known, **supplied},
         ),
         row=row,
         turn=turn,

@@ -39,5 +39,9 @@ def register(kind: str, strategy: str) -> None:
             verls = super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
             return {OUT: verls[output_name]}
 
-    device = os.getenv("VERL_ENGINE_DEVICE") or get_device_name()  # as verl looks it up
-    EngineRegistry.register(model_type=model_type(kind), backend=strategy, device=device)(Engine)
+    EngineRegistry.register(model_type=model_type(kind), backend=strategy, device=device_of_engines())(Engine)
+
+
+def device_of_engines() -> str:
+    """The device for which verl looks up an engine in this process."""
+    return os.getenv("VERL_ENGINE_DEVICE") or get_device_name()

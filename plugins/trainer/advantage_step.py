@@ -22,6 +22,7 @@ from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
 from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
 from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
+from verl_turnkey.plugins.credit.heads import VALUES, target_columns, value_field
 from verl_turnkey.plugins.credit.metrics import OF_EPISODES
 from verl_turnkey.plugins.credit.row_turns import split_key, token_counts
 from verl_turnkey.plugins.credit.rows import Rows, failure
@@ -54,6 +55,8 @@ class AdvantageStep:
         self.loss_params = schema.loss_params(self._config, turnkey)
         self.modify = schema.credit_modify(self._config, turnkey)
         self._columns = () if self.estimator is None else self.estimator.columns(self.params, self.modify)
+        self.heads = () if self.estimator is None or not trainer.use_critic else self.estimator.heads(self.params)
+        """those of the critic that the method reads; none: the critic is verl's"""
         self.remembering = remembering(self.estimator, self.params, self.modify)
         """names of the estimator and the modifiers that keep state from batch to batch"""
         self._foreign_loops = not training_loops(self._config) <= {*AGENT_LOOPS}  # whose records come from elsewhere
@@ -95,6 +98,7 @@ class AdvantageStep:
             response_mask=mask,
             scores=data.get("rm_scores", None) if self._config.algorithm.use_kl_in_reward else None,
             values=data.get("values", None),
+            heads=self.heads,
             lists=listed_per_turn(self._config.actor_rollout_ref.rollout),
             data=data,
             state=self.state,
@@ -123,6 +127,10 @@ class AdvantageStep:
         rows.written |= self._log.credit(step, now)
         rows.written |= weighing.columns(rows.keys, self._update.weight_by, mask, now, step.rows)
         rows.written |= self._loss_columns(rows.tags, step, now)
+        if self.heads and step.rows is not None and step.credit is not None:
+            table = step.rows
+            made_of = (step.credit, table.turns, table.steps.extra, now["response_mask"])
+            rows.written |= target_columns(self.heads, *made_of)
 
     def steps(self) -> Rows:
         """The table of steps of the current batch.
@@ -157,7 +165,7 @@ class AdvantageStep:
         if self._config.algorithm.use_kl_in_reward or self.estimator is None or self._foreign_loops:
             fields.append("rm_scores")
         if self._trainer.use_critic:
-            fields.append("values")
+            fields += [VALUES, *(value_field(self.heads, head) for head in self.heads[1:])]
         if self._log.tables is not None:
             fields += ["ref_log_prob", *supplied.GAP.fields]
         if self._scored != "column":

@@ -40,6 +40,7 @@ from verl_turnkey.plugins.trainer.rollout_counter import RolloutCounter
 from verl_turnkey.plugins.trainer.shutdown import Shutdown
 from verl_turnkey.plugins.trainer.starvation import StarvationGuard
 from verl_turnkey.plugins.trainer.validation import Validation
+from verl_turnkey.plugins.trainer.value_heads import ValueHeads
 from verl_turnkey.plugins.verl_api import internals, ledger
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta
 
@@ -76,6 +77,7 @@ class TurnkeyTrainer(PPOTrainer):
         self.group_selection = GroupSelection(turnkey.groups, self.allocation, self.replay)
         self.batching = Batching(self, turnkey.update, self.group_selection)
         self.advantage_step = AdvantageStep(self, self.batching, self.log)
+        self.value_heads = ValueHeads(self, self.advantage_step)
         self.actor_update = ActorUpdate(self, turnkey.update, self.batching, self.advantage_step)
         self.teacher = Teacher(self, turnkey)
         information = MutualInformation(self, turnkey.mutual_information)
@@ -104,12 +106,16 @@ class TurnkeyTrainer(PPOTrainer):
     def resource_pool_to_cls(self, pools: dict[Any, dict[str, Any]]) -> None:
         self._resource_pool_to_cls = self.process_reward.joined(pools)
 
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        self.value_heads.join()
+
     def _setup(self) -> None:
         with internals.logger_of(trainer_separate_async):
             super()._setup()
         worker_setup.set_up_training(self, self.turnkey, self.advantage_step)
         self.log.record_updates()
-        worker_setup.wrap_groups(self, self._before_call, self.further_passes.after_call)
+        worker_setup.wrap_groups(self, self._before_call, self.further_passes.after_call, self.value_heads.fields)
 
     def _before_call(self, method: str, batch: KVBatchMeta) -> None:
         self.rank_pass.before_call(method, batch)
@@ -154,6 +160,11 @@ class TurnkeyTrainer(PPOTrainer):
         batch = super()._compute_ref_log_prob(batch, metrics)
         # Meant for this call; left there, the critic would compute its values without its adapter too.
         (batch.extra_info or {}).pop("no_lora_adapter", None)
+        return batch
+
+    def _compute_values(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_values(batch, metrics)
+        self.value_heads.computed(batch)
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -53,7 +53,8 @@ def set_up_training(trainer: PPOTrainer, turnkey: TurnkeyConfig, advantage_step:
     if OF_RANK & {column for one in advantage_step.modify for column in one.columns}:
         ray.get([worker.__ray_call__.remote(hidden_rank.install) for worker in workers])
     if turnkey.update.weight_by != "token":
-        weigh(workers, trainer.critic_wg.workers if trainer.use_critic else [])
+        weighed = trainer.use_critic and not advantage_step.heads  # heads learn at one token of a turn each
+        weigh(workers, trainer.critic_wg.workers if weighed else [])
     if coefficient := turnkey.update.observation_coefficient:
         ray.get([worker.__ray_call__.remote(observations.learn, coefficient) for worker in workers])
 
@@ -76,12 +77,16 @@ def set_up_rollouts(trainer: PPOTrainer, turnkey: TurnkeyConfig, manager: Any) -
     return workers
 
 
-def wrap_groups(trainer: PPOTrainer, before: Hook, after: Hook) -> None:
-    """Replace each worker group by a :class:`WorkerCalls`; roles that share a group share the wrapper."""
+def wrap_groups(trainer: PPOTrainer, before: Hook, after: Hook, of_critic: frozenset[str] = frozenset()) -> None:
+    """Replace each worker group by a :class:`WorkerCalls`; roles that share a group share the wrapper.
+
+    ``of_critic``: fields that only the critic's workers compute with.
+    """
     wrappers: dict[int, WorkerCalls] = {}
     for name in ("actor_rollout_wg", "ref_policy_wg", "critic_wg"):
         if (group := getattr(trainer, name, None)) is not None:
-            setattr(trainer, name, wrappers.setdefault(id(group), WorkerCalls(group, before, after)))
+            kept = frozenset() if name == "critic_wg" else of_critic
+            setattr(trainer, name, wrappers.setdefault(id(group), WorkerCalls(group, before, after, without=kept)))
 
 
 def weigh(actors: Sequence[Any], critics: Sequence[Any]) -> None:
@@ -104,11 +109,17 @@ class WorkerCalls:
     METHODS = frozenset({"compute_log_prob", "compute_ref_log_prob", "infer_batch", "update_actor", "train_mini_batch"})
 
     def __init__(
-        self, group: Any, before: Hook = _nothing, after: Hook = _nothing, also: frozenset[str] = frozenset()
+        self,
+        group: Any,
+        before: Hook = _nothing,
+        after: Hook = _nothing,
+        *,
+        also: frozenset[str] = frozenset(),
+        without: frozenset[str] = frozenset(),
     ) -> None:
-        """``also``: fields for this group that other workers do not compute with."""
+        """``also``: fields for this group that other workers do not compute with; ``without``: the other way round."""
         self._group, self._before, self._after = group, before, after
-        self._left_out = NOT_FOR_WORKERS - also
+        self._left_out = (NOT_FOR_WORKERS | without) - also
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._group, name)

@@ -64,6 +64,14 @@ SEAMS = (
         "swaps weights in for the forward that the teacher's pass follows",
     ),
     Seam(_BASE, "PPOTrainer._compute_ref_log_prob", "self, batch, metrics", "its adapter setting is removed"),
+    Seam(_BASE, "PPOTrainer._init_resource_pool_mgr", "self", "a critic with several heads takes the place of verl's"),
+    Seam(_BASE, "PPOTrainer._compute_values", "self, batch, metrics", "values of further heads follow verl's"),
+    Seam(
+        "verl.utils.model",
+        "load_valuehead_model",
+        "local_path, torch_dtype, model_config, trust_remote_code",
+        "a critic has as many outputs as heads",
+    ),
     Seam(_BASE, "PPOTrainer._add_prompts_to_generate", "self, num_prompts", "lost batches are replaced"),
     Seam(_BASE, "PPOTrainer.on_step_begin", "self", "a run that has to stop ends there"),
     Seam(

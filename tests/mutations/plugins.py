@@ -10,6 +10,7 @@ WORKER_TOOLS = f"{C}/rollout/test_worker_tools.py"
 LOSSES, PHASES = f"{C}/actor/test_policy_losses.py", f"{C}/actor/test_phases.py"
 TRAINERS, DEALING = f"{C}/trainer/test_trainers.py", f"{C}/trainer/test_mini_batches.py"
 TURNS = "tests/unit/plugins/credit/test_turns_of_rows.py"
+HEADS = "tests/unit/plugins/credit/test_heads.py"
 SUPPLIED = f"{C}/credit/test_supplied.py"
 TEACHER = f"{C}/credit/test_teacher.py"
 CHECKPOINTS = f"{C}/trainer/test_checkpoints.py"
@@ -53,6 +54,7 @@ TESTS = {
     "plugins/rollout/strategies/vine.py": STRATEGIES,
     "plugins/rollout/strategies/spo_chain.py": STRATEGIES,
     "plugins/credit/estimator.py": f"{STEP} {ROWS}",
+    "plugins/critic/worker.py": f"{C}/critic/test_value_heads.py",
     "plugins/actor/balance.py": f"tests/unit/plugins/trainer/test_partitioning.py {DEALING}",
     "plugins/trainer/partitioning.py": f"tests/unit/plugins/trainer/test_partitioning.py {DEALING}",
     "plugins/trainer/batching.py": DEALING,
@@ -533,7 +535,17 @@ MUTATIONS = [
     ("plugins/trainer/advantage_step.py", "training_step=self._trainer.global_steps", "training_step=1", TEACHER),
     ("plugins/actor/loss_inputs.py", "name if name in TEACHER else ", "", TEACHER),
     ("plugins/credit/rows.py", 'step["action"] is None and name not in before', 'step["action"] is None', TURNS),
-    ("plugins/credit/rows.py", "if name not in parsed.extra}", "}", SUPPLIED),
+    ("plugins/credit/rows.py", "if name not in known}", "}", SUPPLIED),
+    ("plugins/credit/rows.py", "{**of_heads, **parsed.extra}", "{**parsed.extra, **of_heads}", HEADS),
+    ("plugins/credit/rows.py", "next(iter(of_heads.values()), before_turn)", "before_turn", HEADS),
+    ("plugins/credit/heads.py", "reversed(head.behind)", "head.behind", HEADS),
+    ("plugins/credit/heads.py", "torch.minimum(torch.from_numpy(place).long(), turns.tokens - 1)", "0", HEADS),
+    ("plugins/credit/heads.py", ".masked_fill(~mask.values().bool(), torch.nan)", "", HEADS),
+    ("plugins/critic/worker.py", "torch.maximum(error, error_of_clipped)", "error"),
+    ("plugins/critic/worker.py", "torch.distributed.all_reduce(counts, group=self.get_data_parallel_group())", "pass"),
+    ("plugins/critic/worker.py", 'data["dp_size"] / max', "1 / max"),
+    ("plugins/critic/worker.py", "model_config.num_labels = number", "pass"),
+    ("plugins/trainer/value_heads.py", "shift=1", "shift=0", f"{C}/critic/test_value_heads.py"),
     (
         "plugins/checks/validate.py",
         "{*COLUMNS, *supplied_columns(config, turnkey), *per_turn}",

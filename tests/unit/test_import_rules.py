@@ -46,7 +46,7 @@ FLOORS = (
     ("view",),
     ("credit",),
     ("teacher", "prm"),
-    ("cpu", "rollout", "actor"),
+    ("cpu", "rollout", "actor", "critic"),
     ("gateway",),
     ("registries",),
     ("checks",),

@@ -90,25 +90,12 @@ class Rank:
 
     def _build(self, actor: Any, critic: Any) -> dict[str, Any]:
         import torch
-        from verl.utils.config import omega_conf_to_dataclass
-        from verl.workers.config import TrainingWorkerConfig
         from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
         torch.manual_seed(0)  # of the critic's head
         policy = ActorRolloutRefWorker(actor, role="actor")
         policy.init_model()
-        config = omega_conf_to_dataclass(critic)
-        config.engine.infer_max_token_len_per_gpu = config.ppo_infer_max_token_len_per_gpu
-        config.engine.max_token_len_per_gpu = config.ppo_infer_max_token_len_per_gpu
-        value = TrainingWorker(
-            TrainingWorkerConfig(
-                model_type="value_model",
-                model_config=config.model,
-                engine_config=config.engine,
-                optimizer_config=config.optim,
-                checkpoint_config=config.checkpoint,
-            )
-        )
+        value = TrainingWorker(critic_config(critic))
         value.reset()
         for engine in (policy.actor.engine, value.engine):
             self._watch(engine)
@@ -124,6 +111,26 @@ class Rank:
         torch.manual_seed(0)  # of a head
         self.workers[FOLDER] = PrmWorker(worker_config(config, prm, offload=False))
         self._watch(self.workers[FOLDER].engine)
+
+    def build_heads(self, critic: Any, heads: Any, seed: int = 0) -> list[Any]:
+        """A fresh critic with these heads, as the trainer makes it; weights and bias of its last layer."""
+        import torch
+        from verl.utils.config import omega_conf_to_dataclass
+        from verl.workers.utils.losses import value_loss
+
+        from verl_turnkey.plugins.critic.worker import critic_with
+
+        torch.manual_seed(seed)
+        worker = critic_with(heads)(critic_config(critic))
+        worker.reset()
+        worker.set_loss_fn(partial(value_loss, config=omega_conf_to_dataclass(critic)))
+        self._watch(worker.engine)
+        self.workers = {**self.workers, "critic": worker}
+        return [parameter.full_tensor().detach() for parameter in worker.engine.module.score.parameters()]
+
+    def checkpoint(self, role: str, method: str, folder: str) -> None:
+        """``save_checkpoint`` or ``load_checkpoint``."""
+        getattr(self.workers[role], method)(folder)
 
     def _watch(self, engine: Any) -> None:
         step, forward = engine.optimizer_step, engine.forward_step
@@ -152,6 +159,23 @@ class Rank:
     def seen(self) -> tuple[dict[str, Any], list[int]]:
         """Whole gradients of the last call, on the first rank, and the number of rows of each micro-batch."""
         return (self.gradients if self.is_first else {}), self.micro_batches
+
+
+def critic_config(critic: Any) -> Any:
+    """What verl's trainer hands the worker of its critic."""
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config import TrainingWorkerConfig
+
+    config = omega_conf_to_dataclass(critic)
+    config.engine.infer_max_token_len_per_gpu = config.ppo_infer_max_token_len_per_gpu
+    config.engine.max_token_len_per_gpu = config.ppo_infer_max_token_len_per_gpu
+    return TrainingWorkerConfig(
+        model_type="value_model",
+        model_config=config.model,
+        engine_config=config.engine,
+        optimizer_config=config.optim,
+        checkpoint_config=config.checkpoint,
+    )
 
 
 def serve(rank: int, world: int, line: Connection, folder: str) -> None:

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from verl_turnkey.advantage import ConfigError, Credit, StepBatch, compute_credit, estimators, register_estimator
+from verl_turnkey.advantage import (
+    ConfigError,
+    Credit,
+    StepBatch,
+    ValueHead,
+    compute_credit,
+    estimators,
+    register_estimator,
+)
 from verl_turnkey.advantage import registry as registry_module
 from verl_turnkey.advantage.registry import TIERS
 
@@ -148,6 +156,8 @@ def test_registration_refuses_mutable_params_and_unknown_columns():
         (Credit(np.array([0.0, np.nan])), r"expected advantage to be 2 finite numbers.* got 1 that are not finite"),
         (Credit(np.zeros(3)), r"expected advantage to be 2 finite numbers, one per step, got shape \(3,\)$"),
         (Credit(np.zeros(2), returns=np.full(2, np.inf)), r"expected returns to be 2 .* got 2 that are not finite"),
+        (Credit(np.zeros(2), targets={"low": np.array([np.nan, np.inf])}), r"expected target 'low' to be 2 numbers"),
+        (Credit(np.zeros(2), targets={"low": np.zeros(3)}), r"expected target 'low' to be 2 numbers, one per step"),
         (np.zeros(2), r"expected it to return a Credit, got ndarray"),
     ],
 )
@@ -158,6 +168,27 @@ def test_what_an_estimator_returns_is_checked(result, message):
 
     with pytest.raises(ValueError, match=message):
         compute_credit("broken", StepBatch(**ROWS))
+
+
+@dataclass(frozen=True)
+class PlansParams:
+    heads: int = 1
+
+    @property
+    def value_heads(self):
+        return (ValueHead("low"), ValueHead("plan"))[: self.heads]
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_each_head_of_a_critic_has_a_target_which_modifiers_leave_as_it_is():
+    @register_estimator("plans", params=PlansParams)
+    def plans(batch, params):
+        return Credit(np.zeros(2), targets={"low": np.array([1.0, np.nan])})
+
+    credit = compute_credit("plans", StepBatch(**ROWS, success=[True] * 2, tokens=[1, 2]), modify=["length_gate"])
+    np.testing.assert_array_equal(credit.targets["low"], [1.0, np.nan])
+    with pytest.raises(ValueError, match=r"'plans': expected Credit.targets of each of its value heads.* none of plan"):
+        compute_credit("plans", StepBatch(**ROWS), heads=2)
 
 
 @pytest.mark.parametrize("table", [ROWS, list(ROWS.items()), None])

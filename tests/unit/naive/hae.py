@@ -53,7 +53,7 @@ def streams(
             for i in counted:
                 spread = 0.0 if constant(values) else std(values, "population") + 1e-8
                 found[name][i] = (found[name][i] - mean(values)) / spread if spread else 0.0
-    return found
+    return found | {"opens": opens}
 
 
 def episodes(rows, members):

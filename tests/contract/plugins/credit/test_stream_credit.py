@@ -43,7 +43,7 @@ def test_each_decision_has_its_own_advantage_from_one_critic(queue, trainer):
         put("g", session, rows)
     batch = batch_of(tq.kv_list(PARTITION)[PARTITION])
     write(batch, "values", value)
-    made = trainer("critic.enable=true", recipe="hae")
+    made = trainer("critic.enable=true", "turnkey.credit.heads=1", recipe="hae")
     assert made.use_critic
     after = advance(made, batch)
     advantages, returns = read(after, "advantages"), read(after, "returns")

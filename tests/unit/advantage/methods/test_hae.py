@@ -58,12 +58,13 @@ def test_equals_the_reference(case):
     ):
         np.testing.assert_allclose(got[:, None] * owned[stream], expected[key], rtol=0, atol=2e-5)
     for got, name, key in (
-        (credit.returns, "low", "returns_low"),
-        (credit.extra["high_returns"], "high", "returns_high"),
-        (credit.extra["term_returns"], "term", "returns_term"),
+        (credit.targets["low"], "low", "returns_low"),
+        (credit.targets["high"], "high", "returns_high"),
+        (credit.targets["term"], "term", "returns_term"),
     ):
         at = np.array(case["inputs"][f"value_mask_{name}"]) * mask_of(case)
-        np.testing.assert_allclose(got[:, None] * at, expected[key], rtol=0, atol=2e-5)
+        assert not np.isnan(got[at.any(1)]).any()
+        np.testing.assert_allclose(np.nan_to_num(got)[:, None] * at, expected[key], rtol=0, atol=2e-5)
 
 
 def mask_of(case):
@@ -92,6 +93,11 @@ def test_equals_its_naive_twin(rows, params):
     assert_same_credit(credit.extra["subgoal_advantages"], found["subgoal"])
     assert_same_credit(credit.extra["switch_advantages"], found["switch"])
     assert_same_credit(credit.returns, found["low"])
+    assert credit.targets["low"] is credit.returns
+    learnt = ~np.isnan(credit.targets["high"])
+    assert_same_credit(credit.targets["high"][learnt], np.array(found["high"])[learnt])
+    assert learnt.tolist() == found["opens"]
+    assert_same_credit(credit.targets["term"], found["term"])
     assert_same_credit(credit.extra["high_returns"], found["high"])
     assert_same_credit(credit.extra["term_returns"], found["term"])
 

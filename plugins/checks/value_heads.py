@@ -1,0 +1,44 @@
+"""Driver checks of a critic with several heads: the engine has to build it, and settings of verl's value loss end."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ValueHead
+from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.plugins.config.checkpoint_files import FSDP
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of
+
+
+def heads_of(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[ValueHead, ...]:
+    """The heads that the method reads of a critic; none: verl's one value is enough."""
+    spec = estimator_of(config)
+    return () if spec is None else spec.heads(credit_params(config, turnkey))
+
+
+def check_value_heads(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool) -> None:
+    """Refuse a critic that cannot have the heads that the method reads.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    if not use_critic or not (heads := heads_of(config, turnkey)):
+        return
+    what = f"algorithm.adv_estimator={config.algorithm.adv_estimator} reads {len(heads)} heads of the critic"
+    one = "turnkey.credit.heads=1, one value in the place of all"
+    if (strategy := str(config.critic.strategy)) not in FSDP:
+        refuse(
+            "heads-engine",
+            f"{what}, which only FSDP builds, and critic.strategy={strategy}: set critic.strategy=fsdp2, or {one}",
+        )
+    if rank := OmegaConf.select(config, "critic.model.lora_rank"):
+        refuse(
+            "heads-lora",
+            f"{what}, and critic.model.lora_rank={rank} trains an adapter without them: set critic.model.lora_rank=0, "
+            f"or {one}",
+        )
+    if (mean := str(config.critic.loss_agg_mode)) != "token-mean":
+        warn(
+            "heads-aggregation",
+            f"critic.loss_agg_mode={mean} has no effect: {what}, each of which is fitted at one token of a turn",
+        )

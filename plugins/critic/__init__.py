@@ -1,0 +1,1 @@
+"""A critic with several heads on one model, in the trainer's processes."""
