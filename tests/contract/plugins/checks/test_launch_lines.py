@@ -40,7 +40,7 @@ def test_refused_by_name_before_ray(driver: Driver, line, words):
         assert word in said
 
 
-@pytest.mark.parametrize("line", STARTS)
+@pytest.mark.parametrize("line", STARTS, ids=STARTS)
 def test_starts(driver: Driver, line):
     assert "verl has no such key" not in driver(line)
 
