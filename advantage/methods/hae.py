@@ -80,8 +80,9 @@ def hae(batch: StepBatch, params: HaeParams) -> Credit:
     ``Credit.advantage`` is A_low and ``Credit.returns`` its target, each minus the turn's penalty. ``Credit.extra`` has
     the rest, for a loss that tells the tokens of a turn apart: ``subgoal_advantages`` (0 but at the first turn of a
     segment), ``switch_advantages``, ``high_returns`` (likewise) and ``term_returns``. ``Credit.targets`` has what the
-    three critics are fitted to, ``low``, ``high`` (nan but at the first turn of a segment) and ``term``. ``extra.has_action``, ``has_subgoal`` and ``has_switch`` may say, by 0,
-    which turns own no tokens of a stream: they enter no normalization there and get 0.
+    three critics are fitted to, ``low``, ``high`` (nan but at the first turn of a segment) and ``term``.
+    ``extra.has_action``, ``has_subgoal`` and ``has_switch`` may say, by 0, which turns own no tokens of a stream: they
+    enter no normalization there and get 0.
 
     Source: HiPER, arXiv:2602.16165 (summaries of the paper) and its released code, whose outputs are compared. The
     paper's A_term is (q - beta) (V_high - V_low), beta the probability of SWITCH; the code has the difference above,
