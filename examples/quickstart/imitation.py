@@ -74,7 +74,7 @@ def demonstrations(
     env = make(env_id, kwargs)
     for env_seed in seeds:
         observation, info = env.reset(seed=env_seed)
-        task, player, messages, over = info["task"], player_of(env.unwrapped, kwargs), [], False
+        task, player, messages, over = info.get("task", ""), player_of(env.unwrapped, kwargs), [], False
         while not over:
             messages += build_messages(
                 system=None,
@@ -82,7 +82,7 @@ def demonstrations(
                 task=task,
                 history=(),
                 observation=observation,
-                admissible=info["admissible"],
+                admissible=info.get("admissible"),
                 step=len(messages) // 2 + 1,
                 instruction=INSTRUCTIONS["plain"],
             )
