@@ -107,7 +107,8 @@ def register_engine(heads: tuple[ValueHead, ...], strategy: str) -> None:
             if hasattr(module, "v_head"):
                 raise ConfigError(
                     f"the critic needs {len(heads)} heads, and {self.model_config.path} is not a model that "
-                    "transformers makes a token classifier of: set critic.model.path to another, or turnkey.credit.heads=1"
+                    "transformers makes a token classifier of: set critic.model.path to another, or "
+                    "turnkey.credit.heads=1"
                 )
             return module
 
