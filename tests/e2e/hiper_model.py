@@ -20,7 +20,7 @@ from teaching import teach, text_of
 from verl_turnkey.envs.adapters.minigrid import ACTIONS
 from verl_turnkey.envs.tasks import split_seeds
 
-LEVEL, HISTORY, TURNS, EPISODES, EPOCHS = "MiniGrid-DoorKey-5x5-v0", 1, 14, 60, 10
+LEVEL, HISTORY, TURNS, EPISODES, EPOCHS = "MiniGrid-DoorKey-5x5-v0", 1, 14, 60, 20
 SUBGOALS = ("the key", "the door", "the goal")
 
 
