@@ -105,7 +105,7 @@ def test_calls_have_the_ids_of_the_model_or_ones_that_every_template_takes():
     results = [{"content": "r", "is_error": False}] * 2
     made.prompts._seen.append(Answer("a room", {"admissible": None, "results": results}))
     made.prompts._images.append([])
-    messages = made.prompts._answers()
+    messages = made.prompts._answers(made.prompts._seen[-1])
     assert [(message["name"], message["tool_call_id"]) for message in messages] == [
         ("act", "functions.act:0"),
         ("look", "c00020001"),
