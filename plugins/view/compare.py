@@ -33,7 +33,7 @@ TIMING = "timing_s/"
 TELLING: dict[str, tuple[str, Kind]] = {
     "turns per episode": ("episode/length/mean", "size"),
     "turns without a valid action": ("episode/invalid_rate", "share"),
-    "turns with credit": ("credit/advantage/share_nonzero", "share"),
+    "nonzero credit": ("credit/advantage/share_nonzero", "share"),
     "tokens per response": ("response_length/mean", "size"),
     "entropy": ("actor/entropy", "size"),
 }
