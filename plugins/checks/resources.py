@@ -39,6 +39,12 @@ def check_resources(config: DictConfig, *, use_critic: bool) -> None:
             f"actor_rollout_ref.rollout.name={engine} needs the package {ENGINES[engine]} on every node, and on this "
             "machine it is not installed",
         )
+    if engine != "vllm" and str(config.trainer.device) == "cpu":
+        refuse(
+            "rollout-cpu",
+            f"actor_rollout_ref.rollout.name={engine} does not fit trainer.device=cpu, which is made for vLLM alone: "
+            "use actor_rollout_ref.rollout.name=vllm",
+        )
     for key in LIBRARIES if use_critic else LIBRARIES[:1]:
         names = OmegaConf.select(config, key)
         for name in names if OmegaConf.is_list(names) else [names] if names else []:

@@ -23,6 +23,8 @@ from verl_turnkey.plugins.config.schema import closest
 
 KEY = "actor_rollout_ref.rollout.multi_turn.format"
 VLLM = "vllm:"
+CALL_ID = "[CALL_ID]"
+"""what Mistral's models of 2025 write between a call's name and its id, which vLLM takes for one name"""
 HARMONY = "gpt-oss"
 HARMONY_CALL = re.compile(
     r"(?:<\|start\|>assistant)?(?: to=functions\.([\w.-]+))?<\|channel\|>\w+(?: to=functions\.([\w.-]+))?"
@@ -123,7 +125,8 @@ class _VllmParser:
         except Exception as error:  # each has its own for a tokenizer without its tokens
             raise ConfigError(f"{KEY}={name} does not suit this model's tokenizer: {error}") from error
         # They log a traceback for each call that they cannot read, which a record counts as unparsed.
-        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+        for logger in ("vllm.tool_parsers", "vllm.parser"):
+            logging.getLogger(logger).setLevel(logging.CRITICAL)
 
     async def read(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[WrittenCall]]:
         return await asyncio.to_thread(self._read, ids, tools)
@@ -136,7 +139,10 @@ class _VllmParser:
         request = parser.adjust_request(ChatCompletionRequest.model_validate({"messages": [], "tools": tools}))
         text = self._tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
         parsed = parser.extract_tool_calls(text.lstrip(), request)  # some look for calls at the very beginning
-        calls = [WrittenCall(call.function.name, call.function.arguments) for call in parsed.tool_calls]
+        calls = []
+        for call in parsed.tool_calls:
+            name, _, call_id = call.function.name.partition(CALL_ID)
+            calls.append(WrittenCall(name, call.function.arguments, call_id or None))
         return parsed.content or "", calls
 
 

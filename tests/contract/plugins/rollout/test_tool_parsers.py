@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import logging
 
 import pytest
 from test_action_reader import CALLS
@@ -38,11 +40,21 @@ VLLM = {
     ),
     "vllm:pythonic": ("Qwen3", '[put(thing="cup", times=2), look()]'),
     "vllm:deepseek_v3": ("DeepSeek V3", DEEPSEEK),
+    "vllm:mistral": ("Mistral Nemo", MISTRAL),
     "vllm:llama3_json": (
         "Llama 3.1 with tools",
         '{"name": "put", "parameters": {"thing": "cup", "times": 2}}; {"name": "look", "parameters": {}}',
     ),
 }
+
+
+@pytest.fixture
+def caplog_of_vllm(caplog):
+    """vLLM's loggers do not propagate to the root's, where pytest listens."""
+    logger = logging.getLogger("vllm")
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
 
 
 def read(name: str, made, text: str, tools=TOOLS) -> list[WrittenCall]:
@@ -58,6 +70,27 @@ def test_calls_by_vllms_parsers(name):
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [("put", CUP), ("look", {})]
     assert read(name, made, "no call here") == []
     assert unread_calls(text, 2) == 0
+
+
+@pytest.mark.parametrize("call_id", ["", "[CALL_ID]a1B2c3D4e"])
+def test_calls_as_mistrals_models_since_2025_write_them(call_id):
+    """Their tokenizers have the token [ARGS], by which vLLM tells the spellings apart."""
+    made = copy.deepcopy(tokenizer("Mistral Nemo"))
+    made.add_tokens(["[ARGS]", "[CALL_ID]"], special_tokens=True)
+    written = [
+        f"[TOOL_CALLS]{name}{call_id}[ARGS]{json.dumps(arguments)}" for name, arguments in (("put", CUP), ("look", {}))
+    ]
+    calls = read("vllm:mistral", made, "".join(written) + made.eos_token)
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("put", CUP), ("look", {})]
+    assert [call.id for call in calls] == [call_id.removeprefix("[CALL_ID]") or None] * 2
+    assert unread_calls("".join(written), 2) == 0
+
+
+@pytest.mark.parametrize("name", VLLM)
+def test_a_call_that_cannot_be_read_is_none_and_logs_nothing(name, caplog_of_vllm):
+    family, text = VLLM[name]
+    assert read(name, tokenizer(family), text[: text.index("cup") + 3]) == []
+    assert caplog_of_vllm.records == []
 
 
 @pytest.mark.parametrize("name", VLLM)

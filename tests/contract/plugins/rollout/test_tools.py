@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from test_real_tokenizers import REAL
+from test_real_tokenizers import ALL, REAL
 from tool_env import TOOLS
 
 from verl_turnkey.advantage import validate_record
@@ -17,6 +17,8 @@ FORMAT = "turnkey.rollout.action_format=tools"
 CONVERSATION = ("turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_turn=100")
 LENGTHS = ("data.max_prompt_length=3000", "data.max_response_length=3000")
 PARSERS = {"Qwen3": "hermes", "Llama 3.1 with tools": "vllm:llama3_json", "GPT-OSS": "gpt-oss"}
+MISTRAL = {"Mistral Nemo": "vllm:mistral"}
+"""its template is for prompts of a template alone"""
 
 
 def written(name: str, *calls: tuple[str, dict[str, Any]]) -> str:
@@ -28,11 +30,14 @@ def written(name: str, *calls: tuple[str, dict[str, Any]]) -> str:
             f"<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{json.dumps(a)}<|call|>"
             for n, a in calls
         )
+    if name == "Mistral Nemo":
+        calls_with_ids = [{"name": n, "arguments": a, "id": f"call{i:05}"} for i, (n, a) in enumerate(calls)]
+        return f"[TOOL_CALLS]{json.dumps(calls_with_ids)}"
     return "; ".join(json.dumps({"name": n, "parameters": a}) for n, a in calls)
 
 
 def tokenizer(name: str) -> Any:
-    made = REAL[name].tokenizer()
+    made = ALL[name].tokenizer()
     if name.startswith("Llama"):  # its package has another name for this token
         made = copy.deepcopy(made)
         made.add_tokens(["<|python_tag|>"], special_tokens=True)
@@ -51,8 +56,8 @@ def shelf(play):
         tools_of_verl: Any = (),
         **kwargs: Any,
     ):
-        family = REAL[name]
-        overrides = (f"actor_rollout_ref.rollout.multi_turn.format={PARSERS[name]}", *overrides)
+        family = ALL[name]
+        overrides = (f"actor_rollout_ref.rollout.multi_turn.format={(PARSERS | MISTRAL)[name]}", *overrides)
         rows, script = play(
             turns,
             Task("contract/Shelf-v0", 3, kwargs),
@@ -251,6 +256,21 @@ def test_prompts_of_a_template_show_the_observation_and_what_went_wrong(shelf):
     assert "on the shelf: cup cup\nError: there is no tool 'fly'" in script.text(1)
     assert '{"calls":[{"arguments":{"thing":"cup","times":2},"name":"put"}]}' in script.text(1)
     assert "Error" not in script.text(2).rpartition("on the shelf")[2]
+
+
+def test_mistrals_calls_in_prompts_of_a_template(shelf):
+    name = "Mistral Nemo"
+    turns = [written(name, PUT, LOOK), f"[TOOL_CALLS]{UNREADABLE['Qwen3']}", "done"]
+    steps, rows, script = shelf(name, turns, prompts=())
+    assert [step["action"] and json.loads(step["action"]) for step in steps] == [
+        {"calls": [{"arguments": PUT[1], "name": "put"}, {"arguments": {}, "name": "look"}]},
+        None,
+        {"text": "done"},
+    ]
+    assert len(rows) == 3
+    assert script.text(0).count("[AVAILABLE_TOOLS]") == 1
+    assert "on the shelf: cup cup" in script.text(1)
+    assert "Error: the tool call cannot be read" in script.text(2)
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "<tool_call>", "</tool_response>"])
