@@ -115,7 +115,7 @@ def test_sampled_answers_of_a_server_without_logprobs(run: Path, tmp_path: Path)
     with JudgeServer(lambda question: f"Score: {question['seed']}") as server:
         options = ("--url", server.url, "--samples", 3, "--out", tmp_path / "scores.parquet")
         invoke("prm-eval", tmp_path / "prm_held_out.parquet", *options)
-        with pytest.raises(ConfigError, match="written for answers like Score: .*: leave out --binary"):
+        with pytest.raises(ConfigError, match=r"written for answers like Score: .*: leave out --binary"):
             invoke("prm-eval", tmp_path / "prm_held_out.parquet", "--url", server.url, "--binary")
     assert pd.read_parquet(tmp_path / "scores.parquet")["score"].round(6).unique().tolist() == [0.1]
 
