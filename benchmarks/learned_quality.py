@@ -1,6 +1,6 @@
 """Does a learned step score pay? Its scores against exact advantages, and what a policy learns from them.
 
-    python benchmarks/learned_quality.py run      # measure, keep the results, write the tables: 3 minutes
+    python benchmarks/learned_quality.py run      # measure, keep the results, write the tables: 4 minutes
     python benchmarks/learned_quality.py pages    # the tables of docs/learned-signals.md again, from the kept results
 
 The tasks are those of ``teacher_quality.py``, the policy is a softmax table over their prompts, so that the true
@@ -180,7 +180,12 @@ def standing(place: Place, seed: int, checks: Sequence[int] = CHECKS, tests: int
 
 
 def learning(
-    place: Place, name: str, seed: int, scorer: Scorer | None = None, ahead: int = 0, updates: int = UPDATES
+    place: Place,
+    name: str,
+    seed: int,
+    scorer: Scorer | None = None,
+    ahead: Sequence[Batch] = (),
+    updates: int = UPDATES,
 ) -> list[float]:
     """Exact success before training and after each of ``updates`` updates of the policy, each on one batch.
 
@@ -189,11 +194,8 @@ def learning(
     """
     logits = torch.tensor(np.log(place.start), requires_grad=True)
     optimizer = torch.optim.Adam([logits], lr=RATE)
-    if scorer and ahead:
-        world, before = place.world(place.start), np.random.default_rng([seed, 3])
-        for _ in range(ahead):
-            batch = world.batch(USUAL_GROUP, EPISODES, before)
-            scorer.learn(place.prompts(batch), batch, place.start)
+    for batch in ahead if scorer else ():
+        scorer.learn(place.prompts(batch), batch, place.start)
     draw = np.random.default_rng([seed, 2])
     curve = []
     for update in range(updates + 1):
@@ -240,10 +242,12 @@ def run(seeds: int = SEEDS) -> None:
 
 def _best_runs(place: Place, name: str, reference: str, ahead: int, seeds: int) -> dict[str, Any]:
     """Of the scorer's learning rates the one with the highest success, mean over all updates."""
-    by_rate = {
-        rate: [learning(place, name, s, Scorer(name, place.start, rate, reference), ahead) for s in range(seeds)]
-        for rate in RATES
-    }
+    by_rate: dict[float, list[list[float]]] = {rate: [] for rate in RATES}
+    for seed in range(seeds):
+        world, draw = place.world(place.start), np.random.default_rng([seed, 3])
+        before = [world.batch(USUAL_GROUP, EPISODES, draw) for _ in range(ahead)]
+        for rate, runs in by_rate.items():
+            runs.append(learning(place, name, seed, Scorer(name, place.start, rate, reference), before))
     best = max(by_rate, key=lambda rate: np.mean([run[1:] for run in by_rate[rate]]))
     return {"rate": best, "runs": _rounded(by_rate[best])}
 

@@ -47,7 +47,7 @@ def test_the_table_of_a_log(tmp_path: Path, model_dir: Path):
     for name, values in (("trained", rows["label"]), ("untrained", 1 - rows["label"])):
         rows.assign(score=values)[["episode", "turn", "score"]].to_parquet(tmp_path / f"scores_{name}.parquet")
     done = CliRunner().invoke(prm_from_log.app, ["table", str(tmp_path)], catch_exceptions=False)
-    cells = {line.split(" | ")[0]: line.split(" | ")[1] for line in done.output.splitlines() if line.count("|") > 2}
+    cells = {line.split(" | ")[0]: line.split(" | ")[1] for line in done.output.splitlines() if line.count(" | ") > 2}
     assert cells["| SmolLM2, trained"].startswith("1.000")
     assert cells["| SmolLM2, untrained"].startswith("0.000")
     assert cells["| prior"].startswith("0.500")
