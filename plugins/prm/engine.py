@@ -35,7 +35,7 @@ def register(kind: str, strategy: str) -> None:
             module = super()._build_module()
             if not getattr(self.model_config.hf_config, HEAD_BIAS, True):
                 heads = [each for each in module.modules() if isinstance(each, Linear) and each.out_features == 1]
-                heads[-1].bias = None
+                heads[-1].register_parameter("bias", None)
             return module
 
         def prepare_model_outputs(
