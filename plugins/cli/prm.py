@@ -106,7 +106,7 @@ def train_command(
     """The words of the command that trains ``model`` on ``rows`` with verl's SFT trainer on one GPU, or on a CPU.
 
     A token has two bytes or more, so that no example is longer than ``data.max_length``. On a CPU models are small and
-    time is short: small batches, a higher learning rate, one epoch.
+    time is short: small batches, a higher learning rate, one epoch, no validation.
     """
     on_cpu = device == "cpu"
     longest = max(sum(len(message["content"].encode()) for message in row["messages"]) for row in rows)
@@ -115,7 +115,7 @@ def train_command(
     words = ["TURNKEY_DEVICE=cpu", "OMP_WAIT_POLICY=PASSIVE"] if on_cpu else []
     words += ["torchrun", "--standalone", "--nproc_per_node=1", "-m", "verl.trainer.sft_trainer"]
     words += [f"model.path={model}", f"data.train_files={train}", f"data.train_batch_size={batch}"]
-    words += [f"data.val_files={test}"] if test else []
+    words += [f"data.val_files={test}"] if test and not on_cpu else []
     words += [f"data.max_length={length}", f"data.max_token_len_per_gpu={length}"]
     words += [f"optim.lr={'3e-5' if on_cpu else '1e-5'}", *(_on_cpu(model) if on_cpu else ())]
     words += [
