@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from verl_turnkey.advantage.params import check
 from verl_turnkey.envs.rewards.components import JudgeError
-from verl_turnkey.envs.rewards.endpoint import SHOWN, EndpointConfig, chat_endpoint, finite
+from verl_turnkey.envs.rewards.endpoint import SHOWN, Endpoint, EndpointConfig, chat_endpoint, finite
 from verl_turnkey.envs.thoughts import after_first_thoughts
 
 Messages = Sequence[Mapping[str, Any]]
+ONE_TOKEN = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
+"""of a binary question: the likeliest first tokens of the answer, as many as vLLM and OpenAI give"""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,9 @@ class JudgeConfig(EndpointConfig):
     """read the score from this key of the last JSON object in the answer that has it, instead of by pattern"""
     score_range: tuple[float, float] | None = None
     """the worst and the best score the model may give; they become 0 and 1. null: the score is taken as it is"""
+    binary: bool = False
+    """the model answers 1 or 0, and the score is the probability of 1 among the two, from the log-probabilities of the
+    first token; nothing is parsed, and score_range is for other answers"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,6 +48,9 @@ class JudgeConfig(EndpointConfig):
         check(groups > 0, "score_pattern", "a regular expression with a group", self.score_pattern)
         if self.score_range is not None:
             check(self.score_range[0] != self.score_range[1], "score_range", "two different numbers", self.score_range)
+        check(
+            not (self.binary and self.score_key), "score_key", "null with binary, which parses nothing", self.score_key
+        )
 
 
 class Judge:
@@ -57,8 +67,11 @@ class Judge:
         """The score that the model gives.
 
         Raises:
-            JudgeError: as :meth:`ask`, or the answer has no score, or one outside of ``score_range``.
+            JudgeError: as :meth:`ask`, or the answer has no score, or one outside of ``score_range``. ``binary``: there
+                are no log-probabilities, or neither 1 nor 0 is among the likely tokens.
         """
+        if self.config.binary:
+            return self._share(await self._first_token.ask({**_question(messages), **ONE_TOKEN}))
         return self._read(await self.ask(messages))
 
     async def ask(self, messages: Messages) -> str:
@@ -68,7 +81,7 @@ class Judge:
             JudgeError: no usable answer after all attempts; has the URL, the status and the beginning of the answer. Or
                 the answer ends before its thoughts do.
         """
-        text = await self._endpoint.ask({"messages": [dict(message) for message in messages]})
+        text = await self._endpoint.ask(_question(messages))
         answer = after_first_thoughts(text)
         if answer is None:
             raise JudgeError(
@@ -76,6 +89,21 @@ class Judge:
                 f"params. Got {text[-SHOWN:]!r}"
             )
         return answer
+
+    @cached_property
+    def _first_token(self) -> Endpoint[list[list[Any]]]:
+        expected = "a chat completion with logprobs, which binary needs"
+        return Endpoint(self.config, "/chat/completions", who="the judge", expected=expected, read=_first_token)
+
+    def _share(self, tokens: list[list[Any]]) -> float:
+        """The probability of 1 among 1 and 0; ``tokens``: text and log-probability of each."""
+        yes, no = (sum(math.exp(number) for text, number in tokens if text.strip() == word) for word in "10")
+        if not yes + no:
+            raise JudgeError(
+                f"the judge at {self.config.url} answers neither 1 nor 0: its likeliest tokens are "
+                f"{', '.join(repr(text) for text, _ in tokens[:5])}"
+            )
+        return yes / (yes + no)
 
     def _read(self, answer: str) -> float:
         if self.config.score_key is not None:
@@ -94,6 +122,17 @@ class Judge:
         if not min(worst, best) <= value <= max(worst, best):
             raise JudgeError(f"the judge at {self.config.url} gave the score {value}, outside of {worst} to {best}")
         return (value - worst) / (best - worst)
+
+
+def _question(messages: Messages) -> dict[str, Any]:
+    return {"messages": [dict(message) for message in messages]}
+
+
+def _first_token(answer: Any) -> list[list[Any]] | None:
+    """Text and log-probability of the likeliest first tokens, the likeliest first."""
+    tokens = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    pairs = [[str(token["token"]), float(token["logprob"])] for token in tokens]
+    return sorted(pairs, key=lambda pair: -pair[1]) or None
 
 
 def json_numbers(answer: str, keys: Sequence[str], url: str) -> list[float]:

@@ -20,6 +20,13 @@ What happened:
 {transcript}
 
 How well did the agent do, up to here? End with one line, 'Score: ' and a number from 0 (useless) to 10 (solved)."""
+BINARY_PROMPT = """An agent was given this task:
+{task}
+
+What happened:
+{transcript}
+
+Will the agent solve the task? Answer 1 for yes or 0 for no."""
 
 
 @register_reward("judge", hindsight=True)
@@ -30,8 +37,9 @@ class JudgeReward(JudgeConfig):
     per: Literal["episode", "step", "gain"] = "episode"
     """episode: one score, on the last step; step: every step is scored, given the episode up to and including it; gain:
     how much that score rose, from 0 before the first step"""
-    prompt: str = PROMPT
-    """the question, with the fields {task}, {transcript} and, of the last step shown, {observation} and {action}"""
+    prompt: str | None = None
+    """the question, with the fields {task}, {transcript} and, of the last step shown, {observation} and {action}; null:
+    how well the agent did, from 0 to 10, and with binary whether it will solve the task"""
     system: str | None = None
     """system message; null: none"""
     max_chars: int = 20_000
@@ -42,7 +50,7 @@ class JudgeReward(JudgeConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self.max_chars > 0, "max_chars", "a positive integer", self.max_chars)
-        check_template(self.prompt, "prompt")
+        check_template(self.question, "prompt")
 
     async def __call__(self, steps: Steps) -> Values:
         if self.per == "episode":
@@ -50,9 +58,14 @@ class JudgeReward(JudgeConfig):
         scores = await gather(self._judge.score(self.messages(steps[: t + 1])) for t in range(len(steps)))
         return differences([0.0, *scores]) if self.per == "gain" else scores
 
+    @property
+    def question(self) -> str:
+        """``prompt``, or the default one."""
+        return self.prompt or (BINARY_PROMPT if self.binary else PROMPT)
+
     def messages(self, steps: Steps) -> list[dict[str, str]]:
         """What the model is asked about ``steps``."""
-        user = {"role": "user", "content": fill(self.prompt, steps, self.max_chars)}
+        user = {"role": "user", "content": fill(self.question, steps, self.max_chars)}
         return [user] if self.system is None else [{"role": "system", "content": self.system}, user]
 
     @cached_property

@@ -101,6 +101,11 @@ def _check_reference(config: DictConfig, prm: PrmConfig) -> None:
 
 def _check_head(prm: PrmConfig) -> None:
     if prm.kind != "head":
+        if not prm.head_bias:
+            refuse(
+                "prm-head-bias",
+                f"{KEY}.head_bias=false is for {KEY}.kind=head, and {KEY}.kind={prm.kind} has no head: drop it",
+            )
         return
     if prm.reference != "old":
         refuse(

@@ -6,6 +6,7 @@ import asyncio
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,7 @@ SCORE = "score"
 """column of a parquet file with the scores of turns"""
 MARGIN = 256
 """tokens of a chat template"""
+DEVICES = ("gpu", "cpu")
 
 
 @app.command("prm-data")
@@ -39,6 +41,7 @@ def prm_data(
     validation: Annotated[bool, typer.Option("--validation", help="episodes of validations instead")] = False,
     max_chars: Annotated[int, typer.Option(min=1, help="characters of a transcript, as of the judge")] = 20_000,
     model: Annotated[str, typer.Option(help="the model that the printed command trains")] = "MODEL",
+    device: Annotated[str, typer.Option(help="gpu or cpu: where the printed command trains")] = "gpu",
 ) -> None:
     """Write training data for a process reward model. Prints the command that trains it, and how to use it as a reward.
 
@@ -47,7 +50,8 @@ def prm_data(
     turnkey prm-data runs/errands --out prm.parquet
     """
     require_pandas("prm-data")
-    for name, value, values in (("--kind", kind, KINDS), ("--label", label or "state", LABELS)):
+    choices = (("--kind", kind, KINDS), ("--label", label or "state", LABELS), ("--device", device, DEVICES))
+    for name, value, values in choices:
         if value not in values:
             raise typer.BadParameter(f"expected one of {', '.join(values)}, got {value!r}", param_hint=name)
     if (label == "column") != (labels is not None):
@@ -85,32 +89,54 @@ def prm_data(
         typer.echo("verl has no trainer for pairs; the columns are those of TRL's DPOTrainer: prompt, chosen, rejected")
         return
     folder = out.with_name(f"{out.stem}_model")
-    typer.echo("train it:\n" + shlex.join(train_command(train, out, test_file if test else None, model, folder)))
+    command = train_command(train, out, test_file if test else None, model, folder, device)
+    typer.echo("train it:\n" + shlex.join(command))
     typer.echo(f"serve it:\nvllm serve {folder}/global_step_*/huggingface --served-model-name prm")
-    per = "gain" if kind == "progress" else "step"
+    per, flag = ("gain", "") if kind == "progress" else ("step, binary: true", " --binary")
     chars = "" if max_chars == 20_000 else f", max_chars: {max_chars}"
     reward = f'{{name: judge, per: {per}, url: "http://HOST:8000/v1", model: prm{chars}}}'
     typer.echo(f"train a policy with it:\n'turnkey.rewards=[{{name: outcome}}, {reward}]'")
     if test:
-        typer.echo(f"evaluate it:\nturnkey prm-eval {test_file} --url http://HOST:8000/v1 --model prm")
+        typer.echo(f"evaluate it:\nturnkey prm-eval {test_file} --url http://HOST:8000/v1 --model prm{flag}")
 
 
 def train_command(
-    rows: Sequence[dict[str, Any]], train: Path, test: Path | None, model: str, folder: Path
+    rows: Sequence[dict[str, Any]], train: Path, test: Path | None, model: str, folder: Path, device: str = "gpu"
 ) -> list[str]:
-    """The words of the command that trains ``model`` on ``rows`` with verl's SFT trainer on one GPU.
+    """The words of the command that trains ``model`` on ``rows`` with verl's SFT trainer on one GPU, or on a CPU.
 
-    A token has two bytes or more, so that no example is longer than ``data.max_length``.
+    A token has two bytes or more, so that no example is longer than ``data.max_length``. On a CPU models are small and
+    time is short: small batches, a higher learning rate, one epoch, no validation.
     """
+    on_cpu = device == "cpu"
     longest = max(sum(len(message["content"].encode()) for message in row["messages"]) for row in rows)
-    length = max(8192, 1024 * math.ceil((longest / 2 + MARGIN) / 1024))
-    batch = 2 ** min(6, int(math.log2(len(rows))))
-    words = ["torchrun", "--standalone", "--nproc_per_node=1", "-m", "verl.trainer.sft_trainer"]
+    length = max(2048 if on_cpu else 8192, 1024 * math.ceil((longest / 2 + MARGIN) / 1024))
+    batch = 2 ** min(3 if on_cpu else 6, int(math.log2(len(rows))))
+    words = ["TURNKEY_DEVICE=cpu", "OMP_WAIT_POLICY=PASSIVE"] if on_cpu else []
+    words += ["torchrun", "--standalone", "--nproc_per_node=1", "-m", "verl.trainer.sft_trainer"]
     words += [f"model.path={model}", f"data.train_files={train}", f"data.train_batch_size={batch}"]
-    words += [f"data.val_files={test}"] if test else []
-    words += [f"data.max_length={length}", f"data.max_token_len_per_gpu={length}", "optim.lr=1e-5"]
-    words += ["trainer.total_epochs=2", "trainer.logger=[console]", f"trainer.default_local_dir={folder}"]
+    words += [f"data.val_files={test}"] if test and not on_cpu else []
+    words += [f"data.max_length={length}", f"data.max_token_len_per_gpu={length}"]
+    words += [f"optim.lr={'3e-5' if on_cpu else '1e-5'}", *(_on_cpu(model) if on_cpu else ())]
+    words += [
+        f"trainer.total_epochs={1 if on_cpu else 2}",
+        "trainer.logger=[console]",
+        f"trainer.default_local_dir={folder}",
+    ]
     return [*words, "checkpoint.save_contents=[model,optimizer,extra,hf_model]"]
+
+
+def _on_cpu(model: str) -> list[str]:
+    """What ``+turnkey/device=cpu`` sets in a run of verl's, for its SFT trainer."""
+    from verl_turnkey.plugins.config.machine import choose
+
+    precision = choose("param_dtype", model)
+    engine = {"strategy": "fsdp2", "use_torch_compile": "false", "dtype": "float32"}
+    words = [f"engine.{key}={value}" for key, value in engine.items()]
+    words += [f"++engine.mixed_precision={{param_dtype:{precision},reduce_dtype:fp32,buffer_dtype:fp32}}"]
+    words += ["model.use_remove_padding=false", "model.enable_gradient_checkpointing=false"]
+    words += ["++model.override_config.attn_implementation=sdpa", "trainer.device=cpu", "data.num_workers=0"]
+    return words
 
 
 @app.command("prm-eval")
@@ -119,12 +145,16 @@ def prm_eval(
     scores: Annotated[Path | None, typer.Option(help="a .parquet with episode, turn and score, from 0 to 1")] = None,
     url: Annotated[str | None, typer.Option(help="instead: base URL of the served model, which is asked")] = None,
     model: Annotated[str, typer.Option(help="of --url: name of the model there")] = "prm",
+    binary: Annotated[bool, typer.Option("--binary", help="of --url: it answers 1 or 0; the probability of 1")] = False,
+    samples: Annotated[int, typer.Option(min=0, help="of --url: mean of so many sampled answers instead")] = 0,
     out: Annotated[Path | None, typer.Option(help="of --url: write the model's scores to this .parquet")] = None,
 ) -> None:
     """Evaluate a process reward model. Its scores on held-out labels: accuracy, AUC, calibration, with intervals."""
     require_pandas("prm-eval")
     if (scores is None) == (url is None):
         raise typer.BadParameter("give either --scores or --url")
+    if url is None and (binary or samples):
+        raise typer.BadParameter("--binary and --samples go with --url")
     import pandas as pd
 
     from verl_turnkey.plugins.eval import prm_scores
@@ -132,7 +162,8 @@ def prm_eval(
     rows = pd.read_parquet(held_out)
     _require_columns(held_out, rows, ("messages", "label", "episode", "turn", "task"))
     if url is not None:
-        rows[SCORE] = asyncio.run(_ask(rows["messages"], url, model))
+        _require_answers(held_out, rows["messages"], binary)
+        rows[SCORE] = asyncio.run(_ask(rows["messages"], url, model, binary, samples))
         if out is not None:
             rows[["episode", "turn", SCORE]].to_parquet(out)
     elif scores is not None:
@@ -160,13 +191,30 @@ def require_pandas(command: str) -> None:
         raise ImportError(f'turnkey {command} needs {" and ".join(missing)}: pip install "verl-turnkey[view]"')
 
 
-async def _ask(questions: Any, url: str, model: str) -> list[float]:
-    """The score that the model gives each example, whose last message is the label's."""
+async def _ask(examples: Any, url: str, model: str, binary: bool, samples: int) -> list[float]:
+    """The score that the model gives each example, whose last message is the label's; of ``samples`` the mean."""
     from verl_turnkey.envs.rewards.composition import gather
     from verl_turnkey.envs.rewards.judge import Judge, JudgeConfig
 
-    judge = Judge(JudgeConfig(url=url, model=model, score_range=(0.0, 10.0)))
-    return await gather(judge.score([dict(message) for message in messages[:-1]]) for messages in questions)
+    questions = [[dict(message) for message in messages[:-1]] for messages in examples]
+    config = JudgeConfig(url=url, model=model, score_range=(0.0, 10.0), binary=binary and not samples)
+    if binary and samples:
+        config = replace(config, score_pattern=r"^\s*([01])\b", score_range=(0.0, 1.0))
+    passes = []
+    for seed in range(samples) if samples else [None]:  # equal questions are asked once, hence the seeds
+        sampled = config if seed is None else replace(config, params={"temperature": 1, "seed": seed})
+        judge = Judge(sampled)
+        passes.append(await gather(judge.score(question) for question in questions))
+    return [sum(scores) / len(scores) for scores in zip(*passes, strict=True)]
+
+
+def _require_answers(file: Path, examples: Any, binary: bool) -> None:
+    answers = {messages[-1]["content"] for messages in examples}
+    if binary != (answers <= {"0", "1"}):
+        raise ConfigError(
+            f"{file} was written for answers {'like ' + min(answers) if binary else '1 or 0'}: "
+            f"{'leave out' if binary else 'add'} --binary"
+        )
 
 
 def _labels(logged: Episodes, kind: str, label: str, file: Path | None) -> Label:

@@ -12,6 +12,8 @@ OUT, COEFFICIENT, SCORE = "turnkey_prm_out", "turnkey_prm_coef", "turnkey_prm_sc
 output (B, L), and the score, the sum of which over a turn is that of the turn (B, L)"""
 FOLDER = "turnkey_prm"
 """in verl's folder of a checkpoint; also the role of its worker"""
+HEAD_BIAS = "turnkey_head_bias"
+"""in the configuration of the model, False: the head has no bias"""
 TURN_SCORE = "extra.turn_score"
 """the column of its scores"""
 
@@ -51,6 +53,10 @@ class PrmConfig:
     objective: str = "preference"
     """what it learns: preference (a group's successes over its failures), outcome_ce (each episode's success),
     sum_to_outcome (a head's scores add up to the outcome), or module:function"""
+    head_bias: bool = True
+    """head: whether its linear map has a bias, as verl's value heads do; without one the number of turns alone explains
+    no outcome
+    """
     path: str | None = None
     """the weights that it starts from; null: the actor's"""
     lora_rank: int = 0

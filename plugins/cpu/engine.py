@@ -101,17 +101,20 @@ class SparseLogitsEngine(FreesMemory, FSDPEngineWithLMHead):
 def used_positions(micro_batch: TensorDict) -> torch.Tensor | None:
     """Where the next token is in the loss mask, as indices into the flattened (rows, longest) grid; ascending.
 
-    ``loss_mask`` covers the responses, at the end of each row of ``input_ids``; tokens of observations that are learned
-    count as well. Without any token one position stands for all, so that gradients, zeros, exist. None when the mask
-    covers whole rows, as in supervised training.
+    ``loss_mask`` covers the responses, at the end of each row of ``input_ids``, or in supervised training whole rows;
+    tokens of observations that are learned count as well. Without any token one position stands for all, so that
+    gradients, zeros, exist. None when the mask has a row's first token, which no position predicts.
     """
     lengths, mask = row_offsets(micro_batch["input_ids"]).diff(), micro_batch["loss_mask"]
     if LEARNED in micro_batch:
         mask = like((mask.values() > 0) | (micro_batch[LEARNED].values() > 0), mask)
-    if not mask.is_nested or bool((row_offsets(mask).diff() >= lengths).any()):
+    if not mask.is_nested:
+        return None
+    covered = row_offsets(mask).diff()
+    if any(bool(part[0]) for part, whole in zip(mask.unbind(), (covered >= lengths).tolist(), strict=True) if whole):
         return None
     width = int(lengths.max())
-    starts = torch.arange(len(lengths), device=lengths.device) * width + lengths - row_offsets(mask).diff() - 1
+    starts = torch.arange(len(lengths), device=lengths.device) * width + lengths - covered - 1
     positions = [start + part.nonzero()[:, 0] for start, part in zip(starts, mask.unbind(), strict=True)]
     chosen = torch.cat(positions)
-    return chosen if len(chosen) else starts[:1]
+    return chosen if len(chosen) else starts[:1].clamp(min=0)

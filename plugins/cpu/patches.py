@@ -7,6 +7,7 @@ stays as fast as before. ``tests/contract/plugins/cpu`` checks for every patch t
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -68,7 +69,7 @@ def name_vllm(module: ModuleType) -> None:
 
 
 def use_gloo(module: ModuleType) -> None:
-    """Initialise the default process group with backend "gloo".
+    """Initialise the default process group with backend "gloo", under Ray and under torchrun (the SFT trainer).
 
     verl builds "cpu:gloo,<device>:<backend>"; torch refuses "cpu:gloo,cpu:gloo" for naming a device twice.
     """
@@ -77,7 +78,12 @@ def use_gloo(module: ModuleType) -> None:
     def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
         original(timeout_second, backend or "gloo")
 
+    def initialize_global_process_group(timeout_second: int = 36000) -> tuple[int, int, int]:
+        module.torch.distributed.init_process_group("gloo", timeout=module.timedelta(seconds=timeout_second))
+        return int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
     module.initialize_global_process_group_ray = initialize_global_process_group_ray  # pyright: ignore[reportAttributeAccessIssue]
+    module.initialize_global_process_group = initialize_global_process_group  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def register_engines(module: ModuleType) -> None:

@@ -3,7 +3,7 @@
 An example asks the default question of the reward component ``judge`` about an episode up to and including a turn; its
 answer is the label. Three kinds:
 
-- ``judge``: ``Score: 10`` or ``Score: 0``, whether the episode will be solved (GUI-Shepherd, arXiv:2509.23738);
+- ``judge``: ``1`` or ``0``, whether the episode will be solved (GUI-Shepherd, arXiv:2509.23738); asked with ``binary``;
 - ``progress``: the share of the task that is done, ``Score: 3.3`` for a third (ProgRM, arXiv:2505.18121);
 - ``pairs``: two responses to one prompt, the one with the higher label and the one with the lower.
 """
@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,10 @@ POSITIVE = 0.5
 """a label above it is positive"""
 TAIL = 2000
 """characters of a later turn's prompt that the log keeps"""
-QUESTION = JudgeReward(url="http://unused", model="unused")
+QUESTIONS = {
+    "judge": JudgeReward(url="http://unused", model="unused", binary=True),
+    "progress": JudgeReward(url="http://unused", model="unused"),
+}
 
 
 @dataclass(frozen=True)
@@ -206,14 +209,14 @@ def scored(episodes: Sequence[LoggedEpisode], labels: Label, kind: str, max_char
 
     ``max_chars``: as that option of the component ``judge``.
     """
-    question = JudgeReward(url=QUESTION.url, model=QUESTION.model, max_chars=max_chars)
+    question = replace(QUESTIONS[kind], max_chars=max_chars)
     for e in episodes:
         for k, turn in enumerate(e.turns):
             label = labels.get((e.episode, turn.turn))
             if label is None or not turn.own:
                 continue
-            score = 10 * label if kind == "progress" else 10 * (label > POSITIVE)
-            messages = [*question.messages(e.steps[: k + 1]), {"role": "assistant", "content": f"Score: {score:.3g}"}]
+            answer = f"Score: {10 * label:.3g}" if kind == "progress" else str(int(label > POSITIVE))
+            messages = [*question.messages(e.steps[: k + 1]), {"role": "assistant", "content": answer}]
             about = {"episode": e.episode, "turn": turn.turn, "task": e.task, "success": e.success}
             yield {"messages": messages, "label": label, **about}
 

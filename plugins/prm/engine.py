@@ -9,10 +9,11 @@ import os
 from functools import cache
 from typing import Any
 
+from torch.nn import Linear
 from verl.utils.device import get_device_name
 from verl.workers.engine import EngineRegistry
 
-from verl_turnkey.plugins.config.prm import OUT
+from verl_turnkey.plugins.config.prm import HEAD_BIAS, OUT
 
 #: Of each kind: verl's type of the model, and its output.
 VERLS = {"implicit": ("language_model", "log_probs"), "head": ("value_model", "values")}
@@ -31,7 +32,11 @@ def register(kind: str, strategy: str) -> None:
     class Engine(EngineRegistry.get_engine_cls(verls_type, strategy)):
         def _build_module(self) -> Any:
             self.model_config.model_type = verls_type  # which decides on the class of the module
-            return super()._build_module()
+            module = super()._build_module()
+            if not getattr(self.model_config.hf_config, HEAD_BIAS, True):
+                heads = [each for each in module.modules() if isinstance(each, Linear) and each.out_features == 1]
+                heads[-1].register_parameter("bias", None)
+            return module
 
         def prepare_model_outputs(
             self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Any

@@ -14,7 +14,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 
-from verl_turnkey.plugins.config.prm import COEFFICIENT, OUT, PrmConfig
+from verl_turnkey.plugins.config.prm import COEFFICIENT, HEAD_BIAS, OUT, PrmConfig
 from verl_turnkey.plugins.prm import engine
 from verl_turnkey.plugins.prm.rows import SHIFT
 
@@ -65,6 +65,9 @@ def worker_config(config: DictConfig, prm: PrmConfig, *, offload: bool) -> Train
         model.lora_alpha = prm.lora_alpha or 2 * prm.lora_rank
         if prm.path is not None:
             model.path, model.hf_config_path, model.tokenizer_path = prm.path, None, None
+        if not prm.head_bias:
+            overrides = model.override_config
+            overrides.get("model_config", overrides)[HEAD_BIAS] = False
     built: Any = omega_conf_to_dataclass(actor)
     return TrainingWorkerConfig(
         model_type=engine.model_type(prm.kind),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -11,12 +12,13 @@ from typing import Any
 
 
 class JudgeServer:
-    """``answer`` gives the model's text for a question; ``replies`` come first, one raw (status, headers, body) each.
+    """``answer`` gives the model's text for a question, or probabilities of its first token, as vLLM does for
+    ``logprobs``; ``replies`` come first, one raw (status, headers, body) each.
 
     ``delay``: seconds before a reply. ``drip``: seconds between the bytes of a body.
     """
 
-    def __init__(self, answer: Callable[[dict[str, Any]], str] = lambda question: "Score: 7") -> None:
+    def __init__(self, answer: Callable[[dict[str, Any]], str | dict[str, float]] = lambda _: "Score: 7") -> None:
         self.answer = answer
         self.replies: list[tuple[int, dict[str, str], str]] = []
         self.delay = self.drip = 0.0
@@ -82,7 +84,13 @@ class JudgeServer:
             pass
 
 
-def completion(text: str) -> str:
-    return json.dumps(
-        {"object": "chat.completion", "choices": [{"index": 0, "message": {"role": "assistant", "content": text}}]}
-    )
+def completion(answer: str | dict[str, float]) -> str:
+    text, logprobs = answer, None
+    if not isinstance(answer, str):
+        tokens = [
+            {"token": token, "logprob": math.log(p), "bytes": [*token.encode()]}
+            for token, p in sorted(answer.items(), key=lambda each: -each[1])
+        ]
+        text, logprobs = tokens[0]["token"], {"content": [{**tokens[0], "top_logprobs": tokens}]}
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "logprobs": logprobs}
+    return json.dumps({"object": "chat.completion", "choices": [choice]})

@@ -133,15 +133,19 @@ def test_observations_that_are_learned_are_computed() -> None:
 
 
 def test_positions_precede_their_tokens() -> None:
-    assert used_positions(micro_batch()).tolist() == [2, 3, 6, 8 + 5, 8 + 6, 16 + 1]
+    batch = micro_batch()
+    expected = [2, 3, 6, 8 + 5, 8 + 6, 16 + 1]
+    assert used_positions(batch).tolist() == expected
+    batch["loss_mask"] = nested([[0] * prompt + mask for prompt, mask in ROWS])  # as in supervised training
+    assert used_positions(batch).tolist() == expected
 
 
-@pytest.mark.parametrize("mask", ["whole rows", "padded"])
+@pytest.mark.parametrize("mask", ["first tokens", "padded"])
 def test_other_masks_go_the_way_of_verl(mask: str) -> None:
     batch = micro_batch()
     lengths = batch["input_ids"].offsets().diff().tolist()
     whole = nested([[1] * length for length in lengths])
-    batch["loss_mask"] = whole if mask == "whole rows" else whole.to_padded_tensor(0)
+    batch["loss_mask"] = whole if mask == "first tokens" else whole.to_padded_tensor(0)
     assert used_positions(batch) is None
 
 

@@ -16,6 +16,7 @@ import inspect
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -130,18 +131,26 @@ def test_vllm_name() -> None:
         metadata.version("no-such-distribution")
 
 
-def test_gloo(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gloo(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = as_shipped("verl.utils.distributed")
-    monkeypatch.setenv("DIST_INIT_METHOD", f"file://{tmp_path}/rendezvous")
-    with pytest.raises(ValueError, match="cpu:gloo,cpu:gloo"):
-        distributed.initialize_global_process_group_ray()
+    monkeypatch.delenv("DIST_INIT_METHOD", raising=False)
+    for name, value in {"LOCAL_RANK": 0, "RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, str(value))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    names = ("initialize_global_process_group_ray", "initialize_global_process_group")
+    for name in names:
+        with pytest.raises(ValueError, match="cpu:gloo,cpu:gloo"):
+            getattr(distributed, name)()
 
     patch("gloo").apply(distributed)
-    distributed.initialize_global_process_group_ray(timeout_second=30)
-    try:
-        assert dist.get_backend() == "gloo"
-    finally:
-        dist.destroy_process_group()
+    for name in names:
+        getattr(distributed, name)(timeout_second=30)
+        try:
+            assert dist.get_backend() == "gloo"
+        finally:
+            dist.destroy_process_group()
 
 
 def test_engines(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:

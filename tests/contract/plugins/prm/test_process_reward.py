@@ -141,6 +141,18 @@ def test_a_head_is_read_at_the_last_token_of_each_turn(built, rollout):
     assert after["prm/loss"] < metrics["prm/loss"]
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_head_has_a_bias_or_none(built, rollout, ranks, tmp_path, bias: bool):
+    settings = ("kind=head", "objective=sum_to_outcome", "use=redistribute", f"head_bias={str(bias).lower()}")
+    made = built(1, *(f"turnkey.prm.{setting}" for setting in settings))
+    _, metrics = scored(made, rollout)
+    assert metrics["prm/loss_after"] < metrics["prm/loss"]
+    ranks[1].ask_all("checkpoint", FOLDER, "save_checkpoint", str(tmp_path))
+    [file] = tmp_path.glob("model_world_size_1_rank_0.pt")
+    names = [name for name in torch.load(file, weights_only=False) if name.startswith("score.")]
+    assert names == ["score.weight", "score.bias"][: 1 + bias]
+
+
 def test_other_workers_are_not_sent_its_columns(built):
     assert {OUT, SCORE, COEFFICIENT} <= NOT_FOR_WORKERS
     assert built(1).process_reward._group._left_out == NOT_FOR_WORKERS - {COEFFICIENT}

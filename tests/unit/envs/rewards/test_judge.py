@@ -189,6 +189,31 @@ def test_answers_without_a_score(server, answer, options, message):
     assert isinstance(caught.value, RewardError), "costs its episode, not the run"
 
 
+def test_a_binary_score_is_the_probability_of_one(server, tmp_path):
+    server.answer = lambda question: {"1": 0.5, " 1": 0.1, "0": 0.2, "01": 0.1, "yes": 0.1}
+    for _ in range(2):
+        binary = judge(server, binary=True, params={"max_tokens": 9}, score_range=(0, 10), cache=str(tmp_path))
+        assert score(binary) == [pytest.approx(0.75)]
+    one_token = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
+    assert server.questions == [{"model": "m", "messages": ASK, **one_token}], "the second time from the folder"
+    server.answer = lambda question: {"0": 0.9, "no": 0.1}
+    assert score(judge(server, binary=True)) == [0.0], "1 is not among the likely tokens"
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("1", "something else than a chat completion with logprobs, which binary needs"),
+        ({"Score": 0.6, "Yes": 0.4}, "answers neither 1 nor 0: its likeliest tokens are 'Score', 'Yes'"),
+    ],
+)
+def test_a_binary_question_without_an_answer(server, answer, message):
+    server.answer = lambda question: answer
+    with pytest.raises(JudgeError, match=message) as caught:
+        score(judge(server, binary=True))
+    assert server.url in str(caught.value)
+
+
 def test_equal_questions_are_asked_once(server):
     server.delay = 0.05
     one = judge(server)
@@ -338,6 +363,7 @@ def test_a_key_is_never_shown(server, monkeypatch):
         ({"score_pattern": "("}, "a regular expression with a group"),
         ({"score_range": [1, 1]}, "two different numbers"),
         ({"score_range": [1]}, r"j\.score_range"),
+        ({"binary": True, "score_key": "p"}, r"j\.score_key: expected null with binary"),
         ({"apikey": "x"}, "unknown key; did you mean 'api_key_env'"),
     ],
 )
@@ -377,6 +403,15 @@ def test_every_step_is_judged(server):
     assert asked[0][0] == {"role": "system", "content": "Be fair."}
     assert asked[0][1]["content"].endswith("</action> | a {action} door | open")
     assert asked[1][1]["content"].endswith("Agent 2: leave | a hall | leave")
+
+
+def test_a_binary_judge_asks_whether_the_task_will_be_solved(server):
+    server.answer = lambda question: {"1": 0.5 if "leave" in question["messages"][0]["content"] else 0.25, "0": 0.5}
+    entry = {"name": "judge", "url": server.url, "model": "prm", "per": "step", "binary": True}
+    assert compose([entry])(episode()).rewards == pytest.approx([1 / 3, 1 / 2])
+    assert all("Answer 1 for yes or 0 for no." in q["messages"][0]["content"] for q in server.questions)
+    compose([{**entry, "per": "episode", "prompt": "Solved by {action}?"}])(episode())
+    assert server.questions[-1]["messages"][0]["content"] == "Solved by leave?"
 
 
 def test_a_long_transcript_loses_its_middle(server):

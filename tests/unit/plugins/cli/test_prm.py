@@ -43,7 +43,8 @@ def test_it_writes_both_files_and_says_how_to_use_them(run: Path, tmp_path: Path
     assert f"data.train_files={file}" in shlex.split(line)
     [rewards] = re.findall(r"^'(turnkey\.rewards=.*)'$", output, re.M)
     compose(read(rewards)[1])
-    assert f"turnkey prm-eval {held_out} --url" in output
+    assert "per: step, binary: true" in rewards
+    assert re.search(f"^turnkey prm-eval {held_out} --url .* --binary$", output, re.M)
 
 
 def test_balanced_and_progress_and_pairs(run: Path, tmp_path: Path):
@@ -52,7 +53,8 @@ def test_balanced_and_progress_and_pairs(run: Path, tmp_path: Path):
     assert (pd.read_parquet(file)["label"] > 0.5).mean() == 0.5
     assert not (tmp_path / "prm_held_out.parquet").exists()
     output = invoke("prm-data", run, "--out", file, "--kind", "progress", "--max-chars", "500")
-    assert "per: gain" in output
+    assert "per: gain, url" in output
+    assert "--binary" not in output
     assert "max_chars: 500}" in output
     assert 0 < pd.read_parquet(file)["label"].mean() < 1
     output = invoke("prm-data", run, "--out", file, "--kind", "pairs", "--label", "outcome")
@@ -81,10 +83,18 @@ def test_the_served_model_is_asked_what_it_was_trained_on(run: Path, tmp_path: P
     held_out = tmp_path / "prm_held_out.parquet"
     rows = pd.read_parquet(held_out)
     answers = {messages[0]["content"]: messages[-1]["content"] for messages in rows["messages"]}
-    with JudgeServer(lambda question: answers[question["messages"][0]["content"]]) as server:
+
+    def answer(question):
+        right = answers[question["messages"][0]["content"]]
+        return {right: 0.8, "01".replace(right, ""): 0.2}
+
+    with JudgeServer(answer) as server:
         scores = tmp_path / "scores.parquet"
-        output = invoke("prm-eval", held_out, "--url", server.url, "--out", scores)
+        output = invoke("prm-eval", held_out, "--url", server.url, "--binary", "--out", scores)
+        with pytest.raises(ConfigError, match="written for answers 1 or 0: add --binary"):
+            invoke("prm-eval", held_out, "--url", server.url)
     assert all(len(question["messages"]) == 1 for question in server.questions)
+    assert {*pd.read_parquet(scores)["score"].round(6)} == {0.2, 0.8}
     assert "accuracy           1.000 [1.000, 1.000]" in output
     assert "auc                1.000 [1.000, 1.000]" in output
     assert f"over {rows['task'].nunique()} tasks; {len(rows)} turns" in output
@@ -92,6 +102,29 @@ def test_the_served_model_is_asked_what_it_was_trained_on(run: Path, tmp_path: P
     pd.read_parquet(scores).iloc[1:].to_parquet(scores)
     with pytest.raises(ConfigError, match=f"no score of 1 of the {len(rows)} held-out turns"):
         invoke("prm-eval", held_out, "--scores", scores)
+
+
+def test_sampled_answers_of_a_server_without_logprobs(run: Path, tmp_path: Path):
+    invoke("prm-data", run, "--out", tmp_path / "prm.parquet", "--label", "outcome")
+    with JudgeServer(lambda question: str(int(question["seed"] < 3))) as server:
+        options = ("--url", server.url, "--binary", "--samples", 4, "--out", tmp_path / "scores.parquet")
+        invoke("prm-eval", tmp_path / "prm_held_out.parquet", *options)
+    assert {*pd.read_parquet(tmp_path / "scores.parquet")["score"]} == {0.75}
+    assert all(question["temperature"] == 1 for question in server.questions)
+    invoke("prm-data", run, "--out", tmp_path / "prm.parquet", "--kind", "progress")
+    with JudgeServer(lambda question: f"Score: {question['seed']}") as server:
+        options = ("--url", server.url, "--samples", 3, "--out", tmp_path / "scores.parquet")
+        invoke("prm-eval", tmp_path / "prm_held_out.parquet", *options)
+        with pytest.raises(ConfigError, match=r"written for answers like Score: .*: leave out --binary"):
+            invoke("prm-eval", tmp_path / "prm_held_out.parquet", "--url", server.url, "--binary")
+    assert pd.read_parquet(tmp_path / "scores.parquet")["score"].round(6).unique().tolist() == [0.1]
+
+
+def test_the_command_for_a_cpu(run: Path, tmp_path: Path):
+    output = invoke("prm-data", run, "--out", tmp_path / "prm.parquet", "--device", "cpu", "--model", "m")
+    [line] = re.findall(r"^TURNKEY_DEVICE=cpu .* torchrun .*$", output, re.M)
+    words = shlex.split(line)
+    assert {"trainer.device=cpu", "engine.strategy=fsdp2", "model.use_remove_padding=false"} < {*words}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +135,7 @@ def test_the_served_model_is_asked_what_it_was_trained_on(run: Path, tmp_path: P
         (["--label", "column"], "--labels FILE"),
         (["--kind", "progress", "--label", "state"], "labels of its own"),
         (["--kind", "pairs", "--balance"], "goes with --kind judge"),
+        (["--device", "tpu"], "expected one of gpu, cpu"),
     ],
 )
 def test_wrong_options(run: Path, tmp_path: Path, options: list[str], message: str):

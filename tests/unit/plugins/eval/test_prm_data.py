@@ -94,15 +94,15 @@ def test_the_best_of_the_shortest_successes_counts():
 def test_examples_ask_the_judges_question():
     [first, second] = data.scored([episode("e", True, ["a", "b"])], {("e", 0): 0.3, ("e", 1): 0.9}, "judge", 20_000)
     question, answer = second["messages"]
-    assert answer == {"role": "assistant", "content": "Score: 10"}
-    assert first["messages"][1]["content"] == "Score: 0"
+    assert answer == {"role": "assistant", "content": "1"}
+    assert first["messages"][1]["content"] == "0"
     assert question["content"].startswith("An agent was given this task:\nBuy.\n")
     assert "Observation 1: saw 0\nAgent 1: I a\n\nObservation 2: saw 1\nAgent 2: I b\n" in question["content"]
     assert "Observation 2" not in first["messages"][0]["content"]
     assert (second["label"], second["task"], second["success"], second["turn"]) == (0.9, "t", True, 1)
     [row] = data.scored([episode("e", True, ["a"])], {("e", 0): 1 / 3}, "progress", 20_000)
     assert row["messages"][-1]["content"] == "Score: 3.33"
-    assert data.QUESTION._judge._read("Score: 3.33") == pytest.approx(0.333)
+    assert data.QUESTIONS["progress"]._judge._read("Score: 3.33") == pytest.approx(0.333)
 
 
 def test_pairs_are_the_best_and_the_worst_response_to_one_prompt():

@@ -1,0 +1,190 @@
+"""A process reward model from a run's log, end to end on a CPU: is it better than what needs no model?
+
+    python benchmarks/prm_from_log.py run runs/prm_from_log      # 15 to 25 minutes; goes on where it was stopped
+    python benchmarks/prm_from_log.py table runs/prm_from_log    # the table again, from the scores
+
+The quickstart trains SmolLM2 on errands and logs all texts; ``turnkey prm-data --device cpu`` makes examples and prints
+a command, which trains SmolLM2 as it came. The scores of steps of held-out tasks are the probabilities of "1" that the
+trained model gives in this process, by transformers. They are evaluated as ``turnkey prm-eval`` does it, beside scores
+that are means of training labels.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import typer
+from quickstart_runs import ROOT, train_missing
+
+from verl_turnkey.plugins.cli.prm import SCORE, WHOLE_LOG
+from verl_turnkey.plugins.eval import prm_scores
+from verl_turnkey.plugins.eval.prm_data import read_episodes
+from verl_turnkey.plugins.view.join import find_log
+
+STEPS, SEED, HELD_OUT = 10, 0, 0.3
+TURN, SEEN, BOTH = "turn number", "observation seen before in the episode", "turn number and observation seen before"
+MEASURES = ("auc", "accuracy", "cross_entropy", "calibration_error")
+Row = Mapping[Any, Any]
+Folder = Annotated[Path, typer.Argument(help="folder of everything that is made")]
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+@app.command()
+def run(out: Folder, steps: int = STEPS, model: str = "smollm2", held_out: float = HELD_OUT) -> None:
+    """Make what is missing in ``out``: a run, its examples, a trained model, scores; then print the table."""
+    out = out.resolve()
+    options = ["--model", model, "--n-val", "16"]
+    for override in WHOLE_LOG.split():
+        options += ["--override", override]
+    train_missing(out / "run", method="gigpo", seed=SEED, steps=steps, options=tuple(options))
+    base = out / "run" / "model" if model == "tiny" else _folder(model)
+    output = _turnkey(
+        "prm-data",
+        out / "run",
+        "--out",
+        out / "prm.parquet",
+        "--model",
+        base,
+        "--device",
+        "cpu",
+        "--held-out",
+        held_out,
+    )
+    print(output)
+    if _trained(out) is None:
+        [command] = re.findall(r"^TURNKEY_DEVICE=cpu .*$", output, re.M)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        subprocess.run(["bash", "-c", command], env={**os.environ, "PATH": path}, check=True)
+    for name, folder in (("trained", _trained(out)), ("untrained", base)):
+        file = out / f"scores_{name}.parquet"
+        if not file.exists():
+            rows = pd.read_parquet(out / "prm_held_out.parquet")
+            rows[SCORE] = scores(folder, rows["messages"])
+            rows[["episode", "turn", SCORE]].to_parquet(file)
+    table(out)
+
+
+def _folder(model: str) -> Path:
+    if model != "smollm2":
+        return Path(model)
+    sys.path.insert(0, str(ROOT / "examples" / "quickstart"))
+    from smollm import fetch
+
+    return fetch()
+
+
+def _turnkey(*words: object) -> str:
+    command = [str(Path(sys.executable).with_name("turnkey")), *map(str, words)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def _trained(out: Path) -> Path | None:
+    return next(iter(sorted((out / "prm_model").glob("global_step_*/huggingface"))), None)
+
+
+def scores(model: Path | None, examples: Iterable[Sequence[Mapping[str, str]]]) -> list[float]:
+    """P("1") / (P("1") + P("0")) of the first token, of each example without its answer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer, policy = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model).eval()
+    words = [tokenizer(word, add_special_tokens=False).input_ids[0] for word in "01"]
+    found = []
+    for messages in examples:
+        question = [dict(message) for message in messages[:-1]]
+        text = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
+        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+        with torch.no_grad():
+            logits = policy(input_ids=ids, logits_to_keep=1).logits[0, -1, words].double()
+        found.append(torch.softmax(logits, dim=-1)[1].item())
+    return found
+
+
+def baselines(
+    train: Sequence[Row], test: Sequence[Row], seen: Mapping[tuple[str, int], bool]
+) -> dict[str, list[float]]:
+    """Scores of ``test`` by means of the labels of ``train``: of all, by turn, by whether the observation came before.
+
+    Args:
+        seen: of episode and turn, whether the turn's observation was one of an earlier turn.
+    """
+    keys: dict[str, Callable[[Row], Any]] = {
+        "prior": lambda row: None,
+        TURN: lambda row: row["turn"],
+        SEEN: lambda row: seen[row["episode"], row["turn"]],
+        BOTH: lambda row: (row["turn"], seen[row["episode"], row["turn"]]),
+    }
+    prior = float(np.mean([row["label"] for row in train]))
+    result = {}
+    for name, key in keys.items():
+        labels: dict[Any, list[float]] = defaultdict(list)
+        for row in train:
+            labels[key(row)].append(row["label"])
+        result[name] = [float(np.mean(labels.get(key(row), [prior]))) for row in test]
+    return result
+
+
+def repeated(run_folder: Path) -> dict[tuple[str, int], bool]:
+    """Of episode and turn, whether the turn's observation was one of an earlier turn of the episode."""
+    return {
+        (episode.episode, turn.turn): step.observation in [before.observation for before in episode.steps[:k]]
+        for episode in read_episodes(find_log(run_folder)).episodes
+        for k, (turn, step) in enumerate(zip(episode.turns, episode.steps, strict=True))
+    }
+
+
+def auc_difference(one: Sequence[float], other: Sequence[float], test: pd.DataFrame) -> tuple[float, float, float]:
+    """AUC of ``one`` minus that of ``other``, with its 95 % bootstrap interval over tasks."""
+    labels = test["label"].to_numpy()
+    _, of_turn = np.unique(test["task"].astype(str), return_inverse=True)
+    number, draw = int(of_turn.max()) + 1, np.random.default_rng(0)
+
+    def difference(weights: Any) -> float:
+        first, second = (prm_scores.auc(np.asarray(each), labels > 0.5, weights) for each in (one, other))
+        return first - second
+
+    drawn = [
+        difference(np.bincount(draw.integers(number, size=number), minlength=number)[of_turn].astype(float))
+        for _ in range(prm_scores.RESAMPLES)
+    ]
+    low, high = np.nanquantile(drawn, (0.025, 0.975))
+    return difference(np.ones(len(labels))), float(low), float(high)
+
+
+@app.command()
+def table(out: Folder) -> None:
+    """Print the table, in Markdown."""
+    train, test = pd.read_parquet(out / "prm.parquet"), pd.read_parquet(out / "prm_held_out.parquet")
+    rows = {}
+    for name in ("trained", "untrained"):
+        kept = pd.read_parquet(out / f"scores_{name}.parquet")
+        rows[f"SmolLM2, {name}"] = test.merge(kept, on=["episode", "turn"])[SCORE].to_list()
+    rows |= baselines(train.to_dict("records"), test.to_dict("records"), repeated(out / "run"))
+    print(f"{len(train)} examples of {train['task'].nunique()} tasks, {len(test)} held-out steps of ", end="")
+    print(f"{test['task'].nunique()} tasks; labels above 1/2: {(test['label'] > 0.5).mean():.2f}\n")
+    print(f"| score | {' | '.join(name.replace('_', ' ') for name in MEASURES)} |\n|---|{'---|' * len(MEASURES)}")
+    for name, values in rows.items():
+        measured = prm_scores.evaluate(values, test["label"], test["task"].to_list())
+        cells = [f"{value:.3f} [{low:.3f}, {high:.3f}]" for value, low, high in (measured[m] for m in MEASURES)]
+        print(f"| {name} | {' | '.join(cells)} |")
+    print("\n| AUC of the trained model minus that of | |\n|---|---|")
+    for name in (TURN, SEEN, BOTH):
+        value, low, high = auc_difference(rows["SmolLM2, trained"], rows[name], test)
+        print(f"| {name} | {value:+.3f} [{low:+.3f}, {high:+.3f}] |")
+    print("\n| turns | mean score of the trained model | mean label |\n|---|---|---|")
+    for number, score, label in prm_scores.calibration(rows["SmolLM2, trained"], test["label"]):
+        print(f"| {number} | {score:.3f} | {label:.3f} |")
+
+
+if __name__ == "__main__":
+    app()
