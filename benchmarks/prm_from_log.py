@@ -1,6 +1,6 @@
 """A process reward model from a run's log, end to end on a CPU: is it better than what needs no model?
 
-    python benchmarks/prm_from_log.py run runs/prm_from_log      # 15 to 25 minutes; goes on where it was stopped
+    python benchmarks/prm_from_log.py run runs/prm_from_log      # 20 minutes and more; goes on where it was stopped
     python benchmarks/prm_from_log.py table runs/prm_from_log    # the table again, from the scores
 
 The quickstart trains SmolLM2 on errands and logs all texts; ``turnkey prm-data --device cpu`` makes examples and prints
