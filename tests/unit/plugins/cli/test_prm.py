@@ -124,6 +124,7 @@ def test_the_command_for_a_cpu(run: Path, tmp_path: Path):
     output = invoke("prm-data", run, "--out", tmp_path / "prm.parquet", "--device", "cpu", "--model", "m")
     [line] = re.findall(r"^TURNKEY_DEVICE=cpu .* torchrun .*$", output, re.M)
     words = shlex.split(line)
+    assert re.search(r"^TURNKEY_DEVICE=cpu python -m verl_turnkey\.plugins\.eval\.vllm_main serve ", output, re.M)
     assert {"trainer.device=cpu", "engine.strategy=fsdp2", "model.use_remove_padding=false"} < {*words}
 
 
