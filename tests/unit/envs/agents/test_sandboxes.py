@@ -23,7 +23,7 @@ from verl_turnkey.envs.agents.jobs import NoSandbox, Sandbox
 from verl_turnkey.envs.agents.sandbox import choose
 from verl_turnkey.envs.errors import SandboxError
 
-HANDLE = AgentHandle("http://127.0.0.1:9/s3cret/v1", "k3y", "policy")
+HANDLE = AgentHandle("http://127.0.0.1:9/s3cret/v1", "secret-of-the-episode", "policy")
 
 
 def play(script: str, *, handle: AgentHandle = HANDLE, box: Sandbox | None = None, timeout: float = 30.0) -> Outcome:
@@ -288,7 +288,7 @@ def test_a_container_gets_its_mounts_and_is_removed(monkeypatch: pytest.MonkeyPa
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     runner = CommandRunner(["agent", "{workspace}"], timeout=30.0, sandbox=Docker("debian"))
-    handle = AgentHandle(HANDLE.base_url, "k3y", "policy", tmp_path, str(tmp_path / "socket"))
+    handle = AgentHandle(HANDLE.base_url, "secret-of-the-episode", "policy", tmp_path, str(tmp_path / "socket"))
     outcome = asyncio.run(runner.run({}, handle))
     run, removal = log.read_text().splitlines()
     name = run.split("--name ")[1].split()[0]
@@ -298,6 +298,6 @@ def test_a_container_gets_its_mounts_and_is_removed(monkeypatch: pytest.MonkeyPa
     assert f"--mount type=bind,source={tmp_path},target=/app " in run
     assert f"--mount type=bind,source={tmp_path}/socket,target=/run/turnkey/gateway.sock " in run
     assert run.endswith("debian python3 -I -S /run/turnkey/relay.py /run/turnkey/gateway.sock 8000 agent /app")
-    assert "k3y" not in run
-    assert outcome.extra["output"] == "k3y\n"
+    assert "secret-of-the-episode" not in run
+    assert outcome.extra["output"] == "secret-of-the-episode\n"
     assert json.dumps(outcome.extra)
