@@ -99,4 +99,4 @@ def test_a_tiny_model_imitates_clerks_and_is_trained() -> None:
         assert re.search(
             rf"^{when}: success \d\.\d+, policy_violations \d.*, user_turns \d.* \(2 episodes\)", printed, re.M
         )
-    assert re.search(r"^step 1  success", printed, re.M)
+    assert re.search(r"^gigpo  step 1  success", printed, re.M)
