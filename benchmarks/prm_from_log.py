@@ -40,7 +40,9 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 
 @app.command()
-def run(out: Folder, steps: int = STEPS, model: str = "smollm2", held_out: float = HELD_OUT) -> None:
+def run(
+    out: Folder, steps: int = STEPS, model: str = "smollm2", held_out: float = HELD_OUT, label: str = "outcome"
+) -> None:
     """Make what is missing in ``out``: a run, its examples, a trained model, scores; then print the table."""
     out = out.resolve()
     options = ["--model", model, "--n-val", "16"]
@@ -48,18 +50,9 @@ def run(out: Folder, steps: int = STEPS, model: str = "smollm2", held_out: float
         options += ["--override", override]
     train_missing(out / "run", method="gigpo", seed=SEED, steps=steps, options=tuple(options))
     base = out / "run" / "model" if model == "tiny" else _folder(model)
-    output = _turnkey(
-        "prm-data",
-        out / "run",
-        "--out",
-        out / "prm.parquet",
-        "--model",
-        base,
-        "--device",
-        "cpu",
-        "--held-out",
-        held_out,
-    )
+    device = ("--model", base, "--device", "cpu")
+    split = ("--held-out", held_out, "--label", label)
+    output = _turnkey("prm-data", out / "run", "--out", out / "prm.parquet", *device, *split)
     print(output)
     if _trained(out) is None:
         [command] = re.findall(r"^TURNKEY_DEVICE=cpu .*$", output, re.M)

@@ -119,7 +119,7 @@ def train_command(
     words += [f"model.path={model}", f"data.train_files={train}", f"data.train_batch_size={batch}"]
     words += [f"data.val_files={test}"] if test and not on_cpu else []
     words += [f"data.max_length={length}", f"data.max_token_len_per_gpu={length}"]
-    words += [f"optim.lr={'3e-5' if on_cpu else '1e-5'}", *(_on_cpu(model) if on_cpu else ())]
+    words += [f"optim.lr={'2e-5' if on_cpu else '1e-5'}", *(_on_cpu(model) if on_cpu else ())]
     words += [
         f"trainer.total_epochs={1 if on_cpu else 2}",
         "trainer.logger=[console]",
