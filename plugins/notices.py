@@ -108,7 +108,7 @@ class InvalidActions:
             self._over, (text, why) = True, self._first
             wanted = f", and the prompt says: {self._instruction}" if self._instruction else ""
             logger.warning(
-                "%d of %d turns in a row have no valid action. The first: %r, %s. "
+                "%d of the last %d turns have no valid action. The first: %r, %s. "
                 "turnkey.rollout.action_format is %s%s",
                 *(self._invalid, self.TURNS, text, why, self._format, wanted),
             )

@@ -98,7 +98,8 @@ def main(
     _stage("the page", [TURNKEY, "view", str(out), "--out", str(out / "view.html")], out / "view.log")
     for what, name in (("picture", "learning_curve.png"), ("numbers", "summary.json"), ("each turn", "view.html")):
         console.print(f"{what:<10}{out / name}")
-    console.print(f"next: . {os.path.relpath(Path(sys.prefix) / 'bin' / 'activate')}; turnkey --help")
+    activate = os.path.relpath(Path(sys.prefix) / "bin" / "activate")
+    console.print(f"next: . {activate}; turnkey view {os.path.relpath(out)} --open")
 
 
 def _prepare(chosen: Setup, out: Path, seed: int, n_val: int) -> None:

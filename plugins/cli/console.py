@@ -159,5 +159,7 @@ def _failure(path: Path, began: int, code: int) -> None:
     with path.open(encoding="utf-8", errors="replace") as log:
         log.seek(began)
         lines = log.readlines()[-FAILURE_LINES:]
+    own = [place for place, line in enumerate(lines) if line.startswith("verl-turnkey: ") and "To resume:" in line]
+    lines = lines[own[-1] :] if own else lines  # before our sentence Ray writes a page about what it killed
     typer.echo("".join(lines), err=True, nl=False)
     typer.echo(f"the run ended with exit code {code}; full output: {os.path.relpath(path)}", err=True)

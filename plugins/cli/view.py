@@ -117,5 +117,5 @@ def view(
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
     typer.echo(f"{sum(len(run.episodes) for run in read)} episodes in {out} ({len(text) / 1e6:.1f} MB)")
-    if open_it:
-        webbrowser.open(out.resolve().as_uri())
+    if open_it and not webbrowser.open(address := out.resolve().as_uri()):
+        typer.echo(f"there is no browser on this machine; open {address} in one")

@@ -93,7 +93,7 @@ def test_mostly_invalid_actions_are_said_once_and_early(caplog):
         return [record.getMessage() for record in caplog.records]
 
     [line] = warned(valid=2)
-    assert line.startswith("30 of 32 turns in a row have no valid action. The first: 'go north 2', no <action>.")
+    assert line.startswith("30 of the last 32 turns have no valid action. The first: 'go north 2', no <action>.")
     assert line.endswith("turnkey.rollout.action_format is tags, and the prompt says: Write <action>.")
     assert len(warned(valid=16)) == 1, "after a validation, for instance, whose actions are valid"
     assert warned(valid=1024, turns=2000) == []

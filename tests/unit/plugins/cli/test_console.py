@@ -62,6 +62,14 @@ def test_a_sampled_validation_is_not_called_greedy(tmp_path, capfd):
     assert "validation: success 0.250 after step 0, 0.750 after step 2" in capfd.readouterr().out
 
 
+def test_a_dead_process_is_told_without_the_page_that_ray_writes_about_it(tmp_path, capfd):
+    text = "'Eviction Stats:', 'verl-turnkey: a process of the run is dead: out of memory. To resume:', 'python -m x'"
+    assert run(f"for line in ({text}): print(line)\nraise SystemExit(69)", tmp_path) == 69
+    errors = capfd.readouterr().err
+    assert errors.startswith("verl-turnkey: a process of the run is dead: out of memory. To resume:\npython -m x\n")
+    assert "exit code 69" in errors
+
+
 def test_a_failure_shows_its_last_lines_and_keeps_the_exit_code(tmp_path, capfd):
     assert run("print('why it ended'); raise SystemExit(69)", tmp_path) == 69
     errors = capfd.readouterr().err
