@@ -25,11 +25,10 @@ import typer
 from credit_quality import EPISODES, USUAL_GROUP, Batch, World
 from exact_values import WORDS, Floats, Ints
 from hinted_policy import HABIT, HORIZON, MAKERS, Task
-from teacher_tables import interval
+from page_tables import cell, table, write_tables
 
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.learned import ObjectiveParams, gradient
-from verl_turnkey.plugins.cli.tables import write_between
 
 RESULTS = Path(__file__).parent / "results" / "learned_quality.json"
 PAGE = Path(__file__).parents[1] / "docs" / "learned-signals.md"
@@ -112,10 +111,10 @@ class Scorer:
     def learn(self, prompts: Ints, batch: Batch, policy: Floats) -> None:
         """One step from one batch, unless it has no pair."""
         q = self._q(prompts, batch, policy)
-        found = gradient(self.objective, q.detach(), batch.steps, self.params)
-        if found is not None:
+        objective = gradient(self.objective, q.detach(), batch.steps, self.params)
+        if objective is not None:
             self._optimizer.zero_grad()
-            (found.coefficients * q).sum().backward()
+            (objective.coefficients * q).sum().backward()
             self._optimizer.step()
 
     @torch.no_grad()
@@ -153,27 +152,27 @@ def standing(place: Place, seed: int, checks: Sequence[int] = CHECKS, tests: int
     world = place.world(policy, exact=True)
     test = [world.batch(USUAL_GROUP, EPISODES, draw) for _ in range(tests)]
     train = [world.batch(USUAL_GROUP, EPISODES, draw) for _ in range(checks[-1])]
-    asked, learnt = [[place.prompts(batch) for batch in part] for part in (test, train)]
+    test_prompts, train_prompts = [[place.prompts(batch) for batch in part] for part in (test, train)]
 
     def rate(credits: Sequence[Floats]) -> tuple[float, float]:
         return agreement(world, test, credits)
 
     result: dict[str, Any] = {name: rate([compute_credit(name, b.steps).advantage for b in test]) for name in USUAL}
     total, count = np.zeros(policy.shape), np.zeros(policy.shape)
-    for prompts, batch in zip(learnt, train, strict=True):
+    for prompts, batch in zip(train_prompts, train, strict=True):
         np.add.at(total, (prompts, batch.action), batch.exact)
         np.add.at(count, (prompts, batch.action), 1)
     mean = total / np.maximum(count, 1)
-    result[BEST] = rate([mean[prompts, batch.action] for prompts, batch in zip(asked, test, strict=True)])
+    result[BEST] = rate([mean[prompts, batch.action] for prompts, batch in zip(test_prompts, test, strict=True)])
     result[EXACT] = rate([batch.exact for batch in test])
     for name in SCORERS:
         result[name] = {str(speed): {} for speed in RATES}
         for speed, at in result[name].items():
             scorer = Scorer(name, policy, float(speed))
-            for update, (prompts, batch) in enumerate(zip(learnt, train, strict=True), 1):
+            for update, (prompts, batch) in enumerate(zip(train_prompts, train, strict=True), 1):
                 scorer.learn(prompts, batch, policy)
                 if update in checks:
-                    scores = [scorer.scores(p, b, policy) for p, b in zip(asked, test, strict=True)]
+                    scores = [scorer.scores(p, b, policy) for p, b in zip(test_prompts, test, strict=True)]
                     whole = [step_credit(b, each) for b, each in zip(test, scores, strict=True)]
                     at[str(update)] = {"alone": rate(scores), "credit": rate(whole)}
     return result
@@ -263,30 +262,21 @@ def best_rate(runs: Sequence[Mapping[str, Any]], name: str, check: str, what: st
     return max(map(str, RATES), key=lambda speed: np.mean([one[name][speed][check][what][0] for one in runs]))
 
 
-def _cell(values: Sequence[float], sign: str = "") -> str:
-    mean, low, high = (round(number, 2) + 0.0 for number in interval(values))
-    return f"{mean:{sign}.2f} [{low:{sign}.2f}, {high:{sign}.2f}]"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows))
-
-
 def by_updates(results: Mapping[str, Any]) -> str:
     """Markdown: correlation with the exact advantages by number of the scorer's updates, and the credit's cosine."""
     rows = []
     for task, runs in results["standing"].items():
         for name in (*USUAL, BEST, EXACT):
-            correlation, cosine = (_cell([one[name][i] for one in runs]) for i in (0, 1))
+            correlation, cosine = (cell([one[name][i] for one in runs]) for i in (0, 1))
             rows.append([task, f"`{name}`" if name in USUAL else name, *[correlation] * len(CHECKS), cosine])
         for name in SCORERS:
             for what, label in (("alone", f"score of `{name}`"), ("credit", f"`step_episode` on `{name}`")):
                 speeds = {check: best_rate(runs, name, check, what) for check in map(str, CHECKS)}
                 cells = [[one[name][speed][check][what] for one in runs] for check, speed in speeds.items()]
-                correlations = [_cell([pair[0] for pair in pairs]) for pairs in cells]
-                rows.append([task, label, *correlations, _cell([pair[1] for pair in cells[-1]])])
+                correlations = [cell([pair[0] for pair in pairs]) for pairs in cells]
+                rows.append([task, label, *correlations, cell([pair[1] for pair in cells[-1]])])
     heads = [f"{n} update{'s' * (n > 1)}" for n in CHECKS]
-    return _table(["task", "credit", *heads, f"cosine, {CHECKS[-1]}"], rows)
+    return table(["task", "credit", *heads, f"cosine, {CHECKS[-1]}"], rows)
 
 
 def by_curve(results: Mapping[str, Any]) -> str:
@@ -300,10 +290,10 @@ def by_curve(results: Mapping[str, Any]) -> str:
             runs = one["runs"]
             more = [float(np.mean(run[1:]) - other) for run, other in zip(runs, usual, strict=True)]
             cells = [f"{one['rate']:g}" if "rate" in one else "-"]
-            cells += [_cell([run[n] for run in runs]) for n in (UPDATES // 4, UPDATES // 2, UPDATES)]
-            rows.append([task, ",".join([label, *ahead]), *cells, "" if name == "gigpo" else _cell(more, "+")])
+            cells += [cell([run[n] for run in runs]) for n in (UPDATES // 4, UPDATES // 2, UPDATES)]
+            rows.append([task, ",".join([label, *ahead]), *cells, "" if name == "gigpo" else cell(more, sign="+")])
     heads = [f"after {n}" for n in (UPDATES // 4, UPDATES // 2, UPDATES)]
-    return _table(["task", "trained with", "scorer's rate", *heads, "mean over that of `gigpo`"], rows)
+    return table(["task", "trained with", "scorer's rate", *heads, "mean over that of `gigpo`"], rows)
 
 
 CONTENTS = {"scores by updates": by_updates, "success by score": by_curve}
@@ -312,11 +302,7 @@ CONTENTS = {"scores by updates": by_updates, "success by score": by_curve}
 @app.command()
 def pages() -> None:
     """Write the tables from the results that are kept, and print them."""
-    results = json.loads(RESULTS.read_text())
-    for name, make in CONTENTS.items():
-        table = make(results)
-        write_between(PAGE, name, f"{table}\n")
-        print(table, end="\n\n")
+    write_tables(PAGE, RESULTS, CONTENTS)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 def run(
     out: Folder, steps: int = STEPS, model: str = "smollm2", held_out: float = HELD_OUT, label: str = "outcome"
 ) -> None:
-    """Make what is missing in ``out``: a run, its examples, a trained model, scores; then print the table."""
+    """Run each stage whose output ``out`` lacks: the run, the examples, the model, the scores. Then print the table."""
     out = out.resolve()
     options = ["--model", model, "--n-val", "16"]
     for override in WHOLE_LOG.split():
@@ -94,15 +94,15 @@ def scores(model: Path, examples: Iterable[Sequence[Mapping[str, str]]]) -> list
 
     tokenizer, policy = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model).eval()
     words = [tokenizer(word, add_special_tokens=False).input_ids[0] for word in "01"]
-    found = []
+    probabilities = []
     for messages in examples:
         question = [dict(message) for message in messages[:-1]]
         text = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
         with torch.no_grad():
             logits = policy(input_ids=ids, logits_to_keep=1).logits[0, -1, words].double()
-        found.append(torch.softmax(logits, dim=-1)[1].item())
-    return found
+        probabilities.append(torch.softmax(logits, dim=-1)[1].item())
+    return probabilities
 
 
 def baselines(
@@ -140,18 +140,13 @@ def repeated(run_folder: Path) -> dict[tuple[str, int], bool]:
 
 def auc_difference(one: Sequence[float], other: Sequence[float], test: pd.DataFrame) -> tuple[float, float, float]:
     """AUC of ``one`` minus that of ``other``, with its 95 % bootstrap interval over tasks."""
-    labels = test["label"].to_numpy()
-    _, of_turn = np.unique(test["task"].astype(str), return_inverse=True)
-    number, draw = int(of_turn.max()) + 1, np.random.default_rng(0)
+    labels = test["label"].to_numpy() > 0.5
 
     def difference(weights: Any) -> float:
-        first, second = (prm_scores.auc(np.asarray(each), labels > 0.5, weights) for each in (one, other))
+        first, second = (prm_scores.auc(np.asarray(each), labels, weights) for each in (one, other))
         return first - second
 
-    drawn = [
-        difference(np.bincount(draw.integers(number, size=number), minlength=number)[of_turn].astype(float))
-        for _ in range(prm_scores.RESAMPLES)
-    ]
+    drawn = [difference(weights) for weights in prm_scores.resamples(test["task"].to_list())]
     low, high = np.nanquantile(drawn, (0.025, 0.975))
     return difference(np.ones(len(labels))), float(low), float(high)
 

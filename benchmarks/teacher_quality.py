@@ -28,11 +28,11 @@ import typer
 from credit_quality import EPISODES, USUAL_GROUP, Batch, World
 from exact_values import WORDS, Floats, Ints
 from hinted_policy import HABIT, HORIZON, KINDS, MAKERS, Clauses, Reader, Task, taught
+from page_tables import write_tables
 from scipy.stats import rankdata
 from teacher_tables import CONTENTS, CONTROLS, CURVES, EXACT, GAP, MODIFIERS, READERS, SKILL_GRPO
 
 from verl_turnkey.advantage import StepBatch, Tokens, compute_credit
-from verl_turnkey.plugins.cli.tables import write_between
 
 RESULTS = Path(__file__).parent / "results" / "teacher_quality.json"
 PAGE = Path(__file__).parents[1] / "docs" / "self-distillation.md"
@@ -322,11 +322,7 @@ def run(seeds: int = SEEDS) -> None:
 @app.command()
 def pages() -> None:
     """Write the tables from the results that are kept, and print them."""
-    results = json.loads(RESULTS.read_text())
-    for name, make in CONTENTS.items():
-        table = make(results)
-        write_between(PAGE, name, f"{table}\n")
-        print(table, end="\n\n")
+    write_tables(PAGE, RESULTS, CONTENTS)
 
 
 if __name__ == "__main__":

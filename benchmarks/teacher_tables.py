@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from hinted_policy import KINDS, MAKERS
+from page_tables import cell, table
 
 READERS = {"attentive": 0.8, "distracted": 0.2}
 """trust in a text: its weight in what the policy was taught to do with it"""
@@ -32,23 +33,6 @@ CURVES = {
 }
 
 
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and bounds of its 95 % bootstrap interval over seeds."""
-    numbers = np.array(values)
-    means = np.random.default_rng(0).choice(numbers, (2000, len(numbers))).mean(axis=1)
-    low, high = np.quantile(means, (0.025, 0.975))
-    return float(numbers.mean()), float(low), float(high)
-
-
-def _cell(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
-    mean, low, high = (round(number, digits) + 0.0 for number in interval(values))
-    return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows))
-
-
 def _label(name: str) -> str:
     method, _, kind = name.partition(", ")
     code = f"`{method}`" if method in (*MODIFIERS, "gigpo", "grpo_steps") else method
@@ -68,7 +52,7 @@ def by_reader(results: Mapping[str, Any]) -> str:
     rows = [
         [text, *(f"{np.mean([success[text] for success in runs]):.2f}" for runs in columns.values())] for text in texts
     ]
-    return _table(["text in the policy's own prompt", *columns], rows)
+    return table(["text in the policy's own prompt", *columns], rows)
 
 
 def by_text(results: Mapping[str, Any]) -> str:
@@ -76,18 +60,18 @@ def by_text(results: Mapping[str, Any]) -> str:
     columns = _columns(results["credit"])
     names = ["grpo_steps", "gigpo", SKILL_GRPO, *(f"{GAP}, {kind}" for kind in KINDS)]
     rows = [[_label(name), *(_agreement(runs, name) for runs in columns.values())] for name in names]
-    return _table(["credit", *columns], rows)
+    return table(["credit", *columns], rows)
 
 
 def _agreement(runs: Sequence[Mapping[str, Any]], name: str) -> str:
     share = np.mean([measured[name]["sign"] for measured in runs])
-    return f"{_cell([measured[name]['pearson'] for measured in runs])}; {share:.0%}"
+    return f"{cell([measured[name]['pearson'] for measured in runs])}; {share:.0%}"
 
 
 def by_method(results: Mapping[str, Any]) -> str:
     """Markdown: how much nearer to the exact gradient than ``grpo_steps`` on the same batches, by the method's text."""
     columns = _columns(results["credit"])
-    plain = [_cell([measured["grpo_steps"]["cosine"] for measured in runs]) for runs in columns.values()]
+    plain = [cell([measured["grpo_steps"]["cosine"] for measured in runs]) for runs in columns.values()]
     names = ["gigpo", EXACT]
     for method, text in MODIFIERS.items():
         names += [f"{method}, {kind}" for kind in (text, *CONTROLS)]
@@ -95,13 +79,13 @@ def by_method(results: Mapping[str, Any]) -> str:
         [
             _label(name),
             *(
-                _cell([one[name]["cosine"] - one["grpo_steps"]["cosine"] for one in runs], 3, "+")
+                cell([one[name]["cosine"] - one["grpo_steps"]["cosine"] for one in runs], 3, "+")
                 for runs in columns.values()
             ),
         ]
         for name in names
     ]
-    return _table(["cosine", *columns], [["`grpo_steps`", *plain], *rows])
+    return table(["cosine", *columns], [["`grpo_steps`", *plain], *rows])
 
 
 def by_curve(results: Mapping[str, Any]) -> str:
@@ -115,7 +99,7 @@ def by_curve(results: Mapping[str, Any]) -> str:
             more = f", validated {'with' if part == 'success' else 'without'} the skill" if name == SKILL_GRPO else ""
             rows.append([_label(name) + more, *cells])
     heads = [f"{task}, {reader}: {what}" for task, reader in places for what in ("end", "area", "more than `gigpo`")]
-    return _table(["trained with", *heads], rows)
+    return table(["trained with", *heads], rows)
 
 
 def _measures(learning: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], name: str, part: str) -> list[str]:
@@ -124,7 +108,7 @@ def _measures(learning: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]
         return ["-"] * 3
     area = {seed: float(np.mean(run[part][1:])) for seed, run in runs.items()}
     usual = {seed: float(np.mean(run["success"][1:])) for seed, run in learning["gigpo"].items()}
-    more = _cell([area[seed] - usual[seed] for seed in area], 3, "+")
+    more = cell([area[seed] - usual[seed] for seed in area], 3, "+")
     ends = np.mean([run[part][-1] for run in runs.values()])
     return [f"{ends:.2f}", f"{np.mean(list(area.values())):.2f}", "" if name == "gigpo" else more]
 

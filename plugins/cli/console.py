@@ -160,6 +160,6 @@ def _failure(path: Path, began: int, code: int) -> None:
         log.seek(began)
         lines = log.readlines()[-FAILURE_LINES:]
     own = [place for place, line in enumerate(lines) if line.startswith("verl-turnkey: ") and "To resume:" in line]
-    lines = lines[own[-1] :] if own else lines  # before our sentence Ray writes a page about what it killed
+    lines = lines[own[-1] :] if own else lines  # Ray's own report on the killed processes is a page long
     typer.echo("".join(lines), err=True, nl=False)
     typer.echo(f"the run ended with exit code {code}; full output: {os.path.relpath(path)}", err=True)

@@ -118,4 +118,4 @@ def view(
     out.write_text(text, encoding="utf-8")
     typer.echo(f"{sum(len(run.episodes) for run in read)} episodes in {out} ({len(text) / 1e6:.1f} MB)")
     if open_it and not webbrowser.open(address := out.resolve().as_uri()):
-        typer.echo(f"there is no browser on this machine; open {address} in one")
+        typer.echo(f"no browser could be started here: open {address}")

@@ -6,7 +6,7 @@ N: turns. Turns of a task resemble each other, so the bootstrap resamples tasks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -67,6 +67,17 @@ def _bins(scores: Floats) -> NDArray[np.intp]:
     return np.minimum(scores * BINS, BINS - 1).astype(np.intp)
 
 
+def resamples(tasks: Sequence[str], seed: int = 0) -> Iterator[Floats]:
+    """The bootstrap: how often each turn counts (N,) in each of :data:`RESAMPLES` draws of tasks.
+
+    ``tasks``: of each turn, (N,).
+    """
+    _, of_turn = np.unique(np.asarray(tasks, str), return_inverse=True)
+    rng, number = np.random.default_rng(seed), int(of_turn.max()) + 1
+    for _ in range(RESAMPLES):
+        yield np.bincount(rng.integers(number, size=number), minlength=number)[of_turn].astype(np.float64)
+
+
 def evaluate(
     scores: ArrayLike, labels: ArrayLike, tasks: Sequence[str], *, confidence: float = 0.95, seed: int = 0
 ) -> Mapping[str, Interval]:
@@ -79,12 +90,7 @@ def evaluate(
     if not s.size or not np.all((s >= 0) & (s <= 1)):
         raise ValueError(f"expected scores from 0 to 1 of at least one turn, got {s.tolist()[:5]}")
     values = measure(s, y)
-    _, of_turn = np.unique(np.asarray(tasks, str), return_inverse=True)
-    rng, number = np.random.default_rng(seed), int(of_turn.max()) + 1
-    drawn = [
-        measure(s, y, np.bincount(rng.integers(number, size=number), minlength=number)[of_turn])
-        for _ in range(RESAMPLES)
-    ]
+    drawn = [measure(s, y, weights) for weights in resamples(tasks, seed)]
     tails = (0.5 - confidence / 2, 0.5 + confidence / 2)
     result = {}
     for name in MEASURES:

@@ -36,11 +36,11 @@ def test_a_scorer_begins_at_0_and_lowers_its_objective(place: Place, name: str):
     factor = 1 if scorer.kind == "head" else 1 / scorer.params.beta
 
     def loss() -> float:
-        found = gradient(
+        objective = gradient(
             scorer.objective, factor * scorer.scores(prompts, batch, place.start), batch.steps, scorer.params
         )
-        assert found is not None
-        return found.loss
+        assert objective is not None
+        return objective.loss
 
     assert np.abs(scorer.scores(prompts, batch, place.start)).max() < 1e-15
     before = loss()

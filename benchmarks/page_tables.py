@@ -1,0 +1,40 @@
+"""Markdown tables of results with intervals over seeds, and the pages that they stand in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_turnkey.plugins.cli.tables import write_between
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and bounds of its 95 % bootstrap interval over seeds."""
+    numbers = np.array(values)
+    means = np.random.default_rng(0).choice(numbers, (2000, len(numbers))).mean(axis=1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(numbers.mean()), float(low), float(high)
+
+
+def cell(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
+    """:func:`interval` as text."""
+    mean, low, high = (round(number, digits) + 0.0 for number in interval(values))
+    return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows))
+
+
+def write_tables(page: Path, results: Path, contents: Mapping[str, Callable[[Any], str]]) -> None:
+    """Write the tables of a JSON file into ``page``, each between its markers, and print them."""
+    kept = json.loads(results.read_text())
+    for name, make in contents.items():
+        text = make(kept)
+        write_between(page, name, f"{text}\n")
+        print(text, end="\n\n")
