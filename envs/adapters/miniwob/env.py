@@ -58,6 +58,8 @@ FLAGS = (
 START = """
 const [seed, limit] = arguments;
 if (limit !== null) core.EPISODE_MAX_TIME = limit;
+// The page's own code splits a text where its lines wrap, and that depends on the fonts of the machine.
+Range.prototype.getClientRects = function () { return [this.getBoundingClientRect()]; };
 // Animations and delayed suggestions would make the observation depend on time.
 if (window.jQuery) jQuery.fx.off = true;
 Math.seedrandom(seed);

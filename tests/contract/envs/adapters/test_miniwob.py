@@ -12,13 +12,14 @@ from collections.abc import Callable
 import pytest
 
 from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, UnknownEnvironmentError, make
-from verl_turnkey.envs.adapters.miniwob.env import TASKS, MiniWoBText
+from verl_turnkey.envs.adapters.miniwob.env import START, TASKS, MiniWoBText
 from verl_turnkey.envs.errors import MissingPackageError
 
 PLAYED = [
     *("click-test-2", "login-user", "choose-list", "enter-text-dynamic", "click-checkboxes"),
     *("click-button-sequence", "click-scroll-list", "enter-time", "use-autocomplete"),
 ]
+LARGE_LETTERS = "document.getElementById('area').style.fontSize = '40px';"
 CLICK, LOGIN, LIST, ENTER, CHECK, SEQUENCE, SCROLL, TIME, SUGGESTION = range(len(PLAYED))
 
 
@@ -155,6 +156,19 @@ def test_seeds_reproduce_whatever_was_played_before_and_global_randomness_is_lef
         other.close()
     assert env.reset(seed=LOGIN + len(PLAYED))[1]["task"] != first[0][0][1]
     assert random.getstate() == state
+
+
+def test_a_page_is_the_same_whatever_the_fonts(monkeypatch):
+    env = MiniWoBText("click-link")
+    try:
+        page, info = env.reset(seed=1)
+        monkeypatch.setattr("verl_turnkey.envs.adapters.miniwob.env.START", START + LARGE_LETTERS)
+        larger, larger_info = env.reset(seed=1)
+        height = env.driver.execute_script("return document.getElementById('area').scrollHeight;")
+    finally:
+        env.close()
+    assert height > 500, "more lines than the page has room for"
+    assert (larger, larger_info) == (page, info)
 
 
 def test_state_key_repeats_exactly_where_the_page_does(env):

@@ -47,7 +47,7 @@ def test_the_printed_command_for_a_cpu_trains_a_model_that_answers(tmp_path: Pat
     write(tmp_path, episodes=12, turns=3, steps=1)
     arguments = ["prm-data", str(tmp_path), "--out", str(tmp_path / "prm.parquet"), "--model", str(model_dir)]
     output = CliRunner().invoke(app, [*arguments, "--device", "cpu"], catch_exceptions=False).output
-    [command] = [line for line in output.splitlines() if line.startswith("TURNKEY_DEVICE=cpu ")]
+    [command] = [line for line in output.splitlines() if "verl.trainer.sft_trainer" in line]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     line = f"{command} trainer.total_training_steps=2 optim.lr=3e-2"
     ran = subprocess.run(

@@ -17,8 +17,8 @@ TALK = ["turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_t
 def test_the_judge_asks_what_the_model_was_trained_on(play, tmp_path: Path, prompt: list[str]):
     """The last turn but one has no effect: the agent sees the same observation again."""
     task = Task("contract/Awkward-v0", 3, {"says_more": True})
-    with JudgeServer() as server:
-        rewards = f'turnkey.rewards=[{{name: judge, per: step, url: "{server.url}", model: prm}}]'
+    with JudgeServer(lambda _: {"1": 0.7, "0": 0.3}) as server:
+        rewards = f'turnkey.rewards=[{{name: judge, per: step, binary: true, url: "{server.url}", model: prm}}]'
         play(["look", "stumble", "win"], task, rewards, f"turnkey.log.trajectories={tmp_path}", *prompt)
     conversations = [question["messages"] for question in server.questions]
     episodes = read_episodes(tmp_path).episodes
