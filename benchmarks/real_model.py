@@ -6,12 +6,14 @@
     python benchmarks/real_model.py table                            # both tables, from the lines that are kept
 
 Each run is the quickstart with another method and leaves one line in ``benchmarks/results/real_model.jsonl``; a run
-that was interrupted begins anew. The warm start and the tasks depend on the seed alone, so runs of a seed are paired.
+that was interrupted begins anew. Warm start and tasks are those of the seed, so runs are compared task by task; the
+intervals of these differences are over validation tasks, for the models that were trained.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -21,6 +23,8 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 import typer
+from page_tables import cell
+from page_tables import table as markdown
 
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.plugins.view.reading import read
@@ -42,19 +46,41 @@ def run(
     steps: Annotated[int, typer.Option(help="training steps")] = 10,
     folder: Annotated[Path, typer.Option(help="of the runs")] = Path("runs/real_model_methods"),
 ) -> None:
-    """Train the missing runs, all methods of a seed before the next seed."""
+    """Train the missing runs, all methods of a seed before the next seed; these have one warm start."""
     for seed in range(seeds):
         for method in methods.split(","):
             key = {"method": method, "seed": seed, "steps": steps}
             if not any(key.items() <= line.items() for line in lines("run")):
                 out = folder / f"{method}-{seed}"
                 options = ["--method", method, "--seed", str(seed), "--steps", str(steps), "--out", str(out)]
+                options += ["--resume"] if start_from(folder / f"{methods.split(',')[0]}-{seed}", out, method) else []
                 subprocess.run([sys.executable, str(QUICKSTART), *options], check=True)
                 summary = json.loads((out / "summary.json").read_text())
-                keep({"kind": "run", **key, **{name: summary[name] for name in SUMMARY}, "curve": curve(out)})
+                results = {"curve": curve(out), "solved_after": solved(out)}
+                keep({"kind": "run", **key, **{name: summary[name] for name in SUMMARY}, **results})
 
 
 SUMMARY = ("n_val", "success_before", "success_after", "invalid_before", "invalid_after", "seconds_train")
+
+
+def start_from(first: Path, out: Path, method: str) -> bool:
+    """Give a run the tasks and the warm start of the first run of its seed, if that has begun."""
+    if first == out or not (first / "setup.json").exists():
+        return False
+    shutil.rmtree(out, ignore_errors=True)
+    for name in ("tasks", "model"):
+        shutil.copytree(first / name, out / name)
+    setup = {**json.loads((first / "setup.json").read_text()), "method": method, "seconds_train": 0}
+    (out / "setup.json").write_text(json.dumps(setup))
+    return True
+
+
+def solved(out: Path) -> list[int]:
+    """Of each validation task, in order of their seeds: whether its episode after training succeeded."""
+    episodes = read(out / "turnkey_log", "episodes")
+    episodes = episodes[episodes["validation"]]
+    last = episodes[episodes["step"] == episodes["step"].max()].sort_values("seed")
+    return last["success"].fillna(False).astype(int).tolist()
 
 
 def curve(out: Path) -> list[float]:
@@ -158,12 +184,17 @@ def against_values(steps: StepBatch, values: np.ndarray, rollouts: int) -> dict[
 @app.command()
 def table() -> None:
     """Print both tables as Markdown."""
-    print("| method | seeds | success before | after | mean of the training steps |\n|---|---|---|---|---|")
+    heads = ["method", "seeds", "success before", "after", "mean of the training steps", "after, less gigpo's"]
     runs = pd.DataFrame(lines("run"))
+    solved_by = {(run.method, run.seed): np.array(run.solved_after) for run in runs.itertuples()}
+    rows = []
     for method, of_method in runs.groupby("method", sort=False):
         before, after = (" ".join(f"{value:.2f}" for value in of_method[f"success_{when}"]) for when in BOTH)
         means = " ".join(f"{np.mean(success):.2f}" for success in of_method["curve"])
-        print(f"| `{method}` | {len(of_method)} | {before} | {after} | {means} |")
+        pairs = [solved_by[method, s] - solved_by["gigpo", s] for s in of_method["seed"] if ("gigpo", s) in solved_by]
+        difference = cell(np.concatenate(pairs).tolist(), sign="+") if pairs and method != "gigpo" else ""
+        rows.append([f"`{method}`", str(len(of_method)), before, after, means, difference])
+    print(markdown(heads, rows))
     for line in lines("credit"):
         print(f"\n{line['model']}: {line['steps']} steps, {line['groups']} groups, {line['rollouts']} continuations\n")
         print("| method | correlation with r + V(s') - V(s) | 95 % | same sign |\n|---|---|---|---|")

@@ -58,14 +58,16 @@ def test_credit_is_held_against_the_values_of_states() -> None:
 def test_the_tables_are_made_from_the_kept_lines(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(real_model, "LINES", tmp_path / "lines.jsonl")
     for seed in (0, 1):
-        line = {"kind": "run", "method": "gigpo", "seed": seed, "steps": 2, "curve": [0.25, 0.75]}
-        real_model.keep({**line, "success_before": 0.25, "success_after": 0.5 + seed / 4})
+        line = {"kind": "run", "seed": seed, "steps": 2, "curve": [0.25, 0.75], "success_before": 0.25}
+        real_model.keep({**line, "method": "gigpo", "success_after": 0.5 + seed / 4, "solved_after": [0, 1]})
+        real_model.keep({**line, "method": "turn_norm", "success_after": 1.0, "solved_after": [1, 1]})
     steps, values = played()
     real_model.keep({"kind": "credit", "model": "made", "rollouts": 64, **real_model.against_values(steps, values, 64)})
     capsys.readouterr()
     real_model.table()
     printed = capsys.readouterr().out
-    assert "| `gigpo` | 2 | 0.25 0.25 | 0.50 0.75 | 0.50 0.50 |" in printed
+    assert "| `gigpo` | 2 | 0.25 0.25 | 0.50 0.75 | 0.50 0.50 |  |" in printed
+    assert "| 1.00 1.00 | 0.50 0.50 | +0.50 [+0.00, +1.00] |" in printed
     assert "made: 96 steps, 4 groups, 64 continuations" in printed
     assert "| `grpo_steps` | 0.58 |" in printed
     assert json.loads((tmp_path / "lines.jsonl").read_text().splitlines()[0])["versions"]["verl"]
