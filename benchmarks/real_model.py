@@ -18,6 +18,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import numpy as np
@@ -64,13 +65,15 @@ SUMMARY = ("n_val", "success_before", "success_after", "invalid_before", "invali
 
 
 def start_from(first: Path, out: Path, method: str) -> bool:
-    """Give a run the tasks and the warm start of the first run of its seed, if that has begun."""
-    if first == out or not (first / "setup.json").exists():
+    """Give a run the tasks and the warm start of the first run of its seed, if that has them, and nothing else."""
+    if not (first / "setup.json").exists():
         return False
-    shutil.rmtree(out, ignore_errors=True)
-    for name in ("tasks", "model"):
-        shutil.copytree(first / name, out / name)
     setup = {**json.loads((first / "setup.json").read_text()), "method": method, "seconds_train": 0}
+    with TemporaryDirectory(dir=out.parent) as start:
+        for name in ("tasks", "model"):
+            shutil.copytree(first / name, Path(start) / name)
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(start, out)
     (out / "setup.json").write_text(json.dumps(setup))
     return True
 
