@@ -22,11 +22,11 @@ class TrainingHistory:
     """
 
     def __init__(self, run: Run) -> None:
-        train = run.episodes[run.whole & ~flag(run.episodes["validation"])]
-        self.ways = train.assign(
-            success=flag(train["success"]), failed=train["failed"].notna(), truncated=flag(train["truncated"])
-        )
-        self.episodes = self.ways[run.first_ways[train.index]]
+        episodes = run.episodes.assign(**{name: flag(run.episodes[name]) for name in ("success", "truncated")})
+        episodes, validation = episodes.assign(failed=episodes["failed"].notna()), flag(episodes["validation"])
+        self.validation = episodes[run.whole & validation & run.first_ways]
+        train = self.ways = episodes[run.whole & ~validation]
+        self.episodes = train[run.first_ways[train.index]]
         before = run.turns.shift(1)
         same = [run.turns[name] == before[name] for name in ("at", "action", "anchor")]
         there = run.own & run.turns["at"].isin(train.index)
@@ -78,6 +78,25 @@ class TrainingHistory:
     def commonest(self) -> pd.Series:
         """Share of the commonest action among the turns."""
         return self.turns.groupby("step")["action"].agg(lambda actions: actions.value_counts(normalize=True).max())
+
+    @cached_property
+    def success(self) -> Curve:
+        """Success by step. Episodes of a group resemble each other, so they are worth fewer independent ones.
+
+        The mean p of a step has a variance of s^2 / G (s: between the means of its G groups). As many independent
+        episodes as it is worth have the same: p (1 - p) / s^2 * G of them, at least one a group, and at most all.
+        """
+        means = self.episodes.groupby(["global_step", "group"])["success"].mean().groupby("global_step")
+        groups, independent = means.size(), means.mean() * (1 - means.mean())
+        noise = float((means.var() / groups).fillna(independent).sum())  # of one group alone: as if all or none is won
+        least, most = groups.mean(), self.episodes.groupby("global_step").size().mean()
+        worth = float(independent.sum()) / noise if noise else most if independent.any() else least
+        return Curve(*_plain(self.of_episodes("success")), "share", episodes=float(np.clip(worth, least, most)))
+
+    @cached_property
+    def validated(self) -> Curve:
+        """Success of validation by step."""
+        return Curve(*_plain(self.by_step(self.validation["success"], self.validation["global_step"])), "share")
 
     def curves(self) -> dict[str, Curve]:
         """What may change with success, by the name that people read."""
