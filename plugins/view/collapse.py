@@ -46,19 +46,22 @@ class Curve(NamedTuple):
 
 
 class Fall(NamedTuple):
-    """``best``: the highest level, of the steps up to ``best_at``; ``last``: the level at the end, or the lowest of a
-    fall that was made good; ``turn``: the step at which most was lost; ``steps``: those below half of the best;
-    ``within``: first and last step that tell of it; ``width``: of the levels, in steps; ``back``: the step at which half
-    of the best was there again."""
+    """Success that was lost; a level is the mean of ``width`` steps up to one, at the start of fewer."""
 
     best: float
     best_at: int
+    """step of the best level"""
     last: float
+    """level at the end, or the lowest of a fall that was made good"""
     turn: int
+    """step at which most was lost"""
     steps: list[int]
+    """those below half of the best"""
     within: tuple[int, int]
+    """first and last step that tell of the fall"""
     width: int
     back: int | None = None
+    """step at which half of the best was there again"""
 
 
 class Change(NamedTuple):
@@ -85,16 +88,17 @@ def fall(success: Curve, validation: Curve | None = None) -> Fall | None:
 
 
 def _fall(curve: Curve, width: int) -> Fall | None:
-    """The last level that is below half of an earlier one, and further below it than noise takes any pair of levels."""
+    """The last level that is below half of an earlier one, by more than noise parts any two levels of the run."""
     step, value, number = curve.step, curve.value, len(curve.value)
-    steps = np.minimum(np.arange(number) + 1, width)  # in a level
+    steps = np.minimum(np.arange(number) + 1, width)  # of each level
     level = np.array([value[i - n : i].mean() for i, n in enumerate(steps, 1)])
+    sigmas = NormalDist().inv_cdf(1 - CHANCE / max(1, number) ** 2)
     for low in np.flatnonzero(level < np.maximum.accumulate(level) / 2)[::-1]:
-        high = level[:low]
-        p = (steps[:low] * high + steps[low] * level[low]) / (steps[:low] + steps[low])
-        noise = (np.maximum(p * (1 - p), 0) * (1 / steps[:low] + 1 / steps[low]) / curve.episodes) ** 0.5
-        half_lost = (high >= LEAST) & (level[low] < high / 2)
-        lost = np.where(half_lost, high - level[low] - NormalDist().inv_cdf(1 - CHANCE / number**2) * noise, 0.0)
+        high, n = level[:low], steps[:low]
+        p = (n * high + steps[low] * level[low]) / (n + steps[low])  # of both, as if nothing was lost
+        noise = np.sqrt(np.maximum(p * (1 - p), 0) * (1 / n + 1 / steps[low]) / curve.episodes)
+        half = (high >= LEAST) & (level[low] < high / 2)
+        lost = np.where(half, high - level[low] - sigmas * noise, 0.0)
         if lost.max() > 0:
             break
     else:

@@ -25,7 +25,7 @@ SCALES = {
 }
 VALIDATION = re.compile(r"val-\w+/.+/acc/mean@\d+")
 TRAINING = "episode/success_rate"
-COUNT = "episode/count"
+GROUP_SIZE = "actor_rollout_ref.rollout.n"
 METRICS = {"val success": VALIDATION, "success": re.compile(re.escape(TRAINING))}
 """short names for ``--metric``"""
 FEWEST = 3
@@ -199,8 +199,8 @@ def _collapse(run: Run) -> dict[str, Any] | None:
     there = run.metrics
     if TRAINING not in there:
         return None
-    size = run.config.get("actor_rollout_ref.rollout.n")
-    groups = np.nanmean(there.get(COUNT, np.inf)) / (size if isinstance(size, int) else 1)
+    size = run.config.get(GROUP_SIZE)
+    groups = np.nanmean(there.get("episode/count", np.inf)) / (size if isinstance(size, int) else 1)
     validation = [Curve(*run.curve(name)) for name in there if VALIDATION.fullmatch(name)]
     success = Curve(*run.curve(TRAINING), "share", episodes=float(groups))
     drop = fall(success, validation[0] if len(validation) == 1 else None)

@@ -80,8 +80,8 @@ def collapse(history: TrainingHistory) -> Iterator[Finding]:
         "collapse",
         f"Success fell from {_percent(drop.best)} around step {drop.best_at} to {_percent(drop.last)}, most of it "
         f"at step {drop.turn}. It {state} below half of its best {_range(drop.steps)}{since}",
-        f"mean of {drop.width} steps below half of the best, which was at least {_percent(LEAST)}, and by more than "
-        f"chance explains in 1 run of {1 / CHANCE:.0f}",
+        f"mean of {drop.width} steps below half of the best, which was at least {_percent(LEAST)}; chance shows "
+        f"such a fall in less than 1 run of {1 / CHANCE:.0f}",
         drop.steps,
         f"step={drop.turn}&outcome=lost&split=training",
         change_rows(drop, changes(history.curves(), drop)),

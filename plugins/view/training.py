@@ -81,17 +81,7 @@ class TrainingHistory:
 
     @cached_property
     def success(self) -> Curve:
-        """Success by step. Episodes of a group resemble each other, so they are worth fewer independent ones.
-
-        The mean p of a step has a variance of s^2 / G (s: between the means of its G groups). As many independent
-        episodes as it is worth have the same: p (1 - p) / s^2 * G of them, at least one a group, and at most all.
-        """
-        means = self.episodes.groupby(["global_step", "group"])["success"].mean().groupby("global_step")
-        groups, independent = means.size(), means.mean() * (1 - means.mean())
-        noise = float((means.var() / groups).fillna(independent).sum())  # of one group alone: as if all or none is won
-        least, most = groups.mean(), self.episodes.groupby("global_step").size().mean()
-        worth = float(independent.sum()) / noise if noise else most if independent.any() else least
-        return Curve(*_plain(self.of_episodes("success")), "share", episodes=float(np.clip(worth, least, most)))
+        return success_by_step(self.episodes)
 
     @cached_property
     def validated(self) -> Curve:
@@ -116,6 +106,22 @@ class TrainingHistory:
         }
         made = {name: Curve(*_plain(by), kind) for name, (by, kind) in series.items()}
         return made | {what: Curve(*_plain(self.metric(name)), "peak", least) for what, (name, least) in UPDATE.items()}
+
+
+def success_by_step(episodes: pd.DataFrame) -> Curve:
+    """Success of episodes (columns ``global_step``, ``group``, ``success``), and how many independent ones a step has.
+
+    Episodes of a group resemble each other. The mean p of a step's G groups has the variance s^2 / G, s between the
+    groups' means, which is that of p (1 - p) G / s^2 independent episodes: at least one a group, at most all.
+    """
+    steps = episodes.groupby("global_step")["success"]
+    means = episodes.groupby(["global_step", "group"])["success"].mean().groupby("global_step")
+    p, groups = means.mean(), means.size()
+    noise = float((means.var() / groups).fillna(p * (1 - p)).sum())  # a group alone: as if all or none was solved
+    least, most = float(groups.mean()), float(steps.size().mean())
+    independent = float((p * (1 - p)).sum())
+    worth = independent / noise if noise else most if independent else least
+    return Curve(*_plain(steps.mean()), "share", episodes=min(max(worth, least), most))
 
 
 def _plain(by_step: pd.Series) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
