@@ -22,6 +22,7 @@ from studies import (
     SEEDS,
     STRATEGIES,
     Grid,
+    Variant,
     best_rate,
     tuned,
 )
@@ -29,7 +30,7 @@ from tasks import TASKS
 
 from verl_turnkey.plugins.cli.tables import write_between
 from verl_turnkey.plugins.view import report, stats
-from verl_turnkey.plugins.view.compare import FEWEST, TRAINING, compare
+from verl_turnkey.plugins.view.compare import FEWEST, GROUP_SIZE, TRAINING, compare
 from verl_turnkey.plugins.view.runs import Run
 
 PAGE = Path(__file__).parents[1] / "results" / "README.md"
@@ -198,7 +199,9 @@ def _played(runs: Iterable[Run]) -> str:
 
 
 def _as_run(line: Line) -> Run:
-    return lines.as_run(line, {"algorithm.adv_estimator": line["variant"], "data.seed": line["seed"]})
+    overrides = dict(override.split("=", 1) for override in line["overrides"])
+    shown = {"algorithm.adv_estimator": line["variant"], "data.seed": line["seed"]}
+    return lines.as_run(line, shown | {GROUP_SIZE: int(overrides.get(GROUP_SIZE, Variant.rollouts))})
 
 
 def _by_name(runs: Sequence[Run], own: Sequence[Line]) -> dict[str, list[Run]]:

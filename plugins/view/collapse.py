@@ -6,6 +6,7 @@ The log's rules (``health.py``) and the comparison of runs (``compare.py``) ask 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.float64]
 
 RECENT = 3
-"""steps whose mean counts as one level of success"""
+"""steps whose mean counts as one level of success, at least"""
+CHANCE = 0.05
+"""share of the runs whose success does not change in which a fall may be reported (Bonferroni over pairs of steps)"""
 LEAST = 0.2
 """a best level of success below which nothing can be lost"""
 POINTS, TIMES, PEAK = 0.1, 1.5, 3.0
@@ -30,26 +33,35 @@ UPDATE: dict[str, tuple[str, float]] = {
 
 
 class Curve(NamedTuple):
-    """A quantity by step, both (S,). A ``share`` is at most 1; of a ``peak`` single steps matter, above ``least``."""
+    """A quantity by step, both (S,). A ``share`` is at most 1; of a ``peak`` single steps matter, above ``least``.
+
+    ``episodes``: of success, how many independent ones a step is worth; infinite: it has no noise.
+    """
 
     step: NDArray[Any]
     value: Numbers
     kind: Kind = "size"
     least: float = 0.0
+    episodes: float = np.inf
 
 
 class Fall(NamedTuple):
-    """``best``: the highest level, of the steps up to ``best_at``; ``last``: the level at the end, or the lowest of a
-    fall that was made good; ``turn``: the step at which most was lost; ``steps``: those below half of the best;
-    ``within``: first and last step that tell of it; ``back``: the step at which half of the best was there again."""
+    """Success that was lost; a level is the mean of ``width`` steps up to one, at the start of fewer."""
 
     best: float
     best_at: int
+    """step of the best level"""
     last: float
+    """level at the end, or the lowest of a fall that was made good"""
     turn: int
+    """step at which most was lost"""
     steps: list[int]
+    """those below half of the best"""
     within: tuple[int, int]
+    """first and last step that tell of the fall"""
+    width: int
     back: int | None = None
+    """step at which half of the best was there again"""
 
 
 class Change(NamedTuple):
@@ -62,35 +74,59 @@ class Change(NamedTuple):
     step: int
 
 
-def fall(success: Curve) -> Fall | None:
-    """Whether the level of success was at least 20 % once, and then below half of its best; of several the last."""
-    step, value, *_ = finite(success)
-    if not len(value):
+def fall(success: Curve, validation: Curve | None = None) -> Fall | None:
+    """The last time that success was half lost, by more than chance explains and unless validation held meanwhile.
+
+    Levels are means of 3 steps; where these show no fall, of 6, 12, ... steps: the fewer groups a step has, the longer
+    it takes until a fall is no chance.
+    """
+    curve, width = finite(success), RECENT
+    while (drop := _fall(curve, width)) is None:
+        if (width := 2 * width) > len(curve.value):
+            return None
+    return None if validation is not None and _held(finite(validation), drop) else drop
+
+
+def _fall(curve: Curve, width: int) -> Fall | None:
+    """The last level that is below half of an earlier one, by more than noise parts any two levels of the run."""
+    step, value, number = curve.step, curve.value, len(curve.value)
+    steps = np.minimum(np.arange(number) + 1, width)  # of each level
+    level = np.array([value[i - n : i].mean() for i, n in enumerate(steps, 1)])
+    sigmas = NormalDist().inv_cdf(1 - CHANCE / max(1, number) ** 2)
+    for low in np.flatnonzero(level < np.maximum.accumulate(level) / 2)[::-1]:
+        high, n = level[:low], steps[:low]
+        p = (n * high + steps[low] * level[low]) / (n + steps[low])  # of both, as if nothing was lost
+        noise = np.sqrt(np.maximum(p * (1 - p), 0) * (1 / n + 1 / steps[low]) / curve.episodes)
+        half = (high >= LEAST) & (level[low] < high / 2)
+        lost = np.where(half, high - level[low] - sigmas * noise, 0.0)
+        if lost.max() > 0:
+            break
+    else:
         return None
-    level = np.array([value[max(0, i - RECENT + 1) : i + 1].mean() for i in range(len(value))])
-    highest = np.maximum.accumulate(level)
-    lost = (level < highest / 2) & (highest >= LEAST)
-    if not lost.any():
-        return None
-    over = len(lost) - int(np.argmax(lost[::-1]))  # the place after the fall
-    back = int(step[over]) if over < len(step) else None
-    level = level[:over]
-    at = len(level) - 1 - int(level[::-1].argmax())  # of equals the last: only after it something is lost
-    best = float(level[at])
-    below = level < best / 2
-    since = len(below) - int(np.argmin(below[::-1]))
-    end = min(over, since + RECENT)
-    falling = slice(max(0, at - RECENT + 1), end)
-    turn = falling.start + split(value[falling]) if split(value[falling]) else since
+    at = int(low) - 1 - int(lost[::-1].argmax())  # of equals the last: only after it something is lost
+    below = np.append(level < level[at] / 2, False)
+    since, over = low + 1 - int(np.argmin(below[low::-1])), low + int(np.argmin(below[low:]))
+    end = min(over, since + width)
+    first = max(0, at - width + 1)
+    cut = split(value[first:end])
     return Fall(
-        best,
+        float(level[at]),
         int(step[at]),
-        float(level[-1] if back is None else level[at:].min()),
-        int(step[turn]),
+        float(level[-1] if over == number else level[at:over].min()),
+        int(step[first + cut if cut else since]),
         [int(s) for s in step[since:over]],
-        (int(step[max(0, at - 2 * RECENT + 1)]), int(step[end - 1])),
-        back,
+        (int(step[max(0, at - 2 * width + 1)]), int(step[end - 1])),
+        width,
+        None if over == number else int(step[over]),
     )
+
+
+def _held(validation: Curve, drop: Fall) -> bool:
+    """Whether validation kept three quarters of its success; one after step s plays the policy of step s + 1."""
+    step, value = validation.step + 1, validation.value
+    before = value[(step >= drop.within[0]) & (step < drop.turn)]
+    during = value[(step >= drop.steps[0]) & (step < (drop.back or np.inf))]
+    return len(before) > 0 and len(during) > 0 and bool(during.mean() >= 0.75 * before[-1])
 
 
 def changes(curves: Mapping[str, Curve], about: Fall) -> list[Change]:
@@ -139,7 +175,7 @@ def _scatter(value: Numbers, k: int) -> float:
 
 
 def _change(name: str, curve: Curve, about: Fall) -> Change | None:
-    step, value, kind, least = finite(curve)
+    step, value, kind, least, _ = finite(curve)
     within = (step >= about.within[0]) & (step <= about.within[1])
     if kind == "peak":
         return _peak(name, step, abs(value), within, least)

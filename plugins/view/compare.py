@@ -25,6 +25,7 @@ SCALES = {
 }
 VALIDATION = re.compile(r"val-\w+/.+/acc/mean@\d+")
 TRAINING = "episode/success_rate"
+GROUP_SIZE = "actor_rollout_ref.rollout.n"
 METRICS = {"val success": VALIDATION, "success": re.compile(re.escape(TRAINING))}
 """short names for ``--metric``"""
 FEWEST = 3
@@ -191,10 +192,20 @@ def _spread(values: list[float], seed_: int) -> dict[str, Any]:
 
 
 def _collapse(run: Run) -> dict[str, Any] | None:
-    """Where the success of the training episodes was lost, and what changed about then; None where it was not."""
-    if TRAINING not in run.metrics or (drop := fall(Curve(*run.curve(TRAINING)))) is None:
-        return None
+    """Where the success of the training episodes was lost, and what changed about then; None where it was not.
+
+    Of the groups only the number is known: as if all or none of the episodes of one was solved.
+    """
     there = run.metrics
+    if TRAINING not in there:
+        return None
+    size = run.config.get(GROUP_SIZE)
+    groups = np.nanmean(there.get("episode/count", np.inf)) / (size if isinstance(size, int) else 1)
+    validation = [Curve(*run.curve(name)) for name in there if VALIDATION.fullmatch(name)]
+    success = Curve(*run.curve(TRAINING), "share", episodes=float(groups))
+    drop = fall(success, validation[0] if len(validation) == 1 else None)
+    if drop is None:
+        return None
     curves = {what: Curve(*run.curve(name), kind) for what, (name, kind) in TELLING.items() if name in there}
     curves |= {what: Curve(*run.curve(name), "peak", least) for what, (name, least) in UPDATE.items() if name in there}
     return {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from verl_turnkey.plugins.view.collapse import LEAST, RECENT, Curve, change_rows, changes, fall, formatted
+from verl_turnkey.plugins.view.collapse import CHANCE, LEAST, RECENT, change_rows, changes, fall, formatted
 from verl_turnkey.plugins.view.join import Run
 from verl_turnkey.plugins.view.training import TrainingHistory
 
@@ -71,8 +71,7 @@ def _tail(per_step: pd.Series, limit: float, above: bool = True) -> list[int]:
 @rule
 def collapse(history: TrainingHistory) -> Iterator[Finding]:
     """Success that was there and went, for good or for a while."""
-    curve = history.of_episodes("success")
-    drop = fall(Curve(curve.index.to_numpy(float), curve.to_numpy(float)))
+    drop = fall(history.success, history.validated)
     if drop is None:
         return
     state = "is" if drop.back is None else "was"
@@ -81,7 +80,8 @@ def collapse(history: TrainingHistory) -> Iterator[Finding]:
         "collapse",
         f"Success fell from {_percent(drop.best)} around step {drop.best_at} to {_percent(drop.last)}, most of it "
         f"at step {drop.turn}. It {state} below half of its best {_range(drop.steps)}{since}",
-        f"mean of {RECENT} steps below half of the best, which was at least {_percent(LEAST)}",
+        f"mean of {drop.width} steps below half of the best, which was at least {_percent(LEAST)}; chance shows "
+        f"such a fall in less than 1 run of {1 / CHANCE:.0f}",
         drop.steps,
         f"step={drop.turn}&outcome=lost&split=training",
         change_rows(drop, changes(history.curves(), drop)),

@@ -22,11 +22,11 @@ class TrainingHistory:
     """
 
     def __init__(self, run: Run) -> None:
-        train = run.episodes[run.whole & ~flag(run.episodes["validation"])]
-        self.ways = train.assign(
-            success=flag(train["success"]), failed=train["failed"].notna(), truncated=flag(train["truncated"])
-        )
-        self.episodes = self.ways[run.first_ways[train.index]]
+        episodes = run.episodes.assign(**{name: flag(run.episodes[name]) for name in ("success", "truncated")})
+        episodes, validation = episodes.assign(failed=episodes["failed"].notna()), flag(episodes["validation"])
+        self.validation = episodes[run.whole & validation & run.first_ways]
+        train = self.ways = episodes[run.whole & ~validation]
+        self.episodes = train[run.first_ways[train.index]]
         before = run.turns.shift(1)
         same = [run.turns[name] == before[name] for name in ("at", "action", "anchor")]
         there = run.own & run.turns["at"].isin(train.index)
@@ -79,6 +79,15 @@ class TrainingHistory:
         """Share of the commonest action among the turns."""
         return self.turns.groupby("step")["action"].agg(lambda actions: actions.value_counts(normalize=True).max())
 
+    @cached_property
+    def success(self) -> Curve:
+        return success_by_step(self.episodes)
+
+    @cached_property
+    def validated(self) -> Curve:
+        """Success of validation by step."""
+        return Curve(*_plain(self.by_step(self.validation["success"], self.validation["global_step"])), "share")
+
     def curves(self) -> dict[str, Curve]:
         """What may change with success, by the name that people read."""
         turns, shares = self.turns, "share"
@@ -97,6 +106,22 @@ class TrainingHistory:
         }
         made = {name: Curve(*_plain(by), kind) for name, (by, kind) in series.items()}
         return made | {what: Curve(*_plain(self.metric(name)), "peak", least) for what, (name, least) in UPDATE.items()}
+
+
+def success_by_step(episodes: pd.DataFrame) -> Curve:
+    """Success of episodes (columns ``global_step``, ``group``, ``success``), and how many independent ones a step has.
+
+    Episodes of a group resemble each other. The mean p of a step's G groups has the variance s^2 / G, s between the
+    groups' means, which is that of p (1 - p) G / s^2 independent episodes: at least one a group, at most all.
+    """
+    steps = episodes.groupby("global_step")["success"]
+    means = episodes.groupby(["global_step", "group"])["success"].mean().groupby("global_step")
+    p, groups = means.mean(), means.size()
+    noise = float((means.var() / groups).fillna(p * (1 - p)).sum())  # a group alone: as if all or none was solved
+    least, most = float(groups.mean()), float(steps.size().mean())
+    independent = float((p * (1 - p)).sum())
+    worth = independent / noise if noise else most if independent else least
+    return Curve(*_plain(steps.mean()), "share", episodes=min(max(worth, least), most))
 
 
 def _plain(by_step: pd.Series) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

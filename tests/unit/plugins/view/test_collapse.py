@@ -39,9 +39,58 @@ def test_no_fall(values):
     assert fall(Curve(np.arange(len(values)), np.array(values, float))) is None
 
 
+@pytest.mark.parametrize(("episodes", "width"), [(np.inf, 3), (100, 3), (5, 6), (1, None)])
+def test_the_fewer_episodes_a_step_is_worth_the_more_steps_it_takes(episodes, width):
+    drop = fall(Curve(np.arange(24), np.repeat([0.7, 0.1], 12), episodes=episodes))
+    assert (drop and drop.width) == width
+
+
+def test_a_lucky_step_is_not_the_best_level():
+    value = np.tile([0.2, 0.45, 0.2, 0.2], 8)
+    value[9] = 1.0
+    assert fall(Curve(np.arange(32), value)) is not None
+    assert fall(Curve(np.arange(32), value, episodes=8)) is None
+
+
+@pytest.mark.parametrize(
+    ("validation", "silent"),
+    [
+        ({}, False),
+        ({5: 0.6, 9: 0.6}, True),
+        ({5: 0.6, 9: 0.8}, True),
+        ({5: 0.6, 8: 0.3, 9: 0.6}, True),  # three quarters on average
+        ({5: 0.6, 8: 0.2, 9: 0.6}, False),
+        ({0: 0.6, 9: 0.3}, False),
+        ({9: 0.6}, False),  # nothing before
+        ({5: 0.6}, False),  # nothing since
+        ({7: 0.6, 9: 0.6}, False),  # after step 7 it plays the policy of step 8
+    ],
+)
+def test_a_fall_during_which_validation_held(validation, silent):
+    """Success is lost at step 8, and below half from step 9 on; what tells of it begins at step 1."""
+    curve = Curve(np.array(list(validation), float), np.array(list(validation.values()), float))
+    assert (fall(SUCCESS, curve) is None) == silent
+
+
+def test_validation_long_before_a_fall_says_nothing_of_it():
+    success = Curve(np.arange(1.0, 17), np.append(np.full(4, 0.4), SUCCESS.value))
+    assert fall(success).within[0] == 5
+    assert fall(success, Curve(np.array([3.0, 13]), np.full(2, 0.1))) is not None
+    assert fall(success, Curve(np.array([4.0, 13]), np.full(2, 0.1))) is None
+
+
+def test_validation_after_a_fall_that_was_made_good_says_nothing_of_it():
+    success = Curve(np.arange(1.0, 13), np.repeat([0.6, 0.0, 0.6], 4))
+    about = fall(success)
+    assert (about.steps, about.back) == ([6, 7, 8, 9], 10)
+    assert fall(success, Curve(np.array([3.0, 9, 12]), np.full(3, 0.6))) == about
+    assert fall(success, Curve(np.array([3.0, 8, 12]), np.full(3, 0.6))) is None
+
+
 def test_a_fall_that_was_made_good():
     """A real run of the quickstart with four times its learning rate: success in 12 steps of training."""
     values = [0.438, 0.359, 0.203, 0.266, 0.109, 0.375, 0.5, 0.641, 0.781, 0.719, 0.703, 0.719]
+    assert fall(Curve(STEPS, np.array(values), episodes=8)) is None  # of its 8 groups a step, half may be luck
     found = fall(Curve(STEPS, np.array(values)))
     assert (found.best, found.best_at) == (0.438, 1)
     assert found.last == pytest.approx((0.203 + 0.266 + 0.109) / 3)
@@ -52,6 +101,15 @@ def test_a_fall_that_was_made_good():
     norm = [0.254, 0.351, 3.0, 0.377, 0.153, 0.325, 0.324, 0.228, 0.256, 0.536, 0.273, 0.414]
     assert changes({"norm": Curve(STEPS, np.array(norm), "peak")}, found) == []  # nothing was usual yet
     assert changes({"KL": Curve(STEPS, np.array(kl), "peak", 0.03)}, found) == []
+
+
+@pytest.mark.parametrize("episodes", [8, 64])
+def test_the_run_on_the_page(episodes):
+    """The one in docs/view-collapse.png, with 8 groups of 8 episodes a step: solved in the first step only."""
+    success = Curve(STEPS, np.array([31 / 64] + 11 * [0.0]), episodes=episodes)
+    found = fall(success, Curve(np.array([0.0, 12.0]), np.array([0.42, 0.0])))
+    assert (found.best, found.best_at, found.last, found.turn) == (31 / 64, 1, 0.0, 3)
+    assert (found.steps, found.width, found.back) == (list(range(3, 13)), 3, None)
 
 
 def test_what_was_usual_is_what_was_before():

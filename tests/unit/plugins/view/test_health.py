@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import synthetic_run
@@ -12,7 +13,9 @@ import synthetic_run
 from verl_turnkey.plugins.log.bounds import Shares, chosen
 from verl_turnkey.plugins.log.schema import TABLES
 from verl_turnkey.plugins.view import health, join
+from verl_turnkey.plugins.view.collapse import Curve, fall
 from verl_turnkey.plugins.view.curves import charts
+from verl_turnkey.plugins.view.training import success_by_step
 
 SIZE, TURNS = 4, 5
 
@@ -102,6 +105,53 @@ def test_a_collapse_names_its_step():
     assert finding.filter == "step=6&outcome=lost&split=training"
     assert finding.mark == 6
     assert "most of it at step 6" in finding.said
+
+
+def success(solved: np.ndarray) -> Curve:
+    """Of a run with these episodes, (steps, groups, episodes of a group)."""
+    step, group, _ = np.indices(solved.shape).reshape(3, -1)
+    return success_by_step(pd.DataFrame({"global_step": step, "group": group, "success": solved.ravel()}))
+
+
+def simulated(rng: np.random.Generator, rates: np.ndarray, alike: float) -> np.ndarray:
+    """Four groups of eight episodes a step; ``alike``: correlation of the success of two episodes of a group."""
+    shape = (len(rates), 4, 1)
+    if alike == 1:
+        return np.broadcast_to(rng.random(shape) < rates[:, None, None], (len(rates), 4, 8))
+    spread = 1 / alike - 1
+    of_group = rng.beta(rates[:, None, None] * spread, (1 - rates[:, None, None]) * spread, shape)
+    return rng.random((len(rates), 4, 8)) < of_group
+
+
+@pytest.mark.parametrize(("alike", "rate"), [(0.5, 0.3), (0.5, 0.6), (1, 0.3)])
+def test_noise_of_few_groups_is_hardly_ever_a_collapse(alike, rate):
+    rng, runs = np.random.default_rng(0), 400
+    curves = [success(simulated(rng, np.full(40, rate), alike)) for _ in range(runs)]
+    assert sum(fall(curve) is not None for curve in curves) < 0.05 * runs
+    assert sum(fall(curve._replace(episodes=np.inf)) is not None for curve in curves) > 0.5 * runs
+
+
+@pytest.mark.parametrize("alike", [0.5, 1])
+def test_a_real_collapse_is_told_though_the_groups_are_few(alike):
+    rng, runs = np.random.default_rng(0), 400
+    rates = np.repeat([0.9, 0.3], 20)
+    drops = [fall(success(simulated(rng, rates, alike))) for _ in range(runs)]
+    assert sum(drop is not None for drop in drops) > 0.95 * runs
+    assert abs(np.median([drop.turn for drop in drops if drop]) - 20) <= 2
+
+
+@pytest.mark.parametrize(
+    ("solved", "worth"),
+    [
+        ([[1, 1, 0, 0], [1, 1, 0, 0]], 8),  # the groups have nothing to tell them apart
+        ([[1, 1, 1, 1], [0, 0, 0, 0]], 2),
+        ([[1, 1, 1, 0], [1, 0, 0, 0]], 4),  # 1/4 is the variance of an episode, 1/16 that of the mean of the groups
+        ([[1, 1, 1, 1], [1, 1, 1, 1]], 2),  # nothing tells how alike they are
+        ([[1, 1, 0, 0]], 1),
+    ],
+)
+def test_what_the_episodes_of_a_step_are_worth(solved, worth):
+    assert success(np.array([solved, solved], bool)).episodes == pytest.approx(worth)
 
 
 def test_a_collapse_tells_what_changed_and_what_came_first():
