@@ -1,4 +1,4 @@
-"""The console of ``turnkey train`` and ``resume``: the header, each warning once, one line per step, and the outcome.
+"""The console of ``turnkey train`` and ``resume``: the header, the phases of the start, warnings, steps, the outcome.
 
 All output of verl, Ray and vLLM goes to ``train.log`` in the run's folder. The run writes that file itself and does not
 depend on this process, which only reads it.
@@ -19,6 +19,7 @@ from typing import TextIO
 
 import typer
 
+from verl_turnkey.plugins.cli.phases import Phases
 from verl_turnkey.plugins.view.runs import CONSOLE, console_metrics
 
 RAY = re.compile(r"^(?:\x1b\[\d+m)?\([\w.:]+ pid=\d+(?:, ip=[\w.:]+)?\)(?:\x1b\[0m)? ?")
@@ -51,6 +52,7 @@ class Reader:
         self.validated: dict[int, float] = {}
         self.greedy = ""
         """ " (greedy)" where the header says so of validation"""
+        self.phases = Phases()
         self._in_header = False
         self._label = ""
         self._warned: set[str] = set()
@@ -63,8 +65,9 @@ class Reader:
                 yield text
             elif self._in_header and text.startswith("  "):
                 self._label = text[2:15].strip() or self._label  # continuation lines have none
-                if self._label == "validation" and "greedy" in text:
-                    self.greedy = " (greedy)"
+                if self._label == "validation":
+                    self.greedy = " (greedy)" if "greedy" in text else self.greedy
+                    self.phases.validates |= "before the first step" in text
                 if steps := STEPS.match(text):
                     self.steps = f"/{steps[1]}"
                 yield text
@@ -79,6 +82,8 @@ class Reader:
                 yield f"warning: {message}"
         elif step := CONSOLE.search(text):
             yield from self.step(int(step[1]), console_metrics(step[2]))
+        elif phase := self.phases.enter(text):
+            yield f"{phase} ..."
 
     def step(self, number: int, metrics: Mapping[str, float]) -> Iterable[str]:
         """The line of a step, and the line of its validation."""
@@ -147,7 +152,8 @@ def _show(process: subprocess.Popen[bytes], log: TextIO, reader: Reader, verbose
             return
         if not terminal and time.monotonic() - printed > LINE_EVERY:
             printed = time.monotonic()
-            typer.echo(f"running for {(printed - started) / 60:.0f} min")
+            phase = f": {reader.phases.current}" if reader.phases.current else ""
+            typer.echo(f"running for {(printed - started) / 60:.0f} min{phase}")
         time.sleep(0.5)
 
 

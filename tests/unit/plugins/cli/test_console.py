@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from verl_turnkey.plugins.cli import console
 from verl_turnkey.plugins.cli.console import Reader, follow
 
 RUN = """
@@ -96,6 +97,51 @@ def test_an_earlier_start_in_the_same_log_is_not_shown_again(tmp_path, capfd):
     shown = capfd.readouterr().out
     assert "step 2  turns 5.0" in shown
     assert "step 1" not in shown
+
+
+START = Path(__file__).parents[3] / "data" / "start.txt"
+"""what a run of verl 0.9.0, vLLM and Ray printed until its second step, without most of the values"""
+
+
+def test_a_start_names_its_phases():
+    reader = Reader()
+    shown = list(reader.lines(START.open(encoding="utf-8")))
+    assert [line for line in shown if not line.startswith(("  ", "verl-turnkey"))] == [
+        "starting Ray ...",
+        "starting verl's trainer ...",
+        "reading the tasks ...",
+        "loading the model ...",
+        "starting vLLM ...",
+        "starting the agent loops ...",
+        "validating before training ...",
+        "validation after step 0: success 0.148 (greedy)",
+        "step 1/6 ...",
+        "step 1/6  success 0.28  env return 0.28  turns 2.1  invalid 3%  seconds 25",
+    ]
+    assert reader.phases.current == "step 2/6"
+
+
+def test_a_start_without_validation_or_from_a_checkpoint():
+    text = START.read_text(encoding="utf-8").replace("before the first step and every", "every")
+    text = text.replace("Checkpoint tracker file does not exist: ", "Found checkpoint: %s ").replace(
+        "| 0/6 [", "| 4/6 ["
+    )
+    shown = [line for line in Reader().lines(text.splitlines()) if line.endswith(" ...")]
+    assert shown[4:] == [
+        "starting vLLM ...",
+        "starting the agent loops ...",
+        "loading the checkpoint ...",
+        "step 5/6 ...",
+    ]
+
+
+def test_a_run_of_minutes_says_what_it_is_doing(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(console, "LINE_EVERY", -1.0)
+    program = "import time; time.sleep(2); print('ray init kwargs: {}', flush=True); time.sleep(2)"
+    assert run(program, tmp_path) == 0
+    shown = capfd.readouterr().out.splitlines()
+    assert shown[0] == "running for 0 min"
+    assert {*shown[1:-1]} == {"running for 0 min", "starting Ray ...", "running for 0 min: starting Ray"}
 
 
 def test_several_data_sources_are_averaged():
