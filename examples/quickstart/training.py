@@ -85,8 +85,6 @@ class Job:
             actor_rollout_ref.actor.optim.lr={self.lr}
             actor_rollout_ref.actor.optim.weight_decay=0.0
             trainer.test_freq={self.validate_every or 1000000}
-            trainer.save_freq=10
-            trainer.max_actor_ckpt_to_keep=3
             trainer.resume_mode=auto
             trainer.project_name=quickstart
             +ray_kwargs.ray_init._temp_dir={ray_dir}

@@ -11,8 +11,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage.paper_names import known_as
-from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.plugins.checks.findings import ignored, refuse, warn
 from verl_turnkey.plugins.checks.paths import absent
+from verl_turnkey.plugins.checks.unknown_keys import unaccepted
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
@@ -190,6 +191,8 @@ def _check_engine(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
             f"{KEY}={selected[0].name} asks the model for a few tokens, or for log-probabilities of a text, and "
             f"verl's server for {ROLLOUT}.name=trtllm supports neither: use {ROLLOUT}.name={TESTED_ROLLOUT}",
         )
+    if next(unaccepted(config, ROLLOUT), None) and "unknown-dataclass-key" not in ignored(config):
+        return  # check_accepted names the key
     try:  # as the workers do, but only after they have loaded the models
         omega_conf_to_dataclass(rollout)  # within the whole tree, so that an error names the key of the value
     except Exception as error:
@@ -281,9 +284,8 @@ def _check_loggers(config: DictConfig) -> None:
 def _warn_greedy(config: DictConfig) -> None:
     """Warn of equal validation episodes: at temperature 0 verl's V1 trainers are greedy, whatever do_sample is."""
     validation = config.actor_rollout_ref.rollout.val_kwargs
-    settings = [f"do_sample={validation.do_sample}"] * bool(validation.do_sample) + [f"n={validation.n}"] * (
-        validation.n > 1
-    )
+    settings = [f"do_sample={validation.do_sample}"] * bool(validation.do_sample)
+    settings += [f"n={validation.n}"] * (validation.n > 1)
     if settings and validation.temperature == 0:
         warn(
             "greedy-validation",

@@ -46,15 +46,29 @@ FORMER = {
 }
 
 
-def check_unknown(config: DictConfig, *, use_critic: bool, use_reference: bool) -> None:
-    """Warn of keys that nothing reads, with the closest one; refuse those at which verl's workers would fail.
+def dataclasses(*, use_critic: bool, use_reference: bool) -> list[str]:
+    """The nodes that become a dataclass in the workers of this run."""
+    roles = [("critic", use_critic), ("actor_rollout_ref.ref", use_reference)]
+    return [*DATACLASSES, *(name for name, used in roles if used)]
+
+
+def check_accepted(config: DictConfig, node: str) -> None:
+    """Refuse a key at which verl's workers would fail, with the closest one.
 
     Raises:
-        ConfigError: a key that the dataclass of its node does not take.
+        ConfigError: a key that the dataclass of ``node``, or one below it, does not take.
     """
-    roles = [("critic", use_critic), ("actor_rollout_ref.ref", use_reference)]
-    for node in [*DATACLASSES, *(name for name, used in roles if used)]:
-        _check_dataclass(config, node)
+    for key, target, parameters in unaccepted(config, node):
+        hint, argument = _closest(key, parameters), override(key, OmegaConf.select(config, key))
+        refuse(
+            "unknown-dataclass-key",
+            f"{argument}: verl has no such key, and {target.rpartition('.')[2]} fails on it"
+            f"{f'; {hint}' if hint else ''}",
+        )
+
+
+def check_unknown(config: DictConfig) -> None:
+    """Warn of keys that nothing reads, with the closest one."""
     for key, value in _unread(config):
         hint = next((text for former, text in FORMER.items() if f"{key}.".startswith(f"{former}.")), _closest(key))
         warn(
@@ -64,8 +78,8 @@ def check_unknown(config: DictConfig, *, use_critic: bool, use_reference: bool) 
         )
 
 
-def _check_dataclass(config: DictConfig, node: str) -> None:
-    """Refuse a key of ``node``, or of a dataclass below it, that the class does not take."""
+def unaccepted(config: DictConfig, node: str) -> Iterator[tuple[str, str, Collection[str]]]:
+    """The keys of ``node``, and of dataclasses below it, that their class does not take: key, class, its arguments."""
     section, target = OmegaConf.select(config, node), OmegaConf.select(config, f"{node}._target_")
     if not isinstance(section, DictConfig) or target is None:
         return
@@ -74,14 +88,9 @@ def _check_dataclass(config: DictConfig, node: str) -> None:
     for name in map(str, section):
         key = f"{node}.{name}"
         if name != "_target_" and name not in parameters and key not in known():
-            hint, argument = _closest(key, parameters), override(key, OmegaConf.select(config, key))
-            refuse(
-                "unknown-dataclass-key",
-                f"{argument}: verl has no such key, and {str(target).rpartition('.')[2]} fails on it"
-                f"{f'; {hint}' if hint else ''}",
-            )
+            yield key, str(target), parameters
         if isinstance(section._get_node(name), DictConfig):
-            _check_dataclass(config, key)
+            yield from unaccepted(config, key)
 
 
 @cache

@@ -39,7 +39,7 @@ from verl_turnkey.plugins.checks.rule_table import check_ignored
 from verl_turnkey.plugins.checks.selection import check_selection
 from verl_turnkey.plugins.checks.skill import check_skill
 from verl_turnkey.plugins.checks.teacher import check_teacher
-from verl_turnkey.plugins.checks.unknown_keys import check_unknown
+from verl_turnkey.plugins.checks.unknown_keys import check_accepted, check_unknown, dataclasses
 from verl_turnkey.plugins.checks.unread import check_steps, check_unread
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
 from verl_turnkey.plugins.checks.value_heads import check_value_heads
@@ -130,7 +130,9 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         _check_trainer(config, mode)
         run(_check_warm_up, config, use_critic)
         reference = need_reference_policy(config)
-        run(check_unknown, config, use_critic=use_critic, use_reference=reference)
+        for node in dataclasses(use_critic=use_critic, use_reference=reference):
+            run(check_accepted, config, node)
+        run(check_unknown, config)
         run(check_counts, config)
         run(check_rollout, config, turnkey, mode, loops)
         run(check_joining, config)

@@ -1,4 +1,4 @@
-"""The console of ``turnkey train``: the run's header, each warning once, one line per step, and the outcome.
+"""The console of ``turnkey train`` and ``resume``: the header, the phases of the start, warnings, steps, the outcome.
 
 All output of verl, Ray and vLLM goes to ``train.log`` in the run's folder. The run writes that file itself and does not
 depend on this process, which only reads it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,12 +19,14 @@ from typing import TextIO
 
 import typer
 
+from verl_turnkey.plugins.cli.phases import Phases
 from verl_turnkey.plugins.view.runs import CONSOLE, console_metrics
 
 RAY = re.compile(r"^(?:\x1b\[\d+m)?\([\w.:]+ pid=\d+(?:, ip=[\w.:]+)?\)(?:\x1b\[0m)? ?")
 """Ray's prefix of a worker's lines"""
 OURS = re.compile(r"(?:WARNING|ERROR):verl_turnkey\S*:(.*)")
 HEADER = re.compile(r"verl-turnkey \S+: this run$")
+STEPS = re.compile(r"  steps +(\d+)")
 FAILURE_LINES = 40
 LINE_EVERY = 60.0
 """seconds without output after which a non-terminal gets a progress line"""
@@ -43,11 +46,13 @@ COLUMNS = (
 class Reader:
     """Filters the lines of a run's log for the console."""
 
-    def __init__(self, steps: int | None) -> None:
-        self.steps = steps
+    def __init__(self) -> None:
+        self.steps = ""
+        """ "/100" where the header says how many there are"""
         self.validated: dict[int, float] = {}
         self.greedy = ""
         """ " (greedy)" where the header says so of validation"""
+        self.phases = Phases()
         self._in_header = False
         self._label = ""
         self._warned: set[str] = set()
@@ -60,8 +65,11 @@ class Reader:
                 yield text
             elif self._in_header and text.startswith("  "):
                 self._label = text[2:15].strip() or self._label  # continuation lines have none
-                if self._label == "validation" and "greedy" in text:
-                    self.greedy = " (greedy)"
+                if self._label == "validation":
+                    self.greedy = " (greedy)" if "greedy" in text else self.greedy
+                    self.phases.validates |= "before the first step" in text
+                if steps := STEPS.match(text):
+                    self.steps = f"/{steps[1]}"
                 yield text
             else:
                 self._in_header = False
@@ -74,6 +82,8 @@ class Reader:
                 yield f"warning: {message}"
         elif step := CONSOLE.search(text):
             yield from self.step(int(step[1]), console_metrics(step[2]))
+        elif phase := self.phases.enter(text):
+            yield f"{phase} ..."
 
     def step(self, number: int, metrics: Mapping[str, float]) -> Iterable[str]:
         """The line of a step, and the line of its validation."""
@@ -83,7 +93,7 @@ class Reader:
             if value is not None and (label != "failed" or value):
                 cells.append(f"{label} {form.format(value)}")
         if cells and "episode/length/mean" in metrics:
-            yield f"step {number}{f'/{self.steps}' if self.steps else ''}  {'  '.join(cells)}"
+            yield f"step {number}{self.steps}  {'  '.join(cells)}"
         success = validation(metrics)
         if success is not None:
             self.validated[number] = success
@@ -96,7 +106,7 @@ def validation(metrics: Mapping[str, float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def follow(command: Sequence[str], folder: Path, *, steps: int | None, verbose: bool) -> int:
+def follow(command: Sequence[str], folder: Path, *, verbose: bool, cwd: Path | None = None) -> int:
     """Run ``command`` with its output in ``<folder>/train.log``, show the relevant lines, and return its exit code.
 
     SIGTERM is forwarded; the terminal itself sends SIGINT to both processes. The run decides how to stop.
@@ -105,12 +115,12 @@ def follow(command: Sequence[str], folder: Path, *, steps: int | None, verbose: 
     path = folder / "train.log"
     with path.open("ab") as log:
         began = log.tell()
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, cwd=cwd, stdout=log, stderr=subprocess.STDOUT)
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
     }
-    reader = Reader(steps)
+    reader = Reader()
     try:
         with path.open(encoding="utf-8", errors="replace") as log:
             log.seek(began)
@@ -119,7 +129,7 @@ def follow(command: Sequence[str], folder: Path, *, steps: int | None, verbose: 
         for number, handler in before.items():
             signal.signal(number, handler)
     if process.returncode:
-        _failure(path, began, process.returncode)
+        _failure(path, began, process.returncode, folder)
     else:
         _end(reader, path, folder)
     return process.returncode
@@ -142,7 +152,8 @@ def _show(process: subprocess.Popen[bytes], log: TextIO, reader: Reader, verbose
             return
         if not terminal and time.monotonic() - printed > LINE_EVERY:
             printed = time.monotonic()
-            typer.echo(f"running for {(printed - started) / 60:.0f} min")
+            phase = f": {reader.phases.current}" if reader.phases.current else ""
+            typer.echo(f"running for {(printed - started) / 60:.0f} min{phase}")
         time.sleep(0.5)
 
 
@@ -155,11 +166,14 @@ def _end(reader: Reader, path: Path, folder: Path) -> None:
     typer.echo(f"log: {os.path.relpath(path)}; each turn: turnkey view {run}; evaluate: turnkey eval {run}")
 
 
-def _failure(path: Path, began: int, code: int) -> None:
+def _failure(path: Path, began: int, code: int, folder: Path) -> None:
     with path.open(encoding="utf-8", errors="replace") as log:
         log.seek(began)
         lines = log.readlines()[-FAILURE_LINES:]
     own = [place for place, line in enumerate(lines) if line.startswith("verl-turnkey: ") and "To resume:" in line]
     lines = lines[own[-1] :] if own else lines  # Ray's own report on the killed processes is a page long
+    if own and any(folder.rglob(".hydra/hydra.yaml")):  # verl's command would show all of its output
+        mode = [word for word in lines[1].split()[-1:] if word == "trainer.resume_mode=auto"]
+        lines[1] = " ".join(["turnkey", "resume", shlex.quote(os.path.relpath(folder)), *mode]) + "\n"
     typer.echo("".join(lines), err=True, nl=False)
     typer.echo(f"the run ended with exit code {code}; full output: {os.path.relpath(path)}", err=True)

@@ -1,4 +1,4 @@
-"""Whether a launch line starts a run, continues it from a checkpoint, or has no steps left to train."""
+"""Whether a launch line starts a run, starts it over, continues it from a checkpoint, or has no steps left to train."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from omegaconf.errors import InterpolationResolutionError
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.checkpoint_files import TRACKER, resumed_step
+from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.overrides import values
 
 READ = ("turnkey.modules", "turnkey.rollout.examples", "turnkey.rollout.template")
@@ -24,8 +25,10 @@ TRAINER = {
 """keys of verl's trainer and their defaults"""
 
 
-def announce(words: Sequence[str], name: str) -> bool:
+def announce(words: Sequence[str], name: str, *, started: bool) -> bool:
     """Print where the launch line ``words`` continues the run in the folder ``name``; returns whether to start it.
+
+    ``started``: the run was started before.
 
     Raises:
         ConfigError: no steps are left to train, and files that the line reads have changed since the run ended.
@@ -34,13 +37,20 @@ def announce(words: Sequence[str], name: str) -> bool:
     trainer = OmegaConf.create({key: [default, *chosen[key]][-1] for key, default in TRAINER.items()})
     try:
         done, steps = resumed_step(trainer), trainer.total_training_steps
+        folder = Path(trainer.default_local_dir)
     except InterpolationResolutionError:
         return True  # refers to other keys: the run's header says where it continues
-    if not done or trainer.val_only:
+    if trainer.val_only:
         return True
-    changed = _changed_since(Path(trainer.default_local_dir) / TRACKER, words)
+    if not done:
+        if started and trainer.resume_mode == "disable":
+            print(f"{name} starts over from step 0, since trainer.resume_mode=disable", flush=True)
+        elif started and not any(folder.glob("global_step_*")) and not _elsewhere(words):
+            print(f"{name} has no checkpoint yet: it starts over from step 0", flush=True)
+        return True
+    changed = _changed_since(folder / TRACKER, words)
     since = f"{' and '.join(changed)} changed after the last checkpoint" if changed else ""
-    new = "--out FOLDER starts a new run"
+    new = "turnkey train --out FOLDER starts a new run"
     if steps is None or done < steps:
         print(f"continues {name} after step {done}{f' of {steps}' if steps else ''}; {new}", flush=True)
         if since:
@@ -54,6 +64,12 @@ def announce(words: Sequence[str], name: str) -> bool:
         raise ConfigError(f"{since}, but {ended}")
     print(f"nothing was trained: {ended}", flush=True)
     return False
+
+
+def _elsewhere(words: Sequence[str]) -> bool:
+    """Whether other machines may hold the checkpoints."""
+    address = values(words, "ray_kwargs.ray_init.address")[-1:]
+    return joins_cluster(OmegaConf.create({"ray_kwargs": {"ray_init": {"address": address[0] if address else None}}}))
 
 
 def _changed_since(checkpoint: Path, words: Sequence[str]) -> list[str]:

@@ -54,6 +54,11 @@ SIZES["cpu_small"] = {
 ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
 LOGGER_FOLDERS = {"tensorboard": "TENSORBOARD_DIR", "wandb": "WANDB_DIR"}
 """loggers of verl's that write to the current folder unless a variable names another"""
+KEEP_TWO = {
+    **dict.fromkeys(("trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep"), 2),
+    "turnkey.stop.whole_checkpoints": 1,
+}
+"""the newest complete checkpoint and its successor; with a limit of 1 verl, too, needs space for both"""
 TURNS = 16
 """whole turns that a conversation has room for"""
 
@@ -233,11 +238,13 @@ def overrides(
         chosen |= {"data.max_response_length": TURNS * turn, "turnkey.rollout.max_tokens_per_turn": turn}
     if device == "gpu":
         chosen["trainer.n_gpus_per_node"] = gpus
+    elif not given & KEEP_TWO.keys():
+        chosen |= KEEP_TWO
     chosen |= {
         "trainer.total_training_steps": steps,
         "trainer.total_epochs": 100_000,  # the number of steps is the limit
         "trainer.test_freq": max(1, min(10, steps)),
-        "trainer.save_freq": max(1, min(25, steps)),
+        "trainer.save_freq": min(25, -(-steps // 4) if device == "cpu" else steps),
         "trainer.logger": ["console", "file"],  # the file in a folder per start: verl writes it anew
         f"+{ENV_VARS}.VERL_FILE_LOGGER_ROOT": out / "metrics" / strftime("%Y%m%d-%H%M%S"),
         "trainer.project_name": played.name,

@@ -59,12 +59,13 @@ def train(
     if print_only:
         typer.echo(launch.shown(lines))
         return
-    if not continuing.announce([word for line in lines for word in line], os.path.relpath(folder)):
+    started, words = any(folder.glob("*/.hydra")), [word for line in lines for word in line]
+    if not continuing.announce(words, os.path.relpath(folder), started=started):
         return
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "launch.sh").write_text(f"#!/usr/bin/env bash\n{launch.shown(lines)}\n", encoding="utf-8")
     typer.echo(f"launch line: {os.path.relpath(folder / 'launch.sh')}")
-    raise typer.Exit(console.follow(launch.command(lines), folder, steps=steps, verbose=verbose))
+    raise typer.Exit(console.follow(launch.command(lines), folder, verbose=verbose))
 
 
 @app.command()
@@ -89,11 +90,12 @@ def resume(
     folder, words = trained.launch()
     further = [*(overrides or ()), *([] if steps is None else [f"trainer.total_training_steps={steps}"])]
     line = [words, further]
-    if not print_only:
-        name = os.path.relpath(trained.folder)
-        os.chdir(folder)
-        if not continuing.announce([*words, *further], name):
-            return
-    typer.echo(f"cd {shlex.quote(str(folder))}\n{launch.shown(line)}")
-    if not print_only:
-        raise typer.Exit(console.follow(launch.command(line), trained.folder, steps=steps, verbose=verbose))
+    if print_only:
+        typer.echo(f"cd {shlex.quote(str(folder))}\n{launch.shown(line)}")
+        return
+    name, here = os.path.relpath(trained.folder), Path.cwd()
+    os.chdir(folder)  # to which paths on the line are relative
+    goes_on = continuing.announce([*words, *further], name, started=True)
+    os.chdir(here)
+    if goes_on:
+        raise typer.Exit(console.follow(launch.command(line), trained.folder, verbose=verbose, cwd=folder))

@@ -40,6 +40,18 @@ def test_refused_by_name_before_ray(driver: Driver, line, words):
         assert word in said
 
 
+def test_an_unknown_key_is_one_error(driver: Driver):
+    line = "+turnkey=gigpo +actor_rollout_ref.rollout.temprature=1"
+    with pytest.raises(
+        Exception, match=r"^actor_\S+\.temprature=1: .*rollout\.temperature\? \[unknown-dataclass-key\]$"
+    ):
+        driver(line)
+    with pytest.raises(Exception, match=r"^2 errors in this launch line:\n1\. .*temprature=1: .*\n2\. .*lora_rnk=8: "):
+        driver(f"{line} +actor_rollout_ref.model.lora_rnk=8")
+    with pytest.raises(Exception, match=r"^actor_rollout_ref\.rollout is not valid: TypeError: .*'temprature'"):
+        driver(f"{line} turnkey.ignore=[unknown-dataclass-key]")
+
+
 @pytest.mark.parametrize("line", STARTS, ids=STARTS)
 def test_starts(driver: Driver, line):
     assert "verl has no such key" not in driver(line)

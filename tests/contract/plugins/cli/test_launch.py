@@ -58,6 +58,29 @@ def test_a_language_model_learns_more_slowly_than_a_small_one(tmp_path, model_di
     assert rate("a/language-model").endswith("=1e-5")
 
 
+@pytest.mark.parametrize(
+    ("device", "steps", "further", "every", "keep"),
+    [
+        ("cpu", 1, [], 1, "2"),
+        ("cpu", 6, [], 2, "2"),
+        ("cpu", 10, [], 3, "2"),
+        ("cpu", 200, [], 25, "2"),
+        ("cpu", 6, ["trainer.save_freq=5"], 5, "2"),
+        ("cpu", 6, ["trainer.max_actor_ckpt_to_keep=4"], 2, "4"),
+        ("cpu", 6, ["turnkey.stop.whole_checkpoints=2"], 2, None),
+        ("gpu", 6, [], 6, None),
+        ("gpu", 200, [], 25, None),
+    ],
+)
+def test_checkpoints(compose: Compose, tmp_path, model_dir, device, steps, further, every, keep):
+    arguments = ["--model", str(model_dir), "--out", str(tmp_path), *SMALL, "--device", device]
+    arguments += ["--steps", str(steps), "--train", "16"]
+    config = compose(*printed("babyai", *arguments, *further), "data.max_prompt_length=1200")
+    check(config, use_critic=need_critic(config))
+    limit = config.trainer.max_actor_ckpt_to_keep  # which the checks raise where it is too low
+    assert (config.trainer.save_freq, limit and str(limit)) == (every, keep)
+
+
 @pytest.mark.parametrize(("device", "turn"), [("cpu", 32), ("gpu", 512)])
 def test_a_conversation_has_room_for_turns(tmp_path, device, turn):
     def sizes(*words: str) -> tuple[list[str], ...]:

@@ -9,12 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+from verl_turnkey.plugins.cli import console
 from verl_turnkey.plugins.cli.console import Reader, follow
 
 RUN = """
 import sys
 print("verl-turnkey 1.0: this run")
 print("  estimator    gigpo")
+print("  steps        2; continues after step 0")
 print("  sampling     temperature 1.0")
 print("  validation   before the first step: 4 tasks x 1 episode,")
 print("               greedy (temperature 0)")
@@ -30,15 +32,15 @@ print(f"(TaskRunnerV1 pid=12) step:2 - {step} - episode/failed:3 - val-core/x/ac
 
 
 def run(program: str, folder: Path, **options) -> int:
-    return follow([sys.executable, "-c", program], folder, **{"steps": 2, "verbose": False, **options})
+    return follow([sys.executable, "-c", program], folder, **{"verbose": False, **options})
 
 
 def test_header_warnings_once_a_line_a_step_and_the_end(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(RUN, tmp_path / "run") == 0
     shown = capfd.readouterr().out.splitlines()
-    assert {*shown[:6]} > {"verl-turnkey 1.0: this run", "  estimator    gigpo", "warning: a group of one"}
-    assert shown[6:] == [
+    assert {*shown[:7]} > {"verl-turnkey 1.0: this run", "  estimator    gigpo", "warning: a group of one"}
+    assert shown[7:] == [
         "validation after step 0: success 0.250 (greedy)",
         "step 1/2  success 0.50  env return 0.50  turns 4.0  invalid 12%  seconds 10",
         "step 2/2  success 0.50  env return 0.50  turns 4.0  invalid 12%  failed 3  seconds 10",
@@ -70,6 +72,18 @@ def test_a_dead_process_is_told_without_the_page_that_ray_writes_about_it(tmp_pa
     assert "exit code 69" in errors
 
 
+def test_a_run_with_hydras_record_is_resumed_on_this_console(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    record = tmp_path / "my run" / "hydra" / ".hydra" / "hydra.yaml"
+    record.parent.mkdir(parents=True)
+    record.touch()
+    for further, shown in (("", ""), (" trainer.resume_mode=auto", " trainer.resume_mode=auto")):
+        program = f"print('verl-turnkey: SIGTERM: stopped. To resume:\\npython -m x{further}'); raise SystemExit(75)"
+        assert run(program, tmp_path / "my run") == 75
+        errors = capfd.readouterr().err
+        assert errors.startswith(f"verl-turnkey: SIGTERM: stopped. To resume:\nturnkey resume 'my run'{shown}\nthe run")
+
+
 def test_a_failure_shows_its_last_lines_and_keeps_the_exit_code(tmp_path, capfd):
     assert run("print('why it ended'); raise SystemExit(69)", tmp_path) == 69
     errors = capfd.readouterr().err
@@ -81,13 +95,58 @@ def test_an_earlier_start_in_the_same_log_is_not_shown_again(tmp_path, capfd):
     (tmp_path / "train.log").write_text("step:1 - episode/length/mean:4.0\n")
     assert run("print('step:2 - episode/length/mean:5.0')", tmp_path) == 0
     shown = capfd.readouterr().out
-    assert "step 2/2  turns 5.0" in shown
+    assert "step 2  turns 5.0" in shown
     assert "step 1" not in shown
+
+
+START = Path(__file__).parents[3] / "data" / "start.txt"
+"""what a run of verl 0.9.0, vLLM and Ray printed until its second step, without most of the values"""
+
+
+def test_a_start_names_its_phases():
+    reader = Reader()
+    shown = list(reader.lines(START.open(encoding="utf-8")))
+    assert [line for line in shown if not line.startswith(("  ", "verl-turnkey"))] == [
+        "starting Ray ...",
+        "starting verl's trainer ...",
+        "reading the tasks ...",
+        "loading the model ...",
+        "starting vLLM ...",
+        "starting the agent loops ...",
+        "validating before training ...",
+        "validation after step 0: success 0.148 (greedy)",
+        "step 1/6 ...",
+        "step 1/6  success 0.28  env return 0.28  turns 2.1  invalid 3%  seconds 25",
+    ]
+    assert reader.phases.current == "step 2/6"
+
+
+def test_a_start_without_validation_or_from_a_checkpoint():
+    text = START.read_text(encoding="utf-8").replace("before the first step and every", "every")
+    text = text.replace("Checkpoint tracker file does not exist: ", "Found checkpoint: %s ").replace(
+        "| 0/6 [", "| 4/6 ["
+    )
+    shown = [line for line in Reader().lines(text.splitlines()) if line.endswith(" ...")]
+    assert shown[4:] == [
+        "starting vLLM ...",
+        "starting the agent loops ...",
+        "loading the checkpoint ...",
+        "step 5/6 ...",
+    ]
+
+
+def test_a_run_of_minutes_says_what_it_is_doing(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(console, "LINE_EVERY", -1.0)
+    program = "import time; time.sleep(2); print('ray init kwargs: {}', flush=True); time.sleep(2)"
+    assert run(program, tmp_path) == 0
+    shown = capfd.readouterr().out.splitlines()
+    assert shown[0] == "running for 0 min"
+    assert {*shown[1:-1]} == {"running for 0 min", "starting Ray ...", "running for 0 min: starting Ray"}
 
 
 def test_several_data_sources_are_averaged():
     line = "step:3 - val-core/a/acc/mean@1:1.0 - val-core/b/acc/mean@1:0.0"
-    assert list(Reader(None).lines([line])) == ["validation after step 3: success 0.500"]
+    assert list(Reader().lines([line])) == ["validation after step 3: success 0.500"]
 
 
 def test_sigterm_reaches_the_run(tmp_path):
@@ -95,7 +154,7 @@ def test_sigterm_reaches_the_run(tmp_path):
     program += "for _ in range(300): time.sleep(0.1)"
     code = (
         "import sys; from pathlib import Path; from verl_turnkey.plugins.cli.console import follow; "
-        f"sys.exit(follow([sys.executable, '-c', {program!r}], Path({str(tmp_path)!r}), steps=1, verbose=True))"
+        f"sys.exit(follow([sys.executable, '-c', {program!r}], Path({str(tmp_path)!r}), verbose=True))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ) as process:
         assert process.stdout is not None

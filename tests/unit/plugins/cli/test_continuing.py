@@ -31,23 +31,41 @@ def line(run: Path, steps: int | None, *further: str) -> list[str]:
 
 
 def test_a_new_run_says_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert announce(line(run.with_name("y"), 3), "runs/y")
-    assert announce(line(run, 3, "trainer.resume_mode=disable"), "runs/x")
-    assert announce(line(run, 3, "trainer.default_local_dir=${trainer.project_name}/x"), "runs/x")
-    assert announce(line(run, 3, "trainer.val_only=true"), "runs/x")
-    (run / "checkpoints" / "global_step_3").rmdir()
-    assert announce(line(run, 3), "runs/x")
+    assert announce(line(run.with_name("y"), 3), "runs/y", started=False)
+    assert announce(line(run, 3, "trainer.resume_mode=disable"), "runs/x", started=False)
+    assert announce(line(run, 3, "trainer.default_local_dir=${trainer.project_name}/x"), "runs/x", started=True)
+    assert announce(line(run, 3, "trainer.val_only=true"), "runs/x", started=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_without_a_checkpoint_starts_over(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.with_name("y") / "checkpoints").mkdir(parents=True)
+    assert announce(line(run.with_name("y"), 3), "runs/y", started=True)
+    assert announce(line(run, 3, "trainer.resume_mode=disable"), "runs/x", started=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "runs/y has no checkpoint yet: it starts over from step 0",
+        "runs/x starts over from step 0, since trainer.resume_mode=disable",
+    ]
+    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("4")  # the run itself looks for an older one
+    assert announce(line(run, 9), "runs/x", started=True)
+    assert announce(line(run.with_name("y"), 3, "+ray_kwargs.ray_init.address=auto"), "runs/y", started=True)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert announce(line(run.with_name("y"), 3), "runs/y", started=True)
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(("steps", "end"), [(9, " of 9"), (None, "")])
 def test_steps_left(run: Path, capsys: pytest.CaptureFixture[str], steps: int | None, end: str) -> None:
-    assert announce(line(run, steps), "runs/x")
-    assert capsys.readouterr().out == f"continues runs/x after step 3{end}; --out FOLDER starts a new run\n"
+    assert announce(line(run, steps), "runs/x", started=True)
+    assert (
+        capsys.readouterr().out == f"continues runs/x after step 3{end}; turnkey train --out FOLDER starts a new run\n"
+    )
 
 
 def test_no_steps_left(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not announce(line(run, 3), "runs/x")
+    assert not announce(line(run, 3), "runs/x", started=True)
     assert capsys.readouterr().out.startswith("nothing was trained: runs/x has ended: its last checkpoint is of step 3")
 
 
@@ -55,7 +73,7 @@ def test_changed_files_are_a_warning_while_steps_are_left_and_then_an_error(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run.parents[1] / "examples.yaml").write_text("- new")
-    assert announce(line(run, 9), "runs/x")
+    assert announce(line(run, 9), "runs/x", started=True)
     assert "warning: examples.yaml changed after the last checkpoint" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"^examples.yaml changed after .*, but runs/x has ended.*--out FOLDER"):
-        announce(line(run, 3), "runs/x")
+        announce(line(run, 3), "runs/x", started=True)

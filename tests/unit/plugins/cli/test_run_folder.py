@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,39 @@ def test_going_on_with_it_repeats_its_line(run: Path) -> None:
     for word in ("+turnkey=gigpo", "turnkey.rollout.max_turns=7", f"hydra.run.dir={run}/hydra"):
         assert word in done.output
     assert done.output.rstrip().endswith("trainer.total_training_steps=5")
+
+
+PRINTS = """
+import os
+print("noise of vLLM in " + os.getcwd())
+print("verl-turnkey 1.0: this run")
+print("  steps        5; continues after step 3")
+print("(TaskRunnerV1 pid=12) step:4 - episode/length/mean:4.0")
+"""
+
+
+def test_going_on_shows_the_console_of_train(run: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    lines = []
+    monkeypatch.setattr(launch, "command", lambda line: lines.append(line) or [sys.executable, "-c", PRINTS])
+    monkeypatch.chdir(run)
+    arguments = ["resume", ".", "--steps", "5"]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        app(arguments)
+    assert capfd.readouterr().out.splitlines() == [
+        "continues . after step 3 of 5; turnkey train --out FOLDER starts a new run",
+        "verl-turnkey 1.0: this run",
+        "  steps        5; continues after step 3",
+        "step 4/5  turns 4.0",
+        "log: train.log; each turn: turnkey view .; evaluate: turnkey eval .",
+    ]
+    assert lines[0][1] == ["trainer.total_training_steps=5"]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        app([*arguments, "--verbose"])
+    assert f"noise of vLLM in {run.parent}\n" in capfd.readouterr().out
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(SystemExit, match=r"^0$"):
+        app(arguments)
+    assert capfd.readouterr().out.startswith(". has no checkpoint yet: it starts over from step 0\nverl-turnkey 1.0:")
 
 
 def test_going_on_after_the_last_step_trains_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
