@@ -42,6 +42,7 @@ WITHOUT_A_LINE = {
     "former-trainer": "a program with verl's former trainer: tests/contract/plugins/test_registration.py",
     "group-replaces-choice": "a configuration file of the user's: test_config.py",
     "group-replaces-override": "a configuration file of the user's: test_config.py",
+    "heads-of-checkpoint": "checkpoints of an earlier run: test_whole_checkpoints.py",
     "log-of-another-run": "the log of an earlier run: tests/unit/plugins/checks/test_log_folder.py",
     "log-of-earlier-start": "the log of an earlier run: tests/unit/plugins/checks/test_log_folder.py",
     "mcp-package-missing": "an installation without the package: tests/unit/plugins/checks/test_checks_of_mcp.py",
