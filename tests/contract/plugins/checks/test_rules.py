@@ -28,7 +28,7 @@ from verl_turnkey.plugins.checks.rule_table import RANGE, rules
 from verl_turnkey.plugins.checks.values import RANGES, Range, check_ranges
 
 LINES = yaml.safe_load((Path(__file__).parents[3] / "data" / "rule_lines.yaml").read_text(encoding="utf-8"))
-"""id -> ``trips`` and ``passes``, what follows ``BASE``; without ``passes`` it is the plain recipe"""
+"""id -> ``trips``, ``trips_too`` (of another key) and ``passes``, what follows ``BASE``; no ``passes``: plain recipe"""
 PLAIN = "+turnkey=gigpo"
 SWITCHES = ("+turnkey", "++turnkey", "turnkey/")
 # Rules that no launch line alone trips, and what they need.
@@ -125,6 +125,7 @@ def test_every_rule_has_a_line_or_a_reason():
 def test_a_line_trips_the_rule_and_another_does_not(ids: Ids, id: str):
     line = LINES[id]
     assert id in ids(line["trips"])
+    assert id in ids(line.get("trips_too", line["trips"]))
     assert id not in ids(line.get("passes", PLAIN))
 
 
