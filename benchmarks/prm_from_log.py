@@ -11,6 +11,7 @@ that are means of training labels.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -45,6 +46,7 @@ def run(
 ) -> None:
     """Run each stage whose output ``out`` lacks: the run, the examples, the model, the scores. Then print the table."""
     out = out.resolve()
+    keep_settings(out, steps=steps, model=model, held_out=held_out, label=label)
     options = ["--model", model, "--n-val", "16"]
     for override in WHOLE_LOG.split():
         options += ["--override", override]
@@ -67,6 +69,16 @@ def run(
             rows[SCORE] = scores(folder, rows["messages"])
             rows[["episode", "turn", SCORE]].to_parquet(file)
     table(out)
+
+
+def keep_settings(out: Path, **settings: object) -> None:
+    """Write the settings into ``out``; refuse others than those that are there, by which its stages were made."""
+    file = out / "settings.json"
+    before = json.loads(file.read_text()) if file.exists() else settings
+    if changed := [f"--{name.replace('_', '-')} {before[name]}" for name in settings if before[name] != settings[name]]:
+        raise typer.BadParameter(f"{out} was made with {' '.join(changed)}: repeat that, or choose another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(settings))
 
 
 def _folder(model: str) -> Path:

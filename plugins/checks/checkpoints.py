@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
+from verl_turnkey.plugins.checks.value_heads import check_resumed_heads
 from verl_turnkey.plugins.config.checkpoint_files import FSDP, NAMES, TRACKER, fault, has_memory, newest_whole, roles
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.prm import FOLDER as PRM
@@ -63,10 +64,12 @@ def check_resume(config: DictConfig, *, use_critic: bool, remembers: bool | None
     ``remembers``: whether the method stores a file of its own in checkpoints; None: as its parameters say.
 
     Raises:
-        ConfigError: no checkpoint is complete, or the one in ``trainer.resume_from_path`` is not.
+        ConfigError: no checkpoint is complete, or the one in ``trainer.resume_from_path`` is not; or its critic has
+            other heads.
     """
     trainer = config.trainer
     _check_mode(trainer)
+    folder = None
     if trainer.resume_mode == "resume_path" and isinstance(trainer.resume_from_path, str):
         folder = Path(trainer.resume_from_path).absolute()
         if joins_cluster(config) and not folder.is_dir():
@@ -81,6 +84,9 @@ def check_resume(config: DictConfig, *, use_critic: bool, remembers: bool | None
             f"{selected.fault}; no other checkpoint in {Path(trainer.default_local_dir).absolute()} is complete. To "
             "start over set trainer.resume_mode=disable, or another trainer.default_local_dir",
         )
+    folder = selected.folder if selected else folder
+    if use_critic and folder:
+        check_resumed_heads(folder / "critic", config)
 
 
 def _check_mode(trainer: DictConfig) -> None:

@@ -1,13 +1,16 @@
-"""Driver checks of a critic with several heads: the engine has to build it, and settings of verl's value loss end."""
+"""Checks of a critic with several heads: the engine has to build it, and a checkpoint has to have as many."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ValueHead
-from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.config.checkpoint_files import FSDP
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of
+from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
+from verl_turnkey.plugins.config.checkpoint_files import FSDP, damage
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of, turnkey_config
 
 
 def heads_of(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[ValueHead, ...]:
@@ -41,4 +44,25 @@ def check_value_heads(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic:
         warn(
             "heads-aggregation",
             f"critic.loss_agg_mode={mean} has no effect: {what}, each of which is fitted at one token of a turn",
+        )
+
+
+def check_resumed_heads(folder: Path, config: DictConfig) -> None:
+    """Refuse to resume from the critic in ``folder`` with another number of heads; verl saves the model's config there.
+
+    Raises:
+        ConfigError: names the keys to change.
+    """
+    file = folder / "huggingface" / "config.json"
+    if str(config.critic.strategy) not in FSDP or damage(file):
+        return
+    names = json.loads(file.read_text(encoding="utf-8")).get("id2label")
+    heads = len(heads_of(config, turnkey_config(config))) or 1
+    if names is not None and len(names) != heads:
+        raise Refusal(
+            "heads-of-checkpoint",
+            f"the critic in {folder} was trained with another number of heads ({len(names)}) than "
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} reads ({heads}): set algorithm.adv_estimator to "
+            f"the method that trained it (for hae also turnkey.credit.heads={len(names)}), or start over with "
+            "trainer.resume_mode=disable",
         )

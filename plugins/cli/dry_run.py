@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import wraps
 
 from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
@@ -104,7 +105,8 @@ def _until_ray() -> DictConfig | None:
     from verl.trainer import main_ppo
 
     started: list[DictConfig] = []
-    original, main_ppo.run_ppo = main_ppo.run_ppo, lambda config, **_: started.append(config)
+    original = main_ppo.run_ppo
+    main_ppo.run_ppo = wraps(original)(lambda config, **_: started.append(config))  # wrapped: no run to guard
     # verl warns about every method without a critic; the header names the method.
     warnings.filterwarnings("ignore", message="Disabled critic")
     try:

@@ -63,6 +63,7 @@ def evaluate(
     turnkey eval runs/babyai --panel babyai-48
     """
     require_verl("eval")
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
     from verl_turnkey.envs.panels import PLACES
     from verl_turnkey.envs.tasks import HELD_OUT_SPLITS
     from verl_turnkey.envs.user_modules import import_modules

@@ -103,7 +103,7 @@ KINDS = {
         use=(
             "turnkey env-check my/{camel}-v0 --module {file}",
             "turnkey train {file} --model MODEL turnkey.rollout.prompt=conversation "
-            "turnkey.rollout.max_tokens_per_turn=32",
+            "turnkey.rollout.max_tokens_per_turn=32 turnkey.rollout.max_turns=6",
         ),
     ),
 }

@@ -27,7 +27,9 @@ def train(
     task_folder: Annotated[Path | None, typer.Option("--tasks", help="default: <out>/tasks; written if absent")] = None,
     n_train: Annotated[int, typer.Option("--train", min=1, help="training tasks to write")] = 1024,
     n_val: Annotated[int, typer.Option("--val", min=1, help="validation tasks to write")] = 128,
-    print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
+    print_only: Annotated[
+        bool, typer.Option("--print", help="write the tasks, print the launch line, and stop")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="show all output of verl, not a line per step")] = False,
 ) -> None:
     """Train on ENVIRONMENT. Writes the tasks and the launch line, and runs the line after all checks.
@@ -55,7 +57,8 @@ def train(
         further=overrides or (),
     )
     if launch.write_tasks(played, tasks, n_train, n_val):
-        typer.echo(f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}", err=True)
+        written = f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}"
+        typer.echo(f"# {written}" if print_only else written, err=not print_only)
     if print_only:
         typer.echo(launch.shown(lines))
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ class _Once(logging.Filter):
 
 
 continuous_token_wiring.logger.addFilter(_Once())
+continuous_token_wiring.logger.setLevel(os.environ.get("VERL_LOGGING_LEVEL", "WARN"))  # as verl's other loggers
 
 
 def model_type(worker: Any) -> str | None:

@@ -53,3 +53,16 @@ def test_the_table_of_a_log(tmp_path: Path, model_dir: Path):
     assert cells["| prior"].startswith("0.500")
     test = rows.reset_index(drop=True)
     assert prm_from_log.auc_difference(list(test["label"]), list(1 - test["label"]), test)[0] == pytest.approx(1.0)
+
+
+def test_a_folder_keeps_to_the_settings_it_was_made_with(tmp_path: Path):
+    """Otherwise a model that learned one kind of label would be tested on the other."""
+    settings = {"steps": 10, "model": "smollm2", "held_out": 0.3, "label": "outcome"}
+    for _ in range(2):
+        prm_from_log.keep_settings(tmp_path, **settings)
+    words = ["run", str(tmp_path), "--label", "state", "--held-out", "0.5"]
+    done = CliRunner().invoke(prm_from_log.app, words)
+    assert done.exit_code == 2
+    said = " ".join(done.output.replace("│", " ").split())
+    assert "was made with --held-out 0.3 --label outcome: repeat that, or choose another folder" in said
+    assert {path.name for path in tmp_path.iterdir()} == {"settings.json"}

@@ -28,7 +28,7 @@ from verl_turnkey.plugins.checks.rule_table import RANGE, rules
 from verl_turnkey.plugins.checks.values import RANGES, Range, check_ranges
 
 LINES = yaml.safe_load((Path(__file__).parents[3] / "data" / "rule_lines.yaml").read_text(encoding="utf-8"))
-"""id -> ``trips`` and ``passes``, what follows ``BASE``; without ``passes`` it is the plain recipe"""
+"""id -> ``trips``, ``trips_too`` (of another key) and ``passes``, what follows ``BASE``; no ``passes``: plain recipe"""
 PLAIN = "+turnkey=gigpo"
 SWITCHES = ("+turnkey", "++turnkey", "turnkey/")
 # Rules that no launch line alone trips, and what they need.
@@ -42,6 +42,7 @@ WITHOUT_A_LINE = {
     "former-trainer": "a program with verl's former trainer: tests/contract/plugins/test_registration.py",
     "group-replaces-choice": "a configuration file of the user's: test_config.py",
     "group-replaces-override": "a configuration file of the user's: test_config.py",
+    "heads-of-checkpoint": "checkpoints of an earlier run: test_whole_checkpoints.py",
     "log-of-another-run": "the log of an earlier run: tests/unit/plugins/checks/test_log_folder.py",
     "log-of-earlier-start": "the log of an earlier run: tests/unit/plugins/checks/test_log_folder.py",
     "mcp-package-missing": "an installation without the package: tests/unit/plugins/checks/test_checks_of_mcp.py",
@@ -124,6 +125,7 @@ def test_every_rule_has_a_line_or_a_reason():
 def test_a_line_trips_the_rule_and_another_does_not(ids: Ids, id: str):
     line = LINES[id]
     assert id in ids(line["trips"])
+    assert id in ids(line.get("trips_too", line["trips"]))
     assert id not in ids(line.get("passes", PLAIN))
 
 

@@ -155,6 +155,19 @@ def test_a_critic_must_be_whole_too(config: Any, tmp_path: Path):
     assert "global_step_4/critic/optim" in check(config, use_critic=True)[0]
 
 
+@pytest.mark.parametrize("resume", ["auto", "resume_path"])
+def test_a_critic_must_have_the_heads_that_the_method_reads(compose: Compose, tmp_path: Path, resume: str):
+    folder = save(tmp_path, 3, roles=("actor", "critic"))
+    (folder / "critic" / "huggingface").mkdir()
+    (folder / "critic" / "huggingface" / "config.json").write_text('{"id2label": {"0": "LABEL_0"}}')
+    lines = [f"trainer.resume_mode={resume}"]
+    lines += [f"trainer.resume_from_path={folder}"] if resume == "resume_path" else []
+    with pytest.raises(ConfigError, match=rf"{folder}/critic was trained with another number of heads \(1\)"):
+        check(composed(compose, tmp_path, *lines, recipe="hae"), use_critic=True)
+    assert check(composed(compose, tmp_path, *lines, "turnkey.credit.heads=1", recipe="hae"), use_critic=True) == []
+    assert check(composed(compose, tmp_path, *lines, recipe="turn_gae"), use_critic=True) == []
+
+
 def test_a_file_of_a_method_that_does_not_run_may_be_damaged(compose: Compose, tmp_path: Path):
     halve(save(tmp_path, 4) / "turnkey_credit.json")
     config = composed(compose, tmp_path, recipe="gigpo")

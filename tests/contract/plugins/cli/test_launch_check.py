@@ -275,7 +275,8 @@ def test_a_flag_without_its_value_is_left_to_hydra(stock_overrides, monkeypatch,
 def test_flags_may_stand_behind_the_overrides(stock_overrides, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", sys.argv)
     folder = tmp_path / "outputs"
-    line = ["+turnkey=gigpo", *stock_overrides, f"hydra.run.dir={folder}", "--config-name=ppo_trainer"]
+    saves = ["trainer.save_freq=1", f"trainer.default_local_dir={folder}/checkpoints"]
+    line = ["+turnkey=gigpo", *stock_overrides, *saves, f"hydra.run.dir={folder}", "--config-name=ppo_trainer"]
     assert dry_run(line) == 0
     assert "ready: nothing was started" in capsys.readouterr().out
     assert not folder.exists()

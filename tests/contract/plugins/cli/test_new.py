@@ -139,9 +139,12 @@ def test_a_file_of_ones_own_runs_by_itself(tmp_path, monkeypatch, kind, printed)
 def test_an_environment_of_ones_own_is_one_to_train_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = ran("new", "env", "count_up", "--out", "games/mine.py")
-    assert (
-        "    turnkey env-check my/CountUp-v0 --module games/mine.py\n    turnkey train games/mine.py --model" in lines
-    )
+    check_line, train_line = (line.strip() for line in lines.splitlines() if line.startswith("    turnkey"))
+    assert check_line == "turnkey env-check my/CountUp-v0 --module games/mine.py"
+    assert train_line.startswith("turnkey train games/mine.py --model")
+    assert train_line.endswith("turnkey.rollout.max_turns=6")  # else 50 turns of a model that writes no action
+    hints = [line for line in Path("games/mine.py").read_text().splitlines() if line.lstrip().startswith("#")]
+    assert all(any(word in hint for hint in hints) for word in ("turnkey.rollout.max_turns", "admissible="))
     try:
         import_modules(["games/mine.py"])
         report = check("my/CountUp-v0", processes=0, seeds=2, rollouts=4, steps=12)

@@ -20,7 +20,9 @@ from verl.trainer.ppo.utils import Role
 from verl.utils import tensordict_utils as tu
 from verl.utils.model import load_valuehead_model
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.methods.hae import HEADS
+from verl_turnkey.plugins.checks.value_heads import check_resumed_heads
 from verl_turnkey.plugins.credit.heads import target_field, value_field
 from verl_turnkey.plugins.critic.worker import HeadedCritic, heads_loss, labels, learnt_positions
 from verl_turnkey.plugins.trainer import worker_setup
@@ -165,6 +167,22 @@ def test_a_checkpoint_has_the_heads(built, ranks, decided, tmp_path):
     assert apart_values(critics_values(made, decided), first) > 0.01
     ranks[1].ask_all("checkpoint", "critic", "load_checkpoint", str(tmp_path))
     assert apart_values(critics_values(made, decided), first) == 0
+
+
+def test_only_a_critic_with_as_many_heads_is_resumed_from(ready, ranks, tmp_path):
+    """The checkpoints are verl's: of its own critic of one value, and of one with three heads."""
+    config = ready(1, *OVERRIDES, recipe="hae").config
+    ranks[1].ask_all("checkpoint", "critic", "save_checkpoint", str(tmp_path / "1"))
+    ranks[1].ask_all("build_heads", config.critic, HEADS, 0)
+    ranks[1].ask_all("checkpoint", "critic", "save_checkpoint", str(tmp_path / "3"))
+    for reads, other in ((3, 1), (1, 3)):
+        config.turnkey.credit.heads = reads
+        check_resumed_heads(tmp_path / str(reads), config)
+        message = (
+            rf"{tmp_path}/{other} was .* heads \({other}\) than .*=hae reads \({reads}\): .*credit.heads={other}\)"
+        )
+        with pytest.raises(ConfigError, match=message):
+            check_resumed_heads(tmp_path / str(other), config)
 
 
 def critics_values(made: Any, rollout: Rollout) -> dict[str, Mapping[str, list[float]]]:

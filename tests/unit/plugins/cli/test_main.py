@@ -36,8 +36,12 @@ def test_train_refuses_a_line_before_it_writes_tasks(tmp_path, arguments, words)
     done = CliRunner().invoke(app, ["train", "frozenlake", *small, *arguments])
     assert words in str(done.exception)
     assert not (tmp_path / "run").exists()
-    CliRunner().invoke(app, ["train", "frozenlake", *small], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["train", "frozenlake", *small], catch_exceptions=False)
     assert (tmp_path / "run" / "tasks" / "val.parquet").is_file()
+    comment = f"# 1 training and 1 validation tasks of turnkey/FrozenLake-v0 in {tmp_path}/run/tasks\n"
+    assert done.stdout.startswith(f"{comment}python -m verl.trainer.main_ppo")
+    again = CliRunner().invoke(app, ["train", "frozenlake", *small], catch_exceptions=False)
+    assert again.stdout.startswith("python -m")
 
 
 @pytest.mark.parametrize("option", ["--train", "--val"])
