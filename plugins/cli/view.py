@@ -116,6 +116,6 @@ def view(
     text = page.html(page.blocks(read, max_mb), live=False)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
-    typer.echo(f"{sum(len(run.episodes) for run in read)} episodes in {out} ({len(text) / 1e6:.1f} MB)")
+    typer.echo(f"{sum(len(run.episodes) for run in read)} episodes in {out.resolve()} ({len(text) / 1e6:.1f} MB)")
     if open_it and not webbrowser.open(address := out.resolve().as_uri()):
         typer.echo(f"no browser could be started here: open {address}")

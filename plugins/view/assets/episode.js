@@ -120,13 +120,16 @@ export function unknown(key) {
   };
 }
 
+const COMPOSED =
+  "sum of the rewards of turnkey.rewards: the penalty of an invalid action lowers the credit of its turn, not this return";
+
 function head(run, e, beside, place, members) {
   const facts = [
     ["step", number(run.of("global_step", e))],
     ["seed", run.of("seed", e) ?? "–"],
     ["turns", number(run.of("turns", e))],
     ["env return", number(run.of("env_return", e))],
-    ["composed return", number(run.of("composed_return", e))],
+    ["composed return", number(run.of("composed_return", e)), COMPOSED],
     [
       "weights",
       run.of("weights_min", e) === run.of("weights_max", e)
@@ -160,7 +163,7 @@ function head(run, e, beside, place, members) {
       h(
         "dl",
         { class: "facts" },
-        facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+        facts.map(([name, value, title]) => h("div", { title }, h("dt", {}, name), h("dd", {}, value))),
       ),
       beside
         ? h(

@@ -140,7 +140,7 @@ function rewards(group, i) {
     { class: "cost" },
     h("span", {}, `reward ${number(group.at("reward", i))}`),
     h("span", {}, `composed reward ${number(total)}`, told(terms)),
-    penalty ? h("span", {}, `penalty ${number(penalty)}`) : null,
+    penalty ? h("span", { title: "lowers the credit of this turn, not its reward" }, `penalty ${number(penalty)}`) : null,
     group.at("prompt_tokens", i) === null
       ? null
       : h(

@@ -261,6 +261,12 @@ def test_an_episode_shows_each_turn_with_its_credit_and_texts(browser, page):
     assert "Bring the" in browser.text(".turn .prompt")
     assert "<action>" in browser.text(".turns")
     assert browser.texts(".turn .cost span")[:2] == ["reward 0", "composed reward 0 = 0 chore + 0 env"]
+    titles = browser.run(
+        "return [...document.querySelectorAll('.facts div[title]')].map((e) => [e.innerText, e.title])"
+    )
+    assert [
+        title for text, title in titles if "composed return" in text and "invalid action lowers the credit" in title
+    ]
     browser.run("document.querySelector('.compared').open = true")
     browser.until("return document.querySelector('.compared td a')")
     # another part of the credit, in the address too

@@ -263,11 +263,12 @@ def test_vendored_files_are_the_published_ones():
     assert listed == {path.name for path in vendor.iterdir()}
 
 
-def test_the_command(run, hostile, tmp_path):
+def test_the_command(run, hostile, tmp_path, monkeypatch):
     out = tmp_path / "new" / "page.html"
-    done = CliRunner().invoke(app, ["view", str(run), str(hostile), "--out", str(out)], catch_exceptions=False)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["view", str(run), str(hostile), "--out", "new/page.html"], catch_exceptions=False)
     assert done.exit_code == 0
-    assert re.search(r"\d+ episodes in .*page\.html \(\d\.\d MB\)", done.output)
+    assert re.search(rf"\d+ episodes in {out.resolve()} \(\d\.\d MB\)", done.output)
     assert 'id="run-1"' in out.read_text(encoding="utf-8")
 
 
