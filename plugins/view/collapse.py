@@ -77,8 +77,7 @@ class Change(NamedTuple):
 def fall(success: Curve, validation: Curve | None = None) -> Fall | None:
     """The last time that success was half lost, by more than chance explains and unless validation held meanwhile.
 
-    Levels are means of 3 steps; where these show no fall, of 6, 12, ... steps: the fewer groups a step has, the longer
-    it takes until a fall is no chance.
+    Levels are means of 3 steps; where these show no fall, of 6, 12, ... steps: with few groups a step, 3 are too noisy.
     """
     curve, width = finite(success), RECENT
     while (drop := _fall(curve, width)) is None:

@@ -163,7 +163,7 @@ MUTATIONS = [
         "start = len(beyond) - int(np.argmin(beyond[::-1])) if not beyond.all() else 0",
         "start = int(np.argmax(beyond))",
     ),
-    ("plugins/view/training.py", '~flag(run.episodes["validation"])', '~flag(run.episodes["truncated"])'),
+    ("plugins/view/training.py", 'flag(episodes["validation"])', 'flag(episodes["truncated"])'),
     ("plugins/view/health.py", '(history.turns["turn"] > 0) & ', ""),
     ("plugins/view/training.py", '("at", "action", "anchor")', '("at", "action")'),
     ("plugins/view/collapse.py", "(high >= LEAST) & ", ""),
