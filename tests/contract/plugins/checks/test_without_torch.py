@@ -42,5 +42,6 @@ def test_every_line_is_told_the_same(model_dir: Path, tmp_path: Path):
         whole = {line: told(drive, line) for line in typed}
     needing = [line for line, text in quick.items() if text.startswith("needs ")]
     differing = {line: (quick[line], whole[line]) for line in quick if lasting(quick[line]) != lasting(whole[line])}
-    assert differing.keys() == {*needing}
+    unlike = {line: (quick[line], whole[line]) for line in differing.keys() ^ {*needing}}
+    assert not unlike
     assert len(needing) < len(typed) / 6
