@@ -255,7 +255,7 @@ def test_reinforce_takes_each_episode_once():
 
 
 def _line(variant: str, lr: float, seed: int, success: list[float], **further) -> lines.Line:
-    about = {"task": "doorkey", "variant": variant, "lr": lr, "seed": seed, "warm_start": f"of {seed}"}
+    about = {"task": "doorkey", "variant": variant, "lr": lr, "seed": seed, "overrides": [], "warm_start": f"of {seed}"}
     steps = {
         4 * i: {"val-core/doorkey/acc/mean@1": value, "episode/success_rate": value, "episode/count": 64.0}
         | {"episode/failed": 0.0, "episode/length/mean": 10.0, "rows/trained_tokens": 1000.0}

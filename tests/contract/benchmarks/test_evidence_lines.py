@@ -28,8 +28,8 @@ def _line(task: str, variant: str, seed: int, success: list[float], lr: float = 
         | {"episode/failed": 0.0, "episode/length/mean": 10.0}
         for i, value in enumerate(success)
     }
-    about = {"task": task, "variant": variant, "lr": lr, "seed": seed, "warm_start": f"of {task} {seed}", **about}
-    return lines.line(about, steps)
+    key = {"task": task, "variant": variant, "lr": lr, "seed": seed}
+    return lines.line({**key, "overrides": [], "warm_start": f"of {task} {seed}", **about}, steps)
 
 
 # --- one run ----------------------------------------------------------------------------------------------------------
