@@ -62,10 +62,10 @@ def three_errands(model: str) -> Setup:
     return Setup(
         env="turnkey/Errands-v0",
         kwargs=kwargs,
-        warm_start=("imitation.py", "--model", model, "--episodes", "60", "--kwargs", json.dumps(kwargs)),
-        steps=14,
+        warm_start=("imitation.py", "--model", model, "--episodes", "150", "--kwargs", json.dumps(kwargs)),
+        steps=12,
         n_val=64,
-        job={**JOB, "task": (*house, *sizes, cache, BYPASS)},
+        job={**JOB, "lr": 2e-5, "task": (*house, *sizes, cache, BYPASS)},
     )
 
 
