@@ -146,7 +146,7 @@ def played(log: Path) -> tuple[StepBatch, np.ndarray]:
         step=turns["turn"].to_numpy(),
         reward=turns["composed_reward"].to_numpy(dtype=float),
         anchor=turns["anchor"].tolist(),
-        action=turns["action"].tolist(),
+        action=turns["action"].astype(object).where(turns["action"].notna(), None).tolist(),  # none was read
         valid=turns["valid"].to_numpy(dtype=bool),
         terminated=turns["terminated"].to_numpy(dtype=bool),
         truncated=turns["truncated"].to_numpy(dtype=bool),

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from verl_turnkey.advantage import StepBatch
+from verl_turnkey.advantage import StepBatch, compute_credit
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
@@ -53,6 +54,19 @@ def test_credit_is_held_against_the_values_of_states() -> None:
     for numbers in found["methods"].values():
         assert numbers["sign"] == 1.0
         assert numbers["interval"][0] <= numbers["correlation"] <= numbers["interval"][1]
+
+
+def test_a_turn_without_an_action_is_a_step_too(monkeypatch) -> None:
+    episodes = {"episode": ["e"], "group": ["g"], "success": [True], "split": ["train"], "parent": [None]}
+    turns = {"episode": ["e"] * 2, "turn": [0, 1], "extra": ['{"turn_value": 0.25}', '{"turn_value": 0.5}']}
+    turns |= {"composed_reward": [0.0, 1.0], "anchor": ["a", "b"], "action": [None, "go"], "valid": [False, True]}
+    turns |= {"terminated": [False, True], "truncated": [False, False], "response_tokens": [3, 2]}
+    tables = {"episodes": pd.DataFrame({**episodes, "failed": [None]}), "turns": pd.DataFrame(turns)}
+    tables["turns"]["action"] = pd.Series([None, "go"], dtype="str")
+    monkeypatch.setattr(real_model, "read", lambda _, table: tables[table])
+    steps, values = real_model.played(Path("log"))
+    assert list(values) == [0.25, 0.5]
+    assert compute_credit("gigpo", steps).advantage.shape == (2,)
 
 
 def test_the_tables_are_made_from_the_kept_lines(tmp_path: Path, monkeypatch, capsys) -> None:
