@@ -187,7 +187,7 @@ def against_values(steps: StepBatch, values: np.ndarray, rollouts: int) -> dict[
 @app.command()
 def table() -> None:
     """Print both tables as Markdown."""
-    heads = ["method", "seeds", "success before", "after", "mean of the training steps", "after, less gigpo's"]
+    heads = ["method", "seeds", "success before", "after", "mean over the training steps", "after, minus gigpo's"]
     runs = pd.DataFrame(lines("run"))
     solved_by = {(run.method, run.seed): np.array(run.solved_after) for run in runs.itertuples()}
     rows = []

@@ -200,8 +200,8 @@ def _played(runs: Iterable[Run]) -> str:
 
 def _as_run(line: Line) -> Run:
     overrides = dict(override.split("=", 1) for override in line["overrides"])
-    shown = {"algorithm.adv_estimator": line["variant"], "data.seed": line["seed"]}
-    return lines.as_run(line, shown | {GROUP_SIZE: int(overrides.get(GROUP_SIZE, Variant.rollouts))})
+    config = {"algorithm.adv_estimator": line["variant"], "data.seed": line["seed"]}
+    return lines.as_run(line, config | {GROUP_SIZE: int(overrides.get(GROUP_SIZE, Variant.rollouts))})
 
 
 def _by_name(runs: Sequence[Run], own: Sequence[Line]) -> dict[str, list[Run]]:

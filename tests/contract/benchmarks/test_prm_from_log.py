@@ -63,6 +63,6 @@ def test_a_folder_keeps_to_the_settings_it_was_made_with(tmp_path: Path):
     words = ["run", str(tmp_path), "--label", "state", "--held-out", "0.5"]
     done = CliRunner().invoke(prm_from_log.app, words)
     assert done.exit_code == 2
-    said = " ".join(done.output.replace("│", " ").split())
-    assert "was made with --held-out 0.3 --label outcome: repeat that, or choose another folder" in said
+    message = " ".join(done.output.replace("│", " ").split())
+    assert "was made with --held-out 0.3 --label outcome: repeat that, or choose another folder" in message
     assert {path.name for path in tmp_path.iterdir()} == {"settings.json"}

@@ -105,8 +105,8 @@ START = Path(__file__).parents[3] / "data" / "start.txt"
 
 def test_a_start_names_its_phases():
     reader = Reader()
-    shown = list(reader.lines(START.open(encoding="utf-8")))
-    assert [line for line in shown if not line.startswith(("  ", "verl-turnkey"))] == [
+    lines = list(reader.lines(START.open(encoding="utf-8")))
+    assert [line for line in lines if not line.startswith(("  ", "verl-turnkey"))] == [
         "starting Ray ...",
         "starting verl's trainer ...",
         "reading the tasks ...",
@@ -126,8 +126,8 @@ def test_a_start_without_validation_or_from_a_checkpoint():
     text = text.replace("Checkpoint tracker file does not exist: ", "Found checkpoint: %s ").replace(
         "| 0/6 [", "| 4/6 ["
     )
-    shown = [line for line in Reader().lines(text.splitlines()) if line.endswith(" ...")]
-    assert shown[4:] == [
+    lines = [line for line in Reader().lines(text.splitlines()) if line.endswith(" ...")]
+    assert lines[4:] == [
         "starting vLLM ...",
         "starting the agent loops ...",
         "loading the checkpoint ...",
@@ -139,9 +139,9 @@ def test_a_run_of_minutes_says_what_it_is_doing(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(console, "LINE_EVERY", -1.0)
     program = "import time; time.sleep(2); print('ray init kwargs: {}', flush=True); time.sleep(2)"
     assert run(program, tmp_path) == 0
-    shown = capfd.readouterr().out.splitlines()
-    assert shown[0] == "running for 0 min"
-    assert {*shown[1:-1]} == {"running for 0 min", "starting Ray ...", "running for 0 min: starting Ray"}
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == "running for 0 min"
+    assert {*lines[1:-1]} == {"running for 0 min", "starting Ray ...", "running for 0 min: starting Ray"}
 
 
 def test_several_data_sources_are_averaged():

@@ -16,13 +16,13 @@ def jump(at: int, before: float, after: float, kind="size") -> Curve:
 
 
 def test_a_fall_by_hand():
-    found = fall(SUCCESS)
-    assert found.best == pytest.approx((0.5 + 0.4 + 0.5) / 3)
-    assert found.best_at == 6
-    assert found.last == pytest.approx(0.1 / 3)
-    assert found.turn == 8  # where most was lost, though the mean of three steps is below half only from 9 on
-    assert found.steps == [9, 10, 11, 12]
-    assert found.within == (1, 11)
+    drop = fall(SUCCESS)
+    assert drop.best == pytest.approx((0.5 + 0.4 + 0.5) / 3)
+    assert drop.best_at == 6
+    assert drop.last == pytest.approx(0.1 / 3)
+    assert drop.turn == 8  # where most was lost, though the mean of three steps is below half only from 9 on
+    assert drop.steps == [9, 10, 11, 12]
+    assert drop.within == (1, 11)
 
 
 @pytest.mark.parametrize(
@@ -91,25 +91,25 @@ def test_a_fall_that_was_made_good():
     """A real run of the quickstart with four times its learning rate: success in 12 steps of training."""
     values = [0.438, 0.359, 0.203, 0.266, 0.109, 0.375, 0.5, 0.641, 0.781, 0.719, 0.703, 0.719]
     assert fall(Curve(STEPS, np.array(values), episodes=8)) is None  # of its 8 groups a step, half may be luck
-    found = fall(Curve(STEPS, np.array(values)))
-    assert (found.best, found.best_at) == (0.438, 1)
-    assert found.last == pytest.approx((0.203 + 0.266 + 0.109) / 3)
-    assert (found.turn, found.steps, found.back) == (3, [5], 6)
+    drop = fall(Curve(STEPS, np.array(values)))
+    assert (drop.best, drop.best_at) == (0.438, 1)
+    assert drop.last == pytest.approx((0.203 + 0.266 + 0.109) / 3)
+    assert (drop.turn, drop.steps, drop.back) == (3, [5], 6)
     kl = [0.014, 0.018, 0.082, 0.02, 0.001, 0.003, 0.003, 0.003, 0.002, 0.005, 0.002, 0.001]
-    told_of = changes({"KL": Curve(STEPS, np.array(kl), "peak", 0.02)}, found)
+    told_of = changes({"KL": Curve(STEPS, np.array(kl), "peak", 0.02)}, drop)
     assert [(each.step, each.before, each.after) for each in told_of] == [(3, 0.003, 0.082)]
     norm = [0.254, 0.351, 3.0, 0.377, 0.153, 0.325, 0.324, 0.228, 0.256, 0.536, 0.273, 0.414]
-    assert changes({"norm": Curve(STEPS, np.array(norm), "peak")}, found) == []  # nothing was usual yet
-    assert changes({"KL": Curve(STEPS, np.array(kl), "peak", 0.03)}, found) == []
+    assert changes({"norm": Curve(STEPS, np.array(norm), "peak")}, drop) == []  # nothing was usual yet
+    assert changes({"KL": Curve(STEPS, np.array(kl), "peak", 0.03)}, drop) == []
 
 
 @pytest.mark.parametrize("episodes", [8, 64])
 def test_the_run_on_the_page(episodes):
     """The one in docs/view-collapse.png, with 8 groups of 8 episodes a step: solved in the first step only."""
     success = Curve(STEPS, np.array([31 / 64] + 11 * [0.0]), episodes=episodes)
-    found = fall(success, Curve(np.array([0.0, 12.0]), np.array([0.42, 0.0])))
-    assert (found.best, found.best_at, found.last, found.turn) == (31 / 64, 1, 0.0, 3)
-    assert (found.steps, found.width, found.back) == (list(range(3, 13)), 3, None)
+    drop = fall(success, Curve(np.array([0.0, 12.0]), np.array([0.42, 0.0])))
+    assert (drop.best, drop.best_at, drop.last, drop.turn) == (31 / 64, 1, 0.0, 3)
+    assert (drop.steps, drop.width, drop.back) == (list(range(3, 13)), 3, None)
 
 
 def test_what_was_usual_is_what_was_before():
@@ -119,8 +119,8 @@ def test_what_was_usual_is_what_was_before():
 
 
 def test_of_two_falls_the_last_counts():
-    found = fall(Curve(np.arange(1.0, 15), np.array([0.5, 0.5, 0, 0, 0, 0.5, 0.5, 0.5, 0.6, 0, 0, 0, 0.6, 0.6])))
-    assert (found.steps, found.back, found.last) == ([11, 12, 13], 14, 0.0)
+    drop = fall(Curve(np.arange(1.0, 15), np.array([0.5, 0.5, 0, 0, 0, 0.5, 0.5, 0.5, 0.6, 0, 0, 0, 0.6, 0.6])))
+    assert (drop.steps, drop.back, drop.last) == ([11, 12, 13], 14, 0.0)
 
 
 def test_steps_without_a_number_and_out_of_order():
@@ -139,12 +139,12 @@ def test_what_changed_stands_in_the_order_in_which_it_did():
         "not logged": Curve(STEPS, np.full(12, np.nan)),
         "never moved": Curve(STEPS, np.zeros(12)),
     }
-    found = changes(curves, fall(SUCCESS))
+    drop = changes(curves, fall(SUCCESS))
     late = fall(Curve(np.arange(1.0, 17), np.append(np.full(4, 0.4), SUCCESS.value)))
     assert late.within[0] == 5
     assert changes({"long ago": jump(4, 10, 20)}, late) == []
-    assert [(change.what, change.step) for change in found] == [("a cause", 6), ("at once", 8), ("afterwards", 10)]
-    assert (found[1].before, found[1].after) == pytest.approx((0.1, 0.9), abs=0.01)
+    assert [(change.what, change.step) for change in drop] == [("a cause", 6), ("at once", 8), ("afterwards", 10)]
+    assert (drop[1].before, drop[1].after) == pytest.approx((0.1, 0.9), abs=0.01)
 
 
 def test_noise_is_no_change():
