@@ -1,10 +1,11 @@
 """Does a tiny model learn the customer service by playing it? A warm start, then turn-level RL, without verl and vLLM.
 
-    python benchmarks/service_learning.py --method gigpo grpo_steps --seed 0
+    python benchmarks/service_learning.py --method gigpo grpo_steps --seeds 0 1 2
 
 A Qwen3 with random weights imitates careless clerks, who skip parts of the policy, and is then trained by the loop of
 examples/minimal_loop.py: each turn writes one call as text, in a conversation. To win, the model must copy ids that it
-has hardly seen: that takes more imitation than the defaults of a quick look. All methods start from the same model.
+has hardly seen: that takes more imitation than the defaults of a quick look. All methods of a seed start from the same
+model and are compared on the same validation cases; each difference has a 95 % bootstrap interval over those.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "examples" / "quickstart")]
 from imitation import encode, imitate  # noqa: E402
 from minimal_loop import Episode, Game, Sampler, train  # noqa: E402
 from model import build_model, build_tokenizer  # noqa: E402
+from page_tables import cell, table  # noqa: E402
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase  # noqa: E402
 
 from verl_turnkey.envs import make  # noqa: E402
@@ -95,8 +97,10 @@ def tokenizer_of(conversations: Sequence[list[dict[str, str]]], folder: Path) ->
 
 
 @torch.no_grad()
-def success(game: Game, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seeds: Sequence[int]) -> str:
-    """Success, policy violations and customer turns per episode, over one sampled episode of each seed."""
+def validate(
+    game: Game, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seeds: Sequence[int]
+) -> tuple[list[int], str]:
+    """Play one sampled episode of each seed: which were solved; success, policy violations and customer turns."""
     counts = {"policy_violations": 0, "user_turns": 0}
 
     class Counted(Conversation):
@@ -109,15 +113,15 @@ def success(game: Game, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
 
     torch.manual_seed(0)
     episodes = Counted(**vars(game)).play(Sampler(model, tokenizer, MOST_TOKENS), tokenizer, seeds, 1)
-    rate = np.mean([episode.info["success"] for episode in episodes])
+    solved = [int(episode.info["success"]) for episode in episodes]
     per_episode = ", ".join(f"{name} {count / len(episodes):.2f}" for name, count in counts.items())
-    return f"success {rate:.3f}, {per_episode} ({len(episodes)} episodes)"
+    return solved, f"success {np.mean(solved):.3f}, {per_episode} ({len(episodes)} episodes)"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", nargs="+", default=["gigpo"], help="estimators: turnkey methods")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--demos", type=int, default=800, help="demonstrated episodes")
     parser.add_argument("--epochs", type=int, default=8, help="of imitation")
     parser.add_argument("--steps", type=int, default=10, help="training steps")
@@ -126,36 +130,58 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--width", type=int, default=128)
     args = parser.parse_args()
+    runs = [(seed, *run) for seed in args.seeds for run in compare(seed, args)]
+    print(results_table(args.method, runs))
+
+
+def compare(seed: int, args: argparse.Namespace) -> Iterator[tuple[str, list[int]]]:
+    """Warm-start a model and train it with each method: "before" or a method, and the validation cases it solved."""
     began = time.perf_counter()
-    torch.manual_seed(args.seed)
+    torch.manual_seed(seed)
 
     def say(text: str) -> None:
-        print(f"{text} ({time.perf_counter() - began:.0f} s)", flush=True)
+        print(f"seed {seed}  {text} ({time.perf_counter() - began:.0f} s)", flush=True)
 
     won: list[bool] = []
     # Training seeds of the loop lie below 2**31.
-    first = 2**31 + args.seed * 100_000
-    conversations = list(demonstrations(range(first, first + args.demos), args.seed, won))
+    first = 2**31 + seed * 100_000
+    conversations = list(demonstrations(range(first, first + args.demos), seed, won))
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = tokenizer_of(conversations, Path(folder))
     samples = [encode(tokenizer, messages) for messages in conversations]
     model = build_model(tokenizer, layers=2, width=args.width)
     length = np.mean([len(ids) for ids, _ in samples])
     say(f"{len(samples)} demonstrations of {length:.0f} tokens, {np.mean(won):.2f} won")
-    rng, game = random.Random(args.seed), Conversation(ENV, KWARGS, "", 0, KWARGS["max_steps"])
+    rng, game = random.Random(seed), Conversation(ENV, KWARGS, "", 0, KWARGS["max_steps"])
     for epoch in range(args.epochs):
         rng.shuffle(samples)
         lr = 3e-3 * (1 - epoch / args.epochs)
         losses = list(imitate(model, samples, lr=lr, batch_size=16, pad=tokenizer.pad_token_id, bf16=False))
         say(f"imitation, epoch {epoch + 1}: loss {np.mean(losses):.3f}")
-    validated = range(first + 50_000, first + 50_000 + args.val)
-    say(f"before: {success(game, model, tokenizer, validated)}")
+    validation = range(first + 50_000, first + 50_000 + args.val)
+    solved, text = validate(game, model, tokenizer, validation)
+    say(f"before: {text}")
+    yield "before", solved
     sizes = {"steps": args.steps, "groups": args.groups, "rollouts": 8, "max_tokens": MOST_TOKENS, "lr": args.lr}
     for method in args.method:
         trained = copy.deepcopy(model)
-        for metrics in train(trained, tokenizer, game, method=method, params={}, seed=args.seed, **sizes):
+        for metrics in train(trained, tokenizer, game, method=method, params={}, seed=seed, **sizes):
             say(f"{method}  " + "  ".join(f"{name} {value:.3g}" for name, value in metrics.items()))
-        say(f"after {method}: {success(game, trained, tokenizer, validated)}")
+        solved, text = validate(game, trained, tokenizer, validation)
+        say(f"after {method}: {text}")
+        yield method, solved
+
+
+def results_table(methods: Sequence[str], runs: Sequence[tuple[int, str, list[int]]]) -> str:
+    """Success of each seed before and after, and the difference from the first method's, case by case, in Markdown."""
+    solved = {(seed, name): np.array(cases) for seed, name, cases in runs}
+    seeds = list(dict.fromkeys(seed for seed, *_ in runs))
+    rows = []
+    for name in ("before", *methods):
+        rates = " ".join(f"{solved[seed, name].mean():.2f}" for seed in seeds)
+        differences = np.concatenate([solved[seed, name] - solved[seed, methods[0]] for seed in seeds])
+        rows.append([f"`{name}`", rates, "" if name == methods[0] else cell(differences.tolist(), sign="+")])
+    return table(["method", f"success, seeds {' '.join(map(str, seeds))}", f"minus that of {methods[0]}"], rows)
 
 
 if __name__ == "__main__":

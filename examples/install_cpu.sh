@@ -112,7 +112,7 @@ for further in "$@"; do
 done
 stage "this repository, editable" install_repository
 if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
-  stage "bytecode" bytecode
+  stage "compile to bytecode" bytecode
 fi
 stage "check" check
 echo "$want" >"$stamp"

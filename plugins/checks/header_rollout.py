@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from verl_turnkey.envs.prompting.actions import instruction_of
 from verl_turnkey.envs.prompting.examples import Examples
 from verl_turnkey.envs.prompting.prompts import load_template
-from verl_turnkey.plugins.checks.files import shared_tasks, task_environments, tasks
+from verl_turnkey.plugins.checks.files import last_step, shared_tasks, task_environments, tasks
 from verl_turnkey.plugins.checks.header_run import Lines, Run, changed, plural
 from verl_turnkey.plugins.checks.sizes import AGENT, OURS
 from verl_turnkey.plugins.config.examples import load_examples
@@ -175,11 +176,9 @@ def _weighted(entry: Mapping[str, Any]) -> str:
 
 def _validation(run: Run) -> str:
     trainer, kwargs = run.config.trainer, run.config.actor_rollout_ref.rollout.val_kwargs
-    often = (
-        [] if (trainer.get("test_freq") or -1) <= 0 else [f"every {plural(trainer.test_freq, 'step')} and at the end"]
-    )
-    if trainer.get("val_before_train", True) or trainer.get("val_only"):
-        often.insert(0, "before the first step")
+    first, every = trainer.get("val_before_train", True) or trainer.get("val_only"), trainer.get("test_freq") or -1
+    between = "" if every < 0 or every >= (last_step(run.config) or math.inf) else f"every {plural(every, 'step')}"
+    often = [*filter(None, ("before the first step" if first else "", between, "at the end" if every > 0 else ""))]
     if not often:
         return "none"
     number = tasks(run.config, "val_files")
