@@ -99,16 +99,23 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> tuple
     """Ids and labels of a conversation, encoded piece by piece as in training; labels of the actions alone."""
     ids: list[int] = []
     labels: list[int] = []
-    before = ""
+    before, end = "", turn_end(tokenizer, messages[:2])
     for turn in range(1, len(messages), 2):
         prompt = tokenizer.apply_chat_template(messages[:turn], add_generation_prompt=True, tokenize=False)
-        action = messages[turn]["content"] + tokenizer.eos_token
+        action = messages[turn]["content"] + end
         for text, learned in ((prompt[len(before) :], False), (action, True)):
             piece = tokenizer(text, add_special_tokens=False).input_ids
             ids += piece
             labels += piece if learned else [IGNORE] * len(piece)
         before = prompt + action
     return ids, labels
+
+
+def turn_end(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> str:
+    """The token that ends the last message in the chat template, which need not be the tokenizer's end of sequence."""
+    after = tokenizer.apply_chat_template(messages, tokenize=False).rpartition(messages[-1]["content"])[2]
+    first = tokenizer(after, add_special_tokens=False).input_ids[:1]
+    return tokenizer.decode(first) if first and first[0] in tokenizer.added_tokens_decoder else tokenizer.eos_token
 
 
 def imitate(

@@ -11,6 +11,7 @@ import inspect
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -26,6 +27,20 @@ _IMAGES = "images" in inspect.signature(continuous_token.ContinuousTokenBuilder.
 _NAMES = {"glm4_moe": "glm-4.7", "glm_moe_dsa": "glm-5"}
 """by which verl 0.9.0 knows models whose ``model_type`` is not like their name"""
 _ANEW = getattr(continuous_token, "DeepSeekVL2ContinuousTokenBuilder", ())
+
+
+class ContinuousTokenBuilder(continuous_token.ContinuousTokenBuilder):
+    """verl's builder of unknown models, also for templates in which user and model must alternate (Gemma 3, Mistral).
+
+    verl takes the ids of a message from a render in which it follows one of the user, which such templates refuse.
+    """
+
+    _BEFORE = ({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})
+
+    def _tokenize_single_non_tool(self, message: dict[str, Any], **kwargs: Any) -> list[int]:
+        with suppress(Exception):  # verl retries a template's refusal in another way, whose error may be any
+            return super()._tokenize_single_non_tool(message, **kwargs)
+        return self.render_delta_token_id([*self._BEFORE], [message], **kwargs)
 
 
 class _Once(logging.Filter):
@@ -59,7 +74,7 @@ def builder_of(config: DictConfig, tokenizer: Any, processor: Any, model_type: s
         ConfigError: verl chooses one by the ``model_type`` that the model's tokenizer does not suit.
     """
     try:
-        return _builder_of(config, tokenizer, processor, model_type)
+        return _suited(_builder_of(config, tokenizer, processor, model_type))
     except ValueError as error:
         raise ConfigError(
             f"verl makes the prompts of model_type={model_type} with a builder that this model's tokenizer does not "
@@ -89,8 +104,14 @@ def _builder_of(config: DictConfig, tokenizer: Any, processor: Any, model_type: 
 
 def builder_of_loop(loop: Any) -> Any:
     """The builder of an agent loop; in verl 0.9.0 it may have none."""
-    found = loop.continuous_token_builder
-    return builder_of(loop.config, loop.tokenizer, None, None) if found is None else found
+    builder = loop.continuous_token_builder
+    return builder_of(loop.config, loop.tokenizer, None, None) if builder is None else _suited(builder)
+
+
+def _suited(builder: Any) -> Any:
+    if type(builder) is not continuous_token.ContinuousTokenBuilder:
+        return builder
+    return ContinuousTokenBuilder(builder.tokenizer, chat_template_kwargs=builder.chat_template_kwargs)
 
 
 def check_takes_images(loop: Any) -> None:

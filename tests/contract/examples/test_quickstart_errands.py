@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import real_tokenizers
 import torch
 from omegaconf import OmegaConf
 
@@ -75,16 +76,22 @@ def test_a_player_without_hints_searches(imitation):
 
 
 @pytest.mark.parametrize("kwargs", [{}, HARD])
-def test_ids_are_those_of_the_agent_loop(imitation, tokenizer, kwargs):
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [(None, "<|im_end|>"), ("smollm2", "<|im_end|>"), ("gemma3", "<end_of_turn>"), ("llama3_1", "<|eot_id|>")],
+)
+def test_ids_are_those_of_the_agent_loop(imitation, tokenizer, name, end, kwargs):
     """As verl's builder appends messages in training, piece by piece."""
-    builder = builders.builder_of(OmegaConf.create({"data": {}}), tokenizer, None, "llama")
+    tokenizer = real_tokenizers.tokenizer(name) if name else tokenizer
+    model_type = real_tokenizers.MODEL_TYPES.get(name, "llama")
+    builder = builders.builder_of(OmegaConf.create({"data": {}}), tokenizer, None, model_type)
     tail = learn(builder, tokenizer, None, "auto")
     for messages in imitation.demonstrations(kwargs, range(5), 0.3, 0):
         ids, labels = imitation.encode(tokenizer, messages)
         rendered = builders.first_tokens(builder, messages[:1], None)
         learned = [False] * len(rendered)
         for turn in range(1, len(messages), 2):
-            action = tokenizer(messages[turn]["content"] + tokenizer.eos_token, add_special_tokens=False).input_ids
+            action = tokenizer(messages[turn]["content"] + end, add_special_tokens=False).input_ids
             rendered, learned = rendered + action, learned + [True] * len(action)
             if turn + 1 < len(messages):
                 past, after = messages[: turn + 1], messages[: turn + 2]

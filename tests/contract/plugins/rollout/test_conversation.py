@@ -371,15 +371,29 @@ def refused(family: Family, template: str, tools: bool = False, **options: Any) 
     return str(error.value)
 
 
-ALTERNATES = "{%- if m.role == 'user' and not loop.first and messages[loop.index0 - 1].role == 'user' %}"
+def each_message(guard: str, error: str) -> str:
+    """DEFAULT's template with a refusal of messages."""
+    head = "{%- for m in messages %}"
+    raised = f"{{%- if {guard} %}}{{{{ raise_exception('{error}') }}}}{{%- endif %}}"
+    return str(DEFAULT.template).replace(head, head + raised)
+
+
+def test_a_template_whose_roles_must_alternate_goes_on():
+    guard = "m.role == 'user' and not loop.first and messages[loop.index0 - 1].role == 'user'"
+    changed = Family(**{**vars(DEFAULT), "template": each_message(guard, "roles must alternate")})
+    talks = [Talk(family) for family in (DEFAULT, changed)]
+    for talk in talks:
+        for seen in ("a room", "b"):
+            talk.see(seen)
+            talk.say("go" + DEFAULT.stop)
+    assert talks[0].text(1) == talks[1].text(1)
 
 
 def test_templates_that_cannot_go_on_are_refused_by_name():
     template = str(DEFAULT.template)
-    alternates = ALTERNATES + "{{ raise_exception('roles must alternate') }}{%- endif %}"
-    text = refused(DEFAULT, template.replace("{%- for m in messages %}", "{%- for m in messages %}" + alternates))
-    assert "ContinuousTokenBuilder cannot append a user message" in text
-    assert "roles must alternate" in text
+    text = refused(DEFAULT, each_message("m.role == 'user' and not loop.first", "one question"))
+    assert "the model's chat template refuses the messages user, assistant, user" in text
+    assert "one question" in text
     assert text.endswith("set turnkey.rollout.prompt=template")
     after_a_turn = "('!' if not loop.first and messages[loop.index0 - 1].role == 'assistant' else '')"
     text = refused(

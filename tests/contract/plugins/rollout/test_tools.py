@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from test_real_tokenizers import ALL, REAL
+from test_real_tokenizers import REAL
 from tool_env import TOOLS
 
 from verl_turnkey.advantage import validate_record
@@ -37,7 +37,7 @@ def written(name: str, *calls: tuple[str, dict[str, Any]]) -> str:
 
 
 def tokenizer(name: str) -> Any:
-    made = ALL[name].tokenizer()
+    made = REAL[name].tokenizer()
     if name.startswith("Llama"):  # its package has another name for this token
         made = copy.deepcopy(made)
         made.add_tokens(["<|python_tag|>"], special_tokens=True)
@@ -56,7 +56,7 @@ def shelf(play):
         tools_of_verl: Any = (),
         **kwargs: Any,
     ):
-        family = ALL[name]
+        family = REAL[name]
         overrides = (f"actor_rollout_ref.rollout.multi_turn.format={(PARSERS | MISTRAL)[name]}", *overrides)
         rows, script = play(
             turns,
