@@ -8,8 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from verl_turnkey.plugins.view.reading import read
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
+
+from real_tokenizers import tokenizer
 
 pytestmark = pytest.mark.long
 
@@ -98,13 +104,15 @@ def test_lora_trains_it_as_vllm_plays_it(tmp_path: Path) -> None:
     assert steps[2]["actor/grad_norm"] > 0
 
 
+FLOAT32 = [
+    "actor_rollout_ref.rollout.dtype=float32",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32",
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=fp32",
+]
+
+
 def test_bf16_and_fp32_agree_within_bounds(trained: Path, tmp_path: Path) -> None:
-    options = [
-        "actor_rollout_ref.rollout.dtype=float32",
-        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32",
-        "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=fp32",
-    ]
-    overrides = [word for option in options for word in ("--override", option)]
+    overrides = [word for option in FLOAT32 for word in ("--override", option)]
     exact = metrics(quickstart(tmp_path / "run", "--steps", "1", *GREEDY, *overrides))
     rounded = metrics(trained)
     assert exact[1]["training/rollout_probs_diff_mean"] < 1e-4
@@ -113,3 +121,31 @@ def test_bf16_and_fp32_agree_within_bounds(trained: Path, tmp_path: Path) -> Non
     success = [next(v for k, v in run[0].items() if k.startswith("val-core/")) for run in (exact, rounded)]
     assert abs(success[0] - success[1]) <= 2 / TASKS
     assert exact[1]["actor/entropy"] == pytest.approx(rounded[1]["actor/entropy"], rel=0.5)
+
+
+def gemma(folder: Path) -> Path:
+    """Gemma 3 with random weights, two layers, one of them with a sliding window, and the tokenizer as published."""
+    made = tokenizer("gemma3")
+    torch.manual_seed(0)
+    ends = made.convert_tokens_to_ids(["<eos>", "<end_of_turn>"])
+    config = Gemma3TextConfig(
+        vocab_size=262144, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=256, sliding_window=64, layer_types=["sliding_attention", "full_attention"],
+        max_position_embeddings=2048, bos_token_id=2, eos_token_id=ends, pad_token_id=0,
+    )  # fmt: skip
+    Gemma3ForCausalLM(config).save_pretrained(folder)
+    made.save_pretrained(folder)
+    return folder
+
+
+def test_another_family_whose_roles_must_alternate(tmp_path: Path) -> None:
+    overrides = [word for option in FLOAT32 for word in ("--override", option)]
+    run = quickstart(tmp_path / "run", "--model", str(gemma(tmp_path / "gemma")), "--steps", "1", *overrides)
+    step = metrics(run)[1]
+    assert step["training/rollout_probs_diff_mean"] < 1e-4
+    assert step["actor/grad_norm"] > 0
+    assert step["episode/failed"] == 0
+    episodes, turns = (read(run / "turnkey_log", table) for table in ("episodes", "turns"))
+    played = turns[turns["episode"].isin(episodes[episodes["split"] == "train"]["episode"])].groupby("episode")
+    assert played["turn"].nunique().max() > 1
+    assert (played["row"].nunique() == 1).all()
