@@ -45,15 +45,18 @@ def run(
     methods: Names = ALL,
     seeds: Annotated[int, typer.Option(help="0, 1, ... of each method")] = 5,
     steps: Annotated[int, typer.Option(help="training steps")] = 10,
+    game: Annotated[str, typer.Option(help="of examples/quickstart")] = "errands",
     folder: Annotated[Path, typer.Option(help="of the runs")] = Path("runs/real_model_methods"),
 ) -> None:
     """Train the missing runs, all methods of a seed before the next seed; these have one warm start."""
+    folder = folder if game == "errands" else folder / game
     for seed in range(seeds):
         for method in methods.split(","):
-            key = {"method": method, "seed": seed, "steps": steps}
+            key = {"game": game, "method": method, "seed": seed, "steps": steps}
             if not any(key.items() <= line.items() for line in lines("run")):
                 out = folder / f"{method}-{seed}"
-                options = ["--method", method, "--seed", str(seed), "--steps", str(steps), "--out", str(out)]
+                options = ["--game", game, "--method", method, "--seed", str(seed), "--out", str(out)]
+                options += ["--steps", str(steps)]
                 options += ["--resume"] if start_from(folder / f"{methods.split(',')[0]}-{seed}", out, method) else []
                 subprocess.run([sys.executable, str(QUICKSTART), *options], check=True)
                 summary = json.loads((out / "summary.json").read_text())
@@ -186,18 +189,11 @@ def against_values(steps: StepBatch, values: np.ndarray, rollouts: int) -> dict[
 
 @app.command()
 def table() -> None:
-    """Print both tables as Markdown."""
-    heads = ["method", "seeds", "success before", "after", "mean over the training steps", "after, minus gigpo's"]
+    """Print the tables as Markdown: one of the runs of each game, one of each measurement of credit."""
     runs = pd.DataFrame(lines("run"))
-    solved_by = {(run.method, run.seed): np.array(run.solved_after) for run in runs.itertuples()}
-    rows = []
-    for method, of_method in runs.groupby("method", sort=False):
-        before, after = (" ".join(f"{value:.2f}" for value in of_method[f"success_{when}"]) for when in BOTH)
-        means = " ".join(f"{np.mean(success):.2f}" for success in of_method["curve"])
-        pairs = [solved_by[method, s] - solved_by["gigpo", s] for s in of_method["seed"] if ("gigpo", s) in solved_by]
-        difference = cell(np.concatenate(pairs).tolist(), sign="+") if pairs and method != "gigpo" else ""
-        rows.append([f"`{method}`", str(len(of_method)), before, after, means, difference])
-    print(markdown(heads, rows))
+    for (game, steps), of_game in runs.groupby(["game", "steps"], sort=False):
+        print(f"\n{game}, {steps} steps\n")
+        print(markdown(HEADS, runs_table(of_game)))
     for line in lines("credit"):
         print(f"\n{line['model']}: {line['steps']} steps, {line['groups']} groups, {line['rollouts']} continuations\n")
         print("| method | correlation with r + V(s') - V(s) | 95 % | same sign |\n|---|---|---|---|")
@@ -206,7 +202,22 @@ def table() -> None:
             print(f"| `{method}` | {row['correlation']:.2f} | {low:.2f} to {high:.2f} | {row['sign']:.0%} |")
 
 
-BOTH = ("before", "after")
+HEADS = ["method", "seeds", "success before", "after", "mean over the training steps", "after, minus gigpo's"]
+
+
+def runs_table(runs: pd.DataFrame) -> list[list[str]]:
+    """A row per method; differences are over the validation tasks of the seeds that both methods have."""
+    solved_by = {(run.method, run.seed): np.array(run.solved_after) for run in runs.itertuples()}
+    rows = []
+    for method, of_method in runs.groupby("method", sort=False):
+        before, after = (
+            " ".join(f"{value:.2f}" for value in of_method[f"success_{when}"]) for when in ("before", "after")
+        )
+        means = " ".join(f"{np.mean(success):.2f}" for success in of_method["curve"])
+        pairs = [solved_by[method, s] - solved_by["gigpo", s] for s in of_method["seed"] if ("gigpo", s) in solved_by]
+        difference = cell(np.concatenate(pairs).tolist(), sign="+") if pairs and method != "gigpo" else ""
+        rows.append([f"`{method}`", str(len(of_method)), before, after, means, difference])
+    return rows
 
 
 def lines(kind: str) -> list[dict[str, Any]]:

@@ -69,7 +69,24 @@ def three_errands(model: str) -> Setup:
     )
 
 
-GAMES = {"errands": errands, "three_errands": three_errands}
+def service(model: str) -> Setup:
+    """One cancellation or return at a shop, of an order that the customer names: 4 to 6 calls at best, 10 at most."""
+    kwargs = {"kinds": ["cancel", "return"], "orders": 1, "details": True, "max_steps": 10}
+    shop = [f"turnkey.env.kwargs.{key}={json.dumps(value)}" for key, value in kwargs.items()]
+    turns = ("turnkey.rollout.max_turns=10", "turnkey.rollout.max_tokens_per_turn=32")
+    sizes = ("turnkey.rollout.action_format=plain", "data.max_prompt_length=512", "data.max_response_length=1200")
+    start = ("--env", "turnkey/Service-v0", "--template", "service", "--kwargs", json.dumps(kwargs))
+    return Setup(
+        env="turnkey/Service-v0",
+        kwargs=kwargs,
+        warm_start=("imitation.py", "--model", model, *start),
+        steps=10,
+        n_val=64,
+        job={**JOB, "recipe": "service", "groups": 2, "task": (*shop, *turns, *sizes, BYPASS)},
+    )
+
+
+GAMES = {"errands": errands, "three_errands": three_errands, "service": service}
 
 
 def setup_of(model: str, game: str = "errands") -> Setup:
@@ -81,7 +98,7 @@ def setup_of(model: str, game: str = "errands") -> Setup:
         SystemExit: the weights cannot be fetched, or there is no such folder or game.
     """
     if game not in GAMES or (model == "tiny" and game != "errands"):
-        raise SystemExit(f"--game {game}: expected {' or '.join(GAMES)}; the tiny model has a game of its own")
+        raise SystemExit(f"--game {game}: expected one of {', '.join(GAMES)}; the tiny model has a game of its own")
     if model == "tiny":
         return TINY
     if model == "smollm2":

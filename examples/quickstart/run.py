@@ -39,7 +39,9 @@ def main(
     ] = "smollm2",
     steps: Annotated[int | None, typer.Option(help="training steps, 10; 20 with tiny, 12 with three_errands")] = None,
     seed: Annotated[int, typer.Option(help="tasks, warm start and sampling")] = 0,
-    game: Annotated[str, typer.Option(help="of a chat model: errands or three_errands (15 to 24 turns)")] = "errands",
+    game: Annotated[
+        str, typer.Option(help="of a chat model: errands, three_errands (15 to 24 turns), service (calls of tools)")
+    ] = "errands",
     method: Annotated[str, typer.Option(help="a method: +turnkey=<method>")] = "gigpo",
     out: Annotated[Path, typer.Option(help="folder of this run")] = Path("runs/quickstart"),
     resume: Annotated[bool, typer.Option(help="go on from the last checkpoint instead of starting over")] = False,

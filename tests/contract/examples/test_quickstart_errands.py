@@ -152,7 +152,7 @@ def test_a_folder_with_a_chat_model_is_a_choice_and_anything_else_is_refused(qui
     assert (script, option, folder) == ("imitation.py", "--model", str(tmp_path))
     assert models.setup_of("tiny").env == "turnkey/MiniGrid-v0"
     for model, game in ((str(tmp_path), "chess"), ("tiny", "three_errands")):
-        with pytest.raises(SystemExit, match="expected errands or three_errands"):
+        with pytest.raises(SystemExit, match="expected one of errands, three_errands, service"):
             models.setup_of(model, game)
 
 
@@ -172,6 +172,22 @@ def test_a_game_fits_its_prompts_rows_and_turns(quickstart, imitation, tokenizer
         first = len(tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True)["input_ids"])
         assert first <= int(sizes["data.max_prompt_length"])
         assert len(imitation.encode(tokenizer, messages)[0]) - first <= int(sizes["data.max_response_length"])
+
+
+def test_a_case_of_the_customer_service_fits_its_prompts_rows_and_turns(quickstart, imitation, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    setup = quickstart("models").setup_of(str(tmp_path), "service")
+    sizes = dict(word.split("=") for word in setup.job["task"])
+    turns, tokens = (int(sizes[f"turnkey.rollout.{name}"]) for name in ("max_turns", "max_tokens_per_turn"))
+    assert turns == setup.kwargs["max_steps"]
+    made = real_tokenizers.tokenizer("smollm2")
+    cases = list(imitation.demonstrations(setup.kwargs, range(50), 0.0, 0, setup.env, "service"))
+    assert {len(messages) // 2 for messages in cases} == {4, 5, 6}
+    for messages in cases:
+        first = len(made.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=False))
+        assert first <= int(sizes["data.max_prompt_length"])
+        assert 2 * (len(imitation.encode(made, messages)[0]) - first) <= int(sizes["data.max_response_length"])
+        assert all(len(made(message["content"]).input_ids) < tokens for message in messages[1::2])
 
 
 def test_weights_that_are_not_to_be_had_name_the_model_that_needs_none(quickstart, tmp_path, monkeypatch):
