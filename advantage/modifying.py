@@ -44,6 +44,7 @@ class ModifierSpec:
     stateful: bool = False
     bounded_outcomes: bool = False
     of_tokens: TokenRule | None = None
+    before: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,17 @@ class Modification:
 _MODIFIERS: dict[str, ModifierSpec] = {}
 
 
-def check_columns(what: str, needs: Sequence[str]) -> None:
-    """Raise ValueError where ``needs`` names a column that no table has; ``what`` needs it."""
+def check_columns(what: str, needs: Sequence[str], before: Sequence[str]) -> None:
+    """Raise ValueError where ``needs`` names a column that no table has, or ``before`` no further one of ``what``."""
     for column in needs:
         if column not in OPTIONAL_COLUMNS and not column.startswith("extra."):
             raise ValueError(
                 f"{what}: needs names {column!r}, expected one of {', '.join(OPTIONAL_COLUMNS)} or "
                 f"extra.<name>{did_you_mean(column, OPTIONAL_COLUMNS)}"
             )
+    for column in before:
+        if not column.startswith("extra."):
+            raise ValueError(f"{what}: before names {column!r}, expected extra.<name>")
 
 
 def register_modifier(
@@ -87,6 +91,7 @@ def register_modifier(
     *,
     params: type,
     needs: tuple[str, ...] = (),
+    before: tuple[str, ...] = (),
     stateful: bool = False,
     bounded_outcomes: bool = False,
     of_tokens: TokenRule | None = None,
@@ -104,7 +109,7 @@ def register_modifier(
 
     Raises:
         ValueError: the name is taken or contains a slash, ``params`` is not a frozen dataclass or has a field ``name``,
-            or ``needs`` names an unknown column.
+            or ``needs`` or ``before`` names an unknown column.
     """
     if name in _MODIFIERS:
         holder = _MODIFIERS[name].fn
@@ -116,11 +121,11 @@ def register_modifier(
     require_frozen(f"modifier {name!r}", params)
     if "name" in {field.name for field in fields(params)}:
         raise ValueError(f"modifier {name!r}: a parameter cannot be called name, which selects the modifier")
-    check_columns(f"modifier {name!r}", needs)
+    check_columns(f"modifier {name!r}", needs, before)
 
     def register(fn: Modifier) -> Modifier:
         _MODIFIERS[name] = ModifierSpec(
-            name, params, tuple(needs), paper, summary, fn, stateful, bounded_outcomes, of_tokens
+            name, params, tuple(needs), paper, summary, fn, stateful, bounded_outcomes, of_tokens, tuple(before)
         )
         return fn
 
