@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -20,7 +20,7 @@ from verl_turnkey.plugins.credit.supplied import BYPASS, OF_TEACHER
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.teacher import TeacherSource, read_source
-from verl_turnkey.plugins.teacher.registry import KEY
+from verl_turnkey.plugins.teacher.registry import KEY, Source
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 OF_GROUPS = ("group_success", "group_failures", "reflection")
@@ -70,7 +70,7 @@ def check_teacher(
             "actor_rollout_ref.actor.use_kl_loss=true (a coefficient of 0 will do), or turnkey.teacher.weights=old",
         )
     if spec is not None:
-        _check_source(config, turnkey, spec, loops)
+        _check_source(config, turnkey, spec, source, loops)
     for name in getattr(source, "columns", ()):
         _check_column(name, files)
     _check_size(config, turnkey, loops)
@@ -122,7 +122,9 @@ def check_pass(config: DictConfig, mode: str, key: str) -> None:
             )
 
 
-def _check_source(config: DictConfig, turnkey: TurnkeyConfig, spec: TeacherSource, loops: Collection[str]) -> None:
+def _check_source(
+    config: DictConfig, turnkey: TurnkeyConfig, spec: TeacherSource, source: Source, loops: Collection[str]
+) -> None:
     rollout = turnkey.rollout
     if spec.per_turn and rollout.rows_hold_turns and {*AGENT_LOOPS} & {*loops}:
         refuse(
@@ -137,8 +139,8 @@ def _check_source(config: DictConfig, turnkey: TurnkeyConfig, spec: TeacherSourc
             f"{KEY}={spec.name} reads the steps of records, and the agent loop {without[0]} writes none: use "
             "turnkey_env, or another source",
         )
-    options = turnkey.teacher.source if isinstance(turnkey.teacher.source, Mapping) else {}
-    of_group = spec.name in OF_GROUPS and options.get("about") != "episode"
+    replaced = getattr(source, "replaced", (spec, source))[1]  # by a placebo
+    of_group = spec.name in OF_GROUPS and getattr(replaced, "about", "group") == "group"
     compares = of_group or turnkey.teacher.rows == "mixed_groups"
     forked = read_strategy(rollout.strategy)
     if compares and config.actor_rollout_ref.rollout.n == 1 and not (forked and forked[0].trains):
