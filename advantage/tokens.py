@@ -80,10 +80,12 @@ def with_tokens(
         )
     advantage, of_step = credit.advantage[tokens.step], credit.advantage
     parts, metrics = dict(credit.parts), dict(credit.metrics)
-    for one in modify:
-        name, before = one.spec.name, advantage
-        own = (state_of(name),) if one.spec.stateful else ()
-        advantage = np.asarray(one.spec.of_tokens(before, tokens, batch, one.params, *own), np.float64)
+    for modification in modify:
+        name, before = modification.spec.name, advantage
+        own = (state_of(name),) if modification.spec.stateful else ()
+        advantage = np.asarray(
+            modification.spec.of_tokens(before, tokens, batch, modification.params, *own), np.float64
+        )
         _check(name, advantage, len(before))
         moved = tokens.means(advantage - before, len(batch))
         of_step, parts[name] = of_step + moved, parts[name] + moved

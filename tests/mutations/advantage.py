@@ -275,8 +275,8 @@ MUTATIONS = [
     ("advantage/methods/_tree.py", "following != origin", "following == following", f"{T}/methods/test_tree.py"),
     (
         "advantage/methods/tree.py",
-        "against(steps, found.up, value)",
-        "against(found.node, found.up, value)",
+        "against(steps, nodes.up, value)",
+        "against(nodes.node, nodes.up, value)",
         f"{T}/methods/test_tree.py",
     ),
     (
@@ -438,7 +438,7 @@ MUTATIONS = [
     # --- parts, levels and groups of credit
     ("advantage/modifying.py", "array.min(initial=0) < -1", "array.min(initial=0) < -9", f"{T}/test_parts.py"),
     ("advantage/modifying.py", "> PARTS_ROUNDING * scale", "> scale", f"{T}/test_parts.py"),
-    ("advantage/modifying.py", "+ credit.advantage - found", "- credit.advantage + found", f"{T}/test_parts.py"),
+    ("advantage/modifying.py", "+ credit.advantage - base", "- credit.advantage + base", f"{T}/test_parts.py"),
     ("advantage/modifying.py", 'parts=whole.parts or {"method"', 'parts=free.parts or {"method"', f"{T}/test_parts.py"),
     (
         "advantage/registry.py",
