@@ -48,7 +48,7 @@ MUTATIONS = [
     ("advantage/modifiers/trial.py", "-bound, bound", "-np.inf, np.inf"),
     ("advantage/modifiers/opid.py", "advantage + params.weight", "advantage - params.weight"),
     ("advantage/tokens.py", "penalties[tokens.step]", "0.0"),
-    ("advantage/tokens.py", "of_step + moved, parts[name] + moved", "of_step, parts[name]"),
+    ("advantage/tokens.py", "of_step + moved, parts[spec.name] + moved", "of_step, parts[spec.name]"),
     # --- these survived once
     (
         "advantage/methods/_similarity.py",
@@ -443,7 +443,7 @@ MUTATIONS = [
     (
         "advantage/registry.py",
         "(anchors, *described_parts, credit.metrics)",
-        "(anchors, credit.metrics, *told)",
+        "(anchors, credit.metrics, *described_parts)",
         f"{T}/test_parts.py",
     ),
     ("advantage/methods/hgpo.py", "np.where(reaches, context, -1)", "context", f"{T}/test_parts.py"),
