@@ -152,7 +152,7 @@ MUTATIONS = [
     ("plugins/view/join.py", 'ratio_max=("ratio_max", "max")', 'ratio_max=("ratio_max", "mean")'),
     (
         "plugins/view/join.py",
-        '(each.drop(columns=["step", "segment"], errors="ignore") for each in (turns, credit))',
+        '(frame.drop(columns=["step", "segment"], errors="ignore") for frame in (turns, credit))',
         "(turns, credit)",
     ),
     ("plugins/view/join.py", "step + waits > newest,", "step + waits >= newest,"),
