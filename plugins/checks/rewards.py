@@ -41,7 +41,7 @@ def check_rewards(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[
     _check_distillation(config)
     composition = compose(reward_entries(config, turnkey))
     spec = estimator_of(config)
-    before = () if spec is None else spec.names_before
+    before = () if spec is None else spec.names_before(credit_modify(config, turnkey))
     late = {name for name, reward in rewards().items() if reward.hindsight}
     for i, entry in enumerate(turnkey.rewards):
         if entry["name"] in late and (column := entry.get("column")) in before:
@@ -176,7 +176,7 @@ def check_columns(
     of_format = COLUMNS if turnkey.rollout.action_format == FORMAT else ()
     known = {f"extra.{name}" for name in (*env_columns, *reward_columns, *strategy_columns, *LOOPS_OWN, *of_format)}
     known |= supplied_columns(config, turnkey)
-    before = () if spec is None else spec.names_before
+    before = () if spec is None else spec.names_before(credit_modify(config, turnkey))
     for reader, needed in needs:
         if lacking := [column for column in needed if column.startswith("extra.") and column not in known]:
             refuse(

@@ -268,7 +268,7 @@ MUTATIONS = [
     ("plugins/trainer/logging.py", "self._first_row += len(step.keys)", "pass"),
     ("plugins/trainer/logging.py", "self._first_row, self._numbers = 0, Numbers()", "pass"),
     ("plugins/trainer/logging.py", "bounds.chosen(group, self._share)", "True"),
-    ("plugins/trainer/logging.py", "rows.reward_before_kl - rows.steps.reward", "rows.steps.reward"),
+    ("plugins/trainer/logging.py", "kl = -rows.kl", "kl = rows.kl"),
     ("plugins/trainer/logging.py", "{**data, **self._metrics_of_log()}", "dict(data)"),
     (
         "plugins/trainer/logging.py",
