@@ -113,7 +113,7 @@ class EstimatorSpec:
     def columns(self, params: Any, modify: Sequence[Modification] = ()) -> tuple[str, ...]:
         """The columns that it cannot do without under ``params``, and those of the modifiers."""
         own = (*self.needs, *getattr(params, "also_needs", ()))
-        return tuple(dict.fromkeys((*own, *(column for one in modify for column in one.columns))))
+        return tuple(dict.fromkeys((*own, *(column for modification in modify for column in modification.columns))))
 
     @staticmethod
     def heads(params: Any) -> tuple[ValueHead, ...]:
