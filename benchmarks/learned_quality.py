@@ -24,7 +24,7 @@ import typer
 from credit_quality import EPISODES, USUAL_GROUP, Batch, World, correlation, cosine, with_extra
 from exact_values import WORDS, Floats, Ints
 from hinted_policy import HABIT, HORIZON, MAKERS, Task
-from page_tables import cell, packages, table, write_tables
+from page_tables import cell, excerpt, packages, table, write_tables
 
 from verl_turnkey.advantage import compute_credit
 from verl_turnkey.learned import ObjectiveParams, gradient
@@ -284,13 +284,25 @@ def by_curve(results: Mapping[str, Any]) -> str:
     return table(["task", "trained with", "scorer's rate", *heads, "mean over that of `gigpo`"], rows)
 
 
-CONTENTS = {"scores by updates": by_updates, "success by score": by_curve}
+CONTENTS = {
+    "scores by updates": lambda results: excerpt(
+        by_updates(results),
+        ("task", "credit", "1 update", "16 updates", "256 updates"),
+        lambda row: row[1] == "`gigpo`" or row[1].startswith("score of"),
+    ),
+    "success by score": lambda results: excerpt(
+        by_curve(results),
+        ("task", "trained with", "mean over that of `gigpo`"),
+        lambda row: row[1] != "`gigpo`" and "reference ref" not in row[1],
+    ),
+}
+"""what the page shows of the whole tables"""
 
 
 @app.command()
 def pages() -> None:
-    """Write the tables from the results that are kept, and print them."""
-    write_tables(PAGE, RESULTS, CONTENTS)
+    """Print the tables of the results that are kept, and write those of the page."""
+    write_tables(PAGE, RESULTS, (by_updates, by_curve), CONTENTS)
 
 
 if __name__ == "__main__":

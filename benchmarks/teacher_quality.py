@@ -29,7 +29,7 @@ from exact_values import WORDS, Floats, Ints
 from hinted_policy import HABIT, HORIZON, KINDS, MAKERS, Clauses, Reader, Task, taught
 from page_tables import packages, write_tables
 from scipy.stats import rankdata
-from teacher_tables import CONTENTS, CONTROLS, CURVES, EXACT, GAP, MODIFIERS, READERS, SKILL_GRPO
+from teacher_tables import CONTENTS, CONTROLS, CURVES, EXACT, GAP, MODIFIERS, READERS, SKILL_GRPO, WHOLE
 
 from verl_turnkey.advantage import StepBatch, Tokens, compute_credit
 
@@ -305,8 +305,8 @@ def run(seeds: int = SEEDS) -> None:
 
 @app.command()
 def pages() -> None:
-    """Write the tables from the results that are kept, and print them."""
-    write_tables(PAGE, RESULTS, CONTENTS)
+    """Print the tables of the results that are kept, and write those of the page."""
+    write_tables(PAGE, RESULTS, WHOLE, CONTENTS)
 
 
 if __name__ == "__main__":
