@@ -13,6 +13,7 @@ from verl_turnkey.plugins.checks.limits import ACTOR, REF, ROLLOUT, check_turns
 from verl_turnkey.plugins.checks.paths import positions
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.mutual_information import KEY as MUTUAL_INFORMATION
+from verl_turnkey.plugins.config.mutual_information import MutualInformationConfig
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of, loss_of
 from verl_turnkey.plugins.config.teacher import TeacherConfig
 from verl_turnkey.plugins.credit.supplied import BYPASS, OF_TEACHER
@@ -45,6 +46,12 @@ def check_teacher(
     teacher = turnkey.teacher
     if turnkey.mutual_information.every:
         check_pass(config, mode, MUTUAL_INFORMATION)
+    elif turnkey.mutual_information != MutualInformationConfig():
+        warn(
+            "mutual-information-without-effect",
+            f"turnkey.mutual_information has no effect without a step to compute it at: set {MUTUAL_INFORMATION}=5, or "
+            "drop the other keys",
+        )
     if teacher.source is None:
         _check_readers(config, turnkey)
         if teacher != TeacherConfig():
