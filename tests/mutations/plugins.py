@@ -152,7 +152,7 @@ MUTATIONS = [
     ("plugins/view/join.py", 'ratio_max=("ratio_max", "max")', 'ratio_max=("ratio_max", "mean")'),
     (
         "plugins/view/join.py",
-        '(each.drop(columns=["step", "segment"], errors="ignore") for each in (turns, credit))',
+        '(frame.drop(columns=["step", "segment"], errors="ignore") for frame in (turns, credit))',
         "(turns, credit)",
     ),
     ("plugins/view/join.py", "step + waits > newest,", "step + waits >= newest,"),
@@ -253,7 +253,7 @@ MUTATIONS = [
     ("plugins/verl_api/queue.py", "if keys != self._batch.keys or more:", "if more:"),
     ("plugins/verl_api/in_memory.py", '["attention_mask"][:, -mask.shape[1] :]', '["response_mask"]'),
     ("plugins/verl_api/in_memory.py", "if column.is_nested else column", "if False else column"),
-    ("plugins/verl_api/seam.py", "and one.__name__ == name)", "and False)"),
+    ("plugins/verl_api/seam.py", "and cell.__name__ == name)", "and False)"),
     (
         "plugins/verl_api/played_rows.py",
         "part = data.select_idxs(rows)",
@@ -268,7 +268,7 @@ MUTATIONS = [
     ("plugins/trainer/logging.py", "self._first_row += len(step.keys)", "pass"),
     ("plugins/trainer/logging.py", "self._first_row, self._numbers = 0, Numbers()", "pass"),
     ("plugins/trainer/logging.py", "bounds.chosen(group, self._share)", "True"),
-    ("plugins/trainer/logging.py", "rows.reward_before_kl - rows.steps.reward", "rows.steps.reward"),
+    ("plugins/trainer/logging.py", "kl = -rows.kl", "kl = rows.kl"),
     ("plugins/trainer/logging.py", "{**data, **self._metrics_of_log()}", "dict(data)"),
     (
         "plugins/trainer/logging.py",
@@ -355,7 +355,7 @@ MUTATIONS = [
         "isinstance(action, int | float)",
         f"{READER}",
     ),
-    ("plugins/log/writer.py", "            if said not in self._refused:\n", "            if True:\n"),
+    ("plugins/log/writer.py", "            if message not in self._refused:\n", "            if True:\n"),
     # --- from configuration to parameters
     ("plugins/rollout/action_reader.py", "_called(calls[-1], admissible)", "_called(calls[0], admissible)"),
     ("plugins/config/update.py", "check(0 < self.ratio_clip < 1,", "check(0 < self.ratio_clip <= 1,"),
@@ -497,13 +497,13 @@ MUTATIONS = [
     ("plugins/shutdown/driver.py", "                files.clean()\n", "                pass\n"),
     ("plugins/shutdown/leftovers.py", "if now - changed < QUIET_SECONDS or", "if"),
     ("plugins/shutdown/leftovers.py", "or any(began <= changed for began in users)", ""),
-    ("plugins/shutdown/leftovers.py", " or each.startswith(inside) for", " for"),
-    ("plugins/shutdown/leftovers.py", "                    found.add(words[5])\n", "                    pass\n"),
+    ("plugins/shutdown/leftovers.py", " or place.startswith(inside) for", " for"),
+    ("plugins/shutdown/leftovers.py", "                    paths.add(words[5])\n", "                    pass\n"),
     ("plugins/shutdown/leftovers.py", " | set(_sockets().values())", ""),
     (
         "plugins/shutdown/leftovers.py",
-        " for path, each in there.items() if str(path) not in held}",
-        " for path, each in there.items()}",
+        " for path, identity in there.items() if str(path) not in held}",
+        " for path, identity in there.items()}",
     ),
     ("plugins/shutdown/leftovers.py", " and status.st_mtime >= self._began", ""),
     ("plugins/shutdown/leftovers.py", 'kind.where == "shm" and ', ""),
@@ -636,7 +636,7 @@ MUTATIONS = [
     ),
     ("plugins/view/reading.py", "if part.step > begun if", "if part.step >= begun if"),
     ("plugins/view/reading.py", 'frame = frame[frame["segment"] == latest]', "frame = frame"),
-    ("plugins/log/bounds.py", "int(found[1]) % every", "True"),
+    ("plugins/log/bounds.py", "int(name[1]) % every", "True"),
     ("plugins/log/bounds.py", "max(n, log.episodes_per_step)", "log.episodes_per_step"),
     (
         "plugins/rollout/trajectory_log.py",
@@ -673,7 +673,12 @@ MUTATIONS = [
     # --- episodes that fork
     ("plugins/rollout/branching.py", "episode.steps[branch.begins :]", "episode.steps"),
     ("plugins/rollout/branching.py", "None if t == trajectory.begins else", "None if False else"),
-    ("plugins/rollout/agent_loop.py", "for each in reversed(episodes) for row", "for each in episodes for row", FORKS),
+    (
+        "plugins/rollout/agent_loop.py",
+        "for branch in reversed(episodes) for row",
+        "for branch in episodes for row",
+        FORKS,
+    ),
     ("plugins/rollout/branching.py", "await self._budget.reserve(most, allowed)", "allowed"),
     ("plugins/rollout/trajectories.py", "prompts=self.prompts.fork(),", "prompts=self.prompts,"),
     (
