@@ -166,8 +166,11 @@ def _parameters(spec: EstimatorSpec | ModifierSpec | LossSpec) -> str:
 
 
 def keys() -> str:
-    """Markdown: one row per key of the ``turnkey`` node, with its default."""
-    rows = [f"| `{key}={scalar(default)}` | {doc} |" for key, default, doc in _rows("turnkey", TurnkeyConfig())]
+    """Markdown: one row per key of the ``turnkey`` node that users set, with its default."""
+    rows = []
+    for key, default, doc in _rows("turnkey", TurnkeyConfig()):
+        if not (key.startswith("turnkey.preset.") or doc.startswith("set by the driver")):
+            rows.append(f"| `{key}={scalar(default)}` | {re.sub(r'; (null|0): (none|never|no [a-z]+)$', '', doc)} |")
     return "\n".join(["| key | meaning |", "|---|---|", *rows]) + "\n"
 
 
