@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Sequence
-from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import credit_quality as quality
@@ -31,16 +29,17 @@ from credit_quality import (
     Batch,
     Tally,
     World,
+    cosine_cell,
+    unrolled,
 )
-from exact_values import WON, WORDS, Floats, Ints, Policy, different, unroll
+from exact_values import WON, WORDS, Floats, Ints, different
+from page_tables import packages
 from reinforce import REINFORCE, reinforce
-from rich.progress import track
 
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.advantage.group_ops import joint_codes
 from verl_turnkey.advantage.metrics import describe_groups
 from verl_turnkey.plugins.cli.tables import write_between
-from verl_turnkey.plugins.eval.checkpoint import resolve
 
 RESULTS = Path(__file__).parent / "results" / "credit_errors.json"
 PAGE = Path(__file__).parent / "results" / "README.md"
@@ -194,14 +193,9 @@ def run(
     seed: int = 0,
 ) -> None:
     """Measure, add to the results that are kept, write the tables."""
-    for name, _, folder in (model.partition("=") for model in models):
-        with TemporaryDirectory() as merged:
-            policy = Policy(resolve(Path(folder), Path(merged)))
-        starts = different(LEVEL, SEEDS)[::every]
-        games = [unroll(LEVEL, start, policy) for start in track(starts, f"games of {name}")]
-        measured = measure(World.of(games, USUAL_HORIZON, len(policy)), batches, seed)
-        packages = {package: version(package) for package in ("verl-turnkey", "numpy", "torch", "minigrid")}
-        about = {"level": LEVEL, "games": len(games), "batches": batches, "seed": seed, "packages": packages}
+    for name, games, prompts in unrolled(models, different(LEVEL, SEEDS)[::every]):
+        measured = measure(World.of(games, USUAL_HORIZON, prompts), batches, seed)
+        about = {"level": LEVEL, "games": len(games), "batches": batches, "seed": seed, "packages": packages()}
         kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
         RESULTS.write_text(json.dumps({**kept, name: {**about, **measured}}, indent=1) + "\n")
     pages()
@@ -234,7 +228,7 @@ def by_key(results: dict[str, Any]) -> str:
         f"| {name}: key of a state | shared | {' | '.join(KEYED)} |\n|---|---{'|---' * len(KEYED)}|\n"
         + "\n".join(
             f"| {key} | {result['keys'][key]['shared']:.0%} | "
-            + " | ".join(_cosine(result["keys"][key]["methods"][method]) for method in KEYED)
+            + " | ".join(cosine_cell(result["keys"][key]["methods"][method]) for method in KEYED)
             + " |"
             for key in KEYS
         )
@@ -248,15 +242,11 @@ CONTENTS: dict[str, Callable[[dict[str, Any]], str]] = {"errors by method": by_m
 def _row(name: str, tally: dict[str, float]) -> str:
     cells = [name, f"{tally['correlation']:.2f}", f"{tally['wrong']:.0%}"]
     cells += [_number(tally[what], 2 * tally[f"{what}_error"]) for what in ("variance", "bias")]
-    return f"| {' | '.join([*cells, _cosine(tally), format(tally['cosine_all'], '.2f')])} |"
+    return f"| {' | '.join([*cells, cosine_cell(tally), format(tally['cosine_all'], '.2f')])} |"
 
 
 def _number(value: float, error: float) -> str:
     return f"{round(value, 1) + 0.0:.1f} ± {error:.1f}"
-
-
-def _cosine(tally: dict[str, float]) -> str:
-    return f"{tally['cosine']:.2f} ± {2 * tally['cosine_error']:.2f}"
 
 
 if __name__ == "__main__":

@@ -12,10 +12,9 @@ a learning run is, either.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -25,6 +24,7 @@ import typer
 from exact_forks import forked
 from exact_values import WON, WORDS, Floats, Game, Ints, Policy, different, play, unroll
 from numpy.typing import NDArray
+from page_tables import packages
 from rich.progress import track
 
 from verl_turnkey.advantage import StepBatch, compute_credit
@@ -248,7 +248,7 @@ class Tally:
         self.turns += turns
         estimate, truth = world.estimate(batch, advantage), world.truth(batch)
         self._pairs.append(np.stack([advantage, batch.exact]))
-        self._cosines.append(_cosine(estimate, truth))
+        self._cosines.append(cosine(estimate, truth))
         self._estimate, self._truth = self._estimate + estimate, self._truth + truth
 
     def result(self) -> dict[str, float]:
@@ -256,19 +256,30 @@ class Tally:
         advantage, exact = np.concatenate(self._pairs, axis=1)
         size = np.abs(exact)
         return {
-            "correlation": float(np.corrcoef(advantage, exact)[0, 1]) if advantage.any() else 0.0,
+            "correlation": correlation(advantage, exact),
             "wrong": float(size[advantage * exact < 0].sum() / size.sum()),
             "none": float(size[advantage == 0].sum() / size.sum()),
             "cosine": float(np.mean(self._cosines)),
             "cosine_error": float(np.std(self._cosines, ddof=1) / np.sqrt(len(self._cosines))),
-            "cosine_all": _cosine(self._estimate, self._truth),
+            "cosine_all": cosine(self._estimate, self._truth),
         }
 
 
-def _cosine(a: Any, b: Any) -> float:
-    """0 where one has no direction."""
+def cosine(a: Any, b: Any) -> float:
+    """0 where an array is all zeros."""
     norms = np.linalg.norm(a) * np.linalg.norm(b)
     return float((a * b).sum() / norms) if norms else 0.0
+
+
+def correlation(a: Floats, b: Floats) -> float:
+    """Pearson's; 0 where an array is constant."""
+    return float(np.corrcoef(a, b)[0, 1]) if np.ptp(a) and np.ptp(b) else 0.0
+
+
+def with_extra(steps: StepBatch, **extra: Floats) -> StepBatch:
+    """The steps with other extra columns."""
+    names = ("group", "trajectory", "step", "reward", "anchor", "action", "terminated", "truncated", "success")
+    return StepBatch(**{name: getattr(steps, name) for name in names}, extra=extra)
 
 
 def measure(world: World, group: int, batches: int, seed: int) -> dict[str, Any]:
@@ -344,17 +355,20 @@ def run(
     seed: int = 0,
 ) -> None:
     """Measure, keep the results, print the tables."""
-    measured = {}
+    starts = different(LEVEL, SEEDS)
+    measured = {name: list(_settings(*of_model, batches, seed)) for name, *of_model in unrolled(models, starts)}
+    about = {"level": LEVEL, "games": len(starts), "episodes": EPISODES, "batches": batches, "seed": seed}
+    RESULTS.write_text(json.dumps({**about, "packages": packages(), "models": measured}, indent=1) + "\n")
+    table()
+
+
+def unrolled(models: Sequence[str], starts: Sequence[int]) -> Iterator[tuple[str, list[Game], int]]:
+    """For each NAME=FOLDER: the name, the games from ``starts`` under the model, the number of their prompts."""
     for name, _, folder in (model.partition("=") for model in models):
         with TemporaryDirectory() as merged:
             policy = Policy(resolve(Path(folder), Path(merged)))
-        games = [unroll(LEVEL, start, policy) for start in track(different(LEVEL, SEEDS), f"games of {name}")]
-        measured[name] = list(_settings(games, len(policy), batches, seed))
-    RESULTS.parent.mkdir(exist_ok=True)
-    packages = {name: version(name) for name in ("verl-turnkey", "numpy", "torch", "minigrid")}
-    about = {"level": LEVEL, "games": len(games), "episodes": EPISODES, "batches": batches, "seed": seed}
-    RESULTS.write_text(json.dumps({**about, "packages": packages, "models": measured}, indent=1) + "\n")
-    table()
+        games = [unroll(LEVEL, start, policy) for start in track(starts, f"games of {name}")]
+        yield name, games, len(policy)
 
 
 def _settings(games: list[Game], prompts: int, batches: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -398,12 +412,15 @@ def tables(results: dict[str, Any]) -> str:
 
 def _row(name: str, tally: dict[str, float]) -> str:
     """The sum over all batches is left out where these are so small that noise is left in it."""
-    cosine = f"{tally['cosine']:.2f} ± {2 * tally['cosine_error']:.2f}"
     whole = "-" if name == VINE else f"{tally['cosine_all']:.2f}"
     return (
         f"| {name} | {tally['turns']:.2f} | {tally['correlation']:.2f} | {tally['wrong']:.0%} | {tally['none']:.0%} | "
-        f"{cosine} | {whole} |"
+        f"{cosine_cell(tally)} | {whole} |"
     )
+
+
+def cosine_cell(tally: dict[str, float]) -> str:
+    return f"{tally['cosine']:.2f} ± {2 * tally['cosine_error']:.2f}"
 
 
 def _cell(name: str, tally: dict[str, float]) -> str:

@@ -76,7 +76,7 @@ def overrides(layout: str, loss: str, turns: int, answer: int, groups: int) -> l
     ]
 
 
-def command(model: Path, folder: Path, layout: str, loss: str, device: str, launch: list[str]) -> list[str]:
+def command(model: Path, folder: Path, device: str, launch: list[str]) -> list[str]:
     """``turnkey train``, which checks the launch line and becomes verl's program."""
     turnkey = [
         str(Path(sys.executable).with_name("turnkey")),
@@ -99,15 +99,13 @@ def stack(
         folder = out / name / f"{layout} {loss}".replace(" ", "-")
         if not (folder / "measured.json").is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            line = command(
-                model, folder, layout, loss, device, [*overrides(layout, loss, turns, answer, groups), *more]
-            )
+            line = command(model, folder, device, [*overrides(layout, loss, turns, answer, groups), *more])
             with (folder / "train.log").open("w") as log:
                 print(f"{name}, {layout}, {loss}: {log.name}", file=sys.stderr, flush=True)
                 subprocess.run(line, check=True, stdout=log, stderr=subprocess.STDOUT)
             (folder / "measured.json").write_text(json.dumps(measured(folder), indent=1))
-        numbers = json.loads((folder / "measured.json").read_text())
-        table.append({"model": name, "layout": layout, "loss": loss} | numbers)
+        row = {"model": name, "layout": layout, "loss": loss}
+        table.append(row | json.loads((folder / "measured.json").read_text()))
     return table
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 import typer
-from credit_quality import EPISODES, USUAL_GROUP, Batch, World
+from credit_quality import EPISODES, USUAL_GROUP, Batch, World, correlation, cosine, with_extra
 from exact_values import WORDS, Floats, Ints
 from hinted_policy import HABIT, HORIZON, MAKERS, Task
-from page_tables import cell, table, write_tables
+from page_tables import cell, packages, table, write_tables
 
-from verl_turnkey.advantage import StepBatch, compute_credit
+from verl_turnkey.advantage import compute_credit
 from verl_turnkey.learned import ObjectiveParams, gradient
 
 RESULTS = Path(__file__).parent / "results" / "learned_quality.json"
@@ -122,21 +121,15 @@ class Scorer:
 
 def step_credit(batch: Batch, scores: Floats) -> Floats:
     """Advantages of ``step_episode``, as ``+turnkey=istar`` has them, on ``scores`` (S,)."""
-    steps = batch.steps
-    kept = ("group", "trajectory", "step", "reward", "terminated", "truncated", "success")
-    table = StepBatch(**{name: getattr(steps, name) for name in kept}, extra={"turn_score": scores})
-    return compute_credit("step_episode", table, estimator="grpo").advantage
+    return compute_credit("step_episode", with_extra(batch.steps, turn_score=scores), estimator="grpo").advantage
 
 
 def agreement(world: World, batches: Sequence[Batch], credits: Sequence[Floats]) -> tuple[float, float]:
     """Correlation with the exact advantages, and the mean cosine of a batch's gradient with the exact one."""
     advantage, exact = np.concatenate(credits), np.concatenate([batch.exact for batch in batches])
-    cosines = []
-    for batch, credit in zip(batches, credits, strict=True):
-        estimate, truth = world.estimate(batch, credit).ravel(), world.truth(batch).ravel()
-        norms = np.linalg.norm(estimate) * np.linalg.norm(truth)
-        cosines.append(float(estimate @ truth / norms) if norms else 0.0)
-    return float(np.corrcoef(advantage, exact)[0, 1]) if np.ptp(advantage) else 0.0, float(np.mean(cosines))
+    pairs = zip(batches, credits, strict=True)
+    cosines = [cosine(world.estimate(batch, credit), world.truth(batch)) for batch, credit in pairs]
+    return correlation(advantage, exact), float(np.mean(cosines))
 
 
 def standing(place: Place, seed: int, checks: Sequence[int] = CHECKS, tests: int = TESTS) -> dict[str, Any]:
@@ -217,8 +210,7 @@ def learning(
 def run(seeds: int = SEEDS) -> None:
     """Measure everything, keep the results, write the tables."""
     torch.set_num_threads(1)
-    packages = {name: version(name) for name in ("verl-turnkey", "numpy", "torch", "minigrid")}
-    results: dict[str, Any] = {"seeds": seeds, "packages": packages, "standing": {}, "learning": {}}
+    results: dict[str, Any] = {"seeds": seeds, "packages": packages(), "standing": {}, "learning": {}}
     for task, make in MAKERS.items():
         place = Place.of(make(np.random.default_rng(0)), HABIT[task])
         results["standing"][task] = [_rounded(standing(place, seed)) for seed in range(seeds)]
@@ -263,8 +255,8 @@ def by_updates(results: Mapping[str, Any]) -> str:
     rows = []
     for task, runs in results["standing"].items():
         for name in (*USUAL, BEST, EXACT):
-            correlation, cosine = (cell([measured[name][i] for measured in runs]) for i in (0, 1))
-            rows.append([task, f"`{name}`" if name in USUAL else name, *[correlation] * len(CHECKS), cosine])
+            agreed, near = (cell([measured[name][i] for measured in runs]) for i in (0, 1))
+            rows.append([task, f"`{name}`" if name in USUAL else name, *[agreed] * len(CHECKS), near])
         for name in SCORERS:
             for what, label in (("alone", f"score of `{name}`"), ("credit", f"`step_episode` on `{name}`")):
                 speeds = {check: best_rate(runs, name, check, what) for check in map(str, CHECKS)}

@@ -53,6 +53,7 @@ ROLES = {
     r"/ray/|ray::(IDLE|\w+Agent)": "Ray",
 }
 """part of a command line -> what its process is; all others are `other`"""
+NAMES = list(dict.fromkeys([*ROLES.values(), "other"]))
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -183,7 +184,7 @@ def show(folders: list[Path], picture: Path = ROOT / "docs" / "long-run.png") ->
 def grown(out: Path) -> str:
     """Of each role, memory per start: at the second look at a step of its own, at the last, and the slope."""
     rows = ["| | processes | MB at the beginning | MB at the end | MB in 100 steps |", "|---|---|---|---|---|"]
-    for role in dict.fromkeys([*ROLES.values(), "other"]):
+    for role in NAMES:
         series = of_role(out, role)
         if not series:
             continue
@@ -247,9 +248,8 @@ def draw(folders: list[Path], picture: Path) -> None:
         steps, rates = zip(*points, strict=True)
         width = min(10, len(rates))
         above.plot(steps[width - 1 :], np.convolve(rates, np.ones(width) / width, "valid"), label=out.name)
-        for role in dict.fromkeys([*ROLES.values(), "other"]):
+        for color, role in zip(plt.get_cmap("tab20").colors, NAMES, strict=False):
             for i, series in enumerate(of_role(out, role)):
-                color = plt.get_cmap("tab20")([*dict.fromkeys([*ROLES.values(), "other"])].index(role))
                 axes.plot(*zip(*series, strict=True), color=color, label=role if i == 0 else None)
         axes.set(title=out.name, xlabel="training step", ylabel="memory in MB", yscale="log")
         axes.legend(fontsize="small", ncols=2)

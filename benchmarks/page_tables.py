@@ -1,15 +1,21 @@
-"""Markdown tables of results with intervals over seeds, and the pages that they stand in."""
+"""Markdown tables of results with intervals over seeds, the pages that have them, and the packages that made them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from verl_turnkey.plugins.cli.tables import write_between
+
+
+def packages() -> dict[str, str]:
+    """Versions that the exact values and the credit depend on."""
+    return {name: version(name) for name in ("verl-turnkey", "numpy", "torch", "minigrid")}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,10 @@ import hinted_policy as hinted
 import numpy as np
 import torch
 import typer
-from credit_quality import EPISODES, USUAL_GROUP, Batch, World
+from credit_quality import EPISODES, USUAL_GROUP, Batch, World, correlation, cosine, with_extra
 from exact_values import WORDS, Floats, Ints
 from hinted_policy import HABIT, HORIZON, KINDS, MAKERS, Clauses, Reader, Task, taught
-from page_tables import write_tables
+from page_tables import packages, write_tables
 from scipy.stats import rankdata
 from teacher_tables import CONTENTS, CONTROLS, CURVES, EXACT, GAP, MODIFIERS, READERS, SKILL_GRPO
 
@@ -139,12 +138,9 @@ class Setting:
         own = [games[g].policy[s, a] for g, s, a in zip(batch.game, batch.situation, batch.action, strict=True)]
         has_text = np.array([text is not None for text in texts])
         gap = np.where(has_text, log_prob - np.log(own), np.nan)
-        columns = {"teacher_gap": gap, "teacher_gap_mean": gap}
-        columns["teacher_log_prob_mean"] = np.where(has_text, log_prob, np.nan)
-        steps = batch.steps
-        kept = ("group", "trajectory", "step", "reward", "anchor", "action", "terminated", "truncated", "success")
-        table = StepBatch(**{name: getattr(steps, name) for name in kept}, extra=columns)
-        return table, Tokens(place, np.nan_to_num(gap))
+        mean = np.where(has_text, log_prob, np.nan)
+        steps = with_extra(batch.steps, teacher_gap=gap, teacher_gap_mean=gap, teacher_log_prob_mean=mean)
+        return steps, Tokens(place, np.nan_to_num(gap))
 
     def credit(self, method: str, kind: str | None, batch: Batch) -> Floats:
         """Of an estimator, of the exact advantages, of the gap alone, or of a modifier of ``grpo_steps``."""
@@ -188,16 +184,11 @@ class Agreement:
         advantage, exact = np.concatenate(self._pairs, axis=1)
         size = np.abs(exact)
         return {
-            "pearson": _correlation(advantage, exact),
-            "spearman": _correlation(rankdata(advantage), rankdata(exact)),
+            "pearson": correlation(advantage, exact),
+            "spearman": correlation(rankdata(advantage), rankdata(exact)),
             "sign": float(size[advantage * exact > 0].sum() / size.sum()),
             "cosine": float(np.mean(self._cosines)),
         }
-
-
-def _correlation(a: Floats, b: Floats) -> float:
-    """0 where one is constant."""
-    return float(np.corrcoef(a, b)[0, 1]) if np.ptp(a) and np.ptp(b) else 0.0
 
 
 def measure(setting: Setting, batches: int, seed: int) -> dict[str, dict[str, float]]:
@@ -208,19 +199,17 @@ def measure(setting: Setting, batches: int, seed: int) -> dict[str, dict[str, fl
         draw = np.random.default_rng([seed, 3])
         for _ in range(batches):
             batch = current.world.batch(USUAL_GROUP, EPISODES, draw)
-            truth = current.world.truth(batch).ravel()
+            truth = current.world.truth(batch)
             direction = _directions(current.world, batch)
             own = [(SKILL_GRPO, current.credit("grpo_steps", None, batch))]
             for name, advantage in credit_by_name(setting, batch) if current is setting else own:
-                estimate = direction(advantage)
-                norms = np.linalg.norm(estimate) * np.linalg.norm(truth)
-                cosine = float(estimate @ truth / norms) if norms else 0.0
-                agreements.setdefault(name, Agreement()).add(advantage, batch.exact, cosine)
+                near = cosine(direction(advantage), truth)
+                agreements.setdefault(name, Agreement()).add(advantage, batch.exact, near)
     return {name: agreement.result() for name, agreement in agreements.items()}
 
 
 def _directions(world: World, batch: Batch) -> Callable[[Floats], Floats]:
-    """From advantages to the gradient that they make of the batch, as ``World.estimate``, flat."""
+    """``World.estimate`` of the batch, for many advantages."""
     rows = list(zip(batch.game, batch.situation, strict=True))
     prompt = np.array([world.games[g].prompt[s] for g, s in rows])
     score = np.eye(len(WORDS))[batch.action] - np.stack([world.games[g].policy[s] for g, s in rows])
@@ -228,7 +217,7 @@ def _directions(world: World, batch: Batch) -> Callable[[Floats], Floats]:
     def estimate(advantage: Floats) -> Floats:
         total = np.zeros((world.prompts, len(WORDS)))
         np.add.at(total, prompt, advantage[:, None] * score)
-        return total.ravel()
+        return total
 
     return estimate
 
@@ -274,8 +263,7 @@ class Kept:
         kept = json.loads(path.read_text()) if path.is_file() else {}
         if kept and any(kept["settings"].get(key) != value for key, value in about.items()):
             raise SystemExit(f"{path}: the results are of other settings, {kept['settings']}; move the file away")
-        packages = {name: version(name) for name in ("verl-turnkey", "numpy", "torch", "minigrid")}
-        self._all: dict[str, Any] = kept or {"settings": dict(about), "packages": packages}
+        self._all: dict[str, Any] = kept or {"settings": dict(about), "packages": packages()}
 
     def add(self, path: Sequence[str], make: Callable[[], Any]) -> None:
         """``make()`` under ``path``, unless there is a result."""

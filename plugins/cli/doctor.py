@@ -160,7 +160,7 @@ def run_verl() -> int:
         )
         for what, why in moved:
             expected = "\nor ".join(text or "nothing" for text in what.expected)
-            found = what.fault or what.found or "nothing"
+            found = what.fault or what.installed or "nothing"
             table.add_row(*map(escape, (f"{what.module}.{what.name}", expected, found, why)))
         console.print(table)
     said = (

@@ -163,7 +163,7 @@ def _led_to(episode: LoggedEpisode) -> list[str | None]:
 
 
 def progress_labels(episodes: Sequence[LoggedEpisode]) -> Label:
-    """Share of the task's shortest success that was done in order, after each turn.
+    """Share of the task's shortest success that was done in order, after each turn; a refused action does nothing.
 
     The best of several shortest successes counts. Turns of a task that no episode solved have no label. ProgRM finds
     recipes by clusters of successes, which are not published in detail.
@@ -176,7 +176,7 @@ def progress_labels(episodes: Sequence[LoggedEpisode]) -> Label:
     for e in episodes:
         shortest = min(map(len, recipes[e.task]), default=0)
         paths = [
-            recipe_progress([turn.action for turn in e.turns], recipe)[1:]
+            recipe_progress([turn.action if turn.valid else None for turn in e.turns], recipe)[1:]
             for recipe in dict.fromkeys(recipes[e.task])
             if len(recipe) == shortest
         ]
