@@ -429,12 +429,7 @@ MUTATIONS = [
     ("plugins/credit/unrecorded.py", "size - len(numbers) not in (0, 1)", "size != len(numbers)"),
     ("plugins/credit/unrecorded.py", "sorted(real, key=lambda i: parts[i][2])", "real"),
     ("plugins/credit/rows.py", 'if not tag.get("is_padding", False)]', "]", STEP),
-    (
-        "plugins/credit/rows.py",
-        "reward + turns.sum(kl.double()).numpy()",
-        "reward - turns.sum(kl.double()).numpy()",
-        STEP,
-    ),
+    ("plugins/credit/rows.py", "else reward + penalty", "else reward - penalty", STEP),
     ("plugins/credit/supplied.py", "turns.tokens > 0, turns.first()", "turns.tokens >= 0, turns.first()", TOKENS),
     ("plugins/credit/rows.py", 'step.get("composed_reward", step["reward"])', 'step["reward"]', STEP),
     ("plugins/credit/row_turns.py", "np.minimum(of_run, step_of_row[self.row])", "of_run", TOKENS),
