@@ -42,6 +42,7 @@ def check_prm(config: DictConfig, turnkey: TurnkeyConfig, mode: str, loops: Coll
     _check_objective(prm)
     _check_reference(config, prm)
     _check_head(prm)
+    _check_keys(prm)
     _check_readers(config, turnkey)
     _check_vocabulary(config, prm)
     _check_tokens(config, turnkey, loops)
@@ -91,6 +92,13 @@ def _check_reference(config: DictConfig, prm: PrmConfig) -> None:
             f"{KEY}.reference=base is the model without its adapter, and {KEY}.lora_rank=0 trains all weights: set "
             f"{KEY}.lora_rank, or {KEY}.reference=old",
         )
+    fixed = prm.reference in ("ref", "base")
+    if fixed and not prm.every and prm.starts_as_reference(config.actor_rollout_ref.model.path, None):
+        refuse(
+            "prm-reference-same",
+            f"{KEY}.every=0 leaves the model as it starts, with the weights of {KEY}.reference={prm.reference}, so all "
+            f"of its scores are 0: set {KEY}.every=1, or with reference=ref {KEY}.path to other weights",
+        )
     if prm.reference == "rollout" and not config.actor_rollout_ref.rollout.calculate_log_probs:
         refuse(
             "prm-reference-rollout",
@@ -124,6 +132,17 @@ def _check_head(prm: PrmConfig) -> None:
             f"{KEY}.kind=head starts with random numbers for its head, and {KEY}.every=0 never trains it: set "
             f"{KEY}.path to a trained one, or {KEY}.every=1",
         )
+
+
+def _check_keys(prm: PrmConfig) -> None:
+    """Warn of keys that this model does not read."""
+    default = PrmConfig()
+    unread = {f"{KEY}.kind=head": ("beta",)} if prm.kind == "head" else {}
+    unread |= {} if prm.lora_rank else {f"{KEY}.lora_rank=0": ("lora_alpha",)}
+    unread |= {} if prm.every else {f"{KEY}.every=0": ("scores", "optim")}
+    for reason, keys in unread.items():
+        if changed := [key for key in keys if getattr(prm, key) != getattr(default, key)]:
+            warn("prm-keys", f"{KEY}.{changed[0]} has no effect with {reason}: drop it")
 
 
 def _check_readers(config: DictConfig, turnkey: TurnkeyConfig) -> None:

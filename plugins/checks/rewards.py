@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -89,10 +89,8 @@ def check_compared(config: DictConfig, turnkey: TurnkeyConfig, composition: Comp
         )
 
 
-def check_bounds(
-    specs: list[EstimatorSpec | ModifierSpec], config: DictConfig, rewards: Sequence[Mapping[str, Any]]
-) -> None:
-    """Refuse KL in the reward for methods that expect outcomes within bounds: KL moves them out.
+def check_bounds(specs: list[EstimatorSpec | ModifierSpec], config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    """Refuse KL or a model's scores in the reward for methods that expect outcomes within bounds: they move them out.
 
     Raises:
         ConfigError: names the key to change.
@@ -104,7 +102,13 @@ def check_bounds(
             f"algorithm.use_kl_in_reward=true moves outcomes out of the bounds that {bounded[0]} expects: set "
             "it to false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty",
         )
-    costs = {str(entry.get("name")): reason for entry in rewards if (reason := _below_zero(entry))}
+    if bounded and turnkey.prm.kind is not None and turnkey.prm.use != "column":
+        refuse(
+            "bounded-prm",
+            f"turnkey.prm.use={turnkey.prm.use} moves outcomes out of the bounds that {bounded[0]} expects: set "
+            "turnkey.prm.use=column, or take a method without bounds, such as +turnkey=grpo_steps",
+        )
+    costs = {str(entry.get("name")): reason for entry in turnkey.rewards if (reason := _below_zero(entry))}
     if bounded and costs:
         name, reason = next(iter(costs.items()))
         warn(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -13,13 +13,14 @@ from verl_turnkey.plugins.checks.limits import ACTOR, REF, ROLLOUT, check_turns
 from verl_turnkey.plugins.checks.paths import positions
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.mutual_information import KEY as MUTUAL_INFORMATION
+from verl_turnkey.plugins.config.mutual_information import MutualInformationConfig
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of, loss_of
 from verl_turnkey.plugins.config.teacher import TeacherConfig
 from verl_turnkey.plugins.credit.supplied import BYPASS, OF_TEACHER
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.teacher import TeacherSource, read_source
-from verl_turnkey.plugins.teacher.registry import KEY
+from verl_turnkey.plugins.teacher.registry import KEY, Source
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 OF_GROUPS = ("group_success", "group_failures", "reflection")
@@ -45,6 +46,12 @@ def check_teacher(
     teacher = turnkey.teacher
     if turnkey.mutual_information.every:
         check_pass(config, mode, MUTUAL_INFORMATION)
+    elif turnkey.mutual_information != MutualInformationConfig():
+        warn(
+            "mutual-information-without-effect",
+            f"turnkey.mutual_information has no effect without a step to compute it at: set {MUTUAL_INFORMATION}=5, or "
+            "drop the other keys",
+        )
     if teacher.source is None:
         _check_readers(config, turnkey)
         if teacher != TeacherConfig():
@@ -63,7 +70,7 @@ def check_teacher(
             "actor_rollout_ref.actor.use_kl_loss=true (a coefficient of 0 will do), or turnkey.teacher.weights=old",
         )
     if spec is not None:
-        _check_source(config, turnkey, spec, loops)
+        _check_source(config, turnkey, spec, source, loops)
     for name in getattr(source, "columns", ()):
         _check_column(name, files)
     _check_size(config, turnkey, loops)
@@ -115,7 +122,9 @@ def check_pass(config: DictConfig, mode: str, key: str) -> None:
             )
 
 
-def _check_source(config: DictConfig, turnkey: TurnkeyConfig, spec: TeacherSource, loops: Collection[str]) -> None:
+def _check_source(
+    config: DictConfig, turnkey: TurnkeyConfig, spec: TeacherSource, source: Source, loops: Collection[str]
+) -> None:
     rollout = turnkey.rollout
     if spec.per_turn and rollout.rows_hold_turns and {*AGENT_LOOPS} & {*loops}:
         refuse(
@@ -130,8 +139,8 @@ def _check_source(config: DictConfig, turnkey: TurnkeyConfig, spec: TeacherSourc
             f"{KEY}={spec.name} reads the steps of records, and the agent loop {without[0]} writes none: use "
             "turnkey_env, or another source",
         )
-    options = turnkey.teacher.source if isinstance(turnkey.teacher.source, Mapping) else {}
-    of_group = spec.name in OF_GROUPS and options.get("about") != "episode"
+    replaced = getattr(source, "replaced", (spec, source))[1]  # by a placebo
+    of_group = spec.name in OF_GROUPS and getattr(replaced, "about", "group") == "group"
     compares = of_group or turnkey.teacher.rows == "mixed_groups"
     forked = read_strategy(rollout.strategy)
     if compares and config.actor_rollout_ref.rollout.n == 1 and not (forked and forked[0].trains):

@@ -42,7 +42,7 @@ from verl_turnkey.plugins.checks.teacher import check_teacher
 from verl_turnkey.plugins.checks.unknown_keys import check_accepted, check_unknown, dataclasses
 from verl_turnkey.plugins.checks.unread import check_steps, check_unread
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
-from verl_turnkey.plugins.checks.value_heads import check_value_heads
+from verl_turnkey.plugins.checks.value_heads import check_streams, check_value_heads
 from verl_turnkey.plugins.checks.values import check_ranges
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.command_line import groups, near_miss
@@ -164,6 +164,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     run(check_teacher, config, turnkey, mode, files, loops)
     run(check_hidden_rank, config, turnkey)
     run(check_value_heads, config, turnkey, use_critic=use_critic)
+    run(check_streams, config, turnkey)
     run(check_prm, config, turnkey, mode, loops)
     our_loops = {*ledger.AGENT_LOOPS} & loops
     if not our_loops and turnkey.rewards != TurnkeyConfig().rewards:
@@ -236,7 +237,7 @@ def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: boo
         )
     if "value" in needed and not use_critic:
         refuse("critic-missing", f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
-    check_bounds([spec, *(modifier.spec for modifier in modify)], config, turnkey.rewards)
+    check_bounds([spec, *(modifier.spec for modifier in modify)], config, turnkey)
     warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
 
 

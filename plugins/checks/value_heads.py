@@ -1,4 +1,4 @@
-"""Checks of a critic with several heads: the engine has to build it, and a checkpoint has to have as many."""
+"""Checks of a method with an advantage for each decision of a turn: its critic's heads, and who else moves tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ValueHead
 from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
 from verl_turnkey.plugins.config.checkpoint_files import FSDP, damage
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of, turnkey_config
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of, turnkey_config
+from verl_turnkey.plugins.rollout.streams import FORMAT
 
 
 def heads_of(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[ValueHead, ...]:
@@ -44,6 +45,23 @@ def check_value_heads(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic:
         warn(
             "heads-aggregation",
             f"critic.loss_agg_mode={mean} has no effect: {what}, each of which is fitted at one token of a turn",
+        )
+
+
+def check_streams(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+    """Refuse modifiers of tokens where the method gives the tokens of each decision of a turn their own advantages.
+
+    Raises:
+        ConfigError: names the keys to change.
+    """
+    spec = estimator_of(config)
+    by_token = [one.spec.name for one in credit_modify(config, turnkey) if one.by_token]
+    if by_token and spec and "subgoal_advantages" in spec.gives and turnkey.rollout.action_format == FORMAT:
+        refuse(
+            "streams-and-tokens",
+            f"{spec.name} gives the tokens of each decision of a turn their own advantages, and the modifier "
+            f"{by_token[0]} (turnkey.credit.modify) changes those of single tokens: drop the modifier, or set another "
+            f"turnkey.rollout.action_format than {FORMAT}",
         )
 
 

@@ -44,10 +44,7 @@ def methods(own: Mapping[str, EstimatorSpec] = NONE) -> str:
 
 def overview(own: Mapping[str, EstimatorSpec] = NONE) -> str:
     """Markdown: one short row per estimator."""
-    rows = ["| switch | tier | what it does | needs | source |", "|---|---|---|---|---|"]
-    for switch, tier, spec in _switches(own):
-        rows.append(f"| {switch} | {tier} | {spec.summary} | {_needs(spec)} | {spec.paper} |")
-    return "\n".join(rows) + "\n"
+    return _without(PARAMETERS, methods(own))
 
 
 def core_methods() -> str:
@@ -128,6 +125,13 @@ def losses(own: Mapping[str, LossSpec] = NONE) -> str:
     for switch, spec in (switches | {f"loss_mode={name}": spec for name, spec in own.items()}).items():
         rows.append(f"| `{switch}` | {spec.summary} | {_parameters(spec)} | {spec.paper} |")
     return "\n".join(rows) + "\n"
+
+
+def _without(head: str, table: str) -> str:
+    """A table without a column, which its page has elsewhere."""
+    column = table.split("|").index(f" {head} ")
+    rows = [line.split("|") for line in table.splitlines()]
+    return "".join("|".join(row[:column] + row[column + 1 :]) + "\n" for row in rows)
 
 
 def environments() -> str:
@@ -268,9 +272,9 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "methods", core_methods),
     ("README.md", "envs", environment_pages),
     ("docs/methods.md", "tiers", tiers),
-    ("docs/methods.md", "methods", overview),
-    ("docs/modifiers.md", "modifiers", modifiers),
-    ("docs/losses.md", "losses", losses),
+    ("docs/methods.md", "methods", lambda: _without("needs", overview())),
+    ("docs/modifiers.md", "modifiers", lambda: _without(PARAMETERS, modifiers())),
+    ("docs/losses.md", "losses", lambda: _without(PARAMETERS, losses())),
     ("docs/branching.md", "strategies", strategies),
     ("docs/environments.md", "envs", environments),
     ("docs/coverage.md", "here", literature),

@@ -165,8 +165,9 @@ def _led_to(episode: LoggedEpisode) -> list[str | None]:
 def progress_labels(episodes: Sequence[LoggedEpisode]) -> Label:
     """After each turn, the share of the actions of the task's shortest success that were done, in order.
 
-    Of several shortest successes, the one with the largest share counts. Turns of a task that no episode solved have no
-    label. ProgRM finds recipes by clusters of successes, which are not published in detail.
+    A refused action is not done. Of several shortest successes, the one with the largest share counts. Turns of a task
+    that no episode solved have no label. ProgRM finds recipes by clusters of successes, which are not published in
+    detail.
     """
     recipes: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for e in episodes:
@@ -176,7 +177,7 @@ def progress_labels(episodes: Sequence[LoggedEpisode]) -> Label:
     for e in episodes:
         shortest = min(map(len, recipes[e.task]), default=0)
         paths = [
-            recipe_progress([turn.action for turn in e.turns], recipe)[1:]
+            recipe_progress([turn.action if turn.valid else None for turn in e.turns], recipe)[1:]
             for recipe in dict.fromkeys(recipes[e.task])
             if len(recipe) == shortest
         ]

@@ -133,7 +133,7 @@ class Gateway:
             dialect = next((dialect for dialect in DIALECTS if path == f"/v1{dialect.path}"), None)
             if scope["method"] != "POST" or (dialect is None and path not in ("/reward", "/state", "/finish")):
                 raise GatewayError(404, "not_found", f"there is no {scope['method']} {path[:80]} here")
-            with session.bodies.one() as take:
+            with session.bodies.receiving() as take:
                 raw = await exchange.body(headers.get("content-length"), take)
                 body = await asyncio.to_thread(_object, raw) if len(raw) > SLOW_JSON else _object(raw)
                 if dialect is None:

@@ -355,7 +355,7 @@ MUTATIONS = [
         "isinstance(action, int | float)",
         f"{READER}",
     ),
-    ("plugins/log/writer.py", "            if said not in self._refused:\n", "            if True:\n"),
+    ("plugins/log/writer.py", "            if message not in self._refused:\n", "            if True:\n"),
     # --- from configuration to parameters
     ("plugins/rollout/action_reader.py", "_called(calls[-1], admissible)", "_called(calls[0], admissible)"),
     ("plugins/config/update.py", "check(0 < self.ratio_clip < 1,", "check(0 < self.ratio_clip <= 1,"),
@@ -636,7 +636,7 @@ MUTATIONS = [
     ),
     ("plugins/view/reading.py", "if part.step > begun if", "if part.step >= begun if"),
     ("plugins/view/reading.py", 'frame = frame[frame["segment"] == latest]', "frame = frame"),
-    ("plugins/log/bounds.py", "int(found[1]) % every", "True"),
+    ("plugins/log/bounds.py", "int(name[1]) % every", "True"),
     ("plugins/log/bounds.py", "max(n, log.episodes_per_step)", "log.episodes_per_step"),
     (
         "plugins/rollout/trajectory_log.py",
@@ -673,7 +673,12 @@ MUTATIONS = [
     # --- episodes that fork
     ("plugins/rollout/branching.py", "episode.steps[branch.begins :]", "episode.steps"),
     ("plugins/rollout/branching.py", "None if t == trajectory.begins else", "None if False else"),
-    ("plugins/rollout/agent_loop.py", "for each in reversed(episodes) for row", "for each in episodes for row", FORKS),
+    (
+        "plugins/rollout/agent_loop.py",
+        "for branch in reversed(episodes) for row",
+        "for branch in episodes for row",
+        FORKS,
+    ),
     ("plugins/rollout/branching.py", "await self._budget.reserve(most, allowed)", "allowed"),
     ("plugins/rollout/trajectories.py", "prompts=self.prompts.fork(),", "prompts=self.prompts,"),
     (
