@@ -269,7 +269,7 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "methods", core_methods),
     ("README.md", "envs", environment_pages),
     ("docs/methods.md", "tiers", tiers),
-    ("docs/methods.md", "methods", lambda: _without("needs", overview())),
+    ("docs/methods.md", "methods", overview),
     ("docs/modifiers.md", "modifiers", lambda: _without(PARAMETERS, modifiers())),
     ("docs/losses.md", "losses", lambda: _without(PARAMETERS, losses())),
     ("docs/branching.md", "strategies", lambda: _without("gives", strategies())),
