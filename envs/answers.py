@@ -6,6 +6,7 @@ In training, a host ends an episode at its first fault; ``turnkey env-check`` an
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -118,6 +119,15 @@ def read_step(answer: Any) -> Answer | Fault:
 def plain_text(value: Any) -> str:
     """As a plain str (of a subclass, such as numpy's, only the text), with no half surrogate pair: UTF-8 has none."""
     return str.__str__(str(value)).encode("utf-8", "replace").decode("utf-8")
+
+
+def read_json(text: str, **options: Any) -> Any:
+    """The value of a JSON text, with no half surrogate pair; ``options``: of ``json.loads``, which raises."""
+    text = plain_text(text)
+    value = json.loads(text, **options)
+    if "\\ud" not in text.lower():
+        return value
+    return json.loads(plain_text(json.dumps(value, ensure_ascii=False)), **options)
 
 
 def short_repr(value: Any) -> str:

@@ -44,10 +44,7 @@ def methods(own: Mapping[str, EstimatorSpec] = NONE) -> str:
 
 def overview(own: Mapping[str, EstimatorSpec] = NONE) -> str:
     """Markdown: one short row per estimator."""
-    rows = ["| switch | tier | what it does | needs | source |", "|---|---|---|---|---|"]
-    for switch, tier, spec in _switches(own):
-        rows.append(f"| {switch} | {tier} | {spec.summary} | {_needs(spec)} | {spec.paper} |")
-    return "\n".join(rows) + "\n"
+    return _without(PARAMETERS, methods(own))
 
 
 def core_methods() -> str:
@@ -130,6 +127,13 @@ def losses(own: Mapping[str, LossSpec] = NONE) -> str:
     return "\n".join(rows) + "\n"
 
 
+def _without(head: str, table: str) -> str:
+    """A table without a column, which its page has elsewhere."""
+    column = table.split("|").index(f" {head} ")
+    rows = [line.split("|") for line in table.splitlines()]
+    return "".join("|".join(row[:column] + row[column + 1 :]) + "\n" for row in rows)
+
+
 def environments() -> str:
     """Markdown: one row per environment."""
     from verl_turnkey.envs.catalog import ADAPTERS
@@ -162,8 +166,11 @@ def _parameters(spec: EstimatorSpec | ModifierSpec | LossSpec) -> str:
 
 
 def keys() -> str:
-    """Markdown: one row per key of the ``turnkey`` node, with its default."""
-    rows = [f"| `{key}={scalar(default)}` | {doc} |" for key, default, doc in _rows("turnkey", TurnkeyConfig())]
+    """Markdown: one row per key of the ``turnkey`` node that users set, with its default."""
+    rows = []
+    for key, default, doc in _rows("turnkey", TurnkeyConfig()):
+        if not (key.startswith("turnkey.preset.") or doc.startswith("set by the driver")):
+            rows.append(f"| `{key}={scalar(default)}` | {re.sub(r'; (null|0): (none|never|no [a-z]+)$', '', doc)} |")
     return "\n".join(["| key | meaning |", "|---|---|", *rows]) + "\n"
 
 
@@ -268,9 +275,9 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "methods", core_methods),
     ("README.md", "envs", environment_pages),
     ("docs/methods.md", "tiers", tiers),
-    ("docs/methods.md", "methods", overview),
-    ("docs/modifiers.md", "modifiers", modifiers),
-    ("docs/losses.md", "losses", losses),
+    ("docs/methods.md", "methods", lambda: _without("needs", overview())),
+    ("docs/modifiers.md", "modifiers", lambda: _without(PARAMETERS, modifiers())),
+    ("docs/losses.md", "losses", lambda: _without(PARAMETERS, losses())),
     ("docs/branching.md", "strategies", strategies),
     ("docs/environments.md", "envs", environments),
     ("docs/coverage.md", "here", literature),
