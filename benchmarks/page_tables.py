@@ -39,8 +39,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def write_tables(page: Path, results: Path, contents: Mapping[str, Callable[[Any], str]]) -> None:
     """Write the tables of a JSON file into ``page``, each between its markers, and print them."""
-    kept = json.loads(results.read_text())
+    saved = json.loads(results.read_text())
     for name, make in contents.items():
-        text = make(kept)
+        text = make(saved)
         write_between(page, name, f"{text}\n")
         print(text, end="\n\n")
