@@ -13,7 +13,7 @@ from verl_turnkey.envs.prompting.examples import Examples
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.plugins.checks.files import last_step, shared_tasks, task_environments, tasks
 from verl_turnkey.plugins.checks.header_run import Lines, Run, changed, plural
-from verl_turnkey.plugins.checks.sizes import AGENT, OURS
+from verl_turnkey.plugins.checks.run import AGENT, OURS
 from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.schema import estimator_of
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS

@@ -9,7 +9,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.checks.files import last_step, training_loops
-from verl_turnkey.plugins.checks.sizes import OURS, Sizes, sizes
+from verl_turnkey.plugins.checks.run import OURS
+from verl_turnkey.plugins.checks.sizes import Sizes, sizes
 from verl_turnkey.plugins.config.checkpoint_files import resumed_step
 from verl_turnkey.plugins.config.presets import names, read
 from verl_turnkey.plugins.config.schema import (

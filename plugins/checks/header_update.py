@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 from verl_turnkey.losses.registry import weighs
 from verl_turnkey.plugins.checks.files import task_environments
 from verl_turnkey.plugins.checks.header_run import Lines, Run, plural
-from verl_turnkey.plugins.checks.limits import updates_of_a_step
-from verl_turnkey.plugins.checks.sizes import AGENT, OURS, optimizer_steps
+from verl_turnkey.plugins.checks.run import AGENT, OURS
+from verl_turnkey.plugins.checks.sizes import optimizer_steps, updates_of_a_step
 from verl_turnkey.plugins.checks.value_heads import heads_of
 from verl_turnkey.plugins.config.schema import RolloutConfig, loss_of, loss_params
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_turnkey.advantage import ValueHead
 from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
+from verl_turnkey.plugins.checks.run import Run
 from verl_turnkey.plugins.config.checkpoint_files import FSDP, damage
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of, turnkey_config
 
@@ -19,32 +20,22 @@ def heads_of(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[ValueHead, ...
     return () if spec is None else spec.heads(credit_params(config, turnkey))
 
 
-def check_value_heads(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool) -> None:
-    """Refuse a critic that cannot have the heads that the method reads.
-
-    Raises:
-        ConfigError: names the key to change.
-    """
-    if not use_critic or not (heads := heads_of(config, turnkey)):
+def check_value_heads(run: Run) -> None:
+    """Refuse a critic that cannot have the heads that the method reads."""
+    if not run.use_critic or not (heads := heads_of(run.config, run.turnkey)):
         return
-    what = f"algorithm.adv_estimator={config.algorithm.adv_estimator} reads {len(heads)} heads of the critic"
-    one = "turnkey.credit.heads=1, one value in the place of all"
-    if (strategy := str(config.critic.strategy)) not in FSDP:
-        refuse(
-            "heads-engine",
-            f"{what}, which only FSDP builds, and critic.strategy={strategy}: set critic.strategy=fsdp2, or {one}",
-        )
-    if rank := OmegaConf.select(config, "critic.model.lora_rank"):
-        refuse(
-            "heads-lora",
-            f"{what}, and critic.model.lora_rank={rank} trains an adapter without them: set critic.model.lora_rank=0, "
-            f"or {one}",
-        )
-    if (mean := str(config.critic.loss_agg_mode)) != "token-mean":
-        warn(
-            "heads-aggregation",
-            f"critic.loss_agg_mode={mean} has no effect: {what}, each of which is fitted at one token of a turn",
-        )
+    critic = run.config.critic
+    reads = f"{run.setting('algorithm.adv_estimator')} reads {len(heads)} heads of the critic"
+    single = "turnkey.credit.heads=1, one value in the place of all"
+    if (strategy := str(critic.strategy)) not in FSDP:
+        problem = f"{reads}, which only FSDP builds, and critic.strategy={strategy}"
+        refuse("heads-engine", f"{problem}: set critic.strategy=fsdp2, or {single}")
+    if rank := run.get("critic.model.lora_rank"):
+        problem = f"{reads}, and critic.model.lora_rank={rank} trains an adapter without them"
+        refuse("heads-lora", f"{problem}: set critic.model.lora_rank=0, or {single}")
+    if (mean := str(critic.loss_agg_mode)) != "token-mean":
+        problem = f"critic.loss_agg_mode={mean} has no effect"
+        warn("heads-aggregation", f"{problem}: {reads}, each of which is fitted at one token of a turn")
 
 
 def check_resumed_heads(folder: Path, config: DictConfig) -> None:
@@ -57,12 +48,11 @@ def check_resumed_heads(folder: Path, config: DictConfig) -> None:
     if str(config.critic.strategy) not in FSDP or damage(file):
         return
     names = json.loads(file.read_text(encoding="utf-8")).get("id2label")
-    heads = len(heads_of(config, turnkey_config(config))) or 1
+    heads, method = len(heads_of(config, turnkey_config(config))) or 1, config.algorithm.adv_estimator
     if names is not None and len(names) != heads:
         raise Refusal(
             "heads-of-checkpoint",
             f"the critic in {folder} was trained with another number of heads ({len(names)}) than "
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator} reads ({heads}): set algorithm.adv_estimator to "
-            f"the method that trained it (for hae also turnkey.credit.heads={len(names)}), or start over with "
-            "trainer.resume_mode=disable",
+            f"algorithm.adv_estimator={method} reads ({heads}): set algorithm.adv_estimator to the method that trained "
+            f"it (for hae also turnkey.credit.heads={len(names)}), or start over with trainer.resume_mode=disable",
         )
