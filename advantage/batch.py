@@ -134,9 +134,9 @@ class StepBatch:
         }
         extra = {name: column for name, column in (extra or {}).items() if column is not None}
         optional |= {f"extra.{name}": column for name, column in extra.items()}
-        given: dict[str, Any] = {name: column for name, column in optional.items() if column is not None}
-        size = col.common_length({"group": group, "trajectory": trajectory, "step": step, "reward": reward, **given})
-        self.given = frozenset(given)
+        passed: dict[str, Any] = {name: column for name, column in optional.items() if column is not None}
+        size = col.common_length({"group": group, "trajectory": trajectory, "step": step, "reward": reward, **passed})
+        self.given = frozenset(passed)
 
         self.ids = {}
         self.group, self.ids["group"] = col.encode("group", group, none_allowed=False)
@@ -151,15 +151,15 @@ class StepBatch:
             return np.broadcast_to(np.float64(default), size)
 
         def bools(name: str, default: bool) -> Bools:
-            if name not in given:
+            if name not in passed:
                 return np.broadcast_to(np.bool_(default), size)
-            return col.bools(name, given[name], self._place)
+            return col.bools(name, passed[name], self._place)
 
         def codes(name: str) -> Ints:
-            if name not in given:
+            if name not in passed:
                 self.ids[name] = []
                 return np.arange(size)
-            result, self.ids[name] = col.encode(name, given[name], none_allowed=True)
+            result, self.ids[name] = col.encode(name, passed[name], none_allowed=True)
             return result
 
         self.reward = col.amounts("reward", reward, self._place)

@@ -44,6 +44,7 @@ class ModifierSpec:
     stateful: bool = False
     bounded_outcomes: bool = False
     of_tokens: TokenRule | None = None
+    before: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,17 @@ class Modification:
 _MODIFIERS: dict[str, ModifierSpec] = {}
 
 
-def check_columns(what: str, needs: Sequence[str]) -> None:
-    """Raise ValueError where ``needs`` names a column that no table has; ``what`` needs it."""
+def check_columns(what: str, needs: Sequence[str], before: Sequence[str]) -> None:
+    """Raise ValueError where ``needs`` names a column that no table has, or ``before`` no further one of ``what``."""
     for column in needs:
         if column not in OPTIONAL_COLUMNS and not column.startswith("extra."):
             raise ValueError(
                 f"{what}: needs names {column!r}, expected one of {', '.join(OPTIONAL_COLUMNS)} or "
                 f"extra.<name>{did_you_mean(column, OPTIONAL_COLUMNS)}"
             )
+    for column in before:
+        if not column.startswith("extra."):
+            raise ValueError(f"{what}: before names {column!r}, expected extra.<name>")
 
 
 def register_modifier(
@@ -87,6 +91,7 @@ def register_modifier(
     *,
     params: type,
     needs: tuple[str, ...] = (),
+    before: tuple[str, ...] = (),
     stateful: bool = False,
     bounded_outcomes: bool = False,
     of_tokens: TokenRule | None = None,
@@ -104,7 +109,7 @@ def register_modifier(
 
     Raises:
         ValueError: the name is taken or contains a slash, ``params`` is not a frozen dataclass or has a field ``name``,
-            or ``needs`` names an unknown column.
+            or ``needs`` or ``before`` names an unknown column.
     """
     if name in _MODIFIERS:
         holder = _MODIFIERS[name].fn
@@ -116,11 +121,11 @@ def register_modifier(
     require_frozen(f"modifier {name!r}", params)
     if "name" in {field.name for field in fields(params)}:
         raise ValueError(f"modifier {name!r}: a parameter cannot be called name, which selects the modifier")
-    check_columns(f"modifier {name!r}", needs)
+    check_columns(f"modifier {name!r}", needs, before)
 
     def register(fn: Modifier) -> Modifier:
         _MODIFIERS[name] = ModifierSpec(
-            name, params, tuple(needs), paper, summary, fn, stateful, bounded_outcomes, of_tokens
+            name, params, tuple(needs), paper, summary, fn, stateful, bounded_outcomes, of_tokens, tuple(before)
         )
         return fn
 
@@ -166,29 +171,29 @@ def parse_modify(entries: Any, where: str = "modify", method: str = "") -> tuple
         return ()
     if not isinstance(entries, Sequence) or isinstance(entries, str | bytes):
         raise ConfigError(f"{where}: expected a list as in [{{name: empg}}], got {entries!r}")
-    found: list[Modification] = []
+    modifications: list[Modification] = []
     for i, entry in enumerate(entries):
         here = f"{where}[{i}]"
         if not isinstance(entry, Modification):
             entry = _parsed(entry, here)
-        if entry.spec.name in [other.spec.name for other in found]:
+        if entry.spec.name in [other.spec.name for other in modifications]:
             raise ConfigError(f"{here}: {entry.spec.name!r} is in the list twice; expected each modifier once")
         if entry.spec.name == method:
             raise ConfigError(f"{here}: the method {method!r} does this already; leave it out")
-        found.append(entry)
-    return tuple(found)
+        modifications.append(entry)
+    return tuple(modifications)
 
 
 def _parsed(entry: Any, here: str) -> Modification:
-    given = {"name": entry} if isinstance(entry, str) else entry
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+    mapping = {"name": entry} if isinstance(entry, str) else entry
+    if not isinstance(mapping, Mapping) or not isinstance(mapping.get("name"), str):
         raise ConfigError(f"{here}: expected a modifier's name, or a mapping with its name, got {entry!r}")
-    name = given["name"]
+    name = mapping["name"]
     if name not in _MODIFIERS:
         hint = known_as(name) or did_you_mean(name, _MODIFIERS)
         raise ConfigError(f"{here}: unknown modifier {name!r}{hint or ';'} known: {', '.join(modifiers())}")
     spec = _MODIFIERS[name]
-    params = parse(spec.params, {key: value for key, value in given.items() if key != "name"}, f"{here} ({name})")
+    params = parse(spec.params, {key: value for key, value in mapping.items() if key != "name"}, f"{here} ({name})")
     return Modification(spec, params)
 
 
@@ -218,16 +223,16 @@ def modified(
         return replace(whole, advantage=free.advantage, parts=whole.parts or {"method": whole.advantage})
 
     whole = without_penalties
-    for one in modify:
-        whole = _wrapped(whole, one, state)
+    for modification in modify:
+        whole = _wrapped(whole, modification, state)
     credit = whole(batch.replaced(penalty=np.zeros(len(batch))) if batch.penalty.any() else batch)
-    if by_token := [one for one in modify if one.by_token]:
+    if by_token := [modification for modification in modify if modification.by_token]:
         credit = with_tokens(credit, by_token, batch, tokens, change, lambda name: _own_state(state, name))
     return replace(credit, advantage=credit.advantage + change)
 
 
-def _wrapped(estimate: Estimate, one: Modification, state: Mapping[str, float]) -> Estimate:
-    spec, prefix = one.spec, _prefix(one.spec.name)
+def _wrapped(estimate: Estimate, modification: Modification, state: Mapping[str, float]) -> Estimate:
+    spec, prefix = modification.spec, _prefix(modification.spec.name)
 
     def wrapper(batch: StepBatch) -> Credit:
         inner: list[Credit] = []
@@ -237,19 +242,19 @@ def _wrapped(estimate: Estimate, one: Modification, state: Mapping[str, float]) 
             return replace(inner[-1], metrics={}, state={})
 
         own = _own_state(state, spec.name)
-        credit = spec.fn(batch, one.params, inside, own) if spec.stateful else spec.fn(batch, one.params, inside)
+        credit = spec.fn(batch, modification.params, inside, *((own,) if spec.stateful else ()))
         if not isinstance(credit, Credit) or not inner:
             got = "without a call of estimate" if inner == [] else type(credit).__name__
             raise ValueError(f"modifier {spec.name!r}: expected a Credit made of estimate(batch), got one {got}")
         check_numbers(f"modifier {spec.name!r}", credit, len(batch))
-        found = inner[-1]
+        base = inner[-1]
         metrics = {f"credit/{spec.name}/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
         kept = {f"{prefix}{key}": value for key, value in credit.state.items()}
-        parts = {**found.parts, spec.name: found.parts.get(spec.name, 0.0) + credit.advantage - found.advantage}
-        told = {key: level for key, level in credit.levels.items() if level is not found.levels.get(key)}
-        levels = {**found.levels, **{f"{spec.name}/{key}": level for key, level in told.items()}}
-        merged = {"metrics": {**found.metrics, **metrics}, "state": {**found.state, **kept}}
-        return replace(found, advantage=credit.advantage, parts=parts, levels=levels, **merged)
+        parts = {**base.parts, spec.name: base.parts.get(spec.name, 0.0) + credit.advantage - base.advantage}
+        own_levels = {key: level for key, level in credit.levels.items() if level is not base.levels.get(key)}
+        levels = {**base.levels, **{f"{spec.name}/{key}": level for key, level in own_levels.items()}}
+        merged = {"metrics": {**base.metrics, **metrics}, "state": {**base.state, **kept}}
+        return replace(base, advantage=credit.advantage, parts=parts, levels=levels, **merged)
 
     return wrapper
 

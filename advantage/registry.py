@@ -113,17 +113,17 @@ class EstimatorSpec:
     def columns(self, params: Any, modify: Sequence[Modification] = ()) -> tuple[str, ...]:
         """The columns that it cannot do without under ``params``, and those of the modifiers."""
         own = (*self.needs, *getattr(params, "also_needs", ()))
-        return tuple(dict.fromkeys((*own, *(column for one in modify for column in one.columns))))
+        return tuple(dict.fromkeys((*own, *(column for modification in modify for column in modification.columns))))
 
     @staticmethod
     def heads(params: Any) -> tuple[ValueHead, ...]:
         """The heads of the critic that it reads under ``params``; none: one value serves, or none is read."""
         return getattr(params, "value_heads", ())
 
-    @property
-    def names_before(self) -> frozenset[str]:
-        """Names, without ``extra.``, of the columns that describe the state before the step."""
-        return frozenset(column.removeprefix("extra.") for column in self.before)
+    def names_before(self, modify: Sequence[Modification] = ()) -> frozenset[str]:
+        """Names, without ``extra.``, of the columns that describe the state before the step, also the modifiers'."""
+        columns = (*self.before, *(column for one in modify for column in one.spec.before))
+        return frozenset(column.removeprefix("extra.") for column in columns)
 
 
 _ESTIMATORS: dict[str, EstimatorSpec] = {}
@@ -171,10 +171,7 @@ def register_estimator(
     require_frozen(f"estimator {name!r}", params)
     if taken := [entry.name for entry in fields(params) if entry.name in RESERVED]:
         raise ValueError(f"estimator {name!r}: a parameter cannot be called {taken[0]!r}; choose another name for it")
-    check_columns(f"estimator {name!r}", needs)
-    for column in before:
-        if not column.startswith("extra."):
-            raise ValueError(f"estimator {name!r}: before names {column!r}, expected extra.<name>")
+    check_columns(f"estimator {name!r}", needs, before)
 
     def register(fn: Estimator) -> Estimator:
         _ESTIMATORS[name] = EstimatorSpec(
@@ -232,9 +229,10 @@ def compute_credit(
     spec = _ESTIMATORS[name]
     parsed = parse(spec.params, params, where=name)
     chosen = parse_modify(modify, method=name)
-    _check_given(f"estimator {name!r}", spec.columns(parsed), batch, spec.names_before)
+    before = spec.names_before(chosen)
+    _check_given(f"estimator {name!r}", spec.columns(parsed), batch, before)
     for modification in chosen:
-        _check_given(f"modifier {modification.spec.name!r}", modification.columns, batch)
+        _check_given(f"modifier {modification.spec.name!r}", modification.columns, batch, before)
     state = state or {}
 
     def estimate(table: StepBatch) -> Credit:
@@ -250,7 +248,7 @@ def compute_credit(
     return replace(credit, metrics=metrics | describe("advantage", credit.advantage))
 
 
-def _check_given(reader: str, columns: Sequence[str], batch: StepBatch, before: Collection[str] = ()) -> None:
+def _check_given(reader: str, columns: Sequence[str], batch: StepBatch, before: Collection[str]) -> None:
     for column in columns:
         if column not in batch.given:
             raise ConfigError(

@@ -80,14 +80,14 @@ def with_tokens(
         )
     advantage, of_step = credit.advantage[tokens.step], credit.advantage
     parts, metrics = dict(credit.parts), dict(credit.metrics)
-    for one in modify:
-        name, before = one.spec.name, advantage
-        own = (state_of(name),) if one.spec.stateful else ()
-        advantage = np.asarray(one.spec.of_tokens(before, tokens, batch, one.params, *own), np.float64)
-        _check(name, advantage, len(before))
+    for modification in modify:
+        spec, before = modification.spec, advantage
+        own = (state_of(spec.name),) if spec.stateful else ()
+        advantage = np.asarray(spec.of_tokens(before, tokens, batch, modification.params, *own), np.float64)
+        _check(spec.name, advantage, len(before))
         moved = tokens.means(advantage - before, len(batch))
-        of_step, parts[name] = of_step + moved, parts[name] + moved
-        metrics |= describe(f"{name}/tokens", advantage - before)
+        of_step, parts[spec.name] = of_step + moved, parts[spec.name] + moved
+        metrics |= describe(f"{spec.name}/tokens", advantage - before)
     return replace(credit, advantage=of_step, parts=parts, metrics=metrics, tokens=advantage + penalties[tokens.step])
 
 

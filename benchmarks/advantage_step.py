@@ -78,13 +78,13 @@ def configuration(method: str, rows: int, extras: Sequence[str] = ()) -> DictCon
     return config
 
 
-def made(trainer: type, config: DictConfig) -> Any:
-    """A trainer that has not started its workers; of them the driver asks their number only."""
-    found = trainer(config)
-    found.global_steps = 1
-    found.tokenizer = SimpleNamespace(eos_token_id=EOS)
-    found.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(RANKS))})
-    return found
+def make_trainer(kind: type, config: DictConfig) -> Any:
+    """A trainer without workers: the driver needs only their number."""
+    trainer = kind(config)
+    trainer.global_steps = 1
+    trainer.tokenizer = SimpleNamespace(eos_token_id=EOS)
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(RANKS))})
+    return trainer
 
 
 def fill(rows: int, tokens: int, seed: int = 0) -> KVBatchMeta:
@@ -182,16 +182,16 @@ class Took:
 
 
 def queue_processes() -> list[psutil.Process]:
-    found = []
-    for one in psutil.Process().children(recursive=True):
+    processes = []
+    for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has ended, and may still be there as a zombie
-            if any(name in one.name() + "".join(one.cmdline()) for name in QUEUE):
-                found.append(one)
-    return found
+            if any(name in process.name() + "".join(process.cmdline()) for name in QUEUE):
+                processes.append(process)
+    return processes
 
 
 def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
-    return sum(sum(one.cpu_times()[:2]) for one in (psutil.Process(), *processes))
+    return sum(sum(process.cpu_times()[:2]) for process in (psutil.Process(), *processes))
 
 
 def drive(trainer: Any, batch: KVBatchMeta, took: Took) -> None:
@@ -220,8 +220,8 @@ def compared(rows: int, tokens: int, extras: Sequence[str], repeats: int) -> tup
     batch = fill(rows, tokens)
     stock, ours = Took(), Took()
     trainers = (
-        (made(PPOTrainerSync, configuration("grpo", rows)), stock),
-        (made(TurnkeyTrainerSync, configuration("gigpo", rows, extras)), ours),
+        (make_trainer(PPOTrainerSync, configuration("grpo", rows)), stock),
+        (make_trainer(TurnkeyTrainerSync, configuration("gigpo", rows, extras)), ours),
     )
     for _ in range(repeats):
         for trainer, took in trainers:

@@ -90,16 +90,16 @@ def errors(advantage: Floats, exact: Floats, cell: Ints, batch: Ints) -> dict[st
 
 def with_errors(advantage: Floats, exact: Floats, cell: Ints, batch: Ints) -> dict[str, float]:
     """:func:`errors`, and standard errors of the first two by leaving out one block of batches after the other."""
-    found = errors(advantage, exact, cell, batch)
-    without = [
+    whole = errors(advantage, exact, cell, batch)
+    left_out = [
         errors(*(column[batch % BLOCKS != block] for column in (advantage, exact, cell, batch)))
         for block in range(BLOCKS)
     ]
     spread = {
-        f"{name}_error": float(np.std([one[name] for one in without]) * np.sqrt(BLOCKS - 1))
+        f"{name}_error": float(np.std([estimate[name] for estimate in left_out]) * np.sqrt(BLOCKS - 1))
         for name in ("variance", "bias")
     }
-    return found | spread
+    return whole | spread
 
 
 def keyed(world: World, batch: Batch, name: str) -> StepBatch:
@@ -132,12 +132,12 @@ def _histories(
     turn: Sequence[int], before: Sequence[Hashable], action: Sequence[int], after: Sequence[Hashable]
 ) -> tuple[list[Hashable], list[Hashable]]:
     """All that was seen and done up to each step, and with it; of steps in the order of their trajectories."""
-    found: list[Hashable] = []
+    histories: list[Hashable] = []
     ahead: list[Hashable] = []
     for t, first, done, then in zip(turn, before, action, after, strict=True):
-        found.append(ahead[-1] if t else hash((first,)))
-        ahead.append(hash((found[-1], done, then)))
-    return found, ahead
+        histories.append(ahead[-1] if t else hash((first,)))
+        ahead.append(hash((histories[-1], done, then)))
+    return histories, ahead
 
 
 def credit(name: str, steps: StepBatch) -> Floats:
@@ -158,11 +158,11 @@ def measure(world: World, batches: int, seed: int) -> dict[str, Any]:
     for _ in range(batches):
         batch = world.batch(USUAL_GROUP, EPISODES, draw)
         tables = {key: keyed(world, batch, key) for key in KEYS}
-        found = {(STATE, name): credit(name, batch.steps) for name in METHODS}  # proxmo compares texts as well
-        found[STATE, REINFORCE] = credit(REINFORCE, tables[STATE])
-        found |= {(STATE, VINE_ALL): quality._vine(world, batch, draw), (STATE, EXACT): batch.exact}
-        found |= {(key, name): credit(name, tables[key]) for key in KEYS[1:] for name in KEYED}
-        for place, advantage in found.items():
+        estimates = {(STATE, name): credit(name, batch.steps) for name in METHODS}  # proxmo compares texts as well
+        estimates[STATE, REINFORCE] = credit(REINFORCE, tables[STATE])
+        estimates |= {(STATE, VINE_ALL): quality._vine(world, batch, draw), (STATE, EXACT): batch.exact}
+        estimates |= {(key, name): credit(name, tables[key]) for key in KEYS[1:] for name in KEYED}
+        for place, advantage in estimates.items():
             tallies.setdefault(place, Tally()).add(world, batch, advantage, len(batch.exact))
             advantages.setdefault(place, []).append(advantage)
         for key, steps in tables.items():
@@ -171,7 +171,7 @@ def measure(world: World, batches: int, seed: int) -> dict[str, Any]:
         exact.append(batch.exact)
         cells.append(_cells(batch, sizes))
         won.append(batch.steps.success[batch.left == world.horizon].mean())
-    number = np.repeat(np.arange(batches), [len(each) for each in exact])
+    number = np.repeat(np.arange(batches), [len(part) for part in exact])
     same = np.concatenate(exact), np.concatenate(cells), number
     results: dict[str, Any] = {key: {"shared": float(np.mean(shared[key])), "methods": {}} for key in KEYS}
     for (key, name), tally in tallies.items():
@@ -199,11 +199,11 @@ def run(
             policy = Policy(resolve(Path(folder), Path(merged)))
         starts = different(LEVEL, SEEDS)[::every]
         games = [unroll(LEVEL, start, policy) for start in track(starts, f"games of {name}")]
-        found = measure(World.of(games, USUAL_HORIZON, len(policy)), batches, seed)
+        measured = measure(World.of(games, USUAL_HORIZON, len(policy)), batches, seed)
         packages = {package: version(package) for package in ("verl-turnkey", "numpy", "torch", "minigrid")}
         about = {"level": LEVEL, "games": len(games), "batches": batches, "seed": seed, "packages": packages}
         kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-        RESULTS.write_text(json.dumps({**kept, name: {**about, **found}}, indent=1) + "\n")
+        RESULTS.write_text(json.dumps({**kept, name: {**about, **measured}}, indent=1) + "\n")
     pages()
 
 
@@ -218,13 +218,13 @@ def pages() -> None:
 def by_method(results: dict[str, Any]) -> str:
     """Markdown: for each model every method."""
     return "\n\n".join(
-        f"**{name}**: {one['games']} starts, {one['batches']} batches, success {one['success']:.2f}, "
-        f"{one['keys'][STATE]['shared']:.0%} of the steps share their state, "
-        f"{one['keys'][STATE]['methods'][EXACT]['measured']:.0%} can be split\n\n"
+        f"**{name}**: {result['games']} starts, {result['batches']} batches, success {result['success']:.2f}, "
+        f"{result['keys'][STATE]['shared']:.0%} of the steps share their state, "
+        f"{result['keys'][STATE]['methods'][EXACT]['measured']:.0%} can be split\n\n"
         "| method | correlation | wrong sign | variance | bias | cosine of a batch | of all batches |\n"
         "|---|---|---|---|---|---|---|\n"
-        + "\n".join(_row(method, found) for method, found in one["keys"][STATE]["methods"].items())
-        for name, one in results.items()
+        + "\n".join(_row(method, tally) for method, tally in result["keys"][STATE]["methods"].items())
+        for name, result in results.items()
     )
 
 
@@ -233,30 +233,30 @@ def by_key(results: dict[str, Any]) -> str:
     return "\n\n".join(
         f"| {name}: key of a state | shared | {' | '.join(KEYED)} |\n|---|---{'|---' * len(KEYED)}|\n"
         + "\n".join(
-            f"| {key} | {one['keys'][key]['shared']:.0%} | "
-            + " | ".join(_cosine(one["keys"][key]["methods"][method]) for method in KEYED)
+            f"| {key} | {result['keys'][key]['shared']:.0%} | "
+            + " | ".join(_cosine(result["keys"][key]["methods"][method]) for method in KEYED)
             + " |"
             for key in KEYS
         )
-        for name, one in results.items()
+        for name, result in results.items()
     )
 
 
 CONTENTS: dict[str, Callable[[dict[str, Any]], str]] = {"errors by method": by_method, "cosines by key": by_key}
 
 
-def _row(name: str, one: dict[str, float]) -> str:
-    cells = [name, f"{one['correlation']:.2f}", f"{one['wrong']:.0%}"]
-    cells += [_number(one[what], 2 * one[f"{what}_error"]) for what in ("variance", "bias")]
-    return f"| {' | '.join([*cells, _cosine(one), format(one['cosine_all'], '.2f')])} |"
+def _row(name: str, tally: dict[str, float]) -> str:
+    cells = [name, f"{tally['correlation']:.2f}", f"{tally['wrong']:.0%}"]
+    cells += [_number(tally[what], 2 * tally[f"{what}_error"]) for what in ("variance", "bias")]
+    return f"| {' | '.join([*cells, _cosine(tally), format(tally['cosine_all'], '.2f')])} |"
 
 
 def _number(value: float, error: float) -> str:
     return f"{round(value, 1) + 0.0:.1f} ± {error:.1f}"
 
 
-def _cosine(one: dict[str, float]) -> str:
-    return f"{one['cosine']:.2f} ± {2 * one['cosine_error']:.2f}"
+def _cosine(tally: dict[str, float]) -> str:
+    return f"{tally['cosine']:.2f} ± {2 * tally['cosine_error']:.2f}"
 
 
 if __name__ == "__main__":

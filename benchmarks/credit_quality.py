@@ -97,7 +97,8 @@ class World:
     gradients: list[Floats]
 
     @classmethod
-    def of(cls, games: list[Game], horizon: int, prompts: int) -> World:
+    def of(cls, games: list[Game], horizon: int, prompts: int, *, exact: bool = True) -> World:
+        """``exact``: with the expected turns and the exact gradients, which take most of the time."""
         values = [game.values(horizon) for game in games]
         return cls(
             games,
@@ -105,8 +106,8 @@ class World:
             prompts,
             values,
             [game.action_values(value) for game, value in zip(games, values, strict=True)],
-            [game.turns(horizon) for game in games],
-            [game.gradient(horizon, prompts) for game in games],
+            [game.turns(horizon) for game in games] if exact else [],
+            [game.gradient(horizon, prompts) for game in games] if exact else [],
         )
 
     @cached_property
@@ -134,10 +135,10 @@ class World:
     def forked(self, way: Branching, tasks: int, draw: np.random.Generator) -> Batch:
         """Rollouts of ``tasks`` games with their branches, each turn once."""
         games = [(int(g), self.games[g]) for g in self._tasks(tasks, draw)]
-        found = forked(games, way.rollouts, self.horizon, way.strategy, draw)
-        parent = found.pop("parent")
-        columns = {name: np.array(column) for name, column in found.items()}
-        return self._batch(**columns, extra={"parent": parent, "leaf_outcome": columns["won"].astype(float)})
+        columns = forked(games, way.rollouts, self.horizon, way.strategy, draw)
+        parent = columns.pop("parent")
+        arrays = {name: np.array(column) for name, column in columns.items()}
+        return self._batch(**arrays, extra={"parent": parent, "leaf_outcome": arrays["won"].astype(float)})
 
     def _tasks(self, groups: int, draw: np.random.Generator) -> Ints:
         """The game of each group."""
@@ -180,11 +181,11 @@ class World:
 
     def estimate(self, batch: Batch, advantage: Floats) -> Floats:
         """The gradient that ``advantage`` makes of the batch, summed over its steps: (prompts, A)."""
-        found = np.zeros((self.prompts, len(WORDS)))
+        gradient = np.zeros((self.prompts, len(WORDS)))
         prompt = np.array([self.games[g].prompt[s] for g, s in zip(batch.game, batch.situation, strict=True)])
         policy = np.array([self.games[g].policy[s] for g, s in zip(batch.game, batch.situation, strict=True)])
-        np.add.at(found, prompt, advantage[:, None] * (np.eye(len(WORDS))[batch.action] - policy))
-        return found
+        np.add.at(gradient, prompt, advantage[:, None] * (np.eye(len(WORDS))[batch.action] - policy))
+        return gradient
 
     def truth(self, batch: Batch) -> Floats:
         """The exact gradient in the tasks of the batch, each weighted by its episodes."""
@@ -218,16 +219,16 @@ class Pace:
     """How large the next batch is, so that all batches together have as many turns as those of another row.
 
     Args:
-        each: expected turns of an episode, or of a task with all its paths.
+        expected: turns of an episode, or of a task with all its paths.
     """
 
-    def __init__(self, each: float) -> None:
-        self._each, self._left = each, 0.0
+    def __init__(self, expected: float) -> None:
+        self._expected, self._left = expected, 0.0
 
     def size(self, turns: float) -> int:
         """Episodes or tasks for ``turns`` more; at least one."""
         self._left += turns
-        return max(1, round(self._left / self._each))
+        return max(1, round(self._left / self._expected))
 
     def played(self, turns: float) -> None:
         self._left -= turns
@@ -300,8 +301,8 @@ def measure(world: World, group: int, batches: int, seed: int) -> dict[str, Any]
             many = world.forked(way, paces[name].size(turns[-1]), forks)
             paces[name].played(len(many.exact))
             begins[name] += _begins(many)
-            found = compute_credit("tree", many.steps, rule=way.rule).advantage
-            for what, advantage in zip(FORKED, (found, many.exact), strict=True):
+            from_tree = compute_credit("tree", many.steps, rule=way.rule).advantage
+            for what, advantage in zip(FORKED, (from_tree, many.exact), strict=True):
                 tallies[f"{name}, {what}"].add(world, many, advantage, len(many.exact))
         groups = describe_groups("anchor", *joint_codes(batch.steps.group, batch.steps.anchor))
         shared.append(groups["credit/share_steps_in_anchor_groups"])
@@ -312,7 +313,7 @@ def measure(world: World, group: int, batches: int, seed: int) -> dict[str, Any]
         "turns": total / batches / EPISODES,
         "shared": float(np.mean(shared)),
         "vine_price": world.price,
-        "begins": {name: float(np.median(found)) if found else None for name, found in begins.items()},
+        "begins": {name: float(np.median(counts)) if counts else None for name, counts in begins.items()},
         "methods": {name: {**tally.result(), "turns": tally.turns / total} for name, tally in tallies.items()},
     }
 
@@ -343,16 +344,16 @@ def run(
     seed: int = 0,
 ) -> None:
     """Measure, keep the results, print the tables."""
-    found = {}
+    measured = {}
     for name, _, folder in (model.partition("=") for model in models):
         with TemporaryDirectory() as merged:
             policy = Policy(resolve(Path(folder), Path(merged)))
         games = [unroll(LEVEL, start, policy) for start in track(different(LEVEL, SEEDS), f"games of {name}")]
-        found[name] = list(_settings(games, len(policy), batches, seed))
+        measured[name] = list(_settings(games, len(policy), batches, seed))
     RESULTS.parent.mkdir(exist_ok=True)
     packages = {name: version(name) for name in ("verl-turnkey", "numpy", "torch", "minigrid")}
     about = {"level": LEVEL, "games": len(games), "episodes": EPISODES, "batches": batches, "seed": seed}
-    RESULTS.write_text(json.dumps({**about, "packages": packages, "models": found}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({**about, "packages": packages, "models": measured}, indent=1) + "\n")
     table()
 
 
@@ -374,18 +375,18 @@ def tables(results: dict[str, Any]) -> str:
     """Markdown: for each model every method at the usual setting, then cosines by group size and by horizon."""
     parts = []
     for name, settings in results["models"].items():
-        usual = next(one for one in settings if (one["horizon"], one["group"]) == (USUAL_HORIZON, USUAL_GROUP))
+        usual = next(s for s in settings if (s["horizon"], s["group"]) == (USUAL_HORIZON, USUAL_GROUP))
         begins = ", ".join(f"{turns:.0f} in `{way}`" for way, turns in usual["begins"].items() if turns)
         parts.append(
             f"**{name}**: {results['games']} different starts, success {usual['success']:.2f} in {USUAL_HORIZON} "
             f"turns, {usual['shared']:.0%} of the steps share their state; turns before the median branch: {begins}\n\n"
             "| method | turns | correlation | wrong sign | no credit | cosine of a batch | of all batches |\n"
-            "|---|---|---|---|---|---|---|\n" + "\n".join(_row(name, one) for name, one in usual["methods"].items())
+            "|---|---|---|---|---|---|---|\n" + "\n".join(_row(name, tally) for name, tally in usual["methods"].items())
         )
-        heads = [f"groups of {one['group']}, {one['horizon']} turns" for one in settings]
-        shares = [f"success {one['success']:.2f}, shared {one['shared']:.0%}" for one in settings]
+        heads = [f"groups of {setting['group']}, {setting['horizon']} turns" for setting in settings]
+        shares = [f"success {setting['success']:.2f}, shared {setting['shared']:.0%}" for setting in settings]
         lines = [
-            f"| {method} | " + " | ".join(_cell(method, one["methods"][method]) for one in settings) + " |"
+            f"| {method} | " + " | ".join(_cell(method, setting["methods"][method]) for setting in settings) + " |"
             for method in usual["methods"]
         ]
         parts.append(
@@ -395,20 +396,20 @@ def tables(results: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _row(name: str, one: dict[str, float]) -> str:
+def _row(name: str, tally: dict[str, float]) -> str:
     """The sum over all batches is left out where these are so small that noise is left in it."""
-    cosine = f"{one['cosine']:.2f} ± {2 * one['cosine_error']:.2f}"
-    whole = "-" if name == VINE else f"{one['cosine_all']:.2f}"
+    cosine = f"{tally['cosine']:.2f} ± {2 * tally['cosine_error']:.2f}"
+    whole = "-" if name == VINE else f"{tally['cosine_all']:.2f}"
     return (
-        f"| {name} | {one['turns']:.2f} | {one['correlation']:.2f} | {one['wrong']:.0%} | {one['none']:.0%} | "
+        f"| {name} | {tally['turns']:.2f} | {tally['correlation']:.2f} | {tally['wrong']:.0%} | {tally['none']:.0%} | "
         f"{cosine} | {whole} |"
     )
 
 
-def _cell(name: str, one: dict[str, float]) -> str:
+def _cell(name: str, tally: dict[str, float]) -> str:
     """The cosine, and the turns where they are not as many as the row promises."""
-    unequal = name != VINE_ALL and abs(one["turns"] - 1) > TOLERANCE
-    return f"{one['cosine']:.2f}" + f" ({one['turns']:.2f} of the turns)" * unequal
+    unequal = name != VINE_ALL and abs(tally["turns"] - 1) > TOLERANCE
+    return f"{tally['cosine']:.2f}" + f" ({tally['turns']:.2f} of the turns)" * unequal
 
 
 if __name__ == "__main__":

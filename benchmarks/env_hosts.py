@@ -53,13 +53,13 @@ for env_id, entry_point in zip(PLACES.values(), (IdleInThreads, Idle), strict=Tr
 
 async def times(step: StepCall, steps: int) -> list[float]:
     """Microseconds of each of ``steps`` steps, after some to warm up."""
-    found = []
+    elapsed = []
     for n in range(steps // 10 + steps):
         began = time.perf_counter()
         await step("take object 3")
         if n >= steps // 10:
-            found.append(1e6 * (time.perf_counter() - began))
-    return found
+            elapsed.append(1e6 * (time.perf_counter() - began))
+    return elapsed
 
 
 async def row(name: str, calls: list[StepCall], steps: int) -> str:

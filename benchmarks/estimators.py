@@ -185,10 +185,10 @@ def compare_estimators(sizes: Sequence[int] = (16, 156)) -> None:
 
     report("write of the tensor", writes)
     for name in estimators():
-        given = [needed(name, table) for table in tables]
+        inputs = [needed(name, table) for table in tables]
         slow = best(lambda name=name: getattr(naive, name)(few), 1) * sizes[0] / NAIVE_PROMPTS
-        seconds = [best(lambda name=name, table=table: credit(name, table)) for table in given]
-        report(f"`{name}`", seconds, f"{slow * 1e3:,.0f}", f"{peak_over_input(name, given[-1]):.1f}")
+        seconds = [best(lambda name=name, table=table: credit(name, table)) for table in inputs]
+        report(f"`{name}`", seconds, f"{slow * 1e3:,.0f}", f"{peak_over_input(name, inputs[-1]):.1f}")
     report("verl's `grpo`, vectorized", [verls_grpo(table) for table in tables])
 
 

@@ -62,27 +62,27 @@ class Game:
 
     def visits(self, horizon: int) -> Floats:
         """Probability of being in each situation at turn 0, 1, ...: (horizon, N)."""
-        found = np.zeros((horizon, len(self.key)))
-        found[0, 0] = 1.0
+        visits = np.zeros((horizon, len(self.key)))
+        visits[0, 0] = 1.0
         for turn in range(1, horizon):
-            flow = found[turn - 1][:, None] * self.policy
-            np.add.at(found[turn], self.following[self.following != WON], flow[self.following != WON])
-        return found
+            flow = visits[turn - 1][:, None] * self.policy
+            np.add.at(visits[turn], self.following[self.following != WON], flow[self.following != WON])
+        return visits
 
     def gradient(self, horizon: int, prompts: int) -> Floats:
         """Of the success rate with respect to one logit for each of ``prompts`` prompts and each action."""
         values = self.values(horizon)
         advantage = (self.action_values(values) - values[1:, :, None])[::-1]  # by turn played, not by turns left
         flow = (self.visits(horizon)[:, :, None] * self.policy * advantage).sum(axis=0)
-        found = np.zeros((prompts, len(WORDS)))
-        np.add.at(found, self.prompt, flow)
-        return found
+        gradient = np.zeros((prompts, len(WORDS)))
+        np.add.at(gradient, self.prompt, flow)
+        return gradient
 
     def _expected(self, horizon: int, reward: NDArray) -> Floats:
-        found = np.zeros((horizon + 1, len(self.key) + 1))  # the last column is WON, from where nothing comes
+        expected = np.zeros((horizon + 1, len(self.key) + 1))  # the last column is WON, from where nothing comes
         for left in range(1, horizon + 1):
-            found[left, :-1] = (self.policy * (reward + found[left - 1][self.following])).sum(axis=1)
-        return found[:, :-1]
+            expected[left, :-1] = (self.policy * (reward + expected[left - 1][self.following])).sum(axis=1)
+        return expected[:, :-1]
 
 
 class Policy:
@@ -140,11 +140,11 @@ class Policy:
 def different(level: str, seeds: Iterable[int]) -> list[int]:
     """Of the seeds that start in the same state, the first one."""
     env = make("turnkey/MiniGrid-v0", {"level": level})
-    found: dict[str, int] = {}
+    first_seeds: dict[str, int] = {}
     for seed in seeds:
         _, info = env.reset(seed=seed)
-        found.setdefault(info["state_key"], seed)
-    return list(found.values())
+        first_seeds.setdefault(info["state_key"], seed)
+    return list(first_seeds.values())
 
 
 def unroll(level: str, seed: int, policy: Policy) -> Game:

@@ -121,8 +121,8 @@ def _rows(mask: Tensor, vocabulary: int, draw: torch.Generator) -> Rows:
 def log_probs(model: Any, ids: Tensor) -> Tensor:
     """(B, L): of each token given those before it; the first has 0."""
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits.float()
-    found = -torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-    return torch.nn.functional.pad(found.view(len(ids), -1), (1, 0))
+    log_prob = -torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    return torch.nn.functional.pad(log_prob.view(len(ids), -1), (1, 0))
 
 
 def term_of(name: str, log_prob: Tensor, old: Tensor, rows: Rows) -> TokenLoss:
@@ -132,8 +132,8 @@ def term_of(name: str, log_prob: Tensor, old: Tensor, rows: Rows) -> TokenLoss:
         surrogate = torch.minimum(ratio * rows.advantages, ratio.clamp(0.8, 1.2) * rows.advantages)
         return TokenLoss(-surrogate * rows.mask)
     spec = loss_spec(name)
-    given = {"log_prob": log_prob, "old_log_prob": old, "advantages": rows.advantages, "response_mask": rows.mask}
-    return token_loss(spec, spec.params(), **given, extra={}, finite=False)
+    tensors = {"log_prob": log_prob, "old_log_prob": old, "advantages": rows.advantages, "response_mask": rows.mask}
+    return token_loss(spec, spec.params(), **tensors, extra={}, finite=False)
 
 
 def update(
@@ -153,7 +153,7 @@ def update(
         watch("backward")
         loss += float(mean.detach())
         clipped.append(term.bias is not None and bool((term.bias != 0).any()))
-    found = {"loss": loss, "norm": norm(model)}
+    metrics = {"loss": loss, "norm": norm(model)}
     params = None if name == "vanilla" else loss_spec(name).params()
     if params is not None and scales_gradient(params):
         first = [p.grad for p in model.parameters()]
@@ -162,12 +162,12 @@ def update(
             if again:
                 term = term_of(name, log_probs(model, rows[part].ids), old[part], rows[part])
                 (term.bias.sum() / tokens).backward()
-        found["bias_norm"] = norm(model)
-        scale = params.gradient_scale(found["bias_norm"])
+        metrics["bias_norm"] = norm(model)
+        scale = params.gradient_scale(metrics["bias_norm"])
         for p, gradient in zip(model.parameters(), first, strict=True):
             p.grad = gradient.mul_(scale)
         watch("second pass")
-    return found
+    return metrics
 
 
 def cast(model: Any, kind: torch.dtype) -> Any:
@@ -195,7 +195,7 @@ def numerics(name: str, model: Any, sizes: Sizes, device: torch.device) -> Table
         for kind in (torch.float32, torch.bfloat16):
             there = cast(copy.deepcopy(model).to(device), kind)
             there.zero_grad(set_to_none=True)
-            found = update(there, rows.to(device), old.to(device), loss, len(rows.ids), quiet)
+            actual = update(there, rows.to(device), old.to(device), loss, len(rows.ids), quiet)
             off = sum(
                 (p.grad.float().cpu() - g).square().sum().item()
                 for p, g in zip(there.parameters(), gradients, strict=True)
@@ -204,8 +204,8 @@ def numerics(name: str, model: Any, sizes: Sizes, device: torch.device) -> Table
             bias = expected.get("bias_norm")
             table.append(
                 {"model": name, "loss": loss, "dtype": str(kind).removeprefix("torch.")}
-                | {"loss_cpu": expected["loss"], "loss_device": found["loss"], "gradient_off": (off / size) ** 0.5}
-                | {"second_cpu": bias, "second_device": found.get("bias_norm")}
+                | {"loss_cpu": expected["loss"], "loss_device": actual["loss"], "gradient_off": (off / size) ** 0.5}
+                | {"second_cpu": bias, "second_device": actual.get("bias_norm")}
             )
             del there
         model.zero_grad(set_to_none=True)
@@ -284,13 +284,13 @@ def costs(name: str, model: Any, sizes: Sizes, device: torch.device) -> Table:
 def markdown(table: Table) -> str:
     """A Markdown table of one dictionary per row; inner dictionaries become text."""
 
-    def shown(value: Any) -> str:
+    def rendered(value: Any) -> str:
         if isinstance(value, dict):
             return ", ".join(f"{key} {number:.3g}" for key, number in value.items())
         return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
     head = list(table[0])
-    lines = [head, ["---"] * len(head), *([shown(row[key]) for key in head] for row in table)]
+    lines = [head, ["---"] * len(head), *([rendered(row[key]) for key in head] for row in table)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

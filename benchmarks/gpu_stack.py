@@ -76,7 +76,7 @@ def overrides(layout: str, loss: str, turns: int, answer: int, groups: int) -> l
     ]
 
 
-def command(model: Path, folder: Path, layout: str, loss: str, device: str, given: list[str]) -> list[str]:
+def command(model: Path, folder: Path, layout: str, loss: str, device: str, launch: list[str]) -> list[str]:
     """``turnkey train``, which checks the launch line and becomes verl's program."""
     turnkey = [
         str(Path(sys.executable).with_name("turnkey")),
@@ -84,7 +84,7 @@ def command(model: Path, folder: Path, layout: str, loss: str, device: str, give
         f"{HERE / 'text_game.py'}:benchmarks/TextGame-v0",
     ]
     what = ["--model", str(model), "--device", "gpu" if device == "cuda" else device, "--steps", "2"]
-    return [*turnkey, *what, "--out", str(folder), "--train", "64", "--val", "8", *given]
+    return [*turnkey, *what, "--out", str(folder), "--train", "64", "--val", "8", *launch]
 
 
 def stack(
@@ -106,8 +106,8 @@ def stack(
                 print(f"{name}, {layout}, {loss}: {log.name}", file=sys.stderr, flush=True)
                 subprocess.run(line, check=True, stdout=log, stderr=subprocess.STDOUT)
             (folder / "measured.json").write_text(json.dumps(measured(folder), indent=1))
-        found = json.loads((folder / "measured.json").read_text())
-        table.append({"model": name, "layout": layout, "loss": loss} | found)
+        numbers = json.loads((folder / "measured.json").read_text())
+        table.append({"model": name, "layout": layout, "loss": loss} | numbers)
     return table
 
 

@@ -96,7 +96,7 @@ def read(text: str) -> Imports:
         if root == OURS:
             imports.own += int(own)
             imports.modules += 1
-        elif any(each == OURS for _, each in within):
+        elif any(package == OURS for _, package in within):
             imports.brought[root] += int(own)
         within.append((depth, root))
     return imports

@@ -72,12 +72,8 @@ class Place:
 
     def world(self, policy: Floats, *, exact: bool = False) -> World:
         """The tasks under ``policy`` (P, A); with ``exact`` it has exact gradients."""
-        games = [task.game(policy[each], each) for task, each in zip(self.tasks, self.numbers, strict=True)]
-        if exact:
-            return World.of(games, HORIZON, len(policy))
-        values = [game.values(HORIZON) for game in games]
-        ahead = [game.action_values(value) for game, value in zip(games, values, strict=True)]
-        return World(games, HORIZON, len(policy), values, ahead, turns=[], gradients=[])
+        games = [task.game(policy[numbers], numbers) for task, numbers in zip(self.tasks, self.numbers, strict=True)]
+        return World.of(games, HORIZON, len(policy), exact=exact)
 
     def prompts(self, batch: Batch) -> Ints:
         """The prompt of each step (S,)."""
@@ -173,7 +169,7 @@ def standing(place: Place, seed: int, checks: Sequence[int] = CHECKS, tests: int
                 scorer.learn(prompts, batch, policy)
                 if update in checks:
                     scores = [scorer.scores(p, b, policy) for p, b in zip(test_prompts, test, strict=True)]
-                    whole = [step_credit(b, each) for b, each in zip(test, scores, strict=True)]
+                    whole = [step_credit(b, values) for b, values in zip(test, scores, strict=True)]
                     at[str(update)] = {"alone": rate(scores), "credit": rate(whole)}
     return result
 
@@ -253,13 +249,13 @@ def _best_runs(place: Place, name: str, reference: str, ahead: int, seeds: int) 
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _rounded(each) for key, each in value.items()}
-    return round(value, 4) if isinstance(value, float) else [_rounded(each) for each in value]
+        return {key: _rounded(item) for key, item in value.items()}
+    return round(value, 4) if isinstance(value, float) else [_rounded(item) for item in value]
 
 
 def best_rate(runs: Sequence[Mapping[str, Any]], name: str, check: str, what: str = "alone") -> str:
     """The learning rate with the highest mean correlation at ``check``."""
-    return max(map(str, RATES), key=lambda speed: np.mean([one[name][speed][check][what][0] for one in runs]))
+    return max(map(str, RATES), key=lambda speed: np.mean([measured[name][speed][check][what][0] for measured in runs]))
 
 
 def by_updates(results: Mapping[str, Any]) -> str:
@@ -267,12 +263,12 @@ def by_updates(results: Mapping[str, Any]) -> str:
     rows = []
     for task, runs in results["standing"].items():
         for name in (*USUAL, BEST, EXACT):
-            correlation, cosine = (cell([one[name][i] for one in runs]) for i in (0, 1))
+            correlation, cosine = (cell([measured[name][i] for measured in runs]) for i in (0, 1))
             rows.append([task, f"`{name}`" if name in USUAL else name, *[correlation] * len(CHECKS), cosine])
         for name in SCORERS:
             for what, label in (("alone", f"score of `{name}`"), ("credit", f"`step_episode` on `{name}`")):
                 speeds = {check: best_rate(runs, name, check, what) for check in map(str, CHECKS)}
-                cells = [[one[name][speed][check][what] for one in runs] for check, speed in speeds.items()]
+                cells = [[measured[name][speed][check][what] for measured in runs] for check, speed in speeds.items()]
                 correlations = [cell([pair[0] for pair in pairs]) for pairs in cells]
                 rows.append([task, label, *correlations, cell([pair[1] for pair in cells[-1]])])
     heads = [f"{n} update{'s' * (n > 1)}" for n in CHECKS]
@@ -284,12 +280,12 @@ def by_curve(results: Mapping[str, Any]) -> str:
     rows = []
     for task, curves in results["learning"].items():
         usual = [np.mean(run[1:]) for run in curves["gigpo"]["runs"]]
-        for name, one in curves.items():
+        for name, curve in curves.items():
             scorer, *ahead = name.split(",")
             label = f"`step_episode` on `{scorer}`" if scorer in SCORERS else f"`{name}`" if name in USUAL else name
-            runs = one["runs"]
+            runs = curve["runs"]
             more = [float(np.mean(run[1:]) - other) for run, other in zip(runs, usual, strict=True)]
-            cells = [f"{one['rate']:g}" if "rate" in one else "-"]
+            cells = [f"{curve['rate']:g}" if "rate" in curve else "-"]
             cells += [cell([run[n] for run in runs]) for n in (UPDATES // 4, UPDATES // 2, UPDATES)]
             rows.append([task, ",".join([label, *ahead]), *cells, "" if name == "gigpo" else cell(more, sign="+")])
     heads = [f"after {n}" for n in (UPDATES // 4, UPDATES // 2, UPDATES)]

@@ -76,14 +76,14 @@ def run(
     recipe = f"{Path(fragile_env.__file__).resolve()}:{fragile_env.ID}" if deaths else "babyai"
     kwargs = {"level": LEVEL, "max_steps": MAX_TURNS} | ({"deaths": deaths} if deaths else {})
     sizes = {"data.train_batch_size": tasks, "actor_rollout_ref.actor.ppo_mini_batch_size": max(1, tasks // 2)}
-    given = (
+    overrides = (
         *(f"++turnkey.env.kwargs.{name}={value}" for name, value in kwargs.items()),
         *(f"{name}={value}" for name, value in sizes.items()),
     )
-    job = Job(out=out, method="gigpo", seed=seed, steps=steps, recipe=recipe, overrides=given)
+    job = Job(out=out, method="gigpo", seed=seed, steps=steps, recipe=recipe, overrides=overrides)
     while step_of(out) < steps:
         starts = entries(out / STARTS)
-        killed = sum(each["killed"] for each in starts)
+        killed = sum(start["killed"] for start in starts)
         until = round(steps * (killed + 1) / (kills + 1)) if killed < kills else steps
         entry: dict[str, Any] = {"began": time.time(), "first": step_of(out), "killed": False, "left": 0}
         with launch(job) as process:
@@ -147,9 +147,9 @@ class Watcher(threading.Thread):
     def _look(self) -> dict[str, Any]:
         memory: dict[str, float] = defaultdict(float)
         count: dict[str, int] = defaultdict(int)
-        for each in (psutil.Process(self._process.pid), *descendants(self._process)):
+        for process in (psutil.Process(self._process.pid), *descendants(self._process)):
             try:
-                role, bytes_ = role_of(each), each.memory_full_info().uss
+                role, bytes_ = role_of(process), process.memory_full_info().uss
             except psutil.Error:  # it has ended meanwhile
                 continue
             memory[role] += bytes_ / 2**20
@@ -187,8 +187,8 @@ def grown(out: Path) -> str:
         series = of_role(out, role)
         if not series:
             continue
-        slopes = [np.polyfit(*zip(*each, strict=True), 1)[0] * 100 for each in series if len({x for x, _ in each}) > 2]
-        number = max(each["processes"].get(role, 0) for each in entries(out / SAMPLES))
+        slopes = [100 * np.polyfit(*zip(*curve, strict=True), 1)[0] for curve in series if len(dict(curve)) > 2]
+        number = max(sample["processes"].get(role, 0) for sample in entries(out / SAMPLES))
         slope = f"{np.median(slopes):+.1f}" if slopes else "-"
         rows.append(f"| {role} | {number} | {series[0][0][1]:.0f} | {series[-1][-1][1]:.0f} | {slope} |")
     return "\n".join(rows)
@@ -197,11 +197,11 @@ def grown(out: Path) -> str:
 def of_role(out: Path, role: str) -> list[list[tuple[int, float]]]:
     """(step, MB) of each start, without its first five steps, in which everything is still being loaded."""
     starts: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    firsts = [each["first"] for each in entries(out / STARTS)]
-    for each in entries(out / SAMPLES):
-        first = firsts[each["start"]] if each["start"] < len(firsts) else 0
-        if role in each["memory"] and each["step"] >= first + 5:
-            starts[each["start"]].append((each["step"], each["memory"][role]))
+    firsts = [start["first"] for start in entries(out / STARTS)]
+    for sample in entries(out / SAMPLES):
+        first = firsts[sample["start"]] if sample["start"] < len(firsts) else 0
+        if role in sample["memory"] and sample["step"] >= first + 5:
+            starts[sample["start"]].append((sample["step"], sample["memory"][role]))
     return [*starts.values()]
 
 
@@ -215,16 +215,16 @@ def lost(out: Path) -> str:
         f"- episodes: {played:.0f}, of which {failed:.0f} failed",
         f"- files: {samples[0]['files']} at the beginning, {samples[-1]['files']} at the end, "
         f"{samples[-1]['disk']:.0f} MB; segments in /dev/shm: {samples[0]['shared']}, {samples[-1]['shared']}",
-        f"- processes left after a kill: {sum(each['left'] for each in starts)}",
+        f"- processes left after a kill: {sum(start['left'] for start in starts)}",
     ]
-    for one, after in pairwise(starts):
-        again = one["last"] + 1 - min(_trained(out, after))
-        lines.append(f"- killed after step {one['last']}: {again} steps were trained again")
+    for before, after in pairwise(starts):
+        again = before["last"] + 1 - min(_trained(out, after))
+        lines.append(f"- killed after step {before['last']}: {again} steps were trained again")
     return "\n".join(lines)
 
 
 def _hours(starts: list[dict[str, Any]]) -> float:
-    return sum(each["ended"] - each["began"] for each in starts) / 3600
+    return sum(start["ended"] - start["began"] for start in starts) / 3600
 
 
 def _trained(out: Path, start: dict[str, Any]) -> list[int]:

@@ -34,19 +34,19 @@ def measure(strategy: str, block: int) -> dict[str, float]:
     words = [*SMALL, BLOCK.format(block), *overrides]
     options = ["--n-val", "4", *(part for word in words for part in ("--override", word))]
     train_missing(out, method=method, seed=0, steps=1, options=tuple(options))
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for path in out.glob("metrics-*.jsonl"):
         for line in path.read_text().splitlines():
-            found |= json.loads(line)["data"]
-    return found
+            metrics |= json.loads(line)["data"]
+    return metrics
 
 
 def main() -> None:
     print(f"| strategy | tokens of a block | {' | '.join(COLUMNS.values())} |")
     print(f"|{' --- |' * (2 + len(COLUMNS))}")
     for strategy, block in (("independent", 32), ("tree", 32), ("entropy_branch", 32), ("entropy_branch", 128)):
-        found = measure(strategy, block)
-        shares = [f"{found[name]:.2f}" if name in found else "-" for name in COLUMNS]
+        metrics = measure(strategy, block)
+        shares = [f"{metrics[name]:.2f}" if name in metrics else "-" for name in COLUMNS]
         print(f"| {strategy} | {block} | {' | '.join(shares)} |", flush=True)
 
 

@@ -150,12 +150,12 @@ def repeated(run_folder: Path) -> dict[tuple[str, int], bool]:
     }
 
 
-def auc_difference(one: Sequence[float], other: Sequence[float], test: pd.DataFrame) -> tuple[float, float, float]:
-    """AUC of ``one`` minus that of ``other``, with its 95 % bootstrap interval over tasks."""
+def auc_difference(ours: Sequence[float], baseline: Sequence[float], test: pd.DataFrame) -> tuple[float, float, float]:
+    """AUC of ``ours`` minus that of ``baseline``, with its 95 % bootstrap interval over tasks."""
     labels = test["label"].to_numpy() > 0.5
 
     def difference(weights: Any) -> float:
-        first, second = (prm_scores.auc(np.asarray(each), labels, weights) for each in (one, other))
+        first, second = (prm_scores.auc(np.asarray(values), labels, weights) for values in (ours, baseline))
         return first - second
 
     drawn = [difference(weights) for weights in prm_scores.resamples(test["task"].to_list())]

@@ -23,7 +23,7 @@ import os
 import resource
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -88,8 +88,8 @@ class Script:
         from verl.workers.rollout.replica import TokenOutput
 
         await asyncio.sleep(self._seconds.pop(0))
-        said = {"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
-        return TokenOutput(token_ids=self._ids, log_probs=[0.0] * len(self._ids), extra_fields=said)
+        versions = {"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
+        return TokenOutput(token_ids=self._ids, log_probs=[0.0] * len(self._ids), extra_fields=versions)
 
 
 class Spent:
@@ -156,8 +156,8 @@ def usage(pids: list[int]) -> tuple[float, float]:
 
     seconds = memory = 0.0
     for pid in pids:
-        one = psutil.Process(pid)
-        for process in (one, *one.children(recursive=True)):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
             try:
                 times = process.cpu_times()
                 seconds += times.user + times.system
@@ -181,7 +181,7 @@ class Settings:
 
 @dataclass
 class Used:
-    """What one worker used in a wave: CPU seconds, and MB."""
+    """Of one worker in a wave, or of all: CPU seconds, MB, failed episodes."""
 
     loop_cpu: float
     hosts_cpu: float
@@ -203,7 +203,7 @@ class Worker:
 
         self._config, self._tokenizer, self._settings = config, tokenizer, settings
         self._pool = worker.shared(config).pool
-        self._hosts = [one["process"] for one in ray.get(self._pool.measure())]
+        self._hosts = [host["process"] for host in ray.get(self._pool.measure())]
         self._tokenizing, self._making = Spent(), Spent()
         for name in ("decode", "apply_chat_template", "encode"):
             self._tokenizing.wrap(tokenizer, name)
@@ -233,7 +233,7 @@ class Worker:
 
     async def _play(self, clients: dict[int, Script]) -> int:
         played = await asyncio.gather(*(self._episode(seed, client) for seed, client in clients.items()))
-        return sum(not one for one in played)
+        return sum(not completed for completed in played)
 
     async def _episode(self, seed: int, client: Script) -> bool:
         """Play one episode as verl's worker does."""
@@ -297,24 +297,25 @@ def play_waves(config: Any, tokenizer: Any, settings: Settings, count: int, wave
         ideal = (drawn + environment).sum(1).max()
         lock_step = (drawn.max(0) + environment.max(0)).sum()
         began = time.perf_counter()
-        used = ray.get([worker.wave.remote(seeds[n :: len(workers)]) for n, worker in enumerate(workers)])
+        of_workers = ray.get([worker.wave.remote(seeds[n :: len(workers)]) for n, worker in enumerate(workers)])
         wall = time.perf_counter() - began
+        used = Used(*map(sum, zip(*map(astuple, of_workers), strict=True)))
         per_turn = 1e3 / count / settings.turns
-        found = (
+        cells = (
             f"{count}",
             "warm" if wave else "new",
             f"{wall:.1f}",
             f"{ideal:.1f}",
             f"{wall / ideal:.2f}",
             f"{lock_step / wall:.1f}",
-            f"{sum(one.loop_cpu for one in used) * per_turn:.2f}",
-            f"{sum(one.hosts_cpu for one in used) * per_turn:.2f}",
-            f"{1e3 * sum(one.making_cpu for one in used) / count:.1f}",
-            f"{sum(one.loop_memory for one in used) / count:.2f}",
-            f"{sum(one.hosts_memory for one in used) / count:.2f}",
-            f"{sum(one.failed for one in used)}",
+            f"{used.loop_cpu * per_turn:.2f}",
+            f"{used.hosts_cpu * per_turn:.2f}",
+            f"{1e3 * used.making_cpu / count:.1f}",
+            f"{used.loop_memory / count:.2f}",
+            f"{used.hosts_memory / count:.2f}",
+            f"{used.failed}",
         )
-        print(f"| {' | '.join(found)} |", flush=True)
+        print(f"| {' | '.join(cells)} |", flush=True)
     ray.get([worker.close.remote() for worker in workers])
     for worker in workers:
         ray.kill(worker)
@@ -325,8 +326,8 @@ def left_behind() -> int:
     from verl_turnkey.envs import reaper
 
     mark, run = f"{reaper.MARK}=".encode(), f"{RUN}={os.environ[RUN]}".encode()
-    found = map(reaper._variables, reaper._pids())
-    return sum(run in entries and any(entry.startswith(mark) for entry in entries) for entries in found)
+    environments = map(reaper._variables, reaper._pids())
+    return sum(run in entries and any(entry.startswith(mark) for entry in entries) for entries in environments)
 
 
 def main(

@@ -91,7 +91,7 @@ def tokenizer_of(conversations: Sequence[list[dict[str, str]]], folder: Path) ->
     texts = [message["content"] for messages in conversations for message in messages]
     ids = " ".join(f"{letter}{number}" for letter in "OI" for number in range(100, 1000))
     ids += " ".join(f"C{number} {number}" for number in range(1, 100))
-    tools = [each["function"]["name"] for each in ServiceText.tools()]
+    tools = [tool["function"]["name"] for tool in ServiceText.tools()]
     build_tokenizer([*texts, ids, ids], tools, vocab_size=4096, pieces=PIECES).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
 

@@ -43,7 +43,7 @@ def run(steps: int = 12) -> None:
 @app.command()
 def table() -> None:
     """Print the table and draw the curves from the runs that are there."""
-    found = {
+    by_loss = {
         loss: [read(out) for out in sorted(RUNS.glob(f"{loss}-*")) if (out / "summary.json").exists()]
         for loss in LOSSES
     }
@@ -52,7 +52,7 @@ def table() -> None:
         "largest KL | scale | second pass |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
-    for loss, rows in found.items():
+    for loss, rows in by_loss.items():
         if rows:
             clip, kl = (mean(mean(column(row, name)) for row in rows) for name in (CLIPPED, KL))
             worst = max(max(column(row, KL)) for row in rows)
@@ -78,7 +78,7 @@ def table() -> None:
         f"\n+turnkey={METHOD}, ppo_epochs={EPOCHS}; means over all training steps and seeds. After one update: success "
         "in the second step. Largest fall: of success from one step to the next, in any seed"
     )
-    if runs := [row for rows in found.values() for row in rows]:
+    if runs := [row for rows in by_loss.values() for row in rows]:
         panels = [compare(runs, metric=name, by=["loss"]) for name in (CLIPPED, KL, SUCCESS)]
         report.draw(panels, RUNS / "stability.png")
         print(f"curves: {RUNS / 'stability.png'}")

@@ -73,13 +73,9 @@ class Setting:
         with torch.no_grad():
             policy = self.reader.log_probs([p for _, p in number], [t for t, _ in number]).double().exp().numpy()
         policy /= policy.sum(axis=1, keepdims=True)
-        numbers = [np.array([number[prompt] for prompt in each]) for each in prompts]
-        games = [task.game(policy[each], each) for task, each in zip(self.tasks, numbers, strict=True)]
-        if self.exact:
-            return World.of(games, HORIZON, len(number))
-        values = [game.values(HORIZON) for game in games]
-        ahead = [game.action_values(value) for game, value in zip(games, values, strict=True)]
-        return World(games, HORIZON, len(number), values, ahead, turns=[], gradients=[])
+        numbers = [np.array([number[prompt] for prompt in situations]) for situations in prompts]
+        games = [task.game(policy[of_task], of_task) for task, of_task in zip(self.tasks, numbers, strict=True)]
+        return World.of(games, HORIZON, len(number), exact=self.exact)
 
     @property
     def success(self) -> float:

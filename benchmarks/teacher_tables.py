@@ -79,7 +79,7 @@ def by_method(results: Mapping[str, Any]) -> str:
         [
             _label(name),
             *(
-                cell([one[name]["cosine"] - one["grpo_steps"]["cosine"] for one in runs], 3, "+")
+                cell([measured[name]["cosine"] - measured["grpo_steps"]["cosine"] for measured in runs], 3, "+")
                 for runs in columns.values()
             ),
         ]

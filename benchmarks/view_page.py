@@ -85,8 +85,8 @@ def measure(browser: Browser, address: str) -> None:
     search = "const e = document.querySelector('[name=texts]'); e.value = 'qqqq'; " + (
         "e.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}))"
     )
-    found = "document.querySelector('.over .hint').textContent.startsWith('found')"
-    print(f"all texts searched {timed(browser, search, found):.0f} ms")
+    counted = "document.querySelector('.over .hint').textContent.startsWith('found')"
+    print(f"all texts searched {timed(browser, search, counted):.0f} ms")
     browser.driver.execute_cdp_cmd("HeapProfiler.collectGarbage", {})
     print(f"heap {browser.run('return performance.memory.usedJSHeapSize') / 1e6:.0f} MB")
 

@@ -18,10 +18,10 @@ _HERE = "verl_turnkey.envs.adapters"
 
 @dataclass(frozen=True)
 class Need:
-    """Something beside packages that an environment needs. ``found`` tells whether it is there; None: who knows."""
+    """What an environment needs besides packages. ``is_present`` returns None where that cannot be checked."""
 
     what: str
-    found: Callable[[], bool | None]
+    is_present: Callable[[], bool | None]
 
 
 def _folder(variable: str, default: str, holds: str) -> Callable[[], bool]:
@@ -88,9 +88,9 @@ class Adapter:
         return f'pip install "verl-turnkey[{self.extra}]"' if self.extra else f"pip install {self.package}"
 
     def missing(self) -> list[str]:
-        """What it lacks here: the pip command, and needs that were looked for and not found."""
+        """What is missing here: the pip command, and the needs that are not present."""
         lacking = [] if self.version else [self.command]
-        return lacking + [need.what for need in self.needs if need.found() is False]
+        return lacking + [need.what for need in self.needs if need.is_present() is False]
 
 
 _ALFWORLD_DATA = "$ALFWORLD_DATA: the folder that `alfworld-download` or `turnkey alfworld-generate` filled"

@@ -22,10 +22,10 @@ def sweep(mark: str) -> None:
     """Kill all processes of this user whose variable ``TURNKEY_ENV_PROCESS`` starts with ``mark``; Linux only."""
     wanted = f"{MARK}={mark}".encode()
     for _ in range(100):  # until none is left: one may fork while others are killed
-        found = [pid for pid in _pids() if any(v.startswith(wanted) for v in _variables(pid))]
-        if not found:
+        marked = [pid for pid in _pids() if any(v.startswith(wanted) for v in _variables(pid))]
+        if not marked:
             return
-        for pid in found:
+        for pid in marked:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)

@@ -31,8 +31,8 @@ def listing(known: Collection[str] = ()) -> list[dict[str, Any]]:
     """Our environments, and those in gymnasium's registry beside ``known``, as plain JSON values.
 
     ``switch`` chooses the environment on a launch line. ``version`` is None when the package is not installed;
-    ``install`` is then the command. ``needs`` says what else has to be there and whether it was ``found`` (None: cannot
-    be looked for).
+    ``install`` is then the command. ``needs``: what else the environment needs, and whether it was ``found`` (None:
+    that cannot be checked).
     """
     ours = [
         {
@@ -42,7 +42,7 @@ def listing(known: Collection[str] = ()) -> list[dict[str, Any]]:
             "package": adapter.package or "verl-turnkey",
             "version": adapter.version,
             "install": None if adapter.version else adapter.command,
-            "needs": [{"what": need.what, "found": need.found()} for need in adapter.needs],
+            "needs": [{"what": need.what, "found": need.is_present()} for need in adapter.needs],
         }
         for adapter in ADAPTERS
     ]
@@ -68,10 +68,10 @@ def spec_of(env_id: str, kwargs: Mapping[str, Any] | None = None) -> dict[str, A
         entry = gymnasium.registry[env_id].entry_point
         package = entry.partition(".")[0] if isinstance(entry, str) else ""
     try:
-        found = version(package) if package else None
+        package_version = version(package) if package else None
     except PackageNotFoundError:
-        found = None
-    return {"id": env_id, "kwargs": dict(kwargs or {}), "package": package or None, "version": found}
+        package_version = None
+    return {"id": env_id, "kwargs": dict(kwargs or {}), "package": package or None, "version": package_version}
 
 
 def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[str, str]:

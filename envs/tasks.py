@@ -182,7 +182,7 @@ def _messages(prompt: Any) -> list[dict[str, str]]:
 def _of_one_kind(answers: Sequence[Any]) -> list[Any]:
     """Texts, or lists of texts where one task has several answers: parquet has one type for a column."""
     if any(isinstance(answer, list) for answer in answers):
-        return [[str(each) for each in answer] if isinstance(answer, list) else _texts(answer) for answer in answers]
+        return [[str(text) for text in answer] if isinstance(answer, list) else _texts(answer) for answer in answers]
     return ["" if answer is None else str(answer) for answer in answers]
 
 

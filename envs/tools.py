@@ -100,7 +100,7 @@ class ToolEnv(TextEnv):
     @classmethod
     def tools(cls) -> list[dict[str, Any]]:
         """The schemas of all tools, in the order in which their methods are written."""
-        return [json.loads(json.dumps(each.schema)) for each in _tools(cls).values()]
+        return [json.loads(json.dumps(tool.schema)) for tool in _tools(cls).values()]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """As :meth:`TextEnv.reset`; ``info["tools"]`` has the schemas."""
@@ -112,7 +112,8 @@ class ToolEnv(TextEnv):
         """As :meth:`TextEnv.step`; ``info["results"]`` has ``{"content", "is_error"}`` of each call, in order."""
         self._results = ()
         observation, reward, terminated, truncated, info = super().step(action)
-        return observation, reward, terminated, truncated, {**info, "results": [asdict(each) for each in self._results]}
+        results = [asdict(result) for result in self._results]
+        return observation, reward, terminated, truncated, {**info, "results": results}
 
     def act(self, action: str) -> StepResult:
         turn = read_turn(action)
@@ -123,8 +124,8 @@ class ToolEnv(TextEnv):
             invalid = answer.is_error
         else:
             self._results = [self._call(call) for call in turn]
-            answer = ToolResult("\n".join(each.content for each in self._results))
-            invalid = all(each.is_error for each in self._results)
+            answer = ToolResult("\n".join(result.content for result in self._results))
+            invalid = all(result.is_error for result in self._results)
         state = self.result(answer.content)
         return replace(state, invalid=state.invalid or invalid, extra={**_counts(self._results), **state.extra})
 
@@ -208,7 +209,7 @@ def _guarded(run: Callable[[], Any]) -> ToolResult:
 
 
 def _counts(results: Sequence[ToolResult]) -> dict[str, int]:
-    return {"tool_calls": len(results), "tool_errors": sum(each.is_error for each in results)}
+    return {"tool_calls": len(results), "tool_errors": sum(result.is_error for result in results)}
 
 
 # --- schemas ----------------------------------------------------------------------------------------------------------
@@ -246,8 +247,8 @@ def _tool(name: str, method: Callable[..., Any]) -> Tool:
         try:
             checked = model.model_validate(arguments)
         except ValidationError as error:
-            wrong = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors(include_url=False)]
-            raise ToolError(f"{name}: " + "; ".join(": ".join(filter(None, each)) for each in wrong)) from None
+            wrong = [(".".join(map(str, fault["loc"])), fault["msg"]) for fault in error.errors(include_url=False)]
+            raise ToolError(f"{name}: " + "; ".join(": ".join(filter(None, pair)) for pair in wrong)) from None
         return {names[field]: getattr(checked, field) for field in checked.model_fields_set}
 
     function = {"name": name, "description": description, "parameters": _without_titles(model.model_json_schema())}

@@ -42,6 +42,6 @@ def preference(q: Tensor, table: StepBatch, params: ObjectiveParams) -> tuple[Te
     weight = torch.full_like(gap, 1 / len(gap))
     if params.weigh == "group":
         pairs_of_group = torch.bincount(of.group[good])
-        weight = (1 / ((pairs_of_group > 0).sum() * pairs_of_group[of.group[good]])).to(gap)
+        weight = 1 / ((pairs_of_group > 0).sum() * pairs_of_group[of.group[good]]).to(gap)
     metrics = {"pairs": float(len(gap)), "pair_accuracy": (gap > 0).double().mean().item()}
     return -(weight * logsigmoid(gap)).sum(), metrics

@@ -196,9 +196,9 @@ def weighs(spec: LossSpec, params: Any) -> bool:
     if spec.weight is None:
         return False
     two = torch.zeros(1, 2)
-    given = {"old_log_prob": two, "advantages": two}
+    log_probs = {"old_log_prob": two, "advantages": two}
     extra = {key: torch.zeros(1) for key in spec.inputs}
-    return weight_share(spec, params, **given, response_mask=two == 0, extra=extra) is not None
+    return weight_share(spec, params, **log_probs, response_mask=two == 0, extra=extra) is not None
 
 
 def _weight(spec: LossSpec, params: Any, inputs: LossInputs) -> Tensor | None:

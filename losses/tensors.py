@@ -166,8 +166,8 @@ def check_term(spec: LossSpec, inputs: LossInputs, term: Any) -> None:
 
 def check_finite(spec: LossSpec, inputs: LossInputs, term: TokenLoss) -> None:
     """Numbers that are not finite are an error of the loss only if its inputs are finite."""
-    given = (inputs.log_prob, inputs.old_log_prob, inputs.advantages)
-    if not term.loss.isfinite().all() and all(tensor.isfinite().all() for tensor in given):
+    tensors = (inputs.log_prob, inputs.old_log_prob, inputs.advantages)
+    if not term.loss.isfinite().all() and all(tensor.isfinite().all() for tensor in tensors):
         raise ValueError(
             f"loss {spec.name!r}: expected TokenLoss.loss with finite numbers, off the mask too, where its inputs are "
             f"0; got {(~term.loss.isfinite()).sum()} not finite in shape {tuple(term.loss.shape)}"

@@ -69,8 +69,9 @@ def distance_to_success(batch: StepBatch, solved: Bools) -> tuple[Floats, Floats
         distance[frontier] = steps
     before, after = distance[tail], distance[head]
     farthest = np.zeros(batch.n_groups)
-    for found in (before, after):
-        np.maximum.at(farthest, batch.group[np.isfinite(found)], found[np.isfinite(found)])
+    for distances in (before, after):
+        finite = np.isfinite(distances)
+        np.maximum.at(farthest, batch.group[finite], distances[finite])
     beyond = farthest[batch.group] + 1.0
     return np.where(np.isinf(before), beyond, before), np.where(np.isinf(after), beyond, after)
 

@@ -45,16 +45,16 @@ def read_roles(batch: StepBatch) -> Roles:
 
 def _texts(ids: list[Any]) -> list[str]:
     """The roles as text, a whole number without a point, whatever the type of the column it stands in."""
-    found: dict[str, Any] = {}
+    roles: dict[str, Any] = {}
     for role in ids:
         whole = isinstance(role, bool) or (isinstance(role, float) and role.is_integer())
         text = str(int(role) if whole else role)
-        if text in found:
+        if text in roles:
             raise ConfigError(
-                f"extra.role: expected roles with different texts, got {found[text]!r} and {role!r}: name one otherwise"
+                f"extra.role: expected roles with different texts, got {roles[text]!r} and {role!r}: name one otherwise"
             )
-        found[text] = role
-    return list(found)
+        roles[text] = role
+    return list(roles)
 
 
 def episode_outcomes(batch: StepBatch, roles: Roles) -> Floats:

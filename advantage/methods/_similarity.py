@@ -55,13 +55,13 @@ def similar_states(batch: StepBatch, threshold: float) -> tuple[Ints, int]:
     order = np.argsort(group, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
         clusters = _Clusters(threshold)  # of one group at a time: those of all would not fit
-        found: dict[str, int] = {}
+        code_of: dict[str, int] = {}
         for row in rows.tolist():
             text = texts[row]
             # An equal text meets the same clusters in the same order, so it ends where the first one did.
-            if text is not None and text not in found:
-                found[text] = clusters.first_match(text, n)
-            codes[row] = code = n if text is None else found[text]
+            if text is not None and text not in code_of:
+                code_of[text] = clusters.first_match(text, n)
+            codes[row] = code = n if text is None else code_of[text]
             n = max(n, code + 1)
     return codes, n
 
@@ -154,11 +154,11 @@ class CommonSubsequences:
         for character in text:
             hits = row & self.places.get(character, 0)
             row = ((row + hits) | (row - hits)) & everywhere
-        found = []
+        lengths = []
         for k in which.tolist():
             first, length = self.spans[k]
-            found.append(length - ((row >> first) & ((1 << length) - 1)).bit_count())
-        return np.array(found, dtype=np.float64)
+            lengths.append(length - ((row >> first) & ((1 << length) - 1)).bit_count())
+        return np.array(lengths, dtype=np.float64)
 
 
 # Upper bounds of how much two texts of T characters together can match, M characters in B blocks. Between two blocks

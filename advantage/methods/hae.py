@@ -168,7 +168,7 @@ def _keep_penalties(batch: StepBatch, keeps: Bools, params: HaeParams) -> Floats
 def _finish(advantage: Floats, counted: Bools, params: HaeParams) -> Floats:
     """A stream's advantages, 0 for the turns that have none of its tokens."""
     if params.normalise:
-        one = np.zeros(len(advantage), dtype=np.int64)
-        stats = group_stats(advantage[counted], one[counted], 1, "population")
-        advantage = normalize(advantage, one, stats, "mean_std", STD_EPSILON)
+        whole = np.zeros(len(advantage), dtype=np.int64)  # the batch as a single group
+        stats = group_stats(advantage[counted], whole[counted], 1, "population")
+        advantage = normalize(advantage, whole, stats, "mean_std", STD_EPSILON)
     return np.where(counted, advantage, 0.0)

@@ -66,6 +66,7 @@ for _spec in [spec for spec in modifiers().values() if spec.fn in METHODS]:
         _spec.name,
         params=_spec.params,
         needs=_spec.needs,
+        before=_spec.before,
         stateful=_spec.stateful,
         bounded_outcomes=_spec.bounded_outcomes,
         paper=_spec.paper,

@@ -74,15 +74,15 @@ def progress(batch: StepBatch, params: ProgressParams) -> Credit:
     VinePPO and SPO whiten over tokens, ``whiten`` over turns.
     """
     value = step_column(batch, "progress", "turn_value", *_range(params))
-    given = params.prover == "given" and "extra.prover_value" in batch.given
-    prover = step_column(batch, "progress", "prover_value") if given else value
+    by_column = params.prover == "given" and "extra.prover_value" in batch.given
+    prover = step_column(batch, "progress", "prover_value") if by_column else value
     if params.prover == "best_of_k":
         prover = best_of_k(value, params.k)
     own = batch.reward + next_values(value, batch.runs, 0.0) - value
     gain = batch.reward + next_values(prover, batch.runs, 0.0) - prover
     if params.segments is True or (params.segments == "auto" and "extra.value_rollouts" in batch.given):
         measured = step_column(batch, "progress", "value_rollouts", 0.0) > 0
-        own, gain = (over_segments(each, measured, batch.runs) for each in (own, gain))
+        own, gain = (over_segments(change, measured, batch.runs) for change in (own, gain))
     mean, std = moments(own + params.alpha * gain, batch, params.whiten)
     return Credit.of_parts(
         {"episode_level": (own - mean) / std, "step_level": params.alpha * gain / std},

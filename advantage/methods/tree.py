@@ -74,50 +74,50 @@ def tree(batch: StepBatch, params: TreeParams) -> Credit:
     arXiv:2505.23564, released code, whose nodes are segments of a text. Which std it may divide by is not said. It
     leaves edges of 0 out of the loss: ``segment_mask`` with ``drop_zeros``.
     """
-    found = read_tree(batch)
-    n = len(found.up)
-    outcome = leaf_outcomes(batch, found)
-    value, leaves = leaf_means(found, outcome)
+    nodes = read_tree(batch)
+    n = len(nodes.up)
+    outcome = leaf_outcomes(batch, nodes)
+    value, leaves = leaf_means(nodes, outcome)
 
     def against(members: Ints, codes: Ints, values: Floats) -> Floats:
         stats = group_stats(values[members], codes[members], n)
         return normalize(value, codes, stats, params.norm, params.epsilon)
 
-    steps = np.unique(found.node)
-    of_group = against(found.leaf, found.group, outcome)
+    steps = np.unique(nodes.node)
+    of_group = against(nodes.leaf, nodes.group, outcome)
     if params.rule == "treerl":
-        root = group_stats(outcome[found.leaf], found.group[found.leaf], batch.n_groups).mean[found.group]
-        parent = value[found.up]
+        root = group_stats(outcome[nodes.leaf], nodes.group[nodes.leaf], batch.n_groups).mean[nodes.group]
+        parent = value[nodes.up]
         scale = np.sqrt(np.maximum(leaves, 1))
         parts = {
             "root_level": np.where(equal(value, root), 0.0, value - root) / scale,
             "parent_level": np.where(equal(value, parent), 0.0, value - parent) / scale,
         }
-        groups = {"root_level": found.group, "parent_level": found.up}
+        groups = {"root_level": nodes.group, "parent_level": nodes.up}
     elif params.rule == "tree_grpo":
-        parts = {"episode_level": of_group, "tree_level": against(found.leaf, found.tree, outcome)}
-        groups = {"episode_level": found.group, "tree_level": found.tree}
+        parts = {"episode_level": of_group, "tree_level": against(nodes.leaf, nodes.tree, outcome)}
+        groups = {"episode_level": nodes.group, "tree_level": nodes.tree}
     elif params.rule == "arpo":
         parts = {"episode_level": of_group * (leaves if params.shared == "sum" else 1)}
-        groups = {"episode_level": found.group}
+        groups = {"episode_level": nodes.group}
     elif params.rule == "spo":
-        value = means = child_means(found, outcome)
-        parts, groups = {"parent_level": against(steps, found.up, means)}, {"parent_level": found.up}
+        value = means = child_means(nodes, outcome)
+        parts, groups = {"parent_level": against(steps, nodes.up, means)}, {"parent_level": nodes.up}
     else:
-        fork = params.fork_w * against(steps, found.up, value)
+        fork = params.fork_w * against(steps, nodes.up, value)
         parts = {"episode_level": params.trajectory_w * of_group, "fork_level": fork}
-        groups = {"episode_level": found.group, "fork_level": found.up}
-    siblings = np.bincount(found.up[steps], minlength=n)[found.up[steps]]
+        groups = {"episode_level": nodes.group, "fork_level": nodes.up}
+    siblings = np.bincount(nodes.up[steps], minlength=n)[nodes.up[steps]]
     metrics = {
         "credit/groups": float(batch.n_groups),
-        "credit/leaves": float(len(found.leaf)),
+        "credit/leaves": float(len(nodes.leaf)),
         "credit/nodes": float(len(steps)),
         "credit/share_nodes_with_siblings": float(np.mean(siblings >= 2)) if len(steps) else 0.0,
     }
     return Credit.of_parts(
-        {name: part[found.node] for name, part in parts.items()},
+        {name: part[nodes.node] for name, part in parts.items()},
         batch.penalty,
         metrics=metrics,
-        levels={"child_mean" if params.rule == "spo" else "leaf_mean": value[found.node]},
-        groups={name: group[found.node] for name, group in groups.items()},
+        levels={"child_mean" if params.rule == "spo" else "leaf_mean": value[nodes.node]},
+        groups={name: group[nodes.node] for name, group in groups.items()},
     )

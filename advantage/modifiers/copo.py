@@ -54,8 +54,8 @@ def copo(batch: StepBatch, params: CopoParams, estimate: Estimate) -> Credit:
     _, stats = outcomes(batch, "outcomes")
     entropy = _entropies(batch.group[batch.first_rows], _answers(batch), batch.n_groups)
     w = 1 / (1 + np.exp(np.clip(-params.gamma * (entropy - params.rho), -500, 500)))
-    one = np.zeros(batch.n_groups, dtype=np.int64)
-    between = normalize(stats.mean, one, group_stats(stats.mean, one, 1), "mean_std", 1e-6)
+    whole = np.zeros(batch.n_groups, dtype=np.int64)  # the batch as a single group
+    between = normalize(stats.mean, whole, group_stats(stats.mean, whole, 1), "mean_std", 1e-6)
     weight = w[batch.group]
     advantage = weight * credit.advantage + (1 - weight) * between[batch.group]
     metrics = {"weight/mean": mean(w), "entropy/mean": mean(entropy)}

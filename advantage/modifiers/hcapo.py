@@ -12,8 +12,6 @@ from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import check
 
-_FAR = -500.0  # below it exp is so close to 0 that a mean of them could not divide
-
 
 @dataclass(frozen=True)
 class HcapoParams:
@@ -60,7 +58,10 @@ def hcapo(batch: StepBatch, params: HcapoParams, estimate: Estimate) -> Credit:
     credit = estimate(batch)
     log_prob = step_column(batch, "hcapo", "teacher_log_prob_mean", gaps=True)
     known = ~np.isnan(log_prob)
-    h = np.exp(np.maximum(np.where(known, log_prob, 0.0) / params.temperature, _FAR))
+    largest = np.full(batch.n_trajectories, -np.inf)
+    np.maximum.at(largest, batch.trajectory[known], log_prob[known])
+    # In proportion to the likeliest turn of the trajectory: exp of a log-probability alone may round to 0.
+    h = np.exp(np.where(known, log_prob - largest[batch.trajectory], 0.0) / params.temperature)
     average = group_stats(h, batch.trajectory, batch.n_trajectories, weights=known.astype(np.int64)).mean
     ratio = np.divide(h, average[batch.trajectory], out=np.ones_like(h), where=known)
     rho = np.clip(ratio, 1 - params.clip, 1 + params.clip)

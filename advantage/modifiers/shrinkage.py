@@ -71,9 +71,9 @@ def shrinkage(batch: StepBatch, params: ShrinkageParams, estimate: Estimate, sta
     bad = (own < params.low - ROUNDING) | (own > params.high + ROUNDING)
     expected = f"shrinkage: expected outcomes in [low, high] = [{params.low:g}, {params.high:g}]"
     refuse_outcomes(batch, own, bad, expected, "set low and high to the range of outcomes")
-    given = params.prior == "given"
-    tasks: list[str | None] = [None] * batch.n_groups if given else _tasks(batch)
-    prior = _given(batch, params) if given else _known(tasks, state)
+    by_column = params.prior == "given"
+    tasks: list[str | None] = [None] * batch.n_groups if by_column else _tasks(batch)
+    prior = _column_prior(batch, params) if by_column else _state_prior(tasks, state)
     known = ~np.isnan(prior)
     prior = np.where(known, prior, stats.mean)
     variance = (params.high - params.low) ** 2 / 4 / np.maximum(stats.size, 1)
@@ -86,7 +86,7 @@ def shrinkage(batch: StepBatch, params: ShrinkageParams, estimate: Estimate, sta
     return replace(credit, advantage=credit.advantage + shift, metrics=metrics, state=now)
 
 
-def _given(batch: StepBatch, params: ShrinkageParams) -> Floats:
+def _column_prior(batch: StepBatch, params: ShrinkageParams) -> Floats:
     """``extra.prior`` of each group (G,): the mean over trajectories, by the first step of each that has it.
 
     nan for a group in which none has.
@@ -113,16 +113,16 @@ def _tasks(batch: StepBatch) -> list[str | None]:
     return tasks
 
 
-def _known(tasks: list[str | None], state: Mapping[str, float]) -> Floats:
+def _state_prior(tasks: list[str | None], state: Mapping[str, float]) -> Floats:
     """The average of each group's task so far (G,), nan without one."""
     return np.array([np.nan if task is None else state.get(task, np.nan) for task in tasks], np.float64)
 
 
 def _updated(tasks: list[str | None], state: Mapping[str, float], stats: GroupStats, decay: float) -> dict[str, float]:
     """The averages after the batch; several groups of one task count once, by the mean of their means."""
-    seen: dict[str, list[float]] = {}
+    outcomes_of: dict[str, list[float]] = {}
     for task, value in zip(tasks, stats.mean.tolist(), strict=True):
         if task is not None:
-            seen.setdefault(task, []).append(value)
-    means = {task: mean(np.array(values)) for task, values in seen.items()}
+            outcomes_of.setdefault(task, []).append(value)
+    means = {task: mean(np.array(values)) for task, values in outcomes_of.items()}
     return {**state, **{t: decay * state[t] + (1 - decay) * m if t in state else m for t, m in means.items()}}

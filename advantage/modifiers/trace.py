@@ -37,6 +37,7 @@ class TraceParams:
     "trace",
     params=TraceParams,
     needs=("extra.gold_probability",),
+    before=("extra.gold_probability",),
     paper="TRACE, arXiv:2607.13988",
     summary="adds to each turn before the answer how much it and the next turns close in on the gold answer",
 )

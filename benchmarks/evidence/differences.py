@@ -26,25 +26,25 @@ MEASURES: dict[str, Callable[[Line], float]] = {"area": height, "success after t
 
 def values(reported: Sequence[Line], measure: Callable[[Line], float]) -> Values:
     """What each of the lines has."""
-    found: dict[tuple[str, str], dict[int, float]] = {}
+    by_method: dict[tuple[str, str], dict[int, float]] = {}
     for line in reported:
-        found.setdefault((line["task"], line["variant"]), {})[line["seed"]] = measure(line)
-    return found
+        by_method.setdefault((line["task"], line["variant"]), {})[line["seed"]] = measure(line)
+    return by_method
 
 
 def paired(of: Values, task: str, method: str, baseline: str) -> list[float]:
     """Differences of the seeds that both have; none where these are too few."""
     ours, theirs = of.get((task, method), {}), of.get((task, baseline), {})
-    found = [ours[seed] - theirs[seed] for seed in sorted(ours) if seed in theirs]
-    return found if len(found) >= TASK_FEWEST else []
+    differences = [ours[seed] - theirs[seed] for seed in sorted(ours) if seed in theirs]
+    return differences if len(differences) >= TASK_FEWEST else []
 
 
 def over_tasks(of: Values, tasks: Sequence[str], method: str, baseline: str) -> list[float]:
     """Paired differences of all tasks, each divided so that their sum is the mean over tasks of the tasks' means."""
-    each = [paired(of, task, method, baseline) for task in tasks]
-    if not all(each):
+    by_task = [paired(of, task, method, baseline) for task in tasks]
+    if not all(by_task):
         return []
-    return [one / len(some) / len(each) for some in each for one in some]
+    return [difference / len(differences) / len(by_task) for differences in by_task for difference in differences]
 
 
 def sign_flip(differences: Sequence[float]) -> float:
@@ -53,18 +53,18 @@ def sign_flip(differences: Sequence[float]) -> float:
     Exact; assumes that without an effect a difference is as likely as its negative.
     """
     sums = np.zeros(1)
-    for one in differences:
-        sums = np.concatenate([sums + one, sums - one])
+    for difference in differences:
+        sums = np.concatenate([sums + difference, sums - difference])
     return float(np.mean(np.abs(sums) >= abs(sums[0]) - 1e-12))
 
 
 def holm(chances: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
     """p of each of several comparisons so that one below 0.05 among those without an effect is as rare as that."""
-    found, least = {}, 0.0
+    corrected, least = {}, 0.0
     for place, (pair, p) in enumerate(sorted(chances.items(), key=lambda entry: entry[1])):
         least = max(least, min(1.0, p * (len(chances) - place)))
-        found[pair] = least
-    return found
+        corrected[pair] = least
+    return corrected
 
 
 def of_task(of: Values, task: str) -> Iterator[list[str]]:
@@ -72,19 +72,19 @@ def of_task(of: Values, task: str) -> Iterator[list[str]]:
     for method in BY_STEPS:
         row = [method]
         for d in (paired(of, task, method, baseline) for baseline in BASELINES):
-            ahead = sum(one > 0 for one in d)
+            ahead = sum(difference > 0 for difference in d)
             row.append(f"{np.mean(d):+.3f} ({chance(sign_flip(d))}, {ahead} of {len(d)})" if d else "-")
         yield row
 
 
 def of_all(of: Values, tasks: Sequence[str]) -> Iterator[list[str]]:
     """The same over all tasks, with the p after Holm's correction for all of these cells."""
-    found = {pair: over_tasks(of, tasks, *pair) for pair in product(BY_STEPS, BASELINES)}
-    corrected = holm({pair: sign_flip(d) for pair, d in found.items() if d})
+    differences = {pair: over_tasks(of, tasks, *pair) for pair in product(BY_STEPS, BASELINES)}
+    corrected = holm({pair: sign_flip(d) for pair, d in differences.items() if d})
     for method in BY_STEPS:
         row = [method]
         for baseline in BASELINES:
-            d, p = found[method, baseline], corrected.get((method, baseline))
+            d, p = differences[method, baseline], corrected.get((method, baseline))
             cell = "-" if p is None else f"{sum(d):+.3f} ({chance(sign_flip(d))}, corrected {chance(p)})"
             row.append(f"**{cell}**" if p is not None and p < BEYOND_CHANCE else cell)
         yield row

@@ -50,8 +50,8 @@ def load(study: str) -> list[Line]:
 
 def add(study: str, line: Line) -> None:
     """Add a line in place of one of the same run, sorted in: the order in which runs finish makes no difference."""
-    lines = sorted([*(each for each in load(study) if key(each) != key(line)), line], key=key)
-    text = ",\n".join(json.dumps(each) for each in lines)
+    lines = sorted([*(other for other in load(study) if key(other) != key(line)), line], key=key)
+    text = ",\n".join(json.dumps(entry) for entry in lines)
     path = RESULTS / f"{study}.json"
     new = path.with_suffix(".new")
     new.write_text(f"[\n{text}\n]\n", encoding="utf-8")
@@ -85,21 +85,21 @@ def line(about: Mapping[str, Any], steps: Steps) -> Line:
     }
 
 
-def as_run(line: Line, shown: Mapping[str, Any]) -> Run:
-    """A line as the comparison of runs takes it; ``shown`` is its configuration there."""
+def as_run(line: Line, config: Mapping[str, Any]) -> Run:
+    """A line as the comparison of runs takes it; ``config`` is its configuration there."""
     metrics = {
         name: np.array([math.nan if value is None else value for value in values])
         for name, values in line["metrics"].items()
     }
-    return Run(Path(_name(line)), "a kept line", np.array(line["steps"]), metrics, shown)
+    return Run(Path(_name(line)), "a kept line", np.array(line["steps"]), metrics, config)
 
 
 def validations(line: Line) -> tuple[list[int], list[float]]:
     """Steps and success of the validations."""
     name = next(name for name in line["metrics"] if name.startswith("val-core/"))
     pairs = zip(line["steps"], line["metrics"][name], strict=True)
-    found = [(step, value) for step, value in pairs if value is not None]
-    return [step for step, _ in found], [value for _, value in found]
+    points = [(step, value) for step, value in pairs if value is not None]
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def _short(value: float) -> float | None:

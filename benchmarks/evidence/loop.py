@@ -103,8 +103,8 @@ class Loop:
         values = self.critic.values([step.row for step in steps]) if self.critic else None
         batch = table(players, values, self.strategy)
         reinforced = self.variant.method == REINFORCE
-        found = reinforce(batch) if reinforced else compute_credit(self.variant.method, batch, **self.params)
-        metrics = self.update(steps, found, values, number)
+        credit = reinforce(batch) if reinforced else compute_credit(self.variant.method, batch, **self.params)
+        metrics = self.update(steps, credit, values, number)
         episodes = players[: groups * rollouts]
         length = float(np.mean([len(player.steps) for player in episodes]))
         measured = [step for player in players if not player.trained for step in player.own]
@@ -119,7 +119,7 @@ class Loop:
             "branching/measured_tokens": sum(len(step.turn.ids) for step in measured) / len(episodes),
             "rows/trained_tokens": float(sum(len(step.turn.ids) for step in steps)),
             **describe_groups("anchor", *joint_codes(batch.group, batch.anchor)),
-            "credit/advantage/share_nonzero": float(np.mean(found.advantage != 0)),
+            "credit/advantage/share_nonzero": float(np.mean(credit.advantage != 0)),
             "actor/entropy": float(np.mean([step.turn.entropy for step in steps])),
             **metrics,
             "timing_s/step": time.perf_counter() - began,
@@ -225,7 +225,7 @@ class Loop:
             for place, more in enumerate((max(value, 0.0), max(-value, 0.0), value > 0, value < 0, 1)):
                 sums[place] += more
         tokens = sum(len(response) for _, response in steps)
-        found = np.zeros(3)
+        totals = np.zeros(3)
         self.optimizer.zero_grad()
         unique = list(alike)
         for batch in micro_batches(unique):
@@ -236,10 +236,10 @@ class Loop:
             ((policy_loss(ratio, up, down) * inside).sum() / tokens).backward()
             with torch.no_grad():
                 clipped = ups * (ratio > 1 + CLIP) + downs * (ratio < 1 - CLIP)
-                found += [float((each * inside).sum()) for each in (-times * ratio.log(), clipped, times * inside)]
+                totals += [float((values * inside).sum()) for values in (-times * ratio.log(), clipped, times * inside)]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
         self.optimizer.step()
-        return found
+        return totals
 
     def _update_critic(
         self, critic: Critic, steps: list[Row], returns: Floats, old: Mapping[Row, Sequence[float]]
@@ -298,7 +298,7 @@ def table(
 
 
 def _padded(rows: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:
-    found = torch.zeros(like.shape)
+    padded = torch.zeros(like.shape)
     for row, values in enumerate(rows):
-        found[row, : len(values)] = torch.tensor(values)
-    return found
+        padded[row, : len(values)] = torch.tensor(values)
+    return padded

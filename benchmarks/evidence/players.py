@@ -91,12 +91,12 @@ def columns(players: Sequence[Player], strategy: Any) -> dict[str, list[Any]]:
         if not player.trained:
             value = sum(step.reward for step in player.own)
             returns.setdefault(node(player, player.begins), []).append(value)
-    found: dict[str, list[Any]] = {}
+    table: dict[str, list[Any]] = {}
     for player in players:
         if player.trained:
             measured = [returns.get(node(player, t), []) for t in range(len(player.steps))]
-            given = strategy.columns([step.reward for step in player.steps], measured)
-            of_own = {name: [values[t] for t in own(player)] for name, values in given.items()}
+            of_path = strategy.columns([step.reward for step in player.steps], measured)
+            of_own = {name: [values[t] for t in own(player)] for name, values in of_path.items()}
             for name, values in {"parent": parents(player, strategy), **of_own}.items():
-                found.setdefault(name, []).extend(values)
-    return found
+                table.setdefault(name, []).extend(values)
+    return table

@@ -65,8 +65,8 @@ def _tried(study: str, planned: Planned, failed: set[tuple]) -> bool:
     return True
 
 
-@app.command()
-def one(
+@app.command("one")
+def repeat(
     study: Study,
     task: Annotated[str, typer.Argument(help=" or ".join(TASKS))],
     variant: Annotated[str, typer.Argument(help="a method or strategy of the study")],
@@ -79,7 +79,7 @@ def one(
 
     Rounding differs between processes, and the runs may part where an action is sampled differently.
     """
-    planned = asked(study, task, variant, lr, seed, critic_lr)
+    planned = planned_run(study, task, variant, lr, seed, critic_lr)
     if core is not None:
         alone(core)
     before = lines.kept(study, planned.key)
@@ -87,24 +87,24 @@ def one(
     for what, line in (("this run", made), ("kept", before)):
         if line:
             at, success = lines.validations(line)
-            found = ", ".join(f"{value:.3f} at {step}" for step, value in zip(at, success, strict=True))
-            print(f"{what}: {found}; warm start {line['warm_start'][:16]}, {line['versions']}")
+            curve = ", ".join(f"{value:.3f} at {step}" for step, value in zip(at, success, strict=True))
+            print(f"{what}: {curve}; warm start {line['warm_start'][:16]}, {line['versions']}")
 
 
-def asked(study: str, task: str, variant: str, lr: float, seed: int, critic_lr: float | None = None) -> Planned:
+def planned_run(study: str, task: str, variant: str, lr: float, seed: int, critic_lr: float | None = None) -> Planned:
     """A run by the parts of its line's key.
 
     Raises:
         typer.BadParameter: there is no such study, task or variant, or a critic's rate is given or lacking.
     """
-    for what, given, known in (("study", study, STUDIES), ("task", task, TASKS)):
-        if given not in known:
-            raise typer.BadParameter(f"expected the {what} to be {' or '.join(known)}, got {given!r}")
+    for what, value, names in (("study", study, STUDIES), ("task", task, TASKS)):
+        if value not in names:
+            raise typer.BadParameter(f"expected the {what} to be {' or '.join(names)}, got {value!r}")
     if variant not in STUDIES[study].names:
         raise typer.BadParameter(f"expected {' or '.join(STUDIES[study].names)}, got {variant!r}")
     if critic_lr and variant not in VALUED:
         raise typer.BadParameter(f"{variant} has no critic")
-    return STUDIES[study].one(task, variant, lr, seed, critic_lr)
+    return STUDIES[study].run(task, variant, lr, seed, critic_lr)
 
 
 @app.command()

@@ -182,7 +182,8 @@ def tuned(lines: Sequence[Line], task: str, name: str, grid: Grid = POLICY) -> d
     for line in lines:
         if (line["task"], line["variant"]) == (task, name) and line["seed"] in SEEDS[task].tuning:
             areas.setdefault(line[grid.what], []).append(height(line))
-    return {lr: float(np.mean(found)) for lr, found in sorted(areas.items()) if len(found) == len(SEEDS[task].tuning)}
+    seeds = len(SEEDS[task].tuning)
+    return {lr: float(np.mean(of_rate)) for lr, of_rate in sorted(areas.items()) if len(of_rate) == seeds}
 
 
 def next_rate(lines: Sequence[Line], task: str, name: str, grid: Grid = POLICY) -> float | None:
@@ -274,7 +275,7 @@ class Study:
     """What is trained, given the lines that there are, and one run of it by what tells runs apart."""
 
     plan: Callable[[Sequence[Line]], Iterator[Planned]]
-    one: Callable[..., Planned]
+    run: Callable[..., Planned]
     names: tuple[str, ...]
     """of its variants"""
 

@@ -56,8 +56,8 @@ def draw() -> None:
         own = _of(kept, task)
         chosen, _ = _chosen(task, own, DRAWN)
         if len({line["variant"] for line in chosen}) > 1:
-            found = compare([_as_run(line) for line in chosen], metric="val success", by=["method"])
-            panels.append({**found, "metric": f"{task}: success in validation"})
+            panel = compare([_as_run(line) for line in chosen], metric="val success", by=["method"])
+            panels.append({**panel, "metric": f"{task}: success in validation"})
     report.draw(panels, PICTURE)
 
 
@@ -105,11 +105,11 @@ def _tuning(task: str, own: Sequence[Line], names: Sequence[str], grid: Grid = P
             cells = [_bold(f"{areas[lr]:.3f}", lr == best) if lr in areas else "-" for lr in grid.rates]
             rows.append([name, *cells])
     seeds = ", ".join(map(str, SEEDS[task].tuning))
-    said = (
+    caption = (
         f"Mean area under the validation curve by learning rate{of}, on the seeds {seeds}, none of which is reported:"
     )
     missing = "None has been tried on all of them yet."
-    return f"{said}\n\n{_table(['method', *(f'{lr:g}' for lr in grid.rates)], rows) if rows else missing}"
+    return f"{caption}\n\n{_table(['method', *(f'{lr:g}' for lr in grid.rates)], rows) if rows else missing}"
 
 
 def against(kept: Sequence[Line] | None = None) -> str:
@@ -120,8 +120,8 @@ def against(kept: Sequence[Line] | None = None) -> str:
     parts = []
     for what, measure in differences.MEASURES.items():
         of = differences.values(reported, measure)
-        rows = {task: differences.of_task(of, task) for task in tasks} | {"all tasks": differences.of_all(of, tasks)}
-        parts += [_table([f"{where}: {what} less that of", *BASELINES], [*each]) for where, each in rows.items()]
+        tables = {task: differences.of_task(of, task) for task in tasks} | {"all tasks": differences.of_all(of, tasks)}
+        parts += [_table([f"{where}: {what} less that of", *BASELINES], [*rows]) for where, rows in tables.items()]
     return "\n\n".join(parts)
 
 
@@ -134,7 +134,7 @@ def critic(kept: Sequence[Line] | None = None) -> str:
         seeds = SEEDS[task].reported
         chosen = [line for line in own if line["seed"] in seeds and line.get("critic_lr", rate) == rate]
         grid = _tuning(task, ppo, (PPO,), CRITIC, " of the critic")
-        return grid, _shown(task, chosen, (PPO, *BESIDE), PPO) if chosen else ""
+        return grid, _method_table(task, chosen, (PPO, *BESIDE), PPO) if chosen else ""
 
     return by_task("critic", kept, of)
 
@@ -152,32 +152,32 @@ def _chosen(task: str, own: Sequence[Line], names: Sequence[str]) -> tuple[list[
 
 def _reported(task: str, own: Sequence[Line], names: Sequence[str], baseline: str, costs: bool) -> str:
     order, _ = _chosen(task, own, names)
-    return _shown(task, order, names, baseline, costs) if order else ""
+    return _method_table(task, order, names, baseline, costs) if order else ""
 
 
-def _shown(task: str, own: Sequence[Line], names: Sequence[str], baseline: str, costs: bool = False) -> str:
+def _method_table(task: str, own: Sequence[Line], names: Sequence[str], baseline: str, costs: bool = False) -> str:
     """A row for each method; ``own``: lines of each with one rate."""
     check(own)
     order = sorted(own, key=lambda line: (names.index(line["variant"]), line["seed"]))
     rates = {line["variant"]: line["lr"] for line in order}
     runs = [_as_run(line) for line in order]
     by_name = _by_name(runs, order)
-    highest = max(each["final"]["interquartile_mean"] for each in _groups(runs))
+    highest = max(group["final"]["interquartile_mean"] for group in _groups(runs))
     level = round(SHARE_OF_BEST * highest, 2)
     groups = _groups(runs, level)
-    base = next((each for each in groups if each["name"] == baseline), None)
+    base = next((group for group in groups if group["name"] == baseline), None)
     rows = [
         [
-            each["name"],
-            f"{rates[each['name']]:g}",
-            str(len(each["runs"])),
-            *(_costs(by_name[each["name"]]) if costs else (_played(by_name[each["name"]]),)),
-            *(cell for what in ("final", "area") for cell in _iqm(each[what])),
-            *(("-", "-") if base in (None, each) else _against(each, base)),
-            each["to_level"]["interactions"]["said"],
-            str(sum(run["collapse"] is not None for run in each["runs"]) or "-"),
+            group["name"],
+            f"{rates[group['name']]:g}",
+            str(len(group["runs"])),
+            *(_costs(by_name[group["name"]]) if costs else (_played(by_name[group["name"]]),)),
+            *(cell for what in ("final", "area") for cell in _iqm(group[what])),
+            *(("-", "-") if base in (None, group) else _against(group, base)),
+            group["to_level"]["interactions"]["said"],
+            str(sum(run["collapse"] is not None for run in group["runs"]) or "-"),
         ]
-        for each in groups
+        for group in groups
     ]
     head = [
         "method", "rate", "seeds", *(COSTS if costs else ("turns",)), f"success at step {order[0]['steps'][-1]}, IQM",
@@ -205,10 +205,10 @@ def _as_run(line: Line) -> Run:
 
 
 def _by_name(runs: Sequence[Run], own: Sequence[Line]) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {}
+    by_name: dict[str, list[Run]] = {}
     for run, line in zip(runs, own, strict=True):
-        found.setdefault(line["variant"], []).append(run)
-    return found
+        by_name.setdefault(line["variant"], []).append(run)
+    return by_name
 
 
 def _groups(runs: Sequence[Run], level: float | None = None) -> list[dict[str, Any]]:
@@ -221,14 +221,14 @@ def _iqm(spread: Mapping[str, Any]) -> tuple[str, str]:
     return f"{spread['interquartile_mean']:.3f}", f"{ends[0]:.3f} to {ends[1]:.3f}" if ends else "-"
 
 
-def _against(each: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[str, str]:
+def _against(group: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[str, str]:
     """Mean difference of the areas over the seeds that both have with its p, and the probability of improvement."""
-    ours, theirs = (dict(zip((run["seed"] for run in one["runs"]), one["area"]["of_runs"], strict=True))
-                    for one in (each, base))  # fmt: skip
+    ours, theirs = (dict(zip((run["seed"] for run in side["runs"]), side["area"]["of_runs"], strict=True))
+                    for side in (group, base))  # fmt: skip
     differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
     if len(differences) < FEWEST:
         return "-", "-"
-    better = stats.improvement(each["area"]["of_runs"], base["area"]["of_runs"]).value
+    better = stats.improvement(group["area"]["of_runs"], base["area"]["of_runs"]).value
     return f"{np.mean(differences):+.3f} (p {sign_flip(differences):.3f})", f"{better:.2f}"
 
 
@@ -239,11 +239,11 @@ def check(compared: Sequence[Line]) -> None:
         ValueError: they have not.
     """
     for what, keys in (("warm_start", ("task", "seed")), ("steps", ("task",))):
-        found: dict[tuple, set[str]] = {}
+        distinct: dict[tuple, set[str]] = {}
         for line in compared:
             steps = lines.validations(line)[0] if what == "steps" else line[what]
-            found.setdefault(tuple(line[key] for key in keys), set()).add(str(steps))
-        for key, values in found.items():
+            distinct.setdefault(tuple(line[key] for key in keys), set()).add(str(steps))
+        for key, values in distinct.items():
             if len(values) > 1:
                 where = " ".join(map(str, key))
                 raise ValueError(f"runs of {where} differ in {what}: {', '.join(sorted(values))}")
@@ -262,12 +262,12 @@ def _branching(own: Sequence[Line]) -> str:
     order = sorted(own, key=lambda line: (list(BRANCHING).index(line["variant"]), line["seed"]))
     runs = [_as_run(line) for line in order]
     rows, by_name = [], _by_name(runs, order)
-    for each in _groups(runs):
-        mine = by_name[each["name"]]
-        final, area = each["final"], each["area"]
+    for group in _groups(runs):
+        mine = by_name[group["name"]]
+        final, area = group["final"], group["area"]
         rows.append(
             [
-                each["name"],
+                group["name"],
                 str(len(mine)),
                 *_costs(mine),
                 f"{final['mean']:.3f}",

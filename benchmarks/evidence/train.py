@@ -94,14 +94,14 @@ def _in_loop(planned: Planned, out: Path, prepared: Prepared) -> tuple[dict[str,
     same = hashlib.sha256(f"{task} {_checksum(prepared.model)}".encode()).hexdigest()
     with locked(RUNS / planned.task / f"validated-{planned.seed}") as folder:
         steps = run.run(planned.steps, planned.validate_every, folder / f"{same[:16]}.pt")
-        found = dict([next(steps)])  # the others may go on from here
-    return {}, found | dict(steps)
+        before = dict([next(steps)])  # the others may go on from here
+    return {}, before | dict(steps)
 
 
 def _revision() -> str:
     """Of this checkout; ``-dirty`` where files differ from it."""
-    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 def _checksum(model: Path) -> str:

@@ -106,7 +106,7 @@ def make_model(task: Task, teaching: Teaching, out: Path, seed: int) -> None:
     print(f"{len(demos.steps)} steps; players won {demos.won} ({time.perf_counter() - began:.0f} s)", flush=True)
 
     def check(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
-        return found(play_groups(task, model, tokenizer, looked_at))
+        return summary_of(play_groups(task, model, tokenizer, looked_at))
 
     teach(
         out,
@@ -129,8 +129,8 @@ def demonstrate(task: Task, teaching: Teaching, seed: int) -> tuple[Demos, list[
     stream = 10_000 + (seed if task.task_seed is None else task.task_seed)
     seeds, looked_at = split_seeds(teaching.games, CHECKED, stream)
     env = teaching.environment(task)
-    shown = [game for game in seeds for _ in range(teaching.rounds)]  # loading a game takes longer than playing it
-    return collect_in(env, teaching.expert, shown, task.history, task.max_turns, seed, teaching.quality), looked_at
+    games = [game for game in seeds for _ in range(teaching.rounds)]  # loading a game takes longer than playing it
+    return collect_in(env, teaching.expert, games, task.history, task.max_turns, seed, teaching.quality), looked_at
 
 
 def tokenizer_of(task: Task, teaching: Teaching, demos: Demos) -> PreTrainedTokenizerBase:
@@ -168,7 +168,7 @@ def play_groups(
     )
 
 
-def found(players: Sequence[Player]) -> dict[str, float]:
+def summary_of(players: Sequence[Player]) -> dict[str, float]:
     """The quickstart's summary, turns of the winners, and the share of steps whose state occurs twice in its group."""
     won = [len(player.responses) for player in players if player.info["success"]]
     steps = shared = 0

@@ -38,19 +38,19 @@ def check_space(space: spaces.Space, names: Names, what: str, instead: str) -> N
     Raises:
         EnvironmentKwargsError: names the part.
     """
-    found = dict(parts(space))
-    for label, part in found.items():
+    leaves = dict(parts(space))
+    for label, part in leaves.items():
         known = isinstance(part, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box | spaces.Text)
         size = math.prod(part.shape or ()) if not isinstance(part, spaces.Text) else 1
         if not known or size > LARGEST:
             large = f": {size} numbers are not text, at most {LARGEST} are" if known else ""
             raise EnvironmentKwargsError(f"{what}{f' {label}' if label else ''} is {part}{large}; set {instead}")
-    given = names if isinstance(names, Mapping) else {"": names} if names else {}
-    for label, own in given.items():
-        if label not in found:
-            there = f"its parts are {', '.join(found)}" if {*found} != {""} else "it has no parts: expected a list"
+    names_by_label = names if isinstance(names, Mapping) else {"": names} if names else {}
+    for label, own in names_by_label.items():
+        if label not in leaves:
+            there = f"its parts are {', '.join(leaves)}" if {*leaves} != {""} else "it has no parts: expected a list"
             raise EnvironmentKwargsError(f"names of the {what}: there is no {label!r}, {there}")
-        part = found[label]
+        part = leaves[label]
         number = int(part.n) if isinstance(part, spaces.Discrete) else math.prod(part.shape or ())
         if isinstance(own, str) or len(own) != number:
             where = f"{what} {label}".strip()
@@ -61,12 +61,13 @@ def names_of(names: Names, label: str) -> Sequence[str]:
     return names.get(label, ()) if isinstance(names, Mapping) else names if not label else ()
 
 
-def shown(space: spaces.Space, value: Any, names: Names, digits: int, label: str = "") -> str:
+def rendered(space: spaces.Space, value: Any, names: Names, digits: int, label: str = "") -> str:
     """``value`` in words: a line per part, with its label."""
     if isinstance(space, _COMPOSED):
         entries = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         lines = [
-            shown(inner, value[key], names, digits, f"{label}.{key}" if label else str(key)) for key, inner in entries
+            rendered(inner, value[key], names, digits, f"{label}.{key}" if label else str(key))
+            for key, inner in entries
         ]
         return "\n".join(lines)
     text = _leaf(space, value, names_of(names, label), digits)

@@ -106,11 +106,11 @@ def _crosswords(game: Any) -> list[str]:
 
 
 def _word_search(game: Any) -> list[str]:
-    found = []
+    answers = []
     for word, (row, column, direction) in game.placed_words.items():
         last = len(word) - 1
-        found.append(f"{row} {column} {row + last * (direction == 'down')} {column + last * (direction == 'across')}")
-    return found
+        answers.append(f"{row} {column} {row + last * (direction == 'down')} {column + last * (direction == 'across')}")
+    return answers
 
 
 @dataclass(frozen=True)
@@ -282,8 +282,8 @@ class GEMText(TextEnv):
                     f"{id} needs NLTK's word list: run `python -m nltk.downloader words`, or set NLTK_DATA to a folder "
                     "that holds corpora/words"
                 ) from error
-            shown = {**spec.kwargs, **kwargs}
-            raise EnvironmentKwargsError(f"GEM cannot make {id} with {shown}: {error}") from error
+            arguments = {**spec.kwargs, **kwargs}
+            raise EnvironmentKwargsError(f"GEM cannot make {id} with {arguments}: {error}") from error
 
     def _key(self) -> str:
         return digest([_plain(getattr(self.game, name)) for name in self.rules.state])

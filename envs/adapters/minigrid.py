@@ -113,13 +113,13 @@ def _encode(thing: Any) -> Any:
 
 def _progress(env: MiniGridEnv) -> list[str]:
     """Which parts of a compound BabyAI instruction are done, which the grid does not show."""
-    found: list[str] = []
+    flags: list[str] = []
     todo = [getattr(env, "instrs", None)]
     while todo:
         instruction = todo.pop()
-        found += [str(getattr(instruction, name)) for name in ("a_done", "b_done") if hasattr(instruction, name)]
+        flags += [str(getattr(instruction, name)) for name in ("a_done", "b_done") if hasattr(instruction, name)]
         todo += [getattr(instruction, name) for name in ("instr_a", "instr_b") if hasattr(instruction, name)]
-    return found
+    return flags
 
 
 def describe(image: Any, carrying: Any) -> str:

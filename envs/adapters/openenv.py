@@ -134,9 +134,9 @@ class OpenEnvText(TextEnv):
             if "code: VALIDATION_ERROR" in str(error) and method == "step":
                 raise _RefusedError from None
             self.close()
-            found = f"{type(error).__name__}: {error}"
-            hint = next((hint for mark, hint in HINTS.items() if mark in found), "")
-            raise ServerError(f"the OpenEnv server at {self._url} failed: {found}{hint}") from error
+            reason = f"{type(error).__name__}: {error}"
+            hint = next((hint for mark, hint in HINTS.items() if mark in reason), "")
+            raise ServerError(f"the OpenEnv server at {self._url} failed: {reason}{hint}") from error
 
     def _payload(self, action: str) -> Any:
         """The action as the server takes it; None when it cannot be read as one."""
@@ -215,8 +215,8 @@ def _filled(template: Any, action: str) -> Any:
 def _text(value: Any) -> str:
     """Text unchanged; an object as a line per field, a single field without its name; anything else as JSON."""
     if isinstance(value, Mapping):
-        shown = {name: part if isinstance(part, str) else json.dumps(part, default=str) for name, part in value.items()}
-        return "\n".join(shown.values() if len(shown) == 1 else (f"{name}: {part}" for name, part in shown.items()))
+        texts = {name: part if isinstance(part, str) else json.dumps(part, default=str) for name, part in value.items()}
+        return "\n".join(texts.values() if len(texts) == 1 else (f"{name}: {part}" for name, part in texts.items()))
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from gymnasium import spaces
 
-from verl_turnkey.envs.adapters._spaces import Names, check_space, how_to_write, names_of, read, shown
+from verl_turnkey.envs.adapters._spaces import Names, check_space, how_to_write, names_of, read, rendered
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
 from verl_turnkey.envs.registry import make
 from verl_turnkey.envs.user_modules import load_function
@@ -103,7 +103,7 @@ class SpacesText(TextEnv):
 
     def _text(self, observation: Any) -> str:
         if self._show is None:
-            return shown(self.world.observation_space, observation, self._names, self._digits)
+            return rendered(self.world.observation_space, observation, self._names, self._digits)
         return str(self._show(observation))
 
     def _admissible(self, info: Mapping[str, Any]) -> list[str] | None:

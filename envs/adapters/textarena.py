@@ -103,7 +103,7 @@ class TextArenaText(TextEnv):
         self._board = ""
         heard = self._heard()
         prompt = "\n".join(message for message, kind in heard if kind == ObservationType.PROMPT)
-        result = self._now([said for said in heard if said[1] != ObservationType.PROMPT], done=False)
+        result = self._now([message for message in heard if message[1] != ObservationType.PROMPT], done=False)
         return result, "\n".join(line.strip() for line in prompt.splitlines())
 
     def act(self, action: str) -> StepResult:
@@ -150,8 +150,8 @@ class TextArenaText(TextEnv):
     def _heard(self) -> list[tuple[str, ObservationType]]:
         """The game's messages since the last call, without echoes of the player's action, which some games garble."""
         echo = ObservationType.PLAYER_ACTION
-        said = self._game.get_observation()[1]
-        return [(message.strip(), kind) for _, message, kind in said if isinstance(message, str) and kind != echo]
+        messages = self._game.get_observation()[1]
+        return [(message.strip(), kind) for _, message, kind in messages if isinstance(message, str) and kind != echo]
 
 
 _SIMPLE = (str, int, float, type(None))

@@ -144,15 +144,15 @@ class FrozenLakeText(_Table):
         here = self._rows[row][column]
         if here in "GH":
             return "You have reached the goal." if here == "G" else "You fell into a hole."
-        beside = []
+        neighbours = []
         for word, (down, right) in {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}.items():
             r, c = row + down, column + right
             inside = 0 <= r < height and 0 <= c < width
-            beside.append(f"{word}: {TILES[self._rows[r][c]] if inside else 'the edge'}")
+            neighbours.append(f"{word}: {TILES[self._rows[r][c]] if inside else 'the edge'}")
         away = sorted((abs(r - row) + abs(c - column), r - row, c - column, tile) for r, c, tile in self._things)
         far = {tile: "; ".join(_away(down, right) for _, down, right, t in away if t == tile) for tile in "GH"}
         return (
-            f"You are in row {row + 1} of {height}, column {column + 1} of {width}. {', '.join(beside)}. "
+            f"You are in row {row + 1} of {height}, column {column + 1} of {width}. {', '.join(neighbours)}. "
             f"The goal is {far['G']}. " + (f"Holes: {far['H']}." if far["H"] else "There are no holes.")
         )
 
@@ -242,7 +242,7 @@ class CliffWalkingText(_PaidTable):
         row, column = divmod(state, 12)
         if (row, column) == (3, 11):
             return "You have reached the goal."
-        beside = []
+        neighbours = []
         for word, (down, right) in {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}.items():
             r, c = row + down, column + right
             if not (0 <= r < 4 and 0 <= c < 12):
@@ -251,9 +251,9 @@ class CliffWalkingText(_PaidTable):
                 tile = "the goal" if c == 11 else "the cliff"
             else:
                 tile = "ground"
-            beside.append(f"{word}: {tile}")
+            neighbours.append(f"{word}: {tile}")
         return (
-            f"You are in row {row + 1} of 4, column {column + 1} of 12. {', '.join(beside)}. "
+            f"You are in row {row + 1} of 4, column {column + 1} of 12. {', '.join(neighbours)}. "
             f"The goal is {_away(3 - row, 11 - column)}."
         )
 

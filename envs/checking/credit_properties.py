@@ -34,11 +34,11 @@ def key_stable(record: Record, limits: Limits) -> Verdict:
     first = {trace.seed: trace for trace in record.first}
     for place, traces in (*places.items(), ("a clone", record.clones[1])):
         for other in traces:
-            one = first[other.seed]
-            for t, (a, b) in enumerate(zip(one.answers, other.answers, strict=False)):
+            trace = first[other.seed]
+            for t, (a, b) in enumerate(zip(trace.answers, other.answers, strict=False)):
                 if a.state_key != b.state_key and world(a) == world(b):
                     return "fail", (
-                        f"{place}, seed {one.seed}, step {t}: {a.state_key!r}, then {b.state_key!r}; no hash(), no "
+                        f"{place}, seed {trace.seed}, step {t}: {a.state_key!r}, then {b.state_key!r}; no hash(), no "
                         "addresses, no counters: verl_turnkey.envs.base.digest makes keys"
                     )
     return "pass", "the same in all replays"

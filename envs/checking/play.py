@@ -26,7 +26,7 @@ from verl_turnkey.envs.base import AnyText
 from verl_turnkey.envs.checking.clones import Elsewhere, clones
 from verl_turnkey.envs.checking.memory import tree_memory_mb
 from verl_turnkey.envs.checking.observations import Probe
-from verl_turnkey.envs.checking.traces import Calls, Env, Tell, Trace, drawn, play, replay, said, shorten
+from verl_turnkey.envs.checking.traces import Calls, Env, Tell, Trace, drawn, play, replay, scripted, shorten
 from verl_turnkey.envs.registry import make
 from verl_turnkey.envs.user_modules import import_modules
 
@@ -188,7 +188,7 @@ class _Examination:
                 self.calls("reset", f"reset(seed={seed})", lambda seed=seed: env.reset(seed=seed))
                 actions, _ = self.calls("reset", f"oracle() (seed {seed})", find)
             if actions is not None:
-                traces.append(play(env, seed, "oracle", said(actions), len(actions), self.calls))
+                traces.append(play(env, seed, "oracle", scripted(actions), len(actions), self.calls))
         return traces
 
 
@@ -201,7 +201,7 @@ def _texts(env: Env, seed: int, calls: Calls) -> list[Trace]:
     left = [*TEXTS, "".join(_rng(seed, "text").choices("bcdfghjklmnpqrstvwxz ", k=30))]
     traces: list[Trace] = []
     while left:
-        trace = play(env, seed, "text", said(left), len(left), calls)
+        trace = play(env, seed, "text", scripted(left), len(left), calls)
         traces.append(trace)
         if not trace.actions:
             break
@@ -259,7 +259,7 @@ def _threads(job: Job, first: Sequence[Trace]) -> list[Trace]:
     barrier, interval = threading.Barrier(THREADS), sys.getswitchinterval()
     calls = Calls(lambda *_: None, watch=False)
 
-    def one(number: int) -> list[Trace]:
+    def play_all(number: int) -> list[Trace]:
         try:
             env = make(job.env_id, job.kwargs)
         except BaseException:
@@ -278,7 +278,7 @@ def _threads(job: Job, first: Sequence[Trace]) -> list[Trace]:
     sys.setswitchinterval(1e-5)  # as many changes of thread as can be had
     try:
         with ThreadPoolExecutor(THREADS) as pool:
-            return [trace for traces in pool.map(one, range(THREADS)) for trace in traces]
+            return [trace for traces in pool.map(play_all, range(THREADS)) for trace in traces]
     finally:
         sys.setswitchinterval(interval)
 

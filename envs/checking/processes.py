@@ -69,8 +69,10 @@ def play_apart(job: Job, record: Record, limits: Limits, hash_seed: int) -> list
                     setattr(record, *message[1:])
                 elif message[0] == "elsewhere":
                     clone = Record()
-                    found = play_apart(replace(job, replays=message[1]), clone, limits, hash_seed)
-                    stopped += [("clone", f"in another process: {evidence}") for _, evidence in (*found, *clone.faults)]
+                    faults = play_apart(replace(job, replays=message[1]), clone, limits, hash_seed)
+                    stopped += [
+                        ("clone", f"in another process: {evidence}") for _, evidence in (*faults, *clone.faults)
+                    ]
                     ours.send(clone.first)
                 elif message[0] == "refused":
                     raise getattr(errors, message[1])(message[2])

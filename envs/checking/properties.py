@@ -51,10 +51,10 @@ def deadline(record: Record, limits: Limits) -> Verdict:
         ("reset", max(resets) + max(record.making), limits.reset),
         ("step", max(steps, default=0.0), limits.step),
     )
-    evidence = ", ".join(f"slowest {kind} {found:.2g} s of {limit:g} s" for kind, found, limit in slowest)
-    if any(found > limit for _, found, limit in slowest):
+    evidence = ", ".join(f"slowest {kind} {duration:.2g} s of {limit:g} s" for kind, duration, limit in slowest)
+    if any(duration > limit for _, duration, limit in slowest):
         return "fail", f"{evidence}: raise turnkey.env.reset_timeout or step_timeout, or make it faster"
-    if any(found > limit / 2 for _, found, limit in slowest):
+    if any(duration > limit / 2 for _, duration, limit in slowest):
         return "warn", f"{evidence}: little room on a busy machine"
     return "pass", evidence
 
@@ -62,9 +62,9 @@ def deadline(record: Record, limits: Limits) -> Verdict:
 def gymnasium(record: Record, limits: Limits) -> Verdict:
     """gymnasium's own ``check_env`` passes."""
     assert record.gymnasium is not None
-    found, spaces = record.gymnasium
-    if found:
-        return "fail", found
+    fault, spaces = record.gymnasium
+    if fault:
+        return "fail", fault
     if spaces:
         return "warn", f"only with the spaces verl_turnkey.envs.base.AnyText; with its own: {spaces}"
     return "pass", "check_env found nothing"
@@ -131,11 +131,11 @@ def stdout(record: Record, limits: Limits) -> Verdict:
 def memory(record: Record, limits: Limits) -> Verdict:
     """``metadata["memory_mb"]`` is what an instance takes: added to a process, or as a process when not thread-safe."""
     declared = record.declared_memory_mb
-    found = record.memory_of_one()
-    if declared is None or math.isnan(found) or not record.elsewhere:
+    measured = record.memory_of_one()
+    if declared is None or math.isnan(measured) or not record.elsewhere:
         return "skip", "not declared, or not measured in a process of its own"
-    evidence = f"{found:.1f} MB of {declared:g} MB declared"
-    return ("warn", f"{evidence}: raise metadata['memory_mb']") if found > declared else ("pass", evidence)
+    evidence = f"{measured:.1f} MB of {declared:g} MB declared"
+    return ("warn", f"{evidence}: raise metadata['memory_mb']") if measured > declared else ("pass", evidence)
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------

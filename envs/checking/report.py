@@ -97,15 +97,15 @@ class Report:
         return [*lines, outcome if self.ok else f"fails: {', '.join(self.failed)}"]
 
 
-def check_installed(told: Callable[[str], None] = lambda _: None, **budget: Any) -> tuple[list[Report], list[str]]:
-    """Check each of our environments that is there. Returns the reports, and a line for each that is not checked.
+def check_installed(on_start: Callable[[str], None] = lambda _: None, **budget: Any) -> tuple[list[Report], list[str]]:
+    """Check each of our environments that is installed. Returns the reports, and a line per environment left out.
 
-    ``told`` is called with each id before its check; ``budget`` are the keyword arguments of :func:`check`.
+    ``on_start`` is called with id and kwargs before each check; ``budget``: keyword arguments of :func:`check`.
     """
     todo, left_out = samples()
     reports = []
     for env_id, kwargs in todo:
-        told(f"{env_id} {json.dumps(kwargs)}")
+        on_start(f"{env_id} {json.dumps(kwargs)}")
         try:
             reports.append(check(env_id, kwargs, **budget))
         except MissingPackageError as error:  # its own package is there, one of those that it needs is not
@@ -144,8 +144,8 @@ def table(reports: Sequence[Report]) -> str:
     """Reports as a markdown table."""
     rows = [list(_COLUMNS), ["---"] * len(_COLUMNS)]
     for report in reports:
-        m, found = report.measures, [f"fail: {name}" for name in report.failed]
-        found += [f"warn: {name}" for name in report.warned]
+        m, findings = report.measures, [f"fail: {name}" for name in report.failed]
+        findings += [f"warn: {name}" for name in report.warned]
         rows.append(
             [
                 report.env["id"],
@@ -157,7 +157,7 @@ def table(reports: Sequence[Report]) -> str:
                 _number(m.memory_mb_further, ".1f"),
                 _number(m.anchor_rate, ".2f"),
                 _number(m.anchor_rate_text, ".2f"),
-                ", ".join(found) or "none",
+                ", ".join(findings) or "none",
             ]
         )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -220,15 +220,15 @@ def _elsewhere(job: Job, record: Record, limits: Limits, processes: int) -> list
     """The first episodes once more, in all other processes at the same time."""
     replays = Job(job.env_id, job.kwargs, job.modules, job.seeds, job.rollouts, job.steps, tuple(record.first))
 
-    def one(hash_seed: int) -> tuple[Record, list[tuple[str, str]]]:
+    def play_in_process(hash_seed: int) -> tuple[Record, list[tuple[str, str]]]:
         theirs = Record()
         return theirs, play_apart(replays, theirs, limits, hash_seed)
 
     stopped: list[tuple[str, str]] = []
     with ThreadPoolExecutor(processes) as pool:
-        for hash_seed, (theirs, found) in enumerate(pool.map(one, range(1, processes + 1)), start=1):
+        for hash_seed, (theirs, faults) in enumerate(pool.map(play_in_process, range(1, processes + 1)), start=1):
             place = f"a process with PYTHONHASHSEED={hash_seed}"
-            stopped += [("processes", f"{place}: {evidence}") for _, evidence in (*found, *theirs.faults)]
+            stopped += [("processes", f"{place}: {evidence}") for _, evidence in (*faults, *theirs.faults)]
             if theirs.complete:
                 record.elsewhere[place] = theirs.first
     return stopped

@@ -12,8 +12,8 @@ from verl_turnkey.envs.checking.traces import Trace, shorten, world
 
 def group(record: Record, limits: Limits) -> Verdict:
     """Instances that are reset with one seed show one task and one first observation."""
-    for one, other in zip(record.first, record.fresh, strict=True):
-        if difference := _start(one, other):
+    for first, other in zip(record.first, record.fresh, strict=True):
+        if difference := _start(first, other):
             return "fail", f"two new instances, {difference}; draw from self.np_random only"
     return "pass", f"{len(record.first)} seeds"
 
@@ -35,9 +35,9 @@ def reuse(record: Record, limits: Limits) -> Verdict:
 def processes(record: Record, limits: Limits) -> Verdict:
     """They also do in other processes, whose ``PYTHONHASHSEED`` differs."""
     for place, traces in record.elsewhere.items():
-        found = _same(record.first, traces, place, "something depends on hash() or on the order of a set")
-        if found[0] != "pass":
-            return found
+        verdict = _same(record.first, traces, place, "something depends on hash() or on the order of a set")
+        if verdict[0] != "pass":
+            return verdict
     return ("pass", f"{len(record.elsewhere)} processes") if record.elsewhere else ("skip", "one process only")
 
 
@@ -59,10 +59,10 @@ def clone(record: Record, limits: Limits) -> Verdict:
     first = {trace.seed: trace for trace in record.first}
     advice = f"it was made by {how}, which must take everything along and share nothing"
     for number, who in enumerate(("a clone made half-way", "what was cloned half-way")):
-        found = _same([first[trace.seed] for trace in clones[number::2]], clones[number::2], who, advice)
-        if found[0] != "pass":
-            return found
-    return "pass", f"by {how}: {len(clones) // 2} made, {found[1]}"
+        verdict = _same([first[trace.seed] for trace in clones[number::2]], clones[number::2], who, advice)
+        if verdict[0] != "pass":
+            return verdict
+    return "pass", f"by {how}: {len(clones) // 2} made, {verdict[1]}"
 
 
 def threads(record: Record, limits: Limits) -> Verdict:
@@ -70,23 +70,23 @@ def threads(record: Record, limits: Limits) -> Verdict:
     if record.threads is None:
         return "skip", "metadata['thread_safe'] is not True: every instance gets a process of its own"
     first = {trace.seed: trace for trace in record.first}
-    found = _same([first[trace.seed] for trace in record.threads], record.threads, f"{THREADS} threads", "")
-    if found[0] == "fail":
-        return "fail", found[1] + "metadata['thread_safe'] must be False"
+    verdict = _same([first[trace.seed] for trace in record.threads], record.threads, f"{THREADS} threads", "")
+    if verdict[0] == "fail":
+        return "fail", verdict[1] + "metadata['thread_safe'] must be False"
     return "pass", f"{THREADS} threads, {len(record.threads)} episodes"
 
 
 # --- what they share -------------------------------------------------------------------------------------------
 
 
-def _start(one: Trace, other: Trace) -> str:
-    if one.task != other.task:
-        return f"seed {one.seed}: task {shorten(one.task)}, then {shorten(other.task)}"
-    return _difference(one.answers[:1], other.answers[:1], one)
+def _start(first: Trace, other: Trace) -> str:
+    if first.task != other.task:
+        return f"seed {first.seed}: task {shorten(first.task)}, then {shorten(other.task)}"
+    return _difference(first.answers[:1], other.answers[:1], first)
 
 
-def _difference(one: Sequence[Answer], other: Sequence[Answer], trace: Trace) -> str:
-    for t, (a, b) in enumerate(zip(one, other, strict=False)):
+def _difference(first: Sequence[Answer], other: Sequence[Answer], trace: Trace) -> str:
+    for t, (a, b) in enumerate(zip(first, other, strict=False)):
         if world(a) == world(b):
             continue
         names = ("observation", "admissible", "reward", "terminated", "truncated", "success", "invalid")
@@ -97,22 +97,22 @@ def _difference(one: Sequence[Answer], other: Sequence[Answer], trace: Trace) ->
     return ""
 
 
-def _apart(one: object, other: object) -> tuple[str, str]:
+def _apart(first: object, other: object) -> tuple[str, str]:
     """Both as short text, from where they differ."""
-    left, right = (value if isinstance(value, str) else repr(value) for value in (one, other))
+    left, right = (value if isinstance(value, str) else repr(value) for value in (first, other))
     same = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
     begin = max(0, same - 10)
     dots = "..." if begin else ""
     return dots + shorten(left[begin:]), dots + shorten(right[begin:])
 
 
-def _same(ones: Iterable[Trace], others: Iterable[Trace], where: str, advice: str) -> Verdict:
+def _same(originals: Iterable[Trace], others: Iterable[Trace], where: str, advice: str) -> Verdict:
     steps = 0
-    for one, other in zip(ones, others, strict=True):
-        steps += len(one.actions)
-        if difference := _start(one, other) or _difference(one.answers, other.answers, one):
+    for first, other in zip(originals, others, strict=True):
+        steps += len(first.actions)
+        if difference := _start(first, other) or _difference(first.answers, other.answers, first):
             return "fail", f"{where}, {difference}; {advice}"
-        if len(one.answers) != len(other.answers):
-            found = f"{len(one.answers) - 1} steps, then {len(other.answers) - 1}"
-            return "fail", f"{where}, seed {one.seed}: {found}; {advice}"
+        if len(first.answers) != len(other.answers):
+            lengths = f"{len(first.answers) - 1} steps, then {len(other.answers) - 1}"
+            return "fail", f"{where}, seed {first.seed}: {lengths}; {advice}"
     return "pass", f"{steps} steps alike"

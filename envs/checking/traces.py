@@ -125,10 +125,10 @@ def play(env: Env, seed: int, kind: str, choose: Choose, steps: int, calls: Call
 
 def replay(env: Env, trace: Trace, calls: Calls) -> Trace:
     """The actions of ``trace`` once more."""
-    return play(env, trace.seed, trace.kind, said(trace.actions), len(trace.actions), calls)
+    return play(env, trace.seed, trace.kind, scripted(trace.actions), len(trace.actions), calls)
 
 
-def said(actions: Sequence[str]) -> Choose:
+def scripted(actions: Sequence[str]) -> Choose:
     """These actions in order."""
     return lambda trace: actions[len(trace.actions)] if len(trace.actions) < len(actions) else None
 

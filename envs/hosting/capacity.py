@@ -39,7 +39,7 @@ def lacking_memory_mb() -> int:
 def _memory_mb() -> list[tuple[int, int]]:
     """How much there is, and how much of that is free: of the machine, and of the control groups with a limit."""
     lines = {line[0]: int(line[1]) // 1024 for line in map(str.split, _text(Path("/proc/meminfo")).splitlines())}
-    found = [(lines["MemTotal:"], lines["MemAvailable:"])] if {"MemTotal:", "MemAvailable:"} <= lines.keys() else []
+    amounts = [(lines["MemTotal:"], lines["MemAvailable:"])] if {"MemTotal:", "MemAvailable:"} <= lines.keys() else []
     for group in _groups("memory"):
         limit = _words(group / "memory.max") or _words(group / "memory.limit_in_bytes")
         used = _words(group / "memory.current") or _words(group / "memory.usage_in_bytes")
@@ -48,21 +48,21 @@ def _memory_mb() -> list[tuple[int, int]]:
             stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
             names = ("inactive_file", "active_file")  # version 1 has the sums over its children beside its own
             cache = sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in names)
-            found.append((int(limit[0]) >> 20, (int(limit[0]) - int(used[0]) + cache) >> 20))
-    return found
+            amounts.append((int(limit[0]) >> 20, (int(limit[0]) - int(used[0]) + cache) >> 20))
+    return amounts
 
 
 def _groups(controller: str) -> list[Path]:
     """The control groups that may limit this process, of versions 2 and 1; inside a container often the root alone."""
-    found = []
+    groups = []
     for line in (_text(_MEMBERSHIP) or "0::/").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         root = _CGROUP / controller if controllers else _CGROUP  # version 2 has one tree for all of them
         inner = root / path.lstrip("/")
-        found += [group for group in (inner, *inner.parents) if group.is_relative_to(root)]
-    return found
+        groups += [group for group in (inner, *inner.parents) if group.is_relative_to(root)]
+    return groups
 
 
 def hosts(sharers: int) -> int:

@@ -63,8 +63,8 @@ class Fresh:
         flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
         for _ in range(round(EXIT_SECONDS / 0.02)):
             with contextlib.suppress(ChildProcessError):
-                if (found := os.waitid(os.P_PID, self.pid, flags)) is not None:
-                    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+                if (exited := os.waitid(os.P_PID, self.pid, flags)) is not None:
+                    return exited.si_status if exited.si_code == os.CLD_EXITED else -exited.si_status
             await asyncio.sleep(0.02)
         return None
 

@@ -81,9 +81,9 @@ class EnvHost:
     ) -> tuple[str, Info, float]:
         """Open the episode ``name``. Returns the first observation, the info, and the seconds waited for room."""
         with self._cancellable(name):
-            asked = time.monotonic()
+            started = time.monotonic()
             cost = await self._admission.admit(env_id)
-            waited = time.monotonic() - asked
+            waited = time.monotonic() - started
             episode, observation, info = await self._begin(env_id, dict(kwargs or {}), seed, timeout, cost)
             self._open[name] = episode
             return observation, info, waited

@@ -172,9 +172,9 @@ class HostPool:
         """Open an episode; waits for a host and for room in it. Raises ``EnvironmentFailure``."""
         lost, picking = 0, 0.0
         while True:
-            asked = time.monotonic()
+            started = time.monotonic()
             host, name = await self._pick(), uuid4().hex
-            picking += time.monotonic() - asked
+            picking += time.monotonic() - started
             try:
                 arguments = (name, env_id, dict(kwargs or {}), seed, self.reset_timeout)
                 observation, info, waited = await self._open(host, "start", *arguments)

@@ -60,11 +60,11 @@ class Copy:
         """Its exit status, or the number of the signal that ended it, negative; None if neither is known."""
         for _ in range(round(EXIT_SECONDS / 0.02)):
             try:
-                found = await self._template.ask("status", self.pid)
+                status = await self._template.ask("status", self.pid)
             except OSError:
                 return None
-            if found is not None:
-                return found
+            if status is not None:
+                return status
             await asyncio.sleep(0.02)
         return None
 
@@ -75,18 +75,18 @@ class Template:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def ready(self) -> None:
         """Wait until it can be copied. Raises OSError."""
         await self._answer()
 
     async def _answer(self) -> int | None:
-        answer = await asyncio.get_running_loop().sock_recv(self._connection, MOST_BYTES)
-        if not answer:
+        data = await asyncio.get_running_loop().sock_recv(self._connection, MOST_BYTES)
+        if not data:
             raise ConnectionError("the template has ended")
-        found: int | None = pickle.loads(answer)
-        return found
+        answer: int | None = pickle.loads(data)
+        return answer
 
     async def ask(self, what: str, about: str | int, *fds: int) -> int | None:
         """The answer to a request, with which ``fds`` are sent. Raises OSError when the template is gone."""
@@ -97,7 +97,7 @@ class Template:
 
     async def _ask(self, request: Request, fds: list[int]) -> int | None:
         try:
-            async with self._one:
+            async with self._lock:
                 socket.send_fds(self._connection, [pickle.dumps(request)], fds)
                 return await self._answer()
         finally:
@@ -116,7 +116,7 @@ class Template:
         """End the process; copies go on."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)  # who waits for an answer gets none
-        async with self._one:
+        async with self._lock:
             self._connection.close()
 
 
@@ -126,12 +126,12 @@ class Templates:
     def __init__(self, modules: Sequence[str]) -> None:
         self._modules = modules
         self._started: tuple[Fresh, Template] | None = None
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def copy(self, mark: str, connection: socket.socket, output: int) -> Copy | None:
         """A process that serves ``connection``; None if there is no template."""
         try:
-            async with self._one:
+            async with self._lock:
                 template = self._started[1] if self._started else await self._start()
             return await template.copy(mark, connection.fileno(), output)
         except (asyncio.TimeoutError, OSError):  # the former is none before Python 3.11
@@ -170,8 +170,8 @@ def main(fd: int, modules: list[str]) -> None:
 
     def reap(*_: object) -> None:
         with contextlib.suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+            while (child := os.waitpid(-1, os.WNOHANG))[0]:
+                ended[child[0]] = os.waitstatus_to_exitcode(child[1])
 
     signal.signal(signal.SIGCHLD, reap)
     os.set_inheritable(fd, False)

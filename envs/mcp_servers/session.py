@@ -130,10 +130,10 @@ class Session:
         # By the guard: nothing of the server survives it, and what it writes is bounded.
         command = ["-I", "-S", str(GUARD), str(self._most_bytes), *self.server.command]
         variables = self.server.variables
-        given = StdioServerParameters(command=sys.executable, args=command, env=variables, cwd=self.server.cwd)
+        parameters = StdioServerParameters(command=sys.executable, args=command, env=variables, cwd=self.server.cwd)
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
             try:
-                async with stdio_client(given, errlog=errors) as streams:
+                async with stdio_client(parameters, errlog=errors) as streams:
                     yield streams
             finally:
                 errors.seek(0)

@@ -59,7 +59,7 @@ class Servers:
             opening = [self._open_for(server, task, tools.own) for server in self._servers]
             opened = await asyncio.gather(*opening, return_exceptions=True)
             sessions = {s.server.name: s for s in opened if isinstance(s, Session)}
-            if failure := next((each for each in opened if isinstance(each, BaseException)), None):
+            if failure := next((result for result in opened if isinstance(result, BaseException)), None):
                 raise failure
             tools.name_all(sessions, taken, self._tools)
         except BaseException:
@@ -71,7 +71,7 @@ class Servers:
         """A result; ``session``: the episode's own with ``server``, None: the shared one."""
         if session is not None:
             return await session.call(tool, arguments, self._call_timeout)
-        opening = self._opening(next(each for each in self._servers if each.name == server))
+        opening = self._opening(next(candidate for candidate in self._servers if candidate.name == server))
         shared = await asyncio.shield(opening)
         try:
             return await shared.call(tool, arguments, self._call_timeout)
@@ -128,7 +128,9 @@ class EpisodeTools:
         """a digest of the calls so far of servers whose session is the episode's own, and of their results; empty
         before the first one"""
 
-    def name_all(self, sessions: Mapping[str, Session], taken: Collection[str], shown: Collection[str] | None) -> None:
+    def name_all(
+        self, sessions: Mapping[str, Session], taken: Collection[str], enabled: Collection[str] | None
+    ) -> None:
         """Give each tool its name: its own, or ``server_tool`` where another tool has it."""
         listed = [(name, tool) for name, session in sessions.items() for tool in session.tools]
         counts = Counter(tool["name"] for _, tool in listed) + Counter(set(taken))
@@ -142,13 +144,13 @@ class EpisodeTools:
             self._tools[name] = server, tool["name"]
             function = {"name": name, "description": tool.get("description") or ""}
             schemas.append({"type": "function", "function": {**function, "parameters": tool["inputSchema"]}})
-        if shown is not None:
-            if unknown := sorted(set(shown) - self._tools.keys()):
+        if enabled is not None:
+            if unknown := sorted(set(enabled) - self._tools.keys()):
                 names = ", ".join(self._tools) or "none"
                 raise EnvironmentFailure("tools", f"turnkey.mcp.tools names {unknown[0]!r}; the servers have {names}")
-            self._tools = {name: tool for name, tool in self._tools.items() if name in shown}
+            self._tools = {name: tool for name, tool in self._tools.items() if name in enabled}
         try:
-            self.schemas = read_tools([each for each in schemas if each["function"]["name"] in self._tools])
+            self.schemas = read_tools([schema for schema in schemas if schema["function"]["name"] in self._tools])
         except TypeError as error:
             raise EnvironmentFailure("tools", f"of MCP servers: {error}") from None
 

@@ -129,11 +129,11 @@ def instruction_of(fmt: str) -> str:
     return str(getattr(load_function(fmt, KEY), "instruction", ""))
 
 
-def admit(found: str | None, admissible: Sequence[str] | None, fmt: str) -> ParsedAction:
-    """The action for what was ``found`` in a turn of the format ``fmt``, in the environment's spelling."""
-    if found is None:
+def admit(text: str | None, admissible: Sequence[str] | None, fmt: str) -> ParsedAction:
+    """The action for the ``text`` that the format ``fmt`` read in a turn, in the environment's spelling."""
+    if text is None:
         return ParsedAction(None, f"no action in the format {fmt!r}")
-    action = found.strip()
+    action = text.strip()
     if not action:
         return ParsedAction(None, "the action is empty")
     if admissible is None:  # it may be code: white space inside stays

@@ -61,9 +61,9 @@ def check_examples(turns: Iterable[ExampleTurn], fmt: str) -> None:
         return
     parser = load_parser(fmt)
     for n, turn in enumerate(turns):
-        found = parser(turn.written(fmt), turn.admissible or None)
-        if found.action is None or turn.action not in (None, found.action):
-            read = found.reason if found.action is None else f"the action {found.action!r} would be read"
+        parsed = parser(turn.written(fmt), turn.admissible or None)
+        if parsed.action is None or turn.action not in (None, parsed.action):
+            read = parsed.reason if parsed.action is None else f"the action {parsed.action!r} would be read"
             raise ConfigError(
                 f"{KEY}[{n}]: {turn.written(fmt)!r} is not an example of turnkey.rollout.action_format={fmt}: {read}. "
                 "Give the whole text that the model should write as response"
@@ -92,7 +92,7 @@ class Examples:
         """For the field ``{examples}`` of a template; empty where the examples are turns."""
         if not self.turns or (self.conversation and self.fmt not in CALLS):
             return ""
-        shown = [
+        blocks = [
             "\n".join(
                 [
                     *([f"Task: {turn.task}"] if turn.task else []),
@@ -103,7 +103,7 @@ class Examples:
             )
             for turn in self.turns
         ]
-        return "\n\n".join(["Examples of what you see and what you answer:", *shown])
+        return "\n\n".join(["Examples of what you see and what you answer:", *blocks])
 
     def messages(self, task: str) -> list[dict[str, Any]]:
         """The turns as messages, for an episode with this task; empty where the examples are text."""

@@ -67,10 +67,10 @@ class Memory:
         Raises:
             SummaryError: ``summarize`` raised, or did not return text.
         """
-        shown = min(self.window, len(self.turns)) - cut
-        if shown < 0:
+        length = min(self.window, len(self.turns)) - cut
+        if length < 0:
             return PromptHistory()
-        first = len(self.turns) - shown
+        first = len(self.turns) - length
         return PromptHistory(self.turns[first:], self._summary(first))
 
     def _summary(self, turns: int) -> str:

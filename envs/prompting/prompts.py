@@ -115,9 +115,12 @@ def build_messages(
             lines.append(text)
     # Half a surrogate pair, which a decoder can leave in a text, would break the tokenizer.
     user = _fill("\n".join(lines), values).encode("utf-8", "replace").decode("utf-8")
-    shown = [{"type": "image", "image": image} for image in images]
+    image_parts = [{"type": "image", "image": image} for image in images]
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    return [*messages, {"role": "user", "content": [*shown, {"type": "text", "text": user}] if shown else user}]
+    return [
+        *messages,
+        {"role": "user", "content": [*image_parts, {"type": "text", "text": user}] if image_parts else user},
+    ]
 
 
 def fit_prompt(

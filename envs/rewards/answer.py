@@ -22,20 +22,20 @@ def right_answers(first: RewardStep) -> list[str]:
     """
     truth = (first.row.get("reward_model") or {}).get("ground_truth")
     truth = truth.get("target") if isinstance(truth, dict) else truth
-    given = (first.extra.get("gold_answers"), first.extra.get("gold_answer"), truth)
-    for found in map(_texts, given):
-        if found:
-            return found
+    sources = (first.extra.get("gold_answers"), first.extra.get("gold_answer"), truth)
+    for answers in map(_texts, sources):
+        if answers:
+            return answers
     raise RewardError(
         "the task has no right answer: expected info['extra']['gold_answers'] or ['gold_answer'] of the environment, "
-        f"or reward_model.ground_truth of the data row, got {', '.join(map(repr, given))}"
+        f"or reward_model.ground_truth of the data row, got {', '.join(map(repr, sources))}"
     )
 
 
 def _texts(value: Any) -> list[str]:
     value = value.tolist() if hasattr(value, "tolist") else value  # arrays, as parquet gives lists
     values = value if isinstance(value, list | tuple) else [value]
-    return [str(one) for one in values if isinstance(one, str | int | float) and str(one).strip()]
+    return [str(entry) for entry in values if isinstance(entry, str | int | float) and str(entry).strip()]
 
 
 @register_reward("answer")
@@ -57,10 +57,10 @@ class Answer:
             check(groups > 0, "pattern", "a regular expression with a group", self.pattern)
 
     def __call__(self, steps: Steps) -> Values:
-        right, said = right_answers(steps[0]), steps[-1].action or ""
+        right, answer = right_answers(steps[0]), steps[-1].action or ""
         if self.pattern is not None:
-            found = [match[1] or "" for match in re.finditer(self.pattern, said)]
-            said = found[-1] if found else ""
+            matches = [match[1] or "" for match in re.finditer(self.pattern, answer)]
+            answer = matches[-1] if matches else ""
         if self.match == "f1":
-            return at_the_end(steps, max(f1(said, gold) for gold in right))
-        return at_the_end(steps, float(any(same(said, gold) for gold in right)))
+            return at_the_end(steps, max(f1(answer, gold) for gold in right))
+        return at_the_end(steps, float(any(same(answer, gold) for gold in right)))

@@ -155,7 +155,7 @@ def pairwise(judge: Judge, rubric: str = RUBRIC) -> PairJudge[str]:
     async def compare(first: str, second: str) -> tuple[float, float]:
         prompt = PAIR_PROMPT.format(rubric=rubric, first=first, second=second)
         answer = await judge.ask([{"role": "user", "content": prompt}])
-        one, two = json_numbers(answer, ("first", "second"), judge.config.url)
-        return one, two
+        first_score, second_score = json_numbers(answer, ("first", "second"), judge.config.url)
+        return first_score, second_score
 
     return compare

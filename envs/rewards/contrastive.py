@@ -45,11 +45,11 @@ class Contrastive:
     def _stored(self) -> Mapping[str, Any]:
         path = Path(str(self.file)).expanduser()
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            stored = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"file: {self.file} cannot be read ({type(error).__name__}: {error})") from error
-        check(isinstance(found, dict), "file", "a JSON object from tasks to rewards", type(found).__name__)
-        return found
+        check(isinstance(stored, dict), "file", "a JSON object from tasks to rewards", type(stored).__name__)
+        return stored
 
     def __call__(self, steps: Steps) -> Values:
         row = steps[-1].row

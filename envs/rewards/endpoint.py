@@ -112,7 +112,7 @@ class Endpoint(Generic[T]):
         self._threads = DaemonThreads(config.concurrency, "endpoint")
         self._open = opener(config.url).open
         self._answers: dict[str, T] = {}
-        self._asked: dict[str, asyncio.Task[T]] = {}
+        self._pending: dict[str, asyncio.Task[T]] = {}
         self._unsaved = False
         self._jitter = random.Random()  # its own: the global generator is not advanced
 
@@ -129,11 +129,11 @@ class Endpoint(Generic[T]):
         key = hashlib.sha256(self.address.encode() + b"\n" + body).hexdigest()
         if key in self._answers:
             return self._answers[key]
-        if key not in self._asked:
-            self._asked[key] = asyncio.ensure_future(self._fetch(key, body, values))
-            self._asked[key].add_done_callback(lambda _: self._asked.pop(key, None))
+        if key not in self._pending:
+            self._pending[key] = asyncio.ensure_future(self._fetch(key, body, values))
+            self._pending[key].add_done_callback(lambda _: self._pending.pop(key, None))
         # Shielded: a caller that is cancelled does not cancel the request for the others.
-        return await asyncio.shield(self._asked[key])
+        return await asyncio.shield(self._pending[key])
 
     async def look_up(self, path: str) -> Any:
         """The JSON at ``config.url`` and ``path``, asked for once; None: there is no such answer."""
@@ -215,11 +215,11 @@ class Endpoint(Generic[T]):
         return content
 
     def _error(self, reply: _Reply, what: str) -> JudgeError:
-        shown = reply.body
+        body = reply.body
         if secret := self._secret():
-            shown = shown.replace(secret, "***")  # some servers quote a refused key
+            body = body.replace(secret, "***")  # some servers quote a refused key
         status = f"status {reply.status}" if reply.status else "no status"
-        return JudgeError(f"{self._who} at {self.address} {what} ({status}): {shown[:SHOWN]!r}")
+        return JudgeError(f"{self._who} at {self.address} {what} ({status}): {body[:SHOWN]!r}")
 
     # --- the cache ---------------------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ class VerlFunction:
     async def __call__(self, steps: Steps) -> Values:
         row, function = steps[-1].row, load_function(self._target, "reward.custom_reward_function.path")
         names = ("observation", "text", "content", "action", "valid", "reward", "success", "won")
-        given = {
+        arguments = {
             "data_source": row.get("data_source"),
             "solution_str": steps[-1].text,
             "ground_truth": (row.get("reward_model") or {}).get("ground_truth"),
@@ -62,9 +62,9 @@ class VerlFunction:
             **self.kwargs,
         }
         if inspect.iscoroutinefunction(function):
-            result = await function(**given)
+            result = await function(**arguments)
         else:  # not in the event loop, which all rollouts of the process share
-            result = await asyncio.to_thread(function, **given)
+            result = await asyncio.to_thread(function, **arguments)
         score: Any = result.get("score") if isinstance(result, Mapping) else result
         score = score.item() if hasattr(score, "item") else score
         if not isinstance(score, int | float):  # True is 1 to verl, too

@@ -109,8 +109,8 @@ class Judge:
         if self.config.score_key is not None:
             [value] = json_numbers(answer, [self.config.score_key], self.config.url)
         else:
-            found = [match[1] for match in re.finditer(self.config.score_pattern, answer)]
-            value = finite(found[-1]) if found else None
+            matches = [match[1] for match in re.finditer(self.config.score_pattern, answer)]
+            value = finite(matches[-1]) if matches else None
             if value is None:
                 raise JudgeError(
                     f"the judge at {self.config.url} gave no score: expected a match of score_pattern "

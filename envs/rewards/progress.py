@@ -128,9 +128,9 @@ class PAV:
     def _estimates(steps: Steps, key: str) -> list[float]:
         """One more than steps: before the first step and after each."""
         end = steps[-1]
-        found = [number(step.extra, key, f"step {t}") for t, step in enumerate(steps)]
-        found.append(float(end.success) if end.terminated else number(end.next_extra, key, "after the last step"))
-        for t, value in enumerate(found):
+        estimates = [number(step.extra, key, f"step {t}") for t, step in enumerate(steps)]
+        estimates.append(float(end.success) if end.terminated else number(end.next_extra, key, "after the last step"))
+        for t, value in enumerate(estimates):
             if not 0 <= value <= 1:
                 raise RewardError(f"info['extra'][{key!r}] of state {t}: expected a probability, got {value:g}")
-        return found
+        return estimates

@@ -90,14 +90,14 @@ class R1Router(EndpointConfig):
 
     async def _vectors(self, texts: list[str]) -> Vectors:
         if self.embed is None:
-            found: Any = await self._endpoint.ask({"input": texts}, values=len(texts))
+            vectors: Any = await self._endpoint.ask({"input": texts}, values=len(texts))
         else:
             function: Callable[[list[str]], Any | Awaitable[Any]] = load_function(self.embed, "embed")
             wait = inspect.iscoroutinefunction(function)
-            found = await function(texts) if wait else await asyncio.to_thread(function, texts)
-        if len(found) != len(texts):
-            raise RewardError(f"expected {len(texts)} vectors from {self.embed}, got {len(found)}")
-        return found
+            vectors = await function(texts) if wait else await asyncio.to_thread(function, texts)
+        if len(vectors) != len(texts):
+            raise RewardError(f"expected {len(texts)} vectors from {self.embed}, got {len(vectors)}")
+        return vectors
 
     @cached_property
     def _endpoint(self) -> Endpoint[list[list[float]]]:
@@ -125,9 +125,9 @@ def _texts(extra: Any, key: str, t: int) -> list[str]:
 
 
 def _cosine(a: Sequence[float], b: Sequence[float]) -> float:
-    one, two = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    size = float(np.linalg.norm(one) * np.linalg.norm(two))
-    return float(one @ two) / size if size else 0.0
+    left, right = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    size = float(np.linalg.norm(left) * np.linalg.norm(right))
+    return float(left @ right) / size if size else 0.0
 
 
 def _embeddings(answer: Any) -> list[list[float]] | None:

@@ -68,18 +68,18 @@ class Arena(EndpointConfig):
 
     async def _by_model(self, first: Steps, second: Steps) -> tuple[float, float]:
         assert self._judge is not None
-        one, two = (fill(self.text, steps, self.max_chars) for steps in (first, second))
-        return await pairwise(self._judge, self.rubric)(one, two)
+        first_text, second_text = (fill(self.text, steps, self.max_chars) for steps in (first, second))
+        return await pairwise(self._judge, self.rubric)(first_text, second_text)
 
     async def _by_rule(self, first: Steps, second: Steps) -> tuple[float, float]:
         rule: Callable[[Steps, Steps], Any] = load_function(str(self.compare), "compare")
         wait = inspect.iscoroutinefunction(rule)
-        found = await rule(first, second) if wait else await asyncio.to_thread(rule, first, second)
+        scores = await rule(first, second) if wait else await asyncio.to_thread(rule, first, second)
         try:
-            one, two = map(float, found)
+            first_score, second_score = map(float, scores)
         except (TypeError, ValueError):
-            raise RewardError(f"expected two scores from {self.compare}, got {found!r}") from None
-        return one, two
+            raise RewardError(f"expected two scores from {self.compare}, got {scores!r}") from None
+        return first_score, second_score
 
     @cached_property
     def _judge(self) -> Judge | None:

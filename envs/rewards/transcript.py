@@ -27,13 +27,13 @@ def check_template(template: str, key: str) -> None:
 
 def fill(template: str, steps: Steps, max_chars: int) -> str:
     """``template`` with its fields: {observation} and {action} are those of the last of ``steps``."""
-    said = [step.text or step.action or "" for step in steps]
+    texts = [step.text or step.action or "" for step in steps]
     values = {
         "task": steps[0].task,
         "transcript": _shortened(
             "\n\n".join(
                 f"Observation {t}: {step.observation}\nAgent {t}: {words}"
-                for t, (step, words) in enumerate(zip(steps, said, strict=True), 1)
+                for t, (step, words) in enumerate(zip(steps, texts, strict=True), 1)
             ),
             max_chars,
         ),

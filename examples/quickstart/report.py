@@ -100,10 +100,10 @@ def _mean(rows: list[dict[str, float]], key: str) -> float | None:
 
 def versions() -> dict[str, str]:
     """Of the packages that a run is made with; ``-`` where one is not installed."""
-    found = {}
+    installed = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "-"
-    return found
+            installed[package] = "-"
+    return installed

@@ -47,9 +47,9 @@ def teach(
     train(model, tokenizer, demos, epochs=epochs, lr=lr, seed=seed, template=template, line=line)
     for more in range(MOST_MORE if check else 0):
         # Seeds differ in how far the same training takes them; a model that never wins has nothing to learn from.
-        found = check(model, tokenizer)
-        print(f"{json.dumps(found)} ({time.perf_counter() - began:.0f} s)", flush=True)
-        if found["success"] >= target:
+        metrics = check(model, tokenizer)
+        print(f"{json.dumps(metrics)} ({time.perf_counter() - began:.0f} s)", flush=True)
+        if metrics["success"] >= target:
             break
         train(model, tokenizer, demos, epochs=1, lr=lr / 3, seed=seed + 1 + more, template=template, line=line)
     model.save_pretrained(out)

@@ -33,7 +33,7 @@ from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
 from verl_turnkey.plugins.checks.findings import Refusal, refuse
 from verl_turnkey.plugins.checks.mcp import with_servers
 from verl_turnkey.plugins.config.examples import load_examples
-from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, estimator_of, turnkey_config
+from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, credit_modify, estimator_of, turnkey_config
 from verl_turnkey.plugins.rollout.extra_columns import countable
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 
@@ -77,9 +77,8 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
     strategy = read_strategy(turnkey.rollout.strategy)
     forks = strategy is not None and strategy[0].clones
     try:
-        observation, info, columns_given = asyncio.run(
-            play(turnkey, task, () if spec is None else spec.names_before, forks)
-        )
+        before = () if spec is None else spec.names_before(credit_modify(config, turnkey))
+        observation, info, columns_given = asyncio.run(play(turnkey, task, before, forks))
     except EnvironmentFailure as failure:
         raise _refusal(task, failure) from None
     if strategy is not None and getattr(strategy[1], "needs_answer", False):

@@ -35,10 +35,9 @@ def check_rewards(run: Run) -> Composition:
         "distillation-agent-loop", run, "distillation.enabled", f"{teacher}, and turnkey_env writes a row per step"
     )
     composition = compose(reward_entries(run.config, turnkey))
-    before = () if method is None else method.names_before
     late = {name for name, reward in rewards().items() if reward.hindsight}
     for i, entry in enumerate(turnkey.rewards):
-        if entry["name"] in late and (column := entry.get("column")) in before:
+        if entry["name"] in late and (column := entry.get("column")) in run.columns_before:
             refuse(
                 "reward-of-outcome-as-state",
                 f"turnkey.rewards[{i}] ({entry['name']}, column: {column}) rates a step by its outcome, but {column} "
@@ -140,7 +139,7 @@ def check_columns(
     for reader, needed in needs:
         if lacking := [column for column in needed if column.startswith("extra.") and column not in known]:
             problem = f"{reader} needs the column {lacking[0]!r}, which the first task's environment does not give"
-            fix = how_to_set(lacking[0], () if method is None else method.names_before)
+            fix = how_to_set(lacking[0], run.columns_before)
             refuse("reward-column-missing", f"{problem}: {fix}")
     if run.get(BYPASS):
         for reader, needed in needs:

@@ -43,18 +43,32 @@ CHOICES = ("closest", "_closest", "did_you_mean")
 _VERBS = "set|write|choose|give|drop|raise|lower|add|use|take|train|expected|pip install|either|to start over"
 _FIX = re.compile(rf"(?:[:.;,]| or|\))\s((?:{_VERBS})\b.*)", re.IGNORECASE | re.DOTALL)
 
+COMMON = ("drop it", "write one that the message lists")
+"""fixes that the page names once"""
+HEAD = "| id | refused | change |\n|---|---|---|"
 # Rules whose message is composed elsewhere: problem, fix.
 COMPOSED = {
     "adapter-missing": ("<target_modules>: the model has no such modules", "write names that the message lists"),
     "adapter-missing-here": ("<target_modules>: the model lacks some of them", "write names that the message lists"),
+    "agent-sandbox": (
+        "the sandbox of turnkey.agent cannot start",
+        "set turnkey.agent.sandbox=none, or install what is missing on every node",
+    ),
     "columns-without-record": ("<method> needs columns that rows without a record do not provide", "use turnkey_env"),
     "combination": ("this layout, discount or history changes the meaning of <method>", "follow the message"),
+    "examples-invalid": ("turnkey.rollout.examples cannot be read", "follow the message"),
     "groups-memory": ("<method> remembers only the groups that are trained", ""),
     "group-replaces-choice": ("+turnkey would replace the agent loop of your file", "write it on the launch line"),
     "group-replaces-override": ("+turnkey would replace the trainer of your file", "write it on the launch line"),
     "method-clash": ("a key of another framework, which verl does not read", "write the key that the message gives"),
     "path-missing": ("<key>=<path> does not exist, or cannot be written to", "give an existing, writable path"),
     "path-missing-here": ("<key>=<path> is not on this machine; the Ray cluster may have it", ""),
+    "prm-vocabulary": ("turnkey.prm.path has another tokenizer than the actor", "take a model with the actor's"),
+    "reward-column-clash": (
+        "the environment and a component of turnkey.rewards give the same column",
+        "give the component another column",
+    ),
+    "task-invalid": ("a task of the data is invalid", "follow the message"),
     "verl-version": ("verl <version> is outside the supported range", "run `turnkey doctor --verl`"),
     # of other errors, see findings.ID_BY_ERROR
     "environment-arguments": ("an argument that the environment does not take", "write one that the message lists"),
@@ -208,21 +222,46 @@ def as_text() -> str:
 
 
 def markdown() -> str:
-    """The tables of the documentation: the rules, then the range of each key."""
-    rows = ["| id | level | message | fix |", "|---|---|---|---|"]
-    ranges = ["| key | expected |", "|---|---|"]
+    """The page of the rules: a table per level, then the keys of each range."""
+    levels: dict[str, list[str]] = {"fatal": [], "error": [], "warning": [], "notice": []}
+    ranges: dict[str, list[str]] = {}
     for rule in rules().values():
-        says, fix = (_escaped(text) for text in (rule.says, rule.fix))
         if rule.id.startswith(RANGE):
-            ranges.append(f"| `{rule.id.removeprefix(RANGE)}` | {fix.removeprefix('expected ')} |")
+            ranges.setdefault(rule.fix.removeprefix("expected "), []).append(f"`{rule.id.removeprefix(RANGE)}`")
             continue
         verl = f" (verl {_escaped(rule.verl)})" if rule.verl else ""
-        rows.append(f"| `{rule.id}` | {rule.level}{verl} | {says} | {fix} |")
-    heading = f"## Ranges\n\nThe id of such a rule is `{RANGE}<key>`, its level `error`."
-    return "\n".join([*rows, "", heading, "", *ranges]) + "\n"
+        rows = levels[rule.level]
+        rows.append(f"| `{rule.id}`{verl} | {_escaped(_problem(rule.says))} | {_escaped(_change(rule.fix))} |")
+    parts = [f"## {level.capitalize()}\n\n{HEAD}\n" + "\n".join(rows) for level, rows in levels.items()]
+    rows = [f"| {expected} | {', '.join(keys)} |" for expected, keys in sorted(ranges.items())]
+    parts.append(
+        f"## Ranges\n\nId: `{RANGE}<key>`; level: `error`.\n\n| expected | keys |\n|---|---|\n" + "\n".join(rows)
+    )
+    return "\n" + "\n\n".join(parts) + "\n"
+
+
+def _problem(says: str) -> str:
+    """A message without the values of its keys and without a prefix that most keys have."""
+    brief = re.sub(r"[:;,.]? ?(<\.\.\.>)*$", "", says.replace("<__name__>: <error>", "<error>")) or says
+    if not brief.startswith("there is no"):
+        brief = re.sub(r"(?<=[a-z])=<[\w.]+>(?=[ ,:;)])", "", brief)
+    return _in_capitals(re.sub(r"\bactor_rollout_ref\.(?=[a-z])", "", brief))
+
+
+def _change(fix: str) -> str:
+    if fix in COMMON:
+        return ""
+    brief = re.sub(r"^set (?=[\w.]+=)", "", _in_capitals(fix))
+    return brief if re.match(r"[\w.]+=", brief) else brief[:1].lower() + brief[1:]
+
+
+def _in_capitals(text: str) -> str:
+    """``text`` with the names of a run's values in capitals."""
+    text = re.sub(r"(?<=[a-z>])(<[\w.]+>)+", "...", re.sub(r"<[\w.]+>(?=[a-z])", "", text)).replace("<...>.", "<key>.")
+    return re.sub(r"<(\w+|\.\.\.)>", lambda match: match[1].strip("_").upper(), text)
 
 
 def _escaped(text: str) -> str:
     """Markdown that shows ``text``; both code hosts and the site's builder know entities, but not every backslash."""
     entities = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("~", "&#126;")
-    return re.sub(r"([\\|*`\[\]]|(?<![a-z0-9])_|_(?![a-z0-9]))", r"\\\1", entities)
+    return re.sub(r"([\\|*`\[\]]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", entities)

@@ -106,6 +106,11 @@ class Run:
         return () if self.estimator is None else self.estimator.columns(self.params, self.modifiers)
 
     @property
+    def columns_before(self) -> Collection[str]:
+        """The columns of the state before a step that the method reads, by their names in ``info["extra"]``."""
+        return () if self.estimator is None else self.estimator.names_before(self.modifiers)
+
+    @property
     def loss(self) -> LossSpec | None:
         """The policy loss, if it is one of this package."""
         return loss_of(self.config)

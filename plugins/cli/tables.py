@@ -163,8 +163,8 @@ def _parameters(spec: EstimatorSpec | ModifierSpec | LossSpec) -> str:
 
 def keys() -> str:
     """Markdown: one row per key of the ``turnkey`` node, with its default."""
-    rows = [f"| `{key}` | `{scalar(default)}` | {doc} |" for key, default, doc in _rows("turnkey", TurnkeyConfig())]
-    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows]) + "\n"
+    rows = [f"| `{key}={scalar(default)}` | {doc} |" for key, default, doc in _rows("turnkey", TurnkeyConfig())]
+    return "\n".join(["| key | meaning |", "|---|---|", *rows]) + "\n"
 
 
 def rules() -> str:

@@ -30,18 +30,27 @@ def decision_density(state: Ints, action: Ints, trajectory: Ints, ahead: Floats)
 
     Args:
         state, action, trajectory: (N,) equal for equal ones, the turns of each episode in order.
-        ahead: (N,) what the episode earns from the turn on, G. Of the same action in the same state the first turn of
-            an episode counts: later ones are not independent of it.
+        ahead: (N,) what the episode earns from the turn on, G. Of an episode one turn in the state counts for the
+            action, and one for all others, the first of each: later ones are not independent of it.
     """
     state = np.unique(state, return_inverse=True)[1]
     choice, n_choices = joint_codes(state, action)
-    first = np.unique(joint_codes(trajectory, choice)[0], return_index=True)[1]
+    first = np.sort(np.unique(joint_codes(trajectory, choice)[0], return_index=True)[1])
+    visit = joint_codes(trajectory[first], state[first])[0]  # an episode's turns in one state
+    opening = np.unique(visit, return_index=True)[1]
+    later = np.setdiff1d(np.arange(len(first)), opening)
+    second = later[np.unique(visit[later], return_index=True)[1]]  # the first turn with another action than the first
     ahead = ahead - (np.bincount(state, ahead) / np.bincount(state))[state]  # variances by sums lose digits far from 0
-    weights = (None, ahead[first], ahead[first] ** 2)
-    sums = [np.bincount(choice[first], each).astype(np.float64) for each in weights]
     of_choice = np.zeros(n_choices, np.int64)
     of_choice[choice] = state
-    others = [np.bincount(of_choice, each).astype(np.float64)[of_choice] - each for each in sums]
+    chosen = choice[first]
+    sums, others = [], []
+    for each in (np.ones(len(first)), ahead[first], ahead[first] ** 2):
+        sums.append(np.bincount(chosen, each))
+        of_state = np.bincount(of_choice[chosen[opening]], each[opening])[of_choice]
+        not_other = np.bincount(chosen[opening], each[opening], n_choices)
+        instead = np.bincount(chosen[opening][visit[second]], each[second], n_choices)
+        others.append(of_state - not_other + instead)
     (n, mean, error), (m, other, further) = (_moments(*each) for each in (sums, others))
     covered = (n >= LEAST) & (m >= LEAST)
     decides = covered & (np.abs(mean - other) > ERRORS * np.sqrt(error + further) + 1e-9)

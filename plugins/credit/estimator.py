@@ -174,7 +174,7 @@ class CreditStep:
         elif not self.has_records:
             scores = jagged(token_level_rewards, self.response_mask)
         spec = estimators().get(name)
-        needs, before = (spec.columns(self.params, self.modify), spec.names_before) if spec else ((), ())
+        needs, before = (spec.columns(self.params, self.modify), spec.names_before(self.modify)) if spec else ((), ())
         rows = self._rewarded(self.read(scores, kl, needs, before))
         lacking = [column for column in needs if column not in rows.steps.given and column != "value"]
         supplied.check_supplied([name, *(one.spec.name for one in self.modify)], lacking)

@@ -45,7 +45,10 @@ class Rows:
     reward: np.ndarray | None
     """(S,) the environment's rewards; None: the steps do not come from records"""
     reward_before_kl: np.ndarray
-    """(S,) composed rewards as the agent loop gave them; ``steps.reward`` has verl's KL penalty in it"""
+    """(S,) composed rewards as the agent loop gave them; ``steps.reward`` has verl's KL penalty in it, and the scores
+    of a process reward model that are part of the reward"""
+    kl: np.ndarray | None
+    """(S,) verl's KL penalty in ``steps.reward``, a negative one; None: there is none"""
     version: np.ndarray
     """(S,) float64: the newest weights version that wrote a step's tokens, nan where its record does not say"""
     branch: np.ndarray
@@ -129,10 +132,11 @@ def read_rows(
     known = {**of_heads, **parsed.extra}
     supplied = {name: column(turns, row) for name, column in (supply or {}).items() if name not in known}
     before_turn = None if values is None else values_before(values, turns, row)
+    penalty = None if kl is None else turns.sum(kl.double()).numpy()
     return Rows(
         steps=StepBatch(
             **columns,
-            reward=reward if kl is None else reward + turns.sum(kl.double()).numpy(),
+            reward=reward if penalty is None else reward + penalty,
             tokens=turns.tokens.numpy(),
             value=next(iter(of_heads.values()), before_turn),
             text=known.pop("text", None),
@@ -145,6 +149,7 @@ def read_rows(
         turns=turns,
         reward=np.array(parsed.reward, dtype=np.float64) if recorded else None,
         reward_before_kl=reward,
+        kl=penalty,
         version=np.array(parsed.version or [np.nan] * len(row), dtype=np.float64),
         branch=np.array(parsed.branch or [0] * len(row), dtype=np.int64),
         recorded=recorded,

@@ -30,7 +30,7 @@ def weights(folder: Path) -> list[Path]:
     """The files with weights of a Hugging Face folder; none if it has no configuration."""
     if not (folder / "config.json").is_file():
         return []
-    return next((found for pattern in WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
+    return next((files for pattern in WEIGHTS if (files := sorted(folder.glob(pattern)))), [])
 
 
 def locate(checkpoint: Path) -> Path:
@@ -125,16 +125,16 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _sampled(folder: Path) -> list[list[Any]]:
-    """Name, size and a hash of some pieces of each shard: if it differs, so do the shards, if not, they may."""
-    found: list[list[Any]] = []
+    """Name, size and a hash of some pieces of each shard; other shards may, rarely, have the same."""
+    samples: list[list[Any]] = []
     for path in _shards(folder):
         size, digest = path.stat().st_size, hashlib.sha256()
         with path.open("rb") as file:
             for place in range(PLACES):
                 file.seek(place * max(0, size - SAMPLED) // (PLACES - 1))
                 digest.update(file.read(SAMPLED))
-        found.append([str(path.relative_to(folder)), size, digest.hexdigest()])
-    return found
+        samples.append([str(path.relative_to(folder)), size, digest.hexdigest()])
+    return samples
 
 
 def _whole(folder: Path) -> Path:

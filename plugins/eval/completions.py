@@ -67,9 +67,9 @@ class Completions:
         Raises:
             JudgeError: no answer after all attempts, or one without ids.
         """
-        asked = {name: value for name, value in sampling.items() if name != "logprobs"}
-        asked |= {"prompt": prompt_ids, "min_p": 0.0, "seed": seed, "return_token_ids": True}
-        answer = await self._endpoint.ask(asked)
+        request = {name: value for name, value in sampling.items() if name != "logprobs"}
+        request |= {"prompt": prompt_ids, "min_p": 0.0, "seed": seed, "return_token_ids": True}
+        answer = await self._endpoint.ask(request)
         if answer["prompt"] not in (None, prompt_ids):
             raise JudgeError(f"the server at {self._endpoint.address} read another prompt than the ids that were sent")
         return answer["ids"]
@@ -108,10 +108,10 @@ def _read(answer: Any) -> dict[str, Any] | None:
 def _room(answer: Any, model: str) -> int | None:
     """``max_model_len`` of ``model`` in the answer of ``/v1/models``; None where a server does not say it."""
     try:
-        found = next(each for each in answer["data"] if each["id"] == model)["max_model_len"]
+        room = next(entry for entry in answer["data"] if entry["id"] == model)["max_model_len"]
     except (LookupError, TypeError, StopIteration):
         return None
-    return found if isinstance(found, int) else None
+    return room if isinstance(room, int) else None
 
 
 class SeededTurns:

@@ -79,16 +79,16 @@ def identity(
 
 
 def without_secrets(value: Any) -> Any:
-    """``value`` masked, each masked text with the hash of the whole one: another secret is another evaluation."""
+    """``value`` with secrets masked; a masked text gets the hash of the whole: another secret, another evaluation."""
 
-    def told_apart(plain: Any, shown: Any) -> Any:
+    def hashed(plain: Any, hidden: Any) -> Any:
         if isinstance(plain, Mapping):
-            return {name: told_apart(each, shown[name]) for name, each in plain.items()}
+            return {name: hashed(part, hidden[name]) for name, part in plain.items()}
         if isinstance(plain, list | tuple):
-            return [told_apart(*each) for each in zip(plain, shown, strict=True)]
-        return shown if shown == plain else f"{shown} ({text_digest(plain)})"
+            return [hashed(*parts) for parts in zip(plain, hidden, strict=True)]
+        return hidden if hidden == plain else f"{hidden} ({text_digest(plain)})"
 
-    return told_apart(value, masked(value))
+    return hashed(value, masked(value))
 
 
 def engine(config: DictConfig) -> dict[str, Any]:
@@ -121,13 +121,13 @@ def text_digest(text: str) -> str:
 
 def file_digest(files: Sequence[Path]) -> str:
     """One hash of the names and contents of ``files``, in this order; 64 hexadecimal digits."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
-        found.update(f"{file.name}\n{file.stat().st_size}\n".encode())
+        digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
         with file.open("rb") as opened:
             while block := opened.read(1 << 22):
-                found.update(block)
-    return found.hexdigest()
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -135,8 +135,8 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(each)
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
 
 
 def _files(value: Any) -> list[Path]:
@@ -150,14 +150,14 @@ def _without_folders(value: Any) -> Any:
     if isinstance(value, str):
         return FILE.sub(lambda match: Path(match[0]).name, value)
     if isinstance(value, Mapping):
-        return {name: _without_folders(each) for name, each in value.items()}
-    return [_without_folders(each) for each in value] if isinstance(value, list) else value
+        return {name: _without_folders(part) for name, part in value.items()}
+    return [_without_folders(part) for part in value] if isinstance(value, list) else value
 
 
 def _versions(names: Sequence[str]) -> dict[str, str]:
-    """Of those packages that are installed."""
-    found = {}
+    """Of the packages that are installed."""
+    versions = {}
     for name in names:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions

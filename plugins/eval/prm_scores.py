@@ -89,12 +89,12 @@ def evaluate(
     s, y = np.asarray(scores, np.float64), np.asarray(labels, np.float64)
     if not s.size or not np.all((s >= 0) & (s <= 1)):
         raise ValueError(f"expected scores from 0 to 1 of at least one turn, got {s.tolist()[:5]}")
-    values = measure(s, y)
+    measured = measure(s, y)
     drawn = [measure(s, y, weights) for weights in resamples(tasks, seed)]
     tails = (0.5 - confidence / 2, 0.5 + confidence / 2)
     result = {}
     for name in MEASURES:
-        finite = [each[name] for each in drawn if math.isfinite(each[name])]
+        finite = [values[name] for values in drawn if math.isfinite(values[name])]
         low, high = np.quantile(finite, tails) if finite else (math.nan, math.nan)
-        result[name] = Interval(values[name], float(low), float(high))
+        result[name] = Interval(measured[name], float(low), float(high))
     return result

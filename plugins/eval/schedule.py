@@ -61,14 +61,14 @@ def read_rows(file: Path, agent: bool = False) -> list[dict[str, Any]]:
 
 def jobs(rows: Sequence[Mapping[str, Any]], samples: int, kept: Samples) -> list[Job]:
     """The samples that are not finished, first those of every task's first sample."""
-    found = []
+    missing = []
     for number in range(samples):
         for place, row in enumerate(rows):
             key = kept.key(row[COLUMN], number)
             if key not in kept.done:
                 names = {"uid": f"{kept.id}-{place}", "session_id": number}
-                found.append(Job(key, place, number, {**row, **names}))
-    return found
+                missing.append(Job(key, place, number, {**row, **names}))
+    return missing
 
 
 async def play_all(
@@ -131,7 +131,7 @@ def finish(
         for place, row in enumerate(rows)
     }
     tasks = [without_secrets(json.loads(row[COLUMN])) for row in rows]
-    summary = {"eval_id": kept.id, "panel": panel, **result(held, failures, tasks=tasks, asked=samples)}
+    summary = {"eval_id": kept.id, "panel": panel, **result(held, failures, tasks=tasks, samples_per_task=samples)}
     part = kept.folder / f"{RESULT}.part"
     part.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     part.replace(kept.folder / RESULT)

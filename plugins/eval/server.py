@@ -50,7 +50,7 @@ class Server:
     def check_alive(self) -> None:
         """Raises ConfigError with the end of its log when the server has ended."""
         if (code := self.process.poll()) is not None:
-            raise ConfigError(f"the vLLM server of the checkpoint ended with code {code}; {self._said()}")
+            raise ConfigError(f"the vLLM server of the checkpoint ended with code {code}; {self._end_of_log()}")
 
     def wait(self, seconds: float = START_SECONDS) -> None:
         """Wait until it answers, for ``seconds``: a large model loads for minutes.
@@ -58,19 +58,19 @@ class Server:
         Raises:
             ConfigError: it ended, or did not answer in time; has the end of its log.
         """
-        ends, asked = time.monotonic() + seconds, opener(self.url)
+        ends, http = time.monotonic() + seconds, opener(self.url)
         while True:
             self.check_alive()
-            with suppress(OSError), asked.open(f"{self.url[:-3]}/health", timeout=5):
+            with suppress(OSError), http.open(f"{self.url[:-3]}/health", timeout=5):
                 return
             if time.monotonic() > ends:
                 raise ConfigError(
-                    f"the vLLM server of the checkpoint did not answer for {seconds:g} seconds; {self._said()}. "
+                    f"the vLLM server of the checkpoint did not answer for {seconds:g} seconds; {self._end_of_log()}. "
                     "Start a server of your own and name it with --server"
                 )
             time.sleep(0.5)
 
-    def _said(self) -> str:
+    def _end_of_log(self) -> str:
         return f"{self._log} ends with\n{self._log.read_text(errors='replace')[-3000:]}"
 
 
@@ -108,14 +108,14 @@ def engine_arguments(config: DictConfig) -> list[str]:
     from omegaconf import OmegaConf
 
     plain: Any = OmegaConf.to_container(config.actor_rollout_ref.rollout, resolve=True)
-    given = {ours: plain.get(key) for key, ours in FROM_CONFIG.items()}
-    given["max_model_len"] = plain.get("max_model_len") or plain["prompt_length"] + plain["response_length"]
+    options = {option: plain.get(key) for key, option in FROM_CONFIG.items()}
+    options["max_model_len"] = plain.get("max_model_len") or plain["prompt_length"] + plain["response_length"]
     if config.trainer.device == "cpu":
         # A prefill in parts draws a token too many and rewinds the request's generator, which torch's on a CPU cannot.
-        given["enable_chunked_prefill"] = False
-        given["max_num_batched_tokens"] = max(given["max_num_batched_tokens"], given["max_model_len"])
-    given["trust_remote_code"] = bool(config.actor_rollout_ref.model.get("trust_remote_code"))
-    return cli_words({**given, **((plain.get("engine_kwargs") or {}).get("vllm") or {})})
+        options["enable_chunked_prefill"] = False
+        options["max_num_batched_tokens"] = max(options["max_num_batched_tokens"], options["max_model_len"])
+    options["trust_remote_code"] = bool(config.actor_rollout_ref.model.get("trust_remote_code"))
+    return cli_words({**options, **((plain.get("engine_kwargs") or {}).get("vllm") or {})})
 
 
 def cli_words(options: Mapping[str, Any]) -> list[str]:
@@ -134,14 +134,14 @@ def _variables(config: DictConfig) -> dict[str, str]:
     """The environment of the server: what the run's own workers would get (``+turnkey/device=cpu``) comes first."""
     from omegaconf import OmegaConf
 
-    given = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
-    return {**{name: str(value) for name, value in given.items()}, **os.environ}
+    variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
+    return {**{name: str(value) for name, value in variables.items()}, **os.environ}
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as unbound:
+        unbound.bind(("127.0.0.1", 0))
+        return int(unbound.getsockname()[1])
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -23,6 +23,7 @@ from verl_turnkey.envs.user_modules import import_modules, load_function
 from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
+    credit_modify,
     credit_params,
     estimator_of,
     reward_entries,
@@ -156,7 +157,7 @@ def recorded(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[bool, Collecti
     step."""
     spec = estimator_of(config)
     texts = getattr(credit_params(config, turnkey), "compares_texts", False) or reads_observations(turnkey.teacher)
-    return texts, () if spec is None else spec.names_before
+    return texts, () if spec is None else spec.names_before(credit_modify(config, turnkey))
 
 
 def shared(config: DictConfig) -> WorkerProcess:

@@ -122,8 +122,8 @@ class TrainingLog:
             return {}
         if credit is None:
             credit, kl = of_verl(rows, fields, self._trainer.use_critic)
-        elif self._trainer.config.algorithm.use_kl_in_reward:
-            kl = rows.reward_before_kl - rows.steps.reward
+        elif rows.kl is not None:
+            kl = -rows.kl
         steps = rows.steps
         chosen = np.array([bounds.chosen(group, self._share) for group in steps.ids["group"]], dtype=bool)[steps.group]
         step_number = self._trainer.global_steps

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from verl_turnkey.plugins.log.former_names import current_metric
 from verl_turnkey.plugins.view import stats
 from verl_turnkey.plugins.view.collapse import UPDATE, Curve, Kind, change_rows, changes, fall
-from verl_turnkey.plugins.view.groups import Group, group, seed
+from verl_turnkey.plugins.view.groups import Group, group_runs, seed_of
 from verl_turnkey.plugins.view.runs import Run, nearest
 
 SCALES = {
@@ -78,8 +78,8 @@ def compare(
     if x not in SCALES:
         raise ValueError(f"expected x to be one of {', '.join(SCALES)}, got {x!r}")
     name = choose(runs, metric)
-    groups = group(runs, by)
-    if baseline is not None and baseline not in (names := [each.name for each in groups]):
+    groups = group_runs(runs, by)
+    if baseline is not None and baseline not in (names := [group.name for group in groups]):
         raise LookupError(f"there is no group {baseline!r} to be the baseline; the groups are {', '.join(names)}")
     curves = {id(run): _curve(run, name, x) for run in runs}
     start, end = max(c[0][0] for c in curves.values()), min(c[0][-1] for c in curves.values())
@@ -88,9 +88,9 @@ def compare(
         raise ValueError(
             f"no common budget: {late.folder} was evaluated first at {x} {start:g}, another last at {end:g}"
         )
-    summaries = [_group(each, name, curves, (start, end), level, seed) for each in groups]
-    notes = [_few(each) for each in groups if len(each.runs) < FEWEST]
-    notes += [f"{each.name} holds runs that differ in {', '.join(each.mixed)}" for each in groups if each.mixed]
+    summaries = [_summary(group, name, curves, (start, end), level, seed) for group in groups]
+    notes = [_few(group) for group in groups if len(group.runs) < FEWEST]
+    notes += [f"{group.name} holds runs that differ in {', '.join(group.mixed)}" for group in groups if group.mixed]
     return {
         "metric": name,
         "x": x,
@@ -144,27 +144,27 @@ def _costs(run: Run, x: str) -> NDArray[np.float64] | None:
     return {"interactions": run.interactions, "tokens": run.tokens, "seconds": run.seconds}[x]()
 
 
-def _group(
-    each: Group, name: str, curves: dict[int, Any], budget: tuple[float, float], level: float | None, seed_: int
+def _summary(
+    group: Group, name: str, curves: dict[int, Any], budget: tuple[float, float], level: float | None, seed: int
 ) -> dict[str, Any]:
-    own = [curves[id(run)] for run in each.runs]
+    own = [curves[id(run)] for run in group.runs]
     grid = np.unique(np.concatenate([x for x, _ in own]))
     grid = grid[(grid >= max(x[0] for x, _ in own)) & (grid <= min(x[-1] for x, _ in own))]
     heights = np.array([np.interp(grid, x, y) for x, y in own])
     return {
-        "name": each.name,
-        "config": each.config,
-        "mixed": each.mixed,
+        "name": group.name,
+        "config": group.config,
+        "mixed": group.mixed,
         "runs": [
             {
                 "folder": str(run.folder),
-                "seed": seed(run),
+                "seed": seed_of(run),
                 "source": run.source,
                 "x": x.tolist(),
                 "value": y.tolist(),
                 "collapse": _collapse(run),
             }
-            for run, (x, y) in zip(each.runs, own, strict=True)
+            for run, (x, y) in zip(group.runs, own, strict=True)
         ],
         "curve": {
             "x": grid.tolist(),
@@ -172,15 +172,15 @@ def _group(
             "low": heights.min(axis=0).tolist(),
             "high": heights.max(axis=0).tolist(),
         },
-        "final": _spread([float(np.interp(budget[1], x, y)) for x, y in own], seed_),
-        "area": _spread([stats.area(x, y, *budget) for x, y in own], seed_),
-        "to_level": {} if level is None else _to_level(each.runs, name, level),
-        "seconds_per_step": _timings(each.runs),
+        "final": _spread([float(np.interp(budget[1], x, y)) for x, y in own], seed),
+        "area": _spread([stats.area(x, y, *budget) for x, y in own], seed),
+        "to_level": {} if level is None else _to_level(group.runs, name, level),
+        "seconds_per_step": _timings(group.runs),
     }
 
 
-def _spread(values: list[float], seed_: int) -> dict[str, Any]:
-    interval = stats.bootstrap(values, stats.interquartile_mean, seed=seed_) if len(values) >= FEWEST else None
+def _spread(values: list[float], seed: int) -> dict[str, Any]:
+    interval = stats.bootstrap(values, stats.interquartile_mean, seed=seed) if len(values) >= FEWEST else None
     return {
         "of_runs": values,
         "mean": float(np.mean(values)),
@@ -241,22 +241,22 @@ def _timings(runs: Sequence[Run]) -> dict[str, float]:
 def _pairs(groups: Sequence[dict[str, Any]], baseline: str | None) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     if baseline is None:
         return list(combinations(groups, 2))
-    base = next(each for each in groups if each["name"] == baseline)
-    return [(each, base) for each in groups if each is not base]
+    base = next(group for group in groups if group["name"] == baseline)
+    return [(group, base) for group in groups if group is not base]
 
 
-def _pair(a: dict[str, Any], b: dict[str, Any], seed_: int) -> dict[str, Any]:
+def _pair(a: dict[str, Any], b: dict[str, Any], seed: int) -> dict[str, Any]:
     enough = min(len(a["runs"]), len(b["runs"])) >= FEWEST
     pair: dict[str, Any] = {"a": a["name"], "b": b["name"]}
     for what in ("final", "area"):
-        improvement = stats.improvement(a[what]["of_runs"], b[what]["of_runs"], seed=seed_)
+        improvement = stats.improvement(a[what]["of_runs"], b[what]["of_runs"], seed=seed)
         pair[what] = {"improvement": improvement.value, "interval": list(improvement[1:]) if enough else None}
     return pair
 
 
-def _few(each: Group) -> str:
-    number = len(each.runs)
-    return f"{each.name}: no interval from {number} seed{'s' * (number > 1)}, which takes {FEWEST}"
+def _few(group: Group) -> str:
+    number = len(group.runs)
+    return f"{group.name}: no interval from {number} seed{'s' * (number > 1)}, which takes {FEWEST}"
 
 
 def _number(value: float) -> float | None:

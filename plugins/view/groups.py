@@ -40,15 +40,13 @@ class Group:
 
     @property
     def seeds(self) -> list[str]:
-        return [seed(run) for run in self.runs]
+        return [seed_of(run) for run in self.runs]
 
 
-def seed(run: Run) -> str:
-    """The seed that the configuration names first, else the folder."""
-    found = [
-        run.config[key] for key in ("data.seed", "actor_rollout_ref.rollout.seed") if run.config.get(key) is not None
-    ]
-    return str(found[0]) if found else run.folder.name
+def seed_of(run: Run) -> str:
+    """The seed of the data or of the rollout, else the name of the folder."""
+    seeds = (run.config.get(key) for key in ("data.seed", "actor_rollout_ref.rollout.seed"))
+    return next((str(seed) for seed in seeds if seed is not None), run.folder.name)
 
 
 def meaning(config: Mapping[str, Any]) -> dict[str, str]:
@@ -59,8 +57,8 @@ def meaning(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: _text(value) for key, value in config.items() if not SEED.search(key) and not OUTPUTS.search(key)}
 
 
-def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
-    """Group ``runs`` in the order in which they are given.
+def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
+    """Group ``runs``; groups come in the order of their first runs.
 
     A run without configuration is a seed of those whose folders have the same name up to a number at its end.
 
@@ -75,19 +73,19 @@ def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
         known = {name: None for run in runs for name in run.config}
         if key not in known:
             raise LookupError(f"--by {key}: no run has this key{nearest(key, known)}")
-    found: dict[str, tuple[dict[str, str], list[Run]]] = {}
+    members: dict[str, tuple[dict[str, str], list[Run]]] = {}
     for run in runs:
         whole = meaning(run.config)
         same = {key: _text(run.config.get(key, ABSENT)) for key in keys} if keys else whole
         name = json.dumps(same, sort_keys=True) if same else re.sub(r"[-_.]?\d+$", "", run.folder.name)
-        found.setdefault(name, (same, []))[1].append(run)
-    groups = [Group(name, members) for name, (_, members) in found.items()]
-    differ = _differing([same for same, _ in found.values()])
-    for each, (same, _) in zip(groups, found.values(), strict=True):
-        each.config = {key: same.get(key, ABSENT) for key in differ}
+        members.setdefault(name, (same, []))[1].append(run)
+    groups = [Group(name, of_name) for name, (_, of_name) in members.items()]
+    differ = _differing([same for same, _ in members.values()])
+    for group, (same, _) in zip(groups, members.values(), strict=True):
+        group.config = {key: same.get(key, ABSENT) for key in differ}
         if keys:
-            within = [meaning(run.config) for run in each.runs]
-            each.mixed = {key: [config.get(key, ABSENT) for config in within] for key in _differing(within)}
+            within = [meaning(run.config) for run in group.runs]
+            group.mixed = {key: [config.get(key, ABSENT) for config in within] for key in _differing(within)}
     _name(groups, keys)
     return groups
 
@@ -95,21 +93,21 @@ def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
 def _name(groups: Sequence[Group], by: Sequence[str]) -> None:
     """Method and loss where they tell groups apart, then the first keys that do among groups of the same name."""
     base = list(by) or [key for key in (ALIASES["method"], ALIASES["loss"], ALIASES["env"]) if key in groups[0].config]
-    for each in groups:
-        config = each.runs[0].config
+    for group in groups:
+        config = group.runs[0].config
         if config:
-            words = [each.config.get(key) or _text(config.get(key, ABSENT)) for key in base or [ALIASES["method"]]]
-            each.name = " ".join(words)
-    for name in {each.name for each in groups}:
-        same = [each for each in groups if each.name == name]
+            words = [group.config.get(key) or _text(config.get(key, ABSENT)) for key in base or [ALIASES["method"]]]
+            group.name = " ".join(words)
+    for name in {group.name for group in groups}:
+        same = [group for group in groups if group.name == name]
         if len(same) > 1:
-            for number, each in enumerate(same, 1):
+            for number, group in enumerate(same, 1):
                 keys = _differing([other.config for other in same])[:SHOWN]
-                each.name += "".join(f" {key.rpartition('.')[2]}={each.config[key]}" for key in keys) or f" {number}"
+                group.name += "".join(f" {key.rpartition('.')[2]}={group.config[key]}" for key in keys) or f" {number}"
     used: dict[str, int] = {}
-    for each in groups:  # the keys shown may not be all in which they differ
-        used[each.name] = number = used.get(each.name, 0) + 1
-        each.name += f" ({number})" if number > 1 else ""
+    for group in groups:  # they may differ in more keys than their names hold
+        used[group.name] = number = used.get(group.name, 0) + 1
+        group.name += f" ({number})" if number > 1 else ""
 
 
 def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:

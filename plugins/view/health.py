@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Finding(NamedTuple):
-    """What a rule found.
+    """What a rule reports.
 
-    ``filter``: query of the episodes' page that shows it; ``evidence``: what changed then (``collapse.change_rows``);
-    ``mark``: the step that charts mark.
+    ``filter``: query for the episodes' page; ``evidence``: what changed then (``collapse.change_rows``); ``mark``: the
+    step that charts mark.
     """
 
     rule: str
-    said: str
+    message: str
     threshold: str
     steps: list[int]
     filter: str = ""

@@ -105,7 +105,7 @@ def load(folder: Path) -> Run:
         NoLog: the folder holds none, or one without a finished episode.
     """
     log = find_log(folder)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         episodes, turns, credit, updates, steps = (
             read(log, name).drop_duplicates(list(TABLES[name].key), keep="last", ignore_index=True)
@@ -116,9 +116,9 @@ def load(folder: Path) -> Run:
     episodes = episodes.sort_values(["global_step", "group", "episode"], kind="stable", ignore_index=True)
     # A launch folder is named after the experiment; of a log on its own the parent says more than "turnkey_log".
     name = log.resolve().parent.name if log.name == "turnkey_log" else log.resolve().name
-    notes = list(dict.fromkeys(str(warning.message) for warning in said))
+    notes = list(dict.fromkeys(str(warning.message) for warning in caught))
     about = _about(log)
-    shares = {name: found for name, said in {**read_segments(log), "": about}.items() if (found := _shares(said))}
+    shares = {name: share for name, info in {**read_segments(log), "": about}.items() if (share := _shares(info))}
     joined = join(episodes, turns, credit, updates, _staleness(about))
     return Run(name, log, about, episodes, joined, steps, shares, notes)
 
@@ -136,7 +136,7 @@ def join(
     """
     at = dict(zip(episodes["episode"], range(len(episodes)), strict=True))
     # Where a row was written tells nothing here, and the step of one table is not that of another.
-    turns, credit = (each.drop(columns=["step", "segment"], errors="ignore") for each in (turns, credit))
+    turns, credit = (frame.drop(columns=["step", "segment"], errors="ignore") for frame in (turns, credit))
     table = turns.assign(at=turns["episode"].map(at)).dropna(subset="at")
     table = table.astype({"at": np.int64}).sort_values(["at", "turn"], kind="stable")
     last = credit.sort_values("train_step", kind="stable").drop_duplicates(["episode", "turn"], keep="last")
@@ -197,19 +197,19 @@ def _staleness(about: dict[str, Any]) -> float:
     return most if isinstance(most, int) else np.inf  # null: however old it is
 
 
-def _shares(said: dict[str, Any]) -> Shares | None:
-    """The shares that ``run.json`` or a segment's file names."""
-    share = said.get("share")
-    validation = said.get("validation_share", share)
+def _shares(info: dict[str, Any]) -> Shares | None:
+    """The shares in ``run.json`` or in the file of a segment."""
+    share = info.get("share")
+    validation = info.get("validation_share", share)
     if not isinstance(share, int | float) or not isinstance(validation, int | float):
         return None
     return Shares(float(share), float(validation))
 
 
 def _about(log: Path) -> dict[str, Any]:
-    """What ``run.json`` says; nothing where it is absent or damaged, for the tables tell most."""
+    """The content of ``run.json``; empty where it is absent or damaged: the tables hold most of the log."""
     try:
-        said = json.loads((log / "run.json").read_text(encoding="utf-8"), parse_constant=str)
+        info = json.loads((log / "run.json").read_text(encoding="utf-8"), parse_constant=str)
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return info if isinstance(info, dict) else {}

@@ -1,10 +1,9 @@
 """A run as the blocks of data that a page decodes: an index of all turns, then numbers and texts, a block per group.
 
-Every block is compressed with gzip. ``run-<i>`` is an index: a header of JSON (episodes by column, charts, health) and
-behind it the credit of all turns as 16-bit numbers with a scale each. ``numbers-<i>-<g>`` and ``texts-<i>-<g>`` are
-JSON: the exact columns of a group's turns, and its texts, each once, with the numbers of
-single tokens. What exceeds the page's size is left out whole groups at a time, texts and numbers together, and the
-header says so.
+Every block is compressed with gzip. ``run-<i>`` is an index: a JSON header (episodes by column, charts, health), then
+the credit of all turns as 16-bit numbers, with a scale per column. ``numbers-<i>-<g>`` and ``texts-<i>-<g>`` are JSON:
+the exact columns of a group's turns, and its texts without repeats, with the numbers of single tokens. Groups that
+exceed the page's size are left out whole, texts and numbers together, and the header says so.
 """
 
 from __future__ import annotations
@@ -80,14 +79,14 @@ REPEATING = {
 
 
 def pack(run: Run, number: int, size: float) -> Blocks:
-    """The blocks of a run whose base64 takes at most ``size`` bytes; the index is there in any case."""
+    """The blocks of a run, in base64 at most ``size`` bytes; the index is always among them."""
     group, names = _groups(run.episodes)
     ordered = order(run, group, len(names))
     played = set(group[run.turns["at"].unique()].tolist())
     weights = weights_of(run, group, len(names))
     index = _index(run, number, group, names)
     left = size - on_page(len(index(numbers=[], texts=[], logged_numbers=len(played), logged_texts=len(names))))
-    # Numbers alone cannot be read as a conversation: a group gets both, and what then is left goes to numbers.
+    # Numbers alone cannot be read as a conversation: a group gets both; the space that is left then goes to numbers.
     logged = [g for g in ordered if weights[g] > 0 and g in played]
     built, without, left = chosen(logged, weights, left, lambda some: _both(run, group, some))
     rest = [g for g in ordered if g in played and g not in built]
@@ -99,7 +98,7 @@ def pack(run: Run, number: int, size: float) -> Blocks:
 
 
 def _both(run: Run, group: np.ndarray, some: set[int]) -> Built:
-    """Numbers and texts of those groups that have texts."""
+    """Numbers and texts of the groups that have texts."""
     texts = dict(_texts(run, group, some))
     return {g: (block, texts[g]) for g, block in _numbers(run, group, set(texts))}
 
@@ -119,7 +118,7 @@ def _groups(episodes: pd.DataFrame) -> tuple[np.ndarray, list[str]]:
 
 
 def _index(run: Run, number: int, group: np.ndarray, names: list[str]) -> Callable[..., bytes]:
-    """The block of it for which groups have numbers and texts here, and how many have some in the log."""
+    """Builds the block of the index from the groups that have numbers and texts here, and their counts in the log."""
     episodes, turns = run.episodes, run.turns
     count = np.bincount(turns["at"].to_numpy(), minlength=len(episodes))
     values: dict[str, dict[str, Any]] = {}
@@ -170,24 +169,24 @@ def _index(run: Run, number: int, group: np.ndarray, names: list[str]) -> Callab
 
 
 def task_name(task: str) -> str:
-    """A task as a person names it: of the description of an environment its name and arguments, without the seed."""
+    """A readable name of a task: an environment's description becomes its name and arguments, without the seed."""
     try:
-        told = json.loads(task)
+        description = json.loads(task)
     except ValueError:
         return task
-    if not (isinstance(told, dict) and isinstance(told.get("env_id"), str)):
+    if not (isinstance(description, dict) and isinstance(description.get("env_id"), str)):
         return task
-    kwargs = told.get("kwargs")
+    kwargs = description.get("kwargs")
     values = [f"{key} {value}" for key, value in kwargs.items()] if isinstance(kwargs, dict) else []
-    return ", ".join([re.sub(r"-v\d+$", "", told["env_id"].rpartition("/")[2]), *values])
+    return ", ".join([re.sub(r"-v\d+$", "", description["env_id"].rpartition("/")[2]), *values])
 
 
 def _meanings(run: Run) -> dict[str, str]:
-    """A sentence for each part, level and group of the run's credit that is known here."""
+    """Column of credit (part, level, size of a group) -> its meaning in a sentence, where it is known."""
     method = str(run.about.get("method", ""))
     named = [name for name in run.turns.columns if name.startswith(("part.", "level.", "size."))]
-    said = {name: describe_part(name.partition(".")[2], method) for name in named}
-    return {name: meaning for name, meaning in said.items() if meaning}
+    meanings = {name: describe_part(name.partition(".")[2], method) for name in named}
+    return {name: meaning for name, meaning in meanings.items() if meaning}
 
 
 def _short(values: np.ndarray) -> tuple[np.ndarray, float]:
@@ -197,7 +196,7 @@ def _short(values: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _plain(column: pd.Series, repeating: bool = False) -> Any:
-    """A column as JSON has it: null for what is missing, ``{values, codes}`` for texts that repeat."""
+    """A column for JSON: null for a missing value, ``{values, codes}`` for texts that repeat."""
     if repeating:
         codes, values = column.factorize()
         return {"values": [str(value) for value in values], "codes": codes.tolist()}
@@ -205,7 +204,7 @@ def _plain(column: pd.Series, repeating: bool = False) -> Any:
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:
-    """Numbers of 32 bits with the 7 digits that they have, as wider ones would have 17."""
+    """32-bit numbers, rounded to their 7 digits; JSON would write 17."""
     if values.dtype != np.float32:
         return values
     size = np.abs(values, dtype=np.float64)
@@ -215,11 +214,11 @@ def _rounded(values: np.ndarray) -> np.ndarray:
 
 
 def _listed(values: np.ndarray) -> list[Any]:
-    """As JSON has it: null for what is not a number, as text what JavaScript would round."""
+    """A list for JSON: null for a number that is not finite, a text for an integer that JavaScript would round."""
     if values.dtype.kind == "f":
         finite = np.isfinite(values)
-        found = values.tolist()
-        return found if finite.all() else [v if ok else None for v, ok in zip(found, finite.tolist(), strict=True)]
+        numbers = values.tolist()
+        return numbers if finite.all() else [v if ok else None for v, ok in zip(numbers, finite.tolist(), strict=True)]
     if values.dtype.kind == "b" or (values.dtype.kind in "iu" and np.all(np.abs(values) < 2**53)):
         return values.tolist()
     return [value if value is None or isinstance(value, bool | str) else str(value) for value in values.tolist()]
@@ -227,9 +226,9 @@ def _listed(values: np.ndarray) -> list[Any]:
 
 def _numbers(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int, bytes]]:
     turns = run.turns
-    shown = [name for name in turns.columns if name not in NOT_SHOWN and turns[name].notna().any()]
-    numbers = {name: _rounded(turns[name].to_numpy()) for name in shown if name not in REPEATING}
-    texts = {name: turns[name].to_numpy(object) for name in shown if name in REPEATING}
+    names = [name for name in turns.columns if name not in NOT_SHOWN and turns[name].notna().any()]
+    numbers = {name: _rounded(turns[name].to_numpy()) for name in names if name not in REPEATING}
+    texts = {name: turns[name].to_numpy(object) for name in names if name in REPEATING}
     for g, rows in _ranges(group[turns["at"].to_numpy()]):
         if g not in wanted:
             continue
@@ -239,14 +238,14 @@ def _numbers(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[in
 
 
 def _texts(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int, bytes]]:
-    """A block per group whose texts the log still has; partition by partition, since all at once may be gigabytes."""
+    """A block per group whose texts the log still has; read by partition, since all texts may be gigabytes."""
     ours = np.isin(group, list(wanted))
     at = dict(zip(run.episodes["episode"], range(len(group)), strict=True))
     turns = run.turns
     row = {key: i for i, key in enumerate(zip(turns["at"].tolist(), turns["turn"].tolist(), strict=True))}
     of_turn = group[turns["at"].to_numpy()]
     rows_of = dict(_ranges(of_turn))
-    found: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
+    unfinished: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)  # group -> turn -> its texts
     of_tokens = _tokens(run, np.flatnonzero(np.isin(of_turn, list(wanted))))
     last = run.episodes["step"].groupby(group).max()
     for step in sorted(int(step) for step in run.episodes["step"][ours].unique()):
@@ -257,23 +256,23 @@ def _texts(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int,
         for episode, turn, lengths, *texts in zip(*(table[name].tolist() for name in names), strict=True):
             here = row.get((at.get(episode, -1), turn))
             if here is not None and int(of_turn[here]) in wanted:
-                found[int(of_turn[here])][here] = tuple(texts)
+                unfinished[int(of_turn[here])][here] = tuple(texts)
                 if here in of_tokens and lengths is not None and _fits(lengths, of_tokens[here], texts[1]):
                     of_tokens[here]["lengths"] = lengths.tolist()
-        for g in [g for g in found if last[g] <= step]:
-            held = found.pop(g)
-            several = [held.get(i, (None, None, None)) for i in rows_of[g].tolist()]
-            said = _interned([text for each in several for text in each])  # in order, so that repeats lie close
-            codes = said["codes"]
+        for g in [g for g in unfinished if last[g] <= step]:
+            by_turn = unfinished.pop(g)
+            turn_texts = [by_turn.get(i, (None, None, None)) for i in rows_of[g].tolist()]
+            interned = _interned([text for texts in turn_texts for text in texts])  # in order: repeats lie close
+            codes = interned["codes"]
             names = ("prompt", "response", "observation")
             tokens = {n: of_tokens.get(i) for n, i in enumerate(rows_of[g].tolist())}
-            tokens = {n: each for n, each in tokens.items() if each and "lengths" in each}
+            tokens = {n: numbers for n, numbers in tokens.items() if numbers and "lengths" in numbers}
             columns = {name: codes[i::3] for i, name in enumerate(names)}
-            yield g, squeeze({"values": said["values"], "tokens": tokens, **columns})
+            yield g, squeeze({"values": interned["values"], "tokens": tokens, **columns})
 
 
 def _tokens(run: Run, rows: np.ndarray) -> dict[int, dict[str, Any]]:
-    """Gap and advantage of each token, of those of the turns ``rows`` of which the log has them."""
+    """Row of a turn -> gap and advantage of each of its tokens, for those of ``rows`` whose tokens were logged."""
     turns, names = run.turns.iloc[rows], run.episodes["episode"].to_numpy()
     trainer = turns["trained_by"].where(turns["trained_by"].notna(), names[turns["at"]])
     wanted: dict[tuple[Any, ...], list[int]] = defaultdict(list)
@@ -285,16 +284,16 @@ def _tokens(run: Run, rows: np.ndarray) -> dict[int, dict[str, Any]]:
         columns = (table[name] for name in ("episode", "turn", "train_step", "gap", "advantage"))
         for episode, turn, train_step, *lists in zip(*columns, strict=True):
             numbers = {
-                n: _listed(each.astype(np.float64).round(4))
-                for n, each in zip(("gap", "advantage"), lists, strict=True)
-                if each is not None
+                name: _listed(values.astype(np.float64).round(4))
+                for name, values in zip(("gap", "advantage"), lists, strict=True)
+                if values is not None
             }
             numbers_of_turn |= {i: dict(numbers) for i in wanted.get((episode, turn, train_step), ())}
     return numbers_of_turn
 
 
 def _fits(lengths: np.ndarray, tokens: dict[str, Any], response: str | None) -> bool:
-    """Whether the tokens that the rollout wrote are those that the trainer has numbers of."""
+    """Whether the tokens of the rollout are the tokens that the trainer has numbers for."""
     return len(lengths) == len(tokens["gap"]) and lengths.sum() == len(response or "")
 
 
@@ -307,7 +306,7 @@ def _ranges(of_turn: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _interned(texts: list[Any]) -> dict[str, Any]:
-    """Each text once, in the order in which they occur; code -1 is none."""
-    known: dict[str, int] = {}
-    codes = [known.setdefault(text, len(known)) if isinstance(text, str) else -1 for text in texts]
-    return {"values": list(known), "codes": codes}
+    """Distinct texts in the order of their first occurrence, and a code per text; -1: no text."""
+    code_of: dict[str, int] = {}
+    codes = [code_of.setdefault(text, len(code_of)) if isinstance(text, str) else -1 for text in texts]
+    return {"values": list(code_of), "codes": codes}

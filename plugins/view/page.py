@@ -1,8 +1,8 @@
-"""One file of HTML that shows runs: scripts, styles and data in it, and nothing that it loads.
+"""One HTML file that shows runs: it holds its scripts, styles and data, and loads nothing.
 
-Every text of a run is hostile. Python writes none of them into HTML: they are in blocks of base64, which can close no
-element, and the scripts show them as text only. A content security policy names the hash of each script and style, so
-nothing else runs or loads even if a text came through.
+Texts of a run are not trusted. Python writes none of them into HTML: they are in blocks of base64, which cannot close
+an element, and the scripts show them as text only. A content security policy names the hash of each script and style,
+so nothing else runs or loads even if a text came through.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re
 
 
 def blocks(runs: Sequence[Run], megabytes: float = math.inf) -> Blocks:
-    """All data of a page of at most ``megabytes``, compressed, by name; runs share the space."""
+    """The data of a page of at most ``megabytes``: name -> compressed block; runs share the space equally."""
     space = megabytes * 1e6 - len(html({}, live=False))
-    found = {"page": squeeze({"runs": len(runs)})}
+    data = {"page": squeeze({"runs": len(runs)})}
     for number, run in enumerate(runs):
-        found |= pack(run, number, space / len(runs))
-    return found
+        data |= pack(run, number, space / len(runs))
+    return data
 
 
 def html(data: Blocks, *, live: bool) -> str:
-    """The page. ``live``: the scripts ask the server for data, and ``data`` is not in it."""
+    """The page. ``live``: it does not hold ``data``, its scripts request data from the server."""
     scripts = [*(_asset(name) for name in VENDOR), bundle()]
     styles = [_asset(name) for name in STYLES]
     policy = {
@@ -66,7 +66,7 @@ def html(data: Blocks, *, live: bool) -> str:
         '<title>turnkey view</title><link rel="icon" href="data:,">',
         *(f"<style>{style}</style>" for style in styles),
         '</head><body><p class="page loading" id="reading">Reading …</p>',
-        # The scripts run while the browser still reads what follows them: numbers and texts, nearly all of the file.
+        # Scripts run while the browser still reads the rest: numbers and texts, nearly all of the file.
         *(element for name, element in elements.items() if name.startswith(("page", "run-"))),
         *(f"<script>{script}</script>" for script in vendor),
         f'<script type="module" async>{own}</script>',
@@ -78,16 +78,16 @@ def html(data: Blocks, *, live: bool) -> str:
 
 @cache
 def bundle() -> str:
-    """Our modules as one script: those that others import come first, each in a scope of its own.
+    """The package's modules as one script: imported modules come first, each in its own scope.
 
     Raises:
-        ValueError: modules import each other in a circle.
+        ValueError: an import cycle.
     """
     placed: dict[str, str] = {}
 
     def place(name: str, within: tuple[str, ...] = ()) -> None:
         if name in within:
-            raise ValueError(f"modules import each other in a circle: {' -> '.join((*within, name))}")
+            raise ValueError(f"import cycle: {' -> '.join((*within, name))}")
         if name in placed:
             return
         source = _asset(f"{name}.js")

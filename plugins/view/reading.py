@@ -40,10 +40,10 @@ def read(folder: str | Path, table: str, steps: Collection[int] | None = None) -
     import pyarrow as pa
 
     folder = Path(folder)
-    found = [(part, rows) for part in parts(folder, table, steps) if (rows := _rows(part, table)) is not None]
-    own = tuple(dict.fromkeys(n for _, rows in found for n in rows.column_names if n.startswith(families(table))))
+    tables = [rows for part in parts(folder, table, steps) if (rows := _rows(part, table)) is not None]
+    own = tuple(dict.fromkeys(n for rows in tables for n in rows.column_names if n.startswith(families(table))))
     fields = schema(table, own).append(pa.field("step", pa.int32())).append(pa.field("segment", pa.string()))
-    whole = pa.concat_tables([fields.empty_table(), *(rows for _, rows in found)], promote_options="default")
+    whole = pa.concat_tables([fields.empty_table(), *tables], promote_options="default")
     frame = whole.to_pandas()
     if TABLES[table].writer == "rollout" and frame["segment"].nunique() > 1:
         # An asynchronous trainer that resumes plays the groups again that it had not finished, under the same keys.
@@ -57,16 +57,16 @@ def parts(folder: Path, table: str, steps: Collection[int] | None = None) -> lis
     if table not in TABLES:
         raise ValueError(f"the trajectory log has no table {table!r}; it has {', '.join(TABLES)}")
     foreign: list[Path] = []
-    found = sorted(_files(folder / table, steps, foreign), key=lambda part: (part.step, part.segment, part.path))
+    readable = sorted(_files(folder / table, steps, foreign), key=lambda part: (part.step, part.segment, part.path))
     if foreign:
         _warn(f"left out, no file of the trajectory log: {_names(foreign)}")
     resumed = {segment: facts.get("resumed_from") for segment, facts in read_segments(folder).items()}
-    there = {(part.step, part.segment) for part in found}
-    kept = [part for part in found if not _replaced(part, resumed, there)]
-    if len(kept) < len(found):
-        redone = sorted({part.step for part in set(found) - set(kept)})
+    there = {(part.step, part.segment) for part in readable}
+    current = [part for part in readable if not _replaced(part, resumed, there)]
+    if len(current) < len(readable):
+        redone = sorted({part.step for part in set(readable) - set(current)})
         _warn(f"{table}: a later start of the trainer did steps {redone[0]} to {redone[-1]} again: what it did counts")
-    return kept
+    return current
 
 
 def _files(folder: Path, steps: Collection[int] | None, foreign: list[Path]) -> Iterator[Part]:

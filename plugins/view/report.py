@@ -32,51 +32,53 @@ class Table:
     rows: list[list[str]]
 
 
-def tables(found: dict[str, Any]) -> list[Table]:
+def tables(comparison: dict[str, Any]) -> list[Table]:
     """What the numbers say, as texts."""
-    groups, at = found["groups"], f"at {found['x'].removesuffix('s')} {found['range'][1]:g}"
+    groups, at = comparison["groups"], f"at {comparison['x'].removesuffix('s')} {comparison['range'][1]:g}"
     rows = [
         [
-            plain(each["name"]),
-            str(len(each["runs"])),
-            f"{each['final']['mean']:.3f}",
-            f"{each['final']['lowest']:.3f} to {each['final']['highest']:.3f}",
-            _interval(each["final"]["interval"]),
-            f"{each['area']['mean']:.3f}",
+            plain(group["name"]),
+            str(len(group["runs"])),
+            f"{group['final']['mean']:.3f}",
+            f"{group['final']['lowest']:.3f} to {group['final']['highest']:.3f}",
+            _interval(group["final"]["interval"]),
+            f"{group['area']['mean']:.3f}",
         ]
-        for each in groups
+        for group in groups
     ]
-    made = [Table(plain(found["metric"]), ["group", "seeds", at, "lowest to highest", "95 % interval", "area"], rows)]
-    units = [x for x in SCALES if any(x in each["to_level"] for each in groups)]
+    made = [
+        Table(plain(comparison["metric"]), ["group", "seeds", at, "lowest to highest", "95 % interval", "area"], rows)
+    ]
+    units = [x for x in SCALES if any(x in group["to_level"] for group in groups)]
     if units:
         costs = [
-            [plain(each["name"]), *(each["to_level"].get(x, {}).get("said", "-") for x in units)] for each in groups
+            [plain(group["name"]), *(group["to_level"].get(x, {}).get("said", "-") for x in units)] for group in groups
         ]
-        made.append(Table(f"to reach {found['level']:g}", ["group", *(SCALES[x] for x in units)], costs))
+        made.append(Table(f"to reach {comparison['level']:g}", ["group", *(SCALES[x] for x in units)], costs))
     keys = list(groups[0]["config"])
     if keys:
-        values = [[plain(key), *(plain(each["config"][key]) for each in groups)] for key in keys[:KEYS]]
+        values = [[plain(key), *(plain(group["config"][key]) for group in groups)] for key in keys[:KEYS]]
         if len(keys) > KEYS:
             values.append([f"{len(keys) - KEYS} more, in comparison.json", *("" for _ in groups)])
-        made.append(Table("what differs", ["key", *(plain(each["name"]) for each in groups)], values))
-    if found["pairs"]:
+        made.append(Table("what differs", ["key", *(plain(group["name"]) for group in groups)], values))
+    if comparison["pairs"]:
         pairs = [
             [plain(pair["a"]), plain(pair["b"]), *(_chance(pair[part]) for part in ("final", "area"))]
-            for pair in found["pairs"]
+            for pair in comparison["pairs"]
         ]
         head = ["a run of", "is better than one of", at, "by area"]
         made.append(Table("probability of improvement", head, pairs))
     fallen = [
         [
-            plain(f"{each['name']} {run['seed']}"),
-            f"{found['best']:.3f} (step {found['best_at']})",
-            f"{found['last']:.3f}",
-            str(found["step"]) if found["back"] is None else f"{found['step']}, back at {found['back']}",
-            "; ".join(_changed(row) for row in found["changes"] if not row["fall"]) or "-",
+            plain(f"{group['name']} {run['seed']}"),
+            f"{drop['best']:.3f} (step {drop['best_at']})",
+            f"{drop['last']:.3f}",
+            str(drop["step"]) if drop["back"] is None else f"{drop['step']}, back at {drop['back']}",
+            "; ".join(_changed(row) for row in drop["changes"] if not row["fall"]) or "-",
         ]
-        for each in groups
-        for run in each["runs"]
-        if (found := run["collapse"])
+        for group in groups
+        for run in group["runs"]
+        if (drop := run["collapse"])
     ]
     if fallen:
         made.append(
@@ -84,10 +86,11 @@ def tables(found: dict[str, Any]) -> list[Table]:
                 "success that was lost in training", ["run", "best", "down to", "lost at", "what changed then"], fallen
             )
         )
-    parts = list(dict.fromkeys(part for each in groups for part in list(each["seconds_per_step"])[:PARTS]))
+    parts = list(dict.fromkeys(part for group in groups for part in list(group["seconds_per_step"])[:PARTS]))
     if parts:
         seconds = [
-            [plain(each["name"]), *(_seconds(each["seconds_per_step"].get(part)) for part in parts)] for each in groups
+            [plain(group["name"]), *(_seconds(group["seconds_per_step"].get(part)) for part in parts)]
+            for group in groups
         ]
         made.append(Table("seconds per step, median", ["group", *map(plain, parts)], seconds))
     return made
@@ -102,8 +105,8 @@ def _interval(ends: Sequence[float] | None, digits: int = 3) -> str:
 
 
 def _chance(part: dict[str, Any]) -> str:
-    said = f"{part['improvement']:.2f}"
-    return f"{said} ({_interval(part['interval'], 2)})" if part["interval"] else said
+    text = f"{part['improvement']:.2f}"
+    return f"{text} ({_interval(part['interval'], 2)})" if part["interval"] else text
 
 
 def _seconds(value: float | None) -> str:
@@ -118,7 +121,7 @@ def plain(text: str) -> str:
 # --- terminal and page ------------------------------------------------------------------------------------------------
 
 
-def print_tables(found: dict[str, Any]) -> None:
+def print_tables(comparison: dict[str, Any]) -> None:
     """Print for the terminal at hand; 120 columns where there is none."""
     import sys
 
@@ -128,14 +131,14 @@ def print_tables(found: dict[str, Any]) -> None:
     from rich.text import Text
 
     console = Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False)
-    for table in tables(found):
+    for table in tables(comparison):
         grid = Grid(box=SIMPLE_HEAD, title=Text(table.title), title_justify="left")
         for name in table.head:
             grid.add_column(Text(name), overflow="fold")
         for row in table.rows:
             grid.add_row(*map(Text, row))
         console.print(grid)
-    for note in found["notes"]:
+    for note in comparison["notes"]:
         console.print(plain(note))
 
 
@@ -163,15 +166,15 @@ svg {{ width: 100%; height: auto; background: #fff; color: #222 }}
 """
 
 
-def page(found: dict[str, Any]) -> str:
+def page(comparison: dict[str, Any]) -> str:
     """One HTML file that loads nothing and runs nothing."""
     runs = [
-        [plain(each["name"]), plain(run["seed"]), plain(run["folder"])]
-        for each in found["groups"]
-        for run in each["runs"]
+        [plain(group["name"]), plain(run["seed"]), plain(run["folder"])]
+        for group in comparison["groups"]
+        for run in group["runs"]
     ]
-    all_tables = [*tables(found), Table("runs", ["group", "seed", "folder"], runs)]
-    return document("Runs compared", curves(found), all_tables, found["notes"])
+    all_tables = [*tables(comparison), Table("runs", ["group", "seed", "folder"], runs)]
+    return document("Runs compared", curves(comparison), all_tables, comparison["notes"])
 
 
 def document(title: str, figure: str, tables: Sequence[Table], notes: Sequence[str]) -> str:
@@ -189,13 +192,13 @@ def _cells(tag: str, cells: Sequence[str]) -> str:
     return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
 
 
-def curves(found: dict[str, Any]) -> str:
+def curves(comparison: dict[str, Any]) -> str:
     """Each run a thin line, the mean of a group a thick one over the range of its runs."""
-    runs = [run for each in found["groups"] for run in each["runs"]]
+    runs = [run for group in comparison["groups"] for run in group["runs"]]
     xs = [x for run in runs for x in run["x"]]
     ys = [y for run in runs for y in run["value"] if math.isfinite(y)] or [0.0]
     left, right = min(xs), max(xs)
-    low, high = (0.0, 1.0) if _is_share(found) else (min(ys), max(ys))
+    low, high = (0.0, 1.0) if _is_share(comparison) else (min(ys), max(ys))
 
     def place(x: float, y: float) -> str:
         across = (x - left) / ((right - left) or 1)
@@ -206,7 +209,7 @@ def curves(found: dict[str, Any]) -> str:
         points = " ".join(place(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(b))
         return f'<polyline points="{points}" fill="none" {style}/>'
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 20 * len(found["groups"])}" role="img" font-size="12">']
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 20 * len(comparison["groups"])}" role="img" font-size="12">']
     parts.append("<title>Learning curves</title>")
     for i in range(5):
         x, y = left + (right - left) * i / 4, low + (high - low) * i / 4
@@ -214,26 +217,26 @@ def curves(found: dict[str, Any]) -> str:
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - EDGE}" y1="{up}" y2="{up}" stroke="#8884"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{up}" text-anchor="end" dominant-baseline="middle">{y:.3g}</text>')
         parts.append(f'<text x="{across}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{x:.6g}</text>')
-    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 10}" text-anchor="middle">{SCALES[found["x"]]}</text>')
-    for number, each in enumerate(found["groups"]):
+    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 10}" text-anchor="middle">{SCALES[comparison["x"]]}</text>')
+    for number, group in enumerate(comparison["groups"]):
         color, dash = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
-        curve = each["curve"]
+        curve = group["curve"]
         band = [place(a, b) for a, b in zip(curve["x"], curve["low"], strict=True)]
         band += [place(a, b) for a, b in zip(curve["x"][::-1], curve["high"][::-1], strict=True)]
-        if len(each["runs"]) > 1:
+        if len(group["runs"]) > 1:
             parts.append(f'<polygon points="{" ".join(band)}" fill="{color}" fill-opacity="0.12"/>')
-            parts += [line(run["x"], run["value"], f'stroke="{color}" stroke-opacity="0.45"') for run in each["runs"]]
+            parts += [line(run["x"], run["value"], f'stroke="{color}" stroke-opacity="0.45"') for run in group["runs"]]
         style = f'stroke="{color}" stroke-width="2.5" stroke-dasharray="{dash}"'
         parts.append(line(curve["x"], curve["mean"], style))
         y = HEIGHT + 20 * number + 8
         parts.append(f'<line x1="{LEFT}" x2="{LEFT + 24}" y1="{y}" y2="{y}" {style}/>')
-        name = html.escape(plain(each["name"]))
+        name = html.escape(plain(group["name"]))
         parts.append(f'<text x="{LEFT + 32}" y="{y}" dominant-baseline="middle">{name}</text>')
     return "\n".join([*parts, "</svg>"])
 
 
-def _is_share(found: dict[str, Any]) -> bool:
-    return found["metric"] == TRAINING or bool(VALIDATION.fullmatch(found["metric"]))
+def _is_share(comparison: dict[str, Any]) -> bool:
+    return comparison["metric"] == TRAINING or bool(VALIDATION.fullmatch(comparison["metric"]))
 
 
 # --- picture ----------------------------------------------------------------------------------------------------------
@@ -254,17 +257,17 @@ def draw(panels: Sequence[dict[str, Any]], path: Path) -> None:
 
     size = (max(7, 4 * len(panels)), 4)
     figure, row = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
-    for axes, found in zip(row[0], panels, strict=True):
-        for number, each in enumerate(found["groups"]):
+    for axes, comparison in zip(row[0], panels, strict=True):
+        for number, group in enumerate(comparison["groups"]):
             color, style = COLORS[number % len(COLORS)], ("-", "--", ":")[number // len(COLORS) % 3]
-            for run in each["runs"]:
+            for run in group["runs"]:
                 axes.plot(run["x"], run["value"], color=color, linewidth=0.7, alpha=0.4)
-            curve = each["curve"]
+            curve = group["curve"]
             axes.fill_between(curve["x"], curve["low"], curve["high"], color=color, alpha=0.1, linewidth=0)
-            axes.plot(curve["x"], curve["mean"], style, color=color, linewidth=2, label=f" {each['name']}")
-        axes.set_xlabel(SCALES[found["x"]])
-        axes.set_title(plain(found["metric"]), parse_math=False)
-        if _is_share(found):
+            axes.plot(curve["x"], curve["mean"], style, color=color, linewidth=2, label=f" {group['name']}")
+        axes.set_xlabel(SCALES[comparison["x"]])
+        axes.set_title(plain(comparison["metric"]), parse_math=False)
+        if _is_share(comparison):
             axes.set_ylim(0, 1)
         axes.spines[["top", "right"]].set_visible(False)
     legend = row[0][0].legend(frameon=False)

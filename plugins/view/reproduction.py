@@ -118,15 +118,15 @@ def tables(report: Mapping[str, Any]) -> list[Table]:
     """The report as tables."""
     measured = [
         [
-            each["what"],
-            _steps(each),
-            f"{each['value']:.3f}",
-            f"{each['low']:.3f} to {each['high']:.3f}",
-            str(len(each["tasks"])),
-            str(sum(count for _, count in each["tasks"].values())),
-            str(each["failed"]),
+            result["what"],
+            _steps(result),
+            f"{result['value']:.3f}",
+            f"{result['low']:.3f} to {result['high']:.3f}",
+            str(len(result["tasks"])),
+            str(sum(count for _, count in result["tasks"].values())),
+            str(result["failed"]),
         ]
-        for each in report["results"]
+        for result in report["results"]
     ]
     head = ["success", "at steps", "share", "95 % interval", "tasks", "episodes", "failed, left out"]
     panel, code = report["panel"], report["code"]

@@ -166,8 +166,8 @@ def _of_lines(path: Path) -> Steps:
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             if number == len(lines):  # the run is writing it, or died meanwhile
                 break
-            found = line[:60].decode(errors="replace")
-            raise ValueError(f'{path}:{number}: expected {{"step": ..., "data": {{...}}}}, found {found}') from None
+            start = line[:60].decode(errors="replace")
+            raise ValueError(f'{path}:{number}: expected {{"step": ..., "data": {{...}}}}, got {start}') from None
     return steps
 
 
@@ -183,8 +183,8 @@ def _events(folder: Path) -> tuple[Steps, str]:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ModuleNotFoundError:
         raise ImportError(f"{folder} holds event files only: pip install tensorboard") from None
-    for each in folders:
-        events = EventAccumulator(str(each), size_guidance={"scalars": 0})
+    for subfolder in folders:
+        events = EventAccumulator(str(subfolder), size_guidance={"scalars": 0})
         events.Reload()
         start: Steps = {}
         for name in events.Tags()["scalars"]:
@@ -213,12 +213,12 @@ def _of_console(path: Path) -> Steps:
     steps: Steps = {}
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            if found := CONSOLE.search(line):
-                step = int(found[1])
+            if match := CONSOLE.search(line):
+                step = int(match[1])
                 if steps and step < max(steps):  # another start of the run in the same log
                     later: Steps = {step: {}}
                     _go_on(steps, later)
-                steps.setdefault(step, {}).update(console_metrics(found[2]))
+                steps.setdefault(step, {}).update(console_metrics(match[2]))
     return {step: data for step, data in steps.items() if data}
 
 
@@ -241,11 +241,11 @@ def console_metrics(text: str) -> dict[str, float]:
 def configuration(folder: Path) -> dict[str, Any]:
     """What Hydra left behind at the last start, with interpolations as they are written."""
     files = [path for path in folder.rglob(".hydra/config.yaml") if path.is_file()]
-    found = [_load(path) for path in sorted(files, key=lambda path: (path.stat().st_mtime_ns, str(path)))]
-    homes = sorted({str(config[HOME]) for config in found if HOME in config})
+    configs = [_load(path) for path in sorted(files, key=lambda path: (path.stat().st_mtime_ns, str(path)))]
+    homes = sorted({str(config[HOME]) for config in configs if HOME in config})
     if len(homes) > 1:  # starts of one run share the folder of its checkpoints
         raise ValueError(f"{folder} holds several runs ({HOME}: {', '.join(homes)}): name their folders one by one")
-    return found[-1] if found else {}
+    return configs[-1] if configs else {}
 
 
 def _load(path: Path) -> dict[str, Any]:

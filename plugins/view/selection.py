@@ -30,9 +30,9 @@ def chosen(
     Only as many are built as will fit, guessed from what the log takes of each; a guess too low is followed by another.
     """
     kept: Built = {}
-    without, done, each = 0, 0, math.inf  # a first batch tells what the others will take
+    without, done, ratio = 0, 0, math.inf  # bytes per weight, which the first batch measures
     while done < len(ordered) and left > 0:
-        sizes = np.cumsum(weights[ordered[done:]]) * each
+        sizes = np.cumsum(weights[ordered[done:]]) * ratio
         some = ordered[done : done + max(BATCH, int(np.searchsorted(sizes, left)) + 1)]
         built = build(set(some))
         fitting, left = _fitting({g: built[g] for g in some if g in built}, left)
@@ -41,7 +41,7 @@ def chosen(
         if built and not fitting:
             break
         actual = sum(on_page(len(block)) for several in built.values() for block in several)
-        each = actual / weights[some].sum() or each
+        ratio = actual / weights[some].sum() or ratio
     return kept, without, left
 
 
@@ -54,7 +54,7 @@ def order(run: Run, group: np.ndarray, count: int) -> list[int]:
     random.Random(0).shuffle(drawn)
     won, failed = flag(run.episodes["success"]), run.episodes["failed"].notna().to_numpy()
     members = np.bincount(group, minlength=count)
-    wins, bad = (np.bincount(group, weights=each, minlength=count) for each in (won, failed))
+    wins, bad = (np.bincount(group, weights=flags, minlength=count) for flags in (won, failed))
     telling = ((wins > 0) & (wins < members)) | (bad > 0)
     step = run.episodes["global_step"].fillna(-1).groupby(group).max().to_numpy()
     best = sorted(drawn, key=lambda g: (not telling[g], -step[g]))
@@ -86,8 +86,8 @@ def weights_of(run: Run, group: np.ndarray, count: int) -> np.ndarray:
     at = run.turns["at"].to_numpy()
     step = run.episodes["step"].to_numpy()[at]
     known, place, turns = np.unique(step, return_inverse=True, return_counts=True)
-    each = np.array([on_disk[int(s)] for s in known]) / turns
-    return np.bincount(group[at], weights=each[place], minlength=count)
+    of_turn = np.array([on_disk[int(s)] for s in known]) / turns
+    return np.bincount(group[at], weights=of_turn[place], minlength=count)
 
 
 def on_page(size: int) -> int:

@@ -99,8 +99,8 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version, protocol_version = "turnkey", "", "HTTP/1.1"
 
     def do_GET(self) -> None:
-        asked = urlsplit(self.path)
-        token, _, rest = asked.path.removeprefix("/").partition("/")
+        url = urlsplit(self.path)
+        token, _, rest = url.path.removeprefix("/").partition("/")
         port = self.server.server_address[1]  # pyright: ignore[reportIndexIssue]
         # A page elsewhere may point its own name at 127.0.0.1: its requests carry that name.
         if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
@@ -112,8 +112,8 @@ class _Handler(BaseHTTPRequestHandler):
         if rest == "version":
             return self._answer(200, self.source.now().version.encode(), "text/plain")
         name = rest.removeprefix("data/")
-        found = self.source.block(name, parse_qs(asked.query).get("version", [""])[0]) if name != rest else None
-        return self._answer(404, b"") if found is None else self._answer(200, found, "application/octet-stream")
+        block = self.source.block(name, parse_qs(url.query).get("version", [""])[0]) if name != rest else None
+        return self._answer(404, b"") if block is None else self._answer(200, block, "application/octet-stream")
 
     def _answer(self, status: int, body: bytes, kind: str = "text/plain") -> None:
         self.send_response(status)

@@ -199,18 +199,18 @@ def area(x: Sequence[float], y: Sequence[float], start: float, end: float) -> fl
 def first_reached(y: Sequence[float] | Floats, level: float) -> int | None:
     """The first evaluation at ``level`` or above whose next one is, too; the last one alone does not count."""
     above = np.asarray(y, np.float64) >= level
-    found = np.flatnonzero(above[:-1] & above[1:])
-    return int(found[0]) if found.size else None
+    reached_at = np.flatnonzero(above[:-1] & above[1:])
+    return int(reached_at[0]) if reached_at.size else None
 
 
 def steps_to(x: Sequence[float] | Floats, y: Sequence[float] | Floats, level: float) -> float:
     """``x`` of :func:`first_reached`; infinite if it is not reached."""
-    found = first_reached(y, level)
-    return math.inf if found is None else float(x[found])
+    index = first_reached(y, level)
+    return math.inf if index is None else float(x[index])
 
 
 def reached(costs: Sequence[float]) -> str:
     """In words: ``3 of 5, median 40``; a run that did not reach the level counts as infinite."""
     number, middle = sum(map(math.isfinite, costs)), float(np.median(costs)) if costs else math.inf
-    said = f"{number} of {len(costs)}"
-    return f"{said}, median {middle:{'.0f' if middle >= 100 else 'g'}}" if math.isfinite(middle) else said
+    share = f"{number} of {len(costs)}"
+    return f"{share}, median {middle:{'.0f' if middle >= 100 else 'g'}}" if math.isfinite(middle) else share

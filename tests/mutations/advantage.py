@@ -48,7 +48,7 @@ MUTATIONS = [
     ("advantage/modifiers/trial.py", "-bound, bound", "-np.inf, np.inf"),
     ("advantage/modifiers/opid.py", "advantage + params.weight", "advantage - params.weight"),
     ("advantage/tokens.py", "penalties[tokens.step]", "0.0"),
-    ("advantage/tokens.py", "of_step + moved, parts[name] + moved", "of_step, parts[name]"),
+    ("advantage/tokens.py", "of_step + moved, parts[spec.name] + moved", "of_step, parts[spec.name]"),
     # --- these survived once
     (
         "advantage/methods/_similarity.py",
@@ -275,8 +275,8 @@ MUTATIONS = [
     ("advantage/methods/_tree.py", "following != origin", "following == following", f"{T}/methods/test_tree.py"),
     (
         "advantage/methods/tree.py",
-        "against(steps, found.up, value)",
-        "against(found.node, found.up, value)",
+        "against(steps, nodes.up, value)",
+        "against(nodes.node, nodes.up, value)",
         f"{T}/methods/test_tree.py",
     ),
     (
@@ -438,12 +438,12 @@ MUTATIONS = [
     # --- parts, levels and groups of credit
     ("advantage/modifying.py", "array.min(initial=0) < -1", "array.min(initial=0) < -9", f"{T}/test_parts.py"),
     ("advantage/modifying.py", "> PARTS_ROUNDING * scale", "> scale", f"{T}/test_parts.py"),
-    ("advantage/modifying.py", "+ credit.advantage - found", "- credit.advantage + found", f"{T}/test_parts.py"),
+    ("advantage/modifying.py", "+ credit.advantage - base", "- credit.advantage + base", f"{T}/test_parts.py"),
     ("advantage/modifying.py", 'parts=whole.parts or {"method"', 'parts=free.parts or {"method"', f"{T}/test_parts.py"),
     (
         "advantage/registry.py",
         "(anchors, *described_parts, credit.metrics)",
-        "(anchors, credit.metrics, *told)",
+        "(anchors, credit.metrics, *described_parts)",
         f"{T}/test_parts.py",
     ),
     ("advantage/methods/hgpo.py", "np.where(reaches, context, -1)", "context", f"{T}/test_parts.py"),

@@ -82,7 +82,7 @@ MUTATIONS = [
     ("envs/thoughts.py", "return None if ends else", "return"),
     ("envs/thoughts.py", "or family.end in begun", ""),
     ("envs/rewards/judge.py", "after_first_thoughts(text)", "text"),
-    ("envs/rewards/transcript.py", "steps[-1].action or steps[-1].content", "said[-1]"),
+    ("envs/rewards/transcript.py", "steps[-1].action or steps[-1].content", "texts[-1]"),
     ("envs/prompting/memory.py", "min(self.window, len(self.turns)) - cut", "self.window - cut"),
     (
         "envs/prompting/memory.py",

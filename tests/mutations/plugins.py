@@ -152,7 +152,7 @@ MUTATIONS = [
     ("plugins/view/join.py", 'ratio_max=("ratio_max", "max")', 'ratio_max=("ratio_max", "mean")'),
     (
         "plugins/view/join.py",
-        '(each.drop(columns=["step", "segment"], errors="ignore") for each in (turns, credit))',
+        '(frame.drop(columns=["step", "segment"], errors="ignore") for frame in (turns, credit))',
         "(turns, credit)",
     ),
     ("plugins/view/join.py", "step + waits > newest,", "step + waits >= newest,"),
@@ -268,7 +268,7 @@ MUTATIONS = [
     ("plugins/trainer/logging.py", "self._first_row += len(step.keys)", "pass"),
     ("plugins/trainer/logging.py", "self._first_row, self._numbers = 0, Numbers()", "pass"),
     ("plugins/trainer/logging.py", "bounds.chosen(group, self._share)", "True"),
-    ("plugins/trainer/logging.py", "rows.reward_before_kl - rows.steps.reward", "rows.steps.reward"),
+    ("plugins/trainer/logging.py", "kl = -rows.kl", "kl = rows.kl"),
     ("plugins/trainer/logging.py", "{**data, **self._metrics_of_log()}", "dict(data)"),
     (
         "plugins/trainer/logging.py",

@@ -151,14 +151,14 @@ def find_games(folder: Path, split: str, task_types: Sequence[str]) -> list[Path
     ALFRED names a problem's folder after its task type. What ALFWorld cannot play (movable receptacles, sliced things)
     is left out by its own rule. The list of solvable games is cached in ``$TURNKEY_CACHE/alfworld``.
     """
-    found = sorted((folder / TREE / split).glob("*/*/game.tw-pddl"))
-    playable = [path for path in found if path.parts[-3].split("-")[0] in TYPES and "Sliced" not in path.parts[-3]]
+    files = sorted((folder / TREE / split).glob("*/*/game.tw-pddl"))
+    playable = [path for path in files if path.parts[-3].split("-")[0] in TYPES and "Sliced" not in path.parts[-3]]
     wanted = [path for path in playable if path.parts[-3].split("-")[0] in task_types]
     solvable = _solvable(folder / TREE / split, playable) if wanted else set()
     games = [path for path in wanted if path in solvable]
     if not games:
         raise FileNotFoundError(
-            f"no playable ALFWorld game in {folder / TREE / split}: {len(found)} game.tw-pddl files, "
+            f"no playable ALFWorld game in {folder / TREE / split}: {len(files)} game.tw-pddl files, "
             f"{len(wanted)} of them of the types {', '.join(task_types)}, none of those marked solvable. {_HOW}"
         )
     return games
@@ -177,10 +177,10 @@ def _solvable(split: Path, games: Sequence[Path]) -> set[Path]:
             return {names[name] for name in kept["solvable"]}
     except (OSError, ValueError, LookupError, TypeError):  # absent or incomplete
         pass
-    found = [name for name, path in names.items() if _SOLVABLE.search(path.read_bytes())]
+    solvable = [name for name, path in names.items() if _SOLVABLE.search(path.read_bytes())]
     part = file.with_suffix(f".{uuid4().hex}")
     with contextlib.suppress(OSError):  # without a cache the next process reads the games again
         file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({"version": version, "solvable": found}), encoding="utf-8")
+        part.write_text(json.dumps({"version": version, "solvable": solvable}), encoding="utf-8")
         part.replace(file)  # atomic, for processes that are reading it
-    return {names[name] for name in found}
+    return {names[name] for name in solvable}

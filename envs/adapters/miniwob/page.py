@@ -24,18 +24,18 @@ class Page:
 
     @classmethod
     def read(cls, seen: dict[str, Any]) -> Page:
-        page = cls([], {}, {int(ref): found["options"] for ref, found in seen["lists"].items()}, [])
+        page = cls([], {}, {int(ref): choices["options"] for ref, choices in seen["lists"].items()}, [])
         root = DOMElement(seen["dom"])
         for element in root.subtree_elements:
-            shown = seen["lists"].get(str(element.ref))
+            choices = seen["lists"].get(str(element.ref))
             state = (element.tag, element.text, element.value, element.classes, element.bg_color)
-            page.marks.append((*state, element.tampered, element.focused, shown and shown["chosen"]))
+            page.marks.append((*state, element.tampered, element.focused, choices and choices["chosen"]))
             if element.tag == "t":
                 page.lines.append(f'"{element.text}"')
             elif element.tag in WHOLE or (element.is_leaf and not _ornament(element)):
                 number = str(len(page.refs) + 1)
                 page.refs[number] = element.ref
-                page.lines.append(f"[{number}] {_describe(element, shown)}")
+                page.lines.append(f"[{number}] {_describe(element, choices)}")
         return page
 
 
@@ -46,11 +46,11 @@ def _ornament(element: DOMElement) -> bool:
     return not _name(element) or element.id == "area" or any(word in element.classes for word in HANDLES)
 
 
-def _describe(element: DOMElement, shown: dict[str, Any] | None) -> str:
+def _describe(element: DOMElement, choices: dict[str, Any] | None) -> str:
     """Kind, text or name, what is in it, and marks: ``input text username = "ann" (focused)``."""
     parts = [element.tag.replace("_", " ")]
     inside = element.text or " ".join(child.text for child in element.subtree_elements if child.text)
-    if inside and element.value is None and not shown:
+    if inside and element.value is None and not choices:
         parts.append(f'"{inside}"')
     else:
         parts += [_name(element), _colour(element)]
@@ -58,8 +58,8 @@ def _describe(element: DOMElement, shown: dict[str, Any] | None) -> str:
         parts.append("(checked)" if element.value else "(not checked)")
     elif element.value is not None:
         parts.append(f'= "{element.value}"')
-    if shown:
-        parts.append(f'= "{", ".join(shown["chosen"])}" of: {", ".join(shown["options"])}')
+    if choices:
+        parts.append(f'= "{", ".join(choices["chosen"])}" of: {", ".join(choices["options"])}')
     parts += ["(focused)"] * bool(element.focused and element.tag != "body") + ["(clicked)"] * bool(element.tampered)
     return " ".join(part for part in parts if part)
 

@@ -102,8 +102,8 @@ class SearchText(TextEnv):
         if kind == "search":
             passages = self._retrieve(text, self._topk)
             self._seen.update(passages)
-            found = "\n".join(f"[{i}] {passage}" for i, passage in enumerate(passages, 1))
-            return self._known(found or "Nothing was found.")
+            numbered = "\n".join(f"[{i}] {passage}" for i, passage in enumerate(passages, 1))
+            return self._known(numbered or "Nothing was found.")
         if kind == "answer":
             success = exact_match(text, self._question.answers) == 1.0
             observation = "That is right." if success else "That is not right."

@@ -34,8 +34,8 @@ class BM25:
         words = self._tokenize([query], return_ids=False, show_progress=False)
         if not words[0]:  # nothing but stop words and punctuation
             return []
-        found, scores = self._index.retrieve(words, k=min(topk, len(self._passages)), show_progress=False)
-        return [self._passages[int(i)] for i, score in zip(found[0], scores[0], strict=True) if score > 0]
+        indices, scores = self._index.retrieve(words, k=min(topk, len(self._passages)), show_progress=False)
+        return [self._passages[int(i)] for i, score in zip(indices[0], scores[0], strict=True) if score > 0]
 
 
 def bm25_over(corpus: str | None, world: int) -> BM25:

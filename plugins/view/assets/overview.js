@@ -85,7 +85,7 @@ function health(run) {
         h(
           "div",
           {},
-          h("p", {}, told(found.said)),
+          h("p", {}, told(found.message)),
           h("p", { class: "hint" }, `Rule: ${found.threshold}`),
           evidence(found.evidence),
         ),

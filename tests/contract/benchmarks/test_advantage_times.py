@@ -26,7 +26,7 @@ def test_both_drivers_run_on_the_same_rows(queue, extras) -> None:
         (TurnkeyTrainerSync, benchmark.configuration("gigpo", rows, extras)),
     ):
         took = benchmark.Took()
-        benchmark.drive(benchmark.made(trainer, config), batch, took)
+        benchmark.drive(benchmark.make_trainer(trainer, config), batch, took)
         *seconds, cpu, memory = took.row()
         assert seconds[2] == pytest.approx(seconds[0] + seconds[1])
         assert min(*seconds, cpu) > 0

@@ -14,7 +14,10 @@ from verl_turnkey.advantage import (
     ValueHead,
     compute_credit,
     estimators,
+    modifiers,
+    parse_modify,
     register_estimator,
+    register_modifier,
 )
 from verl_turnkey.advantage import registry as registry_module
 from verl_turnkey.advantage.registry import TIERS
@@ -109,11 +112,22 @@ def test_a_column_of_the_state_before_a_step_is_to_be_given_with_the_reset():
     def needs_both(batch, params):
         raise AssertionError
 
-    assert estimators()["needs_both"].names_before == {"of_state"}
+    assert estimators()["needs_both"].names_before() == {"of_state"}
     for missing, when in (("of_state", " with the reset and every step"), ("of_answer", "")):
         extra = {name: [1.0, 1.0] for name in ("of_state", "of_answer") if name != missing}
         with pytest.raises(ConfigError, match=rf'info\["extra"\]\["{missing}"\]{when}, or your own agent loop'):
             compute_credit("needs_both", StepBatch(**ROWS, extra=extra))
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_modifier_may_need_a_column_of_the_state_before_a_step():
+    assert modifiers()["trace"].before == ("extra.gold_probability",)
+    with pytest.raises(ConfigError, match=r'info\["extra"\]\["gold_probability"\] with the reset and every step'):
+        compute_credit("grpo_steps", StepBatch(**ROWS), modify=["trace"])
+    with pytest.raises(ValueError, match=r"modifier 'typo': before names 'role', expected extra\.<name>"):
+        register_modifier("typo", params=NoParams, before=("role",))
+    own, of_both = (estimators()["progress"].names_before(parse_modify(modify)) for modify in ([], ["trace"]))
+    assert of_both - own == {"gold_probability"}
 
 
 @pytest.mark.usefixtures("own_registry")

@@ -95,6 +95,16 @@ def test_groups_weigh_alike_as_on_record():
     assert result.loss == pytest.approx(ISTAR["beta=1,sum,groups weigh alike: loss"], abs=1e-8)
 
 
+def test_groups_of_seven_and_three_pairs_weigh_alike_to_the_last_digit():
+    """Weights in single precision are off in the eighth."""
+    won, lost = (0, 1.0, [0.0]), (0, 0.0, [0.0])
+    q, table = table_of([won, *[lost] * 7, (1, 1.0, [0.0]), *[(1, 0.0, [0.0])] * 3])
+    result = gradient("preference", q, table, ObjectiveParams(beta=1.0, weigh="group"))
+    assert result is not None
+    assert result.loss == pytest.approx(math.log(2), rel=1e-15)
+    assert of_trajectories(result.coefficients, table)[:2] == pytest.approx([-1 / 4, 1 / 28], rel=1e-15)
+
+
 def test_outcome_ce_is_what_is_on_record():
     q, table = table_of(ISTAR["input"])
     result = gradient("outcome_ce", q, table, ObjectiveParams(beta=1.0))

@@ -371,7 +371,12 @@ def test_an_invalid_action_is_not_counted_twice(compose: Compose):
 
 @pytest.mark.parametrize(
     ("column", "method"),
-    [("turn_value", "progress"), ("prover_value", "progress"), ("gold_probability", "information_gain")],
+    [
+        ("turn_value", "progress"),
+        ("prover_value", "progress"),
+        ("gold_probability", "information_gain"),
+        ("gold_probability", "grpo_steps +turnkey/modifier=trace"),
+    ],
 )
 @pytest.mark.parametrize(
     "entry", ["name: scorer, url: 'http://h/c'", "name: judge, per: step, url: 'http://h', model: m"]
@@ -380,7 +385,7 @@ def test_what_rates_a_step_by_its_outcome_is_no_column_of_the_state_before(compo
     """The episode up to and including step t would be taken for the state that step t was taken in."""
     rewards = "turnkey.rewards=[{name: step}, {%s, column: %s}]"
     with pytest.raises(ConfigError, match=rf"rewards\[1\] \(.*, column: {column}\).*state before .* of your own"):
-        checked(compose(f"+turnkey={method}", rewards % (entry, column)))
+        checked(compose(*f"+turnkey={method}".split(), rewards % (entry, column)))
     checked(compose("+turnkey=gigpo", rewards % (entry, "turn_score")))
 
 

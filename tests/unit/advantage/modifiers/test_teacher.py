@@ -141,6 +141,21 @@ def test_hcapo_has_the_spec_numbers(means, key):
     assert not compute_credit("grpo_steps", lost, modify=["hcapo"]).advantage.any()
 
 
+def test_hcapo_compares_turns_whose_probabilities_round_to_zero():
+    """exp(-800) is 0 in float64, and the ratios of three such turns are those of turns 790 nats likelier."""
+    columns = {"trajectory": [0] * 3, "group": [0] * 3}
+    unlikely, likely = (
+        compute_credit(
+            "grpo_steps",
+            one_group([1.0] * 3, {"teacher_log_prob_mean": [far - 800.0, far - 800.1, far - 799.9]}, **columns),
+            modify=[{"name": "hcapo", "temperature": 1.0}],
+        )
+        for far in (0.0, 790.0)
+    )
+    np.testing.assert_allclose(unlikely.levels["hcapo/hindsight_ratio"], likely.levels["hcapo/hindsight_ratio"])
+    assert len({*unlikely.levels["hcapo/hindsight_ratio"].tolist()}) == 3
+
+
 @pytest.mark.parametrize(("name", "params"), [(name, params) for name in OF_TOKENS for params in OF_TOKENS[name]])
 @settings(max_examples=30, deadline=None)
 @given(rows=teacher_rows())

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
 from verl_turnkey.envs import EnvironmentKwargsError, UnknownEnvironmentError, make
-from verl_turnkey.envs.adapters._spaces import how_to_write, read, shown
+from verl_turnkey.envs.adapters._spaces import how_to_write, read, rendered
 
 ID = "turnkey/Gymnasium-v0"
 CART = {
@@ -136,8 +136,8 @@ def test_what_is_not_in_a_space_is_refused(space, text):
 
 
 def test_zero_has_no_sign_and_matrices_have_rows():
-    assert shown(spaces.Box(-1, 1, (2,)), np.array([-0.0, -0.0004]), (), 3) == "0.000 0.000"
-    assert shown(spaces.Box(0, 9, (2, 2), np.int64), np.array([[1, 2], [3, 4]]), (), 3) == "\n1 2\n3 4"
+    assert rendered(spaces.Box(-1, 1, (2,)), np.array([-0.0, -0.0004]), (), 3) == "0.000 0.000"
+    assert rendered(spaces.Box(0, 9, (2, 2), np.int64), np.array([[1, 2], [3, 4]]), (), 3) == "\n1 2\n3 4"
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ def naive(turns: list[tuple[int, int, int, float]]) -> tuple[float, float]:
     """Of turns as state, action, trajectory and what is still earned."""
     covered = decisions = 0
     for state, action, _, _ in turns:
-        first: dict[tuple[int, int], float] = {}
+        first: dict[tuple[bool, int], float] = {}
         for s, a, trajectory, ahead in turns:
             if s == state:
-                first.setdefault((a, trajectory), ahead)
-        own = [ahead for (a, _), ahead in first.items() if a == action]
-        other = [ahead for (a, _), ahead in first.items() if a != action]
+                first.setdefault((a == action, trajectory), ahead)
+        own = [ahead for (same, _), ahead in first.items() if same]
+        other = [ahead for (same, _), ahead in first.items() if not same]
         if len(own) < 2 or len(other) < 2:
             continue
         covered += 1
@@ -42,6 +42,14 @@ def test_equals_a_loop_over_all_turns(seed):
     ]
     got = decision_density(*(np.array(column) for column in zip(*turns, strict=True)))
     assert got == pytest.approx(naive(turns), nan_ok=True)
+
+
+def test_one_episode_with_two_other_actions_covers_nothing():
+    """Two episodes go left; a single one tries right and back."""
+    turns = [(0, 0, 0, 1.0), (0, 0, 1, 1.0), (0, 1, 2, 0.0), (0, 2, 2, 0.0)]
+    density, covered = decision_density(*(np.array(column) for column in zip(*turns, strict=True)))
+    assert math.isnan(density)
+    assert covered == 0
 
 
 def made(*episodes: list[tuple[str, str, float]]) -> dict[str, float]:

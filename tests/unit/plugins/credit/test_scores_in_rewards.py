@@ -58,6 +58,17 @@ def test_the_rewards_of_the_table(scored, expected):
     assert step.metrics["episode/composed_return/mean"] == pytest.approx(np.mean([sum(of) for of in REWARDS]))
 
 
+@pytest.mark.parametrize("scored", ["column", "reward", "redistribute"])
+def test_the_kl_penalty_of_a_turn_is_without_the_scores(scored):
+    step = step_of(scored, "grpo_steps")
+    mask = step.response_mask.to_padded_tensor(0)
+    step.scores = jagged([[0.0] * 3 * len(of) for of in REWARDS])
+    step.run("grpo_steps", -0.5 * mask, mask)
+    assert step.rows is not None
+    assert step.rows.kl is not None
+    assert step.rows.kl.tolist() == [-1.0] * 5
+
+
 def test_a_column_is_the_sum_over_the_tokens_of_a_turn():
     step = step_of("column", "step_episode")
     mask = step.response_mask.to_padded_tensor(0)

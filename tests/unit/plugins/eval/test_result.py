@@ -29,7 +29,7 @@ def of(*solved: int, each: int = 4) -> dict[int, list[dict[str, Any]]]:
 
 
 def test_success_and_pass_at_k():
-    found = result(of(0, 1, 4), [], tasks=TASKS, asked=4)
+    found = result(of(0, 1, 4), [], tasks=TASKS, samples_per_task=4)
     assert found["complete"]
     assert (found["samples"], found["samples_per_task"]) == (12, 4)
     low, high = stats.success([0, 1, 4], 4)[1:]
@@ -51,7 +51,7 @@ def test_failed_samples_are_in_no_number_and_make_it_incomplete():
     del samples[2][1:], samples[1]
     failures = [{"task": 1, "reason": "EnvironmentFailure: environment failure (timeout): slow"}] * 4
     failures += [{"task": 2, "reason": "ServerError: gone"}] * 3
-    found = result(samples, failures, tasks=TASKS, asked=4)
+    found = result(samples, failures, tasks=TASKS, samples_per_task=4)
     assert not found["complete"]
     assert found["success"]["value"] == 1.0
     assert {k: (each["value"], each["tasks"]) for k, each in found["pass_at"].items()} == {
@@ -71,25 +71,28 @@ def test_failed_samples_are_in_no_number_and_make_it_incomplete():
 @pytest.mark.parametrize(("failed", "complete"), [(0, True), (1, True), (2, False)])
 def test_one_failed_sample_in_a_hundred_is_borne(failed, complete):
     samples = {0: [sample(True)] * (100 - failed)}
-    found = result(samples, [{"task": 0, "reason": "x"}] * failed, tasks=TASKS[:1], asked=100)
+    found = result(samples, [{"task": 0, "reason": "x"}] * failed, tasks=TASKS[:1], samples_per_task=100)
     assert found["complete"] is complete
 
 
 def test_samples_that_were_not_played_make_it_incomplete():
-    found = result({0: [sample(True)]}, [], tasks=TASKS, asked=1)
+    found = result({0: [sample(True)]}, [], tasks=TASKS, samples_per_task=1)
     assert not found["complete"]
     assert "failed" not in "\n".join(remarks(found))
 
 
 def test_nothing_played_has_no_numbers():
-    found = result({}, [], tasks=TASKS, asked=2)
+    found = result({}, [], tasks=TASKS, samples_per_task=2)
     assert found["success"] is None
     assert found["pass_at"] == {}
     assert rows(found) == []
 
 
 def test_the_table_has_shares_in_percent():
-    lines = {what: (value, interval) for what, value, interval in rows(result(of(2, 2, 2), [], tasks=TASKS, asked=4))}
+    lines = {
+        what: (value, interval)
+        for what, value, interval in rows(result(of(2, 2, 2), [], tasks=TASKS, samples_per_task=4))
+    }
     assert lines["success"][0] == "50.0 %"
     assert "pass@1" not in lines, "it is the success"
     assert lines["pass@4"][0] == "100.0 %"

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.view import report, stats
 from verl_turnkey.plugins.view.compare import SCALES, compare
-from verl_turnkey.plugins.view.groups import group
+from verl_turnkey.plugins.view.groups import group_runs
 from verl_turnkey.plugins.view.runs import read
 
 CURVE = {0: 0.2, 5: 0.6, 10: 0.9}
@@ -28,7 +28,7 @@ def runs(tmp_path, *kinds):
 
 
 def named(tmp_path, *kinds, by=()):
-    return {each.name: each.seeds for each in group(runs(tmp_path, *kinds), by)}
+    return {each.name: each.seeds for each in group_runs(runs(tmp_path, *kinds), by)}
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def test_what_parts_runs_is_in_the_name_and_the_table(tmp_path):
     assert list(named(tmp_path / "loss", {}, {"more": loss})) == ["vanilla", "st_ppo"]
     assert list(named(tmp_path / "both", {"method": "salt"}, {"more": loss})) == ["salt vanilla", "gigpo st_ppo"]
     assert list(named(tmp_path / "gamma", {}, {"more": gamma})) == ["gigpo gamma=0.95", "gigpo gamma=0.5"]
-    groups = group(runs(tmp_path, {}, {"more": {"turnkey.credit.extra": "x"}}))
+    groups = group_runs(runs(tmp_path, {}, {"more": {"turnkey.credit.extra": "x"}}))
     assert [each.config for each in groups] == [{"turnkey.credit.extra": "absent"}, {"turnkey.credit.extra": "x"}]
     many = [{"more": {f"turnkey.credit.{key}": value for key in "abcd"}} for value in (1, 2)]
     many += [{"more": {f"turnkey.credit.{key}": 1 for key in "abc"} | {"turnkey.credit.d": 2}}]
@@ -60,23 +60,23 @@ def test_two_models_are_two_configurations_wherever_they_lie(tmp_path):
 
 def test_by_groups_by_this_alone_and_says_what_it_mixes(tmp_path):
     kinds = {}, {"seed": 1, "more": {"turnkey.credit.gamma": 0.5}}, {"method": "salt"}
-    groups = group(runs(tmp_path, *kinds), ["method"])
+    groups = group_runs(runs(tmp_path, *kinds), ["method"])
     assert [(each.name, each.seeds) for each in groups] == [("gigpo", ["0", "1"]), ("salt", ["0"])]
     assert groups[0].mixed == {"turnkey.credit.gamma": ["0.95", "0.5"]}
     assert groups[1].mixed == {}
     found = compare(runs(tmp_path, *kinds), by=["method"])
     assert "gigpo holds runs that differ in turnkey.credit.gamma" in found["notes"]
-    by_key = group(runs(tmp_path, *kinds), ["turnkey.credit.gamma"])
+    by_key = group_runs(runs(tmp_path, *kinds), ["turnkey.credit.gamma"])
     assert [each.name for each in by_key] == ["0.95", "0.5"]
     with pytest.raises(LookupError, match=r"--by turnkey.credit.gama: no run has this key.*turnkey.credit.gamma"):
-        group(runs(tmp_path, *kinds), ["turnkey.credit.gama"])
+        group_runs(runs(tmp_path, *kinds), ["turnkey.credit.gama"])
 
 
 def test_runs_without_configuration_go_by_their_folders(tmp_path):
     for name in ("gigpo-0", "gigpo-1", "salt-0"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "m.jsonl").write_text('{"step":1,"data":{"episode/success_rate":0.5}}\n')
-    groups = group([read(folder) for folder in sorted(tmp_path.iterdir())])
+    groups = group_runs([read(folder) for folder in sorted(tmp_path.iterdir())])
     assert {each.name: each.seeds for each in groups} == {"gigpo": ["gigpo-0", "gigpo-1"], "salt": ["salt-0"]}
 
 

@@ -57,11 +57,11 @@ def test_groups_without_signal_are_told_with_the_steps_from_which_on():
     run = make(8, lambda step, n: {"composed_return": 0.0, "success": False} if step >= 6 and n < SIZE else {})
     finding = found(run, "no_signal")
     assert finding.steps == [6, 7, 8]
-    assert "50 % of the groups have no signal in steps 6 to 8" in finding.said
-    assert "all lost" in finding.said
-    assert "too hard" in finding.said
+    assert "50 % of the groups have no signal in steps 6 to 8" in finding.message
+    assert "all lost" in finding.message
+    assert "too hard" in finding.message
     easy = make(8, lambda step, n: {"composed_return": 1.0, "success": True} if step >= 6 and n < SIZE else {})
-    assert "too easy" in found(easy, "no_signal").said
+    assert "too easy" in found(easy, "no_signal").message
     assert (
         found(make(8, lambda step, n: {"composed_return": 0.0} if step == 6 and n < SIZE else {}), "no_signal") is None
     )
@@ -75,13 +75,13 @@ def test_a_group_of_one_finished_episode_is_no_group_without_signal():
         assert "no_signal" not in {finding["rule"] for finding in health.findings(run)}
     # of the two groups with several episodes one has no signal, however many of one there are
     pairs = make(8, lambda step, n: {"group": f"{step}-{n // 2 if n < 4 else n}", "composed_return": float(n == 0)})
-    [said] = [finding["said"] for finding in health.findings(pairs) if finding["rule"] == "no_signal"]
+    [said] = [finding["message"] for finding in health.findings(pairs) if finding["rule"] == "no_signal"]
     assert "50 % of the groups" in said
 
 
 def test_states_that_do_not_repeat():
     alone = make(4, turn=lambda step, n, t: {"anchor": f"{n}.{t}"})
-    assert "Only 0 %" in found(alone, "states_do_not_repeat").said
+    assert "Only 0 %" in found(alone, "states_do_not_repeat").message
     # the first state of a group is always the same: it does not count
     first = make(4, turn=lambda step, n, t: {"anchor": f"{n}.{t}" if t else "start"})
     assert found(first, "states_do_not_repeat").steps == [1, 2, 3, 4]
@@ -101,10 +101,10 @@ def test_a_collapse_names_its_step():
     run = make(10, lambda step, n: {"success": n % 2 == 1 and (step < 6)})
     finding = found(run, "collapse")
     assert finding.steps == [7, 8, 9, 10]  # where the mean of three steps is below half of the best
-    assert "Success fell from 50 %" in finding.said
+    assert "Success fell from 50 %" in finding.message
     assert finding.filter == "step=6&outcome=lost&split=training"
     assert finding.mark == 6
-    assert "most of it at step 6" in finding.said
+    assert "most of it at step 6" in finding.message
 
 
 def success(solved: np.ndarray) -> Curve:
@@ -195,7 +195,7 @@ def test_prompts_cut(share, steps):
 def test_invalid_actions_that_rise():
     finding = found(make(8, turn=lambda step, n, t: {"valid": step < 7 or t > 0}), "invalid_rising")
     assert finding.steps == [7, 8]
-    assert "from 0 % to 20 %" in finding.said
+    assert "from 0 % to 20 %" in finding.message
     assert found(make(8, turn=lambda step, n, t: {"valid": t > 0}), "invalid_rising") is None
 
 
@@ -204,7 +204,7 @@ def test_failures_by_kind():
         return {"failed": "hung", "failed_kind": "timeout", "success": None} if n == 0 and step in (2, 3) else {}
 
     finding = found(make(8, failing), "failures")
-    assert finding.said == "2 of 64 episodes failed (2 timeout) and train nothing"
+    assert finding.message == "2 of 64 episodes failed (2 timeout) and train nothing"
     assert (finding.steps, finding.filter) == ([2, 3], "outcome=failed")
     validation = make(8, lambda step, n: failing(step, n) and failing(step, n) | {"validation": True})
     assert found(validation, "failures") is None
@@ -273,12 +273,12 @@ def test_invalid_actions_from_the_first_step_come_before_hard_tasks():
 
     finding = found(make(8, turn=turn), "invalid")
     assert finding.steps == [1, 2, 3]
-    assert "80 % of the turns in steps 1 to 3 have no valid action, most often: no <action>" in finding.said
-    assert "100 % of them end at 4 tokens" in finding.said
+    assert "80 % of the turns in steps 1 to 3 have no valid action, most often: no <action>" in finding.message
+    assert "100 % of them end at 4 tokens" in finding.message
     assert found(make(8, turn=lambda step, n, t: {"valid": t > 1}), "invalid") is None  # 40 %
 
     lost = make(8, lambda step, n: {"composed_return": 0.0, "success": False}, lambda step, n, t: {"valid": False})
-    said = {finding["rule"]: finding["said"] for finding in health.findings(lost)}
+    said = {finding["rule"]: finding["message"] for finding in health.findings(lost)}
     assert "100 % of their turns have no valid action: that comes first" in said["no_signal"]
     assert "too hard" not in said["no_signal"]
     assert "tokens" not in said["invalid"]
@@ -295,5 +295,5 @@ def test_validation_episodes_that_failed():
     name = "val-aux/lake/failed/mean@1"
     finding = found(make(4, metrics=[(2, name, 0.25), (4, name, 0.0)]), "validation_failures")
     assert finding.steps == [2]
-    assert "25 % of the validation episodes failed at step 2" in finding.said
+    assert "25 % of the validation episodes failed at step 2" in finding.message
     assert found(make(4, metrics=[(2, name, 0.0)]), "validation_failures") is None

@@ -57,7 +57,7 @@ def test_half_a_line_at_the_end_is_still_being_written(tmp_path):
     path.write_text(whole + '{"step":2,"data":{"a":')
     assert read(tmp_path).step.tolist() == [0, 1]
     path.write_text(whole + '{"step":2,"data":{"a"\n{"step":3,"data":{}}\n')
-    with pytest.raises(ValueError, match=r'gigpo.jsonl:3: expected \{"step".*found \{"step":2,"data":\{"a"'):
+    with pytest.raises(ValueError, match=r'gigpo.jsonl:3: expected \{"step".*got \{"step":2,"data":\{"a"'):
         read(tmp_path)
 
 
