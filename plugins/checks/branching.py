@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.run import FILTER, LOG_PROBS, MODE, OURS, ROLLOUT, N, Run, needs_off, needs_on
+from verl_turnkey.plugins.checks.run import (
+    FILTER,
+    LOG_PROBS,
+    MODE,
+    ROLLOUT,
+    N,
+    Run,
+    needs_off,
+    needs_on,
+    needs_our_loop,
+)
 from verl_turnkey.plugins.config.schema import RolloutConfig
 from verl_turnkey.plugins.rollout.strategies import BRANCH_COLUMNS, KEY, read_strategy
 
@@ -25,9 +35,7 @@ def check_branching(run: Run, reward_columns: tuple[str, ...]) -> tuple[str, ...
         return ()
     (spec, strategy), options, rollout = selected, run.turnkey.rollout, run.rollout
     setting, method = f"{KEY}={spec.name}", run.estimator
-    if OURS not in run.loops:
-        idle = f"{setting} has no effect with the agent loop {min(run.loops)}"
-        refuse("branching-agent-loop", f"{idle}: only {OURS} forks episodes")
+    needs_our_loop("branching-agent-loop", run, setting, "forks episodes")
     if method is None:
         verls = run.setting("algorithm.adv_estimator")
         problem = (

@@ -45,10 +45,6 @@ def check_resume(config: DictConfig, *, use_critic: bool, remembers: bool | None
     """Refuse an incomplete checkpoint. A folder that is not on this machine is not checked.
 
     ``remembers``: whether the method stores a file of its own in checkpoints; None: as its parameters say.
-
-    Raises:
-        ConfigError: no checkpoint is complete, or the one in ``trainer.resume_from_path`` is not; or its critic has
-            other heads.
     """
     trainer = config.trainer
     _check_mode(trainer)

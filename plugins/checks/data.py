@@ -26,10 +26,6 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
 
     ``loops``: names of the known agent loops. Files that are not on this machine are not read, nor are those of a
     dataset class of the user's own (``data.custom_cls``).
-
-    Raises:
-        TaskFormatError: a row's task is malformed.
-        MissingPackageError: an environment of the tasks needs a package that is not installed.
     """
     if path := (config.data.get("custom_cls") or {}).get("path"):
         if "://" not in path and not Path(path).expanduser().is_file():

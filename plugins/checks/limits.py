@@ -45,9 +45,7 @@ def check_limits(run: Run) -> None:
     number = run.turnkey.update.mini_batches
     episodes = run.config.data.train_batch_size // updates_of_a_step(run.config) * run.rollout.n
     if number is not None and number > episodes:
-        problem = (
-            f"turnkey.update.mini_batches={number} of whole episodes, and an update has {episodes} ({BATCH} x {N})"
-        )
+        problem = f"turnkey.update.mini_batches={number} for {episodes} episodes of an update ({BATCH} x {N})"
         refuse("mini-batches-episodes", f"{problem}: lower it to {episodes}")
     _check_micro_batches(run)
     if run.use_critic:

@@ -44,11 +44,7 @@ def check_mcp(run: Run) -> None:
 
 
 async def with_servers(turnkey: TurnkeyConfig, task: Task, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All tools of the first episode: ``own``, its environment's, and those of MCP servers, which are started for it.
-
-    Raises:
-        EnvironmentFailure: a server does not start, or its tools cannot be shown.
-    """
+    """All tools of the first episode: ``own``, its environment's, and those of MCP servers, which start for it."""
     from verl_turnkey.plugins.rollout.tool_calls import tools_of
 
     servers = turnkey.mcp.opened(turnkey.env.reset_timeout, turnkey.env.step_timeout)

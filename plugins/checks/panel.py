@@ -30,11 +30,7 @@ def check_panel(config: DictConfig) -> None:
 
 
 def check_starts(panel: Panel, tasks: Sequence[Task], places: Mapping[str, Any]) -> None:
-    """Refuse to play a panel whose tasks start otherwise on this machine.
-
-    Raises:
-        Refusal: names a task, and the versions.
-    """
+    """Refuse to play a panel whose tasks start otherwise on this machine."""
     if other := panel.other_starts(tasks, places):
         spec = panel.content["environment"]
         version = f"{spec['package']} {spec['version']}"

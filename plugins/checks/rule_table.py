@@ -193,11 +193,7 @@ def _ranges() -> Iterator[Rule]:
 
 
 def check_ignored(config: DictConfig) -> None:
-    """Refuse ids in ``turnkey.ignore`` that are unknown, or of rules that cannot be ignored.
-
-    Raises:
-        ConfigError: the message has the closest id.
-    """
+    """Refuse ids in ``turnkey.ignore`` that are unknown, or of rules that cannot be ignored."""
     for id in sorted(ignored(config)):
         rule, key = rules().get(id), id.removeprefix(RANGE)
         level = "fatal" if id.startswith(f"{RANGE}turnkey.") else rule.level if rule else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -28,6 +28,7 @@ from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 if TYPE_CHECKING:
     from verl_turnkey.losses import LossSpec  # imports torch
+    from verl_turnkey.plugins.checks.sizes import Sizes
 
 OURS, AGENT = AGENT_LOOPS
 """our agent loops: of environments, and of an agent of the user's own"""
@@ -52,9 +53,10 @@ class Run:
 
     def get(self, key: str) -> Any:
         """The value of ``key``; below ``turnkey`` with its defaults."""
-        if not key.startswith("turnkey."):
-            return OmegaConf.select(self.config, key)
-        return reduce(getattr, key.split(".")[1:], self.turnkey)
+        value = OmegaConf.select(self.config, key)
+        if value is None and key.startswith("turnkey."):
+            return reduce(lambda node, name: getattr(node, name, None), key.split(".")[1:], self.turnkey)
+        return value
 
     def setting(self, key: str) -> str:
         """``key=value``, as on the launch line."""
@@ -68,6 +70,17 @@ class Run:
     @property
     def our_trainer(self) -> bool:
         return self.mode.startswith("turnkey_")
+
+    @property
+    def trains(self) -> bool:
+        """Whether it does more than validate once."""
+        return not self.config.trainer.get("val_only")
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        from verl_turnkey.plugins.checks.sizes import sizes
+
+        return sizes(self.config, self.turnkey, self.loops)
 
     @property
     def our_loops(self) -> list[str]:
@@ -161,6 +174,12 @@ def needs_name(id: str, key: str, name: Any, known: Iterable[str]) -> None:
     """Refuse a name of ``key`` that is not ``known``, with the closest one."""
     if name not in known:
         refuse(id, f"there is no {key}={name!r}{closest(str(name), [*known])}")
+
+
+def needs_our_loop(id: str, run: Run, setting: str, does: str) -> None:
+    """Refuse ``setting`` where turnkey_env plays no training row; ``does``: what it alone does."""
+    if OURS not in run.loops:
+        refuse(id, f"{setting} has no effect with the agent loop {min(run.loops)}: only {OURS} {does}; drop it")
 
 
 def warn_idle(id: str, setting: str, why: str) -> None:

@@ -34,9 +34,6 @@ def refuse_former_trainer(trainer: type, config: DictConfig | None) -> None:
     """Refuse a trainer that derives from verl's ``RayPPOTrainer``, before it makes its workers.
 
     It would train the stock agent loop's rows, or fail after the first rollout because rows lack an episode's steps.
-
-    Raises:
-        ConfigError: the configuration uses this package.
     """
     if config is not None and uses_us(config):
         own = f"the trainer of this program is {trainer.__module__}.{trainer.__qualname__}"
@@ -46,11 +43,7 @@ def refuse_former_trainer(trainer: type, config: DictConfig | None) -> None:
 
 
 def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
-    """Refuse a ``turnkey:`` node that nothing reads, parameters without their estimator, and other frameworks' keys.
-
-    Raises:
-        ConfigError: names what to add or to drop.
-    """
+    """Refuse a ``turnkey:`` node that nothing reads, parameters without their estimator, and other frameworks' keys."""
     if "turnkey" not in config:
         return
     _check_preset(config, turnkey)

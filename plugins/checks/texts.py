@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.plugins.checks.files import columns, rows
 from verl_turnkey.plugins.checks.findings import refuse
-from verl_turnkey.plugins.checks.run import FILTER, OURS, Run, needs_off
+from verl_turnkey.plugins.checks.run import FILTER, Run, needs_off, needs_our_loop
 from verl_turnkey.plugins.rollout.hints import COLUMN as HINT
 
 HINTS, SKILL = "turnkey.groups.hint_high", "turnkey.rollout.skill"
@@ -15,9 +15,7 @@ HINTS, SKILL = "turnkey.groups.hint_high", "turnkey.rollout.skill"
 
 def check_hints(run: Run) -> None:
     setting = run.setting(HINTS)
-    if OURS not in run.loops:
-        problem = f"{setting} has no effect with the agent loop {min(run.loops)}"
-        refuse("hints-agent-loop", f"{problem}: only {OURS} shows hints")
+    needs_our_loop("hints-agent-loop", run, setting, "shows hints")
     if not _shows_task(run):
         template = run.setting("turnkey.rollout.template")
         refuse("hints-template", f"{setting} shows hints after the task, but {template} does not show the {{task}}")
@@ -33,9 +31,7 @@ def check_skill(run: Run) -> None:
     name, setting = run.turnkey.rollout.skill, run.setting(SKILL)
     if name is None:
         return
-    if OURS not in run.loops:
-        problem = f"{setting} has no effect with the agent loop {min(run.loops)}: only {OURS} shows it"
-        refuse("skill-agent-loop", f"{problem}; set it to null")
+    needs_our_loop("skill-agent-loop", run, setting, "shows it")
     if not _shows_task(run):
         template = run.setting("turnkey.rollout.template")
         problem = f"{setting} is shown after the task, but {template} does not show the {{task}}"

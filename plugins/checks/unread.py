@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from verl_turnkey.plugins.checks.files import last_step, steps_until_data_end
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.run import ACTOR, MODEL, ROLLOUT, Run
+from verl_turnkey.plugins.checks.run import ACTOR, MODEL, ROLLOUT, Run, warn_idle
 from verl_turnkey.plugins.config.checkpoint_files import resumed_step
 
 # Key -> its default, and what verl does instead of reading it.
@@ -30,7 +30,7 @@ def check_unread(run: Run) -> None:
     """Warn of keys without effect; refuse those whose neglect loses checkpoints or trains something else."""
     for key, (default, instead) in NOWHERE.items():
         if run.get(key) not in (default, None):
-            warn("key-without-effect", f"{run.setting(key)} has no effect: {instead}")
+            warn_idle("key-without-effect", run.setting(key), instead)
     _check_elsewhere(run)
     _check_trace(run)
     saves, strategy = run.config.trainer.save_freq > 0, str(run.actor.strategy)
@@ -50,25 +50,22 @@ def _check_elsewhere(run: Run) -> None:
     for role, engine in ((ACTOR, "fsdp_config"), *([("critic", "fsdp")] if run.use_critic else [])):
         clip, theirs = run.get(role).get("grad_clip", 1.0), run.get(f"{role}.optim.clip_grad")
         if clip not in (1.0, theirs):
-            problem = f"{role}.grad_clip={clip} has no effect"
-            warn(
-                "grad-clip-without-effect", f"{problem}: verl's engines read {role}.optim.clip_grad, which is {theirs}"
-            )
+            instead = f"verl's engines read {role}.optim.clip_grad, which is {theirs}"
+            warn_idle("grad-clip-without-effect", f"{role}.grad_clip={clip}", instead)
         strategy, theirs = run.get(f"{role}.{engine}.strategy"), run.get(f"{role}.strategy")
         if strategy not in (None, "fsdp", theirs):
-            problem = f"{role}.{engine}.strategy={strategy} has no effect"
-            warn("engine-strategy-without-effect", f"{problem}: verl sets it to {role}.strategy, which is {theirs}")
+            instead = f"verl sets it to {role}.strategy, which is {theirs}"
+            warn_idle("engine-strategy-without-effect", f"{role}.{engine}.strategy={strategy}", instead)
     if run.use_critic:
         key = "ulysses_sequence_parallel_size"
         spread, theirs = run.config.critic.get(key, 1), run.get(f"critic.fsdp.{key}")
         if spread not in (1, theirs) and theirs is not None:
-            problem = f"critic.{key}={spread} has no effect"
-            warn("critic-spread-without-effect", f"{problem}: verl reads critic.fsdp.{key}, which is {theirs}")
+            instead = f"verl reads critic.fsdp.{key}, which is {theirs}"
+            warn_idle("critic-spread-without-effect", f"critic.{key}={spread}", instead)
     ratio, low, high = (run.actor.get(f"clip_ratio{side}") for side in ("", "_low", "_high"))
     if run.loss_name in CLIPPING and ratio not in (None, 0.2, low, high) and None not in (low, high):
-        problem = f"{ACTOR}.clip_ratio={ratio} has no effect"
-        theirs = f"verl reads clip_ratio_low={low} and clip_ratio_high={high}, whose defaults are set"
-        warn("clip-ratio-without-effect", f"{problem}: {theirs}: set these two")
+        instead = f"verl reads clip_ratio_low={low} and clip_ratio_high={high}: set these two"
+        warn_idle("clip-ratio-without-effect", f"{ACTOR}.clip_ratio={ratio}", instead)
 
 
 def _check_trace(run: Run) -> None:
@@ -79,7 +76,7 @@ def _check_trace(run: Run) -> None:
             problem = f"{setting} needs the package {str(backend)!r}"
             refuse("trace-package-missing", f"{problem}: pip install it, or set it to null")
         instead = "verl's V1 trainers trace no rollouts; turnkey.log.trajectories writes them"
-        warn("trace-without-effect", f"{setting} has no effect: {instead}")
+        warn_idle("trace-without-effect", setting, instead)
 
 
 def check_steps(config: DictConfig) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_turnkey.advantage import ValueHead
-from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
-from verl_turnkey.plugins.checks.run import Run
+from verl_turnkey.plugins.checks.findings import Refusal, refuse
+from verl_turnkey.plugins.checks.run import Run, warn_idle
 from verl_turnkey.plugins.config.checkpoint_files import FSDP, damage
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of, turnkey_config
 
@@ -34,16 +34,12 @@ def check_value_heads(run: Run) -> None:
         problem = f"{reads}, and critic.model.lora_rank={rank} trains an adapter without them"
         refuse("heads-lora", f"{problem}: set critic.model.lora_rank=0, or {single}")
     if (mean := str(critic.loss_agg_mode)) != "token-mean":
-        problem = f"critic.loss_agg_mode={mean} has no effect"
-        warn("heads-aggregation", f"{problem}: {reads}, each of which is fitted at one token of a turn")
+        fitted = f"{reads}, each of which is fitted at one token of a turn"
+        warn_idle("heads-aggregation", f"critic.loss_agg_mode={mean}", fitted)
 
 
 def check_resumed_heads(folder: Path, config: DictConfig) -> None:
-    """Refuse to resume from the critic in ``folder`` with another number of heads; verl saves the model's config there.
-
-    Raises:
-        ConfigError: names the keys to change.
-    """
+    """Refuse to resume from the critic in ``folder`` with another number of heads than its saved config has."""
     file = folder / "huggingface" / "config.json"
     if str(config.critic.strategy) not in FSDP or damage(file):
         return
