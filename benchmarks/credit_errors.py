@@ -1,7 +1,7 @@
-"""How large are variance and bias of a method's advantages, and what becomes of them where states are rarely met twice?
+"""Variance and bias of each method's advantages, also where states rarely recur.
 
     python benchmarks/credit_errors.py run NAME=FOLDER ...    # models or checkpoints of the quickstart's task
-    python benchmarks/credit_errors.py pages                  # the tables of results/README.md again
+    python benchmarks/credit_errors.py pages                  # write the tables of results/README.md
 
 Against exact values, on the batches of ``credit_quality.py``.
 """
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Sequence
-from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import credit_quality as quality
@@ -31,43 +29,43 @@ from credit_quality import (
     Batch,
     Tally,
     World,
+    cosine_cell,
+    unrolled,
 )
-from exact_values import WON, WORDS, Floats, Ints, Policy, different, unroll
+from exact_values import WON, WORDS, Floats, Ints, different
+from page_tables import packages
 from reinforce import REINFORCE, reinforce
-from rich.progress import track
 
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.advantage.group_ops import joint_codes
 from verl_turnkey.advantage.metrics import describe_groups
 from verl_turnkey.plugins.cli.tables import write_between
-from verl_turnkey.plugins.eval.checkpoint import resolve
 
 RESULTS = Path(__file__).parent / "results" / "credit_errors.json"
 PAGE = Path(__file__).parent / "results" / "README.md"
 EVERY = 3
-"""of the different starts, one in so many: a situation is met again in several batches"""
+"""use one in so many of the different starts, so that situations recur in several batches"""
 BLOCKS = 10
-"""of batches: leaving out one after the other tells the standard errors"""
+"""of batches, for jackknife standard errors"""
 STATE, TURN, NUMBER, HISTORY = "state", "state and last turn", "state and number of the turn", "whole history"
 KEYS = (STATE, TURN, NUMBER, HISTORY)
-"""from what all that goes on depends on, to what no two episodes share for long"""
+"""from coarse to fine: no two episodes share a history for long"""
 KEYED = ("grpo_steps", "gigpo", "hgpo", "salt", "graph")
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 
 def errors(advantage: Floats, exact: Floats, cell: Ints, batch: Ints) -> dict[str, float]:
-    """Variance and squared bias of advantages (S,), in units of the mean squared exact one.
+    """Variance and squared bias of advantages (S,), relative to the mean squared exact advantage.
 
-    A cell is one action in one situation with one number of turns left: there the exact advantage is one number ``A``,
-    and the estimate ``a`` is random, with mean ``m``. Estimates are first multiplied by the number ``c`` with which
-    they rise by 1 where the exact ones do: ``c E[a A] = E[A^2]``. ``variance`` is ``c^2 E[(a - m)^2] / E[A^2]`` then,
-    and ``bias`` is ``E[(c m - A)^2] / E[A^2]``; they sum to the mean squared error.
+    A cell is one action in one situation with one number of turns left: its exact advantage is a number ``A``, its
+    estimate ``a`` is random with mean ``m``. Estimates are first scaled by the ``c`` with ``c E[a A] = E[A^2]``. Then
+    ``variance`` is ``c^2 E[(a - m)^2] / E[A^2]`` and ``bias`` is ``E[(c m - A)^2] / E[A^2]``; they sum to the mean
+    squared error.
 
-    ``E[m^2]`` is the mean product of two estimates of a cell from different batches, which have nothing in common, as
-    those of one batch have. So neither number has an error that further batches would not take away; a small ``bias``
-    may fall below 0 by chance. ``measured``: the share of the steps whose cell is in several batches; all expectations
-    are over these.
+    ``E[m^2]`` is the mean product of two estimates of a cell from different batches, which are independent, unlike two
+    of one batch. So both numbers converge with more batches; a small ``bias`` may come out below 0. ``measured``: the
+    share of the steps whose cell is in several batches; all expectations are over these.
     """
     cell, _ = joint_codes(cell, np.zeros_like(cell))
     part, _ = joint_codes(cell, batch)
@@ -89,7 +87,7 @@ def errors(advantage: Floats, exact: Floats, cell: Ints, batch: Ints) -> dict[st
 
 
 def with_errors(advantage: Floats, exact: Floats, cell: Ints, batch: Ints) -> dict[str, float]:
-    """:func:`errors`, and standard errors of the first two by leaving out one block of batches after the other."""
+    """:func:`errors`, with jackknife standard errors of the first two over blocks of batches."""
     whole = errors(advantage, exact, cell, batch)
     left_out = [
         errors(*(column[batch % BLOCKS != block] for column in (advantage, exact, cell, batch)))
@@ -131,7 +129,7 @@ def keyed(world: World, batch: Batch, name: str) -> StepBatch:
 def _histories(
     turn: Sequence[int], before: Sequence[Hashable], action: Sequence[int], after: Sequence[Hashable]
 ) -> tuple[list[Hashable], list[Hashable]]:
-    """All that was seen and done up to each step, and with it; of steps in the order of their trajectories."""
+    """Hash of the history before each step, and with it; steps are in the order of their trajectories."""
     histories: list[Hashable] = []
     ahead: list[Hashable] = []
     for t, first, done, then in zip(turn, before, action, after, strict=True):
@@ -141,7 +139,7 @@ def _histories(
 
 
 def credit(name: str, steps: StepBatch) -> Floats:
-    """Its advantages under the defaults of its recipe, but for the context of ``hgpo``."""
+    """Advantages of a method with the defaults of its recipe, except for the history of ``hgpo``."""
     if name == REINFORCE:
         return reinforce(steps).advantage
     return compute_credit(name, steps, **quality.PARAMETERS.get(name, {})).advantage
@@ -190,18 +188,13 @@ def _cells(batch: Batch, sizes: tuple[int, ...]) -> Ints:
 def run(
     models: Annotated[list[str], typer.Argument(help="NAME=FOLDER: of Hugging Face or a checkpoint of verl's")],
     batches: Annotated[int, typer.Option(help="batches of 64 episodes")] = 200,
-    every: Annotated[int, typer.Option(help="take one in so many of the different starts")] = EVERY,
+    every: Annotated[int, typer.Option(help="use one in so many of the different starts")] = EVERY,
     seed: int = 0,
 ) -> None:
-    """Measure, add to the results that are kept, write the tables."""
-    for name, _, folder in (model.partition("=") for model in models):
-        with TemporaryDirectory() as merged:
-            policy = Policy(resolve(Path(folder), Path(merged)))
-        starts = different(LEVEL, SEEDS)[::every]
-        games = [unroll(LEVEL, start, policy) for start in track(starts, f"games of {name}")]
-        measured = measure(World.of(games, USUAL_HORIZON, len(policy)), batches, seed)
-        packages = {package: version(package) for package in ("verl-turnkey", "numpy", "torch", "minigrid")}
-        about = {"level": LEVEL, "games": len(games), "batches": batches, "seed": seed, "packages": packages}
+    """Measure, add to the saved results, write the tables."""
+    for name, games, prompts in unrolled(models, different(LEVEL, SEEDS)[::every]):
+        measured = measure(World.of(games, USUAL_HORIZON, prompts), batches, seed)
+        about = {"level": LEVEL, "games": len(games), "batches": batches, "seed": seed, "packages": packages()}
         kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
         RESULTS.write_text(json.dumps({**kept, name: {**about, **measured}}, indent=1) + "\n")
     pages()
@@ -209,7 +202,7 @@ def run(
 
 @app.command()
 def pages() -> None:
-    """Write the tables from the results that are kept."""
+    """Write the tables from the saved results."""
     results = json.loads(RESULTS.read_text())
     for name, make in CONTENTS.items():
         write_between(PAGE, name, f"{make(results)}\n")
@@ -234,7 +227,7 @@ def by_key(results: dict[str, Any]) -> str:
         f"| {name}: key of a state | shared | {' | '.join(KEYED)} |\n|---|---{'|---' * len(KEYED)}|\n"
         + "\n".join(
             f"| {key} | {result['keys'][key]['shared']:.0%} | "
-            + " | ".join(_cosine(result["keys"][key]["methods"][method]) for method in KEYED)
+            + " | ".join(cosine_cell(result["keys"][key]["methods"][method]) for method in KEYED)
             + " |"
             for key in KEYS
         )
@@ -248,15 +241,11 @@ CONTENTS: dict[str, Callable[[dict[str, Any]], str]] = {"errors by method": by_m
 def _row(name: str, tally: dict[str, float]) -> str:
     cells = [name, f"{tally['correlation']:.2f}", f"{tally['wrong']:.0%}"]
     cells += [_number(tally[what], 2 * tally[f"{what}_error"]) for what in ("variance", "bias")]
-    return f"| {' | '.join([*cells, _cosine(tally), format(tally['cosine_all'], '.2f')])} |"
+    return f"| {' | '.join([*cells, cosine_cell(tally), format(tally['cosine_all'], '.2f')])} |"
 
 
 def _number(value: float, error: float) -> str:
     return f"{round(value, 1) + 0.0:.1f} ± {error:.1f}"
-
-
-def _cosine(tally: dict[str, float]) -> str:
-    return f"{tally['cosine']:.2f} ± {2 * tally['cosine_error']:.2f}"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How long it takes to deal a batch to ranks and mini-batches, and how even and fair the result is, beside verl's own.
+"""How long dealing a batch to ranks and mini-batches takes, and how even and fair it is, compared with verl's own.
 
     python benchmarks/dealing.py
 
 verl's own balances the ranks over all rows of a batch (Karmarkar-Karp) and cuts each rank's rows into mini-batches in
-the order in which their episodes finished. ``ranks``: tokens of the rank with most of them over the mean of the ranks,
-in the worst mini-batch. ``advantage``: mean per token of the mini-batches, lowest and highest, where an episode has +1
-when it is among the shorter half and -1 otherwise. ``cut``: share of the episodes that are in several mini-batches.
+the order in which their episodes finished. ``ranks``: tokens of the largest rank over the mean of the ranks, in the
+worst mini-batch. ``advantage``: lowest and highest mean per token of a mini-batch, where the shorter half of the
+episodes has +1 and the longer half -1. ``cut``: share of the episodes that are in several mini-batches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Batch = tuple[list[str], np.ndarray, np.ndarray]
 
 
 def episodes(layout: str, rows: int, seed: int = 0) -> Batch:
-    """In the order in which episodes of 1 to 50 turns finish: those with fewest first."""
+    """Episodes of 1 to 50 turns, the shortest first, as they finish."""
     rng = np.random.default_rng(seed)
     turns = np.sort(rng.integers(1, 51, size=rows))
     keys: list[str] = []

@@ -1,10 +1,10 @@
-"""What the gateway costs: CPU per turn beside tokenization, seconds until a reply, memory of a waiting episode.
+"""What the gateway costs: CPU per turn without tokenization, seconds until a reply, memory of a waiting episode.
 
     python benchmarks/gateway.py --tokenizer FOLDER
     python benchmarks/gateway.py --tokenizer FOLDER --episodes 8 --turns 5 --prompt 30000
     python benchmarks/gateway.py --tokenizer FOLDER --episodes 2 --turns 100 --prompt 100000 --memory
 
-Real clients over loopback, the model's own tokenizer and chat template; a script is the model.
+Real clients over loopback, the model's own tokenizer and chat template, a scripted model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORD = "word "
 
 
 class TimedCodec(Codec):
-    """Sums up the CPU seconds in which it renders and reads."""
+    """Sums up its CPU seconds."""
 
     seconds = 0.0
 

@@ -1,15 +1,21 @@
-"""Markdown tables of results with intervals over seeds, and the pages that they stand in."""
+"""Markdown tables of results with intervals over seeds, the pages that have them, and the packages that made them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from verl_turnkey.plugins.cli.tables import write_between
+
+
+def packages() -> dict[str, str]:
+    """Versions that the exact values and the credit depend on."""
+    return {name: version(name) for name in ("verl-turnkey", "numpy", "torch", "minigrid")}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -31,10 +37,19 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows))
 
 
-def write_tables(page: Path, results: Path, contents: Mapping[str, Callable[[Any], str]]) -> None:
-    """Write the tables of a JSON file into ``page``, each between its markers, and print them."""
+def excerpt(markdown: str, columns: Sequence[str], keep: Callable[[Sequence[str]], bool]) -> str:
+    """``columns`` of a table in Markdown, of the rows that ``keep`` is true of."""
+    heads, _, *rows = [line.strip("| ").split(" | ") for line in markdown.splitlines()]
+    places = [heads.index(column) for column in columns]
+    return table(columns, [[row[place] for place in places] for row in rows if keep(row)])
+
+
+def write_tables(
+    page: Path, results: Path, whole: Sequence[Callable[[Any], str]], contents: Mapping[str, Callable[[Any], str]]
+) -> None:
+    """Print the ``whole`` tables of a JSON file, and write ``contents`` into ``page``, each between its markers."""
     kept = json.loads(results.read_text())
+    for make in whole:
+        print(make(kept), end="\n\n")
     for name, make in contents.items():
-        text = make(kept)
-        write_between(page, name, f"{text}\n")
-        print(text, end="\n\n")
+        write_between(page, name, f"{make(kept)}\n")

@@ -1,7 +1,7 @@
 """Which credit from a teacher's prompt agrees with the true advantage? Against exact values, for texts and methods.
 
     python benchmarks/teacher_quality.py run      # run the missing measurements, write the tables: 15 minutes
-    python benchmarks/teacher_quality.py pages    # the tables of docs/self-distillation.md again, from the kept results
+    python benchmarks/teacher_quality.py pages    # write the tables of docs/self-distillation.md from the saved results
 
 A tiny transformer that learnt to read texts (``hinted_policy.py``) plays two kinds of tasks, whose values are computed
 exactly under it. The same weights with a text before the prompt are the teacher. First, nothing is trained: each
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,12 @@ import hinted_policy as hinted
 import numpy as np
 import torch
 import typer
-from credit_quality import EPISODES, USUAL_GROUP, Batch, World
+from credit_quality import EPISODES, USUAL_GROUP, Batch, World, correlation, cosine, with_extra
 from exact_values import WORDS, Floats, Ints
 from hinted_policy import HABIT, HORIZON, KINDS, MAKERS, Clauses, Reader, Task, taught
-from page_tables import write_tables
+from page_tables import packages, write_tables
 from scipy.stats import rankdata
-from teacher_tables import CONTENTS, CONTROLS, CURVES, EXACT, GAP, MODIFIERS, READERS, SKILL_GRPO
+from teacher_tables import CONTENTS, CONTROLS, CURVES, EXACT, GAP, MODIFIERS, READERS, SKILL_GRPO, WHOLE
 
 from verl_turnkey.advantage import StepBatch, Tokens, compute_credit
 
@@ -52,9 +51,9 @@ class Setting:
     reader: Reader
     own: Text | None = None
     wrong: list[Ints] = field(default_factory=list)
-    """for each task an action of each situation that begins no shortest way (N,)"""
+    """for each task and situation an action that is on no shortest path (N,)"""
     exact: bool = True
-    """whether its world has exact gradients, which take most of the time"""
+    """with exact gradients, which take most of the time"""
 
     @classmethod
     def of(cls, tasks: Sequence[Task], reader: Reader, seed: int) -> Setting:
@@ -105,7 +104,7 @@ class Setting:
         return replace(self, reader=reader, own=own, exact=False)
 
     def _of_success(self, kind: str, batch: Batch) -> list[Clauses | None]:
-        """The first other success of the group; as ``outcome`` that of the row's own episode if it is one."""
+        """Of the group's first other success; for ``outcome`` of the row's own episode if it succeeded."""
         steps = batch.steps
         text: dict[int, Clauses] = {}
         of_group: dict[int, list[int]] = {}
@@ -129,7 +128,7 @@ class Setting:
         return texts
 
     def teach(self, kind: str, batch: Batch) -> tuple[StepBatch, Tokens]:
-        """The steps with the columns of a teacher, and the gaps of their tokens, one a step."""
+        """The steps with the columns of a teacher, and the gaps of their tokens, one token per step."""
         texts = self.texts(kind, batch)
         prompts = [self.tasks[g].prompt[s] for g, s in zip(batch.game, batch.situation, strict=True)]
         place = np.arange(len(texts))
@@ -139,12 +138,9 @@ class Setting:
         own = [games[g].policy[s, a] for g, s, a in zip(batch.game, batch.situation, batch.action, strict=True)]
         has_text = np.array([text is not None for text in texts])
         gap = np.where(has_text, log_prob - np.log(own), np.nan)
-        columns = {"teacher_gap": gap, "teacher_gap_mean": gap}
-        columns["teacher_log_prob_mean"] = np.where(has_text, log_prob, np.nan)
-        steps = batch.steps
-        kept = ("group", "trajectory", "step", "reward", "anchor", "action", "terminated", "truncated", "success")
-        table = StepBatch(**{name: getattr(steps, name) for name in kept}, extra=columns)
-        return table, Tokens(place, np.nan_to_num(gap))
+        mean = np.where(has_text, log_prob, np.nan)
+        steps = with_extra(batch.steps, teacher_gap=gap, teacher_gap_mean=gap, teacher_log_prob_mean=mean)
+        return steps, Tokens(place, np.nan_to_num(gap))
 
     def credit(self, method: str, kind: str | None, batch: Batch) -> Floats:
         """Of an estimator, of the exact advantages, of the gap alone, or of a modifier of ``grpo_steps``."""
@@ -184,20 +180,15 @@ class Agreement:
         self._cosines.append(cosine)
 
     def result(self) -> dict[str, float]:
-        """``sign``: of all \\|exact advantage\\|, the share at steps whose credit has the same sign."""
+        """``sign``: share of all \\|exact advantage\\| at steps whose credit has the same sign."""
         advantage, exact = np.concatenate(self._pairs, axis=1)
         size = np.abs(exact)
         return {
-            "pearson": _correlation(advantage, exact),
-            "spearman": _correlation(rankdata(advantage), rankdata(exact)),
+            "pearson": correlation(advantage, exact),
+            "spearman": correlation(rankdata(advantage), rankdata(exact)),
             "sign": float(size[advantage * exact > 0].sum() / size.sum()),
             "cosine": float(np.mean(self._cosines)),
         }
-
-
-def _correlation(a: Floats, b: Floats) -> float:
-    """0 where one is constant."""
-    return float(np.corrcoef(a, b)[0, 1]) if np.ptp(a) and np.ptp(b) else 0.0
 
 
 def measure(setting: Setting, batches: int, seed: int) -> dict[str, dict[str, float]]:
@@ -208,19 +199,17 @@ def measure(setting: Setting, batches: int, seed: int) -> dict[str, dict[str, fl
         draw = np.random.default_rng([seed, 3])
         for _ in range(batches):
             batch = current.world.batch(USUAL_GROUP, EPISODES, draw)
-            truth = current.world.truth(batch).ravel()
+            truth = current.world.truth(batch)
             direction = _directions(current.world, batch)
             own = [(SKILL_GRPO, current.credit("grpo_steps", None, batch))]
             for name, advantage in credit_by_name(setting, batch) if current is setting else own:
-                estimate = direction(advantage)
-                norms = np.linalg.norm(estimate) * np.linalg.norm(truth)
-                cosine = float(estimate @ truth / norms) if norms else 0.0
-                agreements.setdefault(name, Agreement()).add(advantage, batch.exact, cosine)
+                near = cosine(direction(advantage), truth)
+                agreements.setdefault(name, Agreement()).add(advantage, batch.exact, near)
     return {name: agreement.result() for name, agreement in agreements.items()}
 
 
 def _directions(world: World, batch: Batch) -> Callable[[Floats], Floats]:
-    """From advantages to the gradient that they make of the batch, as ``World.estimate``, flat."""
+    """``World.estimate`` of the batch, for many advantages."""
     rows = list(zip(batch.game, batch.situation, strict=True))
     prompt = np.array([world.games[g].prompt[s] for g, s in rows])
     score = np.eye(len(WORDS))[batch.action] - np.stack([world.games[g].policy[s] for g, s in rows])
@@ -228,7 +217,7 @@ def _directions(world: World, batch: Batch) -> Callable[[Floats], Floats]:
     def estimate(advantage: Floats) -> Floats:
         total = np.zeros((world.prompts, len(WORDS)))
         np.add.at(total, prompt, advantage[:, None] * score)
-        return total.ravel()
+        return total
 
     return estimate
 
@@ -267,15 +256,14 @@ def learn(start: Setting, name: str, seed: int, updates: int) -> dict[str, list[
 
 
 class Kept:
-    """Results by path, written after each new one."""
+    """Results by path, saved after each new one."""
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self._path = path
         kept = json.loads(path.read_text()) if path.is_file() else {}
         if kept and any(kept["settings"].get(key) != value for key, value in about.items()):
             raise SystemExit(f"{path}: the results are of other settings, {kept['settings']}; move the file away")
-        packages = {name: version(name) for name in ("verl-turnkey", "numpy", "torch", "minigrid")}
-        self._all: dict[str, Any] = kept or {"settings": dict(about), "packages": packages}
+        self._all: dict[str, Any] = kept or {"settings": dict(about), "packages": packages()}
 
     def add(self, path: Sequence[str], make: Callable[[], Any]) -> None:
         """``make()`` under ``path``, unless there is a result."""
@@ -317,8 +305,8 @@ def run(seeds: int = SEEDS) -> None:
 
 @app.command()
 def pages() -> None:
-    """Write the tables from the results that are kept, and print them."""
-    write_tables(PAGE, RESULTS, CONTENTS)
+    """Write the tables of the page from the saved results, and print all tables."""
+    write_tables(PAGE, RESULTS, WHOLE, CONTENTS)
 
 
 if __name__ == "__main__":

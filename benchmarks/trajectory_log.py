@@ -3,7 +3,7 @@
     python benchmarks/trajectory_log.py
 
 The caller is the event loop of the rollouts, which hands an episode over; the thread decodes prompts, makes tables and
-writes files. Texts are words of a skewed distribution, 600 characters a response, 470 an observation.
+writes files. Words are drawn from a skewed distribution: 600 characters per response, 470 per observation.
 """
 
 from __future__ import annotations

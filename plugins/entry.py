@@ -22,14 +22,14 @@ def switches(argv: list[str]) -> list[str]:
 
 
 def _banner() -> None:
-    asked = switches(sys.argv[1:])
-    if not asked or os.environ.get("TURNKEY_BANNER_SHOWN"):
+    overrides = switches(sys.argv[1:])
+    if not overrides or os.environ.get("TURNKEY_BANNER_SHOWN"):
         return
     # Child processes that inherit the command line (spawned data loaders) stay silent.
     os.environ["TURNKEY_BANNER_SHOWN"] = "1"
     from importlib.metadata import version
 
-    print(f"verl-turnkey {version('verl-turnkey')} is loaded: {' '.join(asked)}", flush=True)
+    print(f"verl-turnkey {version('verl-turnkey')} is loaded: {' '.join(overrides)}", flush=True)
 
 
 def _start() -> None:

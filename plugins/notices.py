@@ -25,7 +25,7 @@ if logger.level == logging.NOTSET:  # else the user set it
     logger.setLevel(logging.WARNING)
 logger.addHandler(_Console())
 
-MOST_SAID = 100
+MOST_WARNINGS = 100
 """most different texts that :func:`warn_once` logs in a process"""
 
 _KIND = re.compile(r"^(?:\w+: )?environment failure \((\w+)\)|^(\w+(?:Error|Exception|Failure))\b")
@@ -36,17 +36,17 @@ def failure_kind(reason: str) -> str:
 
     ``reason``: the text in the record. Each kind becomes a metric, so free text of a user's own record is ``other``.
     """
-    found = _KIND.search(reason)
-    return (found[1] or found[2]) if found else "other"
+    match = _KIND.search(reason)
+    return (match[1] or match[2]) if match else "other"
 
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 def warn_once(text: str) -> None:
     """Log a warning that may recur; each text once per process."""
-    if text not in _said and len(_said) < MOST_SAID:
-        _said.add(text)
+    if text not in _warned and len(_warned) < MOST_WARNINGS:
+        _warned.add(text)
         logger.warning("%s", text)
 
 
@@ -54,11 +54,11 @@ class Failures:
     """Counts failures in this process by kind, and logs the first, tenth, hundredth, ... of each kind.
 
     Args:
-        one, many: the noun for what fails, singular and plural.
+        singular, plural: the noun for what fails.
     """
 
-    def __init__(self, one: str = "episode", many: str = "episodes") -> None:
-        self._one, self._many = one, many
+    def __init__(self, singular: str = "episode", plural: str = "episodes") -> None:
+        self._singular, self._plural = singular, plural
         self.counts: Counter[str] = Counter()
         self.latest: dict[str, str] = {}
         """kind -> the latest reason, on one line"""
@@ -71,7 +71,7 @@ class Failures:
         if str(count).rstrip("0") == "1":
             logger.warning(
                 "%d failed %s of the kind %r in this process so far, the latest: %s",
-                *(count, self._many if count > 1 else self._one, kind, self.latest[kind]),
+                *(count, self._plural if count > 1 else self._singular, kind, self.latest[kind]),
             )
 
 

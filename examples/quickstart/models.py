@@ -70,8 +70,8 @@ def three_errands(model: str) -> Setup:
 
 
 def service(model: str) -> Setup:
-    """One cancellation or return at a shop, of an order that the customer names: 4 to 6 calls at best, 10 at most."""
-    kwargs = {"kinds": ["cancel", "return"], "orders": 1, "details": True, "max_steps": 10}
+    """The return of an item that the policy allows: five calls, of which four copy from what the agent has read."""
+    kwargs = {"kinds": ["return"], "orders": 1, "details": True, "forbid": 0, "max_steps": 10}
     shop = [f"turnkey.env.kwargs.{key}={json.dumps(value)}" for key, value in kwargs.items()]
     turns = ("turnkey.rollout.max_turns=10", "turnkey.rollout.max_tokens_per_turn=32")
     sizes = ("turnkey.rollout.action_format=plain", "data.max_prompt_length=512", "data.max_response_length=1200")

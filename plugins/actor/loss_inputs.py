@@ -34,7 +34,7 @@ class Batch:
 
     table: Callable[[], Rows]
     """returns the table of steps; raises ConfigError without one"""
-    given: Mapping[str, Any]
+    extra: Mapping[str, Any]
     """the estimator's further columns, (S,) each"""
     tags: Sequence[Mapping[str, Any]]
     global_steps: int
@@ -112,7 +112,7 @@ def all_columns(spec: LossSpec, params: Any, batch: Batch, now: Mapping[str, tor
 
     ``now``: (B, L) nested, verl's columns of the rows as the queue has them.
     """
-    found = columns(spec, batch)
+    inputs = columns(spec, batch)
     if weighs(spec, params):
         # Computed before the update and over the whole batch: independent of the split into mini-batches.
         share = weight_share(
@@ -121,11 +121,11 @@ def all_columns(spec: LossSpec, params: Any, batch: Batch, now: Mapping[str, tor
             old_log_prob=now["old_log_probs"].to_padded_tensor(0.0),
             advantages=now["advantages"].to_padded_tensor(0.0),
             response_mask=now["response_mask"].to_padded_tensor(0),
-            extra=read(found.copy().update({name: now[name] for name in TEACHER if name in now}), spec.inputs),
+            extra=read(inputs.copy().update({name: now[name] for name in TEACHER if name in now}), spec.inputs),
         )
         assert share is not None
-        found[queue_name(WEIGHT_SHARE)] = torch.full((len(batch.tags),), float(share))
-    return found
+        inputs[queue_name(WEIGHT_SHARE)] = torch.full((len(batch.tags),), float(share))
+    return inputs
 
 
 def columns(spec: LossSpec, batch: Batch) -> TensorDict:
@@ -144,8 +144,8 @@ def columns(spec: LossSpec, batch: Batch) -> TensorDict:
             except ConfigError:  # no table of steps
                 if name in spec.needs:
                     raise
-        elif name in batch.given:
-            result[queue_name(name)] = batch.table().to_tokens(batch.given[name])
+        elif name in batch.extra:
+            result[queue_name(name)] = batch.table().to_tokens(batch.extra[name])
         elif name == TURN and batch.rejects:
             result[queue_name(name)] = turn_ids(batch.response_mask)
     return TensorDict(result, batch_size=len(batch.tags))

@@ -59,7 +59,7 @@ class Recorder:
         self.tables = tables
         self._step: int | None = None
         self._passes: Counter[int] = Counter()  # micro-batches that held a row, in this step
-        self._found: list[dict[str, np.ndarray]] = []
+        self._turns: list[dict[str, np.ndarray]] = []
 
     def add(self, step: int, turns: dict[str, np.ndarray]) -> None:
         """The turns of a micro-batch, see :func:`of_turns`; a row that comes again is in its next epoch."""
@@ -69,14 +69,14 @@ class Recorder:
         rows = turns["row_id"].tolist()
         turns["epoch"] = np.array([self._passes[row] for row in rows], dtype=np.int32)
         self._passes.update(set(rows))
-        self._found.append(turns)
+        self._turns.append(turns)
 
     def put(self) -> None:
-        found, self._found = [turns for turns in self._found if len(turns["row_id"])], []
-        if not found:
+        parts, self._turns = [turns for turns in self._turns if len(turns["row_id"])], []
+        if not parts:
             return
         assert self._step is not None
-        columns: dict[str, Any] = {name: np.concatenate([turns[name] for turns in found]) for name in found[0]}
+        columns: dict[str, Any] = {name: np.concatenate([turns[name] for turns in parts]) for name in parts[0]}
         columns = {name: column for name, column in columns.items() if not np.isnan(column).all()}
         columns["train_step"] = np.full(len(columns["row_id"]), self._step, dtype=np.int32)
         self.tables.put("updates", self._step, columns)
@@ -187,10 +187,10 @@ def of_turns(tokens: np.ndarray) -> dict[str, np.ndarray]:
         return np.add.reduceat(column, begins) / size if len(begins) else column
 
     row, turn, _, ratio, outside, entropy = tokens
-    found = {"ratio": mean(ratio), "clip_share": mean(outside), "entropy": mean(entropy)}
-    found["ratio_max"] = np.maximum.reduceat(ratio, begins) if len(begins) else ratio
+    statistics = {"ratio": mean(ratio), "clip_share": mean(outside), "entropy": mean(entropy)}
+    statistics["ratio_max"] = np.maximum.reduceat(ratio, begins) if len(begins) else ratio
     return {
         "row_id": row[begins].astype(np.int32),
         "turn_in_row": turn[begins].astype(np.int32),
-        **{name: column.astype(np.float32) for name, column in found.items()},
+        **{name: column.astype(np.float32) for name, column in statistics.items()},
     }

@@ -29,6 +29,7 @@ def check_prm(run: Run) -> None:
     _check_objective(prm)
     _check_reference(run)
     _check_head(prm)
+    _check_keys(prm)
     _check_readers(run)
     _check_vocabulary(run)
     _check_tokens(run)
@@ -65,6 +66,12 @@ def _check_reference(run: Run) -> None:
     if prm.reference == "base" and not prm.lora_rank:
         problem = f"{KEY}.reference=base is the model without its adapter, and {KEY}.lora_rank=0 trains all weights"
         refuse("prm-reference-base", f"{problem}: set {KEY}.lora_rank, or {KEY}.reference=old")
+    fixed = prm.reference in ("ref", "base")
+    if fixed and not prm.every and prm.starts_as_reference(run.config.actor_rollout_ref.model.path, None):
+        problem = (
+            f"{KEY}.every=0 leaves the weights of {KEY}.reference={prm.reference}: all scores are 0"
+        )
+        refuse("prm-reference-same", f"{problem}: set {KEY}.every=1, or with reference=ref {KEY}.path to other weights")
     if prm.reference == "rollout":
         needs = f"{KEY}.reference=rollout needs the log-probabilities of the inference engine"
         needs_on("prm-reference-rollout", run, LOG_PROBS, needs)
@@ -87,6 +94,17 @@ def _check_head(prm: PrmConfig) -> None:
     if not prm.every and prm.path is None:
         problem = f"{KEY}.kind=head starts with a random head, and {KEY}.every=0 never trains it"
         refuse("prm-head-untrained", f"{problem}: set {KEY}.path to a trained one, or {KEY}.every=1")
+
+
+def _check_keys(prm: PrmConfig) -> None:
+    """Warn of keys that this model does not read."""
+    default = PrmConfig()
+    unread = {f"{KEY}.kind=head": ("beta",)} if prm.kind == "head" else {}
+    unread |= {} if prm.lora_rank else {f"{KEY}.lora_rank=0": ("lora_alpha",)}
+    unread |= {} if prm.every else {f"{KEY}.every=0": ("scores", "optim")}
+    for reason, keys in unread.items():
+        if changed := [key for key in keys if getattr(prm, key) != getattr(default, key)]:
+            warn("prm-keys", f"{KEY}.{changed[0]} has no effect with {reason}: drop it")
 
 
 def _check_readers(run: Run) -> None:

@@ -69,7 +69,7 @@ def check_compared(run: Run, composition: Composition) -> None:
 
 
 def check_bounds(run: Run) -> None:
-    """Refuse KL in the reward for methods that expect outcomes within bounds: KL moves them out."""
+    """Refuse KL or a model's scores in the reward for methods that expect outcomes within bounds."""
     specs: list[EstimatorSpec | ModifierSpec] = [modification.spec for modification in run.modifiers]
     specs = [run.estimator, *specs] if run.estimator else specs
     bounded, kl = [spec.name for spec in specs if spec.bounded_outcomes], run.config.algorithm.use_kl_in_reward
@@ -77,6 +77,11 @@ def check_bounds(run: Run) -> None:
         problem = f"{KL}=true moves outcomes out of the bounds that {bounded[0]} expects"
         fix = "set it to false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty"
         refuse("bounded-kl-in-reward", f"{problem}: {fix}")
+    prm = run.turnkey.prm
+    if bounded and prm.kind is not None and prm.use != "column":
+        problem = f"turnkey.prm.use={prm.use} moves outcomes out of the bounds that {bounded[0]} expects"
+        fix = "set turnkey.prm.use=column, or take a method without bounds, such as +turnkey=grpo_steps"
+        refuse("bounded-prm", f"{problem}: {fix}")
     costs = {str(entry.get("name")): reason for entry in run.turnkey.rewards if (reason := _below_zero(entry))}
     if bounded and costs:
         name, reason = next(iter(costs.items()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from verl_turnkey.losses.tensors import TEACHER
 from verl_turnkey.plugins.checks.files import columns
 from verl_turnkey.plugins.checks.findings import refuse, warn
@@ -13,10 +11,11 @@ from verl_turnkey.plugins.checks.run import ACTOR, REF, ROLLOUT, N, Run, needs_o
 from verl_turnkey.plugins.checks.texts import has_text
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.mutual_information import KEY as MUTUAL_INFORMATION
+from verl_turnkey.plugins.config.mutual_information import MutualInformationConfig
 from verl_turnkey.plugins.config.teacher import TeacherConfig
 from verl_turnkey.plugins.credit.supplied import BYPASS, OF_RANK, OF_TEACHER
 from verl_turnkey.plugins.teacher import TeacherSource, read_source
-from verl_turnkey.plugins.teacher.registry import KEY
+from verl_turnkey.plugins.teacher.registry import KEY, Source
 
 OF_GROUPS = ("group_success", "group_failures", "reflection")
 TOKENS, WEIGHTS = "turnkey.teacher.max_tokens", "turnkey.teacher.weights"
@@ -27,6 +26,9 @@ def check_teacher(run: Run) -> None:
     teacher = run.turnkey.teacher
     if run.turnkey.mutual_information.every:
         check_pass(run, MUTUAL_INFORMATION)
+    elif run.turnkey.mutual_information != MutualInformationConfig():
+        problem = "turnkey.mutual_information has no effect without a step to compute it at"
+        warn("mutual-information-without-effect", f"{problem}: set {MUTUAL_INFORMATION}=5, or drop the other keys")
     if teacher.source is None:
         _check_readers(run)
         if teacher != TeacherConfig():
@@ -41,7 +43,7 @@ def check_teacher(run: Run) -> None:
         on = f"{ACTOR}.use_kl_loss=true (a coefficient of 0 will do)"
         refuse("teacher-reference", f"{problem}: set {on}, or {WEIGHTS}=old")
     if spec is not None:
-        _check_source(run, spec)
+        _check_source(run, spec, source)
     for name in getattr(source, "columns", ()):
         if lacking := [file for file in run.files if not has_text(file, name)]:
             problem = f"{KEY} reads the column {name!r}, and {lacking[0]} has no such column, nor key in extra_info"
@@ -81,19 +83,20 @@ def check_pass(run: Run, key: str) -> None:
             refuse("teacher-routing", f"{problem}: set {routing}={str(off).lower()}")
 
 
-def _check_source(run: Run, spec: TeacherSource) -> None:
-    teacher, source = run.turnkey.teacher, f"{KEY}={spec.name}"
+def _check_source(run: Run, spec: TeacherSource, source: Source) -> None:
+    teacher, setting = run.turnkey.teacher, f"{KEY}={spec.name}"
     if spec.per_turn and run.turnkey.rollout.rows_hold_turns and run.our_loops:
-        problem = f"{source} gives a text per turn, and later turns of a row would see the texts of earlier ones"
+        problem = f"{setting} gives a text per turn, and later turns of a row would see the texts of earlier ones"
         refuse("teacher-turns", f"{problem}: set turnkey.rollout.layout=steps")
     if (spec.per_turn or spec.observations) and run.verls_loops:
-        problem = f"{source} reads the steps of records, and the agent loop {run.verls_loops[0]} writes none"
+        problem = f"{setting} reads the steps of records, and the agent loop {run.verls_loops[0]} writes none"
         refuse("teacher-records", f"{problem}: use turnkey_env, or another source")
-    options = teacher.source if isinstance(teacher.source, Mapping) else {}
-    compares = (spec.name in OF_GROUPS and options.get("about") != "episode") or teacher.rows == "mixed_groups"
+    replaced = getattr(source, "replaced", (spec, source))[1]  # by a placebo
+    of_group = spec.name in OF_GROUPS and getattr(replaced, "about", "group") == "group"
+    compares = of_group or teacher.rows == "mixed_groups"
     if compares and run.rollout.n == 1 and not run.trains_branches:
         problem = (
-            f"{source} with turnkey.teacher.rows={teacher.rows} reads other episodes of a group, and {N}=1 has none"
+            f"{setting} with turnkey.teacher.rows={teacher.rows} reads other episodes of a group, and {N}=1 has none"
         )
         warn("teacher-single-rollout", f"{problem}: no row has a text; raise n")
 

@@ -42,7 +42,7 @@ from verl_turnkey.plugins.checks.texts import check_skill
 from verl_turnkey.plugins.checks.unknown_keys import check_accepted, check_unknown, dataclasses
 from verl_turnkey.plugins.checks.unread import check_steps, check_unread
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
-from verl_turnkey.plugins.checks.value_heads import check_value_heads
+from verl_turnkey.plugins.checks.value_heads import check_streams, check_value_heads
 from verl_turnkey.plugins.checks.values import check_ranges
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.command_line import groups, near_miss
@@ -139,7 +139,9 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         check(warn_of_shared, config)
         check(check_panel, config)
     check(check_steps, config)
-    for check_run in (check_groups, check_skill, check_teacher, check_hidden_rank, check_value_heads, check_prm):
+    for check_run in (check_groups, check_skill, check_teacher, check_hidden_rank):
+        check(check_run, run)
+    for check_run in (check_value_heads, check_streams, check_prm):
         check(check_run, run)
     if not run.our_loops and turnkey.rewards != TurnkeyConfig().rewards:
         idle = f"turnkey.rewards has no effect with the agent loop {min(loops)}"

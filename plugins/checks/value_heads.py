@@ -1,4 +1,4 @@
-"""Checks of a critic with several heads: the engine has to build it, and a checkpoint has to have as many."""
+"""Checks of a method with an advantage for each decision of a turn: its critic's heads, and who else moves tokens."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from verl_turnkey.plugins.checks.findings import Refusal, refuse
 from verl_turnkey.plugins.checks.run import Run, warn_idle
 from verl_turnkey.plugins.config.checkpoint_files import FSDP, damage
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of, turnkey_config
+from verl_turnkey.plugins.rollout.streams import FORMAT
 
 
 def heads_of(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[ValueHead, ...]:
@@ -36,6 +37,16 @@ def check_value_heads(run: Run) -> None:
     if (mean := str(critic.loss_agg_mode)) != "token-mean":
         fitted = f"{reads}, each of which is fitted at one token of a turn"
         warn_idle("heads-aggregation", f"critic.loss_agg_mode={mean}", fitted)
+
+
+def check_streams(run: Run) -> None:
+    """Refuse modifiers of tokens where the method gives the tokens of each decision of a turn their own advantages."""
+    method, by_token = run.estimator, [modifier.spec.name for modifier in run.modifiers if modifier.by_token]
+    in_streams = run.turnkey.rollout.action_format == FORMAT
+    if by_token and method and "subgoal_advantages" in method.gives and in_streams:
+        problem = f"{method.name} gives the tokens of each decision of a turn their own advantages, and the modifier"
+        fix = f"drop the modifier, or set another turnkey.rollout.action_format than {FORMAT}"
+        refuse("streams-and-tokens", f"{problem} {by_token[0]} changes those of single tokens: {fix}")
 
 
 def check_resumed_heads(folder: Path, config: DictConfig) -> None:

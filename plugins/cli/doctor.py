@@ -165,7 +165,7 @@ def run_verl() -> int:
         table = Table(*columns, title="moved", title_justify="left", show_lines=True)
         for part, why in moved:
             expected = "\nor ".join(text or "nothing" for text in part.expected)
-            now = part.fault or part.found or "nothing"
+            now = part.fault or part.installed or "nothing"
             table.add_row(*map(escape, (f"{part.module}.{part.name}", expected, now, why)))
         console.print(table)
     parts = len(seams.SEAMS) + len(list(seams.imports()))

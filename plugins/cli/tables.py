@@ -49,8 +49,7 @@ def methods(own: Mapping[str, EstimatorSpec] = NONE) -> str:
 
 def overview(own: Mapping[str, EstimatorSpec] = NONE) -> str:
     """One short row per estimator."""
-    head = ("switch", "tier", "what it does", "needs", "source")
-    return table(head, ((*row, spec.summary, *_needs(spec)) for row, spec in _switches(own)))
+    return _without(PARAMETERS, methods(own))
 
 
 def core_methods() -> str:
@@ -126,6 +125,13 @@ def losses(own: Mapping[str, LossSpec] = NONE) -> str:
     return table(("switch", "what it does", PARAMETERS, "source"), rows)
 
 
+def _without(head: str, text: str) -> str:
+    """A table without a column, which its page has elsewhere."""
+    column = text.split("|").index(f" {head} ")
+    rows = [line.split("|") for line in text.splitlines()]
+    return "".join("|".join(row[:column] + row[column + 1 :]) + "\n" for row in rows)
+
+
 def environments() -> str:
     """One row per environment."""
     from verl_turnkey.envs.catalog import ADAPTERS
@@ -161,8 +167,11 @@ def _defaults(params: Any) -> str:
 
 
 def keys() -> str:
-    """One row per key of the ``turnkey`` node, with its default."""
-    rows = ((f"`{key}={scalar(default)}`", doc) for key, default, doc in _rows("turnkey", TurnkeyConfig()))
+    """One row per key of the ``turnkey`` node that users set, with its default."""
+    rows = []
+    for key, default, doc in _rows("turnkey", TurnkeyConfig()):
+        if not (key.startswith("turnkey.preset.") or doc.startswith("set by the driver")):
+            rows.append((f"`{key}={scalar(default)}`", re.sub(r"; (null|0): (none|never|no [a-z]+)$", "", doc)))
     return table(("key", "meaning"), rows)
 
 
@@ -267,9 +276,9 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "methods", core_methods),
     ("README.md", "envs", environment_pages),
     ("docs/methods.md", "tiers", tiers),
-    ("docs/methods.md", "methods", overview),
-    ("docs/modifiers.md", "modifiers", modifiers),
-    ("docs/losses.md", "losses", losses),
+    ("docs/methods.md", "methods", lambda: _without("needs", overview())),
+    ("docs/modifiers.md", "modifiers", lambda: _without(PARAMETERS, modifiers())),
+    ("docs/losses.md", "losses", lambda: _without(PARAMETERS, losses())),
     ("docs/branching.md", "strategies", strategies),
     ("docs/environments.md", "envs", environments),
     ("docs/coverage.md", "here", literature),

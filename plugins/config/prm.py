@@ -100,6 +100,12 @@ class PrmConfig:
         tokens = self.max_token_len_per_gpu
         check(tokens is None or tokens > 0, "max_token_len_per_gpu", "null or positive", tokens)
 
+    def starts_as_reference(self, path: str, adapter: str | None) -> bool:
+        """Whether its log-ratios are 0 until policy or model change; ``path``, ``adapter``: weights of the policy."""
+        if self.kind != "implicit" or self.reference == "base":
+            return self.kind == "implicit"
+        return self.path in (None, path) and (self.reference == "ref" or adapter is None)
+
     @property
     def trains(self) -> bool:
         """Whether a model is there that changes, and belongs into checkpoints."""

@@ -1,7 +1,7 @@
-"""What driver and trainer tell each other about the end of a run: three entries in the key-value store of the Ray job.
+"""Messages between driver and trainer about the end of a run: three entries in the key-value store of the Ray job.
 
-The driver waits in ``ray.get`` and the trainer is an actor that may stand still, on another machine. A file would need
-a folder that both see.
+The driver waits in ``ray.get``, and the trainer is an actor that may hang, on another machine. A file would need a
+folder that both see.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ DEAD = 69
 """exit status when a process of the run is dead: sysexits' EX_UNAVAILABLE"""
 
 Entry = Literal["signal", "dead", "begun"]
-"""signal: name of the one that the driver got; dead: the trainer's sentence about dead processes; begun: the number of
-its first step, once that begins"""
+"""signal: name of the signal that the driver got; dead: the trainer's sentence about dead processes; begun: the number
+of the trainer's first step, once it begins"""
 ENTRIES: tuple[Entry, ...] = ("signal", "dead", "begun")
 
 
 class StoppedError(RuntimeError):
-    """The run stopped because it was asked to; the message says after which step."""
+    """The run stopped on request; the message names the last step."""
 
 
 def put(entry: Entry, text: str) -> None:
@@ -35,12 +35,12 @@ def put(entry: Entry, text: str) -> None:
 
 def get(entry: Entry) -> str | None:
     """What the other side left."""
-    found = internal_kv._internal_kv_get(_key(entry), namespace=NAMESPACE)
-    return None if found is None else found.decode()
+    value = internal_kv._internal_kv_get(_key(entry), namespace=NAMESPACE)
+    return None if value is None else value.decode()
 
 
 def delete(entry: Entry) -> None:
-    """Remove what was left: a second run in the same job begins anew."""
+    """Remove what was left, so that a second run in the same job starts without it."""
     internal_kv._internal_kv_del(_key(entry), namespace=NAMESPACE)
 
 

@@ -123,8 +123,8 @@ def resume_line(saved: bool) -> str:
 
     Without a checkpoint of its own it begins as it has begun: what else is in the folder is another run's.
     """
-    asked = [word for word in sys.argv if word.lstrip("+").startswith("trainer.resume_mode=")]
-    auto = not saved or not asked or asked[-1].endswith("=auto")
+    modes = [word for word in sys.argv if word.lstrip("+").startswith("trainer.resume_mode=")]
+    auto = not saved or not modes or modes[-1].endswith("=auto")
     return shlex.join([*sys.orig_argv, *([] if auto else ["trainer.resume_mode=auto"])])
 
 
@@ -180,11 +180,11 @@ class Ending:
             raise SystemExit(self.verdict[0])
         if self.verdict is None and self._first is None:
             self._first = name, now
-            said = (
+            message = (
                 f"verl-turnkey: {name.name}: the run stops after this step, with a checkpoint. It stops at once on a "
                 f"second signal, or after {self._grace:g} s (turnkey.stop.grace)\n"
             )
-            os.write(2, said.encode())  # a handler must not wait for the lock of a stream
+            os.write(2, message.encode())  # a handler must not wait for the lock of a stream
             self._wake.set()
             return
         if self.verdict is None:
@@ -210,8 +210,8 @@ class Ending:
             if dead is not None:
                 self._stop(channel.DEAD, dead)
             elif self._first is not None and time.monotonic() - self._first[1] > self._grace:
-                said = f"the step did not end within {self._grace:g} s (turnkey.stop.grace)"
-                self._stop(128 + self._first[0], f"{self._first[0].name}: {said}: stopped without a new checkpoint")
+                reason = f"the step did not end within {self._grace:g} s (turnkey.stop.grace)"
+                self._stop(128 + self._first[0], f"{self._first[0].name}: {reason}: stopped without a new checkpoint")
             elif self._first is not None:
                 time.sleep(POLL_SECONDS / 10)
 

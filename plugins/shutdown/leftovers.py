@@ -1,6 +1,6 @@
-"""What runs leave in shared memory and the folder for temporary files, and what of it no living process uses.
+"""Files that ended runs left in shared memory and in the folder for temporary files: no living process uses them.
 
-Linux only: on other systems nothing is found.
+Linux only: on other systems the list is empty.
 """
 
 from __future__ import annotations
@@ -77,40 +77,42 @@ class Leftover(NamedTuple):
 
 
 class HiddenError(Exception):
-    """The open files of a process of this user cannot be seen, so nobody knows what is in use."""
+    """The open files of a process of this user are hidden, so what is in use is unknown."""
 
 
 def find() -> list[Leftover]:
-    """The leftovers of this user, biggest first; see :data:`QUIET_SECONDS`.
+    """The leftovers of this user, largest first; see :data:`QUIET_SECONDS`.
 
     Processes of other containers and nodes that share these folders are not seen.
 
     Raises:
-        HiddenError: a process that may use some of it does not show what it has open.
+        HiddenError: a process that may use leftovers hides its open files.
     """
     there = [(path, kind) for kind in KINDS for path in _of_kind(kind)]
-    processes, now, found = _processes(), time.time(), []
+    processes, now, unused = _processes(), time.time(), []
     if hidden := _hidden(processes):
         raise HiddenError(f"the open files of {', '.join(hidden)} cannot be seen from here")
     used = _used_by(processes)
     for path, kind in there:
         with suppress(FileNotFoundError):
             status, (size, changed), inside = path.lstat(), _extent(path), f"{path}/"
-            users = (each.began for each in processes.values() if kind.users and kind.users.search(each.command))
+            users = (
+                process.began for process in processes.values() if kind.users and kind.users.search(process.command)
+            )
             if now - changed < QUIET_SECONDS or any(began <= changed for began in users):
                 continue
-            if any(each == str(path) or each.startswith(inside) for each in used):
+            if any(place == str(path) or place.startswith(inside) for place in used):
                 continue
             if kind.type == stat.S_IFSOCK and _answers(path):
                 continue
-            found.append(Leftover(path, kind.what, size, now - changed, (status.st_dev, status.st_ino)))
-    return sorted(found, key=lambda each: -each.bytes)
+            unused.append(Leftover(path, kind.what, size, now - changed, (status.st_dev, status.st_ino)))
+    return sorted(unused, key=lambda leftover: -leftover.bytes)
 
 
-def remove(found: Mapping[Path, Identity]) -> list[Path]:
+def remove(leftovers: Mapping[Path, Identity]) -> list[Path]:
     """Remove what is still the same; returns what could not be removed. Ray's link to a removed session goes, too."""
     left = []
-    for path, identity in found.items():
+    for path, identity in leftovers.items():
         try:
             if not _same(path, identity):
                 continue
@@ -124,10 +126,10 @@ def remove(found: Mapping[Path, Identity]) -> list[Path]:
 
 
 class RunFiles:
-    """Context: collects the shared memory that descendants of this process make; :meth:`clean` removes it afterwards.
+    """Context: notes the shared memory that descendants of this process create; :meth:`clean` removes it afterwards.
 
-    Only what is made meanwhile, by this user: a file that was there before is somebody else's, whoever opens it.
-    A run on a cluster that somebody else started has no processes among the descendants, and nothing is collected.
+    Only files that this user creates within the context: an older file is somebody else's, whoever opens it. On a
+    cluster that somebody else started, a run has no processes among the descendants, and nothing is noted.
     """
 
     def __init__(self) -> None:
@@ -146,7 +148,7 @@ class RunFiles:
         self._thread.join(CLEAN_SECONDS)  # the files of a process that hangs in the kernel cannot be read
 
     def look(self) -> None:
-        """Take note of what is held now."""
+        """Note the files that are held now."""
         for path in map(Path, _open_in(_descendants(os.getpid()))):
             for kind in KINDS:
                 if kind.where == "shm" and path.parent == kind.folder and kind.name.fullmatch(path.name):
@@ -155,21 +157,21 @@ class RunFiles:
                         self._seen[path] = status.st_dev, status.st_ino
 
     def clean(self, seconds: float = CLEAN_SECONDS) -> None:
-        """Remove what was collected and nobody holds any more; waits at most ``seconds`` for those who hold it."""
+        """Remove the noted files that no process holds; waits at most ``seconds`` for processes that hold them."""
         thread = threading.Thread(target=self._clean, args=(seconds,), name="turnkey-clean", daemon=True)
         thread.start()
         thread.join(seconds + 5)
 
     def stop_cleaning(self) -> None:
-        """Leave what is held now."""
+        """Keep the files that are held now."""
         self._enough.set()
 
     def _clean(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while there := {path: each for path, each in self._seen.items() if _same(path, each)}:
+        while there := {path: identity for path, identity in self._seen.items() if _same(path, identity)}:
             held = _used_by(_processes())
             if self._enough.is_set() or time.monotonic() >= end or not any(str(path) in held for path in there):
-                remove({path: each for path, each in there.items() if str(path) not in held})
+                remove({path: identity for path, identity in there.items() if str(path) not in held})
                 return
             self._enough.wait(0.2)
 
@@ -182,7 +184,7 @@ class RunFiles:
 
 
 def _status(path: Path, kind: Kind) -> os.stat_result | None:
-    """Of the path itself, where it is of the kind and of this user."""
+    """The status of the path itself, if it is of the kind and belongs to this user."""
     with suppress(OSError):
         status = path.lstat()
         if status.st_uid == os.getuid() and stat.S_IFMT(status.st_mode) == kind.type:
@@ -198,7 +200,7 @@ def _same(path: Path, identity: Identity) -> bool:
 
 
 def _answers(path: Path) -> bool:
-    """Whether somebody listens at the socket, perhaps in a network of their own; True if that cannot be told."""
+    """Whether a process listens at the socket, perhaps in another network; True if that is unknown."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(1.0)
         try:
@@ -211,18 +213,18 @@ def _answers(path: Path) -> bool:
 
 
 def _hidden(processes: Mapping[int, _Process]) -> list[str]:
-    """Processes of this user that may use leftovers and do not show what they have open."""
-    found = []
-    for pid, each in processes.items():
+    """Processes of this user that may use leftovers and hide their open files."""
+    hidden = []
+    for pid, process in processes.items():
         try:
             os.listdir(PROC / str(pid) / "fd")
         except PermissionError:
             with suppress(OSError):
-                if (PROC / str(pid)).stat().st_uid == os.getuid() and _HOLDERS.search(each.command):
-                    found.append(f"process {pid} ({each.command.partition(chr(0))[0]})")
+                if (PROC / str(pid)).stat().st_uid == os.getuid() and _HOLDERS.search(process.command):
+                    hidden.append(f"process {pid} ({process.command.partition(chr(0))[0]})")
         except OSError:
             pass
-    return found
+    return hidden
 
 
 def _of_kind(kind: Kind) -> Iterator[Path]:
@@ -233,7 +235,7 @@ def _of_kind(kind: Kind) -> Iterator[Path]:
 
 
 def _extent(path: Path) -> tuple[int, float]:
-    """Bytes that a file or folder takes, and when anything of it changed last."""
+    """Bytes that a file or folder takes, and the time of the last change in it."""
     status = path.lstat()
     total, changed = status.st_blocks, status.st_mtime
     for folder, folders, names in os.walk(path):
@@ -245,28 +247,28 @@ def _extent(path: Path) -> tuple[int, float]:
 
 
 def _used_by(pids: Collection[int]) -> set[str]:
-    """Paths that ``pids`` have open, mapped or in their command lines, and those of all sockets of this container."""
-    found = _open_in(pids) | set(_sockets().values())
+    """Paths that ``pids`` have open, mapped or in their command lines, and of all sockets of this container."""
+    paths = _open_in(pids) | set(_sockets().values())
     for pid in pids:
         with suppress(OSError):  # it has ended, or is another user's
             for line in (PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
                 if len(words := line.split(maxsplit=5)) == 6:
-                    found.add(words[5])
+                    paths.add(words[5])
             words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            found.update(word.partition("=")[2] or word for word in words)
-    return found
+            paths.update(word.partition("=")[2] or word for word in words)
+    return paths
 
 
 def _open_in(pids: Collection[int]) -> set[str]:
     """Paths of the files that ``pids`` have open, and of the sockets that they listen at."""
-    sockets, found = _sockets(), set()
+    sockets, paths = _sockets(), set()
     for pid in pids:
         with suppress(OSError):
             for descriptor in os.listdir(PROC / str(pid) / "fd"):
                 with suppress(OSError):
                     target = os.readlink(PROC / str(pid) / "fd" / descriptor)
-                    found.add(sockets.get(target[8:-1], "") if target.startswith("socket:[") else target)
-    return {each for each in found if each.startswith("/")}
+                    paths.add(sockets.get(target[8:-1], "") if target.startswith("socket:[") else target)
+    return {path for path in paths if path.startswith("/")}
 
 
 def _sockets() -> dict[str, str]:
@@ -286,7 +288,7 @@ class _Process(NamedTuple):
 
 def _processes() -> dict[int, _Process]:
     """The processes of this container."""
-    found = {}
+    processes = {}
     with suppress(OSError):
         booted = time.time() - float((PROC / "uptime").read_text().split()[0])
         for pid in filter(str.isdecimal, os.listdir(PROC)):
@@ -295,13 +297,13 @@ def _processes() -> dict[int, _Process]:
                 facts = (PROC / pid / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 command = (PROC / pid / "cmdline").read_text(errors="replace")
                 began = booted + int(facts[19]) / os.sysconf("SC_CLK_TCK")
-                found[int(pid)] = _Process(int(facts[1]), began, command)
-    return found
+                processes[int(pid)] = _Process(int(facts[1]), began, command)
+    return processes
 
 
 def _descendants(pid: int) -> set[int]:
     """``pid`` and its descendants."""
-    processes, found = _processes(), {pid}
-    while more := {child for child, each in processes.items() if each.parent in found} - found:
-        found |= more
-    return found
+    processes, family = _processes(), {pid}
+    while more := {child for child, process in processes.items() if process.parent in family} - family:
+        family |= more
+    return family

@@ -16,7 +16,7 @@ class RankPass:
     """Marks the pass for the workers; without a modifier that reads ranks it does nothing."""
 
     def __init__(self, modify: Sequence[Modification]) -> None:
-        params: Any = next((one.params for one in modify if OF_RANK & {*one.columns}), None)
+        params: Any = next((modifier.params for modifier in modify if OF_RANK & {*modifier.columns}), None)
         self.measured = params is not None
         self._marks = {STRIDE: params.stride, WINDOW: params.window} if self.measured else {}
         self._waits = False

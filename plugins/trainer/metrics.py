@@ -21,23 +21,23 @@ class HostMetrics:
 
     def __init__(self, workers: Sequence[Any] = ()) -> None:
         self._workers = tuple(workers)
-        self._asked: dict[int, Any] = {}
+        self._pending: dict[int, Any] = {}
 
     def ask(self) -> None:
         """Request the readings, except from workers that have not answered yet; called after the rollouts of a step."""
         for worker in self._workers:
-            if id(worker) not in self._asked:
-                self._asked[id(worker)] = worker.__ray_call__.remote(loop_worker.measure)
+            if id(worker) not in self._pending:
+                self._pending[id(worker)] = worker.__ray_call__.remote(loop_worker.measure)
 
     def read(self) -> dict[str, float]:
         """The answers as metrics; ``hosts/silent`` counts workers and hosts without one.
 
         Empty if no environment runs in a host.
         """
-        refs = list(self._asked.values())
+        refs = list(self._pending.values())
         answers, dead, late = _answers(refs)
         readings, gone, slow = _answers([reading for hosts, _ in answers for reading in hosts])
-        self._asked = {worker: ref for worker, ref in self._asked.items() if ref in late}
+        self._pending = {worker: ref for worker, ref in self._pending.items() if ref in late}
         metrics = {f"{PREFIX}{name}": value for name, value in summary(readings).items()}
         if ended := [seconds for _, times in answers for seconds in times]:
             metrics |= {

@@ -49,6 +49,8 @@ class ProcessReward:
         self._kind = self._options.kind or "implicit"
         self._config: Any = trainer.config
         self._calls: WorkerCalls | None = None
+        self._learnt = False
+        """whether the model may have other weights than at the start of the run"""
         prm = self._options
         implicit = self._kind == "implicit"
         self._params = ObjectiveParams(prm.beta if implicit else 1.0, prm.over, prm.weigh, prm.positive)
@@ -87,6 +89,7 @@ class ProcessReward:
     def load(self, folder: Path) -> None:
         """Read what :meth:`save` has written; the checks have refused a checkpoint without it."""
         if self._options.trains:
+            self._learnt = True
             self._group.load_checkpoint(str((folder / FOLDER).absolute()))
 
     def score(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
@@ -165,10 +168,12 @@ class ProcessReward:
 
     @property
     def _untouched(self) -> bool:
-        """Whether policy and model are the same weights: log-ratios then are rounding of their engines, and not 0."""
-        trainer, prm = self._trainer, self._options
-        same = self._kind == "implicit" and prm.reference == "old" and prm.path is None
-        return same and trainer.global_steps == 1 and trainer.local_trigger_step == 0
+        """Whether reference and model are the same weights: of their log-ratios there is rounding alone."""
+        trainer, model = self._trainer, self._config.actor_rollout_ref.model
+        if self._learnt or not self._options.starts_as_reference(model.path, model.get("lora_adapter_path")):
+            return False
+        fixed = self._options.reference in ("ref", "base")
+        return fixed or (trainer.global_steps == 1 and trainer.local_trigger_step == 0)
 
     @property
     def _is_due(self) -> bool:
@@ -184,6 +189,7 @@ class ProcessReward:
 
     def _update(self, batch: KVBatchMeta, rows: Rows, derivative: Gradient) -> dict[str, float]:
         """One optimizer step on the whole batch."""
+        self._learnt = True
         coefficients = rows.to_tokens(derivative.coefficients.numpy())
         own = own_tokens(rows.turns, self._kind).values()
         partition_of(batch).write(batch.keys, {COEFFICIENT: like(coefficients.values() * own, coefficients)})

@@ -32,13 +32,13 @@ class Memory:
     """The newest solved and the newest unsolved episodes of the tasks that were played last.
 
     Args:
-        each: most solved episodes of a task, and most unsolved ones.
+        outcomes: most solved episodes of a task, and most unsolved ones.
         tasks: most tasks; the least recently played one is dropped first.
         age: steps after which an episode is dropped.
     """
 
-    def __init__(self, each: int, tasks: int, age: int) -> None:
-        self._each, self._most, self._age = each, tasks, age
+    def __init__(self, outcomes: int, tasks: int, age: int) -> None:
+        self._outcomes, self._most, self._age = outcomes, tasks, age
         self._tasks: OrderedDict[str, _Task] = OrderedDict()
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class Memory:
         history = self._tasks.setdefault(task, _Task())
         self._tasks.move_to_end(task)
         for end, played in ((True, solved), (False, unsolved)):
-            history.ends[end] = [*history.ends[end], *played][-self._each :]
+            history.ends[end] = [*history.ends[end], *played][-self._outcomes :]
         while len(self._tasks) > self._most:
             self._tasks.popitem(last=False)
 

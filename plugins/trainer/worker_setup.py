@@ -50,7 +50,7 @@ def set_up_training(trainer: PPOTrainer, turnkey: TurnkeyConfig, advantage_step:
     if advantage_step.loss is not None:
         chosen = (turnkey.modules, advantage_step.loss.name, advantage_step.loss_params)
         ray.get([worker.__ray_call__.remote(registries.configure, *chosen) for worker in workers])
-    if OF_RANK & {column for one in advantage_step.modify for column in one.columns}:
+    if OF_RANK & {column for modifier in advantage_step.modify for column in modifier.columns}:
         ray.get([worker.__ray_call__.remote(hidden_rank.install) for worker in workers])
     if turnkey.update.weight_by != "token":
         weighed = trainer.use_critic and not advantage_step.heads  # heads learn at one token of a turn each

@@ -63,8 +63,8 @@ continuous_token_wiring.logger.setLevel(os.environ.get("VERL_LOGGING_LEVEL", "WA
 
 def model_type(worker: Any) -> str | None:
     """``model_type`` of the model of an agent-loop worker."""
-    found = getattr(worker.model_config.hf_config, "model_type", None)
-    return found if isinstance(found, str) else None
+    name = getattr(worker.model_config.hf_config, "model_type", None)
+    return name if isinstance(name, str) else None
 
 
 def builder_of(config: DictConfig, tokenizer: Any, processor: Any, model_type: str | None) -> Any:
@@ -125,10 +125,15 @@ def check_takes_images(loop: Any) -> None:
     loop._assert_mm_supported(True)
 
 
+def takes_images(builder: Any) -> bool:
+    """Whether a builder renders images."""
+    return _IMAGES and builder.supports_multimodal() and builder.processor is not None
+
+
 def first_tokens(builder: Any, messages: Messages, tools: Any, images: list[Any] | None = None) -> list[int]:
     """The ids of a prompt."""
-    shown = {"images": images} if _IMAGES else {}
-    return list(builder.build_initial_tokens(messages, tools=tools, **shown))
+    multimodal = {"images": images} if _IMAGES else {}
+    return list(builder.build_initial_tokens(messages, tools=tools, **multimodal))
 
 
 def appended_tokens(builder: Any, past: Messages, after: Messages, ids: Sequence[int], tools: Any) -> list[int]:

@@ -39,11 +39,11 @@ def unsupported_verl() -> str | None:
     """A warning when the installed verl is outside the supported range, else None."""
     from packaging.specifiers import SpecifierSet
 
-    found = verl_version()
-    if SpecifierSet(SUPPORTED_VERL, prereleases=True).contains(found):
+    version = verl_version()
+    if SpecifierSet(SUPPORTED_VERL, prereleases=True).contains(version):
         return None
     return (
-        f"verl {found} is outside the supported range {SUPPORTED_VERL} (tested: {', '.join(TESTED_VERL)}); "
+        f"verl {version} is outside the supported range {SUPPORTED_VERL} (tested: {', '.join(TESTED_VERL)}); "
         "run `turnkey doctor --verl` to see which private parts moved"
     )
 
@@ -52,8 +52,8 @@ def server_managers(trainer: Any) -> list[Any]:
     """The managers of a trainer's inference servers; verl 0.9.0 has no method that gives them."""
     if hasattr(trainer, "_rollout_server_managers"):
         return trainer._rollout_server_managers()
-    found = (getattr(trainer, name, None) for name in ("llm_server_manager", "standalone_server_manager"))
-    return [manager for manager in found if manager is not None]
+    managers = (getattr(trainer, name, None) for name in ("llm_server_manager", "standalone_server_manager"))
+    return [manager for manager in managers if manager is not None]
 
 
 def reward_metric() -> str | None:

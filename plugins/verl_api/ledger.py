@@ -111,14 +111,14 @@ def expected() -> list[tuple[str, str]]:
 
 def points() -> list[Point]:
     """The current record; it reads the registries again, because another plugin may have overwritten an entry."""
-    found = []
+    current = []
     for key in expected():
         point = _points.get(key) or Point(*key, "missing", _why_missing(key[0]))
         ours = _still_ours.get(key)
         if point.status == "registered" and ours is not None and not ours():
             point = Point(*key, "clash", f"overwritten by another plugin after us{_way_out(*key)}")
-        found.append(point)
-    return found
+        current.append(point)
+    return current
 
 
 def _why_missing(kind: str) -> str:

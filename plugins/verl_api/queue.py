@@ -99,11 +99,11 @@ class OneTrip:
     object is in the place of its module ``transfer_queue``; a call for other rows or other fields goes to the queue.
     """
 
-    def __init__(self, batch: KVBatchMeta, ours: Sequence[str], given: Mapping[str, torch.Tensor]) -> None:
-        """``ours``: the fields that we read, beside verl's; ``given``: fields that need not be read."""
+    def __init__(self, batch: KVBatchMeta, ours: Sequence[str], known: Mapping[str, torch.Tensor]) -> None:
+        """``ours``: the fields that we read besides verl's; ``known``: fields that need not be read."""
         self._batch, self.keys, self.tags = batch, batch.keys, batch.tags
-        wanted = dict.fromkeys(name for name in (*READ, *ours) if name not in given)
-        data = partition_of(batch).read(batch.keys, [*wanted]).update(given)
+        wanted = dict.fromkeys(name for name in (*READ, *ours) if name not in known)
+        data = partition_of(batch).read(batch.keys, [*wanted]).update(known)
         self.data = data.select(*(name for name in ours if name in data))
         """our fields, of those that the rows have"""
         self._verls: TensorDict | None = data.select(*(name for name in READ if name in data))

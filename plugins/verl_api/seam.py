@@ -15,21 +15,21 @@ GONE = ""
 class Moved:
     """A part of verl that is not as any supported version has it.
 
-    ``found`` is "" when it is gone; ``fault`` says with which exception its module fails, if not for want of a part.
+    ``installed`` is "" when it is gone; ``fault`` is the exception of its module, other than that the part is missing.
     """
 
     module: str
     name: str
     expected: tuple[str, ...]
-    found: str
+    installed: str
     fault: str = ""
 
     def __str__(self) -> str:
         if self.fault:
             return f"{self.module}.{self.name} cannot be imported: {self.fault}"
-        if not self.found:
+        if not self.installed:
             return f"{self.module}.{self.name} is gone"
-        return f"{self.module}.{self.found} was {' or '.join(text or 'not there' for text in self.expected)}"
+        return f"{self.module}.{self.installed} was {' or '.join(text or 'not there' for text in self.expected)}"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Seam:
         for text in filter(None, self.expected):
             name = text.partition("(")[0]
             try:
-                now = self._found(name)
+                now = self._signature(name)
             except Exception as error:  # whatever a module of a version in the making raises
                 return Moved(self.module, self.name, self.expected, "", f"{type(error).__name__}: {error}")
             if now in (text, name):
@@ -66,7 +66,7 @@ class Seam:
             return None
         return Moved(self.module, self.name, self.expected, installed)
 
-    def _found(self, name: str) -> str:
+    def _signature(self, name: str) -> str:
         """``name(parameters)`` as installed, ``name`` if it cannot be called, "" if there is none."""
         try:
             thing: Any = importlib.import_module(self.module)
@@ -86,7 +86,7 @@ def _parameters(thing: Any, name: str) -> list[str]:
     """Those of the function ``name`` itself, if a decorator without ``functools.wraps`` stands in its place."""
     parameters = inspect.signature(thing).parameters
     if [*parameters] == ["args", "kwargs"]:
-        cells = (cell.cell_contents for cell in getattr(inspect.unwrap(thing), "__closure__", None) or ())
-        inner = next((one for one in cells if inspect.isfunction(one) and one.__name__ == name), thing)
+        contents = (cell.cell_contents for cell in getattr(inspect.unwrap(thing), "__closure__", None) or ())
+        inner = next((cell for cell in contents if inspect.isfunction(cell) and cell.__name__ == name), thing)
         parameters = inspect.signature(inner).parameters
     return [*parameters]

@@ -275,5 +275,5 @@ def imports() -> Iterator[Seam]:
 
 def moved() -> list[tuple[Moved, str]]:
     """The parts of the installed verl that are not as expected, each with our use of it."""
-    gone = [(what, seam.why) for seam in imports() if (what := seam.moved()) and not what.found]
+    gone = [(what, seam.why) for seam in imports() if (what := seam.moved()) and not what.installed]
     return [*((what, seam.why) for seam in SEAMS if (what := seam.moved())), *gone]

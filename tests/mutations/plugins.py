@@ -252,7 +252,7 @@ MUTATIONS = [
     ("plugins/verl_api/queue.py", "if keys != self._batch.keys or more:", "if more:"),
     ("plugins/verl_api/in_memory.py", '["attention_mask"][:, -mask.shape[1] :]', '["response_mask"]'),
     ("plugins/verl_api/in_memory.py", "if column.is_nested else column", "if False else column"),
-    ("plugins/verl_api/seam.py", "and one.__name__ == name)", "and False)"),
+    ("plugins/verl_api/seam.py", "and cell.__name__ == name)", "and False)"),
     (
         "plugins/verl_api/played_rows.py",
         "part = data.select_idxs(rows)",
@@ -354,7 +354,7 @@ MUTATIONS = [
         "isinstance(action, int | float)",
         f"{READER}",
     ),
-    ("plugins/log/writer.py", "            if said not in self._refused:\n", "            if True:\n"),
+    ("plugins/log/writer.py", "            if message not in self._refused:\n", "            if True:\n"),
     # --- from configuration to parameters
     ("plugins/rollout/action_reader.py", "_called(calls[-1], admissible)", "_called(calls[0], admissible)"),
     ("plugins/config/update.py", "check(0 < self.ratio_clip < 1,", "check(0 < self.ratio_clip <= 1,"),
@@ -428,12 +428,7 @@ MUTATIONS = [
     ("plugins/credit/unrecorded.py", "size - len(numbers) not in (0, 1)", "size != len(numbers)"),
     ("plugins/credit/unrecorded.py", "sorted(real, key=lambda i: parts[i][2])", "real"),
     ("plugins/credit/rows.py", 'if not tag.get("is_padding", False)]', "]", STEP),
-    (
-        "plugins/credit/rows.py",
-        "reward + turns.sum(kl.double()).numpy()",
-        "reward - turns.sum(kl.double()).numpy()",
-        STEP,
-    ),
+    ("plugins/credit/rows.py", "else reward + penalty", "else reward - penalty", STEP),
     ("plugins/credit/supplied.py", "turns.tokens > 0, turns.first()", "turns.tokens >= 0, turns.first()", TOKENS),
     ("plugins/credit/rows.py", 'step.get("composed_reward", step["reward"])', 'step["reward"]', STEP),
     ("plugins/credit/row_turns.py", "np.minimum(of_run, step_of_row[self.row])", "of_run", TOKENS),
@@ -496,13 +491,13 @@ MUTATIONS = [
     ("plugins/shutdown/driver.py", "                files.clean()\n", "                pass\n"),
     ("plugins/shutdown/leftovers.py", "if now - changed < QUIET_SECONDS or", "if"),
     ("plugins/shutdown/leftovers.py", "or any(began <= changed for began in users)", ""),
-    ("plugins/shutdown/leftovers.py", " or each.startswith(inside) for", " for"),
-    ("plugins/shutdown/leftovers.py", "                    found.add(words[5])\n", "                    pass\n"),
+    ("plugins/shutdown/leftovers.py", " or place.startswith(inside) for", " for"),
+    ("plugins/shutdown/leftovers.py", "                    paths.add(words[5])\n", "                    pass\n"),
     ("plugins/shutdown/leftovers.py", " | set(_sockets().values())", ""),
     (
         "plugins/shutdown/leftovers.py",
-        " for path, each in there.items() if str(path) not in held}",
-        " for path, each in there.items()}",
+        " for path, identity in there.items() if str(path) not in held}",
+        " for path, identity in there.items()}",
     ),
     ("plugins/shutdown/leftovers.py", " and status.st_mtime >= self._began", ""),
     ("plugins/shutdown/leftovers.py", 'kind.where == "shm" and ', ""),
@@ -635,7 +630,7 @@ MUTATIONS = [
     ),
     ("plugins/view/reading.py", "if part.step > begun if", "if part.step >= begun if"),
     ("plugins/view/reading.py", 'frame = frame[frame["segment"] == latest]', "frame = frame"),
-    ("plugins/log/bounds.py", "int(found[1]) % every", "True"),
+    ("plugins/log/bounds.py", "int(name[1]) % every", "True"),
     ("plugins/log/bounds.py", "max(n, log.episodes_per_step)", "log.episodes_per_step"),
     (
         "plugins/rollout/trajectory_log.py",
@@ -672,7 +667,12 @@ MUTATIONS = [
     # --- episodes that fork
     ("plugins/rollout/branching.py", "episode.steps[branch.begins :]", "episode.steps"),
     ("plugins/rollout/branching.py", "None if t == trajectory.begins else", "None if False else"),
-    ("plugins/rollout/agent_loop.py", "for each in reversed(episodes) for row", "for each in episodes for row", FORKS),
+    (
+        "plugins/rollout/agent_loop.py",
+        "for branch in reversed(episodes) for row",
+        "for branch in episodes for row",
+        FORKS,
+    ),
     ("plugins/rollout/branching.py", "await self._budget.reserve(most, allowed)", "allowed"),
     ("plugins/rollout/trajectories.py", "prompts=self.prompts.fork(),", "prompts=self.prompts,"),
     (

@@ -81,7 +81,7 @@ def test_episodes_win_and_end_as_often_as_computed(game: Game):
 def test_many_batches_with_exact_advantages_have_the_exact_gradient(game: Game):
     world = credit_quality.World.of([game], HORIZON, prompts=2)
     batch = world.batch(4000, 4000, np.random.default_rng(2))
-    assert credit_quality._cosine(world.estimate(batch, batch.exact), world.truth(batch)) > 0.995
+    assert credit_quality.cosine(world.estimate(batch, batch.exact), world.truth(batch)) > 0.995
 
 
 def _two(first: list[float], second: list[float], horizon: int) -> credit_quality.World:

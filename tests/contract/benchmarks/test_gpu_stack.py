@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("layout", "loss"), [*product(gpu_stack.LAYOUTS, gpu_stack.ON_STACK)])
 def test_a_launch_line_passes(model: Path, tmp_path: Path, layout: str, loss: str):
     given = gpu_stack.overrides(layout, loss, gpu_check.FULL.turns, gpu_check.FULL.answer, 4)
-    command = gpu_stack.command(model, tmp_path, layout, loss, "cuda", given)
+    command = gpu_stack.command(model, tmp_path, "cuda", given)
     printed = subprocess.run([*command, "--print"], capture_output=True, text=True, check=True, timeout=120).stdout
     words = shlex.split(printed.partition("verl.trainer.main_ppo")[2].replace("\\\n", " "))
     config, said = driven(words)

@@ -265,7 +265,7 @@ def test_a_decorator_that_hides_parameters_moves_nothing():
     assert "data" not in inspect.signature(Decorated.update).parameters
     seam = Seam(__name__, "Decorated.update", "self, data", "x")
     assert seam.moved() is None
-    assert replace(seam, parameters="self, batch").moved().found == "Decorated.update(self, data)"
+    assert replace(seam, parameters="self, batch").moved().installed == "Decorated.update(self, data)"
 
 
 def test_what_the_package_calls_of_the_queue_is_a_seam():

@@ -223,10 +223,10 @@ def test_an_agent_reports_rewards_and_states() -> None:
             assert (await web.post(f"{root}/reward", json={"reward": 2})).status_code == 200
             return [
                 (await web.post(f"{root}/reward", json=body)).status_code
-                for body in ({"reward": "much"}, {"reward": 1, "turn": 2}, {}, {"reward": True})
-            ]
+                for body in ({"reward": "much"}, {"reward": 1, "turn": 2}, {}, {"reward": True}, {"reward": 10**400})
+            ] + [(await web.post(f"{root}/state", json=body)).status_code for body in ({}, {"key": None})]
 
     played = run(agent, ["Here.", "There."], outcome=Outcome())
-    assert played.value == [400] * 4
+    assert played.value == [400] * 7
     steps = [step for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
     assert [(step["anchor"], step["reward"]) for step in steps] == [("room 0", 0.25), ("room 1", 2.0)]

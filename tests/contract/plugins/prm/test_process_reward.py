@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from torch.nn.functional import logsigmoid
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.config.prm import COEFFICIENT, FOLDER, OUT, SCORE
+from verl_turnkey.plugins.config.schema import turnkey_config
+from verl_turnkey.plugins.trainer.process_reward import ProcessReward
 from verl_turnkey.plugins.trainer.worker_setup import NOT_FOR_WORKERS
 
 BETA = 0.5
@@ -123,6 +126,37 @@ def test_the_first_batch_has_log_ratios_of_exactly_0(built, rollout):
     columns, metrics = scored(made, rollout)
     assert not any(any(row) for row in columns[SCORE].values())
     assert metrics["prm/loss"] == pytest.approx(0.6931471805599453)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "first", "later"),
+    [
+        ((), True, False),
+        (("reference=rollout",), True, False),
+        (("path=${actor_rollout_ref.model.path}",), True, False),
+        (("path=another/model",), False, False),
+        (("reference=ref",), True, True),
+        (("reference=ref", "path=another/model"), False, False),
+        (("reference=base", "lora_rank=4", "path=another/model"), True, True),
+        (("kind=head",), False, False),
+    ],
+)
+def test_a_model_that_is_its_own_reference_has_no_log_ratios(compose, overrides, first, later):
+    """Until the policy changes, if it is the reference, and until the model does."""
+    config = compose("+turnkey=istar", *(f"turnkey.prm.{each}" for each in overrides))
+    trainer = SimpleNamespace(config=config, global_steps=1, local_trigger_step=0)
+    process_reward = ProcessReward(trainer, turnkey_config(config))
+    assert process_reward._untouched == first
+    trainer.global_steps = 2
+    assert process_reward._untouched == later
+    trainer.global_steps, process_reward._learnt = 1, True
+    assert not process_reward._untouched
+
+
+def test_a_policy_that_starts_with_an_adapter_is_not_the_model(compose):
+    config = compose("+turnkey=istar", "actor_rollout_ref.model.lora_adapter_path=somewhere")
+    trainer = SimpleNamespace(config=config, global_steps=1, local_trigger_step=0)
+    assert not ProcessReward(trainer, turnkey_config(config))._untouched
 
 
 def test_a_head_is_read_at_the_last_token_of_each_turn(built, rollout):

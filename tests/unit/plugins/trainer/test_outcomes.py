@@ -38,7 +38,7 @@ def ours(caplog) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr(notices, "_said", set())
+    monkeypatch.setattr(notices, "_warned", set())
 
 
 def test_equal_sums_are_silent(caplog):
