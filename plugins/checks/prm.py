@@ -68,9 +68,7 @@ def _check_reference(run: Run) -> None:
         refuse("prm-reference-base", f"{problem}: set {KEY}.lora_rank, or {KEY}.reference=old")
     fixed = prm.reference in ("ref", "base")
     if fixed and not prm.every and prm.starts_as_reference(run.config.actor_rollout_ref.model.path, None):
-        problem = (
-            f"{KEY}.every=0 leaves the weights of {KEY}.reference={prm.reference}: all scores are 0"
-        )
+        problem = f"{KEY}.every=0 leaves the weights of {KEY}.reference={prm.reference}: all scores are 0"
         refuse("prm-reference-same", f"{problem}: set {KEY}.every=1, or with reference=ref {KEY}.path to other weights")
     if prm.reference == "rollout":
         needs = f"{KEY}.reference=rollout needs the log-probabilities of the inference engine"
