@@ -84,7 +84,7 @@ def literature() -> str:
     rows = []
     for entry in sorted(PAPER_NAMES, key=lambda entry: entry.names.lower()):
         name, _, others = entry.names.partition(" / ")
-        names = f"**{name}**" + (f" ({others.replace(' / ', ', ')})" if others else "")
+        names = name + (f" ({others.replace(' / ', ', ')})" if others else "")
         rows.append((names, f"{'' if entry.exact else 'closest: '}[{entry.ours}]({entry.page})", entry.note))
     return table(("name", "here as", "what differs, or what it needs"), rows)
 
@@ -274,7 +274,7 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "envs", environment_pages),
     ("docs/methods.md", "tiers", tiers),
     ("docs/methods.md", "methods", overview),
-    ("docs/modifiers.md", "modifiers", lambda: _without(PARAMETERS, modifiers())),
+    ("docs/modifiers.md", "modifiers", lambda: _without("needs", _without(PARAMETERS, modifiers()))),
     ("docs/losses.md", "losses", lambda: _without(PARAMETERS, losses())),
     ("docs/branching.md", "strategies", lambda: _without("gives", strategies())),
     ("docs/environments.md", "envs", environments),
