@@ -45,6 +45,8 @@ _FIX = re.compile(rf"(?:[:.;,]| or|\))\s((?:{_VERBS})\b.*)", re.IGNORECASE | re.
 
 COMMON = ("drop it", "write one that the message lists")
 """fixes that the page names once"""
+_REASON = re.compile(r"(, (so that|since|whose)|; (?!turnkey)|: every) .*$")
+"""how a message goes on that says why, which its change shows"""
 HEAD = "| id | refused | change |\n|---|---|---|"
 # Rules whose message is composed elsewhere: problem, fix.
 COMPOSED = {
@@ -226,7 +228,8 @@ def markdown() -> str:
             ranges.setdefault(rule.fix.removeprefix("expected "), []).append(f"`{rule.id.removeprefix(RANGE)}`")
             continue
         verl = f" (verl {_escaped(rule.verl)})" if rule.verl else ""
-        text = f"{_escaped(_problem(rule.says))} | {_escaped(_change(rule.fix))}"
+        change = _change(rule.fix)
+        text = f"{_escaped(_problem(_REASON.sub('', rule.says) if change else rule.says))} | {_escaped(change)}"
         levels[rule.level].setdefault(text, []).append(f"`{rule.id}`{verl}")
     parts = [f"## {level.capitalize()}\n\n{HEAD}\n{_table(rows)}" for level, rows in levels.items()]
     head = f"## Ranges\n\nId: `{RANGE}<key>`; level: `error`.\n\n| keys | expected |\n|---|---|\n"
@@ -250,7 +253,7 @@ def _problem(says: str) -> str:
 def _change(fix: str) -> str:
     if fix in COMMON:
         return ""
-    brief = re.sub(r"^set (?=[\w.]+=)", "", _in_capitals(fix))
+    brief = re.sub(r"^set (?=[\w.]+=)|, got [A-Z_.]+$", "", _in_capitals(fix))
     return brief if re.match(r"[\w.]+=", brief) else brief[:1].lower() + brief[1:]
 
 
