@@ -37,10 +37,19 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows))
 
 
-def write_tables(page: Path, results: Path, contents: Mapping[str, Callable[[Any], str]]) -> None:
-    """Write the tables of a JSON file into ``page``, each between its markers, and print them."""
-    kept = json.loads(results.read_text())
+def excerpt(markdown: str, columns: Sequence[str], keep: Callable[[Sequence[str]], bool]) -> str:
+    """``columns`` of a table in Markdown, of the rows that ``keep`` is true of."""
+    heads, _, *rows = [line.strip("| ").split(" | ") for line in markdown.splitlines()]
+    places = [heads.index(column) for column in columns]
+    return table(columns, [[row[place] for place in places] for row in rows if keep(row)])
+
+
+def write_tables(
+    page: Path, results: Path, whole: Sequence[Callable[[Any], str]], contents: Mapping[str, Callable[[Any], str]]
+) -> None:
+    """Print the ``whole`` tables of a JSON file, and write ``contents`` into ``page``, each between its markers."""
+    saved = json.loads(results.read_text())
+    for make in whole:
+        print(make(saved), end="\n\n")
     for name, make in contents.items():
-        text = make(kept)
-        write_between(page, name, f"{text}\n")
-        print(text, end="\n\n")
+        write_between(page, name, f"{make(saved)}\n")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from hinted_policy import KINDS, MAKERS
-from page_tables import cell, table
+from page_tables import cell, excerpt, table
 
 READERS = {"attentive": 0.8, "distracted": 0.2}
 """trust in a text: its weight in what the policy was taught to do with it"""
@@ -113,9 +113,23 @@ def _measures(learning: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]
     return [f"{ends:.2f}", f"{np.mean(list(area.values())):.2f}", "" if name == "gigpo" else more]
 
 
+WHOLE = (by_reader, by_text, by_method, by_curve)
+ENDS = ("doorkey, attentive", "lock, distracted")
+_GAPS = [f"{GAP}, {kind}" for kind in ("right hint", "skill", "next observation", "wrong hint", "placebo")]
+_PLAIN = ["`grpo_steps`", "`gigpo`", EXACT]
+_TEXTS = {*_PLAIN, *(_label(f"{name}, {kind}") for name, kind in MODIFIERS.items())}
+_TEXTS |= {f"`{name}`, {kind}" for name in ("rlsd", "hcapo") for kind in ("wrong hint", "placebo")}
+_TRAINED = ("end", "more than `gigpo`")
 CONTENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "success by text": by_reader,
-    "agreement by text": by_text,
-    "cosines by method": by_method,
-    "learning by method": by_curve,
+    "agreement by text": lambda results: excerpt(
+        by_text(results), ("credit", *ENDS), lambda row: row[0] in ("`gigpo`", *_GAPS)
+    ),
+    "cosines by method": lambda results: excerpt(by_method(results), ("cosine", *ENDS), lambda row: row[0] in _TEXTS),
+    "learning by method": lambda results: excerpt(
+        by_curve(results),
+        ("trained with", *(f"{task}, attentive: {what}" for task in MAKERS for what in _TRAINED)),
+        lambda row: row[0] != "`gigpo`",
+    ),
 }
+"""what the page shows of the whole tables"""

@@ -198,27 +198,30 @@ def as_text() -> str:
 
 
 def markdown() -> str:
-    """The page of the rules: a table per level, then the keys of each range."""
-    levels: dict[str, list[str]] = {"fatal": [], "error": [], "warning": [], "notice": []}
+    """The page of the rules: a table per level, in which rules that say the same share a row; then the ranges."""
+    levels: dict[str, dict[str, list[str]]] = {"fatal": {}, "error": {}, "warning": {}, "notice": {}}
     ranges: dict[str, list[str]] = {}
     for rule in rules().values():
         if rule.id.startswith(RANGE):
             ranges.setdefault(rule.fix.removeprefix("expected "), []).append(f"`{rule.id.removeprefix(RANGE)}`")
             continue
         verl = f" (verl {_escaped(rule.verl)})" if rule.verl else ""
-        rows = levels[rule.level]
-        rows.append(f"| `{rule.id}`{verl} | {_escaped(_problem(rule.says))} | {_escaped(_change(rule.fix))} |")
-    parts = [f"## {level.capitalize()}\n\n{HEAD}\n" + "\n".join(rows) for level, rows in levels.items()]
-    rows = [f"| {expected} | {', '.join(keys)} |" for expected, keys in sorted(ranges.items())]
-    parts.append(
-        f"## Ranges\n\nId: `{RANGE}<key>`; level: `error`.\n\n| expected | keys |\n|---|---|\n" + "\n".join(rows)
-    )
-    return "\n" + "\n\n".join(parts) + "\n"
+        text = f"{_escaped(_problem(rule.says))} | {_escaped(_change(rule.fix))}"
+        levels[rule.level].setdefault(text, []).append(f"`{rule.id}`{verl}")
+    parts = [f"## {level.capitalize()}\n\n{HEAD}\n{_table(rows)}" for level, rows in levels.items()]
+    head = f"## Ranges\n\nId: `{RANGE}<key>`; level: `error`.\n\n| keys | expected |\n|---|---|\n"
+    return "\n" + "\n\n".join([*parts, head + _table(dict(sorted(ranges.items())))]) + "\n"
+
+
+def _table(rows: Mapping[str, list[str]]) -> str:
+    return "\n".join(f"| {', '.join(names)} | {text} |" for text, names in rows.items())
 
 
 def _problem(says: str) -> str:
     """A message without the values of its keys and without a prefix that most keys have."""
     brief = re.sub(r"[:;,.]? ?(<\.\.\.>)*$", "", says.replace("<__name__>: <error>", "<error>")) or says
+    if re.match(r"there is no [\w.<>]+=<\w+>$", brief):
+        return "there is no such name"
     if not brief.startswith("there is no"):
         brief = re.sub(r"(?<=[a-z])=<[\w.]+>(?=[ ,:;)])", "", brief)
     return _in_capitals(re.sub(r"\bactor_rollout_ref\.(?=[a-z])", "", brief))

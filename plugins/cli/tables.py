@@ -44,10 +44,7 @@ def methods(own: Mapping[str, EstimatorSpec] = NONE) -> str:
 
 def overview(own: Mapping[str, EstimatorSpec] = NONE) -> str:
     """Markdown: one short row per estimator."""
-    rows = ["| switch | tier | what it does | needs | source |", "|---|---|---|---|---|"]
-    for switch, tier, spec in _switches(own):
-        rows.append(f"| {switch} | {tier} | {spec.summary} | {_needs(spec)} | {spec.paper} |")
-    return "\n".join(rows) + "\n"
+    return _without(PARAMETERS, methods(own))
 
 
 def core_methods() -> str:
@@ -80,15 +77,12 @@ def _by_tier() -> list[tuple[str, EstimatorSpec]]:
 
 
 def literature() -> str:
-    """Markdown: the names of papers and frameworks, each with our equivalent, its tier and how it differs."""
-    rows = ["| name | here as | tier | what differs, or what it needs |", "|---|---|---|---|"]
+    """Markdown: the names of papers and frameworks, each with our equivalent and how it differs."""
+    rows = ["| name | here as | what differs, or what it needs |", "|---|---|---|"]
     for entry in sorted(PAPER_NAMES, key=lambda entry: entry.names.lower()):
-        method = shipped().get(entry.line.split()[0].removeprefix("+turnkey="))
-        of_method = method is not None and entry.ours.split()[0] == method.name
-        tier = method.tier if method and of_method and entry.exact else "" if entry.exact else "closest"
         name, _, others = entry.names.partition(" / ")
         names = f"**{name}**" + (f" ({others.replace(' / ', ', ')})" if others else "")
-        rows.append(f"| {names} | [{entry.ours}]({entry.page}) | {tier} | {entry.note} |")
+        rows.append(f"| {names} | {'' if entry.exact else 'closest: '}[{entry.ours}]({entry.page}) | {entry.note} |")
     return "\n".join(rows) + "\n"
 
 
@@ -130,6 +124,13 @@ def losses(own: Mapping[str, LossSpec] = NONE) -> str:
     return "\n".join(rows) + "\n"
 
 
+def _without(head: str, table: str) -> str:
+    """A table without a column, which its page has elsewhere."""
+    column = table.split("|").index(f" {head} ")
+    rows = [line.split("|") for line in table.splitlines()]
+    return "".join("|".join(row[:column] + row[column + 1 :]) + "\n" for row in rows)
+
+
 def environments() -> str:
     """Markdown: one row per environment."""
     from verl_turnkey.envs.catalog import ADAPTERS
@@ -162,8 +163,11 @@ def _parameters(spec: EstimatorSpec | ModifierSpec | LossSpec) -> str:
 
 
 def keys() -> str:
-    """Markdown: one row per key of the ``turnkey`` node, with its default."""
-    rows = [f"| `{key}={scalar(default)}` | {doc} |" for key, default, doc in _rows("turnkey", TurnkeyConfig())]
+    """Markdown: one row per key of the ``turnkey`` node that users set, with its default."""
+    rows = []
+    for key, default, doc in _rows("turnkey", TurnkeyConfig()):
+        if not (key.startswith("turnkey.preset.") or doc.startswith("set by the driver")):
+            rows.append(f"| `{key}={scalar(default)}` | {re.sub(r'; (null|0): (none|never|no [a-z]+)$', '', doc)} |")
     return "\n".join(["| key | meaning |", "|---|---|", *rows]) + "\n"
 
 
@@ -269,9 +273,9 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "envs", environment_pages),
     ("docs/methods.md", "tiers", tiers),
     ("docs/methods.md", "methods", overview),
-    ("docs/modifiers.md", "modifiers", modifiers),
-    ("docs/losses.md", "losses", losses),
-    ("docs/branching.md", "strategies", strategies),
+    ("docs/modifiers.md", "modifiers", lambda: _without(PARAMETERS, modifiers())),
+    ("docs/losses.md", "losses", lambda: _without(PARAMETERS, losses())),
+    ("docs/branching.md", "strategies", lambda: _without("gives", strategies())),
     ("docs/environments.md", "envs", environments),
     ("docs/coverage.md", "here", literature),
     ("docs/coverage.md", "absent", absent),

@@ -355,7 +355,7 @@ MUTATIONS = [
         "isinstance(action, int | float)",
         f"{READER}",
     ),
-    ("plugins/log/writer.py", "            if said not in self._refused:\n", "            if True:\n"),
+    ("plugins/log/writer.py", "            if message not in self._refused:\n", "            if True:\n"),
     # --- from configuration to parameters
     ("plugins/rollout/action_reader.py", "_called(calls[-1], admissible)", "_called(calls[0], admissible)"),
     ("plugins/config/update.py", "check(0 < self.ratio_clip < 1,", "check(0 < self.ratio_clip <= 1,"),
@@ -429,12 +429,7 @@ MUTATIONS = [
     ("plugins/credit/unrecorded.py", "size - len(numbers) not in (0, 1)", "size != len(numbers)"),
     ("plugins/credit/unrecorded.py", "sorted(real, key=lambda i: parts[i][2])", "real"),
     ("plugins/credit/rows.py", 'if not tag.get("is_padding", False)]', "]", STEP),
-    (
-        "plugins/credit/rows.py",
-        "reward + turns.sum(kl.double()).numpy()",
-        "reward - turns.sum(kl.double()).numpy()",
-        STEP,
-    ),
+    ("plugins/credit/rows.py", "else reward + penalty", "else reward - penalty", STEP),
     ("plugins/credit/supplied.py", "turns.tokens > 0, turns.first()", "turns.tokens >= 0, turns.first()", TOKENS),
     ("plugins/credit/rows.py", 'step.get("composed_reward", step["reward"])', 'step["reward"]', STEP),
     ("plugins/credit/row_turns.py", "np.minimum(of_run, step_of_row[self.row])", "of_run", TOKENS),
@@ -636,7 +631,7 @@ MUTATIONS = [
     ),
     ("plugins/view/reading.py", "if part.step > begun if", "if part.step >= begun if"),
     ("plugins/view/reading.py", 'frame = frame[frame["segment"] == latest]', "frame = frame"),
-    ("plugins/log/bounds.py", "int(found[1]) % every", "True"),
+    ("plugins/log/bounds.py", "int(name[1]) % every", "True"),
     ("plugins/log/bounds.py", "max(n, log.episodes_per_step)", "log.episodes_per_step"),
     (
         "plugins/rollout/trajectory_log.py",
@@ -673,7 +668,12 @@ MUTATIONS = [
     # --- episodes that fork
     ("plugins/rollout/branching.py", "episode.steps[branch.begins :]", "episode.steps"),
     ("plugins/rollout/branching.py", "None if t == trajectory.begins else", "None if False else"),
-    ("plugins/rollout/agent_loop.py", "for each in reversed(episodes) for row", "for each in episodes for row", FORKS),
+    (
+        "plugins/rollout/agent_loop.py",
+        "for branch in reversed(episodes) for row",
+        "for branch in episodes for row",
+        FORKS,
+    ),
     ("plugins/rollout/branching.py", "await self._budget.reserve(most, allowed)", "allowed"),
     ("plugins/rollout/trajectories.py", "prompts=self.prompts.fork(),", "prompts=self.prompts,"),
     (
