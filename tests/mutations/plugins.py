@@ -598,8 +598,8 @@ MUTATIONS = [
     ),
     (
         "plugins/credit/metrics.py",
-        'return steps if name.startswith("credit/")',
-        'return played if name.startswith("credit/")',
+        'of_steps = name.startswith("credit/")',
+        'of_steps = name.startswith("other/")',
     ),
     ("plugins/credit/metrics.py", "if groups or name in COUNTS", "if name in COUNTS"),
     ("plugins/credit/metrics.py", " or name.startswith((FAILED, BREAKS)):", ":"),

@@ -35,6 +35,7 @@ from verl_turnkey.plugins.config.recipe_files import config_dir
 from verl_turnkey.plugins.config.schema import RolloutConfig, turnkey_config
 from verl_turnkey.plugins.credit.supplied import OF_TEACHER, SOURCES
 from verl_turnkey.plugins.log.segments import SEGMENT, write_segment
+from verl_turnkey.plugins.rollout.worker import recorded
 from verl_turnkey.plugins.verl_api import internals
 
 
@@ -502,6 +503,11 @@ def test_a_column_of_the_state_before_a_step_is_looked_for_there(compose: Compos
     drive("before")
     with pytest.raises(ConfigError, match=r"marshal needs the column 'extra\.role'.*with the reset and every step"):
         drive("after")
+
+
+def test_a_modifiers_column_of_the_state_before_a_step_is_recorded_as_that(compose: Compose):
+    config = compose("+turnkey=gigpo", "+turnkey/modifier=trace")
+    assert recorded(config, turnkey_config(config)) == (False, {"gold_probability"})
 
 
 ONE_STEP = """
