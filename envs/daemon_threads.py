@@ -44,7 +44,7 @@ def _run(calls: Calls) -> None:
 
 
 def settle(future: Future[Any], call: Callable[[], Any]) -> None:
-    """Run ``call`` for ``future``, unless nobody waits for it any more."""
+    """Run ``call`` for ``future``, unless it was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     try:

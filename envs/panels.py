@@ -105,7 +105,7 @@ class Panel:
             if missing := [id for id in seeds if id not in here]:
                 raise TaskFormatError(
                     f"panel {self.name}: {len(missing)} of its {len(seeds)} tasks are not on this machine, such as "
-                    f"{missing[0]!r}: the data are incomplete or other ones ({len(here)} tasks here)"
+                    f"{missing[0]!r}: the data are incomplete or another version ({len(here)} tasks here)"
                 )
             seeds = {id: here[id] for id in seeds}
         return [Task(self.env_id, seed, kwargs) for seed in seeds.values()]

@@ -163,8 +163,8 @@ def _check_kwargs(spec: EnvSpec, creator: Any, kwargs: Mapping[str, Any]) -> Non
     if missing := [name for name in required if name not in kwargs and name not in spec.kwargs]:
         keys = " and ".join(f"turnkey.env.kwargs.{name}" for name in missing)
         raise EnvironmentKwargsError(
-            f"environment {spec.id!r} needs {', '.join(map(repr, missing))}, which nobody gives: set {keys} on a "
-            "launch line, or --kwargs of the commands `turnkey tasks` and `turnkey env-check`"
+            f"environment {spec.id!r} needs {', '.join(map(repr, missing))}: set {keys} on a launch "
+            "line, or --kwargs of the commands `turnkey tasks` and `turnkey env-check`"
         )
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return

@@ -52,7 +52,7 @@ class Outcome:
     reward: float | None = None
     """of the whole episode; None: the runner has none, and the agent's reports count"""
     success: bool | None = None
-    """None: nobody says"""
+    """None: unknown"""
     turn_rewards: Mapping[int, float] = field(default_factory=dict)
     """turn, counted from 0 -> reward, besides ``reward``"""
     extra: Mapping[str, Any] = field(default_factory=dict)
