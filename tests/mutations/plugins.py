@@ -431,8 +431,8 @@ MUTATIONS = [
     ("plugins/credit/rows.py", 'if not tag.get("is_padding", False)]', "]", STEP),
     (
         "plugins/credit/rows.py",
-        "reward + turns.sum(kl.double()).numpy()",
-        "reward - turns.sum(kl.double()).numpy()",
+        "reward if penalty is None else reward + penalty",
+        "reward if penalty is None else reward - penalty",
         STEP,
     ),
     ("plugins/credit/supplied.py", "turns.tokens > 0, turns.first()", "turns.tokens >= 0, turns.first()", TOKENS),
@@ -645,7 +645,7 @@ MUTATIONS = [
         LOOP,
     ),
     ("plugins/rollout/trajectory_log.py", "self.decode(turn.prompt) if t == 0 else", "", LOOP),
-    ("plugins/trainer/validation.py", "None if no and name", "value if no and name"),
+    ("plugins/trainer/validation.py", "None if lost and name", "value if lost and name"),
     ("plugins/trainer/validation.py", 'if name != "acc" and split', "if split"),
     ("plugins/trainer/validation.py", "WARN_ABOVE, STOP_ABOVE = 0.05, 0.5", "WARN_ABOVE, STOP_ABOVE = 0.04, 0.5"),
     (
