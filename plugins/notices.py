@@ -26,7 +26,7 @@ if logger.level == logging.NOTSET:  # else the user set it
 logger.addHandler(_Console())
 
 MOST_WARNINGS = 100
-"""most different texts that :func:`warn_once` logs in a process"""
+"""most distinct texts that :func:`warn_once` logs in a process"""
 
 _KIND = re.compile(r"^(?:\w+: )?environment failure \((\w+)\)|^(\w+(?:Error|Exception|Failure))\b")
 

@@ -1,4 +1,4 @@
-"""Further inputs of policy losses, beside verl's four tensors: from the trainer to the loss, by name.
+"""Further inputs of policy losses, besides verl's four tensors: from the trainer to the loss, by name.
 
 verl calls a policy loss with fixed arguments. The trainer writes the further columns of a loss (its ``needs`` and
 ``accepts``) to the queue with the rows; inside the actor worker this module holds them while verl's loss function runs.
@@ -45,7 +45,7 @@ class Batch:
 
 
 def queue_name(name: str) -> str:
-    """The column's name in the queue, prefixed because verl's own columns are there, too; a teacher's has no prefix."""
+    """The column's name in the queue, with a prefix to avoid verl's names; a teacher's column has none."""
     return name if name in TEACHER else f"turnkey_{name}"
 
 
@@ -110,7 +110,7 @@ PROVIDERS: dict[str, Callable[[Batch], torch.Tensor]] = {
 def all_columns(spec: LossSpec, params: Any, batch: Batch, now: Mapping[str, torch.Tensor]) -> TensorDict:
     """The further columns of a loss, and the share of its weights if it has any.
 
-    ``now``: (B, L) nested, verl's columns of the rows as the queue has them.
+    ``now``: (B, L) nested, verl's columns of the rows in the queue.
     """
     inputs = columns(spec, batch)
     if weighs(spec, params):
@@ -129,7 +129,7 @@ def all_columns(spec: LossSpec, params: Any, batch: Batch, now: Mapping[str, tor
 
 
 def columns(spec: LossSpec, batch: Batch) -> TensorDict:
-    """The columns that a loss needs, and the accepted ones that are available, as the queue has them.
+    """The columns that a loss needs, and those that it accepts if available, for the queue.
 
     The columns of an estimator are copied to the tokens of each step's turn, and so is the staleness of a turn, except
     for a loss that takes one number per row.

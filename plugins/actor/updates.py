@@ -1,9 +1,9 @@
 """What an update does to each turn, for the table ``updates`` of the log: importance ratios, clipping, entropy.
 
-The trainer writes to the queue the place of each row in its batch, and of each token's turn in its row. Inside an actor
-worker both stand beside the model's output when verl's loss function runs. Of each micro-batch a few numbers per token
-go to the CPU, in one copy, and are summed up there; the ranks that hold the same rows for a part of the model or of the
-sequence leave it to the first of them.
+The trainer writes to the queue the position of each row in its batch, and of each token's turn in its row. Inside an
+actor worker, verl's loss function gets both with the model's output. For each micro-batch a few numbers per token are
+copied to the CPU at once, and reduced there; of the ranks that hold the same rows (model or sequence parallelism), only
+the first does so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.verl_api import internals
 
 ROW, TURN = "turnkey_row_id", "turnkey_turn_in_row"
-"""columns of the queue: (B,) int64 place of the row in the trainer's batch; (B, L) int64 nested, -1 on other tokens"""
+"""columns of the queue: (B,) int64 index of the row in the trainer's batch; (B, L) int64 nested, -1 on other tokens"""
 STEP = "turnkey_train_step"
 """entry of a batch's ``extra_info``"""
 
@@ -36,13 +36,13 @@ _recorder: Recorder | None = None
 
 
 def note(term: TokenLoss) -> None:
-    """Called by our policy losses: what the loss that is running says of its tokens."""
+    """Called by our policy losses: the running loss reports its terms by token."""
     if (terms := _terms.get()) is not None:
         terms.append(term)
 
 
 def columns(rows: Rows, first_row: int, chosen: np.ndarray) -> TensorDict:
-    """What the trainer writes to the queue: :data:`ROW` and :data:`TURN` of each row of a batch.
+    """The columns that the trainer writes to the queue: :data:`ROW` and :data:`TURN` of each row of a batch.
 
     ``first_row``: rows of the step's batches before this one; ``chosen`` (S,) bool: the turns that are recorded.
     """
@@ -62,7 +62,7 @@ class Recorder:
         self._turns: list[dict[str, np.ndarray]] = []
 
     def add(self, step: int, turns: dict[str, np.ndarray]) -> None:
-        """The turns of a micro-batch, see :func:`of_turns`; a row that comes again is in its next epoch."""
+        """Add the turns of a micro-batch (:func:`of_turns`); a row that occurs again is in its next epoch."""
         if step != self._step:
             self.put()
             self._step, self._passes = step, Counter()
@@ -121,13 +121,13 @@ def _recorded(
         try:
             tokens = of_tokens(model_output, data, terms[-1] if terms else None, _verls_clip(config))
             recorder.add(int(data[STEP]), of_turns(tokens.cpu().numpy()))
-        except Exception as error:  # the log costs itself, never the run
+        except Exception as error:  # a fault of the log must not end the run
             warn_once(f"an update is not in turnkey.log.trajectories: {type(error).__name__}: {error}")
     return result
 
 
 def _verls_clip(config: Any) -> tuple[float, float] | None:
-    """The bounds of verl's ``vanilla``; its other losses clip something else, or nothing."""
+    """The clip bounds of verl's ``vanilla``; its other losses clip something else, or nothing."""
     if config.policy_loss.get("loss_mode", "vanilla") != "vanilla":
         return None
     low, high = config.clip_ratio_low, config.clip_ratio_high
@@ -138,13 +138,13 @@ def _verls_clip(config: Any) -> tuple[float, float] | None:
 def of_tokens(
     model_output: Mapping[str, Any], data: TensorDict, term: TokenLoss | None, clip: tuple[float, float] | None
 ) -> torch.Tensor:
-    """(6, tokens) float32 on the device: row, turn, whether it is trained, ratio, clipped, entropy; nan: not known.
+    """(6, tokens) float32 on the device: row, turn, whether it is trained, ratio, clipped, entropy; nan: unknown.
 
     Args:
         model_output: verl's, nested over prompts and responses: the entry of a token is about the next one.
-        data: a micro-batch as verl hands it to a loss, whose nested columns are over the responses.
-        term: what our loss said; None: another loss, whose ratios are those of its tokens.
-        clip: its bounds where they are known.
+        data: a micro-batch as verl passes it to a loss; its nested columns are over the responses.
+        term: the terms of our loss; None: another loss, with a ratio per token.
+        clip: its clip bounds, if known.
     """
     mask = data["response_mask"]
     lengths, flat = row_offsets(mask).diff(), mask.values()
@@ -168,7 +168,7 @@ def of_tokens(
         outside = clipped(ratio, data["advantages"].values(), *clip)
     if (entropy := model_output.get("entropy")) is not None:
         entropy = of_response(entropy)
-    else:  # the loss takes none: the policy's at the begin of the step, where the trainer has computed it
+    else:  # the loss uses none: the policy's at the beginning of the step, if the trainer has computed it
         entropy = data["entropy"].values() if "entropy" in data else unknown
     columns = (data[ROW].reshape(-1)[row], data[TURN].values(), flat, ratio, outside, entropy)
     return torch.stack([column.float() for column in columns])

@@ -89,7 +89,8 @@ def _pass_at(solved: Sequence[int], numbers: Sequence[int], k: int) -> dict[str,
     counts = [(c, n) for c, n in zip(solved, numbers, strict=True) if n >= k]
     if not counts:
         return None
-    interval = stats.bootstrap(stats.pass_at_k(*zip(*counts, strict=True), k))
+    c, n = zip(*counts, strict=True)
+    interval = stats.bootstrap(stats.pass_at_k(c, n, k))
     return {**_interval(interval), "tasks": len(counts)}
 
 

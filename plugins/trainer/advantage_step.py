@@ -56,10 +56,10 @@ class AdvantageStep:
         self.modify = schema.credit_modify(self._config, turnkey)
         self._columns = () if self.estimator is None else self.estimator.columns(self.params, self.modify)
         self.heads = () if self.estimator is None or not trainer.use_critic else self.estimator.heads(self.params)
-        """those of the critic that the method reads; none: the critic is verl's"""
+        """the critic's heads that the method reads; none: the critic is verl's"""
         self.remembering = remembering(self.estimator, self.params, self.modify)
         """names of the estimator and the modifiers that keep state from batch to batch"""
-        self._foreign_loops = not training_loops(self._config) <= {*AGENT_LOOPS}  # whose records come from elsewhere
+        self._foreign_loops = not training_loops(self._config) <= {*AGENT_LOOPS}  # their records come from elsewhere
         self.state: Mapping[str, float] = {}
         """``Credit.state`` of the newest batch, with which the next one begins"""
         self.table: Rows | None = None
@@ -128,9 +128,8 @@ class AdvantageStep:
         rows.written |= weighing.columns(rows.keys, self._update.weight_by, mask, now, step.rows)
         rows.written |= self._loss_columns(rows.tags, step, now)
         if self.heads and step.rows is not None and step.credit is not None:
-            table = step.rows
-            made_of = (step.credit, table.turns, table.steps.extra, now["response_mask"])
-            rows.written |= target_columns(self.heads, *made_of)
+            turns, extra = step.rows.turns, step.rows.steps.extra
+            rows.written |= target_columns(self.heads, step.credit, turns, extra, now["response_mask"])
 
     def steps(self) -> Rows:
         """The table of steps of the current batch.
@@ -195,5 +194,6 @@ class AdvantageStep:
         rejects = bool(OmegaConf.select(self._config, "algorithm.rollout_correction.rollout_rs"))
         rejects = rejects or (self._update.importance is not None and self._update.importance_outside == "clear_mask")
         extra = step.credit.extra if step.credit is not None else {}
-        made_of = (self.steps, extra, tags, self._trainer.global_steps, step.response_mask, rejects)
-        return loss_inputs.all_columns(self.loss, self.loss_params, loss_inputs.Batch(*made_of), now)
+        global_steps = self._trainer.global_steps
+        batch = loss_inputs.Batch(self.steps, extra, tags, global_steps, step.response_mask, rejects)
+        return loss_inputs.all_columns(self.loss, self.loss_params, batch, now)

@@ -32,7 +32,7 @@ class Allocation:
     def __init__(self, config: DictConfig, options: GroupsConfig) -> None:
         self._config, self._options = config, options
         self.histories: dict[str, TaskHistory] = {}
-        """by the key of the task"""
+        """key of the task -> history"""
         self.metrics: dict[str, float] = {}
         """of the newest batch of prompts"""
 

@@ -151,7 +151,7 @@ class TrainingLog:
         return data
 
     def _tidy(self, step: int) -> None:
-        """Delete texts of long ago, in the background: the disk may hang."""
+        """Delete old texts, in the background: the disk may hang."""
         log = self._options
         if log.keep_texts is not None and not (self.tidying and self.tidying.is_alive()):
             texts = (log.trajectories, step, log.keep_texts)

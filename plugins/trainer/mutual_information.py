@@ -1,7 +1,7 @@
-"""How much responses say about their prompts: RAGEN-2's proxy of the mutual information (arXiv:2604.06268).
+"""How much responses depend on their prompts: RAGEN-2's proxy of the mutual information (arXiv:2604.06268).
 
-A policy whose responses have become a template that fits every prompt may still have a high entropy. The proxy shows
-it: each response is scored after the prompts of other tasks as well as after its own.
+A policy whose responses have become a template that fits every prompt may still have a high entropy. The proxy detects
+this: each response is scored after the prompts of other tasks as well as after its own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MutualInformation:
         self._trainer, self._options, self._forward = trainer, options, Forward(trainer)
 
     def score(self, batch: KVBatchMeta) -> dict[str, float]:
-        """The metrics of one first turn of each task; none at other steps, or with fewer than two tasks."""
+        """The metrics over a first turn of each task; none at other steps, or with fewer than two tasks."""
         step, every = self._trainer.global_steps, self._options.every
         if not every or (step != 1 and step % every):
             return {}

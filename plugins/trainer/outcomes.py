@@ -20,12 +20,12 @@ from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, partition_of
 
 @dataclass(frozen=True)
 class Outcome:
-    """One episode that was played."""
+    """A played episode."""
 
     episode: str
     """``{uid}_{session}``"""
     score: float
-    """sum of verl's rewards on its last row, which are those of the episode"""
+    """sum of verl's rewards on its last row: the rewards of the episode"""
     solved: float
     """``acc`` of verl's ``reward_extra_info``, else the score clipped to [0, 1]"""
 
@@ -70,7 +70,7 @@ def warn_of_other_outcomes(rows: Rows, scores: torch.Tensor) -> None:
 
 
 def of_groups(batch: KVBatchMeta, groups: Iterable[str], fields: Sequence[str]) -> dict[str, list[Any]]:
-    """The existing ones of ``fields``, with one entry per group of ``groups``, from one of its rows."""
+    """Those of ``fields`` that exist, with an entry per group of ``groups``, from one of its rows."""
     row_of = {split_key(key)[0]: key for key in batch.keys}
     data = partition_of(batch).read([row_of[group] for group in groups], fields)
     return {name: list(data[name]) for name in fields if name in data}

@@ -1,4 +1,4 @@
-"""A process reward model beside the policy: it scores the turns of each batch, and learns from how episodes end.
+"""A process reward model next to the policy: it scores the turns of each batch, and learns from how episodes end.
 
 Two passes make one optimizer step. The first gives the model's number of each turn; an objective maps those of the
 whole batch to a loss (:mod:`verl_turnkey.learned`). The second has the derivatives of this loss as coefficients of the
@@ -61,7 +61,7 @@ class ProcessReward:
             self._objective = load_function(prm.objective, key) if own else objective_spec(prm.objective).fn
 
     def joined(self, pools: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
-        """verl's workers of each resource pool, with the model's in the processes of the actor, the first of them."""
+        """verl's workers of each resource pool, with the model's worker added to the actor's processes."""
         if self._options.kind is not None:
             config = worker_config(self._config, self._options, offload=self._options.offload and not cpu.opted_in())
             known = config.model_config.tokenizer.get_vocab()
@@ -100,7 +100,7 @@ class ProcessReward:
         try:
             metrics.update(self._score(batch))
         finally:
-            batch.extra_info, batch.fields = info, None  # a selection from before would hide the new fields
+            batch.extra_info, batch.fields = info, None  # an earlier selection would hide the new fields
 
     def _score(self, batch: KVBatchMeta) -> dict[str, float]:
         started, prm = perf_counter(), self._options
@@ -115,7 +115,7 @@ class ProcessReward:
         own = own_tokens(rows.turns, self._kind)
 
         def outputs() -> torch.Tensor:
-            """What a turn's number is the sum of, by token; 0 elsewhere. Jagged float64."""
+            """The summands of each turn's number by token, 0 for other tokens: jagged float64."""
             difference = self._forward(batch, mask).values().double() - reference
             return like(torch.where(own.values(), difference, 0.0), mask)
 
@@ -145,7 +145,7 @@ class ProcessReward:
         return metrics | self._score_metrics(scores, rows)
 
     def _tables(self, batch: KVBatchMeta, data: TensorDict) -> tuple[Rows, Rows]:
-        """The steps of the batch, and those that are learnt from: of a rollout that forked, its first trajectory."""
+        """The steps of the batch, and the steps to learn from: without the branches of a rollout that forked."""
         extra_fields = pop_extra_fields(data)
         lists = listed_per_turn(self._config.actor_rollout_ref.rollout)
 
@@ -156,7 +156,7 @@ class ProcessReward:
         rows = read(batch.tags)
         if TURN_SCORE.removeprefix("extra.") in rows.steps.extra and self._options.use == "column":
             raise ConfigError(
-                "the records of this batch have extra.turn_score, which turnkey.prm gives too: drop it there, or set "
+                "the records of this batch have extra.turn_score, which turnkey.prm computes, too: remove it, or set "
                 "turnkey.prm.kind=null"
             )
         forked = {*rows.row[rows.branch > 0].tolist()}
@@ -168,7 +168,7 @@ class ProcessReward:
 
     @property
     def _untouched(self) -> bool:
-        """Whether reference and model are the same weights: of their log-ratios there is rounding alone."""
+        """Whether reference and model have the same weights: their log-ratios are only rounding errors."""
         trainer, model = self._trainer, self._config.actor_rollout_ref.model
         if self._learnt or not self._options.starts_as_reference(model.path, model.get("lora_adapter_path")):
             return False
@@ -200,7 +200,7 @@ class ProcessReward:
         return {f"prm/{name}": float(metrics[name]) for name in ("grad_norm", "lr") if name in metrics}
 
     def _call(self, batch: KVBatchMeta, **info: Any) -> None:
-        """Before a call: all fields, and only the settings that are meant for this model."""
+        """Prepare a call: all fields, and only this model's settings."""
         temperature = self._config.actor_rollout_ref.rollout.temperature
         batch.fields, batch.extra_info = None, {"temperature": temperature, **info}
 

@@ -25,7 +25,7 @@ class Stored:
 @dataclass
 class _Task:
     ends: dict[bool, list[Stored]] = field(default_factory=lambda: {True: [], False: []})
-    """the solved and the unsolved ones, the newest last"""
+    """its solved and its unsolved episodes, the newest last"""
 
 
 class Memory:

@@ -60,7 +60,7 @@ class RolloutCounter:
         self._sampled = []
         expected = self._rollouts * max(0, self._prompts - len(prompts))
         for uid in prompts:
-            # The number that a prompt set before a resume is not known any more.
+            # After a resume, the number that a prompt had set is unknown.
             expected += self._own.pop(uid, with_rows[uid] if self._varies else self._rollouts)
         missing = max(0, expected - with_rows.total())
         if missing:

@@ -65,10 +65,10 @@ class Patience:
 class StarvationGuard:
     """Watches which groups a replay buffer, verl's or a user's, drops in a step, and which batches it returns.
 
-    Twice as many groups as a batch has may be lost because the agent loop raised, or because all their episodes failed,
-    before that counts as one failed attempt. Group filtering may drop
-    ``algorithm.filter_groups.max_num_gen_batches`` batches of groups whose episodes all end alike; without that key
-    :data:`ALIKE` in which no group was kept, if they took longer than ``seconds``, which is ``turnkey.env.patience``.
+    An attempt fails when more than twice the groups of a batch are lost, because the agent loop raised or because all
+    their episodes failed. Of batches of groups whose episodes all end alike, group filtering may drop fewer than
+    ``algorithm.filter_groups.max_num_gen_batches``; without that key, fewer than :data:`ALIKE` if no group was kept and
+    they took longer than ``seconds`` (``turnkey.env.patience``).
     """
 
     def __init__(self, trainer: PPOTrainer, seconds: float) -> None:

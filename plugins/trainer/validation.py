@@ -68,7 +68,7 @@ class Validation:
         """
         failed = failed_of(infos, len(uids))
         infos = of_played(infos, failed)
-        turns = [number for number, no in zip(turns, failed, strict=True) if not no]
+        turns = [number for number, lost in zip(turns, failed, strict=True) if not lost]
         metrics = validation_metrics(verls, sources, uids, infos, turns, expected_acc_counts)
         samples = self._trainer.config.actor_rollout_ref.rollout.val_kwargs.n
         expected = set((expected_acc_counts or {}).values()) or {samples}
@@ -92,9 +92,9 @@ def failed_of(infos: Mapping[str, Sequence[Any]], count: int) -> list[bool]:
 
 
 def of_played(infos: Mapping[str, Sequence[Any]], failed: Sequence[bool]) -> dict[str, list[Any]]:
-    """``infos`` with None, which verl's metrics leave out, for values of failed episodes."""
+    """``infos`` with None for the values of failed episodes, which verl's metrics leave out."""
     return {
-        name: [None if no and name != "failed" else value for value, no in zip(values, failed, strict=True)]
+        name: [None if lost and name != "failed" else value for value, lost in zip(values, failed, strict=True)]
         for name, values in infos.items()
     }
 

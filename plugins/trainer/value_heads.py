@@ -1,4 +1,4 @@
-"""A critic with several heads in the place of verl's, for a method that reads several values of a turn."""
+"""A critic with several heads in place of verl's, for a method that reads several values per turn."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class ValueHeads:
     def __init__(self, trainer: PPOTrainer, step: AdvantageStep) -> None:
         self._trainer, self._heads = trainer, step.heads
         self.further = [value_field(step.heads, head) for head in step.heads[1:]]
-        """fields of the values beside verl's"""
+        """fields of the values after the first, which has verl's field"""
 
     @property
     def fields(self) -> frozenset[str]:
-        """Those that the critic's workers alone compute with."""
+        """The fields that only the critic's workers compute with."""
         return frozenset((*self.further, *map(target_field, self._heads)))
 
     def join(self) -> None:
-        """Before verl makes the workers: the critic's class."""
+        """Replace verl's critic class, before verl creates the workers."""
         if self._heads:
             self._trainer.role_worker_mapping[Role.Critic] = ray.remote(critic_with(self._heads))
 
@@ -37,4 +37,4 @@ class ValueHeads:
             data = partition_of(batch).read(batch.keys, [*self.further, "response_mask"])
             cut = {name: of_response(data[name], data["response_mask"], shift=1) for name in self.further}
             partition_of(batch).write(batch.keys, cut)
-            batch.fields = None  # a selection from before would hide the new fields
+            batch.fields = None  # an earlier selection would hide the new fields

@@ -1,4 +1,4 @@
-"""verl's continuous-token builders, which render messages as token ids, as the supported versions of verl have them.
+"""verl's continuous-token builders, which render messages as token ids, in all supported versions of verl.
 
 0.9.0 has builders for text only, chooses them by the name of the model's folder, and gives a loop one only where
 ``data.continuous_token.enable`` is set. Later versions choose by ``model_type`` and render images. Before 0.9.1 the
@@ -25,26 +25,26 @@ Messages = list[dict[str, Any]]
 BY_TYPE = "hf_model_type" in inspect.signature(create_continuous_token_builder).parameters
 _IMAGES = "images" in inspect.signature(continuous_token.ContinuousTokenBuilder.build_initial_tokens).parameters
 _NAMES = {"glm4_moe": "glm-4.7", "glm_moe_dsa": "glm-5"}
-"""by which verl 0.9.0 knows models whose ``model_type`` is not like their name"""
+"""``model_type`` -> the name by which verl 0.9.0 knows the model, where they differ"""
 _ANEW = getattr(continuous_token, "DeepSeekVL2ContinuousTokenBuilder", ())
 
 
 class ContinuousTokenBuilder(continuous_token.ContinuousTokenBuilder):
     """verl's builder of unknown models, also for templates in which user and model must alternate (Gemma 3, Mistral).
 
-    verl takes the ids of a message from a render in which it follows one of the user, which such templates refuse.
+    verl takes the ids of a message from a render in which it follows a user message, which such templates refuse.
     """
 
     _BEFORE = ({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})
 
     def _tokenize_single_non_tool(self, message: dict[str, Any], **kwargs: Any) -> list[int]:
-        with suppress(Exception):  # verl retries a template's refusal in another way, whose error may be any
+        with suppress(Exception):  # verl retries a refusal of the template in another way, which may raise anything
             return super()._tokenize_single_non_tool(message, **kwargs)
         return self.render_delta_token_id([*self._BEFORE], [message], **kwargs)
 
 
 class _Once(logging.Filter):
-    """Lets each message through once: verl says of every episode's builder which one it falls back to."""
+    """Lets each message through once: verl logs the fallback of every episode's builder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,14 +71,14 @@ def builder_of(config: DictConfig, tokenizer: Any, processor: Any, model_type: s
     """The builder of a model, as an agent loop gets it.
 
     Raises:
-        ConfigError: verl chooses one by the ``model_type`` that the model's tokenizer does not suit.
+        ConfigError: the model's tokenizer does not suit the builder that verl chooses by ``model_type``.
     """
     try:
         return _suited(_builder_of(config, tokenizer, processor, model_type))
     except ValueError as error:
         raise ConfigError(
-            f"verl makes the prompts of model_type={model_type} with a builder that this model's tokenizer does not "
-            f"suit ({error}): no episode could begin. Take a tokenizer with the tokens of that family "
+            f"verl renders the prompts of model_type={model_type} with a builder that this model's tokenizer does not "
+            f"suit ({error}): no episode could begin. Use a tokenizer with the tokens of that family "
             "(actor_rollout_ref.model.tokenizer_path), or another model"
         ) from error
 
@@ -103,7 +103,7 @@ def _builder_of(config: DictConfig, tokenizer: Any, processor: Any, model_type: 
 
 
 def builder_of_loop(loop: Any) -> Any:
-    """The builder of an agent loop; in verl 0.9.0 it may have none."""
+    """The builder of an agent loop, which in verl 0.9.0 may lack one."""
     builder = loop.continuous_token_builder
     return builder_of(loop.config, loop.tokenizer, None, None) if builder is None else _suited(builder)
 
@@ -115,10 +115,10 @@ def _suited(builder: Any) -> Any:
 
 
 def check_takes_images(loop: Any) -> None:
-    """Before images are shown to a model.
+    """Check that the model of an agent loop takes images.
 
     Raises:
-        ValueError: this model takes none, or this verl renders none.
+        ValueError: it does not, or this verl cannot render images.
     """
     if not _IMAGES:
         raise ValueError("prompts with images need verl 0.9.1")
@@ -137,11 +137,11 @@ def first_tokens(builder: Any, messages: Messages, tools: Any, images: list[Any]
 
 
 def appended_tokens(builder: Any, past: Messages, after: Messages, ids: Sequence[int], tools: Any) -> list[int]:
-    """``ids``, which hold the messages ``past``, with the further messages of ``after`` and the generation prompt."""
+    """``ids``, which render the messages ``past``, with the new messages of ``after`` and the generation prompt."""
     merge = getattr(builder, "merge_context_tokens", None) or builder.merge_non_assistant_tokens
     return list(merge(past, after, list(ids), tools=tools).token_ids)
 
 
 def renders_anew(builder: Any) -> bool:
-    """Whether the builder renders the whole conversation anew when messages are appended."""
+    """Whether the builder renders the whole conversation again when messages are appended."""
     return isinstance(builder, _ANEW)

@@ -1,7 +1,7 @@
 """The rows of a batch in the trainer's own memory: the ``DataProto`` of verl's older trainer, without TransferQueue.
 
-``RayPPOTrainer`` hands such a batch from step to step. Its columns of tokens are padded on the right to one length, and
-all that is not a tensor is a column of objects.
+``RayPPOTrainer`` passes such a batch from step to step. Its columns of tokens are padded on the right to one length,
+and everything that is not a tensor is a column of objects.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from verl.utils.tensordict_utils import assign_non_tensor_stack
 from verl.workers.utils.padding import response_to_nested
 
 OF_VERL = ("advantages", "returns", "token_level_rewards", "response_mask", "rollout_is_weights")
-"""what verl's advantage step writes, of those that the run's configuration asks for"""
+"""columns that verl's advantage step may write, depending on the configuration"""
 
 
 class InMemory:
@@ -27,7 +27,7 @@ class InMemory:
         data: with ``response_mask`` (B, L), ``attention_mask`` (B, P + L) and verl's rewards ``rm_scores`` (B, L).
         keys: ``{uid}_{session}_{index}`` of each row.
         tags: of each row, ``is_padding`` and ``seq_len`` among them.
-        ours: the fields that we read, of those that the rows have.
+        ours: the fields that we read, if the rows have them.
     """
 
     def __init__(self, data: DataProto, keys: list[str], tags: list[dict[str, Any]], ours: Sequence[str]) -> None:
@@ -46,17 +46,17 @@ class InMemory:
         self.written: dict[str, Any] = {}
 
     def _jagged(self, column: torch.Tensor) -> torch.Tensor:
-        """(B, L) without its padding; a column of one number per row as it is."""
+        """(B, L) without its padding; a column with a number per row is unchanged."""
         return response_to_nested(column, self._shape) if column.ndim == 2 else column
 
     @property
     def now(self) -> dict[str, Any]:
-        """Our fields as the batch will have them."""
+        """Our fields as they will be in the batch."""
         return {**dict(self.data.items()), **self.written}
 
     @contextmanager
     def for_verl(self) -> Iterator[None]:
-        """Meanwhile verl's advantage step works on the batch."""
+        """Context in which verl's advantage step works on the batch."""
         yield
         columns: Mapping[str, torch.Tensor] = self._all.batch
         self.written |= {name: self._jagged(columns[name]) for name in OF_VERL if name in columns}

@@ -1,4 +1,4 @@
-"""What the package does to verl's objects, and asks of them, by their private parts.
+"""How the package reads and changes private parts of verl's objects.
 
 The parts themselves are listed in ``seams.py``.
 """
@@ -21,7 +21,7 @@ SUPPORTED_VERL = ">=0.9,<0.10.0a0"
 """0.10.0.dev, verl's main branch, is within"""
 TESTED_VERL = ("0.9.1",)
 NO_TRAJECTORIES = "no materializable trajectories"
-"""part of the error message of the synchronous replay buffer when no episode of a batch left a row"""
+"""in the error message of the synchronous replay buffer if no episode of a batch left a row"""
 
 
 def verl_version() -> str:
@@ -49,7 +49,7 @@ def unsupported_verl() -> str | None:
 
 
 def server_managers(trainer: Any) -> list[Any]:
-    """The managers of a trainer's inference servers; verl 0.9.0 has no method that gives them."""
+    """The managers of a trainer's inference servers; verl 0.9.0 has no method for them."""
     if hasattr(trainer, "_rollout_server_managers"):
         return trainer._rollout_server_managers()
     managers = (getattr(trainer, name, None) for name in ("llm_server_manager", "standalone_server_manager"))
@@ -57,7 +57,7 @@ def server_managers(trainer: Any) -> list[Any]:
 
 
 def reward_metric() -> str | None:
-    """The name in ``algorithm.filter_groups.metric`` for which verl compares ``rm_scores``; before 0.9.1 none."""
+    """The value of ``algorithm.filter_groups.metric`` with which verl compares ``rm_scores``; None before 0.9.1."""
     from verl.trainer.ppo.v1 import replay_buffer
 
     return getattr(replay_buffer, "FILTER_GROUPS_REWARD_METRIC", None)
@@ -112,7 +112,7 @@ class _WithoutFlush(logging.LoggerAdapter):
 
 @contextmanager
 def logger_of(module: ModuleType) -> Iterator[None]:
-    """verl 0.9.1's separate_async gives its logger a ``flush=``, which none takes, when hybrid_engine is false."""
+    """Context in which the module's logger accepts ``flush=``, which verl 0.9.1's separate_async passes by mistake."""
     original = module.logger
     module.logger = _WithoutFlush(original, {})  # pyright: ignore[reportAttributeAccessIssue]
     try:
@@ -190,7 +190,7 @@ def training_pool(trainer: Any) -> Any:
 
 
 def data_parallel_size(group: Any, role: str = "actor") -> int:
-    """Number of data-parallel ranks of a worker group; asked for and remembered as verl's ``_balance_batch`` does."""
+    """Number of data-parallel ranks of a worker group, requested and cached as in verl's ``_balance_batch``."""
     if role not in group._dispatch_info:
         group._dispatch_info[role] = group._query_dispatch_info(role)
     return max(group._dispatch_info[role]) + 1

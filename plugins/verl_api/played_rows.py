@@ -1,4 +1,4 @@
-"""verl's advantage step over the rows of played episodes: those of failed ones and padding enter no statistic of it."""
+"""verl's advantage step over the rows of played episodes: failed episodes and padding enter none of its statistics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Controller:
 
 @contextmanager
 def penalties_of(rows: int) -> Iterator[None]:
-    """Meanwhile verl averages the KL of a batch, for its metric and its controller, over its ``rows`` with tokens."""
+    """Context in which verl averages the KL of a batch, for metric and controller, over its ``rows`` with tokens."""
     verls: Any = trainer_base.apply_kl_penalty  # pyright: ignore[reportPrivateImportUsage]
 
     def apply(data: DataProto, kl_ctrl: Any, kl_penalty: str = "kl") -> tuple[DataProto, dict[str, float]]:
@@ -44,7 +44,7 @@ def penalties_of(rows: int) -> Iterator[None]:
 
 @contextmanager
 def advantages_of(rows: Sequence[int] | None) -> Iterator[None]:
-    """Meanwhile verl computes advantages of these rows alone: others enter none of its statistics, and get 0.
+    """Context in which verl computes advantages of these rows only: others enter none of its statistics, and get 0.
 
     ``rows``: None for all rows of the batch.
     """

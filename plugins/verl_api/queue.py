@@ -1,4 +1,4 @@
-"""The one door to verl's TransferQueue: every row that this package reads, writes or clears passes here.
+"""The only access to verl's TransferQueue: every row that this package reads, writes or clears passes here.
 
 No other file of the package imports ``transfer_queue``.
 """
@@ -18,7 +18,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 READ = ("uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values")
-"""the fields that verl's ``_compute_advantage`` asks the queue for, in one call"""
+"""the fields that verl's ``_compute_advantage`` requests from the queue, in a single call"""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Partition:
     name: str
 
     def read(self, keys: Sequence[str], fields: Sequence[str] | None = None) -> TensorDict:
-        """Columns of the rows in the order of ``keys``; of ``fields`` (None: all), those that all of the rows have.
+        """Columns of the rows in the order of ``keys``: those of ``fields`` (None: all) that all of the rows have.
 
         Raises:
             ValueError: there is no such row, or it has none of the fields.
@@ -37,12 +37,12 @@ class Partition:
         return tq.kv_batch_get(keys=list(keys), partition_id=self.name, select_fields=select)
 
     def write(self, keys: Sequence[str], columns: Mapping[str, Any]) -> KVBatchMeta:
-        """Columns of the rows: (n, ...), or jagged (n, L). What is not written stays."""
+        """Write columns of the rows, (n, ...) or jagged (n, L); other columns stay."""
         fields = TensorDict(dict(columns), batch_size=len(keys))
         return tq.kv_batch_put(keys=list(keys), partition_id=self.name, fields=fields)
 
     def write_rows(self, keys: Sequence[str], rows: list[dict[str, Any]], tags: list[dict[str, Any]]) -> KVBatchMeta:
-        """New rows, whose fields are all the same: a field that one of them lacks leaves the others, too."""
+        """Add rows with the same fields: a field that one of them lacks would vanish from all rows."""
         return tq.kv_batch_put(
             keys=list(keys), partition_id=self.name, fields=list_of_dict_to_tensordict(rows), tags=tags
         )
@@ -93,10 +93,10 @@ def with_rows(batch: KVBatchMeta, keys: Sequence[str], tags: Sequence[dict[str, 
 
 
 class OneTrip:
-    """One reading and one writing of the rows of ``batch`` for verl's advantage step and for what we add to it.
+    """Reads and writes the rows of ``batch`` once, for verl's advantage step and for ours.
 
-    On a batch of many rows the trips to the queue take most of the time of that step. While verl's step runs, this
-    object is in the place of its module ``transfer_queue``; a call for other rows or other fields goes to the queue.
+    On a batch of many rows that step spends most of its time in calls to the queue. While verl's step runs, this object
+    replaces its module ``transfer_queue``; calls for other rows or other fields go to the queue.
     """
 
     def __init__(self, batch: KVBatchMeta, ours: Sequence[str], known: Mapping[str, torch.Tensor]) -> None:
@@ -105,14 +105,14 @@ class OneTrip:
         wanted = dict.fromkeys(name for name in (*READ, *ours) if name not in known)
         data = partition_of(batch).read(batch.keys, [*wanted]).update(known)
         self.data = data.select(*(name for name in ours if name in data))
-        """our fields, of those that the rows have"""
+        """our fields, if the rows have them"""
         self._verls: TensorDict | None = data.select(*(name for name in READ if name in data))
         self.written: dict[str, Any] = {}
-        """the columns that go to the queue: verl's, to which we add ours"""
+        """the columns to write to the queue: verl's, to which we add ours"""
 
     @property
     def now(self) -> dict[str, Any]:
-        """Our fields as the queue will have them: a rejection changes ``response_mask``."""
+        """Our fields as they will be in the queue: a rejection changes ``response_mask``."""
         return {**dict(self.data.items()), **self.written}
 
     def put(self) -> KVBatchMeta:
@@ -122,7 +122,7 @@ class OneTrip:
 
     @contextmanager
     def for_verl(self) -> Iterator[None]:
-        """Meanwhile verl's advantage step reads and writes here."""
+        """Context in which verl's advantage step reads and writes here."""
         from verl.trainer.ppo.v1 import trainer_base
 
         with patch.object(trainer_base, "tq", self):

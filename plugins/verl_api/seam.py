@@ -1,4 +1,4 @@
-"""One private part of verl that this package relies on, and whether the installed verl has it."""
+"""A private part of verl that this package relies on, and whether the installed verl has it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 GONE = ""
-"""stands in ``Seam.older`` for a version that did not have the part yet"""
+"""in ``Seam.older``: a version did not have the part yet"""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """A part of verl that is not as any supported version has it.
+    """A part of verl that differs from all supported versions.
 
     ``installed`` is "" when it is gone; ``fault`` is the exception of its module, other than that the part is missing.
     """
@@ -34,9 +34,9 @@ class Moved:
 
 @dataclass(frozen=True)
 class Seam:
-    """One private part of verl: its module and name, the parameters we rely on, and our use of it.
+    """A private part of verl: its module and name, the parameters that we rely on, and our use of it.
 
-    ``older``: what supported versions before the newest have instead, as ``name(parameters)``.
+    ``older``: the part in older supported versions, as ``name(parameters)``.
     """
 
     module: str
@@ -47,17 +47,17 @@ class Seam:
 
     @property
     def expected(self) -> tuple[str, ...]:
-        """What a supported version has, the newest first."""
+        """The part in each supported version, newest first."""
         return (f"{self.name}({self.parameters})", *self.older)
 
     def moved(self) -> Moved | None:
-        """None when the installed verl has it as one of the supported versions has."""
+        """None if the part of the installed verl is that of a supported version."""
         installed = ""
         for text in filter(None, self.expected):
             name = text.partition("(")[0]
             try:
                 now = self._signature(name)
-            except Exception as error:  # whatever a module of a version in the making raises
+            except Exception as error:  # a development version may raise anything
                 return Moved(self.module, self.name, self.expected, "", f"{type(error).__name__}: {error}")
             if now in (text, name):
                 return None
@@ -67,7 +67,7 @@ class Seam:
         return Moved(self.module, self.name, self.expected, installed)
 
     def _signature(self, name: str) -> str:
-        """``name(parameters)`` as installed, ``name`` if it cannot be called, "" if there is none."""
+        """``name(parameters)`` as installed, ``name`` if it is not callable, "" if it does not exist."""
         try:
             thing: Any = importlib.import_module(self.module)
             for part in name.split("."):
@@ -83,7 +83,7 @@ class Seam:
 
 
 def _parameters(thing: Any, name: str) -> list[str]:
-    """Those of the function ``name`` itself, if a decorator without ``functools.wraps`` stands in its place."""
+    """The parameters of the function ``name``, also inside a decorator without ``functools.wraps``."""
     parameters = inspect.signature(thing).parameters
     if [*parameters] == ["args", "kwargs"]:
         contents = (cell.cell_contents for cell in getattr(inspect.unwrap(thing), "__closure__", None) or ())

@@ -38,10 +38,6 @@ class Group:
     mixed: dict[str, list[str]] = field(default_factory=dict)
     """with ``--by``: further keys in which its runs differ"""
 
-    @property
-    def seeds(self) -> list[str]:
-        return [seed_of(run) for run in self.runs]
-
 
 def seed_of(run: Run) -> str:
     """The seed of the data or of the rollout, else the name of the folder."""

@@ -639,7 +639,7 @@ MUTATIONS = [
         LOOP,
     ),
     ("plugins/rollout/trajectory_log.py", "self.decode(turn.prompt) if t == 0 else", "", LOOP),
-    ("plugins/trainer/validation.py", "None if no and name", "value if no and name"),
+    ("plugins/trainer/validation.py", "None if lost and name", "value if lost and name"),
     ("plugins/trainer/validation.py", 'if name != "acc" and split', "if split"),
     ("plugins/trainer/validation.py", "WARN_ABOVE, STOP_ABOVE = 0.05, 0.5", "WARN_ABOVE, STOP_ABOVE = 0.04, 0.5"),
     (

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.view import report, stats
 from verl_turnkey.plugins.view.compare import SCALES, compare
-from verl_turnkey.plugins.view.groups import group_runs
+from verl_turnkey.plugins.view.groups import group_runs, seed_of
 from verl_turnkey.plugins.view.runs import read
 
 CURVE = {0: 0.2, 5: 0.6, 10: 0.9}
@@ -27,8 +27,12 @@ def runs(tmp_path, *kinds):
     return [read(write(tmp_path / f"run-{number}", CURVE, **kind)) for number, kind in enumerate(kinds)]
 
 
+def seeds(group):
+    return [seed_of(run) for run in group.runs]
+
+
 def named(tmp_path, *kinds, by=()):
-    return {each.name: each.seeds for each in group_runs(runs(tmp_path, *kinds), by)}
+    return {each.name: seeds(each) for each in group_runs(runs(tmp_path, *kinds), by)}
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -61,7 +65,7 @@ def test_two_models_are_two_configurations_wherever_they_lie(tmp_path):
 def test_by_groups_by_this_alone_and_says_what_it_mixes(tmp_path):
     kinds = {}, {"seed": 1, "more": {"turnkey.credit.gamma": 0.5}}, {"method": "salt"}
     groups = group_runs(runs(tmp_path, *kinds), ["method"])
-    assert [(each.name, each.seeds) for each in groups] == [("gigpo", ["0", "1"]), ("salt", ["0"])]
+    assert [(each.name, seeds(each)) for each in groups] == [("gigpo", ["0", "1"]), ("salt", ["0"])]
     assert groups[0].mixed == {"turnkey.credit.gamma": ["0.95", "0.5"]}
     assert groups[1].mixed == {}
     found = compare(runs(tmp_path, *kinds), by=["method"])
@@ -77,7 +81,7 @@ def test_runs_without_configuration_go_by_their_folders(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "m.jsonl").write_text('{"step":1,"data":{"episode/success_rate":0.5}}\n')
     groups = group_runs([read(folder) for folder in sorted(tmp_path.iterdir())])
-    assert {each.name: each.seeds for each in groups} == {"gigpo": ["gigpo-0", "gigpo-1"], "salt": ["salt-0"]}
+    assert {each.name: seeds(each) for each in groups} == {"gigpo": ["gigpo-0", "gigpo-1"], "salt": ["salt-0"]}
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
