@@ -122,7 +122,7 @@ class EstimatorSpec:
 
     def names_before(self, modify: Sequence[Modification] = ()) -> frozenset[str]:
         """Names, without ``extra.``, of the columns that describe the state before the step, also the modifiers'."""
-        columns = (*self.before, *(column for one in modify for column in one.spec.before))
+        columns = (*self.before, *(column for modification in modify for column in modification.spec.before))
         return frozenset(column.removeprefix("extra.") for column in columns)
 
 

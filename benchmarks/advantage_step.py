@@ -1,4 +1,4 @@
-"""The driver's part of a training step that this package changes, beside verl's own: seconds and memory.
+"""Seconds and memory of the driver's part of a training step, compared with stock verl.
 
     python benchmarks/advantage_step.py                                                 # 6,000 to 100,000 short rows
     python benchmarks/advantage_step.py --rows 1000 --rows 4000 --tokens 4096 --whole 100000
@@ -7,11 +7,10 @@
 
 The same rows in a real TransferQueue go through verl's own trainer with grpo and through ours with gigpo, in turn:
 ``_balance_batch``, which pads the rows and deals them to 8 ranks, and ``_compute_advantage``, from the queue and back.
-``CPU``: seconds of the driver and of the processes of the queue, which tells more than the clock where a machine is
-shared. ``memory``: what the driver takes while it runs, beside what it held. ``--extras``: ours with weights per
-episode and a loss that reads columns. ``--whole``: what a batch of so many rows would take, by the growth between the
-last two sizes. ``--credit``: only what this package computes, from jagged rows to padded advantages, most rows much
-shorter than the longest.
+``CPU``: CPU seconds of the driver and of the queue's processes, which vary less than wall time on a shared machine.
+``memory``: the driver's peak above what it held before. ``--extras``: ours with weights per episode and a loss that
+reads columns. ``--whole``: a batch of so many rows, extrapolated from the last two sizes. ``--credit``: only what this
+package computes, from jagged rows to padded advantages; most rows are much shorter than the longest.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-# Where other programs fill the memory, Ray would end the queue.
+# When other programs fill the memory, Ray would kill the queue.
 os.environ.update(TURNKEY_DEVICE="cpu", VERL_LOGGING_LEVEL="ERROR", TQ_LOGGING_LEVEL="ERROR")
 os.environ.update(RAY_memory_monitor_refresh_ms="0")
 
@@ -88,7 +87,7 @@ def make_trainer(kind: type, config: DictConfig) -> Any:
 
 
 def fill(rows: int, tokens: int, seed: int = 0) -> KVBatchMeta:
-    """Episodes of 32 to 66 steps, 8 per prompt, a row per step; up to ``tokens`` tokens a row."""
+    """Put rows into the queue: episodes of 32 to 66 steps, 8 per prompt, up to ``tokens`` tokens per row."""
     draw = random.Random(seed)
     keys: list[str] = []
     fields: list[dict[str, Any]] = []
@@ -136,7 +135,7 @@ def forget_peak() -> float:
 
 
 def credit_alone(rows: int, longest: int, seed: int = 0) -> None:
-    """Episodes of 32 to 66 steps, a row per step, with exponentially distributed lengths; one row has the longest."""
+    """Time and memory of the credit of episodes of 32 to 66 steps; lengths are exponential, one row has the longest."""
     draw = random.Random(seed)
     keys: list[str] = []
     fields: list[dict[str, Any]] = []
@@ -166,17 +165,17 @@ def credit_alone(rows: int, longest: int, seed: int = 0) -> None:
 
 @dataclass
 class Took:
-    """Of the repeats of one trainer."""
+    """Measurements of one trainer, one per repeat."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
     """by part"""
     cpu: list[float] = field(default_factory=list)
-    """seconds of this process and of those of the queue, both parts"""
+    """seconds of this process and of the queue's, both parts"""
     memory: list[float] = field(default_factory=list)
-    """GB that this process took beside what it held, in the part that took most"""
+    """peak of this process in GB above what it held before, the larger of the two parts"""
 
     def row(self) -> np.ndarray:
-        """Least seconds of each part and of both, least of the CPU, most memory."""
+        """Minimum seconds of each part and of both, minimum of the CPU, maximum of the memory."""
         both = map(sum, zip(*self.seconds.values(), strict=True))
         return np.array([*map(min, self.seconds.values()), min(both), min(self.cpu), max(self.memory)])
 
@@ -195,13 +194,13 @@ def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
 
 
 def drive(trainer: Any, batch: KVBatchMeta, took: Took) -> None:
-    """One step's part of the driver; what verl does between its two halves is left out."""
+    """Both parts of one step, without what verl does between them."""
     batch = KVBatchMeta(keys=list(batch.keys), tags=list(batch.tags), partition_id="train")
     processes, cpu, memory = queue_processes(), 0.0, 0.0
     padding: list[str] = []
     for part, run in PARTS.items():
         gc.collect()
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # what was freed and kept would hide what is taken
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory that was freed but kept would hide new allocations
         before, busy, started = forget_peak(), cpu_seconds(processes), time.perf_counter()
         batch = getattr(trainer, run)(batch, {})
         took.seconds[part].append(time.perf_counter() - started)
@@ -267,7 +266,7 @@ def main(
             show(number, *took[-1])
         if whole:
             show(whole, *(took[-1] + (took[-1] - took[-2]) * (whole - rows[-1]) / (rows[-1] - rows[-2])))
-            print("\nThe last row was not run: it is the growth between the two before it, carried on.")
+            print("\nThe last row was not run: it extrapolates the two before it.")
         tq.close()
     finally:
         ray.shutdown()

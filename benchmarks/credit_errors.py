@@ -1,7 +1,7 @@
-"""How large are variance and bias of a method's advantages, and what becomes of them where states are rarely met twice?
+"""Variance and bias of each method's advantages, also where states rarely recur.
 
     python benchmarks/credit_errors.py run NAME=FOLDER ...    # models or checkpoints of the quickstart's task
-    python benchmarks/credit_errors.py pages                  # the tables of results/README.md again
+    python benchmarks/credit_errors.py pages                  # write the tables of results/README.md
 
 Against exact values, on the batches of ``credit_quality.py``.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import credit_quality as quality
+import credit_quality
 import numpy as np
 import typer
 from credit_quality import (
@@ -31,12 +31,13 @@ from credit_quality import (
     World,
     cosine_cell,
     unrolled,
+    vine,
 )
 from exact_values import WON, WORDS, Floats, Ints, different
 from page_tables import packages
 from reinforce import REINFORCE, reinforce
 
-from verl_turnkey.advantage import StepBatch, compute_credit
+from verl_turnkey.advantage import StepBatch
 from verl_turnkey.advantage.group_ops import joint_codes
 from verl_turnkey.advantage.metrics import describe_groups
 from verl_turnkey.plugins.cli.tables import write_between
@@ -44,29 +45,28 @@ from verl_turnkey.plugins.cli.tables import write_between
 RESULTS = Path(__file__).parent / "results" / "credit_errors.json"
 PAGE = Path(__file__).parent / "results" / "README.md"
 EVERY = 3
-"""of the different starts, one in so many: a situation is met again in several batches"""
+"""use one in so many of the different starts, so that situations recur in several batches"""
 BLOCKS = 10
-"""of batches: leaving out one after the other tells the standard errors"""
+"""of batches, for jackknife standard errors"""
 STATE, TURN, NUMBER, HISTORY = "state", "state and last turn", "state and number of the turn", "whole history"
 KEYS = (STATE, TURN, NUMBER, HISTORY)
-"""from what all that goes on depends on, to what no two episodes share for long"""
+"""from coarse to fine: no two episodes share a history for long"""
 KEYED = ("grpo_steps", "gigpo", "hgpo", "salt", "graph")
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 
 def errors(advantage: Floats, exact: Floats, cell: Ints, batch: Ints) -> dict[str, float]:
-    """Variance and squared bias of advantages (S,), in units of the mean squared exact one.
+    """Variance and squared bias of advantages (S,), relative to the mean squared exact advantage.
 
-    A cell is one action in one situation with one number of turns left: there the exact advantage is one number ``A``,
-    and the estimate ``a`` is random, with mean ``m``. Estimates are first multiplied by the number ``c`` with which
-    they rise by 1 where the exact ones do: ``c E[a A] = E[A^2]``. ``variance`` is ``c^2 E[(a - m)^2] / E[A^2]`` then,
-    and ``bias`` is ``E[(c m - A)^2] / E[A^2]``; they sum to the mean squared error.
+    A cell is one action in one situation with one number of turns left: its exact advantage is a number ``A``, its
+    estimate ``a`` is random with mean ``m``. Estimates are first scaled by the ``c`` with ``c E[a A] = E[A^2]``. Then
+    ``variance`` is ``c^2 E[(a - m)^2] / E[A^2]`` and ``bias`` is ``E[(c m - A)^2] / E[A^2]``; they sum to the mean
+    squared error.
 
-    ``E[m^2]`` is the mean product of two estimates of a cell from different batches, which have nothing in common, as
-    those of one batch have. So neither number has an error that further batches would not take away; a small ``bias``
-    may fall below 0 by chance. ``measured``: the share of the steps whose cell is in several batches; all expectations
-    are over these.
+    ``E[m^2]`` is the mean product of two estimates of a cell from different batches, which are independent, unlike two
+    of one batch. So both numbers converge with more batches; a small ``bias`` may come out below 0. ``measured``: the
+    share of the steps whose cell is in several batches; all expectations are over these.
     """
     cell, _ = joint_codes(cell, np.zeros_like(cell))
     part, _ = joint_codes(cell, batch)
@@ -88,7 +88,7 @@ def errors(advantage: Floats, exact: Floats, cell: Ints, batch: Ints) -> dict[st
 
 
 def with_errors(advantage: Floats, exact: Floats, cell: Ints, batch: Ints) -> dict[str, float]:
-    """:func:`errors`, and standard errors of the first two by leaving out one block of batches after the other."""
+    """:func:`errors`, with jackknife standard errors of the first two over blocks of batches."""
     whole = errors(advantage, exact, cell, batch)
     left_out = [
         errors(*(column[batch % BLOCKS != block] for column in (advantage, exact, cell, batch)))
@@ -130,7 +130,7 @@ def keyed(world: World, batch: Batch, name: str) -> StepBatch:
 def _histories(
     turn: Sequence[int], before: Sequence[Hashable], action: Sequence[int], after: Sequence[Hashable]
 ) -> tuple[list[Hashable], list[Hashable]]:
-    """All that was seen and done up to each step, and with it; of steps in the order of their trajectories."""
+    """Hash of the history before each step, and with it; steps are in the order of their trajectories."""
     histories: list[Hashable] = []
     ahead: list[Hashable] = []
     for t, first, done, then in zip(turn, before, action, after, strict=True):
@@ -140,10 +140,10 @@ def _histories(
 
 
 def credit(name: str, steps: StepBatch) -> Floats:
-    """Its advantages under the defaults of its recipe, but for the context of ``hgpo``."""
+    """Advantages by a method, or by REINFORCE++."""
     if name == REINFORCE:
         return reinforce(steps).advantage
-    return compute_credit(name, steps, **quality.PARAMETERS.get(name, {})).advantage
+    return credit_quality.credit(name, steps)
 
 
 def measure(world: World, batches: int, seed: int) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def measure(world: World, batches: int, seed: int) -> dict[str, Any]:
         tables = {key: keyed(world, batch, key) for key in KEYS}
         estimates = {(STATE, name): credit(name, batch.steps) for name in METHODS}  # proxmo compares texts as well
         estimates[STATE, REINFORCE] = credit(REINFORCE, tables[STATE])
-        estimates |= {(STATE, VINE_ALL): quality._vine(world, batch, draw), (STATE, EXACT): batch.exact}
+        estimates |= {(STATE, VINE_ALL): vine(world, batch, draw), (STATE, EXACT): batch.exact}
         estimates |= {(key, name): credit(name, tables[key]) for key in KEYS[1:] for name in KEYED}
         for place, advantage in estimates.items():
             tallies.setdefault(place, Tally()).add(world, batch, advantage, len(batch.exact))
@@ -189,21 +189,21 @@ def _cells(batch: Batch, sizes: tuple[int, ...]) -> Ints:
 def run(
     models: Annotated[list[str], typer.Argument(help="NAME=FOLDER: of Hugging Face or a checkpoint of verl's")],
     batches: Annotated[int, typer.Option(help="batches of 64 episodes")] = 200,
-    every: Annotated[int, typer.Option(help="take one in so many of the different starts")] = EVERY,
+    every: Annotated[int, typer.Option(help="use one in so many of the different starts")] = EVERY,
     seed: int = 0,
 ) -> None:
-    """Measure, add to the results that are kept, write the tables."""
+    """Measure, add to the saved results, write the tables."""
     for name, games, prompts in unrolled(models, different(LEVEL, SEEDS)[::every]):
         measured = measure(World.of(games, USUAL_HORIZON, prompts), batches, seed)
         about = {"level": LEVEL, "games": len(games), "batches": batches, "seed": seed, "packages": packages()}
-        kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-        RESULTS.write_text(json.dumps({**kept, name: {**about, **measured}}, indent=1) + "\n")
+        saved = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+        RESULTS.write_text(json.dumps({**saved, name: {**about, **measured}}, indent=1) + "\n")
     pages()
 
 
 @app.command()
 def pages() -> None:
-    """Write the tables from the results that are kept."""
+    """Write the tables from the saved results."""
     results = json.loads(RESULTS.read_text())
     for name, make in CONTENTS.items():
         write_between(PAGE, name, f"{make(results)}\n")

@@ -1,18 +1,18 @@
 """Which method estimates the true advantage best? Against exact values, for group sizes and horizons.
 
     python benchmarks/credit_quality.py run NAME=FOLDER ...    # models or checkpoints of the quickstart
-    python benchmarks/credit_quality.py table                  # the tables again, from the results that are kept
+    python benchmarks/credit_quality.py table                  # the tables, from the saved results
 
 Every game is unrolled to a table of its situations, and the probability of success of each is computed exactly, under
 the model as policy (``exact_values.py``). Then batches of episodes are played, and each method's advantages of their
-steps are compared with the exact ones: of the success rate, not discounted. No training is involved, so that no luck of
-a learning run is, either.
+steps are compared with the exact ones of the undiscounted success rate. Nothing is trained, so the luck of a training
+run plays no part.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,12 +42,12 @@ METHODS = ("grpo_steps", "rloo_steps", "gigpo", "hgpo", "salt", "proxmo", "graph
 PARAMETERS = {"hgpo": {"history": 1}}
 """what the quickstart's launch line must change in a recipe: as many past states as its prompt shows"""
 SOLVED = "solved"
-"""the key of the state after a step that solves the task; of equal ones the states before and the actions are equal"""
+"""key of the state after a step that solves the task"""
 CONTINUATIONS = 4
 FORKED = ("as many turns", "exact advantages")
 VINE, VINE_ALL, EXACT = "vine, as many turns", "vine, as many episodes", "exact advantages"
 TOLERANCE = 0.03
-"""by how much the turns of a row may differ from those of independent episodes before its numbers say so"""
+"""a row prints its turns if they differ by more from those of independent episodes"""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -66,7 +66,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Branching:
-    """A strategy that trains its branches, ``rollouts`` of each task under it, and the rule of the method ``tree``."""
+    """A strategy that trains its branches, the rollouts of each task, and the rule of the method ``tree``."""
 
     strategy: Tree | EntropyBranch
     rollouts: int
@@ -76,7 +76,7 @@ class Branching:
     def of(cls, group: int) -> dict[str, Branching]:
         """As in ``benchmarks/evidence/studies.py`` for a group of 8, others in proportion.
 
-        The number of tasks stays about the same, then, and the gradient in them as easy to find.
+        So the number of tasks stays about the same, and the gradient is as easy to estimate.
         """
         return {
             "tree": cls(Tree(first=4, every=4, depth=2), max(1, round(3 * group / 8)), "siblings"),
@@ -112,7 +112,7 @@ class World:
 
     @cached_property
     def price(self) -> float:
-        """Expected turns of an episode with continuations from each of its states, over those of one without."""
+        """Expected turns of an episode with continuations from each of its states, relative to one without."""
         ahead = [
             (game.visits(self.horizon) * turns[:0:-1]).sum() for game, turns in zip(self.games, self.turns, strict=True)
         ]
@@ -124,7 +124,7 @@ class World:
         return float(np.mean([turns[self.horizon, 0] for turns in self.turns]))
 
     def batch(self, group: int, episodes: int, draw: np.random.Generator) -> Batch:
-        """``episodes`` episodes in groups of ``group``, each in a game of its own while there are enough."""
+        """``episodes`` episodes in groups of ``group``, each group in a game of its own while there are enough."""
         number = np.arange(episodes) // group
         which = self._tasks(number[-1] + 1, draw)[number]
         won, situations, actions = play(self.games, which, self.horizon, draw)
@@ -133,7 +133,7 @@ class World:
         return self._batch(number[episode], which[episode], episode, turn, situation, action, won[episode])
 
     def forked(self, way: Branching, tasks: int, draw: np.random.Generator) -> Batch:
-        """Rollouts of ``tasks`` games with their branches, each turn once."""
+        """Rollouts of ``tasks`` games and their branches; shared turns occur once."""
         games = [(int(g), self.games[g]) for g in self._tasks(tasks, draw)]
         columns = forked(games, way.rollouts, self.horizon, way.strategy, draw)
         parent = columns.pop("parent")
@@ -180,7 +180,7 @@ class World:
         return Batch(steps, np.array(exact), game, situation, action, left)
 
     def estimate(self, batch: Batch, advantage: Floats) -> Floats:
-        """The gradient that ``advantage`` makes of the batch, summed over its steps: (prompts, A)."""
+        """The policy gradient of the batch with ``advantage``, summed over its steps: (prompts, A)."""
         gradient = np.zeros((self.prompts, len(WORDS)))
         prompt = np.array([self.games[g].prompt[s] for g, s in zip(batch.game, batch.situation, strict=True)])
         policy = np.array([self.games[g].policy[s] for g, s in zip(batch.game, batch.situation, strict=True)])
@@ -193,16 +193,12 @@ class World:
         return sum(self.gradients[g] * count for g, count in zip(games, counts, strict=True))
 
 
-def _method(name: str) -> Callable[[World, Batch, np.random.Generator], Floats]:
-    """Its advantages of a batch under the defaults of its recipe, but for ``PARAMETERS``."""
-    return lambda world, batch, draw: compute_credit(name, batch.steps, **PARAMETERS.get(name, {})).advantage
+def credit(name: str, steps: StepBatch) -> Floats:
+    """Advantages by a method with the defaults of its recipe, except for ``PARAMETERS``."""
+    return compute_credit(name, steps, **PARAMETERS.get(name, {})).advantage
 
 
-def _exact(world: World, batch: Batch, draw: np.random.Generator) -> Floats:
-    return batch.exact
-
-
-def _vine(world: World, batch: Batch, draw: np.random.Generator) -> Floats:
+def vine(world: World, batch: Batch, draw: np.random.Generator) -> Floats:
     """VinePPO: the value before and after a step is the share of ``CONTINUATIONS`` further episodes that win."""
 
     def measured(game: int, situation: int, left: int) -> float:
@@ -216,7 +212,7 @@ def _vine(world: World, batch: Batch, draw: np.random.Generator) -> Floats:
 
 
 class Pace:
-    """How large the next batch is, so that all batches together have as many turns as those of another row.
+    """Sizes of batches that together have as many turns as those of another row.
 
     Args:
         expected: turns of an episode, or of a task with all its paths.
@@ -235,7 +231,7 @@ class Pace:
 
 
 class Tally:
-    """What one method's advantages are worth, over all batches, and the turns that it took to get them."""
+    """How one method's advantages of all batches agree with the exact ones, and the turns that it played."""
 
     def __init__(self) -> None:
         self.turns = 0.0
@@ -252,7 +248,7 @@ class Tally:
         self._estimate, self._truth = self._estimate + estimate, self._truth + truth
 
     def result(self) -> dict[str, float]:
-        """``wrong`` and ``none``: of all \\|exact advantage\\|, the share at steps with the other sign, or with 0."""
+        """``wrong`` and ``none``: share of all \\|exact advantage\\| at steps with the wrong sign, and with 0."""
         advantage, exact = np.concatenate(self._pairs, axis=1)
         size = np.abs(exact)
         return {
@@ -285,15 +281,14 @@ def with_extra(steps: StepBatch, **extra: Floats) -> StepBatch:
 def measure(world: World, group: int, batches: int, seed: int) -> dict[str, Any]:
     """Every method on the same ``batches`` batches, and branching rollouts that play as many turns as these do.
 
-    ``turns`` of a method: all that it took, over those of the batches. ``begins``: half of the branches go on from a
-    state that this many turns, or fewer, lead to; None without a branch.
+    ``turns`` of a method: relative to those of the batches. ``begins``: the median turn at which branches begin; None
+    without a branch.
     """
     draw = np.random.default_rng(seed)
-    methods = {**{name: _method(name) for name in METHODS}, EXACT: _exact}
     ways = Branching.of(group)
     tallies = {name: Tally() for name in (*METHODS, *(f"{way}, {what}" for way in ways for what in FORKED))}
     tallies |= {name: Tally() for name in (VINE, VINE_ALL, EXACT)}
-    forks = np.random.default_rng([seed, 1])  # of their own, so that the others see the same batches without them
+    forks = np.random.default_rng([seed, 1])  # a separate stream, so that batches are the same without forks
     paces = {name: Pace(_turns_of_task(world, way)) for name, way in ways.items()}
     paces[VINE] = Pace(world.price * world.length)
     begins: dict[str, list[int]] = {name: [] for name in ways}
@@ -301,13 +296,14 @@ def measure(world: World, group: int, batches: int, seed: int) -> dict[str, Any]
     for _ in range(batches):
         batch = world.batch(group, EPISODES, draw)
         turns.append(len(batch.exact))
-        for name, method in methods.items():
-            tallies[name].add(world, batch, method(world, batch, draw), turns[-1])
-        tallies[VINE_ALL].add(world, batch, _vine(world, batch, draw), _with_continuations(world, batch))
+        for name in METHODS:
+            tallies[name].add(world, batch, credit(name, batch.steps), turns[-1])
+        tallies[EXACT].add(world, batch, batch.exact, turns[-1])
+        tallies[VINE_ALL].add(world, batch, vine(world, batch, draw), _with_continuations(world, batch))
         few = world.batch(1, paces[VINE].size(turns[-1]), draw)
         spent = _with_continuations(world, few)
         paces[VINE].played(spent)
-        tallies[VINE].add(world, few, _vine(world, few, draw), spent)
+        tallies[VINE].add(world, few, vine(world, few, draw), spent)
         for name, way in ways.items():
             many = world.forked(way, paces[name].size(turns[-1]), forks)
             paces[name].played(len(many.exact))
@@ -336,13 +332,13 @@ def _turns_of_task(world: World, way: Branching) -> float:
 
 
 def _with_continuations(world: World, batch: Batch) -> float:
-    """Turns of the batch, with the expected ones of continuations from every state that it passed."""
+    """Turns of the batch, with the expected turns of continuations from all of its states."""
     ahead = [world.turns[g][n, s] for g, s, n in zip(batch.game, batch.situation, batch.left, strict=True)]
     return float(len(ahead) + CONTINUATIONS * sum(ahead))
 
 
 def _begins(batch: Batch) -> list[int]:
-    """Turns that lead to the state that a branch goes on from, for each branch."""
+    """The turn at which each branch begins."""
     runs = batch.steps.runs
     first = batch.steps.step[runs.order[runs.starts]]
     return first[first > 0].tolist()
@@ -354,7 +350,7 @@ def run(
     batches: Annotated[int, typer.Option(help="batches of 64 episodes for each setting")] = 200,
     seed: int = 0,
 ) -> None:
-    """Measure, keep the results, print the tables."""
+    """Measure, save the results, print the tables."""
     starts = different(LEVEL, SEEDS)
     measured = {name: list(_settings(*of_model, batches, seed)) for name, *of_model in unrolled(models, starts)}
     about = {"level": LEVEL, "games": len(starts), "episodes": EPISODES, "batches": batches, "seed": seed}
@@ -381,7 +377,7 @@ def _settings(games: list[Game], prompts: int, batches: int, seed: int) -> Itera
 
 @app.command()
 def table() -> None:
-    """Print the tables from the results that are kept."""
+    """Print the tables from the saved results."""
     print(tables(json.loads(RESULTS.read_text())))
 
 
@@ -411,7 +407,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def _row(name: str, tally: dict[str, float]) -> str:
-    """The sum over all batches is left out where these are so small that noise is left in it."""
+    """Without the cosine over all batches where they are too small for it."""
     whole = "-" if name == VINE else f"{tally['cosine_all']:.2f}"
     return (
         f"| {name} | {tally['turns']:.2f} | {tally['correlation']:.2f} | {tally['wrong']:.0%} | {tally['none']:.0%} | "
@@ -424,7 +420,7 @@ def cosine_cell(tally: dict[str, float]) -> str:
 
 
 def _cell(name: str, tally: dict[str, float]) -> str:
-    """The cosine, and the turns where they are not as many as the row promises."""
+    """The cosine, with the turns where they differ from those of the batches."""
     unequal = name != VINE_ALL and abs(tally["turns"] - 1) > TOLERANCE
     return f"{tally['cosine']:.2f}" + f" ({tally['turns']:.2f} of the turns)" * unequal
 

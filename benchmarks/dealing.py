@@ -1,11 +1,11 @@
-"""How long it takes to deal a batch to ranks and mini-batches, and how even and fair the result is, beside verl's own.
+"""How long dealing a batch to ranks and mini-batches takes, and how even and fair it is, compared with verl's own.
 
     python benchmarks/dealing.py
 
 verl's own balances the ranks over all rows of a batch (Karmarkar-Karp) and cuts each rank's rows into mini-batches in
-the order in which their episodes finished. ``ranks``: tokens of the rank with most of them over the mean of the ranks,
-in the worst mini-batch. ``advantage``: mean per token of the mini-batches, lowest and highest, where an episode has +1
-when it is among the shorter half and -1 otherwise. ``cut``: share of the episodes that are in several mini-batches.
+the order in which their episodes finished. ``ranks``: tokens of the largest rank over the mean of the ranks, in the
+worst mini-batch. ``advantage``: lowest and highest mean per token of a mini-batch, where the shorter half of the
+episodes has +1 and the longer half -1. ``cut``: share of the episodes that are in several mini-batches.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Batch = tuple[list[str], np.ndarray, np.ndarray]
 
 
 def episodes(layout: str, rows: int, seed: int = 0) -> Batch:
-    """In the order in which episodes of 1 to 50 turns finish: those with fewest first."""
+    """Episodes of 1 to 50 turns, the shortest first, as they finish."""
     rng = np.random.default_rng(seed)
     turns = np.sort(rng.integers(1, 51, size=rows))
     keys: list[str] = []
     lengths: list[int] = []
     advantage: list[float] = []
     for episode, number in enumerate(turns[:: 1 if layout == "merged" else 25].tolist()):
-        held = [300 + 150 * number] if layout == "merged" else (400 + 20 * np.arange(number)).tolist()
-        keys += [f"{episode % 997:032x}_{episode}_{index}" for index in range(len(held))]
-        lengths += [int(length) for length in held]
-        advantage += [1.0 if number <= 25 else -1.0] * len(held)
+        of_rows = [300 + 150 * number] if layout == "merged" else (400 + 20 * np.arange(number)).tolist()
+        keys += [f"{episode % 997:032x}_{episode}_{index}" for index in range(len(of_rows))]
+        lengths += of_rows
+        advantage += [1.0 if number <= 25 else -1.0] * len(of_rows)
     return keys[:rows], np.array(lengths[:rows]), np.array(advantage[:rows])
 
 
@@ -52,12 +52,12 @@ def show(name: str, seconds: float, order: np.ndarray, batch: Batch, ranks: int,
     of_rank = tokens[cut].sum(2)
     weighed = np.append(advantage * lengths, np.zeros(order.size - len(lengths)))
     means = weighed[cut].sum((0, 2)) / trained[cut].sum((0, 2))
-    seen: dict[str, set[int]] = {}
+    steps_of: dict[str, set[int]] = {}
     for step in range(number):
         for row in cut[:, step].reshape(-1).tolist():
             if row < len(keys):
-                seen.setdefault(keys[row].rpartition("_")[0], set()).add(step)
-    several = sum(len(steps) > 1 for steps in seen.values()) / len(seen)
+                steps_of.setdefault(keys[row].rpartition("_")[0], set()).add(step)
+    several = sum(len(steps) > 1 for steps in steps_of.values()) / len(steps_of)
     print(
         f"  {name:5} {seconds:6.2f} s   padding {1 - len(keys) / order.size:.4f}   "
         f"ranks {(of_rank / of_rank.mean(0)).max():.4f}   advantage {means.min():+.3f} to {means.max():+.3f}   "

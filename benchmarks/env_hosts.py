@@ -1,11 +1,10 @@
-"""What it costs a step that its environment runs in a host: beside the direct call, in microseconds.
+"""Microseconds of an environment's step in a host, compared with a direct call.
 
     python benchmarks/env_hosts.py
 
-The environment does nothing: it returns 500 characters and twelve admissible actions, once declared thread-safe (a
-thread of the host) and once not (a process of its own). "Through Ray" is what the agent loop does: remote calls, which
-steps share that come at the same time. Beside one episode alone, many episodes step at once, and the time is the wall
-time per step of all of them.
+The environment does nothing: it returns 500 characters and twelve admissible actions, declared thread-safe (it runs in
+a thread of the host) or not (in a process of its own). "Through Ray" is what the agent loop does: remote calls, which
+simultaneous steps share. Measured for one episode alone, and for many at once as wall time per step of all of them.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ StepCall = Callable[[str], Awaitable[Any]]
 
 
 class Idle(gymnasium.Env[str, str]):
-    """Answers at once, the same each time."""
+    """Returns the same answer at once."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         return OBSERVATION, {"state_key": "start", "admissible": ADMISSIBLE, "task": "wait"}
@@ -52,7 +51,7 @@ for env_id, entry_point in zip(PLACES.values(), (IdleInThreads, Idle), strict=Tr
 
 
 async def times(step: StepCall, steps: int) -> list[float]:
-    """Microseconds of each of ``steps`` steps, after some to warm up."""
+    """Microseconds of each of ``steps`` steps, after a warm-up."""
     elapsed = []
     for n in range(steps // 10 + steps):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Episodes that fork, on the tables of ``exact_values.py``: where, the strategy of the rollouts says."""
+"""Episodes that fork where a rollout strategy says, on the tables of ``exact_values.py``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forks import Forks, own, parents
 
 @dataclass(frozen=True)
 class Turn:
-    """What a strategy reads of a turn: the word that was drawn is one token of it."""
+    """What a strategy reads of a turn; an action counts as one token."""
 
     log_probs: list[float]
 
@@ -34,8 +34,8 @@ class Step:
 
 
 @dataclass
-class Way:
-    """A way through an episode; the steps of a branch are those before the fork, too."""
+class EpisodePath:
+    """A path through an episode; a branch has the steps before its fork, too."""
 
     rollout: int
     now: int = 0
@@ -54,13 +54,13 @@ class Way:
     def made_by(self) -> list[int]:
         return [step.branch for step in self.steps]
 
-    def fork(self, branch: int, trained: bool, turns: int | None) -> Way:
+    def fork(self, branch: int, trained: bool, turns: int | None) -> EpisodePath:
         return replace(self, branch=branch, begins=len(self.steps), trained=trained, steps=[*self.steps])
 
 
-def play(game: Game, rollouts: int, horizon: int, strategy: Any, draw: np.random.Generator) -> list[Way]:
+def play(game: Game, rollouts: int, horizon: int, strategy: Any, draw: np.random.Generator) -> list[EpisodePath]:
     """Rollouts of one task and their branches, all at their first turn, then all at their second."""
-    forks, paths = Forks(strategy, rollouts), [Way(rollout) for rollout in range(rollouts)]
+    forks, paths = Forks(strategy, rollouts), [EpisodePath(rollout) for rollout in range(rollouts)]
     for _ in range(horizon):
         for path in paths:  # grows while it is read: a branch plays this turn, too
             if path.won:

@@ -1,8 +1,8 @@
 """Tasks small enough to be solved exactly: every situation of a DoorKey game under a model, its values and gradient.
 
-A situation is what decides how an episode goes on: the state of the game and what the prompt remembers of the step
-before. The level is deterministic and the policy is the model's, held to the valid actions, so values follow by dynamic
-programming over the turns that are left; no rollout is needed, and nothing is estimated.
+A situation determines how an episode goes on: the state of the game and what the prompt remembers of the last step.
+The level is deterministic, and the policy is the model's, restricted to the valid actions. So values follow by dynamic
+programming over the turns left; nothing is sampled or estimated.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class Game:
         return gradient
 
     def _expected(self, horizon: int, reward: NDArray) -> Floats:
-        expected = np.zeros((horizon + 1, len(self.key) + 1))  # the last column is WON, from where nothing comes
+        expected = np.zeros((horizon + 1, len(self.key) + 1))  # the last column is WON, with value 0
         for left in range(1, horizon + 1):
             expected[left, :-1] = (self.policy * (reward + expected[left - 1][self.following])).sum(axis=1)
         return expected[:, :-1]
 
 
 class Policy:
-    """A model's probabilities of the valid actions, one row per prompt that was ever asked for."""
+    """A model's probabilities of the valid actions, one row per prompt, computed on first use."""
 
     def __init__(self, model: Path, temperature: float = 1.0) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(model)
@@ -104,13 +104,12 @@ class Policy:
         return tuple(render(self._tokenizer, self._template, task, history, observation))
 
     def numbers(self, prompts: Sequence[Prompt]) -> Ints:
-        """The number of each prompt; probabilities of new ones are computed."""
+        """The number of each prompt; computes the probabilities of new ones."""
         new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._numbers]
         for first in range(0, len(new), 128):
             chunk = new[first : first + 128]
             self._rows.extend(self._probabilities(chunk))
-        known = len(self._numbers)
-        self._numbers.update((prompt, known + place) for place, prompt in enumerate(new))
+        self._numbers |= {prompt: number for number, prompt in enumerate(new, len(self._numbers))}
         return np.array([self._numbers[prompt] for prompt in prompts])
 
     def rows(self, numbers: Ints) -> Floats:
@@ -138,7 +137,7 @@ class Policy:
 
 
 def different(level: str, seeds: Iterable[int]) -> list[int]:
-    """Of the seeds that start in the same state, the first one."""
+    """The first seed of each start state."""
     env = make("turnkey/MiniGrid-v0", {"level": level})
     first_seeds: dict[str, int] = {}
     for seed in seeds:
@@ -200,7 +199,7 @@ def states(level: str, seed: int) -> States:
 
 
 def choose(game: Game, situation: int, draw: np.random.Generator) -> int:
-    """An action, as the policy takes it there."""
+    """Sample an action from the policy."""
     return min(int(np.searchsorted(game.policy[situation].cumsum(), draw.random())), len(WORDS) - 1)
 
 

@@ -1,4 +1,4 @@
-"""What an example turn does for a small model: valid first actions of 24 tasks, without and with one.
+"""What an example turn does for a small model: valid first actions in 24 tasks, with and without one.
 
 ``python benchmarks/example_turns.py MODEL`` plays the first turn of 24 errands greedily on the CPU, with the package's
 own prompts: a conversation without examples, with one real example turn, and with the same turn as text.

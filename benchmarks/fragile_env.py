@@ -16,7 +16,7 @@ ID = "benchmarks/Fragile-v0"
 
 
 class Fragile(MiniGridText):
-    """The level, whose process dies with the probability ``deaths`` in each step; its draws are not the level's."""
+    """A level whose process is killed with probability ``deaths`` in each step, drawn apart from the level's seed."""
 
     metadata: ClassVar[dict[str, Any]] = {**MiniGridText.metadata, "thread_safe": False, "memory_mb": 80}
 

@@ -1,10 +1,10 @@
-"""What the gateway costs: CPU per turn beside tokenization, seconds until a reply, memory of a waiting episode.
+"""What the gateway costs: CPU per turn without tokenization, seconds until a reply, memory of a waiting episode.
 
     python benchmarks/gateway.py --tokenizer FOLDER
     python benchmarks/gateway.py --tokenizer FOLDER --episodes 8 --turns 5 --prompt 30000
     python benchmarks/gateway.py --tokenizer FOLDER --episodes 2 --turns 100 --prompt 100000 --memory
 
-Real clients over loopback, the model's own tokenizer and chat template; a script is the model.
+Real clients over loopback, the model's own tokenizer and chat template, a scripted model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORD = "word "
 
 
 class TimedCodec(Codec):
-    """Sums up the CPU seconds in which it renders and reads."""
+    """Sums up its CPU seconds."""
 
     seconds = 0.0
 
@@ -87,13 +87,13 @@ async def measured(codec: TimedCodec, options: argparse.Namespace) -> dict[str, 
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     gc.collect()
-    kept = tracemalloc.get_traced_memory()[0]
+    traced = tracemalloc.get_traced_memory()[0]
     assert all(len(session.turns) == options.turns for session in sessions)
     await server.stop()
     turns = options.episodes * options.turns
     numbers = {"turns": turns, "prompt tokens of the last turn": len(sessions[0].turns[-1].prompt.ids)}
     if options.memory:
-        return {**numbers, "MiB of an episode that waits": kept / 2**20 / options.episodes}
+        return {**numbers, "MiB of an episode that waits": traced / 2**20 / options.episodes}
     return {
         **numbers,
         "wall ms per turn": 1000 * seconds / turns,

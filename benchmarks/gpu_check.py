@@ -1,8 +1,8 @@
-"""Whether the numbers on a GPU are those of the CPU, and what our part of a training step costs there.
+"""Do a GPU's numbers match the CPU's, and what does our part of a training step cost there?
 
     python benchmarks/gpu_check.py                          # one GPU, models of 0.5 and 1.5 B, about ten minutes
     python benchmarks/gpu_check.py --stack                  # and training steps of verl with FSDP2 and vLLM
-    python benchmarks/gpu_check.py --device cpu --tiny      # a model of 0.1 M, which tries the script itself
+    python benchmarks/gpu_check.py --device cpu --tiny      # a model of 0.1 M, to try the script itself
 
 Needs torch and transformers, and without ``--stack`` neither verl nor vLLM: weights are random, and rows are made up,
 with the lengths of text games. Two tables for each model: the gradients of our losses on the device, in float32 and
@@ -77,7 +77,7 @@ TINY = Sizes(
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of equal layout: ids, where the model's own tokens are, their advantages and what the ratio is like."""
+    """Rows of one layout: token ids, mask of the model's tokens, advantages, log-ratio to the old policy."""
 
     ids: Tensor
     mask: Tensor
@@ -92,7 +92,7 @@ class Rows:
 
 
 def conversation(sizes: Sizes, episodes: int, vocabulary: int) -> Rows:
-    """A row per episode: a prompt, then turns of the model and observations, as long as a turn each."""
+    """A row per episode: a prompt, then turns of the model and observations of the same length."""
     draw = torch.Generator().manual_seed(0)
     length = sizes.prompt + 2 * sizes.turns * sizes.answer
     own = (torch.arange(length) - sizes.prompt) // sizes.answer % 2 == 0
@@ -119,7 +119,7 @@ def _rows(mask: Tensor, vocabulary: int, draw: torch.Generator) -> Rows:
 
 
 def log_probs(model: Any, ids: Tensor) -> Tensor:
-    """(B, L): of each token given those before it; the first has 0."""
+    """(B, L): log-probability of each token given those before it; 0 for the first."""
     logits = model(input_ids=ids[:, :-1], use_cache=False).logits.float()
     log_prob = -torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     return torch.nn.functional.pad(log_prob.view(len(ids), -1), (1, 0))
@@ -171,7 +171,7 @@ def update(
 
 
 def cast(model: Any, kind: torch.dtype) -> Any:
-    """The parameters alone: as with FSDP's mixed precision, the frequencies of positions stay in float32."""
+    """Cast the parameters only: as with FSDP's mixed precision, rotary frequencies stay in float32."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(kind)
     return model

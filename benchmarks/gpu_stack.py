@@ -1,7 +1,7 @@
-"""Whole steps of stock verl with random weights, by part: FSDP2, vLLM and what is ours; see gpu_check.py.
+"""Seconds of whole training steps of stock verl (FSDP2, vLLM) with random weights, by part; see gpu_check.py.
 
-The model says 60 tokens in each turn, nothing of which is an action; the game answers with a text of its own, so that
-episodes have the lengths of text games. Two steps a run, of which the second one is measured.
+The model writes 60 tokens in each turn, none of them an action, and the game answers with text, so that episodes are as
+long as those of text games. Each run has two steps; the second is measured.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ON_STACK = ("vanilla", "st_ppo")
 PARTS = ("gen", "old_log_prob", "adv", "update_actor", "update_weights", "step")
 SECOND = "actor/clipping_bias/seconds"
 LONGEST = 32_768
-"""tokens of prompt and responses that model and tokenizer allow"""
+"""tokens of prompt and responses that the model and the tokenizer allow"""
 
 
 def write_model(folder: Path, shape: dict[str, int]) -> None:
-    """A model with random weights, and a tokenizer of bytes, which knows the first of its tokens."""
+    """A model with random weights, and a tokenizer of bytes, which uses the first part of its vocabulary."""
     from model import build_tokenizer
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -45,7 +45,7 @@ def write_model(folder: Path, shape: dict[str, int]) -> None:
 
 
 def overrides(layout: str, loss: str, turns: int, answer: int, groups: int) -> list[str]:
-    """Of the launch line: what a run measures."""
+    """Overrides of the launch line for a layout and a loss."""
     observation = 2 * answer + 100  # with the marks of a message
     length = turns * (answer + observation)
     prompts = {
@@ -90,7 +90,7 @@ def command(model: Path, folder: Path, device: str, launch: list[str]) -> list[s
 def stack(
     name: str, shape: dict[str, int], turns: int, answer: int, groups: int, device: str, out: Path, more: list[str]
 ) -> list[dict[str, Any]]:
-    """A row for each layout and loss; a run that is there is not made again. ``more``: further overrides."""
+    """A row for each layout and loss; finished runs are not repeated. ``more``: further overrides."""
     model = out / name / "model"
     if not (model / "config.json").is_file():
         write_model(model, shape)
@@ -110,7 +110,7 @@ def stack(
 
 
 def measured(folder: Path) -> dict[str, Any]:
-    """Of the last step of a run: tokens, seconds by part, our share of them, and the device's peak memory."""
+    """Tokens, seconds by part, our share of them, and the device's peak memory in the last step of a run."""
     last = {metric: float(values[-1]) for metric, values in read(folder).metrics.items()}
     parts = {part: last[f"timing_s/{part}"] for part in PARTS if f"timing_s/{part}" in last}
     ours = parts["adv"] + last.get(SECOND, 0.0)

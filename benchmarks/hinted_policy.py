@@ -1,12 +1,12 @@
-"""A tiny transformer that learnt to read texts in its prompt, and two kinds of tasks whose truth is exact.
+"""A tiny transformer that learnt to read texts in its prompt, and two kinds of tasks with exact advantages.
 
 ``doorkey``: games of MiniGrid's DoorKey-5x5, of which a prompt shows the partial view. ``lock``: four actions in the
 right order open a lock, every other action leads back to its start. Both are tables, as in ``exact_values.py``, so the
 true advantage of each action is known under any policy.
 
-A prompt is a sequence of clauses, a turn is one token: an action. A text stands before the prompt. What the model does
-with each kind of text is taught to it, by soft targets: ``trust`` times what the text says, plus ``1 - trust`` times
-its habit, the policy that it is taught without a text.
+A prompt is a sequence of clauses, a turn is one token: an action. A text stands before the prompt. Soft targets teach
+the model what to do with each kind of text: ``trust`` times what the text says, plus ``1 - trust`` times its habit, the
+policy that it learns without a text.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from torch import Tensor, nn
 LEVEL, SEEDS = "MiniGrid-DoorKey-5x5-v0", range(50_000, 50_080)
 TASKS, STAGES, HORIZON = 8, 4, 20
 HABIT = {"doorkey": 0.45, "lock": 0.36}
-"""share of the expert in what the policy is taught without a text; the rest is uniform"""
+"""share of the expert in the targets without a text; the rest is uniform"""
 COLORS = re.compile(r"\b(red|green|blue|purple|yellow|grey) ")
 TEXT_SLOTS, SHORT = HORIZON + 2, 11
-"""words of a text at most; up to how many one is computed apart from longer ones, which saves padding"""
+"""most words of a text; texts of up to ``SHORT`` words are batched apart from longer ones, to save padding"""
 Clauses = tuple[str, ...]
 Row = tuple[Clauses | None, Clauses]
 KINDS = ("right hint", "episode", "skill", "outcome", "next observation", "wrong hint", "placebo")
@@ -49,7 +49,7 @@ class Task:
 
     @cached_property
     def expert(self) -> Floats:
-        """Uniform over the actions that begin a shortest way: (N, A)."""
+        """Uniform over the first actions of shortest paths: (N, A)."""
         distance = np.full(len(self.key) + 1, np.inf)
         distance[WON] = 0
         while True:
@@ -111,7 +111,7 @@ class Reader(nn.Module):
         vocabulary = words_of(tasks)
         self._prompt_slots = max(len(clauses) for task in tasks for clauses in task.prompt)
         self._numbers = {word: number for number, word in enumerate(vocabulary, 1)}  # 0 is padding
-        self._known: dict[tuple[Clauses, int], list[int]] = {}
+        self._cache: dict[tuple[Clauses, int], list[int]] = {}
         self.words = nn.Embedding(len(vocabulary) + 1, width)
         self.places = nn.Embedding(TEXT_SLOTS + self._prompt_slots, width)
         layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
@@ -137,10 +137,10 @@ class Reader(nn.Module):
 
     def _codes(self, words: Clauses, slots: int) -> list[int]:
         """Numbers of the words at the end of ``slots`` places; the beginning of a longer text is cut."""
-        if (words, slots) not in self._known:
+        if (words, slots) not in self._cache:
             numbers = [self._numbers[word] for word in words][-slots:]
-            self._known[words, slots] = [0] * (slots - len(numbers)) + numbers
-        return self._known[words, slots]
+            self._cache[words, slots] = [0] * (slots - len(numbers)) + numbers
+        return self._cache[words, slots]
 
 
 def words_of(tasks: Sequence[Task]) -> list[str]:
@@ -229,7 +229,7 @@ class Lessons:
 
 
 def taught(tasks: Sequence[Task], habit: float, trust: float, seed: int, steps: int, rows: int = 100) -> Reader:
-    """A policy that has had ``steps`` updates on ``rows`` lessons each; a third of these has no text."""
+    """A policy trained for ``steps`` updates on ``rows`` lessons each, a third of them without a text."""
     torch.manual_seed(seed)
     lessons = Lessons(tasks, habit, trust, np.random.default_rng([seed, 1]))
     reader = Reader(tasks)

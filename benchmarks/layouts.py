@@ -55,13 +55,13 @@ from verl_turnkey.plugins.rollout.prompts import PromptSettings, TemplatePrompts
 from verl_turnkey.plugins.rollout.turn_tail import learn
 from verl_turnkey.plugins.verl_api.builders import builder_of
 
-GPU = "TURNKEY_DEVICE" not in os.environ  # torch is not asked: the cases are forked, which its contexts do not bear
+GPU = "TURNKEY_DEVICE" not in os.environ  # not asked of torch: its contexts do not survive the fork of the cases
 PROMPTS = {
     "template, history 2": ("template", 2),
     "template, full history": ("template", 10_000),
     "conversation": ("conversation", 0),
 }
-OBSERVED, SAID = 60, 20  # words, each a token
+OBSERVATION, RESPONSE = 60, 20  # words, each a token
 SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 WORDS = [a + b for a in SYLLABLES[:30] for b in SYLLABLES[30:50]]
 CHATML = (
@@ -71,7 +71,7 @@ CHATML = (
 
 
 def build_model(folder: Path) -> None:
-    """A model of 10 M parameters, and a tokenizer to which a word is a token."""
+    """A model of 10 M parameters, and a tokenizer with a token per word."""
     tokens = Tokenizer(models.BPE())
     tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokens.decoder = decoders.ByteLevel()
@@ -135,17 +135,17 @@ def play(config: DictConfig, tokenizer: Any, turns: int, seed: int) -> list[Agen
     episode = Episode(task=task)
     for t in range(turns):
         info = {"task": task, "admissible": None, "state_key": None, "success": None, "invalid": False}
-        seen = Answer(" ".join(draw.choices(WORDS, k=OBSERVED)), info)
-        prompt = prompts.next(seen, None)
-        thought, action = " ".join(draw.choices(WORDS, k=SAID - 8)), " ".join(draw.choices(WORDS, k=2))
+        answer = Answer(" ".join(draw.choices(WORDS, k=OBSERVATION)), info)
+        prompt = prompts.next(answer, None)
+        thought, action = " ".join(draw.choices(WORDS, k=RESPONSE - 8)), " ".join(draw.choices(WORDS, k=2))
         text = f"{thought} <action>{action}</action>"
         ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
         turn = Generated(ids, [-1.0] * len(ids), text, {"min_global_steps": 0, "max_global_steps": 0}, 0, 0.0)
         prompts.heard(turn, parse_action(text, options.action_format, None))
         last = t + 1 == turns
-        record = make_step(step=t, reward=float(last), anchor=seen.observation, action=action, terminated=last)
+        record = make_step(step=t, reward=float(last), anchor=answer.observation, action=action, terminated=last)
         record["composed_reward"] = record["reward"]
-        episode.steps.append(PlayedStep(prompt, turn, record, seen.observation, "", None, False, 0.0, {}, {}))
+        episode.steps.append(PlayedStep(prompt, turn, record, answer.observation, "", None, False, 0.0, {}, {}))
     episode.end(True)
     return RowBuilder(
         tokenizer.eos_token_id, True, merged=options.layout == "merged", max_response_length=settings.response_length
@@ -153,7 +153,7 @@ def play(config: DictConfig, tokenizer: Any, turns: int, seed: int) -> list[Agen
 
 
 def batch_of(rows: list[AgentLoopOutput]) -> TensorDict:
-    """What the engine reads of the rows; an advantage per token, since what it is worth costs the same."""
+    """What the engine reads of the rows; advantages are random, since their values do not change the cost."""
     columns: dict[str, list[torch.Tensor]] = {}
     for row in rows:
         prompt, response, mask = map(torch.tensor, (row.prompt_ids, row.response_ids, row.response_mask))
@@ -167,7 +167,7 @@ def batch_of(rows: list[AgentLoopOutput]) -> TensorDict:
 
 
 def measure(folder: Path, name: str, turns: int, episodes: int, micro_batch: int, timed_tokens: int) -> dict[str, Any]:
-    """One case, in a process of its own."""
+    """Measure one case, in a process of its own."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # verl prints the model
     prompt, history = PROMPTS[name]
     torch.set_num_threads(1)
@@ -213,7 +213,7 @@ def length(row: AgentLoopOutput) -> int:
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """What ``call`` returns, and its seconds: of the one core that it has, which other programs do not lengthen."""
+    """What ``call`` returns, and its seconds: CPU time of its one core, which other programs do not lengthen."""
     clock = time.perf_counter if GPU else time.process_time
     started = clock()
     result = call()

@@ -1,12 +1,12 @@
 """Does a learned step score pay? Its scores against exact advantages, and what a policy learns from them.
 
-    python benchmarks/learned_quality.py run      # measure, keep the results, write the tables: 4 minutes
-    python benchmarks/learned_quality.py pages    # the tables of docs/learned-signals.md again, from the kept results
+    python benchmarks/learned_quality.py run      # measure, save the results, write the tables: 4 minutes
+    python benchmarks/learned_quality.py pages    # write the tables of docs/learned-signals.md from the saved results
 
-The tasks are those of ``teacher_quality.py``, the policy is a softmax table over their prompts, so that the true
-advantage of each step is known. The scorer is a table of the same shape, in float64, trained by the objectives of
-``verl_turnkey.learned`` with one step of Adam per batch, as ``turnkey.prm`` trains its model. First the policy stands
-still. Then it learns, and the scorer beside it.
+The tasks are those of ``teacher_quality.py``, the policy is a softmax table over their prompts, so the true advantage
+of each step is known. The scorer is a table of the same shape, in float64, trained by the objectives of
+``verl_turnkey.learned`` with one step of Adam per batch, as ``turnkey.prm`` trains its model. First the policy is
+fixed, then it learns together with the scorer.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ RESULTS = Path(__file__).parent / "results" / "learned_quality.json"
 PAGE = Path(__file__).parents[1] / "docs" / "learned-signals.md"
 SEEDS, TESTS, UPDATES, RATE = 5, 8, 24, 0.1
 CHECKS = (1, 16, 64, 256)
-"""batches that the scorer has learnt from when it is compared, under a policy that stands still"""
+"""numbers of batches after which the scorer of a fixed policy is compared"""
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
-"""learning rates of the scorer; each number of the tables is of the best of them, in favour of the learned scores"""
+"""learning rates of the scorer; each number of the tables is of the best, which favours the learned scores"""
 SCORERS = {
     "preference": ("implicit", "preference"),
     "outcome_ce": ("implicit", "outcome_ce"),
     "sum_to_outcome": ("head", "sum_to_outcome"),
 }
 AHEAD = (0, 64)
-"""batches of the first policy that the scorer has learnt from before the policy begins to learn"""
+"""batches of the first policy from which the scorer learns before the policy does"""
 BEST, EXACT = "mean exact advantage of a prompt and action", "exact advantages"
 USUAL = ("grpo_steps", "gigpo")
 
@@ -70,7 +70,7 @@ class Place:
         return cls(tasks, numbers, habit * expert + (1 - habit) / len(WORDS))
 
     def world(self, policy: Floats, *, exact: bool = False) -> World:
-        """The tasks under ``policy`` (P, A); with ``exact`` it has exact gradients."""
+        """The tasks under ``policy`` (P, A), by default without exact gradients."""
         games = [task.game(policy[numbers], numbers) for task, numbers in zip(self.tasks, self.numbers, strict=True)]
         return World.of(games, HORIZON, len(policy), exact=exact)
 
@@ -104,7 +104,7 @@ class Scorer:
         return (log_probs - reference)[prompts, batch.action]
 
     def learn(self, prompts: Ints, batch: Batch, policy: Floats) -> None:
-        """One step from one batch, unless it has no pair."""
+        """One step on one batch, if the objective is defined on it."""
         q = self._q(prompts, batch, policy)
         objective = gradient(self.objective, q.detach(), batch.steps, self.params)
         if objective is not None:
@@ -133,9 +133,9 @@ def agreement(world: World, batches: Sequence[Batch], credits: Sequence[Floats])
 
 
 def standing(place: Place, seed: int, checks: Sequence[int] = CHECKS, tests: int = TESTS) -> dict[str, Any]:
-    """Agreement of the usual credit and of each scorer, on batches that no scorer has seen.
+    """Agreement of the usual credit and of each scorer, on batches that no scorer was trained on.
 
-    Of a scorer by rate, then by check: of its scores alone, and of ``step_episode`` on them.
+    For a scorer by rate, then by check: of its scores alone, and of ``step_episode`` on them.
     """
     policy, draw = place.start, np.random.default_rng([seed, 1])
     world = place.world(policy, exact=True)
@@ -177,8 +177,8 @@ def learning(
 ) -> list[float]:
     """Exact success before training and after each of ``updates`` updates of the policy, each on one batch.
 
-    ``name``: a method, or the exact advantages; ``scorer``: instead, ``step_episode`` on its scores; ``ahead``: batches
-    of the first policy that it learns from before.
+    ``name``: a method, or the exact advantages; ``scorer``: use ``step_episode`` on its scores instead; ``ahead``:
+    batches of the first policy from which the scorer learns before.
     """
     logits = torch.tensor(np.log(place.start), requires_grad=True)
     optimizer = torch.optim.Adam([logits], lr=RATE)
@@ -208,13 +208,13 @@ def learning(
 
 @app.command()
 def run(seeds: int = SEEDS) -> None:
-    """Measure everything, keep the results, write the tables."""
+    """Measure everything, save the results, write the tables."""
     torch.set_num_threads(1)
     results: dict[str, Any] = {"seeds": seeds, "packages": packages(), "standing": {}, "learning": {}}
     for task, make in MAKERS.items():
         place = Place.of(make(np.random.default_rng(0)), HABIT[task])
         results["standing"][task] = [_rounded(standing(place, seed)) for seed in range(seeds)]
-        print("done:", task, "policy stands still", flush=True)
+        print("done:", task, "fixed policy", flush=True)
         curves = results["learning"][task] = {}
         for name in (*USUAL, EXACT):
             curves[name] = {"runs": [_rounded(learning(place, name, seed)) for seed in range(seeds)]}
@@ -222,13 +222,13 @@ def run(seeds: int = SEEDS) -> None:
             for reference, ahead in product(("old", "ref") if kind == "implicit" else ("old",), AHEAD):
                 label = f"{name}{', reference ref' * (reference == 'ref')}{f', {ahead} ahead' * (ahead > 0)}"
                 curves[label] = _best_runs(place, name, reference, ahead, seeds)
-        print("done:", task, "policy learns", flush=True)
+        print("done:", task, "learning policy", flush=True)
     RESULTS.write_text(json.dumps(results, separators=(",", ":")) + "\n")
     pages()
 
 
 def _best_runs(place: Place, name: str, reference: str, ahead: int, seeds: int) -> dict[str, Any]:
-    """Of the scorer's learning rates the one with the highest success, mean over all updates."""
+    """The runs of the scorer's learning rate with the highest success, mean over all updates."""
     by_rate: dict[float, list[list[float]]] = {rate: [] for rate in RATES}
     for seed in range(seeds):
         world, draw = place.world(place.start), np.random.default_rng([seed, 3])
@@ -301,7 +301,7 @@ CONTENTS = {
 
 @app.command()
 def pages() -> None:
-    """Print the tables of the results that are kept, and write those of the page."""
+    """Write the tables of the page from the saved results, and print all tables."""
     write_tables(PAGE, RESULTS, (by_updates, by_curve), CONTENTS)
 
 

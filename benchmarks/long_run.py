@@ -1,12 +1,12 @@
-"""Hundreds of steps on the whole stack, undisturbed and with everything that dies: what grows, and what is lost.
+"""Hundreds of training steps on the whole stack, undisturbed and with processes killed: what grows, what is lost.
 
     python benchmarks/long_run.py run runs/long/calm                              # the quickstart's task, 300 steps
     python benchmarks/long_run.py run runs/long/kills --kills 5 --deaths 0.0005   # environments and driver are killed
     python benchmarks/long_run.py show runs/long/calm runs/long/kills             # tables, and docs/long-run.png
 
 With ``--deaths`` each environment has a process of its own, which is killed with that probability in each step. The
-driver is killed (SIGKILL) ``--kills`` times, evenly over the steps, and the same command is started again, which goes
-on from the last checkpoint. A run that was interrupted goes on as well. An hour and a half each on two cores.
+driver is killed (SIGKILL) ``--kills`` times, evenly over the steps, and the same command then resumes from the last
+checkpoint, as it does after an interruption. Each run takes an hour and a half on two cores.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from report import read_metrics  # noqa: E402
 from training import GROUPS, LEVEL, MAX_TURNS, Job, launch  # noqa: E402
 
 EVERY = 15.0
-"""seconds between two looks at the processes"""
+"""seconds between two samples of the processes"""
 SAMPLES, STARTS = "samples.jsonl", "starts.jsonl"
 ROLES = {
     "TaskRunner": "driver",
@@ -63,12 +63,12 @@ def run(
     out: Annotated[Path, typer.Argument(help="folder of the run")],
     steps: int = 300,
     kills: Annotated[int, typer.Option(help="of the driver")] = 0,
-    deaths: Annotated[float, typer.Option(help="probability that a step of an environment is its last")] = 0.0,
+    deaths: Annotated[float, typer.Option(help="probability that an environment's process is killed in a step")] = 0.0,
     tasks: Annotated[int, typer.Option(help="of a step, of 8 episodes each")] = GROUPS,
     seed: int = 0,
 ) -> None:
     """Train to the end."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training process is ended as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training process ends as well
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "model" / "model.safetensors").is_file():
@@ -109,7 +109,7 @@ def run(
 
 
 def descendants(process: subprocess.Popen) -> list[psutil.Process]:
-    """Those of a process that may have ended."""
+    """The descendants of a process; none if it has ended."""
     try:
         return psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -117,7 +117,7 @@ def descendants(process: subprocess.Popen) -> list[psutil.Process]:
 
 
 def step_of(out: Path) -> int:
-    """The newest step whose metrics are there."""
+    """The last step whose metrics were written."""
     return max((step for step, data in read_metrics(out).items() if "episode/count" in data), default=0)
 
 
@@ -126,7 +126,7 @@ def entries(path: Path) -> list[dict[str, Any]]:
 
 
 class Watcher(threading.Thread):
-    """Writes down memory and number of a run's processes, and its files, every :data:`EVERY` seconds."""
+    """Samples memory and number of a run's processes, and its files, every :data:`EVERY` seconds."""
 
     def __init__(self, process: subprocess.Popen, out: Path, start: int) -> None:
         super().__init__(daemon=True)
@@ -139,13 +139,13 @@ class Watcher(threading.Thread):
     def run(self) -> None:
         while not self._over.wait(EVERY):
             try:
-                looked = self._look()
+                sample = self._sample()
             except psutil.NoSuchProcess:
                 continue
             with (self._out / SAMPLES).open("a") as file:
-                file.write(json.dumps(looked) + "\n")
+                file.write(json.dumps(sample) + "\n")
 
-    def _look(self) -> dict[str, Any]:
+    def _sample(self) -> dict[str, Any]:
         memory: dict[str, float] = defaultdict(float)
         count: dict[str, int] = defaultdict(int)
         for process in (psutil.Process(self._process.pid), *descendants(self._process)):
@@ -175,14 +175,14 @@ def role_of(process: psutil.Process) -> str:
 
 @app.command()
 def show(folders: list[Path], picture: Path = ROOT / "docs" / "long-run.png") -> None:
-    """Tables of what grew and of what was lost, and the curves."""
+    """Print tables of what grew and what was lost, and draw the curves."""
     for out in folders:
         print(f"\n**{out.name}**\n\n{grown(out)}\n\n{lost(out)}")
     draw(folders, picture)
 
 
 def grown(out: Path) -> str:
-    """Of each role, memory per start: at the second look at a step of its own, at the last, and the slope."""
+    """For each role: processes, memory at the first and at the last sample, and its slope within a start."""
     rows = ["| | processes | MB at the beginning | MB at the end | MB in 100 steps |", "|---|---|---|---|---|"]
     for role in NAMES:
         series = of_role(out, role)
@@ -196,7 +196,7 @@ def grown(out: Path) -> str:
 
 
 def of_role(out: Path, role: str) -> list[list[tuple[int, float]]]:
-    """(step, MB) of each start, without its first five steps, in which everything is still being loaded."""
+    """(step, MB) of each start, without its first five steps, while everything still loads."""
     starts: dict[int, list[tuple[int, float]]] = defaultdict(list)
     firsts = [start["first"] for start in entries(out / STARTS)]
     for sample in entries(out / SAMPLES):
@@ -207,7 +207,7 @@ def of_role(out: Path, role: str) -> list[list[tuple[int, float]]]:
 
 
 def lost(out: Path) -> str:
-    """What the kills cost, and what is left on disks."""
+    """What the kills cost, and what is left on disk."""
     starts, samples, metrics = entries(out / STARTS), entries(out / SAMPLES), read_metrics(out)
     played = sum(data.get("episode/count", 0) for data in metrics.values())
     failed = sum(data.get("episode/failed", 0) for data in metrics.values())
@@ -229,7 +229,7 @@ def _hours(starts: list[dict[str, Any]]) -> float:
 
 
 def _trained(out: Path, start: dict[str, Any]) -> list[int]:
-    """The steps that a start trained, from the metrics file that it began."""
+    """The steps that a start trained, from its metrics file."""
     files = {path: int(path.stem.removeprefix("metrics-")) / 1e9 for path in out.glob("metrics-*.jsonl")}
     own = next(path for path, began in sorted(files.items(), key=lambda item: item[1]) if began >= start["began"])
     return [entry["step"] for entry in entries(own) if "episode/count" in entry["data"]]

@@ -2,8 +2,8 @@
 
 ::
 
-    python benchmarks/pictures.py run      # train what runs/pictures lacks (half an hour on 2 cores), then draw
-    python benchmarks/pictures.py draw     # draw from the runs that are there
+    python benchmarks/pictures.py run      # train missing runs (half an hour on 2 cores), then draw
+    python benchmarks/pictures.py draw     # draw from finished runs
     python benchmarks/pictures.py draw --quickstart RUN --healthy RUN --collapsed RUN     # from runs elsewhere
 
 A picture keeps the labels that are in it, as text of the PNG file; a test compares them with the labels of the viewer.
@@ -109,7 +109,7 @@ def page(run: Run) -> Iterator[str]:
 
 
 def credit(browser: Browser, folder: Path, out: Path) -> Iterator[Path]:
-    """``view-episode.png``, ``view-group.png``: of groups of mixed outcomes the solved episode with the worst turn."""
+    """``view-episode.png``, ``view-group.png``: the solved episode with the worst turn, of groups of mixed outcomes."""
     run = load(folder)
     mixed = run.episodes.groupby("group")["success"].transform(
         lambda won: len(won) > 7 and 0.3 < won.eq(True).mean() < 0.7
@@ -149,7 +149,7 @@ def save(picture: Image.Image, labels: set[str], path: Path) -> Path:
 
 
 def labels_in(path: Path) -> set[str]:
-    """The labels that a picture keeps; none of one that :func:`save` did not write."""
+    """The labels of a picture; none unless :func:`save` wrote it."""
     with Image.open(path) as picture:
         return set(json.loads(picture.info.get("labels", "[]")))
 

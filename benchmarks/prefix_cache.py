@@ -1,10 +1,10 @@
-"""What a fork costs the server: how much of the prompts vLLM had in its prefix cache, in short training runs.
+"""What a fork costs the server: the share of prompt tokens in vLLM's prefix cache, in short training runs.
 
-    python benchmarks/prefix_cache.py          # about three minutes a run on two CPU cores; makes what is missing
+    python benchmarks/prefix_cache.py          # trains missing runs, about three minutes each on two CPU cores
 
 One step of the quickstart's task with 4 groups of 4 episodes, by stock verl with vLLM on the CPU: episodes that do not
-fork, and two strategies that do. vLLM caches whole blocks of tokens; on a CPU one has 128 unless it is told otherwise,
-and the prompts here have 60 to 80. Prints a table; runs are in runs/prefix_cache.
+fork, and two strategies that do. vLLM caches whole blocks of tokens; on a CPU the default is 128 tokens, and the
+prompts here have 60 to 80. Prints a table; runs are in runs/prefix_cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLUMNS = {"rows/cached_prompt_share": "all trained turns", "branching/cached_pr
 
 
 def measure(strategy: str, block: int) -> dict[str, float]:
-    """The metrics of the one step of a run."""
+    """The metrics of a run of one step."""
     method, overrides = STRATEGIES[strategy]
     out = RUNS / f"{strategy}-{block}"
     words = [*SMALL, BLOCK.format(block), *overrides]

@@ -1,12 +1,12 @@
-"""A process reward model from a run's log, end to end on a CPU: is it better than what needs no model?
+"""A process reward model from a run's log, end to end on a CPU: does it beat baselines that need no model?
 
-    python benchmarks/prm_from_log.py run runs/prm_from_log      # 20 minutes and more; goes on where it was stopped
-    python benchmarks/prm_from_log.py table runs/prm_from_log    # the table again, from the scores
+    python benchmarks/prm_from_log.py run runs/prm_from_log      # 20 minutes or more; resumes where it stopped
+    python benchmarks/prm_from_log.py table runs/prm_from_log    # print the tables from the scores
 
 The quickstart trains SmolLM2 on errands and logs all texts; ``turnkey prm-data --device cpu`` makes examples and prints
-a command, which trains SmolLM2 as it came. The scores of steps of held-out tasks are the probabilities of "1" that the
-trained model gives in this process, by transformers. They are evaluated as ``turnkey prm-eval`` does it, beside scores
-that are means of training labels.
+a command that trains the original SmolLM2. The score of a step of a held-out task is the trained model's probability of
+"1", computed in this process by transformers. Scores are evaluated as by ``turnkey prm-eval``, next to scores that are
+means of training labels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEPS, SEED, HELD_OUT = 10, 0, 0.3
 TURN, SEEN, BOTH = "turn number", "observation seen before in the episode", "turn number and observation seen before"
 MEASURES = ("auc", "accuracy", "cross_entropy", "calibration_error")
 Row = Mapping[Any, Any]
-Folder = Annotated[Path, typer.Argument(help="folder of everything that is made")]
+Folder = Annotated[Path, typer.Argument(help="folder of all outputs")]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -44,7 +44,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 def run(
     out: Folder, steps: int = STEPS, model: str = "smollm2", held_out: float = HELD_OUT, label: str = "outcome"
 ) -> None:
-    """Run each stage whose output ``out`` lacks: the run, the examples, the model, the scores. Then print the table."""
+    """Run each stage whose output is missing in ``out``: run, examples, model, scores. Then print the tables."""
     out = out.resolve()
     keep_settings(out, steps=steps, model=model, held_out=held_out, label=label)
     options = ["--model", model, "--n-val", "16"]
@@ -72,7 +72,7 @@ def run(
 
 
 def keep_settings(out: Path, **settings: object) -> None:
-    """Write the settings into ``out``; refuse others than those that are there, by which its stages were made."""
+    """Write the settings into ``out``; refuse settings that differ from those of its earlier stages."""
     file = out / "settings.json"
     before = json.loads(file.read_text()) if file.exists() else settings
     if changed := [f"--{name.replace('_', '-')} {before[name]}" for name in settings if before[name] != settings[name]]:
@@ -100,7 +100,7 @@ def _trained(out: Path) -> Path | None:
 
 
 def scores(model: Path, examples: Iterable[Sequence[Mapping[str, str]]]) -> list[float]:
-    """P("1") / (P("1") + P("0")) of the first token, of each example without its answer."""
+    """P("1") / (P("1") + P("0")) of the first token after each example without its answer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -118,18 +118,18 @@ def scores(model: Path, examples: Iterable[Sequence[Mapping[str, str]]]) -> list
 
 
 def baselines(
-    train: Sequence[Row], test: Sequence[Row], seen: Mapping[tuple[str, int], bool]
+    train: Sequence[Row], test: Sequence[Row], repeats: Mapping[tuple[str, int], bool]
 ) -> dict[str, list[float]]:
-    """Scores of ``test`` by means of the labels of ``train``: of all, by turn, by whether the observation came before.
+    """Mean labels of ``train`` as scores of ``test``: of all, by turn, by whether the observation repeats.
 
     Args:
-        seen: of episode and turn, whether the turn's observation was one of an earlier turn.
+        repeats: by episode and turn, whether an earlier turn had the same observation.
     """
     keys: dict[str, Callable[[Row], Any]] = {
         "prior": lambda row: None,
         TURN: lambda row: row["turn"],
-        SEEN: lambda row: seen[row["episode"], row["turn"]],
-        BOTH: lambda row: (row["turn"], seen[row["episode"], row["turn"]]),
+        SEEN: lambda row: repeats[row["episode"], row["turn"]],
+        BOTH: lambda row: (row["turn"], repeats[row["episode"], row["turn"]]),
     }
     prior = float(np.mean([row["label"] for row in train]))
     result = {}
@@ -142,7 +142,7 @@ def baselines(
 
 
 def repeated(run_folder: Path) -> dict[tuple[str, int], bool]:
-    """Of episode and turn, whether the turn's observation was one of an earlier turn of the episode."""
+    """By episode and turn, whether an earlier turn of the episode had the same observation."""
     return {
         (episode.episode, turn.turn): step.observation in [before.observation for before in episode.steps[:k]]
         for episode in read_episodes(find_log(run_folder)).episodes
@@ -165,12 +165,12 @@ def auc_difference(ours: Sequence[float], baseline: Sequence[float], test: pd.Da
 
 @app.command()
 def table(out: Folder) -> None:
-    """Print the table, in Markdown."""
+    """Print the tables in Markdown."""
     train, test = pd.read_parquet(out / "prm.parquet"), pd.read_parquet(out / "prm_held_out.parquet")
     rows = {}
     for name in ("trained", "untrained"):
-        kept = pd.read_parquet(out / f"scores_{name}.parquet")
-        rows[f"SmolLM2, {name}"] = test.merge(kept, on=["episode", "turn"])[SCORE].to_list()
+        scored = pd.read_parquet(out / f"scores_{name}.parquet")
+        rows[f"SmolLM2, {name}"] = test.merge(scored, on=["episode", "turn"])[SCORE].to_list()
     rows |= baselines(train.to_dict("records"), test.to_dict("records"), repeated(out / "run"))
     print(f"{len(train)} examples of {train['task'].nunique()} tasks, {len(test)} held-out steps of ", end="")
     print(f"{test['task'].nunique()} tasks; labels above 1/2: {(test['label'] > 0.5).mean():.2f}\n")

@@ -1,4 +1,4 @@
-"""One run of the quickstart in a folder of its own, for the benchmarks that compare many."""
+"""One run of the quickstart in its own folder, for benchmarks that compare several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def train_missing(out: Path, *, method: str, seed: int, steps: int, options: tuple[str, ...] = ()) -> None:
-    """Train into ``out`` unless a finished run (summary.json) is there; ``options`` are further ones of the script."""
+    """Train into ``out`` unless it has a finished run (summary.json); ``options`` are further ones of the script."""
     if (out / "summary.json").exists():
         return
     script = ROOT / "examples" / "quickstart" / "run.py"

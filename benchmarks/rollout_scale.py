@@ -1,19 +1,19 @@
-"""Many episodes at once through the real agent loop and real hosts, with a script for the model and the environment.
+"""Many episodes at once through the real agent loop and real hosts, with a scripted model and environment.
 
     python benchmarks/rollout_scale.py                                    # threads: 32 to 2,048 episodes, ten minutes
     python benchmarks/rollout_scale.py --place process --episodes 64,256  # a process for each environment
     python benchmarks/rollout_scale.py --episodes 2048 --workers 2        # dealt to two agent-loop workers
 
 A turn of the model takes a log-normal time (median ``--turn-seconds``, one in twenty ``STRAGGLES`` times as long), a
-step of the environment 1 to 50 ms, in which it sleeps. All times are drawn beforehand from one seed, so two numbers are
-known without playing: the *ideal*, the slowest single episode, and *lock-step*, where all episodes wait in each turn
-for the slowest answer and then for the slowest environment; both without any cost of their own. Each worker is a Ray
-actor with an event loop and hosts of its own, as verl's agent-loop workers are. The first wave makes all environments,
-the second one finds hosts and environments that are warm, as every step but the first does.
+step of the environment sleeps 1 to 50 ms. All times are drawn beforehand from one seed, so two numbers are known
+without playing: the *ideal*, the slowest single episode, and *lock-step*, where in each turn all episodes wait for the
+slowest answer and then for the slowest environment; both assume no overhead. Each worker is a Ray actor with an event
+loop and hosts of its own, as verl's agent-loop workers are. The first wave makes all environments; the second finds
+warm hosts and environments, as every training step but the first does.
 
-CPU is that of the workers' processes beside the tokenizer's and beside what verl needs to make an agent loop for each
-episode, which is a column of its own, and that of the hosts with their environments. The memory of the workers is what
-their peak adds during the wave, that of the hosts what they hold after it, with the environments that they keep.
+CPU of the loop excludes the tokenizer and what verl needs to make an agent loop for each episode, which has its own
+column; CPU of the hosts includes their environments. Memory of the loop is what its peak adds during the wave, memory
+of the hosts what they hold after it, with the environments that they keep.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ for env_id, entry_point in zip(PLACES.values(), (SleeperInThreads, Sleeper), str
 
 
 class Script:
-    """The model server's client of one episode: the same answer each time, after the drawn seconds."""
+    """The model server's client of one episode: always the same answer, after the drawn seconds."""
 
     def __init__(self, ids: list[int], seconds: np.ndarray) -> None:
         self._ids, self._seconds = ids, list(seconds)
@@ -93,7 +93,7 @@ class Script:
 
 
 class Spent:
-    """CPU seconds of the threads that call the wrapped functions, inside of these."""
+    """CPU seconds spent in the wrapped functions."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -112,7 +112,7 @@ class Spent:
 
 
 def tokenizer_and_config(folder: Path, settings: Settings, episodes: int) -> tuple[Any, Any]:
-    """A tokenizer of one token per byte, and the configuration of a run with it that plays ``episodes`` at once."""
+    """A tokenizer with one token per byte, and the configuration of a run that plays ``episodes`` at once."""
     from hydra import compose, initialize_config_module
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -151,7 +151,7 @@ def tokenizer_and_config(folder: Path, settings: Settings, episodes: int) -> tup
 
 
 def usage(pids: list[int]) -> tuple[float, float]:
-    """CPU seconds and MB of the processes and their descendants; what several share counts once (PSS)."""
+    """CPU seconds and MB of the processes and their descendants; shared memory counts once (PSS)."""
     import psutil
 
     seconds = memory = 0.0
@@ -192,7 +192,7 @@ class Used:
 
 
 class Worker:
-    """One agent-loop worker, to be a Ray actor: verl makes a loop for each episode, all play in one event loop."""
+    """An agent-loop worker, run as a Ray actor: an agent loop per episode, all in one event loop."""
 
     def __init__(self, config: Any, tokenizer: Any, settings: Settings) -> None:
         import hydra
@@ -284,7 +284,7 @@ COLUMNS = (
 
 
 def play_waves(config: Any, tokenizer: Any, settings: Settings, count: int, waves: int) -> None:
-    """Print rows of the table: ``waves`` of ``count`` episodes in the same workers, which are new."""
+    """Print rows of the table: ``waves`` waves of ``count`` episodes in new workers."""
     import ray
 
     actor = ray.remote(num_cpus=0)(Worker)
@@ -322,7 +322,7 @@ def play_waves(config: Any, tokenizer: Any, settings: Settings, count: int, wave
 
 
 def left_behind() -> int:
-    """Processes of this run's environments, marked as the reaper marks them, that still run."""
+    """Processes of this run's environments that still run, by the reaper's mark."""
     from verl_turnkey.envs import reaper
 
     mark, run = f"{reaper.MARK}=".encode(), f"{RUN}={os.environ[RUN]}".encode()

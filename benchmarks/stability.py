@@ -1,11 +1,10 @@
-"""Several epochs on the same, ever staler batch: what clipping by tokens, by turns and a scaled gradient do.
+"""Several epochs per batch, ever more off-policy: clipping by tokens, clipping by turns, and a scaled gradient.
 
-    python benchmarks/stability.py run      # train what is missing (about 10 minutes a run on 2 cores), then the table
-    python benchmarks/stability.py table    # print the table and draw the curves from the runs that are there
+    python benchmarks/stability.py run      # train missing runs (10 minutes each on 2 cores), then the table
+    python benchmarks/stability.py table    # print the table and draw the curves from finished runs
 
 The quickstart's task and model under one method and four policy losses, seeds 0, 1, 2, with `ppo_epochs` passes over
-each batch. Every run has a folder of its own under runs/stability; a finished one (summary.json) is kept, an
-interrupted one starts again.
+each batch. Every run has its own folder under runs/stability; an unfinished one (without summary.json) starts again.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.command()
 def run(steps: int = 12) -> None:
-    """Train what is missing, one seed after the other."""
+    """Train the missing runs, one seed after the other."""
     for seed in SEEDS:
         for loss in LOSSES:
             overrides = (f"+turnkey/loss={loss}", f"actor_rollout_ref.actor.ppo_epochs={EPOCHS}")
@@ -42,7 +41,7 @@ def run(steps: int = 12) -> None:
 
 @app.command()
 def table() -> None:
-    """Print the table and draw the curves from the runs that are there."""
+    """Print the table and draw the curves from finished runs."""
     by_loss = {
         loss: [read(out) for out in sorted(RUNS.glob(f"{loss}-*")) if (out / "summary.json").exists()]
         for loss in LOSSES
@@ -85,7 +84,7 @@ def table() -> None:
 
 
 def column(run: Run, key: str) -> list[float]:
-    """A metric of every training step; none where it was not logged."""
+    """A metric of every training step; empty if it was not logged."""
     return run.curve(key)[1].tolist() if key in run.metrics else []
 
 

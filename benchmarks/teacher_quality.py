@@ -1,7 +1,7 @@
 """Which credit from a teacher's prompt agrees with the true advantage? Against exact values, for texts and methods.
 
     python benchmarks/teacher_quality.py run      # run the missing measurements, write the tables: 15 minutes
-    python benchmarks/teacher_quality.py pages    # the tables of docs/self-distillation.md again, from the kept results
+    python benchmarks/teacher_quality.py pages    # write the tables of docs/self-distillation.md from the saved results
 
 A tiny transformer that learnt to read texts (``hinted_policy.py``) plays two kinds of tasks, whose values are computed
 exactly under it. The same weights with a text before the prompt are the teacher. First, nothing is trained: each
@@ -51,9 +51,9 @@ class Setting:
     reader: Reader
     own: Text | None = None
     wrong: list[Ints] = field(default_factory=list)
-    """for each task an action of each situation that begins no shortest way (N,)"""
+    """for each task and situation an action that is on no shortest path (N,)"""
     exact: bool = True
-    """whether its world has exact gradients, which take most of the time"""
+    """with exact gradients, which take most of the time"""
 
     @classmethod
     def of(cls, tasks: Sequence[Task], reader: Reader, seed: int) -> Setting:
@@ -104,7 +104,7 @@ class Setting:
         return replace(self, reader=reader, own=own, exact=False)
 
     def _of_success(self, kind: str, batch: Batch) -> list[Clauses | None]:
-        """The first other success of the group; as ``outcome`` that of the row's own episode if it is one."""
+        """Of the group's first other success; for ``outcome`` of the row's own episode if it succeeded."""
         steps = batch.steps
         text: dict[int, Clauses] = {}
         of_group: dict[int, list[int]] = {}
@@ -128,7 +128,7 @@ class Setting:
         return texts
 
     def teach(self, kind: str, batch: Batch) -> tuple[StepBatch, Tokens]:
-        """The steps with the columns of a teacher, and the gaps of their tokens, one a step."""
+        """The steps with the columns of a teacher, and the gaps of their tokens, one token per step."""
         texts = self.texts(kind, batch)
         prompts = [self.tasks[g].prompt[s] for g, s in zip(batch.game, batch.situation, strict=True)]
         place = np.arange(len(texts))
@@ -180,7 +180,7 @@ class Agreement:
         self._cosines.append(cosine)
 
     def result(self) -> dict[str, float]:
-        """``sign``: of all \\|exact advantage\\|, the share at steps whose credit has the same sign."""
+        """``sign``: share of all \\|exact advantage\\| at steps whose credit has the same sign."""
         advantage, exact = np.concatenate(self._pairs, axis=1)
         size = np.abs(exact)
         return {
@@ -256,14 +256,14 @@ def learn(start: Setting, name: str, seed: int, updates: int) -> dict[str, list[
 
 
 class Kept:
-    """Results by path, written after each new one."""
+    """Results by path, saved after each new one."""
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self._path = path
-        kept = json.loads(path.read_text()) if path.is_file() else {}
-        if kept and any(kept["settings"].get(key) != value for key, value in about.items()):
-            raise SystemExit(f"{path}: the results are of other settings, {kept['settings']}; move the file away")
-        self._all: dict[str, Any] = kept or {"settings": dict(about), "packages": packages()}
+        saved = json.loads(path.read_text()) if path.is_file() else {}
+        if saved and any(saved["settings"].get(key) != value for key, value in about.items()):
+            raise SystemExit(f"{path}: the results are of other settings, {saved['settings']}; move the file away")
+        self._all: dict[str, Any] = saved or {"settings": dict(about), "packages": packages()}
 
     def add(self, path: Sequence[str], make: Callable[[], Any]) -> None:
         """``make()`` under ``path``, unless there is a result."""
@@ -305,7 +305,7 @@ def run(seeds: int = SEEDS) -> None:
 
 @app.command()
 def pages() -> None:
-    """Print the tables of the results that are kept, and write those of the page."""
+    """Write the tables of the page from the saved results, and print all tables."""
     write_tables(PAGE, RESULTS, WHOLE, CONTENTS)
 
 

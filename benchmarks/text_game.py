@@ -1,4 +1,4 @@
-"""A game that goes on for so many turns whatever is said, with texts of so many characters; see gpu_stack.py."""
+"""A game of a fixed number of turns, whatever the actions, with texts of a fixed length; see gpu_stack.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verl_turnkey.envs import StepResult, TextEnv
 
 
 class TextGame(TextEnv):
-    """Won or lost by chance in the last turn; ``length``: characters of half an observation."""
+    """Won or lost at random in the last turn; ``length``: half the characters of an observation."""
 
     metadata = {"render_modes": [], "thread_safe": True, "memory_mb": 1}  # noqa: RUF012 - gymnasium's own attribute
 

@@ -1,11 +1,12 @@
-"""What an environment may answer: every rule about observation, reward, flags and ``info`` stands here, once.
+"""The rules for what an environment may return: observation, reward, flags and ``info``.
 
-The hosts of training end an episode at its first fault; ``turnkey env-check`` and the driver's probe report them.
+In training, a host ends an episode at its first fault; ``turnkey env-check`` and the driver's probe report all of them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -37,7 +38,7 @@ class Fault:
 
 @dataclass
 class Answer:
-    """What was answered, in plain types; a part that is not an answer has a value that says nothing."""
+    """An answer in plain types; an invalid part has a neutral value."""
 
     observation: str = ""
     info: Info = field(default_factory=dict)
@@ -72,9 +73,9 @@ class Answer:
         return self.observation_key if self.state_key is None else self.state_key
 
     def add_state(self, further: str) -> None:
-        """Make ``further``, a state outside of the environment, part of the key, in place of what was added before.
+        """Add ``further``, a state outside the environment, to the key; it replaces what was added before.
 
-        A copy of ``info`` still knows the environment's own key.
+        A copy of ``info`` still has the environment's own key.
         """
         own = self.info.setdefault("env_state_key", self.anchor)
         self.info["state_key"] = digest(own, further)
@@ -120,8 +121,17 @@ def plain_text(value: Any) -> str:
     return str.__str__(str(value)).encode("utf-8", "replace").decode("utf-8")
 
 
+def read_json(text: str, **options: Any) -> Any:
+    """The value of a JSON text, with no half surrogate pair; ``options``: of ``json.loads``, which raises."""
+    text = plain_text(text)
+    value = json.loads(text, **options)
+    if "\\ud" not in text.lower():
+        return value
+    return json.loads(plain_text(json.dumps(value, ensure_ascii=False)), **options)
+
+
 def short_repr(value: Any) -> str:
-    """Type and beginning of a value that should not be there."""
+    """Type and beginning of an unexpected value."""
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 80 else f'{text[:80]}... ({len(text)} characters)'}"
 

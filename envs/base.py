@@ -1,9 +1,8 @@
-"""The base of the adapters: what every text environment has to keep book of, in one place.
+"""The base of the adapters: the bookkeeping that every text environment needs.
 
-An adapter answers a reset (``begin``) and an action (``act``) with a ``StepResult``. Step limits, the two flags of an
-episode's end, the error on a step after it and the keys of ``info`` are here, and what adapters have in common beside:
-checks of arguments, keys of states, a search for the oracle. An environment of a user's own may build on it; it need
-not.
+An adapter answers a reset (``begin``) and an action (``act``) with a ``StepResult``. The base adds step limits, the two
+flags of an episode's end, the error for a step after it and the keys of ``info``. It also has what adapters share:
+argument checks, state keys and a search for oracles. Your own environment may build on it, but need not.
 """
 
 from __future__ import annotations
@@ -55,10 +54,11 @@ class StepResult:
 
 
 class TextEnv(gymnasium.Env[str, str]):
-    """Base class; ``begin`` and ``act`` are the adapter's, ``oracle`` where there is one.
+    """Base class: an adapter implements ``begin`` and ``act``, and ``oracle`` if it has one.
 
     ``metadata["thread_safe"]``: whether several instances may run in threads of one process (else each gets a process
-    of its own). ``metadata["memory_mb"]``: what one instance adds to a process (safe), or takes as one (not safe).
+    of its own). ``metadata["memory_mb"]``: what one instance adds to a process (thread-safe), or its whole process
+    takes (not thread-safe).
 
     Args:
         max_steps: steps after which an episode is truncated; None: never.
@@ -84,15 +84,15 @@ class TextEnv(gymnasium.Env[str, str]):
         raise NotImplementedError
 
     def refused(self) -> StepResult:
-        """For ``act``: everything as it was before an action that was not understood."""
+        """The result for an action that was not understood: the state is unchanged."""
         return replace(self._last_result, reward=0.0, invalid=True)
 
     def oracle(self) -> list[str] | None:
-        """Actions that solve this episode's task from its start; None when nobody knows. Asked right after a reset."""
+        """Actions that solve this episode's task from its start; None if unknown. Called right after a reset."""
         return None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """The first observation, and ``info`` with the task. One seed is one start; None draws one."""
+        """The first observation, and ``info`` with the task. Equal seeds give equal starts; None draws a seed."""
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(2**31 - 1))
@@ -108,7 +108,7 @@ class TextEnv(gymnasium.Env[str, str]):
         result = self._last_result = self.act(action)
         self._steps += 1
         limit = self.max_steps is not None and self._steps >= self.max_steps
-        # Solved on its very last step, an episode ended by itself: only one of the two flags is set.
+        # An episode that is solved on its last allowed step is terminated: only one of the two flags is set.
         truncated = not result.terminated and (result.truncated or limit)
         self._running = not (result.terminated or truncated)
         return result.observation, float(result.reward), result.terminated, truncated, _info(result)
@@ -142,16 +142,16 @@ def check(ok: bool, name: str, expected: str, value: Any) -> None:
 
 
 def is_count(value: Any) -> bool:
-    """A positive integer; ``True`` is none."""
+    """A positive integer; ``True`` is not one."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def shortest_plan(
     start: Hashable, moves: Callable[[Any], Iterable[tuple[str, Hashable, bool]]], max_states: int = 100_000
 ) -> list[str] | None:
-    """The fewest actions from ``start`` to success, breadth-first; None when there is no way, or none was found.
+    """The fewest actions from ``start`` to success, breadth-first; None if there are none, or the search found none.
 
-    ``moves(state)`` gives action, state after it, and whether that one is a success. ``max_states`` bounds the search.
+    ``moves(state)`` gives action, next state, and whether that state is a success. ``max_states`` bounds the search.
     """
     came_from: dict[Any, tuple[Any, str] | None] = {start: None}
     todo = deque([start])

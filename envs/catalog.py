@@ -33,12 +33,12 @@ def _program(*names: str) -> Callable[[], bool]:
 
 
 def _server() -> None:
-    """A server's address is an argument of the environment."""
+    """Not checked: a server's address is an argument of the environment."""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """One of our environments: where its class is, which extra brings the package it wraps, what the user brings."""
+    """One of our environments: its class, the extra that installs the package it wraps, what the user provides."""
 
     id: str
     entry_point: str
@@ -50,7 +50,7 @@ class Adapter:
     extra: str = ""
     """extra of this package that installs it; empty when none"""
     needs: tuple[Need, ...] = ()
-    """beside the package: data, programs, servers"""
+    """besides the package: data, programs, servers"""
     samples: tuple[Mapping[str, Any], ...] = field(default=({},), hash=False)
     """kwargs that ``turnkey env-check --all-installed`` plays"""
 
@@ -61,7 +61,7 @@ class Adapter:
 
     @property
     def switch(self) -> str:
-        """What chooses it on a launch line."""
+        """The override that selects it on a launch line."""
         return f"+turnkey/env={self.recipe}" if self.recipe else f"turnkey.env.id={self.id}"
 
     @property
@@ -84,7 +84,7 @@ class Adapter:
 
     @property
     def command(self) -> str:
-        """What installs it."""
+        """The command that installs it."""
         return f'pip install "verl-turnkey[{self.extra}]"' if self.extra else f"pip install {self.package}"
 
     def missing(self) -> list[str]:

@@ -14,9 +14,10 @@ Calls = SimpleQueue["tuple[Future[Any], Callable[[], Any]] | None"]
 
 
 class DaemonThreads(Executor):
-    """At most ``most`` threads, which end with the process, or when nobody has this object any more.
+    """At most ``most`` threads, which end with the process, or when this object is deleted.
 
-    A process waits at its end for the calls that a ``ThreadPoolExecutor`` is at: after Ctrl-C that can be half an hour.
+    With a ``ThreadPoolExecutor`` a process waits at its end for the calls that are running: up to half an hour after
+    Ctrl-C.
     """
 
     def __init__(self, most: int, name: str) -> None:

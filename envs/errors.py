@@ -1,4 +1,4 @@
-"""What can go wrong with an environment, each with the words a user needs to put it right."""
+"""Errors of environments; each message says how to fix the problem."""
 
 from __future__ import annotations
 

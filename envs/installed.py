@@ -39,13 +39,13 @@ class Installed:
 
 @cache
 def entries() -> dict[str, tuple[EntryPoint, ...]]:
-    """The entry points by kind, in the order of ``sys.path``. Reads the metadata of all packages, once a process."""
+    """The entry points by kind, in the order of ``sys.path``. Reads the metadata of all packages, once per process."""
     every = entry_points()
     return {kind: tuple(every.select(group=f"verl_turnkey.{kind}")) for kind in KINDS}
 
 
 def import_installed(kinds: Sequence[str] = KINDS) -> list[Installed]:
-    """Import what installed packages register of ``kinds``, each once; returns the results, those of before included.
+    """Import what installed packages register of ``kinds``, each once; returns all results, earlier ones included.
 
     A package that cannot be imported costs one warning, and the others are still imported.
     """

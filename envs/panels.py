@@ -1,7 +1,7 @@
 """Panels: published sets of tasks with everything that their results depend on, except for the model.
 
-A panel is a JSON file. The same tasks can start otherwise elsewhere (another version of a package, another file order),
-so each task has a digest of its start: what the model is shown first.
+A panel is a JSON file. The same tasks can start differently on another machine (another version of a package, another
+file order), so each task has a digest of its start: what the model is shown first.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Panel:
         """Read ``text()`` back; ``where`` names it in the error.
 
         Raises:
-            TaskFormatError: it is none, or its hashes are not those of its content.
+            TaskFormatError: it is not a panel, or its hashes do not match its content.
         """
         try:
             content = json.loads(text)
@@ -111,7 +111,7 @@ class Panel:
         return [Task(self.env_id, seed, kwargs) for seed in seeds.values()]
 
     def other_starts(self, tasks: Sequence[Task], places: Mapping[str, Any]) -> list[str]:
-        """Ids of those tasks that start otherwise here; tasks without a recorded start are not looked at."""
+        """Ids of the tasks that start differently here; tasks without a recorded start are skipped."""
         wanted = {task["id"]: task["start"] for task in self.content["tasks"]}
         if not any(wanted.values()):
             return []
@@ -139,8 +139,8 @@ def make_panel(
 
     Args:
         kwargs: all arguments of the environment; :data:`PLACES` among them are used here and left out.
-        number: of tasks; None: all of the environment's own. Of more own tasks those are taken whose ids have the least
-            SHA-256; an environment without ids of its own gets as many held-out seeds.
+        number: of tasks; None: all that the environment names. Of a larger set, the tasks whose ids have the least
+            SHA-256; an environment that names no tasks gets held-out seeds.
         with_starts: whether to reset the environment for each task and record the start.
     """
     with closing(make(env_id, kwargs)) as env:

@@ -1,10 +1,10 @@
 """JSON over HTTP with the standard library, for environments and retrievers that are servers.
 
-Proxies of the environment variables are not used: these servers stand in the same cluster, where a proxy that swallows
-calls to 127.0.0.1 is the commoner accident. A call may change an environment: it is sent again only when it certainly
-did not arrive, which http.client can tell and urllib cannot. The client of judges (``rewards/endpoint.py``) is another
-one because it wants the opposite of all this: proxies on the way to hosted models, questions that may be asked twice,
-and waits (``Retry-After``) that hold no thread.
+Proxies from environment variables are ignored: these servers run in the same cluster, where a proxy that swallows calls
+to 127.0.0.1 is the more common accident. A call may change an environment: it is sent again only when it certainly did
+not arrive, which http.client can tell and urllib cannot. The client of judges (``rewards/endpoint.py``) is separate
+because its needs are the opposite: proxies on the way to hosted models, questions that may be asked twice, and waits
+(``Retry-After``) that hold no thread.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 from verl_turnkey.envs.errors import EnvironmentKwargsError
 
 _CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
-_BUSY = (502, 503, 504)  # a proxy or a server that asks to come again
+_BUSY = (502, 503, 504)  # a proxy or a server that asks the client to retry later
 
 
 class ServerError(RuntimeError):
-    """A server cannot be reached, refused a call, or answered with something else than was agreed."""
+    """A server cannot be reached, refused a call, or answered in an unexpected form."""
 
 
 def check_url(url: Any, key: str) -> str:
@@ -50,7 +50,7 @@ def post_json(url: str, payload: Any, *, timeout: float, key: str, attempts: int
     Raises:
         ServerError: after the last attempt.
     """
-    # Half a surrogate pair, which a decoder can leave in a text, is nothing that servers expect.
+    # Servers do not expect half a surrogate pair, which a decoder can leave in a text.
     body = json.dumps(payload, ensure_ascii=False).encode("utf-8", "replace")
     reason = ""
     for attempt in range(attempts):

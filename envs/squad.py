@@ -27,7 +27,7 @@ def normalize(text: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    """The words of :func:`normalize`; of a text of which it leaves nothing (``A``, ``?!``) those as written."""
+    """The words of :func:`normalize`; where it leaves nothing (``A``, ``?!``), the words as written."""
     return normalize(text).split() or text.split()
 
 
@@ -37,7 +37,7 @@ def same(answer: str, gold: str) -> bool:
 
 
 def f1(answer: str, gold: str) -> float:
-    """Harmonic mean of precision and recall of the words, as often as they occur."""
+    """Harmonic mean of precision and recall of the words, repeated words counted as often as they occur."""
     ours, theirs = Counter(words(answer)), Counter(words(gold))
     common = (ours & theirs).total()
     return 2 * common / (ours.total() + theirs.total()) if common else 0.0

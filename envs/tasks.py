@@ -16,10 +16,10 @@ from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 COLUMN = "turnkey_task"
 HINT = "turnkey_hint"
 ROW = ("data_source", "extra_info", "reward_model")
-"""fields of a data row that an agent gets where the row has no task, beside its prompt"""
+"""fields of a data row that an agent gets where the row has no task, besides its prompt"""
 _MAX_SEED = 2**31 - 1
 HELD_OUT = 2**16
-"""so many of the largest seeds are for evaluations alone"""
+"""this many of the largest seeds are reserved for evaluations"""
 
 HELD_OUT_SPLITS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "turnkey/Search-v0": {"val": {"split": "test"}, "test": {"split": "test"}},
@@ -85,8 +85,8 @@ def task_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _bad(text: Any, reason: str) -> TaskFormatError:
     return TaskFormatError(
-        f'column {COLUMN!r} must hold JSON like {{"env_id": "turnkey/MiniGrid-v0", "seed": 1, "kwargs": {{}}}}; '
-        f"{str(text)[:200]!r} came ({reason}). `turnkey tasks` writes such files."
+        f'column {COLUMN!r} must hold JSON like {{"env_id": "turnkey/MiniGrid-v0", "seed": 1, "kwargs": {{}}}}, '
+        f"got {str(text)[:200]!r} ({reason}). `turnkey tasks` writes such files."
     )
 
 
@@ -96,7 +96,7 @@ def split_seeds(n_train: int, n_val: int, seed: int) -> tuple[list[int], list[in
     None of them is one of :func:`held_out_seeds`.
     """
     if n_train < 0 or n_val < 0:
-        raise ValueError(f"the numbers of tasks must not be negative: {n_train} and {n_val} came")
+        raise ValueError(f"the numbers of tasks must not be negative, got {n_train} and {n_val}")
     rng = np.random.default_rng(seed)
     seeds: dict[int, None] = {}  # a set that remembers its order
     while len(seeds) < n_train + n_val:
@@ -107,13 +107,13 @@ def split_seeds(n_train: int, n_val: int, seed: int) -> tuple[list[int], list[in
 
 
 def held_out_seeds(n: int) -> list[int]:
-    """``n`` environment seeds without repeats that :func:`split_seeds` never draws; more of them begin with the same.
+    """``n`` distinct environment seeds that :func:`split_seeds` never draws; a larger ``n`` begins with the same ones.
 
     Raises:
-        ValueError: there are not so many.
+        ValueError: ``n`` is larger than :data:`HELD_OUT`.
     """
     if not 0 <= n <= HELD_OUT:
-        raise ValueError(f"there are {HELD_OUT} held-out seeds: {n} came")
+        raise ValueError(f"expected 0 to {HELD_OUT} held-out seeds, got {n}")
     return [_MAX_SEED - 1 - int(place) for place in np.random.default_rng(0).permutation(HELD_OUT)[:n]]
 
 
@@ -131,7 +131,7 @@ def write_parquet(
     """Write ``tasks`` as a parquet file in verl's format, one row per task; its folder is made if it is not there.
 
     The task travels as a JSON string: parquet cannot hold an empty dict and gives every row the union of all keys.
-    The ``prompt`` is only what verl's data loader asks for, the agent loop writes its own.
+    verl's data loader requires ``prompt``; the agent loop writes its own.
 
     Args:
         data_source: name in verl's validation metrics.

@@ -13,7 +13,7 @@ from transformers import AutoModel
 
 
 class Critic(nn.Module):
-    """Values before each token of a response; starts from the policy's weights, with a head of random ones."""
+    """Values before each token of a response; starts from the policy's weights with a random head."""
 
     def __init__(self, model: Path) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Critic(nn.Module):
 
     @torch.no_grad()
     def values(self, rows: Sequence[Row]) -> dict[Row, list[float]]:
-        """The values of each row, equal rows once."""
+        """The values of each row; equal rows are computed once."""
         unique = list(dict.fromkeys(rows))
         values: dict[Row, list[float]] = {}
         for batch in micro_batches(unique):

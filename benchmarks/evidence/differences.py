@@ -1,4 +1,4 @@
-"""Methods held against baselines: differences over the same seeds, and how often chance would make them as large."""
+"""Methods compared with baselines: paired differences over seeds, and their p-values."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from lines import Line, validations
 from studies import BASELINES, BY_STEPS, height
 
 Values = Mapping[tuple[str, str], Mapping[int, float]]
-"""of the reported runs, by task and method, and by seed"""
+"""a measure of the reported runs, by task and method, then by seed"""
 TASK_FEWEST = 3
-"""seeds of a task that a difference needs"""
+"""fewest seeds of a task for a difference"""
 BEYOND_CHANCE = 0.05
 
 
@@ -25,7 +25,7 @@ MEASURES: dict[str, Callable[[Line], float]] = {"area": height, "success after t
 
 
 def values(reported: Sequence[Line], measure: Callable[[Line], float]) -> Values:
-    """What each of the lines has."""
+    """The measure of each line."""
     by_method: dict[tuple[str, str], dict[int, float]] = {}
     for line in reported:
         by_method.setdefault((line["task"], line["variant"]), {})[line["seed"]] = measure(line)
@@ -33,14 +33,14 @@ def values(reported: Sequence[Line], measure: Callable[[Line], float]) -> Values
 
 
 def paired(of: Values, task: str, method: str, baseline: str) -> list[float]:
-    """Differences of the seeds that both have; none where these are too few."""
+    """Differences over the seeds that both have; none if these are too few."""
     ours, theirs = of.get((task, method), {}), of.get((task, baseline), {})
     differences = [ours[seed] - theirs[seed] for seed in sorted(ours) if seed in theirs]
     return differences if len(differences) >= TASK_FEWEST else []
 
 
 def over_tasks(of: Values, tasks: Sequence[str], method: str, baseline: str) -> list[float]:
-    """Paired differences of all tasks, each divided so that their sum is the mean over tasks of the tasks' means."""
+    """Paired differences of all tasks, scaled so that their sum is the mean over tasks of the tasks' means."""
     by_task = [paired(of, task, method, baseline) for task in tasks]
     if not all(by_task):
         return []
@@ -48,9 +48,9 @@ def over_tasks(of: Values, tasks: Sequence[str], method: str, baseline: str) -> 
 
 
 def sign_flip(differences: Sequence[float]) -> float:
-    """Two-sided p of the sum of N paired differences: the share of the 2^N choices of their signs that are as far off.
+    """Two-sided p of the sum of N paired differences: the share of the 2^N choices of signs with as large a sum.
 
-    Exact; assumes that without an effect a difference is as likely as its negative.
+    Exact, if without an effect a difference is as likely as its negative.
     """
     sums = np.zeros(1)
     for difference in differences:
@@ -59,7 +59,7 @@ def sign_flip(differences: Sequence[float]) -> float:
 
 
 def holm(chances: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
-    """p of each of several comparisons so that one below 0.05 among those without an effect is as rare as that."""
+    """p of each comparison after Holm's correction."""
     corrected, least = {}, 0.0
     for place, (pair, p) in enumerate(sorted(chances.items(), key=lambda entry: entry[1])):
         least = max(least, min(1.0, p * (len(chances) - place)))
@@ -68,7 +68,7 @@ def holm(chances: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], floa
 
 
 def of_task(of: Values, task: str) -> Iterator[list[str]]:
-    """A row for each method that compares steps, a cell for each baseline: mean, p, seeds in which it is ahead."""
+    """A row per method that compares steps, a cell per baseline: mean, p, seeds in which the method is ahead."""
     for method in BY_STEPS:
         row = [method]
         for d in (paired(of, task, method, baseline) for baseline in BASELINES):
@@ -78,7 +78,7 @@ def of_task(of: Values, task: str) -> Iterator[list[str]]:
 
 
 def of_all(of: Values, tasks: Sequence[str]) -> Iterator[list[str]]:
-    """The same over all tasks, with the p after Holm's correction for all of these cells."""
+    """The same over all tasks, with p also after Holm's correction for all of these cells."""
     differences = {pair: over_tasks(of, tasks, *pair) for pair in product(BY_STEPS, BASELINES)}
     corrected = holm({pair: sign_flip(d) for pair, d in differences.items() if d})
     for method in BY_STEPS:
@@ -91,5 +91,5 @@ def of_all(of: Values, tasks: Sequence[str]) -> Iterator[list[str]]:
 
 
 def chance(p: float) -> str:
-    """In three digits, and no chance is none."""
+    """p with three digits, never 0."""
     return f"p {p:.3f}" if p >= 0.0005 else "p < 0.001"

@@ -1,4 +1,4 @@
-"""Who knows the way: a planner for rooms behind doors, and TextWorld's own walkthrough from where the game stands."""
+"""Experts: a planner for rooms behind doors, and TextWorld's own walkthrough from the current state."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Pose = tuple[int, int, int]  # x, y, direction
 
 
 class RoomsPlanner:
-    """Shortest ways to the goal through doors that are not locked, from wherever the agent is.
+    """Shortest paths to the goal through unlocked doors, from wherever the agent is.
 
-    The way to the goal passes a door once at most, so a closed one is a cell that takes one step more.
+    A shortest path passes a door at most once, so a closed door is a cell that takes one more step.
     """
 
     def __init__(self, env: MiniGridEnv) -> None:
@@ -32,7 +32,7 @@ class RoomsPlanner:
         self._distances: dict[frozenset[Cell], dict[Pose, int]] = {}
 
     def best(self) -> list[str]:
-        """All actions that lie on a shortest way from here."""
+        """All first actions of shortest paths from here."""
         env = self._env
         closed = frozenset(at for at in self._doors if not env.grid.get(*at).is_open)
         if closed not in self._distances:
@@ -76,9 +76,9 @@ def _ahead(x: int, y: int, d: int) -> Cell:
 
 
 class Accompanied(gymnasium.Wrapper[str, str, str, str]):
-    """A game of TextWorld with a second engine beside it, which says what wins from the present state.
+    """A game of TextWorld with a second engine that gives the winning commands from the current state.
 
-    Detours are answered: an engine that is asked for ``policy_commands`` finds the way back after each command.
+    Also after detours: an engine with ``policy_commands`` replans after each command.
     """
 
     def __init__(self, env: gymnasium.Env[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Episodes that are played turn by turn and fork where the strategies of the rollouts say, without verl."""
+"""Episodes that are played turn by turn and fork where rollout strategies say, without verl."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ P = TypeVar("P", bound="Path")
 
 
 class Path(Protocol):
-    """A way through an episode: an episode itself, or a branch of one."""
+    """A path through an episode: the episode itself, or a branch of it."""
 
     group: int
     rollout: int
     branch: int
     """0: the episode itself"""
     begins: int
-    """turn of the fork that it begins at; -1: at none"""
+    """turn of the fork where it begins; -1: it is no branch"""
     depth: int
     """forks with trained branches on the way here"""
     trained: bool
@@ -35,11 +35,11 @@ class Path(Protocol):
         """the branch that played each step"""
 
     def fork(self: P, branch: int, trained: bool, turns: int | None) -> P:
-        """A branch that begins here; it ends after ``turns`` turns of the episode, unless these are None."""
+        """A branch that begins here; it ends after turn ``turns`` of the episode, None: as every episode."""
 
 
 def own(path: Path) -> range:
-    """Numbers of the steps that a path has played itself."""
+    """Numbers of the steps that a path played itself."""
     return range(max(0, path.begins), len(path.steps))
 
 
@@ -49,7 +49,7 @@ def node(path: Path, t: int) -> Node:
 
 
 def parents(path: Path, strategy: Any) -> list[str]:
-    """``extra.parent`` of its own steps, as the records of the rollouts have it."""
+    """``extra.parent`` of its own steps, as in the records of rollouts."""
     root = str(path.rollout) if getattr(strategy, "roots", "shared") == "own" else "start"
     return [".".join(map(str, node(path, t))) if t else root for t in own(path)]
 
@@ -70,7 +70,7 @@ class Forks:
         self._branches: dict[int, int] = {}
 
     def before(self, paths: Sequence[P]) -> list[P]:
-        """Branches of those that are about to take a turn."""
+        """Branches of paths that are about to take a turn."""
         return [
             branch
             for path, point in self._fork_points(paths)
@@ -78,7 +78,7 @@ class Forks:
         ]
 
     def written(self, paths: Sequence[P], turns: Sequence[Any]) -> list[P]:
-        """Branches of those that have written a turn which their environment has not seen."""
+        """Branches of paths whose turn is written, but not yet played."""
         doubt = getattr(self.strategy, "doubt", None)
         turn_of = {id(path): turn for path, turn in zip(paths, turns, strict=True)}
         points = [] if doubt is None else self._fork_points(paths)

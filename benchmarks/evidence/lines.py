@@ -1,4 +1,4 @@
-"""One line per finished run: what a table needs of it, kept in the repository. The runs' folders are not.
+"""One line per finished run: what tables need of it, kept in the repository, unlike the run's folder.
 
 A file of ``benchmarks/results`` is a list of JSON, one run a line, so that a further run is one further line.
 """
@@ -34,9 +34,9 @@ KEPT = (
     "actor/pg_clipfrac",
     "timing_s/step",
 )
-"""metrics of a line, beside the success of the validation"""
+"""metrics of a line, besides validation success"""
 DIGITS = 5
-"""significant ones of a number"""
+"""significant digits of a number"""
 Line = dict[str, Any]
 Key = tuple[str, str, float, float, int]
 """task, variant, learning rates of policy and critic (0: there is none), seed"""
@@ -49,13 +49,13 @@ def load(study: str) -> list[Line]:
 
 
 def add(study: str, line: Line) -> None:
-    """Add a line in place of one of the same run, sorted in: the order in which runs finish makes no difference."""
+    """Insert a line in sorted order, in place of one of the same run."""
     lines = sorted([*(other for other in load(study) if key(other) != key(line)), line], key=key)
     text = ",\n".join(json.dumps(entry) for entry in lines)
     path = RESULTS / f"{study}.json"
     new = path.with_suffix(".new")
     new.write_text(f"[\n{text}\n]\n", encoding="utf-8")
-    new.replace(path)  # whole, or not at all
+    new.replace(path)  # atomically
 
 
 def logged(folder: Path) -> Steps:
@@ -68,16 +68,16 @@ def logged(folder: Path) -> Steps:
 
 
 def line(about: Mapping[str, Any], steps: Steps) -> Line:
-    """The line of a finished run; ``about`` says which one it is.
+    """The line of a finished run; ``about`` identifies it.
 
     Raises:
         LookupError: it was not validated.
     """
-    known = {name for data in steps.values() for name in data}
-    validation = next((name for name in sorted(known) if name.startswith("val-core/") and "/acc/" in name), None)
+    metrics = sorted({name for data in steps.values() for name in data})
+    validation = next((name for name in metrics if name.startswith("val-core/") and "/acc/" in name), None)
     if validation is None:
-        raise LookupError(f"no validation among {', '.join(sorted(known))}")
-    names = [validation, *(name for name in KEPT if name in known)]
+        raise LookupError(f"no validation among {', '.join(metrics)}")
+    names = [validation, *(name for name in KEPT if name in metrics)]
     return {
         **about,
         "steps": list(steps),
@@ -86,7 +86,7 @@ def line(about: Mapping[str, Any], steps: Steps) -> Line:
 
 
 def as_run(line: Line, config: Mapping[str, Any]) -> Run:
-    """A line as the comparison of runs takes it; ``config`` is its configuration there."""
+    """A line as a run for the comparison of runs, with the configuration ``config``."""
     metrics = {
         name: np.array([math.nan if value is None else value for value in values])
         for name, values in line["metrics"].items()
@@ -116,7 +116,7 @@ def kept(study: str, which: Key) -> Line | None:
 
 
 def command(study: str, which: Key) -> str:
-    """What makes the run again."""
+    """The command that repeats a run."""
     task, variant, lr, critic_lr, seed = which
     rates = ["--lr", f"{lr:g}", *(["--critic-lr", f"{critic_lr:g}"] if critic_lr else [])]
     words = ["python", "benchmarks/evidence/run.py", "one", study, task, variant, *rates, "--seed", str(seed)]
@@ -124,5 +124,5 @@ def command(study: str, which: Key) -> str:
 
 
 def key(line: Line) -> Key:
-    """Which run it is."""
+    """The key of a line's run."""
     return line["task"], line["variant"], line["lr"], line.get("critic_lr") or 0.0, line["seed"]

@@ -1,10 +1,10 @@
-"""A plain training loop in place of verl: the same prompts, sampling, credit, loss and optimizer, many times as fast.
+"""A plain training loop instead of verl: the same prompts, sampling, credit, loss and optimizer, many times as fast.
 
-A run on the whole stack takes ten minutes of one core, most of them in processes that talk to each other; comparing
+A run on the whole stack takes ten minutes of one core, most of them for communication between processes; comparing
 methods, learning rates and seeds takes hundreds of runs. Here one process plays all episodes of a batch in lock-step
 and updates the model. Environments, prompts, parsing and credit are the package's own; the loss is verl's ``vanilla``
-(clipped, with dual clip, mean over the tokens of a mini-batch), and the critic's is verl's. The study of branches holds
-it against the stack: it has the same runs by both.
+(clipped, with dual clip, mean over the tokens of a mini-batch), and the critic's is verl's. The study ``branching``
+compares it with the stack: it has the same runs on both.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Loop:
         if self.critic and variant.critic_lr:
             rates = {"lr": variant.critic_lr, "weight_decay": 0.01}
             self.critic_optimizer = torch.optim.AdamW(self.critic.parameters(), **rates)
-        # Its context is as long as the prompt's, as its page asks.
+        # Its context is as long as the prompt's, as its page says.
         self.params = {**variant.params, **({"history": task.history} if variant.method == "hgpo" else {})}
         read = read_strategy(variant.strategy) if variant.strategy else None
         self.strategy = read[1] if read else None
@@ -72,19 +72,19 @@ class Loop:
         torch.manual_seed(seed)  # last, so that every method begins with the same episodes
 
     def run(self, steps: int, validate_every: int, first: Path | None = None) -> Iterator[tuple[int, dict[str, float]]]:
-        """Metrics of steps 1 to ``steps`` by the names that verl's log has, and as step 0 of the validation before.
+        """Metrics of steps 1 to ``steps`` with the names of verl's log; of the validation before them as step 0.
 
-        ``first``: file of that validation, without which there is none. It is the same for all methods, and so is what
-        it draws: it is made once, unless the file is there.
+        ``first``: file of that validation; None: skip it. It is the same for all methods, and so are its random draws:
+        it runs once, unless the file exists.
         """
         if first:
             if not first.is_file():
                 new = first.with_suffix(".new")
                 torch.save({"metrics": self.validate(), "random": torch.get_rng_state()}, new)
-                new.replace(first)  # whole, or not at all
-            made = torch.load(first)
-            torch.set_rng_state(made["random"])
-            yield 0, made["metrics"]
+                new.replace(first)  # atomically
+            saved = torch.load(first)
+            torch.set_rng_state(saved["random"])
+            yield 0, saved["metrics"]
         for step in range(1, steps + 1):
             metrics = self.step(step)
             if step % validate_every == 0 or step == steps:
@@ -131,7 +131,7 @@ class Loop:
         return {f"val-core/{self.task.name}/acc/mean@1": float(np.mean(won))}
 
     def play(self, seeds: Sequence[int], rollouts: int, forks: Forks | None = None) -> list[Player]:
-        """One episode per element of ``seeds``, ``rollouts`` next to each other in a group, and then their branches."""
+        """One episode per element of ``seeds``, each ``rollouts`` in a row a group, followed by their branches."""
         while len(self.envs) < len(seeds):
             self.envs.append(make(self.task.env_id, dict(self.task.kwargs)))
         players = [Player.start(self.envs[i], i // rollouts, i, seed) for i, seed in enumerate(seeds)]
@@ -153,7 +153,7 @@ class Loop:
         return players
 
     def _act(self, player: Player, number: int, prompt: tuple[int, ...], turn: Response) -> None:
-        """One turn, as the agent loop plays it: a response without an action leaves the game where it is."""
+        """One turn, as the agent loop plays it: a response without an action leaves the game unchanged."""
         text = self.tokenizer.decode(turn.ids, skip_special_tokens=True)
         parsed = parse_action(text, "plain", player.info["admissible"])
         before, anchor, reward, terminated, truncated = player.observation, player.info["state_key"], 0.0, False, False
@@ -186,7 +186,7 @@ class Loop:
     def _prompt(self, player: Player) -> tuple[int, ...]:
         past = tuple(player.past[max(0, len(player.past) - self.task.history) :])
         key = (player.task, past, player.observation)
-        if key not in self.prompts:  # most steps are in a situation in which another one has been
+        if key not in self.prompts:  # most situations recur
             self.prompts[key] = tuple(render(self.tokenizer, self.template, *key, self.task.line))
             if len(self.prompts[key]) > self.task.prompt_tokens:  # the agent loop would cut it
                 raise ValueError(f"a prompt of {self.task.name} has {len(self.prompts[key])} tokens")
@@ -221,7 +221,7 @@ class Loop:
         """
         alike: dict[Row, list[float]] = {}
         for row, value in zip(steps, advantage.tolist(), strict=True):
-            sums = alike.setdefault(row, [0.0] * 5)  # of positive and negative ones, their numbers, and that of all
+            sums = alike.setdefault(row, [0.0] * 5)  # of positive and of negative ones, their counts, and that of all
             for place, more in enumerate((max(value, 0.0), max(-value, 0.0), value > 0, value < 0, 1)):
                 sums[place] += more
         tokens = sum(len(response) for _, response in steps)
@@ -272,7 +272,7 @@ def value_loss(now: torch.Tensor, before: torch.Tensor, target: torch.Tensor) ->
 def table(
     players: Sequence[Player], values: Mapping[Row, Sequence[float]] | None = None, strategy: Any = None
 ) -> StepBatch:
-    """The steps that are trained, as estimators take them."""
+    """The trained steps, as estimators take them."""
     episodes, steps = zip(*trained(players), strict=True)
     further = {} if values is None else {"value": [values[step.row][0] for step in steps]}
     return StepBatch(

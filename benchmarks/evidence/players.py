@@ -1,4 +1,4 @@
-"""Episodes of the plain loop, which fork where a strategy of the rollouts says: all take a turn, and then the next."""
+"""Episodes of the plain loop, played in lock-step, which fork where a rollout strategy says."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Player:
     """the branch that played each step"""
     branch: int = 0
     begins: int = -1
-    """turn of the fork that it begins at; -1: at none"""
+    """turn of the fork where it begins; -1: it is no branch"""
     depth: int = 0
     trained: bool = True
     turns: int | None = None
-    """after which it ends; None: as every episode"""
+    """number of turns after which it ends; None: as every episode"""
 
     @classmethod
     def start(cls, env: Any, group: int, rollout: int, seed: int) -> Player:
@@ -75,17 +75,17 @@ class Player:
 
     @property
     def own(self) -> list[Step]:
-        """The steps that it has played itself."""
+        """The steps that it played itself."""
         return [self.steps[t] for t in own(self)]
 
 
 def trained(players: Sequence[Player]) -> list[tuple[int, Step]]:
-    """The steps that become rows, each with the place of its player: each player's own, one player after the other."""
+    """The steps that become rows, player by player, each with the place of its player."""
     return [(place, step) for place, player in enumerate(players) if player.trained for step in player.own]
 
 
 def columns(players: Sequence[Player], strategy: Any) -> dict[str, list[Any]]:
-    """Columns of the steps that are trained, as the records of the rollouts have them."""
+    """Columns of the trained steps, as in the records of rollouts."""
     returns: dict[Node, list[float]] = {}
     for player in players:
         if not player.trained:

@@ -1,13 +1,13 @@
-"""Do methods and branches pay? Training runs, one per core, over as many days as it takes.
+"""Do methods and branches pay off? Training runs, one per core, for as many days as it takes.
 
-    python benchmarks/evidence/run.py run methods --core 0    # train what is missing; once for each core that is free
-    python benchmarks/evidence/run.py left methods            # what is missing
-    python benchmarks/evidence/run.py one methods doorkey gigpo --lr 0.001 --seed 0    # one run again: a line's command
+    python benchmarks/evidence/run.py run methods --core 0    # train missing runs; once per free core
+    python benchmarks/evidence/run.py left methods            # print the missing runs
+    python benchmarks/evidence/run.py one methods doorkey gigpo --lr 0.001 --seed 0    # repeat a run, as its line says
     python benchmarks/evidence/run.py pages                   # write the tables of results/README.md from the lines
 
 Each run starts from the warm-started model of its task and seed and leaves a line in benchmarks/results, from which the
-tables are made; its folder is under runs/evidence. After an interruption finished runs are kept; one of the stack goes
-on from its last checkpoint, one of the plain loop begins anew.
+tables are made; its folder is under runs/evidence. Finished runs are not repeated; an interrupted run of the stack
+resumes from its last checkpoint, one of the plain loop starts again.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Study = Annotated[str, typer.Argument(help=" or ".join(STUDIES))]
 @app.command()
 def run(
     study: Study,
-    core: Annotated[int | None, typer.Option(help="hold the runs to this core; default: all, several threads")] = None,
-    minutes: Annotated[float, typer.Option(help="no run begins later than this")] = float("inf"),
+    core: Annotated[int | None, typer.Option(help="pin the runs to this core; default: all, several threads")] = None,
+    minutes: Annotated[float, typer.Option(help="start no run later than this")] = float("inf"),
 ) -> None:
-    """Train what is missing, in the order of the plan."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training process is ended as well
+    """Train the missing runs, in the order of the plan."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training process ends as well
     if core is not None:
         alone(core)
     until = time.monotonic() + 60 * minutes
@@ -47,11 +47,11 @@ def run(
         if not todo:
             break
         if not any(_tried(study, planned, failed) for planned in todo):
-            time.sleep(WAIT)  # what is left is being trained by others, and may be followed by more
+            time.sleep(WAIT)  # others train the rest, and more runs may follow
 
 
 def _tried(study: str, planned: Planned, failed: set[tuple]) -> bool:
-    """Whether the run was this process's to train; adds it to ``failed`` where it ends with an error."""
+    """Whether this process trained the run; adds it to ``failed`` if it ended with an error."""
     try:
         line = train(study, planned)
     except Taken:
@@ -73,18 +73,18 @@ def repeat(
     lr: Annotated[float, typer.Option(help="learning rate of the policy")],
     seed: Annotated[int, typer.Option()],
     critic_lr: Annotated[float | None, typer.Option(help="of the critic, for a method that has one")] = None,
-    core: Annotated[int | None, typer.Option(help="hold the run to this core")] = None,
+    core: Annotated[int | None, typer.Option(help="pin the run to this core")] = None,
 ) -> None:
-    """Train one run anew, and print its success beside that of the kept line; kept itself only where there is none.
+    """Repeat a run and print its success next to that of its line; saves a line only if there is none.
 
-    Rounding differs between processes, and the runs may part where an action is sampled differently.
+    Rounding differs between processes, so the runs may diverge where an action is sampled differently.
     """
     planned = planned_run(study, task, variant, lr, seed, critic_lr)
     if core is not None:
         alone(core)
     before = lines.kept(study, planned.key)
-    made = train(study, planned, again=True)
-    for what, line in (("this run", made), ("kept", before)):
+    repeated = train(study, planned, again=True)
+    for what, line in (("this run", repeated), ("kept", before)):
         if line:
             at, success = lines.validations(line)
             curve = ", ".join(f"{value:.3f} at {step}" for step, value in zip(at, success, strict=True))
@@ -95,7 +95,7 @@ def planned_run(study: str, task: str, variant: str, lr: float, seed: int, criti
     """A run by the parts of its line's key.
 
     Raises:
-        typer.BadParameter: there is no such study, task or variant, or a critic's rate is given or lacking.
+        typer.BadParameter: an unknown study, task or variant, or a critic's rate for a variant without a critic.
     """
     for what, value, names in (("study", study, STUDIES), ("task", task, TASKS)):
         if value not in names:
@@ -109,7 +109,7 @@ def planned_run(study: str, task: str, variant: str, lr: float, seed: int, criti
 
 @app.command()
 def left(study: Study) -> None:
-    """Print what is missing, as far as it is known: learning rates are chosen when all of a method are tried."""
+    """Print the missing runs known so far: a learning rate is chosen when all of a method's have been tried."""
     for planned in missing(study):
         print(lines.command(study, planned.key))
 

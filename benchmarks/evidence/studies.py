@@ -1,6 +1,6 @@
-"""What is trained for which question: tasks, variants, learning rates and seeds, in the order in which they are run.
+"""The runs of each study: tasks, variants, learning rates and seeds, in the order in which they are trained.
 
-The order is by rounds, so that the lines of a part of the runs can be compared already.
+The order is by rounds, so that the lines of the first runs can be compared early.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from tasks import TASKS
 from verl_turnkey.plugins.view import stats
 
 RATES = (6.25e-5, 1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3)
-"""learning rates: each method gets the two in the middle, and those beyond the best until this is not at an end"""
+"""learning rates: each method tries the middle two, then further ones until its best is not at an end"""
 MIDDLE = RATES[2:4]
 CRITIC_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-"""of a critic: those in the middle, and beyond, as above"""
+"""learning rates of a critic, tried in the same way"""
 CRITIC_MIDDLE = CRITIC_RATES[1:4]
 CRITIC_RATE = 1e-3
-"""while the policy's rate is chosen"""
+"""the critic's while the policy's rate is chosen"""
 VALUED = ("turn_gae",)
 """methods with a critic"""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A method, and what else its launch line has."""
+    """A method, and what else differs in its launch line."""
 
     method: str
     params: Mapping[str, Any] = field(default_factory=dict)
     """of the method"""
     strategy: Mapping[str, Any] = field(default_factory=dict)
-    """of the rollouts; empty: episodes do not fork"""
+    """of rollouts; empty: episodes do not fork"""
     tasks: int = 8
     """in a step"""
     rollouts: int = 8
@@ -73,12 +73,12 @@ class Planned:
     steps: int
     validate_every: int
     on_stack: bool = True
-    """on verl, FSDP, vLLM and Ray; else by the plain loop"""
+    """on verl, FSDP, vLLM and Ray; else in the plain loop"""
     validate_before: bool = True
 
     @property
     def key(self) -> Key:
-        """What tells the lines of a study apart."""
+        """Identifies a line in its study."""
         return self.task, self.name, self.lr, self.variant.critic_lr or 0.0, self.seed
 
 
@@ -88,22 +88,22 @@ class Seeds:
 
     tuning: tuple[int, ...]
     reported: tuple[int, ...]
-    """of n, a difference that has one sign in all of them has a p of 2 / 2^n"""
+    """with n seeds, a difference with the same sign in all has p = 2 / 2^n"""
 
 
-# --- do methods pay? --------------------------------------------------------------------------------------------------
+# --- do methods pay off? ----------------------------------------------------------------------------------------------
 
 STRATEGIES = ("vine", "vine_segments", "tree", "entropy_branch")
-"""of rollouts that fork, each with the method that is made for it, and with fewer rollouts: as many as make a step cost
-about as many tokens, but for ``vine``, whose steps cost half as much again"""
+"""of forking rollouts, each with its own method and with fewer rollouts, so that a step costs about as many tokens as
+without forks; only ``vine`` costs half as much again"""
 FIRST, SECOND = ("grpo_steps", "gigpo"), ("rloo_steps", "hgpo")
 THIRD = (REINFORCE, "turn_gae", "graph")
 LAST = ("salt", "proxmo", "dual_level")
 METHODS = FIRST + SECOND + THIRD + LAST
-"""without those of strategies"""
+"""without those of the strategies"""
 BASELINES = ("grpo_steps", "rloo_steps", REINFORCE, "turn_gae")
 BY_STEPS = ("gigpo", "hgpo", "graph", "salt", "proxmo", "dual_level")
-"""methods that compare steps, held against each of the baselines"""
+"""methods that compare steps, compared with each of the baselines"""
 ROUNDS = (
     ("doorkey", FIRST + SECOND),
     ("rooms", FIRST + SECOND),
@@ -128,29 +128,29 @@ METHOD_VALIDATE_EVERY = 4
 
 
 def variant(name: str, task: str) -> Variant:
-    """What a name stands for on a task: forks are at the same parts of an episode on all of them."""
+    """The variant of a name on a task; forks are at the same fractions of an episode on all tasks."""
     fifth = TASKS[task].max_turns // 5
     vine = {"name": "vine", "rollouts": 2, "every": fifth}
     tree = {"name": "tree", "first": fifth, "every": fifth, "depth": 2}
     entropy_branch = {"name": "entropy_branch", "trajectories": 8}
-    made = {
+    forked = {
         "vine": Variant("progress", {"alpha": 0}, vine, tasks=4, rollouts=3),
         "vine_segments": Variant("progress", {"alpha": 0, "segments": True, "whiten": "turns"}, vine, 4, rollouts=2),
         "tree": Variant("tree", {}, tree, rollouts=3),
         "entropy_branch": Variant("tree", {"rule": "arpo"}, entropy_branch, rollouts=4),
     }
-    return made.get(name) or Variant(name, critic_lr=CRITIC_RATE if name in VALUED else None)
+    return forked.get(name) or Variant(name, critic_lr=CRITIC_RATE if name in VALUED else None)
 
 
 def method(task: str, name: str, lr: float, seed: int, critic_lr: float | None = None) -> Planned:
-    """One run of a variant, by the plain loop."""
+    """One run of a variant in the plain loop."""
     of = variant(name, task)
     of = replace(of, critic_lr=critic_lr) if critic_lr else of
     return Planned(task, name, of, lr, seed, TASKS[task].steps, METHOD_VALIDATE_EVERY, on_stack=False)
 
 
 def methods(lines: Sequence[Line]) -> Iterator[Planned]:
-    """Every variant with several learning rates on seeds that are not reported, then the others with the best one."""
+    """Every variant with several learning rates on the tuning seeds, then with the best one on the reported seeds."""
     for task, names in ROUNDS:
         seeds = SEEDS[task]
         for seed, lr, name in product(seeds.tuning, MIDDLE, names):
@@ -165,7 +165,7 @@ def methods(lines: Sequence[Line]) -> Iterator[Planned]:
 
 @dataclass(frozen=True)
 class Grid:
-    """Rates of one kind, and which of them are tried first."""
+    """Learning rates of one kind, and which of them are tried first."""
 
     what: str
     """key of a line"""
@@ -187,7 +187,7 @@ def tuned(lines: Sequence[Line], task: str, name: str, grid: Grid = POLICY) -> d
 
 
 def next_rate(lines: Sequence[Line], task: str, name: str, grid: Grid = POLICY) -> float | None:
-    """The rate to be tried beyond the best one; None: there is none, or the ones before are not all tried."""
+    """The next rate to try beyond the best one; None if there is none, or if the middle ones are not all tried."""
     areas = tuned(lines, task, name, grid)
     if not set(grid.middle) <= areas.keys():
         return None
@@ -197,7 +197,7 @@ def next_rate(lines: Sequence[Line], task: str, name: str, grid: Grid = POLICY) 
 
 
 def best_rate(lines: Sequence[Line], task: str, name: str, grid: Grid = POLICY) -> float | None:
-    """The rate with the largest mean area; None: not all are tried that must be."""
+    """The rate with the largest mean area; None while a required one is untried."""
     areas = tuned(lines, task, name, grid)
     if not set(grid.middle) <= areas.keys() or next_rate(lines, task, name, grid):
         return None
@@ -210,21 +210,21 @@ def height(line: Line) -> float:
     return stats.area(steps, success, steps[0], steps[-1])
 
 
-# --- and with a critic that is tuned as well? -------------------------------------------------------------------------
+# --- and with a tuned critic? -----------------------------------------------------------------------------------------
 
 PPO = "turn_gae"
-BESIDE = ("grpo_steps", "gigpo", "graph")
-"""trained from the same models as the critic's runs, which another CPU than that of the methods has made"""
+CRITIC_PEERS = ("grpo_steps", "gigpo", "graph")
+"""methods that are trained again, from the same warm starts as the critic's runs"""
 CRITIC_TASKS: tuple[str, ...] = ("doorkey",)
-"""that it is trained on"""
+"""tasks of the study"""
 
 
 def critic(lines: Sequence[Line]) -> Iterator[Planned]:
-    """PPO with several rates of its critic, at its best rate of the policy; where another one than that of ``methods``
-    is best, the reported seeds with it.
+    """PPO with several rates of its critic, at its best rate of the policy; if another rate than that of ``methods`` is
+    best, the reported seeds with it.
 
-    Another CPU rounds differently, and a warm start is another model then: so other methods are trained beside it, with
-    the rates that were chosen for them.
+    Another CPU rounds differently, so its warm starts are other models: other methods are trained from them as well,
+    with the rates that were chosen for them.
     """
     chosen = load("methods")
     for task in CRITIC_TASKS:
@@ -237,19 +237,19 @@ def critic(lines: Sequence[Line]) -> Iterator[Planned]:
             for seed in seeds.tuning:
                 yield method(task, PPO, lr, seed, further)
         best = best_rate(lines, task, PPO, CRITIC)
-        if best and best != CRITIC_RATE:  # else the runs of the methods are those with the best one
+        if best and best != CRITIC_RATE:  # else the runs of ``methods`` have the best one
             for seed in seeds.reported:
                 yield method(task, PPO, lr, seed, best)
-                for name in BESIDE:
+                for name in CRITIC_PEERS:
                     if rate := best_rate(chosen, task, name):
                         yield method(task, name, rate, seed)
 
 
-# --- do both ways to train agree? -------------------------------------------------------------------------------------
+# --- do stack and plain loop agree? -----------------------------------------------------------------------------------
 
 IN_LOOP = ", plain loop"
 INDEPENDENT = "independent"
-"""``gigpo`` on episodes that do not fork"""
+"""``gigpo`` without forks"""
 ON_STACK = ("vine", "tree", "entropy_branch")
 BRANCHING = tuple(name + way for name in (INDEPENDENT, *ON_STACK) for way in ("", IN_LOOP))
 BRANCHING_TASK, BRANCHING_SEEDS = "doorkey", (0, 1, 2)
@@ -257,13 +257,13 @@ BRANCHING_RATE, BRANCHING_STEPS, BRANCHING_VALIDATE_EVERY = 5e-4, 8, 4
 
 
 def branching(lines: Sequence[Line]) -> Iterator[Planned]:
-    """Every variant on the whole stack and by the plain loop, one seed after the other."""
+    """Every variant on the whole stack and in the plain loop, one seed after the other."""
     for seed, name in product(BRANCHING_SEEDS, BRANCHING):
         yield either_way(BRANCHING_TASK, name, BRANCHING_RATE, seed)
 
 
 def either_way(task: str, name: str, lr: float, seed: int, critic_lr: float | None = None) -> Planned:
-    """One run of a variant, on the stack or, where its name says so, by the plain loop."""
+    """One run of a variant, on the stack or, if its name says so, in the plain loop."""
     kind = name.removesuffix(IN_LOOP)
     planned = variant("gigpo" if kind == INDEPENDENT else kind, task)
     sizes = (lr, seed, BRANCHING_STEPS, BRANCHING_VALIDATE_EVERY)
@@ -272,7 +272,7 @@ def either_way(task: str, name: str, lr: float, seed: int, critic_lr: float | No
 
 @dataclass(frozen=True)
 class Study:
-    """What is trained, given the lines that there are, and one run of it by what tells runs apart."""
+    """The planned runs, given the lines so far, and a single run by its key."""
 
     plan: Callable[[Sequence[Line]], Iterator[Planned]]
     run: Callable[..., Planned]
@@ -282,6 +282,6 @@ class Study:
 
 STUDIES: dict[str, Study] = {
     "methods": Study(methods, method, METHODS + STRATEGIES),
-    "critic": Study(critic, method, (PPO, *BESIDE)),
+    "critic": Study(critic, method, (PPO, *CRITIC_PEERS)),
     "branching": Study(branching, either_way, BRANCHING),
 }

@@ -1,4 +1,4 @@
-"""The tables of benchmarks/results/README.md that are made from kept lines."""
+"""The tables of benchmarks/results/README.md that are made from the lines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from differences import sign_flip
 from lines import Line
 from studies import (
     BASELINES,
-    BESIDE,
     BRANCHING,
     CRITIC,
+    CRITIC_PEERS,
     METHODS,
     POLICY,
     PPO,
@@ -37,20 +37,20 @@ PAGE = Path(__file__).parents[1] / "results" / "README.md"
 PICTURE = Path(__file__).parents[2] / "docs" / "evidence.png"
 SHARE_OF_BEST = 0.8
 UNFORKED = ("grpo_steps", "gigpo")
-"""on independent episodes; the first one is what the credit of trees is without forks"""
+"""on independent episodes; the first is the credit of trees without forks"""
 DRAWN = ("grpo_steps", "rloo_steps", "turn_gae", "gigpo", "hgpo", "graph")
 COSTS = ("tokens in a step", "turns in a step")
 
 
 def write() -> None:
-    """Put every table between its marks on the page, and draw its picture."""
+    """Write every table between its markers on the page, and draw the picture."""
     for name, make in CONTENTS.items():
         write_between(PAGE, name, f"{make()}\n")
     draw()
 
 
 def draw() -> None:
-    """Validation curves of the seeds that are reported, a panel for each task."""
+    """Validation curves of the reported seeds, a panel per task."""
     kept, panels = lines.load("methods"), []
     for task in TASKS:
         own = _of(kept, task)
@@ -62,7 +62,7 @@ def draw() -> None:
 
 
 def by_task(study: str, kept: Sequence[Line] | None, make: Callable[[str, Sequence[Line]], Iterable[str]]) -> str:
-    """What ``make`` says of the lines of each task; ``kept``: None for those of the repository."""
+    """What ``make`` returns for the lines of each task; ``kept``: by default those of the repository."""
     kept = lines.load(study) if kept is None else kept
     parts = []
     for task in TASKS:
@@ -80,7 +80,7 @@ def methods(kept: Sequence[Line] | None = None) -> str:
 
 
 def strategies(kept: Sequence[Line] | None = None) -> str:
-    """The same of rollouts that fork, with what their steps cost."""
+    """The same for forking rollouts, with the cost of their steps."""
     return _compared((*UNFORKED, *STRATEGIES), UNFORKED[0], kept, costs=True)
 
 
@@ -126,7 +126,7 @@ def against(kept: Sequence[Line] | None = None) -> str:
 
 
 def critic(kept: Sequence[Line] | None = None) -> str:
-    """For each task: PPO by the rate of its critic, and, where another one is best, the reported seeds with it."""
+    """For each task: PPO by the rate of its critic and, if another rate is best, the reported seeds with it."""
 
     def of(task: str, own: Sequence[Line]) -> tuple[str, str]:
         ppo = [line for line in own if line["variant"] == PPO]
@@ -134,7 +134,7 @@ def critic(kept: Sequence[Line] | None = None) -> str:
         seeds = SEEDS[task].reported
         chosen = [line for line in own if line["seed"] in seeds and line.get("critic_lr", rate) == rate]
         grid = _tuning(task, ppo, (PPO,), CRITIC, " of the critic")
-        return grid, _method_table(task, chosen, (PPO, *BESIDE), PPO) if chosen else ""
+        return grid, _method_table(task, chosen, (PPO, *CRITIC_PEERS), PPO) if chosen else ""
 
     return by_task("critic", kept, of)
 
@@ -144,7 +144,7 @@ def _of(kept: Sequence[Line], task: str) -> list[Line]:
 
 
 def _chosen(task: str, own: Sequence[Line], names: Sequence[str]) -> tuple[list[Line], dict[str, float | None]]:
-    """The lines that are reported, by name and seed, and the chosen rates."""
+    """The reported lines, by name and seed, and the chosen rates."""
     seeds, rates = SEEDS[task].reported, {name: best_rate(own, task, name) for name in names}
     chosen = [line for line in own if line["seed"] in seeds and line["lr"] == rates.get(line["variant"])]
     return sorted(chosen, key=lambda line: (names.index(line["variant"]), line["seed"])), rates
@@ -156,7 +156,7 @@ def _reported(task: str, own: Sequence[Line], names: Sequence[str], baseline: st
 
 
 def _method_table(task: str, own: Sequence[Line], names: Sequence[str], baseline: str, costs: bool = False) -> str:
-    """A row for each method; ``own``: lines of each with one rate."""
+    """A row per method; ``own``: its lines, all with one rate."""
     check(own)
     order = sorted(own, key=lambda line: (names.index(line["variant"]), line["seed"]))
     rates = {line["variant"]: line["lr"] for line in order}
@@ -222,7 +222,7 @@ def _iqm(spread: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _against(group: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[str, str]:
-    """Mean difference of the areas over the seeds that both have with its p, and the probability of improvement."""
+    """Mean difference of the areas over the seeds that both have, with its p, and the probability of improvement."""
     ours, theirs = (dict(zip((run["seed"] for run in side["runs"]), side["area"]["of_runs"], strict=True))
                     for side in (group, base))  # fmt: skip
     differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]

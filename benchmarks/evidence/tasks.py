@@ -1,6 +1,6 @@
-"""The tasks of the evidence: what is played, how a prompt is made, and how long a run takes.
+"""The tasks of the evidence: environments, prompts, and lengths of runs.
 
-Each can be played by a model of a fraction of a million parameters, so that a training step takes seconds on a CPU.
+A model of a fraction of a million parameters can play each, so a training step takes seconds on a CPU.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class Task:
     train_tasks: int = 1024
     val_tasks: int = 128
     task_seed: int | None = None
-    """draws the same tasks in every run, so that games that take long to make are made once; None: the run's seed"""
+    """of the tasks, the same in every run, for games that take long to make; None: the run's seed"""
     model_seed: int | None = None
-    """warm-starts one model for all runs, where that takes long; None: each run's seed has its own"""
+    """of the warm start, one for all runs, where it takes long; None: the run's seed"""
     line: str = LINE
     """of a past turn in the prompt"""
     further: tuple[str, ...] = field(default=())
-    """of the launch line, beside those that every task has"""
+    """overrides of the launch line, besides those of every task"""
 
     def overrides(self) -> tuple[str, ...]:
-        """What of the launch line depends on the task: ``Job(task=...)`` of the quickstart's ``training.py``."""
+        """Overrides that depend on the task, for ``Job(task=...)`` of the quickstart's ``training.py``."""
         usual = task_overrides(
             template=self.template,
             history=self.history,
@@ -68,11 +68,11 @@ class Task:
         return (*usual, *line, *self.further)
 
     def seeds(self, n_val: int, seed: int) -> tuple[list[int], list[int]]:
-        """Environment seeds for training and validation in a run with ``seed``, without repeats."""
+        """Distinct environment seeds for training and validation in a run with ``seed``."""
         return envs_tasks.split_seeds(self.train_tasks, n_val, seed if self.task_seed is None else self.task_seed)
 
     def write(self, folder: Path, n_val: int, seed: int) -> None:
-        """Write ``train.parquet`` and ``val.parquet``: what ``turnkey tasks`` writes for these seeds."""
+        """Write ``train.parquet`` and ``val.parquet``, as ``turnkey tasks`` does for these seeds."""
         for split, seeds in zip(("train", "val"), self.seeds(n_val, seed), strict=True):
             tasks = [envs_tasks.Task(self.env_id, seed, self.kwargs) for seed in seeds]
             envs_tasks.write_parquet(folder / f"{split}.parquet", tasks, self.name, split)

@@ -1,4 +1,4 @@
-"""One planned run: the warm start of its seed, training by ``turnkey train`` or by the plain loop, its line."""
+"""One planned run: warm start of its seed, training with ``turnkey train`` or in the plain loop, its line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import lines
 from lines import Line
 from studies import Planned
-from tasks import ROOT, TASKS, Task  # which makes the quickstart's modules known
+from tasks import ROOT, TASKS, Task  # puts the quickstart's modules on the path
 
 from report import versions  # isort: skip
 from training import Job, launch  # isort: skip
@@ -30,11 +30,11 @@ class RunFailed(RuntimeError):
 
 
 class Taken(RuntimeError):
-    """Another process is at it."""
+    """Another process trains this run."""
 
 
 def train(study: str, planned: Planned, *, again: bool = False) -> Line:
-    """Train unless there is a line already, or ``again``; keeps the line where there is none, and returns it.
+    """Train unless there is a line, or ``again``; saves the line if there is none, and returns it.
 
     Raises:
         Taken: another process trains it.
@@ -79,7 +79,7 @@ def _trained(study: str, planned: Planned, out: Path) -> Line:
     except LookupError as error:
         raise RunFailed(f"{out}: {error}") from None
     if lines.validations(line)[0][-1:] != [planned.steps]:
-        shutil.rmtree(out / "checkpoints", ignore_errors=True)  # from which it would only end again
+        shutil.rmtree(out / "checkpoints", ignore_errors=True)  # or it would only resume there and end again
         raise RunFailed(f"{out} was not validated at step {planned.steps}")
     return line
 
@@ -94,7 +94,7 @@ def _in_loop(planned: Planned, out: Path, prepared: Prepared) -> tuple[dict[str,
     same = hashlib.sha256(f"{task} {_checksum(prepared.model)}".encode()).hexdigest()
     with locked(RUNS / planned.task / f"validated-{planned.seed}") as folder:
         steps = run.run(planned.steps, planned.validate_every, folder / f"{same[:16]}.pt")
-        before = dict([next(steps)])  # the others may go on from here
+        before = dict([next(steps)])  # then other methods may reuse it
     return {}, before | dict(steps)
 
 
@@ -109,7 +109,7 @@ def _checksum(model: Path) -> str:
 
 
 def _on_stack(planned: Planned, out: Path, prepared: Prepared) -> tuple[dict[str, str], lines.Steps]:
-    """``turnkey train``, whose launch line is kept; goes on from the last checkpoint of a run that was interrupted."""
+    """Run ``turnkey train``, and keep its launch line; an interrupted run resumes from its last checkpoint."""
     for name, there in (("model", prepared.model), ("tasks", prepared.tasks)):
         if not (out / name).exists():
             (out / name).symlink_to(there)
@@ -145,7 +145,7 @@ class Prepared:
 
 
 def _prepare(task: Task, seed: int, home: Path) -> Prepared:
-    """Make the tasks and the warm start of a seed, unless they are there."""
+    """Make the tasks and the warm start of a seed, unless they exist."""
     with locked(home / f"tasks-{seed}") as tasks:
         if not (tasks / "val.parquet").is_file():
             task.write(tasks, task.val_tasks, seed)
@@ -167,10 +167,10 @@ def _stage(command: list[str], log: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, *, wait: bool = True) -> Iterator[Path]:
-    """``folder``, for one process at a time.
+    """Lock ``folder`` for this process.
 
     Raises:
-        Taken: another process has it, without ``wait``.
+        Taken: another process has it, and ``wait`` is false.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
@@ -182,12 +182,12 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[Path]:
 
 
 def _portable(command: list[str]) -> str:
-    """Without this machine's paths and without what only names folders of Ray."""
+    """The command without this machine's paths and Ray's folders."""
     words = [word for word in command if not word.endswith("=RAY")]
     return " ".join(["turnkey", *words[1:]]).replace(f"{ROOT}/", "")
 
 
 def alone(core: int) -> None:
-    """Hold this process and all that it starts to one core and one thread each."""
+    """Pin this process and its children to one core, with one thread each."""
     os.sched_setaffinity(0, {core})
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -1,8 +1,8 @@
-"""Make the model of a task: a tiny Qwen3 that has watched good, mediocre and aimless players.
+"""Make the model of a task: a tiny Qwen3 that imitates good, mediocre and random players.
 
     python benchmarks/evidence/warm_start.py rooms --out runs/evidence/rooms/model --seed 0
 
-DoorKey's is the quickstart's. Nothing is downloaded; TextWorld compiles its games at their first use.
+DoorKey's is the quickstart's. Nothing is downloaded; TextWorld compiles its games on first use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from tasks import QUICKSTART, TASKS, Task
 
 # isort: split
-# The quickstart's modules are found once ``tasks`` is imported.
+# Importing ``tasks`` puts the quickstart's modules on the path.
 from demos import Demos, Expert, collect_in
 from experts import Accompanied, RoomsPlanner
 from model import build_tokenizer
@@ -38,7 +38,7 @@ GROUP = 8
 CHECKED = 16
 """further games, each played by a group"""
 
-# Words of commands are tokens of their own, and so are the names of things, wherever they stand; between them, phrases.
+# Words of commands and names of things are tokens of their own everywhere; phrases are between them.
 _NAMES = r" ?(?:{names})\b| ?[A-Za-z]+(?: (?!(?:{names})\b)[A-Za-z]+)*|[^ A-Za-z0-9]| +|\d+"
 
 
@@ -49,7 +49,7 @@ class Teaching:
     environment: Callable[[Task], Any]
     expert: Callable[[Any], Expert]
     games: int
-    """that are demonstrated; each ``rounds`` times"""
+    """number of demonstrated games, each ``rounds`` times"""
     quality: tuple[tuple[float, float], ...]
     """share of the episodes, probability of a random action at each step"""
     rounds: int = 1
@@ -99,14 +99,14 @@ def main() -> None:
 
 
 def make_model(task: Task, teaching: Teaching, out: Path, seed: int) -> None:
-    """Demonstrate, train and check until the model is good enough; prints what was found."""
+    """Demonstrate, train and check until the model is good enough; prints the checks."""
     began = time.perf_counter()
     torch.manual_seed(seed)
-    demos, looked_at = demonstrate(task, teaching, seed)
+    demos, checked = demonstrate(task, teaching, seed)
     print(f"{len(demos.steps)} steps; players won {demos.won} ({time.perf_counter() - began:.0f} s)", flush=True)
 
     def check(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
-        return summary_of(play_groups(task, model, tokenizer, looked_at))
+        return summary_of(play_groups(task, model, tokenizer, checked))
 
     teach(
         out,
@@ -124,17 +124,17 @@ def make_model(task: Task, teaching: Teaching, out: Path, seed: int) -> None:
 
 
 def demonstrate(task: Task, teaching: Teaching, seed: int) -> tuple[Demos, list[int]]:
-    """Demonstrations, and the seeds of further games to look at."""
+    """Demonstrations, and the seeds of further games for the checks."""
     # Seeds of their own: neither the training nor the validation tasks come from this stream.
     stream = 10_000 + (seed if task.task_seed is None else task.task_seed)
-    seeds, looked_at = split_seeds(teaching.games, CHECKED, stream)
+    seeds, checked = split_seeds(teaching.games, CHECKED, stream)
     env = teaching.environment(task)
     games = [game for game in seeds for _ in range(teaching.rounds)]  # loading a game takes longer than playing it
-    return collect_in(env, teaching.expert, games, task.history, task.max_turns, seed, teaching.quality), looked_at
+    return collect_in(env, teaching.expert, games, task.history, task.max_turns, seed, teaching.quality), checked
 
 
 def tokenizer_of(task: Task, teaching: Teaching, demos: Demos) -> PreTrainedTokenizerBase:
-    """A tokenizer for the prompts of the demonstrations and what was done in them."""
+    """A tokenizer for the prompts and actions of the demonstrations."""
     actions = sorted({demo.action for demo in demos.steps})
     texts = (text_of(demo, task.template) for demo in demos.steps)
     if not teaching.names:
@@ -145,7 +145,7 @@ def tokenizer_of(task: Task, teaching: Teaching, demos: Demos) -> PreTrainedToke
 
 
 def split_command(command: str) -> list[str]:
-    """Verb, things and prepositions of a command: ``put``, ``half of a bag of chips``, ``on``, ``stove``."""
+    """The verb, things and prepositions of a command: ``put``, ``half of a bag of chips``, ``on``, ``stove``."""
     verb, *rest = command.split(" ", 1)
     return [verb, *(part for text in rest for part in re.split(r" (from|on|with|into) ", text))]
 

@@ -133,7 +133,7 @@ class AppWorldText(TextEnv):
         url = f"{self._lease[0]}/{route}"
         answer = post_json(url, {"task_id": self._task, **payload}, timeout=self._timeout, key=KEY)
         if not isinstance(answer, dict) or "output" not in answer:
-            raise ServerError(f'{url} must answer {{"output": ...}} as AppWorld does; {str(answer)[:200]!r} came')
+            raise ServerError(f'{url} must answer {{"output": ...}} as AppWorld does, got {str(answer)[:200]!r}')
         return answer["output"]
 
     def _result(self, output: str, **what: Any) -> StepResult:

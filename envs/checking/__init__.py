@@ -1,1 +1,1 @@
-"""``turnkey env-check``: plays an environment and holds what it does against what training relies on."""
+"""``turnkey env-check``: plays an environment and checks the properties that training relies on."""

@@ -1,7 +1,7 @@
-"""Clones of an environment that is being played: does each go its own way from the same state?
+"""Clones of an environment in the middle of an episode: does each continue independently from the same state?
 
-As hosts make them: a copy where the class offers one; else another instance, which is reset and plays the same actions,
-beside the original where the class is thread-safe, and in a process of its own where it is not.
+They are made as hosts make them: a copy where the class offers one; else another instance, which is reset and plays the
+same actions, in the process of the original where the class is thread-safe, and in its own where it is not.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def clones(
 
 
 def copies(make: Callable[[], Env], trace: Trace, calls: Calls) -> list[Trace]:
-    """The episode ``trace`` on a copy made half-way, then on what it was copied from.
+    """The episode ``trace`` on a copy made half-way, then on the original.
 
-    Another copy has gone astray before, by the first action over and over: neither of them must have noticed.
+    Before that, another copy repeats the first action over and over, which must affect neither of them.
     """
     original, half = _half(make, trace, calls)
     what = f"a copy after step {len(half.actions)}"

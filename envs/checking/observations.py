@@ -1,4 +1,4 @@
-"""What a check saw of an environment, and what follows from it without judging."""
+"""What a check observed of an environment, and the measures that follow from it; it judges nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Probe:
 
 @dataclass
 class Record:
-    """Everything that was seen; filled field by field, so that a process that dies leaves what it had."""
+    """Everything observed; filled field by field, so that a process that dies leaves what it had recorded."""
 
     thread_safe: bool = False
     declared_memory_mb: float | None = None
@@ -49,7 +49,7 @@ class Record:
     texts: list[Trace] = field(default_factory=list)
     oracle: list[Trace] = field(default_factory=list)
     long: list[Trace] = field(default_factory=list)
-    """one that is played to its end, when no other came to one"""
+    """an episode played to its end, if no other reached its end"""
     reused: list[Trace] = field(default_factory=list)
     """the actions of ``first`` once more, on the instance that played everything else"""
     elsewhere: dict[str, list[Trace]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Record:
     threads: list[Trace] | None = None
     probes: list[Probe] = field(default_factory=list)
     after_end: str | None = None
-    """what one step too many gave; empty: an exception, as it should"""
+    """the result of a step after the end; empty: an exception, as it should be"""
     global_rng: dict[str, str] = field(default_factory=dict)
     """generator: the call that changed its state"""
     printed: str = ""
@@ -95,7 +95,7 @@ class Record:
         """Share of the steps taken in a state that two or more rollouts of the group were in; nan without rollouts."""
         shared = total = 0
         for rollouts in self.groups():
-            # The last answer is nobody's state to act in.
+            # No action is taken after the last answer.
             seen = [[key(answer) for answer in trace.answers[0 if start else 1 : -1]] for trace in rollouts]
             rollouts_with = Counter(state for states in seen for state in set(states))
             total += sum(map(len, seen))

@@ -1,6 +1,6 @@
-"""What ``turnkey env-check`` does with an environment: plays it in every way, and writes down what it saw.
+"""What ``turnkey env-check`` does with an environment: plays it in every way, and records what it observes.
 
-This half runs beside the environment, in a process of its own (``processes``), and judges nothing (``properties``).
+This half runs with the environment, in a process of its own (``processes``), and judges nothing (``properties`` do).
 Whatever an environment does ends up as plain data in a ``Record``; only a hanging or dying process is the parent's to
 notice.
 """
@@ -57,7 +57,7 @@ class Job:
 
 
 class _Enough(Exception):
-    """The environment cannot be played any further; why is noted."""
+    """The environment cannot be played any further; the record says why."""
 
 
 def examine(job: Job, tell: Tell, printed: Callable[[], str], other: Elsewhere | None = None) -> None:
@@ -113,7 +113,7 @@ class _Examination:
     def run(self, printed: Callable[[], str]) -> None:
         job, calls, note = self.job, self.calls, self.note
         envs = [self.make()]
-        calls.global_rng.clear()  # what importing a package does is nobody's business
+        calls.global_rng.clear()  # the effects of importing a package are not judged
         before = len(printed())
         metadata = envs[0].unwrapped.metadata or {}
         thread_safe = note("thread_safe", bool(metadata.get("thread_safe", False)))
@@ -255,7 +255,7 @@ def _after_end(env: Env, trace: Trace, calls: Calls) -> str | None:
 
 
 def _threads(job: Job, first: Sequence[Trace]) -> list[Trace]:
-    """Several instances at once; every thread plays every seed's episode, each begins with another one."""
+    """Several instances at once; every thread plays every seed's episode, each in another order."""
     barrier, interval = threading.Barrier(THREADS), sys.getswitchinterval()
     calls = Calls(lambda *_: None, watch=False)
 
@@ -275,7 +275,7 @@ def _threads(job: Job, first: Sequence[Trace]) -> list[Trace]:
         env.close()
         return traces
 
-    sys.setswitchinterval(1e-5)  # as many changes of thread as can be had
+    sys.setswitchinterval(1e-5)  # as many thread switches as possible
     try:
         with ThreadPoolExecutor(THREADS) as pool:
             return [trace for traces in pool.map(play_all, range(THREADS)) for trace in traces]

@@ -27,7 +27,7 @@ _ENTRY = f"from {__name__} import main; main()"
 
 
 def play_here(job: Job, record: Record) -> None:
-    """Have ``job`` done in this process, without protection from an environment that hangs or dies."""
+    """Run ``job`` in this process, without protection from an environment that hangs or dies."""
 
     def tell(*message: Any) -> None:
         if message[0] == "set":
@@ -38,7 +38,7 @@ def play_here(job: Job, record: Record) -> None:
 
 
 def play_apart(job: Job, record: Record, limits: Limits, hash_seed: int) -> list[tuple[str, str]]:
-    """Have ``job`` done by a new process, which fills ``record``. Returns the properties that it broke down over."""
+    """Run ``job`` in a new process, which fills ``record``. Returns the properties that it failed on, with evidence."""
     seconds_of = {"make": limits.reset, "reset": limits.reset, "step": limits.step, "close": limits.reset}
     ours, theirs = Pipe()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

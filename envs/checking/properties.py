@@ -18,7 +18,7 @@ UNREACHED = "the check did not get that far"
 
 @dataclass(frozen=True)
 class Finding:
-    """What is the case with one property. ``skip``: it does not apply, or could not be judged."""
+    """The verdict on one property. ``skip``: it does not apply, or could not be judged."""
 
     property: str
     status: Status

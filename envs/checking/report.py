@@ -1,4 +1,4 @@
-"""``check``: play an environment from all sides and say which of the properties that training relies on it lacks.
+"""``check`` plays an environment and reports which of the properties that training relies on it violates.
 
 The environment's code runs in processes of its own: whatever it does, hang and crash included, is a finding.
 """
@@ -24,7 +24,7 @@ from verl_turnkey.envs.registry import spec_of
 
 @dataclass(frozen=True)
 class Measures:
-    """Numbers beside the findings; nan where nothing was measured."""
+    """Measures besides the findings; nan where nothing was measured."""
 
     steps_per_second: float
     """of steps whose action was not invalid"""

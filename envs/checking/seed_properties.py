@@ -24,7 +24,7 @@ def seed(record: Record, limits: Limits) -> Verdict:
 
 
 def reuse(record: Record, limits: Limits) -> Verdict:
-    """They also do on an instance that has played other seeds before: ``reset`` leaves nothing behind."""
+    """The same on an instance that has played other seeds before: ``reset`` leaves nothing behind."""
     first = {trace.seed: trace for trace in record.first}
     for trace in (*record.group, *record.oracle, *record.texts):
         if difference := _start(first[trace.seed], trace):
@@ -33,7 +33,7 @@ def reuse(record: Record, limits: Limits) -> Verdict:
 
 
 def processes(record: Record, limits: Limits) -> Verdict:
-    """They also do in other processes, whose ``PYTHONHASHSEED`` differs."""
+    """The same in other processes, whose ``PYTHONHASHSEED`` differs."""
     for place, traces in record.elsewhere.items():
         verdict = _same(record.first, traces, place, "something depends on hash() or on the order of a set")
         if verdict[0] != "pass":

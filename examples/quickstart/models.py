@@ -70,12 +70,12 @@ def three_errands(model: str) -> Setup:
 
 
 def service(model: str) -> Setup:
-    """One cancellation or return at a shop, of an order that the customer names and the policy lets them change."""
-    kwargs = {"kinds": ["cancel", "return"], "orders": 1, "details": True, "forbid": 0, "max_steps": 10}
+    """The return of an item that the policy allows: five calls, of which four copy from what the agent has read."""
+    kwargs = {"kinds": ["return"], "orders": 1, "details": True, "forbid": 0, "max_steps": 10}
     shop = [f"turnkey.env.kwargs.{key}={json.dumps(value)}" for key, value in kwargs.items()]
     turns = ("turnkey.rollout.max_turns=10", "turnkey.rollout.max_tokens_per_turn=32")
     sizes = ("turnkey.rollout.action_format=plain", "data.max_prompt_length=512", "data.max_response_length=1200")
-    start = ("--env", "turnkey/Service-v0", "--template", "service", "--kwargs", json.dumps(kwargs), "--episodes", "24")
+    start = ("--env", "turnkey/Service-v0", "--template", "service", "--kwargs", json.dumps(kwargs))
     return Setup(
         env="turnkey/Service-v0",
         kwargs=kwargs,

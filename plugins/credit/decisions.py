@@ -45,13 +45,13 @@ def decision_density(state: Ints, action: Ints, trajectory: Ints, ahead: Floats)
     of_choice[choice] = state
     chosen = choice[first]
     sums, others = [], []
-    for each in (np.ones(len(first)), ahead[first], ahead[first] ** 2):
-        sums.append(np.bincount(chosen, each))
-        of_state = np.bincount(of_choice[chosen[opening]], each[opening])[of_choice]
-        not_other = np.bincount(chosen[opening], each[opening], n_choices)
-        instead = np.bincount(chosen[opening][visit[second]], each[second], n_choices)
+    for power in (np.ones(len(first)), ahead[first], ahead[first] ** 2):
+        sums.append(np.bincount(chosen, power))
+        of_state = np.bincount(of_choice[chosen[opening]], power[opening])[of_choice]
+        not_other = np.bincount(chosen[opening], power[opening], n_choices)
+        instead = np.bincount(chosen[opening][visit[second]], power[second], n_choices)
         others.append(of_state - not_other + instead)
-    (n, mean, error), (m, other, further) = (_moments(*each) for each in (sums, others))
+    (n, mean, error), (m, other, further) = (_moments(*totals) for totals in (sums, others))
     covered = (n >= LEAST) & (m >= LEAST)
     decides = covered & (np.abs(mean - other) > ERRORS * np.sqrt(error + further) + 1e-9)
     density = decides[choice].sum() / covered[choice].sum() if covered.any() else np.nan

@@ -85,7 +85,7 @@ class CreditStep:
 
         OPID and HCAPO add the gap, so the sign of the result would depend on it.
         """
-        taught = {one.spec.name for one in self.modify if supplied.OF_TEACHER & {*one.columns}}
+        taught = {entry.spec.name for entry in self.modify if supplied.OF_TEACHER & {*entry.columns}}
         if not taught or self.credit is None or self.rows is None:
             return None
         parts = [part for name, part in self.credit.parts.items() if name not in taught]
@@ -177,10 +177,10 @@ class CreditStep:
         needs, before = (spec.columns(self.params, self.modify), spec.names_before(self.modify)) if spec else ((), ())
         rows = self._rewarded(self.read(scores, kl, needs, before))
         lacking = [column for column in needs if column not in rows.steps.given and column != "value"]
-        supplied.check_supplied([name, *(one.spec.name for one in self.modify)], lacking)
+        supplied.check_supplied([name, *(modification.spec.name for modification in self.modify)], lacking)
         if lacking and not rows.recorded:
             raise ConfigError(needs_record(name, lacking))
-        by_token = any(one.by_token for one in self.modify)
+        by_token = any(modification.by_token for modification in self.modify)
         self.tokens = supplied.tokens_of(self.data, rows.turns, self.training_step, by_token)
         context = {"state": self.state, "modify": self.modify, "tokens": self.tokens}
         credit = compute_credit(name, rows.steps, **context, **asdict(self.params))

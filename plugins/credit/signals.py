@@ -74,9 +74,9 @@ def signal_metrics(rows: Rows) -> dict[str, float]:
     columns = (np.split(column, cuts) for column in (calls, steps.valid[order], steps.truncated[order]))
     per_episode = [signals(c.tolist(), v.tolist(), bool(t.any())) for c, v, t in zip(*columns, strict=True)]
     return {
-        "episode/signals/failures": float(np.mean([each.failures for each in per_episode])),
-        "episode/signals/loops": float(np.mean([each.loops for each in per_episode])),
-        "episode/signals/exhausted": float(np.mean([each.exhausted for each in per_episode])),
-        "episode/signals/share": float(np.mean([any(each) for each in per_episode])),
-        "episode/signals/score": float(np.mean([each.score for each in per_episode])),
+        "episode/signals/failures": float(np.mean([episode.failures for episode in per_episode])),
+        "episode/signals/loops": float(np.mean([episode.loops for episode in per_episode])),
+        "episode/signals/exhausted": float(np.mean([episode.exhausted for episode in per_episode])),
+        "episode/signals/share": float(np.mean([any(episode) for episode in per_episode])),
+        "episode/signals/score": float(np.mean([episode.score for episode in per_episode])),
     }

@@ -1,4 +1,4 @@
-"""A checkpoint as a folder that vLLM loads: one of Hugging Face as it is, one of verl's merged by verl's merger."""
+"""A checkpoint as a folder that vLLM loads: Hugging Face's as it is, verl's after verl's merger."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 NEWEST = "latest_checkpointed_iteration.txt"
 MERGED, SOURCE = "model", "source.json"
 ADAPTER = "lora_adapter"
-"""where verl's merger writes what LoRA has learnt, beside the weights that it started from"""
+"""folder for the LoRA adapter, which verl's merger writes next to the base weights"""
 SAMPLED = 1 << 16
-"""bytes of a shard, at each of :data:`PLACES` places"""
+"""bytes that are hashed at each of :data:`PLACES` places of a shard"""
 PLACES = 64
 
 
 def weights(folder: Path) -> list[Path]:
-    """The files with weights of a Hugging Face folder; none if it has no configuration."""
+    """The weight files of a Hugging Face folder; none if it has no configuration."""
     if not (folder / "config.json").is_file():
         return []
     return next((files for pattern in WEIGHTS if (files := sorted(folder.glob(pattern)))), [])
 
 
 def locate(checkpoint: Path) -> Path:
-    """The folder with the weights or shards of ``checkpoint``; of all checkpoints of verl's that of the newest."""
+    """The folder with the weights or shards of ``checkpoint``; the newest, if it is verl's folder of checkpoints."""
     folder = checkpoint.expanduser().absolute()
     if (newest := folder / NEWEST).is_file():
         folder /= f"global_step_{newest.read_text().strip()}"
@@ -42,15 +42,15 @@ def locate(checkpoint: Path) -> Path:
 
 
 def name(checkpoint: Path) -> str:
-    """A short name: ``global_step_N``, or that of the folder."""
+    """A short name: ``global_step_N``, or the name of the folder."""
     return next((part for part in reversed(locate(checkpoint).parts) if part not in ("actor", "huggingface")), "model")
 
 
 def downloaded(checkpoint: Path) -> Path:
-    """``checkpoint``, or where it is not a folder but a name on the hub, such as Qwen/Qwen3-0.6B: its local copy.
+    """``checkpoint`` itself, or the local copy of a model on the hub, such as Qwen/Qwen3-0.6B.
 
     Raises:
-        ConfigError: there is no such folder, and the hub has no such model or cannot be reached.
+        ConfigError: no such folder, and the hub does not have the model or cannot be reached.
     """
     if checkpoint.expanduser().exists() or not HUB_NAME.fullmatch(str(checkpoint)):
         return checkpoint
@@ -66,13 +66,13 @@ def downloaded(checkpoint: Path) -> Path:
 
 
 def find(checkpoint: Path) -> tuple[Path, str | None]:
-    """The folder behind ``checkpoint`` and the backend of its shards; None: it is one of Hugging Face.
+    """The folder of weights or shards, and the backend of the shards; None for a Hugging Face folder.
 
-    ``checkpoint``: a Hugging Face folder; or of verl's the folder with all checkpoints (the newest counts), one
+    ``checkpoint``: a Hugging Face folder, verl's folder of checkpoints (of which the newest counts), a
     ``global_step_N``, or its ``actor``.
 
     Raises:
-        ConfigError: it is none of these, or has a LoRA adapter beside the weights.
+        ConfigError: it is none of these, or has a LoRA adapter next to the weights.
     """
     folder = locate(checkpoint)
     for place in (folder, folder / "huggingface"):
@@ -87,7 +87,7 @@ def find(checkpoint: Path) -> tuple[Path, str | None]:
 
 
 def resolve(checkpoint: Path, out: Path, trust_remote_code: bool = False) -> Path:
-    """The Hugging Face folder behind ``checkpoint``; shards of verl are merged into ``<out>/model``, once.
+    """The Hugging Face folder of ``checkpoint``; verl's shards are merged into ``<out>/model``, once.
 
     Raises:
         ConfigError: as :func:`find`, or verl's merger fails.
@@ -97,25 +97,25 @@ def resolve(checkpoint: Path, out: Path, trust_remote_code: bool = False) -> Pat
 
 
 def check_shards(checkpoint: Path, out: Path) -> None:
-    """Refuse other shards than those whose evaluation is in ``out``, before they are merged, which takes minutes.
+    """Check that ``out`` holds no evaluation of other weights, before shards are merged, which takes minutes.
 
-    Where nothing tells yet that they are others, the hash of the merged weights does later.
+    Other shards that look alike here are detected later, by the hash of the merged weights.
 
     Raises:
-        ConfigError: an evaluation of other shards, or of a server, is in ``out``; or as :func:`find`.
+        ConfigError: ``out`` holds an evaluation of other shards, or of a server; or as :func:`find`.
     """
     folder, backend = find(checkpoint)
     if backend is None or not (out / IDENTITY).is_file():
         return
     model = json.loads((out / IDENTITY).read_text(encoding="utf-8")).get("model", {})
-    there = f"the model {model['name']} of a server" if "name" in model else None
-    if there is None and (record := out / MERGED / SOURCE).is_file():
+    other = f"the model {model['name']} of a server" if "name" in model else None
+    if other is None and (record := out / MERGED / SOURCE).is_file():
         before = json.loads(record.read_text())
         if before["sampled"] != _sampled(folder):
-            there = f"the shards in {before['folder']}"
-    if there is not None:
+            other = f"the shards in {before['folder']}"
+    if other is not None:
         raise ConfigError(
-            f"{out} holds another evaluation, of {there}, not of {folder}\n"
+            f"{out} holds another evaluation, of {other}, not of {folder}\n"
             "Give another --out, or --new to delete that one"
         )
 
@@ -138,7 +138,7 @@ def _sampled(folder: Path) -> list[list[Any]]:
 
 
 def _whole(folder: Path) -> Path:
-    """``folder``, if its weights are all there is: vLLM would load them without an adapter that lies beside them."""
+    """``folder``, if it has no LoRA adapter: vLLM would load the weights without it."""
     for adapter in (folder, folder / ADAPTER):
         if (adapter / "adapter_config.json").is_file():
             base, merged = ("BASE" if adapter == folder else str(folder)), f"{folder}-with-adapter"
@@ -162,7 +162,7 @@ def _backend(folder: Path) -> str | None:
 
 
 def _merged(folder: Path, backend: str, target: Path, trust_remote_code: bool) -> Path:
-    """Merge unless ``target`` is what these very shards came to."""
+    """Merge the shards, unless ``target`` is already the result of these shards."""
     files = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in _shards(folder)]
     record = target / SOURCE
     if weights(target) and record.is_file() and json.loads(record.read_text())["files"] == files:

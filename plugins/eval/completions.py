@@ -1,6 +1,7 @@
-"""A model behind an OpenAI-compatible server, as verl's agent loops call one: token ids in, token ids out.
+"""A model behind an OpenAI-compatible server, called as verl's agent loops call one: token ids in, token ids out.
 
-Text would not do: encoded anew, a response may have other ids than those the model wrote, and so may the next prompt.
+Text would not do: encoded again, a response may have other ids than those that the model wrote, and so may the next
+prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from verl_turnkey.envs.rewards import JudgeError
 from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig
 
 TIMEOUT = 1800.0
-"""seconds that one turn may take, waiting in the server's queue included"""
+"""seconds that a turn may take, including the wait in the server's queue"""
 EXPECTED = (
     "a completion with token ids: this server does not take `return_token_ids` on /v1/completions, as vLLM 0.10.2 and "
     "later do. Serve the model with vLLM, or give its folder with --checkpoint"
@@ -29,10 +30,10 @@ class Completions:
 
     Args:
         url: such as http://host:8000/v1.
-        model: its name there.
-        concurrency: requests under way at once.
+        model: its name on the server.
+        concurrency: most concurrent requests.
         api_key_env: environment variable with the key; None: no key is sent.
-        key: the key itself instead.
+        key: the key itself, instead of ``api_key_env``.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Completions:
         retries: int = 4,
     ) -> None:
         self._endpoint = Endpoint(
-            # Equal questions have equal answers here, for the seed is a part of them; none is asked twice.
+            # No cache: the seed is part of a request, so no request is sent twice.
             EndpointConfig(
                 url, model, api_key_env, timeout=TIMEOUT, retries=retries, concurrency=concurrency, cache_size=0
             ),
@@ -58,31 +59,31 @@ class Completions:
         )
 
     async def generate(self, prompt_ids: list[int], sampling: Mapping[str, Any], seed: int) -> list[int]:
-        """The ids that continue ``prompt_ids``, the end of the turn included.
+        """The ids that continue ``prompt_ids``, including the end of the turn.
 
         Args:
             sampling: verl's sampling parameters.
-            seed: draws the ids; below 2**63.
+            seed: of the sampling; below 2**63.
 
         Raises:
-            JudgeError: no answer after all attempts, or one without ids.
+            JudgeError: no answer after all attempts, or an answer without ids.
         """
         request = {name: value for name, value in sampling.items() if name != "logprobs"}
         request |= {"prompt": prompt_ids, "min_p": 0.0, "seed": seed, "return_token_ids": True}
         answer = await self._endpoint.ask(request)
         if answer["prompt"] not in (None, prompt_ids):
-            raise JudgeError(f"the server at {self._endpoint.address} read another prompt than the ids that were sent")
+            raise JudgeError(f"the server at {self._endpoint.address} did not read the prompt ids that were sent")
         return answer["ids"]
 
     async def check(self, prompt: int = 0, response: int = 0) -> None:
-        """Ask for one token, and how many tokens a prompt and its response may have together.
+        """Request a single token, and check the model's limit on the tokens of prompt and response together.
 
         Args:
-            prompt: the most tokens of a prompt.
-            response: the most tokens of a response.
+            prompt: most tokens of a prompt.
+            response: most tokens of a response.
 
         Raises:
-            ConfigError: the server is not there, has no such model, does not take and return token ids, or has no room
+            ConfigError: the server does not answer, lacks the model, does not take and return token ids, or has no room
                 for such a prompt and response.
         """
         try:
@@ -106,7 +107,7 @@ def _read(answer: Any) -> dict[str, Any] | None:
 
 
 def _room(answer: Any, model: str) -> int | None:
-    """``max_model_len`` of ``model`` in the answer of ``/v1/models``; None where a server does not say it."""
+    """``max_model_len`` of ``model`` in the answer of ``/v1/models``; None if the server does not state it."""
     try:
         room = next(entry for entry in answer["data"] if entry["id"] == model)["max_model_len"]
     except (LookupError, TypeError, StopIteration):
@@ -115,10 +116,10 @@ def _room(answer: Any, model: str) -> int | None:
 
 
 class SeededTurns:
-    """The client that the agent loop of one episode gets in the place of verl's.
+    """The client that the agent loop of an episode gets in place of verl's.
 
-    The seed of a turn follows from the sample's key and the turn's number alone, so that an evaluation that was
-    interrupted draws what an unbroken one draws.
+    The seed of a turn depends only on the sample's key and the turn's number, so that an interrupted evaluation draws
+    the same tokens as any other.
     """
 
     def __init__(self, server: Completions, key: str) -> None:
@@ -136,7 +137,7 @@ class SeededTurns:
         """verl's interface.
 
         Raises:
-            EnvironmentFailure: of the kind ``server``: it gave no answer. Costs the episode, which is tried again.
+            EnvironmentFailure: of the kind ``server``: no answer. The episode fails, and is tried again.
             ConfigError: the prompt has images.
         """
         if image_data:
@@ -146,7 +147,7 @@ class SeededTurns:
             ids = await self._server.generate(list(prompt_ids), sampling_params, seed)
         except JudgeError as error:
             raise EnvironmentFailure("server", str(error)) from None
-        # Weights have no version here; the fields are those of verl's client before the first weights are sent.
+        # Weights have no version here; verl's client has the same fields before it gets its first weights.
         unknown: dict[str, Any] = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"))
         return TokenOutput(token_ids=ids, stop_reason="completed", extra_fields=unknown)
 

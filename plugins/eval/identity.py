@@ -1,4 +1,4 @@
-"""What makes two evaluations the same: everything that a sample depends on, as JSON, and its hash."""
+"""The identity of an evaluation: everything that a sample depends on, as JSON, and its hash."""
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ PACKAGES = ("verl-turnkey", "verl", "transformers")
 ENGINE = ("dtype", "quantization", "enforce_eager", "enable_prefix_caching", "engine_kwargs")
 FILE = re.compile(r"[^\n]*?\.py(?=:|$)")
 OF_TRAINING = ("layout", "anchor", "invalid_action_penalty")
-"""keys of ``turnkey.rollout`` that say how steps are trained on, not how they are played"""
+"""keys of ``turnkey.rollout`` that affect how steps are trained, not how they are played"""
 NOT_OF_AGENTS = ("state", "grace", "at_once", "listen", "in_process")
-"""keys of ``turnkey.agent`` on which an episode does not depend"""
+"""keys of ``turnkey.agent`` that do not affect an episode"""
 
 
 def identity(
     config: DictConfig, model: Mapping[str, Any], chat_template: str | None, panel: Any = None
 ) -> dict[str, Any]:
-    """The fields of an evaluation; texts and files are there by their hash, the user's modules by their names too.
+    """The fields of an evaluation; texts and files by their hash, the user's modules also by name.
 
-    Secrets, as an API key of the environment, are masked by their hashes, for the fields are written down and shown.
-
-    Not among them: the number of tasks and samples, which may grow, the number of requests at once, and folders.
+    Secrets, such as an API key of the environment, are masked by their hashes, since the fields are stored and printed.
+    Left out are the numbers of tasks and samples, which may grow, the number of concurrent requests, and folders.
 
     Args:
-        config: verl's, as the samples are played with.
-        model: what says which weights these are.
-        chat_template: the text with which prompts are rendered.
-        panel: name and hash of the panel that is played, if any.
+        config: verl's configuration, with which the samples are played.
+        model: identifies the weights.
+        chat_template: the text of the model's chat template.
+        panel: name and hash of the panel, if one is played.
     """
     from omegaconf import OmegaConf
 
@@ -92,7 +91,7 @@ def without_secrets(value: Any) -> Any:
 
 
 def engine(config: DictConfig) -> dict[str, Any]:
-    """What the logits of a checkpoint depend on besides its weights."""
+    """What the logits of a checkpoint depend on, besides its weights."""
     from omegaconf import OmegaConf
 
     plain: Any = OmegaConf.to_container(config.actor_rollout_ref.rollout, resolve=True)
@@ -105,7 +104,7 @@ def eval_id(fields: Mapping[str, Any]) -> str:
 
 
 def differing(a: Any, b: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
-    """Fields in which two identities differ, named with dots -> the two values."""
+    """Dotted name -> both values, for the fields in which two identities differ."""
     if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
         return {} if a == b else {name: (a, b)}
     fields: dict[str, tuple[Any, Any]] = {}
@@ -120,7 +119,7 @@ def text_digest(text: str) -> str:
 
 
 def file_digest(files: Sequence[Path]) -> str:
-    """One hash of the names and contents of ``files``, in this order; 64 hexadecimal digits."""
+    """A hash of the names and contents of ``files``, in this order; 64 hexadecimal digits."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
@@ -140,13 +139,13 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _files(value: Any) -> list[Path]:
-    """The ``.py`` files that texts in ``value`` name: modules, or functions such as ``path/to/file.py:function``."""
+    """The ``.py`` files named by texts in ``value``: modules, or functions such as ``path/to/file.py:function``."""
     heads = [match[0] for text in _texts(value) if (match := FILE.match(text))]
     return [path for head in dict.fromkeys(heads) if (path := Path(head).expanduser()).is_file()]
 
 
 def _without_folders(value: Any) -> Any:
-    """``value`` with the names of such files in the place of their paths."""
+    """``value`` with the paths of such files replaced by their names."""
     if isinstance(value, str):
         return FILE.sub(lambda match: Path(match[0]).name, value)
     if isinstance(value, Mapping):
@@ -155,7 +154,7 @@ def _without_folders(value: Any) -> Any:
 
 
 def _versions(names: Sequence[str]) -> dict[str, str]:
-    """Of the packages that are installed."""
+    """Versions of the packages that are installed."""
     versions = {}
     for name in names:
         with suppress(PackageNotFoundError):

@@ -17,7 +17,7 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.checks.sizes import AGENT
+from verl_turnkey.plugins.checks.run import AGENT
 from verl_turnkey.plugins.eval.completions import Completions, SeededTurns
 from verl_turnkey.plugins.eval.identity import text_digest
 from verl_turnkey.plugins.gateway import process as agents
@@ -31,23 +31,23 @@ LOOP = "turnkey_env"
 
 
 class Player:
-    """Plays one episode per call, in this process.
+    """Plays an episode per call, in this process.
 
-    Environments run in hosts of a Ray that must have been started, an agent of the user's own as its runner says.
+    Environments run in hosts, for which Ray must have been started; a user's own agent runs as its runner defines.
 
     Args:
-        config: verl's configuration. Its sampling parameters are those of ``actor_rollout_ref.rollout``.
+        config: verl's configuration; sampling parameters are those of ``actor_rollout_ref.rollout``.
 
     Raises:
         ConfigError: the model's tokenizer or template does not suit the configuration.
     """
 
     server: Completions
-    """to be set before the first episode"""
+    """must be set before the first episode"""
 
     def __init__(self, config: DictConfig) -> None:
         try:
-            with redirect_stdout(sys.stderr):  # verl prints what it does
+            with redirect_stdout(sys.stderr):  # verl prints to stdout
                 self._worker = AgentLoopWorker(config, llm_client=None)  # pyright: ignore[reportArgumentType]
         except (OSError, ValueError) as error:  # transformers' errors about a folder or a name
             path = config.actor_rollout_ref.model.path
@@ -62,7 +62,7 @@ class Player:
 
     @property
     def chat_template(self) -> str | None:
-        """The text with which prompts are rendered."""
+        """The text of the model's chat template."""
         template = getattr(self._worker.processor or self._worker.tokenizer, "chat_template", None)
         return None if template is None else str(template)
 
@@ -70,7 +70,7 @@ class Player:
         """Play the sample ``key`` of the data row ``row``, which has ``uid`` and ``session_id``.
 
         Returns:
-            What it came to, as JSON holds it (:func:`outcome`), or the reason why the episode failed.
+            Its result for JSON (:func:`outcome`), or the reason why the episode failed.
         """
         loop = hydra.utils.instantiate(
             config=_agent_loop_registry[self._config.actor_rollout_ref.rollout.agent.default_agent_loop],
@@ -88,12 +88,12 @@ class Player:
         return outcome(outputs) if failed is None else failed
 
     async def stop(self) -> None:
-        """End what agents left for further episodes; on the event loop that they were played on."""
+        """Close what agents keep open between episodes; on the event loop that played them."""
         if agents._process is not None:
             await agents._process.runner.close()
 
     def close(self) -> None:
-        """Write what the trajectory log still holds, and forget what episodes share."""
+        """Flush the trajectory log, and drop the state that episodes share."""
         worker.finish(None)
         worker._process = agents._process = None
 
@@ -103,7 +103,7 @@ def outcome(outputs: list[Any]) -> dict[str, Any]:
     each component, turns, rates, tokens of the model, their digest (equal for equal responses), and seconds."""
     info = outputs[-1].extra_fields["reward_extra_info"]
     steps = [step for row in outputs for step in row.extra_fields["turnkey"]["steps"]]
-    last = max(steps, key=lambda step: step["step"])  # an agent's conversations are one row after the other
+    last = max(steps, key=lambda step: step["step"])  # each conversation of an agent has rows of its own
     written = [token for row in outputs for token, own in zip(row.response_ids, row.response_mask, strict=True) if own]
     return {
         "success": bool(info["acc"]),
@@ -121,9 +121,9 @@ def outcome(outputs: list[Any]) -> dict[str, Any]:
 
 
 def for_evaluation(config: DictConfig) -> DictConfig:
-    """A copy of ``config`` for one process that only plays.
+    """A copy of ``config`` for a single process that only plays.
 
-    It has all hosts of the machine, asks for no log-probabilities, and logs every episode under a name of this start.
+    It uses all hosts of the machine, requests no log-probabilities, and logs every episode in a segment of its own.
     """
     config = config.copy()
     OmegaConf.set_struct(config, False)

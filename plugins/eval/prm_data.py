@@ -1,11 +1,11 @@
-"""Training examples for a process reward model from a trajectory log: what ``turnkey prm-data`` writes.
+"""Training examples for a process reward model from a trajectory log, for ``turnkey prm-data``.
 
-An example asks the default question of the reward component ``judge`` about an episode up to and including a turn; its
-answer is the label. Three kinds:
+An example is the default question of the reward component ``judge`` about an episode up to and including a turn, and
+the label as its answer. Three kinds:
 
-- ``judge``: ``1`` or ``0``, whether the episode will be solved (GUI-Shepherd, arXiv:2509.23738); asked with ``binary``;
-- ``progress``: the share of the task that is done, ``Score: 3.3`` for a third (ProgRM, arXiv:2505.18121);
-- ``pairs``: two responses to one prompt, the one with the higher label and the one with the lower.
+- ``judge``: ``1`` or ``0``, whether the episode will be solved (GUI-Shepherd, arXiv:2509.23738), with ``binary``;
+- ``progress``: the completed share of the task, ``Score: 3.3`` for a third (ProgRM, arXiv:2505.18121);
+- ``pairs``: two responses to the same prompt, one with a higher label than the other.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from verl_turnkey.plugins.view.join import flag
 from verl_turnkey.plugins.view.reading import read
 
 VISITS = 3
-"""episodes through a state below which its share of successes says too little"""
+"""fewest episodes through a state whose share of successes is a label"""
 POSITIVE = 0.5
-"""a label above it is positive"""
+"""labels above it are positive"""
 TAIL = 2000
 """characters of a later turn's prompt that the log keeps"""
 QUESTIONS = {
@@ -43,14 +43,14 @@ class Turn:
 
     turn: int
     prompt: str
-    """what the log keeps of it: of turn 0 all, of later ones the last :data:`TAIL` characters"""
+    """as logged: all of it for turn 0, the last :data:`TAIL` characters for later turns"""
     response: str
     action: str | None
     valid: bool
     anchor: str | None
     next_anchor: str | None
     own: bool
-    """no other branch trains it"""
+    """trained by this episode, not by another branch"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class LoggedEpisode:
 
 @dataclass
 class Episodes:
-    """The episodes that examples can be made of, and how many were left out for what reason."""
+    """The episodes for examples, and the number of episodes left out by reason."""
 
     episodes: list[LoggedEpisode] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -77,7 +77,7 @@ def read_episodes(log: Path, *, validation: bool = False) -> Episodes:
     """The episodes of the trajectory log ``log`` with the texts of all their turns.
 
     Args:
-        validation: those that were played to validate, instead of those that were played to train.
+        validation: read the episodes of validation instead of those of training.
     """
     tables = {
         name: read(log, name).drop_duplicates(list(TABLES[name].key), keep="last", ignore_index=True)
@@ -134,15 +134,15 @@ Label = dict[tuple[str, int], float]
 
 
 def outcome_labels(episodes: Sequence[LoggedEpisode]) -> Label:
-    """1 for every turn of an episode that was solved, else 0."""
+    """1 for every turn of a solved episode, else 0."""
     return {(e.episode, turn.turn): float(e.success) for e in episodes for turn in e.turns}
 
 
 def state_labels(episodes: Sequence[LoggedEpisode], visits: int = VISITS) -> Label:
-    """Share of the group's episodes through the state that a turn led to which are solved.
+    """For each turn, the state that it led to, and the share of solved episodes among the group's episodes through it.
 
-    The turn's ``next_anchor``, or the next turn's ``anchor``, is the state. Of a state that is not known, or that fewer
-    than ``visits`` episodes came through, the label is the outcome of the turn's own episode.
+    The state is the turn's ``next_anchor``, or the next turn's ``anchor``. If it is unknown, or fewer than ``visits``
+    episodes passed through it, the label is the outcome of the turn's own episode.
     """
     through: dict[tuple[str, str], dict[str, bool]] = defaultdict(dict)
     for e in episodes:
@@ -163,10 +163,11 @@ def _led_to(episode: LoggedEpisode) -> list[str | None]:
 
 
 def progress_labels(episodes: Sequence[LoggedEpisode]) -> Label:
-    """Share of the task's shortest success that was done in order, after each turn.
+    """After each turn, the share of the actions of the task's shortest success that were done, in order.
 
-    The best of several shortest successes counts. Turns of a task that no episode solved have no label. ProgRM finds
-    recipes by clusters of successes, which are not published in detail.
+    A refused action is not done. Of several shortest successes, the one with the largest share counts. Turns of a task
+    that no episode solved have no label. ProgRM finds recipes by clusters of successes, which are not published in
+    detail.
     """
     recipes: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for e in episodes:
@@ -176,7 +177,7 @@ def progress_labels(episodes: Sequence[LoggedEpisode]) -> Label:
     for e in episodes:
         shortest = min(map(len, recipes[e.task]), default=0)
         paths = [
-            recipe_progress([turn.action for turn in e.turns], recipe)[1:]
+            recipe_progress([turn.action if turn.valid else None for turn in e.turns], recipe)[1:]
             for recipe in dict.fromkeys(recipes[e.task])
             if len(recipe) == shortest
         ]
@@ -185,7 +186,7 @@ def progress_labels(episodes: Sequence[LoggedEpisode]) -> Label:
 
 
 def column_labels(file: Path) -> Label:
-    """Labels of a person or a judge: the columns ``episode``, ``turn`` and ``label`` of a parquet file.
+    """Labels by a person or a judge: the columns ``episode``, ``turn`` and ``label`` of a parquet file.
 
     Raises:
         ValueError: a column is missing, or a label is not within 0 and 1.
@@ -207,7 +208,7 @@ def column_labels(file: Path) -> Label:
 def scored(episodes: Sequence[LoggedEpisode], labels: Label, kind: str, max_chars: int) -> Iterator[dict[str, Any]]:
     """A row per labelled turn: ``messages``, ``label``, ``episode``, ``turn``, ``task``, ``success``.
 
-    ``max_chars``: as that option of the component ``judge``.
+    ``max_chars``: see the component ``judge``.
     """
     question = replace(QUESTIONS[kind], max_chars=max_chars)
     for e in episodes:
@@ -222,11 +223,11 @@ def scored(episodes: Sequence[LoggedEpisode], labels: Label, kind: str, max_char
 
 
 def pairs(episodes: Sequence[LoggedEpisode], labels: Label) -> Iterator[dict[str, Any]]:
-    """Of each prompt of a group with different labels, the response with the highest and that with the lowest.
+    """The responses with the highest and the lowest label, for each prompt of a group whose labels differ.
 
     Rows have ``prompt`` (text, with the chat template's markup), ``chosen``, ``rejected``, ``margin`` (difference of
-    the labels), ``episode`` and ``turn`` of the chosen one, and ``task``. A later turn whose prompt the log cut is in
-    no pair.
+    the labels), ``episode`` and ``turn`` of the chosen response, and ``task``. A later turn whose prompt was cut in the
+    log is in no pair.
     """
     same: dict[tuple[str, str], list[tuple[float, str, LoggedEpisode, int]]] = defaultdict(list)
     for e in episodes:
@@ -242,14 +243,14 @@ def pairs(episodes: Sequence[LoggedEpisode], labels: Label) -> Iterator[dict[str
 
 
 def split(rows: Sequence[dict[str, Any]], share: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows to train on and rows of held-out tasks: about ``share`` of the tasks, drawn by a hash of the task."""
+    """Training rows, and rows of held-out tasks: about ``share`` of the tasks, selected by a hash of the task."""
     tasks = sorted({row["task"] for row in rows}, key=lambda task: hashlib.sha256(task.encode()).digest())
     held_out = {*tasks[: max(1, round(share * len(tasks)))]} if share and len(tasks) > 1 else set()
     return [row for row in rows if row["task"] not in held_out], [row for row in rows if row["task"] in held_out]
 
 
 def balance(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As many positive as negative examples: of the larger class those with the lowest hash are kept."""
+    """Equal numbers of positive and negative examples; the larger class keeps those with the lowest hash."""
     classes = [[row for row in rows if (row["label"] > POSITIVE) is positive] for positive in (True, False)]
     number = min(map(len, classes))
     return [row for rows_of in classes for row in sorted(rows_of, key=_lot)[:number]]

@@ -17,16 +17,17 @@ Floats = NDArray[np.float64]
 RESAMPLES = 1000
 BINS = 10
 EPS = 1e-6
-"""scores are kept this far from 0 and 1 in the cross entropy"""
+"""scores are clipped to this distance from 0 and 1 in the cross entropy"""
 MEASURES = ("accuracy", "auc", "cross_entropy", "squared_error", "calibration_error")
 
 
 def measure(scores: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> dict[str, float]:
-    """The :data:`MEASURES` of scores against labels, (N,) each, from 0 to 1; nan where one is not defined.
+    """The :data:`MEASURES` of scores against labels, (N,) each, from 0 to 1; nan for an undefined measure.
 
-    ``accuracy``: both are above 1/2, or none. ``auc``: the probability that a turn with a label above 1/2 has a higher
-    score than one without, ties half. ``cross_entropy`` in nats, GUI-Shepherd's loss of the label token.
-    ``squared_error``: Brier's score. ``calibration_error``: mean distance of score and label over ten bins of scores.
+    ``accuracy``: score and label are both above 1/2, or both not. ``auc``: probability that a turn with a label above
+    1/2 has a higher score than one without; ties count half. ``cross_entropy``: in nats, GUI-Shepherd's loss of the
+    label token. ``squared_error``: the Brier score. ``calibration_error``: mean distance of score and label over ten
+    bins of scores.
 
     Args:
         weights: (N,) how often each turn counts.
@@ -57,7 +58,7 @@ def auc(scores: Floats, positive: NDArray[np.bool_], weights: Floats) -> float:
 
 
 def calibration(scores: ArrayLike, labels: ArrayLike) -> list[tuple[int, float, float]]:
-    """Per bin of scores that is not empty: number of turns, mean score, mean label."""
+    """Number of turns, mean score and mean label of each bin of scores that is not empty."""
     s, y = np.asarray(scores, np.float64), np.asarray(labels, np.float64)
     bins = _bins(s)
     return [(int((bins == b).sum()), float(s[bins == b].mean()), float(y[bins == b].mean())) for b in np.unique(bins)]
@@ -68,9 +69,9 @@ def _bins(scores: Floats) -> NDArray[np.intp]:
 
 
 def resamples(tasks: Sequence[str], seed: int = 0) -> Iterator[Floats]:
-    """The bootstrap: how often each turn counts (N,) in each of :data:`RESAMPLES` draws of tasks.
+    """Bootstrap over tasks: how often each turn counts, (N,), in each of :data:`RESAMPLES` draws.
 
-    ``tasks``: of each turn, (N,).
+    ``tasks``: the task of each turn, (N,).
     """
     _, of_turn = np.unique(np.asarray(tasks, str), return_inverse=True)
     rng, number = np.random.default_rng(seed), int(of_turn.max()) + 1

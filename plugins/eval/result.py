@@ -80,12 +80,12 @@ def _components(names: Iterable[str]) -> list[str]:
 
 
 def powers(n: int) -> list[int]:
-    """1, 2, 4, ... up to ``n``, and ``n``."""
+    """1, 2, 4, ... up to ``n``, and ``n`` itself."""
     return sorted({*(2**i for i in range(n.bit_length())), n})
 
 
 def _pass_at(solved: Sequence[int], numbers: Sequence[int], k: int) -> dict[str, Any] | None:
-    """pass@k over the tasks that have k finished samples; None where there is no such task."""
+    """pass@k over the tasks with at least k finished samples; None without such a task."""
     counts = [(c, n) for c, n in zip(solved, numbers, strict=True) if n >= k]
     if not counts:
         return None

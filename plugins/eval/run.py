@@ -1,4 +1,4 @@
-"""``turnkey eval`` from the words of the command to the result."""
+"""An evaluation (``turnkey eval``), from the words of a launch line to the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from verl_turnkey.envs.panels import panel_of
 from verl_turnkey.envs.tasks import COLUMN
-from verl_turnkey.plugins.checks.sizes import AGENT
+from verl_turnkey.plugins.checks.run import AGENT
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.playing import differing
 from verl_turnkey.plugins.config.schema import turnkey_config
@@ -33,11 +33,11 @@ class EvalSettings:
     """What to evaluate.
 
     Args:
-        words: of a launch line, as for training; the model's folder among them is that of the tokenizer.
+        words: of a launch line, as for training; its model folder is that of the tokenizer.
         tasks: file of tasks.
-        weights: Hugging Face folder to serve here; None: ``url`` is a server.
+        weights: Hugging Face folder to serve here; None: the server at ``url`` has the model.
         name: of the model on the server.
-        tag: the user's word for the weights behind that name.
+        tag: the user's label for the weights behind that name.
     """
 
     words: Sequence[str]
@@ -54,7 +54,7 @@ class EvalSettings:
 
     @property
     def model(self) -> dict[str, Any]:
-        """The model as the evaluation's identity has it."""
+        """The model in the identity of the evaluation."""
         if self.weights is None:
             return {"name": self.name, "tag": self.tag}
         return {"sha256": file_digest([self.weights / "config.json", *checkpoint.weights(self.weights)])}
@@ -66,14 +66,14 @@ def evaluate(
     """Play the samples that are missing in ``settings.out``.
 
     Args:
-        begin: called with the numbers of finished and of all samples before the first is played; what it returns is
-            called for each further one with its success, None for a failed one.
+        begin: called before the first sample with the numbers of finished and of all samples; returns a function that
+            is called after each sample with its success, or None if it failed.
 
     Returns:
-        The content of ``result.json``; see :func:`verl_turnkey.plugins.eval.result.result`. After Ctrl-C, too.
+        The content of ``result.json`` (:func:`verl_turnkey.plugins.eval.result.result`), also after Ctrl-C.
 
     Raises:
-        ConfigError: the words, the tasks, the model or the server cannot be used; another evaluation is in ``out``.
+        ConfigError: words, tasks, model or server cannot be used, or ``out`` holds another evaluation.
     """
     config = checked(settings.words, settings.tasks)
     agent = bool(config.turnkey.agent.run)
@@ -130,14 +130,14 @@ def _play(
 
 
 def longest(config: DictConfig) -> tuple[int, int]:
-    """The most tokens of a prompt and of what follows it: a whole conversation, else one turn."""
+    """Most tokens of a prompt, and of its continuation: a whole conversation, or else a turn."""
     rollout, options = config.actor_rollout_ref.rollout, turnkey_config(config).rollout
     of_turn = None if options.prompt == "conversation" else options.max_tokens_per_turn
     return rollout.prompt_length, of_turn or rollout.response_length
 
 
 def checked(words: Sequence[str], tasks: Path) -> DictConfig:
-    """The configuration for ``words``, after the checks of a training run that are about playing.
+    """The configuration for ``words``, after those checks of a training run that concern playing.
 
     Raises:
         ConfigError: names the key to change.
@@ -148,6 +148,7 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
     from verl_turnkey.plugins.checks.harbor import check_harbor
     from verl_turnkey.plugins.checks.limits import check_turns
     from verl_turnkey.plugins.checks.rewards import check_rewards
+    from verl_turnkey.plugins.checks.run import Run
     from verl_turnkey.plugins.config import resolve
 
     config = composed(words)
@@ -156,12 +157,13 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
     turnkey = turnkey_config(config)
     import_modules(turnkey.modules)
     loops = [AGENT if turnkey.agent.run else "turnkey_env"]
-    check_turns(config, turnkey, loops)
-    columns = check_rewards(config, turnkey, loops).columns
+    run = Run(config, turnkey, loops, files=[str(tasks)])
+    check_turns(run)
+    columns = check_rewards(run).columns
     if turnkey.agent.run is None:
-        check_agent_loop(config, turnkey, [str(tasks)], columns)
+        check_agent_loop(run, columns)
         return config
-    check_agent(config, turnkey, loops)
+    check_agent(run)
     for number, row in enumerate(read_rows(tasks, agent=True)):
         check_harbor(turnkey.agent, f"{tasks}, task {number}", row[COLUMN])
     return config
@@ -169,13 +171,13 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
 
 @contextmanager
 def hosts() -> Iterator[None]:
-    """A Ray of our own on this machine, for the environments' hosts; one that was started before is used."""
+    """A local Ray for the hosts of environments, unless Ray has been started already."""
     import ray
 
     if ray.is_initialized():
         yield
         return
-    store = 100 * 2**20  # bytes; observations and actions are all that passes through it
+    store = 100 * 2**20  # bytes; only observations and actions pass through it
     ray.init(
         address="local",
         include_dashboard=False,

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: what was evaluated, and a line for each finished sample."""
+"""The folder of an evaluation: its identity, and a line per finished sample."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other evaluations out of ``folder``, which is made; to be held before anything is written there.
+    """Create ``folder`` and lock it against other evaluations; needed before anything is written there.
 
-    The system lets go of the lock when the process ends, however it ends.
+    The operating system releases the lock when the process ends, however it ends.
 
     Raises:
-        ConfigError: one is going on there.
+        ConfigError: another evaluation holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as file:
@@ -38,7 +38,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 class Samples:
-    """The finished samples of one evaluation; a later call with the same ``folder`` finds them again.
+    """The finished samples of an evaluation, read from ``folder`` when it resumes.
 
     Args:
         folder: :func:`locked`.
@@ -46,13 +46,13 @@ class Samples:
         new: delete an earlier evaluation in the folder.
 
     Raises:
-        ConfigError: another evaluation is in the folder.
+        ConfigError: the folder holds another evaluation.
     """
 
     def __init__(self, folder: Path, fields: Mapping[str, Any], new: bool = False) -> None:
         self.folder, self.id = folder, eval_id(fields)
         self.done: dict[str, dict[str, Any]] = {}
-        """by their keys"""
+        """key -> sample"""
         self._file = (folder / SAMPLES).open("a+b")
         try:
             if new:
@@ -64,11 +64,11 @@ class Samples:
             raise
 
     def key(self, task: str, number: int) -> str:
-        """Of the sample ``number`` of a task, given as JSON; 24 hexadecimal digits."""
+        """The key of sample ``number`` of ``task`` (JSON): 24 hexadecimal digits."""
         return hashlib.sha256(f"{self.id}\n{task}\n{number}".encode()).hexdigest()[:24]
 
     def add(self, key: str, sample: Mapping[str, Any]) -> None:
-        """Keep a finished sample, on the disk before this returns."""
+        """Store a finished sample; it is in the file before this returns."""
         self.done[key] = {"key": key, **sample}
         self._file.write((json.dumps(self.done[key]) + "\n").encode())
         self._file.flush()

@@ -1,4 +1,4 @@
-"""The samples of an evaluation: which are missing, playing them at once, and what they come to."""
+"""The schedule of an evaluation: finds the missing samples, plays them concurrently, and writes the result."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from verl_turnkey.plugins.eval.result import result
 from verl_turnkey.plugins.eval.samples import RESULT, Samples
 
 ATTEMPTS = 3
-"""of a sample whose episode failed"""
+"""most episodes for a sample whose episodes fail"""
 Play = Callable[[str, Mapping[str, Any]], Awaitable["dict[str, Any] | str"]]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One sample to play."""
+    """A sample to play."""
 
     key: str
     task: int
-    """place of the task"""
+    """index of the task"""
     number: int
-    """of the sample among those of its task"""
+    """index of the sample among those of its task"""
     row: Mapping[str, Any]
-    """the data row, as the agent loop gets it"""
+    """the data row for the agent loop"""
 
 
 def read_rows(file: Path, agent: bool = False) -> list[dict[str, Any]]:
-    """The rows of a file of tasks, as verl's data set gives them to the agent loop; a task that comes twice once.
+    """The rows of a file of tasks, as verl's data set passes them to the agent loop, without repeated tasks.
 
     Args:
-        agent: the tasks are for an agent of the user's own; those without a text of their own get that of what the
-            agent gets.
+        agent: the tasks are for the user's own agent; a task without a text is described by what the agent gets.
 
     Raises:
-        ConfigError, TaskFormatError: it holds something else.
+        ConfigError, TaskFormatError: the file holds something else.
     """
     import pyarrow.parquet as pq
 
@@ -60,7 +59,7 @@ def read_rows(file: Path, agent: bool = False) -> list[dict[str, Any]]:
 
 
 def jobs(rows: Sequence[Mapping[str, Any]], samples: int, kept: Samples) -> list[Job]:
-    """The samples that are not finished, first those of every task's first sample."""
+    """The unfinished samples, beginning with the first sample of every task."""
     missing = []
     for number in range(samples):
         for place, row in enumerate(rows):
@@ -80,35 +79,35 @@ async def play_all(
     check: Callable[[], None] = lambda: None,
     advance: Callable[[bool | None], None] = lambda success: None,
 ) -> list[dict[str, Any]]:
-    """Play ``todo``; each finished sample is kept at once.
+    """Play ``todo``; each finished sample is stored immediately.
 
     Args:
         play: see :meth:`verl_turnkey.plugins.eval.player.Player.play`.
-        check: called after a failure; raises when nothing can succeed any more.
-        advance: called for each sample with its success, None for a failed one.
+        check: called after a failure; raises if no further sample can succeed.
+        advance: called after each sample with its success, or None if it failed.
 
     Returns:
         The samples that failed in all attempts, with the last reason.
     """
     waiting, failures = iter(todo), []
 
-    async def one_by_one() -> None:
+    async def work() -> None:
         for job in waiting:
             for attempt in range(ATTEMPTS):
-                # Each attempt is an episode of its own in the trajectory log.
+                # The trajectory log has an episode for each attempt.
                 again = {"session_id": f"{job.number}-{attempt}"} if attempt else {}
-                came = await play(job.key, {**job.row, **again})
-                if not isinstance(came, str):
+                outcome = await play(job.key, {**job.row, **again})
+                if not isinstance(outcome, str):
                     break
                 check()
             named = {"task": job.task, "sample": job.number, "seed": json.loads(job.row[COLUMN]).get("seed")}
-            if isinstance(came, str):
-                failures.append({"key": job.key, **named, "reason": came})
+            if isinstance(outcome, str):
+                failures.append({"key": job.key, **named, "reason": outcome})
             else:
-                kept.add(job.key, {**named, **came})
-            advance(None if isinstance(came, str) else came["success"])
+                kept.add(job.key, {**named, **outcome})
+            advance(None if isinstance(outcome, str) else outcome["success"])
 
-    workers = [asyncio.ensure_future(one_by_one()) for _ in range(min(concurrency, len(todo)))]
+    workers = [asyncio.ensure_future(work()) for _ in range(min(concurrency, len(todo)))]
     try:
         await asyncio.gather(*workers)
     finally:
@@ -125,13 +124,13 @@ def finish(
     failures: Sequence[Mapping[str, Any]],
     panel: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The result of what is there, written to ``result.json``; ``panel``: name and hash of the one that is played."""
-    held = {
+    """Write the result of the finished samples to ``result.json`` and return it; ``panel``: its name and hash."""
+    finished = {
         place: [kept.done[key] for number in range(samples) if (key := kept.key(row[COLUMN], number)) in kept.done]
         for place, row in enumerate(rows)
     }
     tasks = [without_secrets(json.loads(row[COLUMN])) for row in rows]
-    summary = {"eval_id": kept.id, "panel": panel, **result(held, failures, tasks=tasks, samples_per_task=samples)}
+    summary = {"eval_id": kept.id, "panel": panel, **result(finished, failures, tasks=tasks, samples_per_task=samples)}
     part = kept.folder / f"{RESULT}.part"
     part.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     part.replace(kept.folder / RESULT)

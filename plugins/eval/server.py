@@ -1,4 +1,4 @@
-"""A vLLM server of our own for a checkpoint, with the engine's settings of ``actor_rollout_ref.rollout``."""
+"""A local vLLM server for a checkpoint, with the engine settings of ``actor_rollout_ref.rollout``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "checkpoint"
 KEY = "VLLM_API_KEY"
-"""variable with the server's key: others on this machine cannot use it"""
+"""environment variable with the server's key, which keeps other users of the machine out"""
 FROM_CONFIG = {
     "dtype": "dtype",
     "tensor_model_parallel_size": "tensor_parallel_size",
@@ -37,26 +37,26 @@ FROM_CONFIG = {
     "quantization": "quantization",
     "seed": "seed",
 }
-"""keys of ``actor_rollout_ref.rollout`` -> vLLM's"""
+"""key of ``actor_rollout_ref.rollout`` -> vLLM's option"""
 START_SECONDS, STOP_SECONDS = 3600.0, 20.0
 
 
 class Server:
-    """A running server; ``url`` is the base of its API, ``key`` what it asks for."""
+    """A running server; ``url`` is the base of its API, ``key`` its API key."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str, key: str, log: Path) -> None:
         self.process, self.url, self.key, self._log = process, url, key, log
 
     def check_alive(self) -> None:
-        """Raises ConfigError with the end of its log when the server has ended."""
+        """Raise ConfigError, with the end of the log, if the server has ended."""
         if (code := self.process.poll()) is not None:
             raise ConfigError(f"the vLLM server of the checkpoint ended with code {code}; {self._end_of_log()}")
 
     def wait(self, seconds: float = START_SECONDS) -> None:
-        """Wait until it answers, for ``seconds``: a large model loads for minutes.
+        """Wait for at most ``seconds`` until the server answers: a large model loads for minutes.
 
         Raises:
-            ConfigError: it ended, or did not answer in time; has the end of its log.
+            ConfigError: it ended, or did not answer in time; the message has the end of the log.
         """
         ends, http = time.monotonic() + seconds, opener(self.url)
         while True:
@@ -76,17 +76,17 @@ class Server:
 
 @contextmanager
 def serve(model: Path, config: DictConfig, log: Path) -> Iterator[Server]:
-    """Start vLLM on this machine for the folder ``model``, until the block ends; its output goes to ``log``.
+    """Context: a local vLLM server for the folder ``model``; its output goes to ``log``.
 
     Raises:
-        ConfigError: it ended before it answered, or did not answer.
+        ConfigError: it ended before it answered, or did not answer in time.
     """
     port, key = _free_port(), secrets.token_hex(16)
     command = [sys.executable, "-m", "verl_turnkey.plugins.eval.vllm_main", "serve", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", NAME, *engine_arguments(config)]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
-        # A group of its own: the engine's processes end with it, and Ctrl-C reaches us alone.
+        # In a process group of its own: the engine's processes end with it, and Ctrl-C reaches only this process.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -104,14 +104,14 @@ def serve(model: Path, config: DictConfig, log: Path) -> Iterator[Server]:
 
 
 def engine_arguments(config: DictConfig) -> list[str]:
-    """vLLM's options, as verl gives them to the servers of a training run."""
+    """vLLM's options, as verl passes them to the servers of a training run."""
     from omegaconf import OmegaConf
 
     plain: Any = OmegaConf.to_container(config.actor_rollout_ref.rollout, resolve=True)
     options = {option: plain.get(key) for key, option in FROM_CONFIG.items()}
     options["max_model_len"] = plain.get("max_model_len") or plain["prompt_length"] + plain["response_length"]
     if config.trainer.device == "cpu":
-        # A prefill in parts draws a token too many and rewinds the request's generator, which torch's on a CPU cannot.
+        # A chunked prefill draws a token too many and rewinds the request's generator, which torch cannot do on a CPU.
         options["enable_chunked_prefill"] = False
         options["max_num_batched_tokens"] = max(options["max_num_batched_tokens"], options["max_model_len"])
     options["trust_remote_code"] = bool(config.actor_rollout_ref.model.get("trust_remote_code"))
@@ -119,7 +119,7 @@ def engine_arguments(config: DictConfig) -> list[str]:
 
 
 def cli_words(options: Mapping[str, Any]) -> list[str]:
-    """Options as words: a switch for a truth value, JSON for a dict or list; None is left out."""
+    """Options as words: a switch for a bool, JSON for a dict or list; None is left out."""
     words: list[str] = []
     for name, value in options.items():
         option = name.replace("_", "-")
@@ -131,7 +131,7 @@ def cli_words(options: Mapping[str, Any]) -> list[str]:
 
 
 def _variables(config: DictConfig) -> dict[str, str]:
-    """The environment of the server: what the run's own workers would get (``+turnkey/device=cpu``) comes first."""
+    """The environment variables of the server: this process's, and those that a run passes to its workers."""
     from omegaconf import OmegaConf
 
     variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
@@ -149,5 +149,5 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # what is left of its engine
+        os.killpg(process.pid, signal.SIGKILL)  # remaining processes of its engine
     process.wait()

@@ -1,6 +1,6 @@
-"""vLLM's own command line, with the patches for a machine without a GPU where they were asked for.
+"""vLLM's command line, with the patches for a machine without a GPU if the user opted in.
 
-The patches are applied when the module is imported, for vLLM's engine is a process that imports it anew.
+The patches are applied on import, because vLLM's engine is another process, which imports this module again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if cpu.opted_in():
 PR_SET_PDEATHSIG = 1
 
 if __name__ == "__main__":
-    # Ends with the evaluation, also where that is killed.
+    # Ends with the evaluation, also if that is killed.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     from vllm.entrypoints.cli.main import main
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.answers import read_json
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.thoughts import opens_thoughts, split_thoughts
 from verl_turnkey.plugins.gateway.messages import Message, ToolCall
@@ -119,6 +120,8 @@ class Codec(TurnCodec):
         self._special = re.compile("|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)))
 
     def first(self, messages: Sequence[Message], tools: Tools, images: list[Any] | None = None) -> list[int]:
+        if images and not builders.takes_images(self._builder):
+            raise ValueError("this model takes no images")
         return builders.first_tokens(self._builder, self._rendered(messages, {}), [*tools] or None, images)
 
     def continued(
@@ -183,7 +186,7 @@ class Codec(TurnCodec):
         read = []
         for call in calls:
             try:
-                arguments = json.loads(call.arguments)
+                arguments = read_json(call.arguments)
             except (ValueError, RecursionError):
                 return "", None
             if not isinstance(arguments, dict) or not isinstance(call.name, str):

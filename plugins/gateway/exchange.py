@@ -29,8 +29,8 @@ class Bodies:
         """that have come"""
 
     @contextmanager
-    def one(self) -> Iterator[Callable[[int], None]]:
-        """While a request is read and answered. The function takes the size of each part of its body.
+    def receiving(self) -> Iterator[Callable[[int], None]]:
+        """Count a request's body until it is answered; the function takes the size of each part as it arrives.
 
         Raises:
             GatewayError: too many bytes; the client may send them again later.

@@ -107,6 +107,8 @@ class Reading:
     api: Api
     unsupported: Literal["refuse", "ignore"]
     overruled: list[str] = field(default_factory=list)
+    pixels: int = 0
+    """of the images so far"""
 
     def ignore(self, name: str) -> None:
         """Count ``name`` once."""

@@ -17,24 +17,27 @@ from __future__ import annotations
 import asyncio
 import atexit
 import hashlib
-import json
 import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.envs.agents.base import AgentFailure
+from verl_turnkey.envs.answers import read_json
 from verl_turnkey.plugins.gateway.dialects import DIALECTS
 from verl_turnkey.plugins.gateway.exchange import Exchange, Gone, Receive, Send
-from verl_turnkey.plugins.gateway.messages import Dialect, GatewayError
+from verl_turnkey.plugins.gateway.messages import Dialect, GatewayError, Request
 from verl_turnkey.plugins.gateway.session import Session, Turn
 from verl_turnkey.plugins.notices import warn_once
 
-SLOW_JSON = 100_000
-"""bytes from which a body is parsed outside the event loop"""
+COUNT_TOKENS = "/v1/messages/count_tokens"
+"""of Anthropic's API: the tokens of the prompt that a request would have"""
+SLOW_BYTES = 100_000
+"""bytes from which a body is read outside the event loop, as any with images is"""
 PING_SECONDS = 10.0
 """a stream that waits for the model sends a comment as often, so that nothing between cuts it"""
 KEEP_ALIVE_SECONDS = 600
@@ -89,6 +92,7 @@ class Gateway:
         listener.setblocking(False)
         config = uvicorn.Config(
             self,
+            http="h11",  # httptools lets a URL or headers grow without end
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -130,17 +134,24 @@ class Gateway:
             if scope["method"] in ("GET", "HEAD"):
                 await exchange.json(200, _models(session, path))
                 return
-            dialect = next((dialect for dialect in DIALECTS if path == f"/v1{dialect.path}"), None)
+            call = path.removesuffix("/count_tokens") if path == COUNT_TOKENS else path
+            dialect = next((dialect for dialect in DIALECTS if call == f"/v1{dialect.path}"), None)
             if scope["method"] != "POST" or (dialect is None and path not in ("/reward", "/state", "/finish")):
                 raise GatewayError(404, "not_found", f"there is no {scope['method']} {path[:80]} here")
-            with session.bodies.one() as take:
+            with session.bodies.receiving() as take:
                 raw = await exchange.body(headers.get("content-length"), take)
-                body = await asyncio.to_thread(_object, raw) if len(raw) > SLOW_JSON else _object(raw)
-                if dialect is None:
-                    session.report(path[1:], body)
-                    await exchange.json(200, {"ok": True})
+                read = partial(_read, raw, dialect, session.limits.unsupported)
+                slow = len(raw) > SLOW_BYTES or b"image" in raw
+                sent = await asyncio.to_thread(read) if slow else read()
+                if dialect is not None and isinstance(sent, Request):
+                    take(sum(3 * image.width * image.height for m in sent.messages for image in m.images))
+                    if path == COUNT_TOKENS:
+                        await exchange.json(200, {"input_tokens": await session.tokens(sent)})
+                    else:
+                        await self._answer(session, dialect, headers, path, raw, sent, exchange)
                 else:
-                    await self._answer(session, dialect, headers, path, raw, body, exchange)
+                    session.report(path[1:], sent)
+                    await exchange.json(200, {"ok": True})
         except GatewayError as error:
             if session is not None:
                 session.refuse(error)
@@ -178,10 +189,9 @@ class Gateway:
         headers: Mapping[str, str],
         path: str,
         raw: bytes,
-        body: Mapping[str, Any],
+        request: Request,
         exchange: Exchange,
     ) -> None:
-        request = dialect.parse(body, unsupported=session.limits.unsupported)
         once = headers.get("idempotency-key")
         key = hashlib.blake2b(f"{path}\0{once or ''}\0".encode() + (b"" if once else raw)).digest()
         retried = once is not None or headers.get("x-stainless-retry-count", "0") not in ("", "0")
@@ -199,10 +209,21 @@ class Gateway:
             await exchange.json(200, dialect.render(reply, request))
 
 
-def _object(raw: bytes) -> Mapping[str, Any]:
-    """A body as a JSON object; an empty one as an empty object."""
+def _read(raw: bytes, dialect: Dialect | None, unsupported: Literal["refuse", "ignore"]) -> Any:
+    """A body as the request that it is in the dialect; without one as a JSON object, an empty body as an empty one."""
+    body = _object(raw)
     try:
-        body = json.loads(raw) if raw.strip() else {}
+        return body if dialect is None else dialect.parse(body, unsupported=unsupported)
+    except GatewayError:
+        raise
+    except Exception as error:  # a body of another form than that of its API
+        what = f"the body cannot be read: {type(error).__name__}: {str(error)[:200]}"
+        raise GatewayError(400, "invalid_request", what) from None
+
+
+def _object(raw: bytes) -> Mapping[str, Any]:
+    try:
+        body = read_json(raw.decode()) if raw.strip() else {}
     except (ValueError, RecursionError) as error:
         raise GatewayError(400, "invalid_request", f"the body is not JSON: {str(error)[:200]}") from None
     if not isinstance(body, dict):

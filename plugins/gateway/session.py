@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -15,6 +15,7 @@ from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.plugins.gateway.codec import Parsed, TurnCodec
 from verl_turnkey.plugins.gateway.exchange import Bodies
 from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request, ToolCall
+from verl_turnkey.plugins.gateway.reports import reward_of, state_of
 from verl_turnkey.plugins.gateway.shared_ids import SharedIds
 from verl_turnkey.plugins.gateway.tree import Match, Tree
 from verl_turnkey.plugins.gateway.turns import Aborted, Generate, Limits, Turn
@@ -92,11 +93,12 @@ class Session:
                 an equal request is another sample.
 
         Raises:
-            GatewayError: the episode is over, or has no turn left.
+            GatewayError: the episode is over, has no turn left, or the messages are too many for any prompt.
         """
         self._check_open()
+        self._check_room(f"more than {len(request.messages)}", len(request.messages))  # before any is looked at
         earlier = self._running.get(key)
-        if retried and earlier is not None and not (earlier.done() and (earlier.cancelled() or earlier.exception())):
+        if retried and earlier is not None:
             self._count("retried")
             return earlier
         running = sum(not task.done() for task in self._tasks)
@@ -109,15 +111,12 @@ class Session:
             )
         if len(self.turns) + running >= self.limits.turns:
             self.full = True
-            raise GatewayError(
-                400,
-                "turn_limit",
-                f"turn limit reached: the episode has {self.limits.turns} turns (turnkey.rollout.max_turns)",
-            )
+            words = f"turn limit reached: the episode has {self.limits.turns} turns (turnkey.rollout.max_turns)"
+            raise GatewayError(400, "turn_limit", words)
         number, self._started = self._started, self._started + 1
         task = asyncio.create_task(self._turn(number, request))
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, key))
         self._running[key] = task
         return task
 
@@ -138,6 +137,11 @@ class Session:
             if turn.unparsed:
                 self._count("unparsed")
         return turn.reply
+
+    async def tokens(self, request: Request) -> int:
+        """Tokens of the prompt that a request would have. Raises GatewayError: as a call of the model would."""
+        self._check_open()
+        return len((await self._prompt(self._tree.match(request))).ids)
 
     def refuse(self, error: GatewayError) -> GatewayError:
         """Note an error that the agent gets."""
@@ -191,25 +195,29 @@ class Session:
             ids = await guarded(SharedIds.of, rendered, before)
         except PromptError as error:
             raise GatewayError(400, "invalid_request", f"{error}"[:300]) from error
-        left = self.limits.room - len(ids)
-        if left < self.limits.turn:
-            words = (
-                f"This model's maximum context length is {self.limits.room} tokens. However, your messages take "
-                f"{len(ids)} tokens, which leaves no room for an answer of {self.limits.turn}"
-            )
-            if not self.turns:
-                self.too_long = (
-                    f"the agent's first prompt takes {len(ids)} tokens, and a turn of "
-                    f"{self.limits.turn} (turnkey.rollout.max_tokens_per_turn) must fit into {self.limits.room} "
-                    "with it (data.max_prompt_length + data.max_response_length, or rollout.max_model_len)"
-                )
-            raise GatewayError(400, "context_length_exceeded", words)
+        self._check_room(str(len(ids)), len(ids))
         reason: str | None = match.reason
         if parent is not None and appended is None:
             reason = "thinking" if self.limits.thinking == "as_sent" else "template"
         elif parent is not None and ids.shared < len(parent.ids):
             reason = "boundary"
         return Prompt(ids, images, reason)
+
+    def _check_room(self, words: str, tokens: int) -> None:
+        if tokens + self.limits.turn <= self.limits.room:
+            return
+        if not self.turns:
+            self.too_long = (
+                f"the agent's first prompt takes {words} tokens, and a turn of "
+                f"{self.limits.turn} (turnkey.rollout.max_tokens_per_turn) must fit into {self.limits.room} "
+                "with it (data.max_prompt_length + data.max_response_length, or rollout.max_model_len)"
+            )
+        raise GatewayError(
+            400,
+            "context_length_exceeded",
+            f"This model's maximum context length is {self.limits.room} tokens. However, your messages take "
+            f"{words} tokens, which leaves no room for an answer of {self.limits.turn}",
+        )
 
     def _sampling(self, request: Request, prompt_tokens: int) -> dict[str, Any]:
         stop = [*self.limits.stop, *request.stop]
@@ -271,21 +279,14 @@ class Session:
             GatewayError: the body is not of that form, or the episode is over.
         """
         self._check_open()
-        value, turn = body.get("reward"), body.get("turn")
         if what == "state":
-            self._next_state = str(body.get("key"))
-            return
-        if value is not None or what == "reward":
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise GatewayError(400, "invalid_request", f"reward: expected a number, got {str(value)[:80]!r}")
+            self._next_state = state_of(body)
+        elif what == "reward" or body.get("reward") is not None:
+            reward, turn = reward_of(body, len(self.turns))
             if turn is None:
-                self.reward = float(value)
-            elif isinstance(turn, int) and not isinstance(turn, bool) and 0 <= turn < len(self.turns):
-                self.turn_rewards[turn] = float(value)
+                self.reward = reward
             else:
-                raise GatewayError(
-                    400, "invalid_request", f"turn: expected a number below {len(self.turns)}, got {str(turn)[:80]!r}"
-                )
+                self.turn_rewards[turn] = reward
         if what == "finish":
             self.finished.set()
 
@@ -307,11 +308,13 @@ class Session:
         if self.closed:
             raise GatewayError(404, "episode_over", "the episode is over")
 
-    def _ended(self, task: asyncio.Task[Turn]) -> None:
+    def _ended(self, key: bytes, task: asyncio.Task[Turn]) -> None:
         self._tasks.discard(task)
         # Reading the exception keeps asyncio from warning of it where nobody waits any more.
         if task.cancelled() or task.exception() is not None:
             self._failed += 1
+            if self._running.get(key) is task:
+                del self._running[key]  # with the request, which its traceback holds
 
     def _count(self, name: str) -> None:
         self.counts[name] = self.counts.get(name, 0) + 1

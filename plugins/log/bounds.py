@@ -56,8 +56,8 @@ def keep_texts(folder: str | Path, step: int, last: int = 20, every: int = 10) -
     deleted = []
     texts = Path(folder) / "texts"
     for path in texts.iterdir() if texts.is_dir() else ():
-        found = STEP.fullmatch(path.name)
-        if found and int(found[1]) <= step - last and int(found[1]) % every:
+        name = STEP.fullmatch(path.name)
+        if name and int(name[1]) <= step - last and int(name[1]) % every:
             shutil.rmtree(path, ignore_errors=True)
-            deleted.append(int(found[1]))
+            deleted.append(int(name[1]))
     return sorted(deleted)

@@ -57,12 +57,12 @@ def current_metric(name: str) -> str:
     """A metric of verl's loggers by its current name."""
     if name.startswith("episode/reward/"):
         return f"episode/{current_value(name.removeprefix('episode/'))}/mean"
-    if found := _VALIDATED.fullmatch(name):
-        return f"{found['source']}/{current_value(found['name'])}{found['mean']}"
+    if match := _VALIDATED.fullmatch(name):
+        return f"{match['source']}/{current_value(match['name'])}{match['mean']}"
     return _METRICS.get(name, name)
 
 
 def current_sample(sample: Mapping[str, Any]) -> dict[str, Any]:
     """A finished sample of ``turnkey eval``, or its result, by its current names."""
-    found = {_SAMPLE.get(name, name): value for name, value in sample.items() if name != "rewards"}
-    return found | {f"{COMPONENT}{label}": value for label, value in (sample.get("rewards") or {}).items()}
+    renamed = {_SAMPLE.get(name, name): value for name, value in sample.items() if name != "rewards"}
+    return renamed | {f"{COMPONENT}{label}": value for label, value in (sample.get("rewards") or {}).items()}

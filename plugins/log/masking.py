@@ -37,8 +37,8 @@ def masked_json(text: str) -> str:
         value: Any = json.loads(text)
     except ValueError:
         return masked(text)
-    found = masked(value)
-    return text if found == value else json.dumps(found)
+    result = masked(value)
+    return text if result == value else json.dumps(result)
 
 
 def is_secret(name: str) -> bool:

@@ -54,15 +54,15 @@ def look(folder: Path, segment: str) -> None:
 
 def read_segments(folder: Path) -> dict[str, dict[str, Any]]:
     """Name -> what stands in its file, the earliest first; a file that cannot be read is left out."""
-    found = {}
+    segments = {}
     for path in sorted((folder / "segments").glob("*.json")):
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if isinstance(facts, dict) and SEGMENT.fullmatch(path.stem):
-            found[path.stem] = facts
-    return found
+            segments[path.stem] = facts
+    return segments
 
 
 def sha256(path: Path) -> str:

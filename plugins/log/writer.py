@@ -167,10 +167,10 @@ class Tables:
             with self._lock:
                 self.lost += item.count
                 self._waiting -= item.size
-            said = f"{type(error).__name__}: {error}"
-            if said not in self._refused:
-                self._refused.add(said)
-                logger.warning("rows of turnkey.log.trajectories cannot be written: %s", said)
+            message = f"{type(error).__name__}: {error}"
+            if message not in self._refused:
+                self._refused.add(message)
+                logger.warning("rows of turnkey.log.trajectories cannot be written: %s", message)
             return
         with self._lock:
             self._waiting += sum(part.nbytes for _, _, part in parts) - item.size

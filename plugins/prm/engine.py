@@ -34,7 +34,7 @@ def register(kind: str, strategy: str) -> None:
             self.model_config.model_type = verls_type  # which decides on the class of the module
             module = super()._build_module()
             if not getattr(self.model_config.hf_config, HEAD_BIAS, True):
-                heads = [each for each in module.modules() if isinstance(each, Linear) and each.out_features == 1]
+                heads = [layer for layer in module.modules() if isinstance(layer, Linear) and layer.out_features == 1]
                 heads[-1].register_parameter("bias", None)
             return module
 

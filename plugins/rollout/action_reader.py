@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.answers import read_json
 from verl_turnkey.envs.prompting.actions import (
     FORMATS,
     INSTRUCTIONS,
@@ -192,7 +192,7 @@ def _called(call: WrittenCall, admissible: Sequence[str] | None) -> ParsedAction
     if call.name != "act":
         return ParsedAction(None, f"a call of {call.name[:80]!r}, which is not a tool here")
     try:
-        arguments = json.loads(call.arguments)
+        arguments = read_json(call.arguments)
     except (ValueError, RecursionError) as error:
         return ParsedAction(None, f"the arguments of the tool call are not JSON: {error}")
     action = arguments.get("action") if isinstance(arguments, Mapping) else None

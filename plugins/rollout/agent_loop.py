@@ -100,7 +100,7 @@ class EnvAgentLoop(AgentLoopBase):
                 await branching.finished()
                 episodes = branching.episodes(trajectory, str(kwargs["session_id"]))
             # The episode comes last: verl gives all rows of a rollout the score and the numbers of the last one.
-            outputs = [row for each in reversed(episodes) for row in self.rows.played(each)]
+            outputs = [row for branch in reversed(episodes) for row in self.rows.played(branch)]
         except FAILURES as error:
             failed = f"{type(error).__name__}: {error}"
             self.shared.failures.add(failed)
@@ -111,8 +111,8 @@ class EnvAgentLoop(AgentLoopBase):
             if branching is not None:
                 await branching.close()
         self.shared.times.append(episode.seconds)
-        for each in episodes:
-            self.shared.log.write(kwargs, task, each, outputs, failed, self.tokenizer.decode)
+        for branch in episodes:
+            self.shared.log.write(kwargs, task, branch, outputs, failed, self.tokenizer.decode)
         return outputs
 
     def _branching(self, row: dict[str, Any]) -> Branching | None:

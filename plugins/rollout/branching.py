@@ -235,7 +235,7 @@ class Branching:
         root = session if getattr(self._strategy, "roots", "shared") == "own" else "start"
         owner_of_step: dict[tuple[int, int], int] = {}
         episodes = []
-        for trajectory in (trunk, *sorted(self._ended, key=lambda each: each.episode.branch)):
+        for trajectory in (trunk, *sorted(self._ended, key=lambda ended: ended.episode.branch)):
             episode, steps = trajectory.episode, trajectory.episode.steps
             owners = [owner_of_step.setdefault((made, t), episode.branch) for t, made in enumerate(trajectory.made_by)]
             if episode.branch not in owners:

@@ -179,5 +179,5 @@ class ConversationPrompts:
 
 
 def _content(text: str, images: Sequence[Any]) -> Any:
-    shown = [{"type": "image", "image": image} for image in images]
-    return [*shown, {"type": "text", "text": text}] if shown else text
+    image_parts = [{"type": "image", "image": image} for image in images]
+    return [*image_parts, {"type": "text", "text": text}] if image_parts else text

@@ -35,7 +35,7 @@ def spans(tokenizer: Any, ids: Sequence[int], others: Sequence[Sequence[int]]) -
         return len(_decode(tokenizer, ids[:tokens]))
 
     whole, number, result = _decode(tokenizer, ids), range(len(ids) + 1), []
-    for other in (_decode(tokenizer, each) for each in others):
+    for other in (_decode(tokenizer, variant) for variant in others):
         start = _alike(whole, other)
         end = len(whole) - _alike(whole[start:][::-1], other[start:][::-1])
         text = whole[start:end]
@@ -51,10 +51,10 @@ def spans(tokenizer: Any, ids: Sequence[int], others: Sequence[Sequence[int]]) -
     return result
 
 
-def _alike(one: str, other: str) -> int:
+def _alike(first: str, other: str) -> int:
     """Number of characters with which both begin."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(first, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(other)))
 
 
 def _decode(tokenizer: Any, ids: Sequence[int]) -> str:

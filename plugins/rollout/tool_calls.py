@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
 
 from verl_turnkey.envs import EnvironmentFailure
+from verl_turnkey.envs.answers import read_json
 from verl_turnkey.envs.prompting.actions import Call
 from verl_turnkey.plugins.rollout.tool_parsers import WrittenCall
 
@@ -53,7 +54,7 @@ class Tools:
                 f"there is no tool {written.name[:80]!r}; the tools are {', '.join(self._validators)}", readable=True
             )
         try:
-            arguments = json.loads(written.arguments or "{}", parse_constant=_no_json)
+            arguments = read_json(written.arguments or "{}", parse_constant=_no_json)
         except (ValueError, RecursionError) as error:
             return refused(f"the arguments of {written.name} are not JSON: {str(error)[:200]}")
         if not isinstance(arguments, dict):

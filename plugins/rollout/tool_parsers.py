@@ -184,7 +184,7 @@ class _Property:
         kinds = [self._schema.get("type")]
         for several in ("anyOf", "oneOf"):
             kinds += [kind.get("type") for kind in self._schema.get(several) or () if isinstance(kind, Mapping)]
-        flat = [one for kind in kinds for one in (kind if isinstance(kind, list) else [kind])]
+        flat = [name for kind in kinds for name in (kind if isinstance(kind, list) else [kind])]
         return next((kind for kind in flat if kind not in (None, "null")), "string")
 
 

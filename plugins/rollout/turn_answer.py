@@ -37,8 +37,8 @@ async def answer_turn(trajectory: Trajectory, parsed: ParsedAction, tools: Worke
         seen.info.setdefault("extra", {})  # one object for both: the action was not applied
         answer = Answer(seen.observation, {**seen.info, "invalid": False})  # results and note: see below
     else:
-        shown = calls_text([(call.name, call.arguments) for call in own]) if elsewhere else parsed.action
-        answer = await trajectory.step(shown)
+        action = calls_text([(call.name, call.arguments) for call in own]) if elsewhere else parsed.action
+        answer = await trajectory.step(action)
     if tools is not None:
         tools.add_state(answer)
     returned = answer.info.pop("results", None)

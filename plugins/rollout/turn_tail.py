@@ -207,11 +207,11 @@ def _common_end(
 
     ``after``: how many messages come after the turn.
     """
-    one, other = (_render(builder, messages(content), tools, family) for content in ("a", "b"))
+    first, second = (_render(builder, messages(content), tools, family) for content in ("a", "b"))
     n = 0
-    while n < min(len(one), len(other)) and one[-n - 1] == other[-n - 1]:
+    while n < min(len(first), len(second)) and first[-n - 1] == second[-n - 1]:
         n += 1
-    return messages("a")[:-after], tuple(one[len(one) - n :])
+    return messages("a")[:-after], tuple(first[len(first) - n :])
 
 
 def _between(

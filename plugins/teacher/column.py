@@ -105,7 +105,7 @@ class Teacher:
             "teacher/text_errors": float(texts.errors),
             "teacher/cut_texts": float(sum(cut for _, cut in encoded.values())),
             "teacher/text_tokens": float(sum(len(ids) for ids, _ in encoded.values())),
-            **gap_metrics([(self._gaps[batch.keys[i]][0], masks[i]) for i in encoded], control),
+            **gap_metrics([(self._gaps[batch.keys[i]][0], masks[i]) for i in encoded], control if self._noisy else []),
             "teacher/source_seconds": source_seconds,
             "teacher/seconds": perf_counter() - started,
         }
@@ -113,6 +113,11 @@ class Teacher:
     @property
     def _tokenizer(self) -> Any:
         return self._trainer.tokenizer
+
+    @property
+    def _noisy(self) -> bool:
+        """Whether the gap of a row without a text is noise; by the reference's weights it is not."""
+        return self._options.weights == "old"
 
     def _learn(self) -> None:
         if self._ids is None:
@@ -135,12 +140,13 @@ class Teacher:
                 )
 
     def _controls(self, rows: dict[int, Row], number: int) -> list[int]:
-        """Rows that are sent without a text, to fill all ranks and fixed micro-batches: their gap measures noise."""
+        """Rows that are sent without a text, to fill all ranks and fixed micro-batches: by the old weights their gap
+        measures noise."""
         if not number:
             return []
         multiple = self._forward.multiple()
         fill = -number % multiple
-        if not fill and number >= CONTROL_SHARE * multiple:
+        if not fill and number >= CONTROL_SHARE * multiple and self._noisy:
             fill = multiple
         shortest = sorted(rows, key=lambda i: len(rows[i]["input_ids"]))
         return [shortest[n % len(shortest)] for n in range(fill)]

@@ -104,6 +104,8 @@ def teacher_sources() -> dict[str, TeacherSource]:
 def read_source(value: str | Mapping[str, Any]) -> tuple[TeacherSource | None, Source]:
     """The source that ``turnkey.teacher.source`` selects, ready to be called; no entry for ``module:function``.
 
+    The entry of a placebo is that of the source whose text it replaces, since it reads the same.
+
     Raises:
         ConfigError: an unknown source (with the closest match), or an option that does not fit.
         ModuleImportError: the function cannot be loaded.
@@ -121,7 +123,8 @@ def read_source(value: str | Mapping[str, Any]) -> tuple[TeacherSource | None, S
             "turnkey.modules"
         )
     spec = _SOURCES[name]
-    return spec, parse(spec.cls, entry, KEY)
+    source = parse(spec.cls, entry, KEY)
+    return getattr(source, "replaced", (spec,))[0], source
 
 
 def reads_observations(options: TeacherConfig) -> bool:

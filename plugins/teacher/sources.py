@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from inspect import isawaitable
 from typing import Any
 
 from verl_turnkey.advantage.params import check
 from verl_turnkey.envs.rewards import RewardError, RewardStep, right_answers
 from verl_turnkey.envs.thoughts import after_thoughts
-from verl_turnkey.plugins.teacher.registry import TeacherEpisode, TeacherRow, read_source, register_teacher_source
+from verl_turnkey.plugins.teacher.registry import (
+    Source,
+    TeacherEpisode,
+    TeacherRow,
+    TeacherSource,
+    read_source,
+    register_teacher_source,
+)
 
 
 def _text(value: Any) -> str | None:
@@ -142,14 +151,21 @@ class Placebo:
     """the source whose text it replaces: a name, or a mapping with its name and options"""
 
     def __post_init__(self) -> None:
-        read_source(self.of)
+        _ = self.replaced
+
+    @cached_property
+    def replaced(self) -> tuple[TeacherSource | None, Source]:
+        """The entry of that source, and the source."""
+        return read_source(self.of)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return getattr(read_source(self.of)[1], "columns", ())
+        return getattr(self.replaced[1], "columns", ())
 
-    def __call__(self, row: TeacherRow) -> str | None:
-        text = read_source(self.of)[1](row)
+    async def __call__(self, row: TeacherRow) -> str | None:
+        text = self.replaced[1](row)
+        if isawaitable(text):
+            text = await text
         if not isinstance(text, str):
             return None
         words, number = NEUTRAL.split(), len(text.split())

@@ -125,6 +125,11 @@ def check_takes_images(loop: Any) -> None:
     loop._assert_mm_supported(True)
 
 
+def takes_images(builder: Any) -> bool:
+    """Whether a builder renders images."""
+    return _IMAGES and builder.supports_multimodal() and builder.processor is not None
+
+
 def first_tokens(builder: Any, messages: Messages, tools: Any, images: list[Any] | None = None) -> list[int]:
     """The ids of a prompt."""
     multimodal = {"images": images} if _IMAGES else {}

@@ -1,6 +1,6 @@
-"""When success was there and went, and what else changed about then: plain curves by step in, plain numbers out.
+"""When a run lost its success, and what else changed around that step: curves by step in, plain numbers out.
 
-The log's rules (``health.py``) and the comparison of runs (``compare.py``) ask the same questions of different curves.
+The rules over a log (``health.py``) and the comparison of runs (``compare.py``) apply it to different curves.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.float64]
 
 RECENT = 3
-"""steps whose mean counts as one level of success, at least"""
+"""fewest steps whose mean is a level of success"""
 CHANCE = 0.05
-"""share of the runs whose success does not change in which a fall may be reported (Bonferroni over pairs of steps)"""
+"""highest share of runs with constant success in which chance shows a fall (Bonferroni over pairs of steps)"""
 LEAST = 0.2
-"""a best level of success below which nothing can be lost"""
+"""a run that never was at this level of success cannot lose it"""
 POINTS, TIMES, PEAK = 0.1, 1.5, 3.0
-"""what counts: a share that moved by so much, a size that grew or shrank by so much, a peak over the median before"""
+"""what counts as a change: difference of a share, ratio of a size, ratio of a peak to the median before it"""
 
 Kind = Literal["share", "size", "peak"]
 UPDATE: dict[str, tuple[str, float]] = {
@@ -29,13 +29,13 @@ UPDATE: dict[str, tuple[str, float]] = {
     "clipped": ("actor/pg_clipfrac", 0.2),
     "norm of the gradient": ("actor/grad_norm", 0.0),
 }
-"""metrics of an update, of which one alone can undo a policy, and what they are healthy up to (docs/metrics.md)"""
+"""metrics of an update, each with its largest healthy value (docs/metrics.md); a single update can ruin a policy"""
 
 
 class Curve(NamedTuple):
-    """A quantity by step, both (S,). A ``share`` is at most 1; of a ``peak`` single steps matter, above ``least``.
+    """A quantity by step, both (S,). A ``share`` is at most 1; of a ``peak``, single steps above ``least`` matter.
 
-    ``episodes``: of success, how many independent ones a step is worth; infinite: it has no noise.
+    ``episodes``: for success, the number of independent episodes that a step is worth; infinite: no noise.
     """
 
     step: NDArray[Any]
@@ -46,26 +46,26 @@ class Curve(NamedTuple):
 
 
 class Fall(NamedTuple):
-    """Success that was lost; a level is the mean of ``width`` steps up to one, at the start of fewer."""
+    """A loss of success. The level at a step is the mean of the last ``width`` steps, fewer at the start."""
 
     best: float
     best_at: int
     """step of the best level"""
     last: float
-    """level at the end, or the lowest of a fall that was made good"""
+    """level at the end, or the lowest level if success came back"""
     turn: int
-    """step at which most was lost"""
+    """step with the largest loss"""
     steps: list[int]
-    """those below half of the best"""
+    """steps below half of the best level"""
     within: tuple[int, int]
-    """first and last step that tell of the fall"""
+    """first and last step in which other quantities are searched for changes"""
     width: int
     back: int | None = None
-    """step at which half of the best was there again"""
+    """step at which success was back at half of the best level"""
 
 
 class Change(NamedTuple):
-    """A quantity that changed about a fall, and the step from which on it was different."""
+    """A quantity that changed around a fall, and the first step after the change."""
 
     what: str
     kind: Kind
@@ -75,9 +75,9 @@ class Change(NamedTuple):
 
 
 def fall(success: Curve, validation: Curve | None = None) -> Fall | None:
-    """The last time that success was half lost, by more than chance explains and unless validation held meanwhile.
+    """The last fall of success to less than half, by more than chance explains; None if validation kept its success.
 
-    Levels are means of 3 steps; where these show no fall, of 6, 12, ... steps: with few groups a step, 3 are too noisy.
+    Levels are means of 3 steps, or if these show no fall, of 6, 12, ...: with few groups per step, 3 are too noisy.
     """
     curve, width = finite(success), RECENT
     while (drop := _fall(curve, width)) is None:
@@ -87,14 +87,14 @@ def fall(success: Curve, validation: Curve | None = None) -> Fall | None:
 
 
 def _fall(curve: Curve, width: int) -> Fall | None:
-    """The last level that is below half of an earlier one, by more than noise parts any two levels of the run."""
+    """The last fall below half of an earlier level by more than the noise between any two levels of the run."""
     step, value, number = curve.step, curve.value, len(curve.value)
-    steps = np.minimum(np.arange(number) + 1, width)  # of each level
+    steps = np.minimum(np.arange(number) + 1, width)  # averaged by each level
     level = np.array([value[i - n : i].mean() for i, n in enumerate(steps, 1)])
     sigmas = NormalDist().inv_cdf(1 - CHANCE / max(1, number) ** 2)
     for low in np.flatnonzero(level < np.maximum.accumulate(level) / 2)[::-1]:
         high, n = level[:low], steps[:low]
-        p = (n * high + steps[low] * level[low]) / (n + steps[low])  # of both, as if nothing was lost
+        p = (n * high + steps[low] * level[low]) / (n + steps[low])  # pooled, as if nothing was lost
         noise = np.sqrt(np.maximum(p * (1 - p), 0) * (1 / n + 1 / steps[low]) / curve.episodes)
         half = (high >= LEAST) & (level[low] < high / 2)
         lost = np.where(half, high - level[low] - sigmas * noise, 0.0)
@@ -102,7 +102,7 @@ def _fall(curve: Curve, width: int) -> Fall | None:
             break
     else:
         return None
-    at = int(low) - 1 - int(lost[::-1].argmax())  # of equals the last: only after it something is lost
+    at = int(low) - 1 - int(lost[::-1].argmax())  # the last of equal levels: the loss comes after it
     below = np.append(level < level[at] / 2, False)
     since, over = low + 1 - int(np.argmin(below[low::-1])), low + int(np.argmin(below[low:]))
     end = min(over, since + width)
@@ -121,25 +121,25 @@ def _fall(curve: Curve, width: int) -> Fall | None:
 
 
 def _held(validation: Curve, drop: Fall) -> bool:
-    """Whether validation kept three quarters of its success; one after step s plays the policy of step s + 1."""
+    """Whether validation kept three quarters of its success. Validation after step s plays the policy of step s + 1."""
     step, value = validation.step + 1, validation.value
     before = value[(step >= drop.within[0]) & (step < drop.turn)]
     during = value[(step >= drop.steps[0]) & (step < (drop.back or np.inf))]
     return len(before) > 0 and len(during) > 0 and bool(during.mean() >= 0.75 * before[-1])
 
 
-def changes(curves: Mapping[str, Curve], about: Fall) -> list[Change]:
-    """What changed while success fell, in the order in which it did."""
-    moved = [change for name, curve in curves.items() if (change := _change(name, curve, about))]
+def changes(curves: Mapping[str, Curve], drop: Fall) -> list[Change]:
+    """The quantities that changed while success fell, in order of step."""
+    moved = [change for name, curve in curves.items() if (change := _change(name, curve, drop))]
     return sorted(moved, key=lambda change: change.step)
 
 
-def change_rows(about: Fall, moved: list[Change]) -> list[dict[str, Any]]:
-    """What changed and, among it, the success, as rows of a table in the order of the steps."""
+def change_rows(drop: Fall, moved: list[Change]) -> list[dict[str, Any]]:
+    """Rows of a table: the changes, and among them the fall of success, in order of step."""
     rows: list[tuple[str, Kind, float, float, int, bool]] = [
         (change.what, change.kind, change.before, change.after, change.step, False) for change in moved
     ]
-    rows.append(("success", "share", about.best, about.last, about.turn, True))
+    rows.append(("success", "share", drop.best, drop.last, drop.turn, True))
     return [
         {"step": step, "what": what, "before": formatted(before, kind), "after": formatted(after, kind), "fall": falls}
         for what, kind, before, after, step, falls in sorted(rows, key=lambda row: (row[4], not row[5]))
@@ -153,7 +153,7 @@ def formatted(value: float, kind: Kind) -> str:
 
 
 def finite(curve: Curve) -> Curve:
-    """The steps with a number, in order."""
+    """The steps with a finite number, in order."""
     step, value = np.asarray(curve.step, float), np.asarray(curve.value, float)
     there = np.isfinite(value) & np.isfinite(step)
     order = np.argsort(step[there], kind="stable")
@@ -161,9 +161,9 @@ def finite(curve: Curve) -> Curve:
 
 
 def split(value: Numbers) -> int:
-    """Where a curve is best cut into two levels: the place of the first number of the second, 0 if it has none.
+    """The best cut of a curve into two levels: index of the first number of the second level, 0 for a short curve.
 
-    Least squares; each level has at least two numbers, so that one outlier is none.
+    Least squares; each level has at least two numbers, so that one outlier is not a level.
     """
     cuts = range(2, len(value) - 1)
     return min(cuts, key=lambda k: _scatter(value, k), default=0)
@@ -173,9 +173,9 @@ def _scatter(value: Numbers, k: int) -> float:
     return float(((value[:k] - value[:k].mean()) ** 2).sum() + ((value[k:] - value[k:].mean()) ** 2).sum())
 
 
-def _change(name: str, curve: Curve, about: Fall) -> Change | None:
+def _change(name: str, curve: Curve, drop: Fall) -> Change | None:
     step, value, kind, least, _ = finite(curve)
-    within = (step >= about.within[0]) & (step <= about.within[1])
+    within = (step >= drop.within[0]) & (step <= drop.within[1])
     if kind == "peak":
         return _peak(name, step, abs(value), within, least)
     step, value = step[within], value[within]
@@ -196,11 +196,11 @@ def _large(before: float, after: float, kind: Kind) -> bool:
 
 
 def _peak(name: str, step: Numbers, value: Numbers, within: NDArray[np.bool_], least: float) -> Change | None:
-    """The largest value while success fell, where it is far above what was usual until then."""
+    """The largest value while success fell, if it is far above the median until then."""
     if not within.any():
         return None
     at = int(np.flatnonzero(within)[value[within].argmax()])
-    early = at < RECENT  # nothing was usual yet: only what is far above the healthy counts, and what came later
+    early = at < RECENT  # too few steps before: compare with later ones, far above the healthy value
     if early and (least == 0 or len(value) <= RECENT):
         return None
     usual = float(np.median(np.delete(value, at) if early else value[:at]))

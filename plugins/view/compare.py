@@ -1,4 +1,4 @@
-"""Runs beside each other: the numbers of ``turnkey compare``, as one dict that JSON can hold."""
+"""The numbers of ``turnkey compare``: runs compared by a metric, as a dict for JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GROUP_SIZE = "actor_rollout_ref.rollout.n"
 METRICS = {"val success": VALIDATION, "success": re.compile(re.escape(TRAINING))}
 """short names for ``--metric``"""
 FEWEST = 3
-"""seeds of a group that an interval needs"""
+"""fewest seeds of a group with an interval"""
 TIMING = "timing_s/"
 TELLING: dict[str, tuple[str, Kind]] = {
     "turns per episode": ("episode/length/mean", "size"),
@@ -38,7 +38,7 @@ TELLING: dict[str, tuple[str, Kind]] = {
     "tokens per response": ("response_length/mean", "size"),
     "entropy": ("actor/entropy", "size"),
 }
-"""metrics that may tell why success fell, beside those of an update"""
+"""metrics that may explain a fall of success, besides those of an update"""
 NEEDED = {
     "interactions": "episode/count, episode/failed and episode/length/mean (records or a method of this package)",
     "tokens": "rows/trained_tokens (records or a method of this package)",
@@ -56,14 +56,14 @@ def compare(
     baseline: str | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Compare ``runs`` by a metric of which more is better.
+    """Compare ``runs`` by a metric; more is better.
 
     Args:
         metric: name of a metric, ``val success`` or ``success``; default: the first of these two that all runs have.
         level: value of the metric to be reached and held at the next evaluation.
-        by: keys of the configuration that alone distinguish groups.
-        x: a key of :data:`SCALES`: what the curves are over, and the unit of the common budget.
-        baseline: name of the group that each other one is held against; None: each pair of groups.
+        by: the only configuration keys that distinguish groups.
+        x: a key of :data:`SCALES`: x axis of the curves, and unit of the common budget.
+        baseline: name of the group that all others are compared with; None: all pairs of groups.
         seed: of the bootstraps.
 
     Raises:
@@ -86,11 +86,11 @@ def compare(
     if start > end:
         late = max(runs, key=lambda run: curves[id(run)][0][0])
         raise ValueError(
-            f"no common budget: {late.folder} was evaluated first at {x} {start:g}, another last at {end:g}"
+            f"no common budget: {late.folder} was first evaluated at {x} {start:g}, another run last at {end:g}"
         )
     summaries = [_summary(group, name, curves, (start, end), level, seed) for group in groups]
     notes = [_few(group) for group in groups if len(group.runs) < FEWEST]
-    notes += [f"{group.name} holds runs that differ in {', '.join(group.mixed)}" for group in groups if group.mixed]
+    notes += [f"the runs of {group.name} differ in {', '.join(group.mixed)}" for group in groups if group.mixed]
     return {
         "metric": name,
         "x": x,
@@ -107,7 +107,7 @@ def choose(runs: Sequence[Run], requested: str | None) -> str:
     """The full name of a metric; a former name stands for the current one.
 
     Raises:
-        LookupError: a run has none of that name, or a short name stands for several.
+        LookupError: a run lacks the metric, or a short name matches several.
     """
     for short in [current_metric(requested)] if requested else METRICS:
         if short not in METRICS:
@@ -116,7 +116,9 @@ def choose(runs: Sequence[Run], requested: str | None) -> str:
             return short
         matching = sorted({name for run in runs for name in run.metrics if METRICS[short].fullmatch(name)})
         if len(matching) > 1:
-            raise LookupError(f"{short!r} is several metrics: choose one with --metric {', --metric '.join(matching)}")
+            raise LookupError(
+                f"{short!r} matches several metrics: choose one with --metric {', --metric '.join(matching)}"
+            )
         lacking = [run for run in runs if not matching or matching[0] not in run.metrics]
         if not lacking:
             return matching[0]
@@ -126,13 +128,13 @@ def choose(runs: Sequence[Run], requested: str | None) -> str:
 
 
 def _curve(run: Run, name: str, x: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """x and values of the evaluations; of several at the same x the last one counts."""
+    """x and values of the evaluations; the last of several at the same x counts."""
     steps, values = run.curve(name)
     if not len(steps):
-        raise LookupError(f"{run.folder}: {name} holds no number")
+        raise LookupError(f"{run.folder}: {name} has no finite value")
     costs = _costs(run, x)
     if costs is None:
-        raise ValueError(f"--x {x} needs the metrics {NEEDED[x]}, which {run.folder} has not")
+        raise ValueError(f"--x {x} needs the metrics {NEEDED[x]}, which {run.folder} lacks")
     at = costs[np.searchsorted(run.step, steps)]
     last = np.append(np.diff(at) > 0, True)
     return at[last], values[last]
@@ -192,9 +194,9 @@ def _spread(values: list[float], seed: int) -> dict[str, Any]:
 
 
 def _collapse(run: Run) -> dict[str, Any] | None:
-    """Where the success of the training episodes was lost, and what changed about then; None where it was not.
+    """Where success in training was lost, and what changed around that step; None if it was not lost.
 
-    Of the groups only the number is known: as if all or none of the episodes of one was solved.
+    Only the number of groups is known, so each group counts as a single independent episode.
     """
     there = run.metrics
     if TRAINING not in there:
@@ -219,7 +221,7 @@ def _collapse(run: Run) -> dict[str, Any] | None:
 
 
 def _to_level(runs: Sequence[Run], name: str, level: float) -> dict[str, Any]:
-    """For every unit: what each run took (None: not reached), and the words."""
+    """Unit -> cost of each run (None: level not reached), and the summary in words."""
     costs_by_scale: dict[str, Any] = {}
     for x in SCALES:
         if all(_costs(run, x) is not None for run in runs):
@@ -229,7 +231,7 @@ def _to_level(runs: Sequence[Run], name: str, level: float) -> dict[str, Any]:
 
 
 def _timings(runs: Sequence[Run]) -> dict[str, float]:
-    """Median seconds of each part of a training step, mean over runs, longest first: a first step warms up."""
+    """Seconds of each part of a step, longest first: median over steps, for the first warms up, and mean over runs."""
     parts = sorted({name for run in runs for name in run.metrics if name.startswith(TIMING)})
     timings = {}
     for part in parts:
@@ -256,7 +258,7 @@ def _pair(a: dict[str, Any], b: dict[str, Any], seed: int) -> dict[str, Any]:
 
 def _few(group: Group) -> str:
     number = len(group.runs)
-    return f"{group.name}: no interval from {number} seed{'s' * (number > 1)}, which takes {FEWEST}"
+    return f"{group.name}: {number} seed{'s' * (number > 1)}; an interval needs {FEWEST}"
 
 
 def _number(value: float) -> float | None:

@@ -1,4 +1,4 @@
-"""The charts of a run: numbers by step, out of its episodes, its turns and the trainer's metrics."""
+"""The charts of a run: curves by step, from its episodes, its turns and the trainer's metrics."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CLIPPED = ("actor/pg_clipfrac",)
 ENTROPY = ("actor/entropy",)
 GRADIENT = ("actor/grad_norm",)
 TIMES = 5
-"""parts of a step's time in their chart"""
+"""most parts of a step's time in their chart"""
 
 
 def charts(run: Run) -> list[dict[str, Any]]:
-    """Titles, units, ranges of y where fixed, and series ``{label, x, y}``; what has no numbers is left out."""
+    """Charts that have numbers, each with title, unit, range of y (or None) and series ``{label, x, y}``."""
     episodes, turns, steps = run.episodes, run.turns, run.steps
     turns = turns[run.own]
     step, validation = episodes["global_step"], flag(episodes["validation"]) & run.whole & run.first_ways
@@ -47,7 +47,7 @@ def charts(run: Run) -> list[dict[str, Any]]:
     entropy = _means("of the turns", turns["entropy"], turns["train_step"])
     share, from_zero = [0, 1], [0, None]
     history = TrainingHistory(run)
-    made = [
+    specs = [
         ("Success", "share of episodes", share, both(success)),
         ("Env return", "sum of the environment's rewards", None, both(episodes["env_return"])),
         ("Length", "turns per episode", None, both(episodes["turns"])),
@@ -71,13 +71,13 @@ def charts(run: Run) -> list[dict[str, Any]]:
     ]
     drawn = [
         {"title": title, "unit": unit, "range": limits, "series": [s for s in series if s]}
-        for title, unit, limits, series in made
+        for title, unit, limits, series in specs
     ]
     return [chart for chart in drawn if chart["series"]]
 
 
 def _means(label: str, values: pd.Series, step: Any) -> dict[str, Any] | None:
-    """Mean by step of the numbers that are there."""
+    """Mean by step of the numbers that are not missing."""
     mean = values.astype(float).groupby(np.asarray(step, float)).mean().dropna()
     return _series(label, mean) if len(mean) else None
 
@@ -88,7 +88,7 @@ def _drawn(label: str, by_step: pd.Series) -> dict[str, Any] | None:
 
 
 def _metric(steps: pd.DataFrame, names: tuple[str, ...]) -> dict[str, Any] | None:
-    """The first of the trainer's metrics that was logged."""
+    """The first of the trainer's metrics ``names`` that was logged."""
     for name in names:
         rows = steps[steps["name"] == name].dropna(subset="value")
         if len(rows):

@@ -1,4 +1,4 @@
-"""Which runs are seeds of the same configuration, and how the configurations are named apart."""
+"""Groups of runs: seeds of the same configuration, and a distinct name per configuration."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ OUTPUTS = re.compile(
     r"(_local_dir|_data_dir|_temp_dir|save_path|experiment_name|project_name|trajectories|VERL_FILE_LOGGER_\w+)$"
     r"|^trainer\.(logger|resume_\w+|save_freq|max_\w+_ckpt_to_keep)$"
 )
-"""keys that say where a run leaves what, or how it is continued"""
+"""keys of where a run stores its outputs, and of how it resumes"""
 ABSENT = "absent"
 SHOWN = 3
-"""keys in the name of a group at most"""
+"""most keys in the name of a group"""
 
 
 @dataclass
 class Group:
-    """Runs that differ in nothing but seed and paths, or that share the keys of ``--by``."""
+    """Runs that differ only in seed and paths, or that share the keys of ``--by``."""
 
     name: str
     runs: list[Run]
     config: dict[str, str] = field(default_factory=dict)
     """the keys in which the groups differ"""
     mixed: dict[str, list[str]] = field(default_factory=dict)
-    """keys in which its own runs differ, with ``--by``"""
+    """with ``--by``: further keys in which its runs differ"""
 
     @property
     def seeds(self) -> list[str]:
@@ -50,9 +50,9 @@ def seed_of(run: Run) -> str:
 
 
 def meaning(config: Mapping[str, Any]) -> dict[str, str]:
-    """The keys that make a configuration what it is, as texts: without seeds and outputs.
+    """The keys that identify a configuration, with values as texts: all but seeds and outputs.
 
-    Of an absolute path the last part counts: each run has its own folder, but two models have two names.
+    Only the last part of an absolute path counts: each run has its own folder, but two models have two names.
     """
     return {key: _text(value) for key, value in config.items() if not SEED.search(key) and not OUTPUTS.search(key)}
 
@@ -60,10 +60,10 @@ def meaning(config: Mapping[str, Any]) -> dict[str, str]:
 def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
     """Group ``runs``; groups come in the order of their first runs.
 
-    A run without configuration is a seed of those whose folders have the same name up to a number at its end.
+    Runs without a configuration are grouped by the name of their folder, without a number at its end.
 
     Args:
-        by: keys or aliases that alone distinguish the groups.
+        by: the only keys or aliases that distinguish groups.
 
     Raises:
         LookupError: a key of ``by`` is in no configuration.
@@ -91,7 +91,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
 
 
 def _name(groups: Sequence[Group], by: Sequence[str]) -> None:
-    """Method and loss where they tell groups apart, then the first keys that do among groups of the same name."""
+    """Name groups by the keys of ``by``, or method, loss and environment if they differ; equal names get more keys."""
     base = list(by) or [key for key in (ALIASES["method"], ALIASES["loss"], ALIASES["env"]) if key in groups[0].config]
     for group in groups:
         config = group.runs[0].config

@@ -1,7 +1,7 @@
-"""What is wrong with a run, in words: rules over its episodes and turns, each with a threshold and its evidence.
+"""What is wrong with a run, in words: rules over its episodes and turns, each with a threshold and evidence.
 
-Rules look at steps (of ``global_step``, training episodes only) and say which ones. They are hints where to look, not
-tests: every finding names the number that it rests on.
+A rule names the steps (``global_step``, training episodes only) in which it holds. Findings are hints where to look,
+not tests; each has the number that it rests on.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _range(steps: list[int]) -> str:
 
 
 def _tail(per_step: pd.Series, limit: float, above: bool = True) -> list[int]:
-    """The steps at the end of a run through which a number stays above (or below) a limit."""
+    """The last steps of a run, through which a number stays above (or below) a limit."""
     beyond = (per_step > limit if above else per_step < limit).to_numpy()
     start = len(beyond) - int(np.argmin(beyond[::-1])) if not beyond.all() else 0
     return [int(step) for step in per_step.index[start:]]
@@ -70,7 +70,7 @@ def _tail(per_step: pd.Series, limit: float, above: bool = True) -> list[int]:
 
 @rule
 def collapse(history: TrainingHistory) -> Iterator[Finding]:
-    """Success that was there and went, for good or for a while."""
+    """Success that was lost, for good or for a while."""
     drop = fall(history.success, history.validated)
     if drop is None:
         return
@@ -91,7 +91,7 @@ def collapse(history: TrainingHistory) -> Iterator[Finding]:
 
 @rule
 def no_signal(history: TrainingHistory) -> Iterator[Finding]:
-    """Groups whose episodes all have the same composed return: a comparison within them says nothing."""
+    """Groups whose episodes all have the same composed return: a comparison within the group has no signal."""
     groups, limit = history.groups, 0.4
     if steps := _tail(history.without_signal, limit):
         now = groups[groups["global_step"].isin(steps) & groups["same"]]
@@ -99,10 +99,10 @@ def no_signal(history: TrainingHistory) -> Iterator[Finding]:
         kind = "all lost" if lost > 0.8 else "all solved" if lost < 0.2 else f"{_percent(lost)} of these all lost"
         invalid = float((~history.turns["valid"][history.turns["step"].isin(steps)]).mean())
         advice = {
-            "all solved": ". The tasks have become too easy to learn more from: harder ones are due",
-            "all lost": ". The tasks are too hard as yet: easier ones, or more episodes of each (rollout.n)"
+            "all solved": ". The tasks have become too easy: take harder ones",
+            "all lost": ". The tasks are still too hard: take easier ones, or more episodes per task (rollout.n)"
             if invalid < MOSTLY_INVALID
-            else f". {_percent(invalid)} of their turns have no valid action: that comes first",
+            else f". {_percent(invalid)} of their turns have no valid action: fix that first",
         }.get(kind, "")
         yield Finding(
             "no_signal",
@@ -115,7 +115,7 @@ def no_signal(history: TrainingHistory) -> Iterator[Finding]:
 
 @rule
 def states_do_not_repeat(history: TrainingHistory) -> Iterator[Finding]:
-    """Methods that compare turns from the same state need states that several turns of a group were in."""
+    """Methods that compare turns from the same state need states that several turns of a group share."""
     later = history.turns[(history.turns["turn"] > 0) & history.turns["anchor"].notna()]
     if not len(later):
         return
@@ -125,8 +125,8 @@ def states_do_not_repeat(history: TrainingHistory) -> Iterator[Finding]:
     if steps := _tail(per_step, limit, above=False):
         yield Finding(
             "states_do_not_repeat",
-            f"Only {_percent(float(per_step.loc[steps].mean()))} of the turns {_range(steps)} are in a state that "
-            "another turn of the group was in: there is nothing to compare for methods that compare states",
+            f"Only {_percent(float(per_step.loc[steps].mean()))} of the turns {_range(steps)} share their state with "
+            "another turn of the group: a method that compares turns from the same state has nothing to compare",
             f"less than {_percent(limit)} of the turns after the first",
             steps,
         )
@@ -134,7 +134,7 @@ def states_do_not_repeat(history: TrainingHistory) -> Iterator[Finding]:
 
 @rule
 def entropy_collapse(history: TrainingHistory) -> Iterator[Finding]:
-    """The policy stops to explore."""
+    """The policy stops exploring."""
     curve = history.metric("actor/entropy")
     if len(curve) < 2 * RECENT:
         return
@@ -150,7 +150,7 @@ def entropy_collapse(history: TrainingHistory) -> Iterator[Finding]:
 
 @rule
 def repetition(history: TrainingHistory) -> Iterator[Finding]:
-    """The same action again although the last time it changed nothing."""
+    """An action is repeated although it changed nothing the last time."""
     per_step = history.repeated
     limit = 0.15
     if steps := _tail(per_step, limit):
@@ -165,7 +165,7 @@ def repetition(history: TrainingHistory) -> Iterator[Finding]:
 
 @rule
 def prompts_cut(history: TrainingHistory) -> Iterator[Finding]:
-    """The model does not see all that the prompt's template gives."""
+    """The model does not see the whole prompt."""
     per_step = history.by_step(history.turns["prompt_cut"], history.turns["step"])
     limit = 0.05
     if steps := _tail(per_step, limit):
@@ -193,7 +193,7 @@ def invalid(history: TrainingHistory) -> Iterator[Finding]:
     cut = float((turns["response_tokens"] == tokens.max()).mean()) if tokens.notna().any() else 0.0
     limit = (
         f". {_percent(cut)} of them end at {int(tokens.max())} tokens, the longest response: "
-        "turnkey.rollout.max_tokens_per_turn or data.max_response_length cuts them"
+        "turnkey.rollout.max_tokens_per_turn or data.max_response_length cuts them off"
         if cut > MOSTLY_INVALID and tokens.nunique() > 1
         else ""
     )

@@ -1,8 +1,8 @@
-"""The tables of a log joined to what a page shows: episodes and their turns with credit and update, or why without.
+"""The tables of a log joined for a page: episodes, and their turns with credit and update, or why they have none.
 
-Rollout processes, the trainer and the actor's ranks each write what they know. Turns are joined with credit on episode
-and turn, and with updates through the row that held them: ``step`` is never a key, for under asynchronous trainers the
-step that played an episode is not the one that trained it.
+Rollout processes, the trainer and the actor's ranks each write their own tables. Turns are joined with credit on
+episode and turn, and with updates through the row that held them. ``step`` is never a key: an asynchronous trainer
+trains an episode in another step than the one that played it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REASONS = (
     "the episode is not in the trainer's batch",
     "the turn is not in the trainer's batch",
 )
-"""Why a turn has no credit; the first stands for a turn that has some, which may be 0."""
+"""Why a turn has no credit; the first is for a turn with credit, which may be 0."""
 HAS_CREDIT, FAILED, VALIDATION, NOT_YET, GROUP_LOST, EPISODE_LOST, TURN_LOST = range(len(REASONS))
 
 
@@ -55,13 +55,13 @@ class Run:
     turns: pd.DataFrame
     steps: pd.DataFrame
     shares: dict[str, Shares] = field(default_factory=dict)
-    """of the groups that each segment logged, "" for others; of the other groups there are failed episodes alone"""
+    """segment ("" for any other) -> shares of groups that it logged; the rest of the groups has failed episodes only"""
     notes: list[str] = field(default_factory=list)
-    """what was left out on reading"""
+    """warnings of reading the log"""
 
     @property
     def whole(self) -> np.ndarray:
-        """Which episodes are of groups that were logged: rates over all others would be rates of failure."""
+        """Which episodes belong to logged groups: of other groups only failures are known, so no rate includes them."""
         episodes, others = self.episodes, self.shares.get("", Shares())
         keys = [*zip(episodes["group"], episodes["segment"], flag(episodes["validation"]), strict=True)]
         of = {key: chosen(str(key[0]), self.shares.get(key[1], others)[int(key[2])]) for key in set(keys)}
@@ -74,20 +74,20 @@ class Run:
 
     @property
     def first_ways(self) -> np.ndarray:
-        """Which episodes are not branches: numbers of episodes are theirs, as in the trainer's metrics."""
+        """Which episodes are not branches: counts and rates are over these, as in the trainer's metrics."""
         return ~(self.episodes["branch"] > 0).to_numpy(bool)
 
     @property
     def own(self) -> np.ndarray:
-        """Which turns their episode trains: a turn that branches share counts once."""
+        """Which turns are trained by their own episode: a turn that branches share counts once."""
         return self.turns["trained_by"].isna().to_numpy()
 
 
 def find_log(folder: Path) -> Path:
-    """The log of a run's folder, or the folder itself where it is one.
+    """The log in the folder of a run; the folder itself if it is a log.
 
     Raises:
-        NoLog: it is neither.
+        NoLog: ``folder`` is neither.
     """
     for place in (folder / "turnkey_log", folder):
         if (place / "episodes").is_dir():
@@ -114,7 +114,7 @@ def load(folder: Path) -> Run:
     if not len(episodes):
         raise NoLog(f"{log}: no episode is written yet; files follow at most five minutes after the first episodes end")
     episodes = episodes.sort_values(["global_step", "group", "episode"], kind="stable", ignore_index=True)
-    # A launch folder is named after the experiment; of a log on its own the parent says more than "turnkey_log".
+    # A launch folder is named after the experiment; "turnkey_log" would be the same name for every run.
     name = log.resolve().parent.name if log.name == "turnkey_log" else log.resolve().name
     notes = list(dict.fromkeys(str(warning.message) for warning in caught))
     about = _about(log)
@@ -128,14 +128,14 @@ def join(
 ) -> pd.DataFrame:
     """Turns left join credit left join updates, in the order of ``episodes``, with ``at`` and ``reason``.
 
-    A turn that several steps trained shows the last; one that branches share has the credit of the episode that trains
-    it. Of several passes over a batch: mean ratio and clip share, largest ratio, and the entropy of the first.
+    A turn that several steps trained has the credit of the last; a turn that branches share, that of the episode that
+    trains it. Over several passes: mean ratio and clip share, largest ratio, and the entropy of the first pass.
 
     Args:
-        staleness: steps after which an episode may still be trained; at least those that one in the log has waited.
+        staleness: most steps that an episode may wait to be trained, or more if one in the log has waited longer.
     """
     at = dict(zip(episodes["episode"], range(len(episodes)), strict=True))
-    # Where a row was written tells nothing here, and the step of one table is not that of another.
+    # The segment of a row is irrelevant here, and the step has another meaning in each table.
     turns, credit = (frame.drop(columns=["step", "segment"], errors="ignore") for frame in (turns, credit))
     table = turns.assign(at=turns["episode"].map(at)).dropna(subset="at")
     table = table.astype({"at": np.int64}).sort_values(["at", "turn"], kind="stable")
@@ -181,12 +181,12 @@ def _reasons(episodes: pd.DataFrame, turns: pd.DataFrame, staleness: float) -> n
 
 
 def flag(column: pd.Series) -> np.ndarray:
-    """A column of booleans, null as False."""
+    """A column of booleans; null is False."""
     return column.map(lambda value: value is True or value == True).to_numpy(bool)  # noqa: E712 - numpy's own True
 
 
 def _staleness(about: dict[str, Any]) -> float:
-    """Steps that an episode may wait for its update: none under a synchronous trainer."""
+    """Most steps that an episode may wait for its update: 0 under a synchronous trainer."""
     node: Any = about.get("config")
     for key in ("trainer", "v1"):
         node = node.get(key) if isinstance(node, dict) else None
@@ -194,7 +194,7 @@ def _staleness(about: dict[str, Any]) -> float:
         return 0
     sampler = node.get("sampler")
     most = sampler.get("max_off_policy_threshold") if isinstance(sampler, dict) else None
-    return most if isinstance(most, int) else np.inf  # null: however old it is
+    return most if isinstance(most, int) else np.inf  # null: no limit
 
 
 def _shares(info: dict[str, Any]) -> Shares | None:

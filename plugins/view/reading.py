@@ -1,4 +1,4 @@
-"""Reading the tables of the trajectory log, while a run writes them and after it was killed."""
+"""Reads the tables of the trajectory log, also while a run writes them, or after it was killed."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Part(NamedTuple):
 
 
 def read(folder: str | Path, table: str, steps: Collection[int] | None = None) -> pd.DataFrame:
-    """The rows of a table, with ``step`` and ``segment`` beside its columns; columns that no file has are null.
+    """The rows of a table, with the further columns ``step`` and ``segment``; columns that no file has are null.
 
-    Columns and metrics of a log of version 1 have the names of version 2.
+    Columns and metrics of a log of version 1 get their names of version 2.
 
-    What a later start of the trainer did again replaces what an earlier one had. A warning names what was replaced, and
-    every file that cannot be read or is not ours.
+    Steps that a later start of the trainer did again replace those of earlier starts. A warning names the replaced
+    steps, and every file that cannot be read or does not belong to the log.
 
     Args:
-        folder: of the log, ``<run>/turnkey_log``; without the table in it there are no rows.
-        table: of :data:`~verl_turnkey.plugins.log.schema.TABLES`.
-        steps: read these partitions alone.
+        folder: ``<run>/turnkey_log``; no rows if it lacks the table.
+        table: a name in :data:`~verl_turnkey.plugins.log.schema.TABLES`.
+        steps: read only these partitions.
     """
     import pyarrow as pa
 
@@ -46,26 +46,26 @@ def read(folder: str | Path, table: str, steps: Collection[int] | None = None) -
     whole = pa.concat_tables([fields.empty_table(), *tables], promote_options="default")
     frame = whole.to_pandas()
     if TABLES[table].writer == "rollout" and frame["segment"].nunique() > 1:
-        # An asynchronous trainer that resumes plays the groups again that it had not finished, under the same keys.
+        # An asynchronous trainer that resumes plays its unfinished groups again, under the same keys.
         latest = frame.groupby("episode")["segment"].transform("max")
         frame = frame[frame["segment"] == latest].reset_index(drop=True)
     return frame
 
 
 def parts(folder: Path, table: str, steps: Collection[int] | None = None) -> list[Part]:
-    """The files of ``table`` that count, those of earlier steps and starts first; warns of the others."""
+    """The current files of ``table``, earlier steps and starts first; warns about the others."""
     if table not in TABLES:
         raise ValueError(f"the trajectory log has no table {table!r}; it has {', '.join(TABLES)}")
     foreign: list[Path] = []
     readable = sorted(_files(folder / table, steps, foreign), key=lambda part: (part.step, part.segment, part.path))
     if foreign:
-        _warn(f"left out, no file of the trajectory log: {_names(foreign)}")
+        _warn(f"left out, not a file of the trajectory log: {_names(foreign)}")
     resumed = {segment: facts.get("resumed_from") for segment, facts in read_segments(folder).items()}
     there = {(part.step, part.segment) for part in readable}
     current = [part for part in readable if not _replaced(part, resumed, there)]
     if len(current) < len(readable):
         redone = sorted({part.step for part in set(readable) - set(current)})
-        _warn(f"{table}: a later start of the trainer did steps {redone[0]} to {redone[-1]} again: what it did counts")
+        _warn(f"{table}: a later start of the trainer did steps {redone[0]} to {redone[-1]} again: its rows count")
     return current
 
 
@@ -84,10 +84,10 @@ def _files(folder: Path, steps: Collection[int] | None, foreign: list[Path]) -> 
 
 
 def _replaced(part: Part, resumed: dict[str, Any], there: set[tuple[int, str]]) -> bool:
-    """Whether a later start did the step again: the steps after the one that it resumed from.
+    """Whether a later start did the step of ``part`` again: any step after the one that it resumed from.
 
-    The last step that a start takes over may have a validation of both. Where it is not known from which step a start
-    resumed, it is those steps that it has rows of.
+    The step that a start resumes from may have a validation of both. If that step is unknown, the start has done the
+    steps that it has rows of.
     """
     for segment in {*resumed, *(segment for _, segment in there)}:
         if segment > part.segment:
@@ -102,7 +102,7 @@ def _rows(part: Part, table: str) -> pa.Table | None:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(part.path) as file:  # read_table would take a column out of the folder's name
+        with parquet.ParquetFile(part.path) as file:  # read_table would make a column of the folder's name
             rows = current_columns(table, file.read())
         own = tuple(name for name in rows.column_names if name.startswith(families(table)))
         known = schema(table, own)

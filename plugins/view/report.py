@@ -1,6 +1,6 @@
 """A comparison (``compare.py``) as tables for a terminal or a page, as HTML without scripts, and as a picture.
 
-Every name in it is a text of others: control characters are replaced, and HTML is escaped.
+Names in it are not trusted: control characters are replaced, and HTML is escaped.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from verl_turnkey.plugins.view.compare import SCALES, TRAINING, VALIDATION
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""apart for colour-blind eyes too (Okabe and Ito)"""
+"""distinct for colour-blind readers, too (Okabe and Ito)"""
 DASHES = ("", "6 3", "2 2")
 KEYS = 20
-"""differing keys that a table shows"""
+"""most differing keys in a table"""
 BAR = r"\|"
 PARTS = 6
-"""parts of a training step that a table shows"""
+"""most parts of a training step in a table"""
 WIDTH, HEIGHT, LEFT, BOTTOM, EDGE = 720, 360, 56, 44, 12
 
 
@@ -33,7 +33,7 @@ class Table:
 
 
 def tables(comparison: dict[str, Any]) -> list[Table]:
-    """What the numbers say, as texts."""
+    """The tables of a comparison, as texts."""
     groups, at = comparison["groups"], f"at {comparison['x'].removesuffix('s')} {comparison['range'][1]:g}"
     rows = [
         [
@@ -114,7 +114,7 @@ def _seconds(value: float | None) -> str:
 
 
 def plain(text: str) -> str:
-    """A text of others on one line, without control characters and marks of direction."""
+    """An untrusted text on one line, without control characters and marks of direction."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
@@ -122,7 +122,7 @@ def plain(text: str) -> str:
 
 
 def print_tables(comparison: dict[str, Any]) -> None:
-    """Print for the terminal at hand; 120 columns where there is none."""
+    """Print for the terminal; 120 columns wide if stdout is not one."""
     import sys
 
     from rich.box import SIMPLE_HEAD
@@ -143,7 +143,7 @@ def print_tables(comparison: dict[str, Any]) -> None:
 
 
 def markdown(table: Table) -> str:
-    """For a page."""
+    """A table in Markdown."""
     rows = [f"| {' | '.join(cell.replace('|', BAR) for cell in row)} |" for row in (table.head, *table.rows)]
     return "\n".join([rows[0], "|---" * len(table.head) + "|", *rows[1:]]) + "\n"
 
@@ -178,7 +178,7 @@ def page(comparison: dict[str, Any]) -> str:
 
 
 def document(title: str, figure: str, tables: Sequence[Table], notes: Sequence[str]) -> str:
-    """``figure``, which is HTML, over tables and notes, which are texts."""
+    """A page with ``figure`` (HTML) above tables and notes (texts)."""
     body = [figure]
     for table in tables:
         body.append(f"<h2>{html.escape(table.title)}</h2>\n<table><thead><tr>{_cells('th', table.head)}</tr></thead>")
@@ -193,7 +193,7 @@ def _cells(tag: str, cells: Sequence[str]) -> str:
 
 
 def curves(comparison: dict[str, Any]) -> str:
-    """Each run a thin line, the mean of a group a thick one over the range of its runs."""
+    """An SVG: a thin line per run, and per group a thick line for the mean over a band for the range."""
     runs = [run for group in comparison["groups"] for run in group["runs"]]
     xs = [x for run in runs for x in run["x"]]
     ys = [y for run in runs for y in run["value"] if math.isfinite(y)] or [0.0]

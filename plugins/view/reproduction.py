@@ -1,7 +1,7 @@
-"""What a report of a run says of its results, a repeated run held against it, and the page.
+"""The results in the report of a run, their comparison with a repeated run, and the report as a page.
 
-A report is plain data, ``turnkey report`` writes it as JSON. Its ``results`` are shares of solved episodes by task, so
-that a repeat can be compared task by task.
+A report is plain data, which ``turnkey report`` writes as JSON. Its ``results`` count solved episodes by task, so that
+a repeat can be compared task by task.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 LAST_STEPS = 5
-"""training steps that the final training success is over"""
+"""training steps whose mean is the final training success"""
 VALIDATION, TRAINING = "validation success", "training success"
 OF_ONE_RUN = (
-    "the intervals are over tasks and samples of one training run; runs of other seeds differ by more: turnkey compare"
+    "the intervals are over tasks and samples of one training run; runs with other seeds differ more: turnkey compare"
 )
 
 
 def results(run: Run) -> list[dict[str, Any]]:
-    """Success at the last validation and in the last training steps, with 95 % intervals; finished episodes alone.
+    """Success at the last validation and in the last training steps, with 95 % intervals, over finished episodes.
 
     Returns:
         ``what``, ``steps`` (first, last), ``value``, ``low``, ``high``, ``failed`` (episodes left out) and ``tasks``,
@@ -66,12 +66,12 @@ def _by_task(episodes: pd.DataFrame) -> dict[str, tuple[int, int]]:
 
 
 def held_against(original: Mapping[str, Any], repeat: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each result of ``original``: the repeat's, their difference with its 95 % interval, and whether 0 is in it.
+    """For each result of ``original``: the repeat's, the difference with a 95 % interval, and whether it contains 0.
 
-    On the same tasks the difference is paired by task; otherwise it is that of independent shares.
+    On the same tasks the difference is paired by task; otherwise the shares are independent.
 
     Raises:
-        ValueError: the repeat lacks a result, or validates on another panel.
+        ValueError: the repeat lacks a result, or was validated on another panel.
     """
     panels = [report.get("panel") and report["panel"]["sha256"] for report in (original, repeat)]
     if panels[0] != panels[1]:
@@ -83,7 +83,7 @@ def held_against(original: Mapping[str, Any], repeat: Mapping[str, Any]) -> list
             raise ValueError(f"the repeat has no {result['what']}: its trajectory log holds no such episodes")
         if other["steps"] != result["steps"]:
             raise ValueError(
-                f"{result['what']}: the report is of steps {_steps(result)}, the repeat of {_steps(other)}: finish it"
+                f"{result['what']}: the report is of steps {_steps(result)}, the repeat of {_steps(other)}; finish it"
             )
         same = result["tasks"].keys() == other["tasks"].keys()
         difference = (

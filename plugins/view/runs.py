@@ -1,7 +1,7 @@
-"""A training run as it lies on the disk: its scalar metrics by step, and its configuration.
+"""A training run on disk: its scalar metrics by step, and its configuration.
 
-What a folder holds is found by content, in any subfolder: verl's metrics file (``trainer.logger=[file]``), else event
-files of tensorboard, else a console log. Names and values are texts of others: whoever shows them escapes them.
+Files are recognised by content, in any subfolder: verl's metrics file (``trainer.logger=[file]``), else event files of
+tensorboard, else a console log. Names and values are not trusted: callers escape them.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ HOME = "trainer.default_local_dir"
 
 @dataclass(frozen=True)
 class Run:
-    """One run; N steps were logged."""
+    """A run of which N steps were logged."""
 
     folder: Path
     source: str
-    """what the metrics were read from"""
+    """where the metrics come from"""
     step: NDArray[np.int64]
     """(N,) increasing"""
     metrics: Mapping[str, NDArray[np.float64]]
-    """current name -> (N,), NaN where it was not logged"""
+    """current name -> (N,), NaN at steps without a value"""
     config: Mapping[str, Any]
-    """dotted key -> value, as composed by Hydra; empty where the folder holds none"""
+    """dotted key -> value, as composed by Hydra; empty if the folder has no configuration"""
 
     def curve(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Steps and values of a metric where it was logged as a finite number.
+        """Steps and values of a metric at the steps where it is finite.
 
         Raises:
-            LookupError: it never was; the message has the closest names.
+            LookupError: the run has no such metric; the message has the closest names.
         """
         if name not in self.metrics:
             raise LookupError(f"{self.folder} has no metric {name!r}{nearest(name, self.metrics)}")
@@ -57,7 +57,7 @@ class Run:
         return self.step[there], values[there]
 
     def interactions(self) -> NDArray[np.float64] | None:
-        """(N,) turns played in training up to each step, those of branches too; None: episodes were not counted."""
+        """(N,) turns played in training up to each step, including branches; None if episodes were not counted."""
         played, length = self._played(), "episode/length/mean"
         if played is None or length not in self.metrics:
             return None
@@ -65,9 +65,9 @@ class Run:
         return np.cumsum(played * sum(map(self._logged, parts)))
 
     def tokens(self) -> NDArray[np.float64] | None:
-        """(N,) tokens that the model wrote in training up to each step; None where they were not counted.
+        """(N,) tokens that the model wrote in training up to each step; None if they were not counted.
 
-        Those that are trained, and those of branches that are only measured. Failed episodes are not counted.
+        Trained tokens, and tokens of branches that are only measured; failed episodes are not counted.
         """
         if "rows/trained_tokens" not in self.metrics:
             return None
@@ -80,11 +80,11 @@ class Run:
         return self._logged("episode/count") - self._logged("episode/failed")
 
     def _logged(self, name: str) -> NDArray[np.float64]:
-        """(N,) a metric, 0 where it was not logged."""
+        """(N,) a metric, 0 at steps without a value."""
         return np.nan_to_num(self.metrics.get(name, np.zeros(len(self.step))))
 
     def seconds(self) -> NDArray[np.float64] | None:
-        """(N,) seconds of training up to each step (``timing_s/step``), or None."""
+        """(N,) seconds of training up to each step (``timing_s/step``); None if they were not logged."""
         return np.cumsum(np.nan_to_num(self.metrics["timing_s/step"])) if "timing_s/step" in self.metrics else None
 
 
@@ -93,8 +93,8 @@ def read(folder: Path) -> Run:
 
     Raises:
         FileNotFoundError: there is no such folder, or no metrics below it.
-        ValueError: a file of metrics holds something else.
-        ImportError: there are event files only, and tensorboard is not installed.
+        ValueError: a file of metrics has another format.
+        ImportError: the folder has event files only, and tensorboard is not installed.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"expected the folder of a run, found {'a file' if folder.exists() else 'no'} {folder}")
@@ -110,7 +110,7 @@ def read(folder: Path) -> Run:
 
 
 def nearest(name: str, names: Mapping[str, Any]) -> str:
-    """For an error: the names that look like ``name``, or contain a word of it."""
+    """The end of an error message: the names that resemble ``name``, or contain a word of it."""
     from difflib import get_close_matches
 
     words = [word for word in re.split(r"\W+", name.lower()) if word]
@@ -126,7 +126,7 @@ def _table(steps: Steps) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float6
 
 
 def _go_on(steps: Steps, start: Steps) -> None:
-    """Add a later start of the same run: what it trained again replaces what an earlier one had."""
+    """Add a later start of the same run: its steps replace those that an earlier start had from there on."""
     if start:
         first = min(start)
         for step in [step for step in steps if step > first]:
@@ -164,7 +164,7 @@ def _of_lines(path: Path) -> Steps:
             numbers = {name: float(value) for name, value in data.items() if isinstance(value, int | float)}
             steps.setdefault(int(step), {}).update(numbers)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-            if number == len(lines):  # the run is writing it, or died meanwhile
+            if number == len(lines):  # the run is writing this line, or died in the middle of it
                 break
             start = line[:60].decode(errors="replace")
             raise ValueError(f'{path}:{number}: expected {{"step": ..., "data": {{...}}}}, got {start}') from None
@@ -209,7 +209,7 @@ def _console(folder: Path) -> tuple[Steps, str]:
 
 
 def _of_console(path: Path) -> Steps:
-    """``step:1 - a:0.1 - b:2``, after whatever Ray puts before it; numbers of numpy too: ``a:np.float64(0.1)``."""
+    """Lines ``step:1 - a:0.1 - b:2``, with any prefix of Ray's; also numpy's numbers: ``a:np.float64(0.1)``."""
     steps: Steps = {}
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -223,7 +223,7 @@ def _of_console(path: Path) -> Steps:
 
 
 def console_metrics(text: str) -> dict[str, float]:
-    """The numbers in ``a:0.1 - b:2``, what follows ``step:1 - `` in a line of verl's."""
+    """The numbers in ``a:0.1 - b:2``, the part of verl's line after ``step:1 - ``."""
     metrics = {}
     for part in text.split(" - "):
         name, _, value = part.rpartition(":")
@@ -239,11 +239,11 @@ def console_metrics(text: str) -> dict[str, float]:
 
 
 def configuration(folder: Path) -> dict[str, Any]:
-    """What Hydra left behind at the last start, with interpolations as they are written."""
+    """The configuration that Hydra wrote at the last start, with unresolved interpolations."""
     files = [path for path in folder.rglob(".hydra/config.yaml") if path.is_file()]
     configs = [_load(path) for path in sorted(files, key=lambda path: (path.stat().st_mtime_ns, str(path)))]
     homes = sorted({str(config[HOME]) for config in configs if HOME in config})
-    if len(homes) > 1:  # starts of one run share the folder of its checkpoints
+    if len(homes) > 1:  # all starts of a run share a folder of checkpoints
         raise ValueError(f"{folder} holds several runs ({HOME}: {', '.join(homes)}): name their folders one by one")
     return configs[-1] if configs else {}
 
@@ -254,7 +254,7 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: expected the configuration that Hydra writes, found {error}") from None
+        raise ValueError(f"{path}: expected the configuration that Hydra writes, got {error}") from None
     return dict(flat(content))
 
 

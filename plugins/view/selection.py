@@ -1,6 +1,6 @@
-"""Which groups a page of limited size holds: what is most worth keeping, and of it what fits.
+"""Selects the groups for a page of limited size: the most informative ones that fit.
 
-Building a group's blocks is what costs, so they are built in that order and not beyond what fits.
+Building a group's blocks is slow, so they are built in that order, and only until the page is full.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from verl_turnkey.plugins.view.join import Run, flag
 from verl_turnkey.plugins.view.reading import parts
 
 BATCH = 8
-"""groups that are built at least before it is asked what fits"""
+"""fewest groups that are built before their sizes are checked"""
 
 Built = dict[int, tuple[bytes, ...]]
 
@@ -25,9 +25,9 @@ Built = dict[int, tuple[bytes, ...]]
 def chosen(
     ordered: Sequence[int], weights: np.ndarray, left: float, build: Callable[[set[int]], Built]
 ) -> tuple[Built, int, float]:
-    """Groups that fit, in their order, their blocks; how many had none; and what is left.
+    """Group -> blocks, for the groups that fit, in order; the number of groups without blocks; and the bytes left.
 
-    Only as many are built as will fit, guessed from what the log takes of each; a guess too low is followed by another.
+    The number of groups to build is estimated from ``weights``; too low an estimate is followed by another batch.
     """
     kept: Built = {}
     without, done, ratio = 0, 0, math.inf  # bytes per weight, which the first batch measures
@@ -46,9 +46,9 @@ def chosen(
 
 
 def order(run: Run, group: np.ndarray, count: int) -> list[int]:
-    """Groups, what is most worth keeping first: one of each step, then the others, the newest steps first.
+    """Groups, most informative first: one of each step, then the others; within both, newest steps first.
 
-    Both times those with mixed outcomes or failures come before the rest; which of equals is drawn.
+    Groups with mixed outcomes or failures come before the rest; the order of equal groups is random.
     """
     drawn = list(range(count))
     random.Random(0).shuffle(drawn)
@@ -63,7 +63,7 @@ def order(run: Run, group: np.ndarray, count: int) -> list[int]:
 
 
 def _fitting(blocks: Mapping[int, Sequence[bytes]], left: float) -> tuple[set[int], float]:
-    """Groups all blocks of which fit in what is left by those before; and what is left then."""
+    """The groups whose blocks all fit into the bytes that earlier groups leave; and the bytes left at the end."""
     chosen = set()
     for g, several in blocks.items():
         if (need := sum(on_page(len(block)) for block in several)) <= left:
@@ -77,10 +77,10 @@ def turns_of(run: Run, group: np.ndarray, count: int) -> np.ndarray:
 
 
 def weights_of(run: Run, group: np.ndarray, count: int) -> np.ndarray:
-    """Bytes of each group's texts on the disk, by its share of the turns of a step; 0 without texts of its steps."""
+    """Bytes of each group's texts on disk, estimated from its share of a step's turns; 0 if a step has no texts."""
     on_disk: dict[int, int] = defaultdict(int)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is left out was said on reading
+        warnings.simplefilter("ignore")  # reading the log has warned already
         for part in parts(run.folder, "texts"):
             on_disk[part.step] += part.path.stat().st_size
     at = run.turns["at"].to_numpy()

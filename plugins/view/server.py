@@ -1,7 +1,7 @@
-"""The page of a run that goes on: served to this machine alone, with the data as it is now.
+"""The live page of a run: served to this machine only, with its current data.
 
-Addresses begin with a random token, requests must be addressed to this machine by name, only GET is answered, and no
-part of an address is ever a path on the disk: names of blocks are looked up in a dictionary.
+Addresses begin with a random token, the ``Host`` of a request must be this machine, only GET is answered, and no part
+of an address becomes a path on disk: names of blocks are looked up in a dictionary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from verl_turnkey.plugins.view.pack import Blocks
 from verl_turnkey.plugins.view.page import blocks, html
 
 REST = 5.0
-"""seconds between two looks at the disk, whoever asks; after a long reading at least four times what it took"""
+"""seconds between two looks at the disk, for all clients; after a slow build at least four times its duration"""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -39,7 +39,7 @@ class Built(NamedTuple):
 
 
 class Data:
-    """What the page asks for, built anew when a log has new files."""
+    """The data that the page requests, rebuilt when a log has new files."""
 
     def __init__(self, folders: Sequence[Path], rest: float = REST) -> None:
         self._folders, self._rest = list(folders), rest
@@ -47,14 +47,14 @@ class Data:
         self._built = self._build()
 
     def now(self) -> Built:
-        """The newest; a request that comes while another one builds gets what there is."""
+        """The newest data; a request during a rebuild gets the data before it."""
         if time.monotonic() >= self._next and self._lock.acquire(blocking=False):
             try:
                 if self._version() != self._built.version:
                     self._built = self._build()
                 else:
                     self._next = time.monotonic() + self._rest
-            except (OSError, ValueError) as error:  # a disk that hiccups, a log that is moved: what there is stays
+            except (OSError, ValueError) as error:  # a disk error, a moved log: keep the data
                 self._next = time.monotonic() + self._rest
                 warnings.warn(f"{self._folders}: {error}", stacklevel=2)
             finally:
@@ -62,12 +62,12 @@ class Data:
         return self._built
 
     def block(self, name: str, version: str) -> bytes | None:
-        """Of the newest version alone: a page that asks for another one's reads all anew."""
+        """A block of the newest version; None for another version, after which the page reloads everything."""
         built = self._built
         return built.blocks.get(name) if built.version == version else None
 
     def _build(self) -> Built:
-        begun, version = time.monotonic(), self._version()  # before reading: what comes meanwhile makes the next one
+        begun, version = time.monotonic(), self._version()  # before reading: later files make a new version
         built = Built(version, blocks([load(folder) for folder in self._folders]))
         took = time.monotonic() - begun
         self._next = time.monotonic() + (max(self._rest, 4 * took) if self._rest else 0)
@@ -82,15 +82,15 @@ class Data:
 
 
 def server(data: Data, port: int = 0) -> tuple[ThreadingHTTPServer, str]:
-    """A server for :class:`Data` on 127.0.0.1, not yet running, and its address."""
+    """A server for ``data`` on 127.0.0.1, not yet running, and its address."""
     token = secrets.token_urlsafe(24)
 
     class Handler(_Handler):
         source, secret = data, token
 
-    made = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    made.daemon_threads = True
-    return made, f"http://127.0.0.1:{made.server_address[1]}/{token}/"
+    http_server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    http_server.daemon_threads = True
+    return http_server, f"http://127.0.0.1:{http_server.server_address[1]}/{token}/"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -102,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         token, _, rest = url.path.removeprefix("/").partition("/")
         port = self.server.server_address[1]  # pyright: ignore[reportIndexIssue]
-        # A page elsewhere may point its own name at 127.0.0.1: its requests carry that name.
+        # DNS rebinding: another site may point its name at 127.0.0.1; its requests carry that name.
         if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
             return self._answer(403, f"expected the address http://127.0.0.1:{port}/".encode())
         if not hmac.compare_digest(token.encode("utf-8", "replace"), self.secret.encode()):
@@ -123,4 +123,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Requests are nobody's news, and their lines would hold the token."""
+        """Silent: a log line would contain the token."""

@@ -1,7 +1,7 @@
 """Statistics of evaluations and learning curves, in numpy.
 
 T: tasks; R: runs (seeds); N: evaluations of a curve. Every interval is two-sided at ``confidence``; every bootstrap is
-the percentile one, with its own seed, so that the same numbers give the same interval.
+a percentile bootstrap with its own seed, so that the same numbers give the same interval.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Statistic = Callable[..., Any]
-"""``f(values, axis=...)``, as ``np.mean``"""
+"""``f(values, axis=...)``, such as ``np.mean``"""
 
 RESAMPLES = 10_000
 CHUNK = 1 << 22
-"""values drawn at once: bounds the memory of a bootstrap"""
+"""most values drawn at once, which bounds the memory of a bootstrap"""
 
 
 class Interval(NamedTuple):
@@ -39,7 +39,7 @@ def pass_at_k(solved: ArrayLike, samples: ArrayLike, k: int) -> Floats:
 
     Args:
         solved: c, (T,) numbers of solved samples.
-        samples: n, (T,) or one number for all, at least ``k``.
+        samples: n, (T,) or a number for all tasks, at least ``k``.
 
     Returns:
         (T,); the score of the evaluation is its mean. Chen et al. 2021, arXiv:2107.03374, eq. 1.
@@ -50,13 +50,13 @@ def pass_at_k(solved: ArrayLike, samples: ArrayLike, k: int) -> Floats:
     c, n = _counts(solved, samples)
     if k < 1 or np.any(n < k):
         raise ValueError(f"pass@k needs 1 <= k <= samples of every task, got k={k} and {int(n.min())} samples")
-    # C(n-c, k) / C(n, k) as a product of k factors at most 1: the binomials themselves overflow.
+    # C(n-c, k) / C(n, k) as a product of k factors of at most 1: the binomials themselves overflow.
     i = np.arange(k)
     return 1.0 - np.prod(np.maximum(n[:, None] - c[:, None] - i, 0) / (n[:, None] - i), axis=1)
 
 
 def wilson(p: float, n: float, confidence: float = 0.95) -> Interval:
-    """Wilson's score interval of a share ``p`` of ``n`` independent samples. Its width is never 0."""
+    """Wilson's score interval of a share ``p`` of ``n`` independent samples; its width is never 0."""
     if not (0 <= p <= 1 and n > 0):
         raise ValueError(f"expected a share within 0 and 1 of more than 0 samples, got {p} of {n}")
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
@@ -68,10 +68,10 @@ def wilson(p: float, n: float, confidence: float = 0.95) -> Interval:
 def success(solved: ArrayLike, samples: ArrayLike, confidence: float = 0.95) -> Interval:
     """Mean success over tasks, with Wilson's interval at the effective number of samples.
 
-    Samples of one task resemble each other, so n samples say less than n independent ones. The effective number is
-    p(1-p) / (variance of the tasks' means / T), kept between the number of tasks and that of samples. Where all tasks
-    have the same mean it is the number of samples, and that of tasks where all or none is solved: then nothing tells
-    how alike the samples of a task are.
+    Samples of a task resemble each other, so n samples are worth less than n independent ones. The effective number is
+    p(1-p) / (variance of the tasks' means / T), clamped between the numbers of tasks and of samples. If all tasks have
+    the same mean, it is the number of samples; if all samples or none are solved, their similarity within a task is
+    unknown, and it is the number of tasks.
     """
     c, n = _counts(solved, samples)
     means = c / n
@@ -116,8 +116,8 @@ def bootstrap(
     """Resample independent units, such as tasks or seeds.
 
     Args:
-        values: (T,) one number per task; for a paired difference the differences. Or (R, T): the runs of each task are
-            resampled on their own (stratified by task), and the statistic is over all numbers.
+        values: (T,) a number per task; for a paired comparison the differences. Or (R, T): the runs of each task are
+            resampled separately (stratified by task), and the statistic is over all numbers.
         statistic: of the numbers, along ``axis``.
     """
     table = np.asarray(values, np.float64)
@@ -160,7 +160,7 @@ def improvement(
     """Probability that a run of ``a`` is better than one of ``b``, ties half; mean over tasks (arXiv:2108.13264).
 
     Args:
-        a, b: (R,) or (R, T); the numbers of runs may differ. Runs are resampled within each task, on each side.
+        a, b: (R,) or (R, T), with different R if need be. Runs are resampled within each task and side.
     """
     tables = [np.asarray(side, np.float64) for side in (a, b)]
     a, b = (table[:, None] if table.ndim == 1 else table for table in tables)
@@ -182,9 +182,9 @@ def improvement(
 
 
 def area(x: Sequence[float], y: Sequence[float], start: float, end: float) -> float:
-    """Area under a curve from ``start`` to ``end`` by trapezoids, divided by their distance: a mean height.
+    """Mean height of a curve from ``start`` to ``end``: the area by trapezoids, divided by the distance.
 
-    ``end`` is the smallest budget of the curves that are compared. One point alone has its own height.
+    ``end`` is the smallest budget of the compared curves. If it equals ``start``, the result is the height there.
     """
     at, heights = np.asarray(x, np.float64), np.asarray(y, np.float64)
     if not (at.size and np.all(np.diff(at) > 0) and at[0] <= start <= end <= at[-1]):
@@ -197,14 +197,14 @@ def area(x: Sequence[float], y: Sequence[float], start: float, end: float) -> fl
 
 
 def first_reached(y: Sequence[float] | Floats, level: float) -> int | None:
-    """The first evaluation at ``level`` or above whose next one is, too; the last one alone does not count."""
+    """Index of the first evaluation at or above ``level`` whose successor is, too; so the last one does not count."""
     above = np.asarray(y, np.float64) >= level
     reached_at = np.flatnonzero(above[:-1] & above[1:])
     return int(reached_at[0]) if reached_at.size else None
 
 
 def steps_to(x: Sequence[float] | Floats, y: Sequence[float] | Floats, level: float) -> float:
-    """``x`` of :func:`first_reached`; infinite if it is not reached."""
+    """``x`` of :func:`first_reached`; infinite if the level is not reached."""
     index = first_reached(y, level)
     return math.inf if index is None else float(x[index])
 

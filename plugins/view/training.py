@@ -1,4 +1,4 @@
-"""Training episodes and turns by step, and the curves that the rules of ``health.py`` look at."""
+"""Training episodes and turns by step, and the curves for the rules of ``health.py``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class TrainingHistory:
-    """Training episodes and turns by step. Of groups that were not logged there are none here.
+    """Training episodes and turns of logged groups, by step.
 
-    ``ways`` are all of them, ``episodes`` those that are not branches; a turn that branches share is there once.
+    ``ways`` are all episodes, ``episodes`` those that are not branches; a turn that branches share occurs once.
     """
 
     def __init__(self, run: Run) -> None:
@@ -48,13 +48,13 @@ class TrainingHistory:
         return self.by_step(self.episodes[name], self.episodes["global_step"])
 
     def metric(self, name: str) -> pd.Series:
-        """One of the trainer's, by step."""
+        """A metric of the trainer, by step."""
         rows = self.metrics[self.metrics["name"] == name].sort_values("train_step")
         return rows.set_index("train_step")["value"].dropna()
 
     @cached_property
     def groups(self) -> pd.DataFrame:
-        """Groups with several finished episodes: whether all have the ``same`` return, and whether one was ``won``."""
+        """Groups with several finished episodes: whether all have the ``same`` return, and whether any was ``won``."""
         ok = self.ways[~self.ways["failed"]]
         groups = ok.groupby(["global_step", "group"]).agg(
             size=("composed_return", "size"),
@@ -62,7 +62,7 @@ class TrainingHistory:
             high=("composed_return", "max"),
             won=("success", "max"),
         )
-        groups = groups[groups["size"] > 1]  # one episode alone is compared with nothing
+        groups = groups[groups["size"] > 1]  # a single episode has nothing to compare with
         return groups.assign(same=groups["low"] == groups["high"]).reset_index()
 
     @cached_property
@@ -71,7 +71,7 @@ class TrainingHistory:
 
     @cached_property
     def repeated(self) -> pd.Series:
-        """Share of the turns that do again what changed nothing the turn before."""
+        """Share of the turns that repeat an action which changed nothing the turn before."""
         return self.by_step(self.turns["repeats"], self.turns["step"])
 
     @cached_property
@@ -89,7 +89,7 @@ class TrainingHistory:
         return Curve(*_plain(self.by_step(self.validation["success"], self.validation["global_step"])), "share")
 
     def curves(self) -> dict[str, Curve]:
-        """What may change with success, by the name that people read."""
+        """Readable name -> curve of a quantity that may change with success."""
         turns, shares = self.turns, "share"
         entropy = self.metric("actor/entropy")
         series: dict[str, tuple[pd.Series, Kind]] = {
@@ -109,15 +109,15 @@ class TrainingHistory:
 
 
 def success_by_step(episodes: pd.DataFrame) -> Curve:
-    """Success of episodes (columns ``global_step``, ``group``, ``success``), and how many independent ones a step has.
+    """Success of episodes (columns ``global_step``, ``group``, ``success``), with the effective episodes of a step.
 
-    Episodes of a group resemble each other. The mean p of a step's G groups has the variance s^2 / G, s between the
-    groups' means, which is that of p (1 - p) G / s^2 independent episodes: at least one a group, at most all.
+    Episodes of a group resemble each other. The mean p of a step's G groups has the variance s^2 / G, where s is the
+    standard deviation of the groups' means: that of p (1 - p) G / s^2 independent episodes, at least G and at most all.
     """
     steps = episodes.groupby("global_step")["success"]
     means = episodes.groupby(["global_step", "group"])["success"].mean().groupby("global_step")
     p, groups = means.mean(), means.size()
-    noise = float((means.var() / groups).fillna(p * (1 - p)).sum())  # a group alone: as if all or none was solved
+    noise = float((means.var() / groups).fillna(p * (1 - p)).sum())  # a single group: as if its episodes ended alike
     least, most = float(groups.mean()), float(steps.size().mean())
     independent = float((p * (1 - p)).sum())
     worth = independent / noise if noise else most if independent else least

@@ -78,6 +78,6 @@ class HTTPRetriever:
         except (KeyError, TypeError, ValueError):
             raise ServerError(
                 f'the retriever at {self._url} must answer {{"result": [[{{"document": {{"contents": ...}}}}]]}} '
-                f"with one list per query; {str(answer)[:200]!r} came"
+                f"with one list per query, got {str(answer)[:200]!r}"
             ) from None
         return [passage_text(document, f"the retriever at {self._url}") for document in documents][:topk]

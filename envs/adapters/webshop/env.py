@@ -58,7 +58,7 @@ class WebShopText(TextEnv):
         if (url is None) == (factory is None):
             raise EnvironmentKwargsError(
                 "WebShop needs turnkey.env.kwargs.url, the address of a running webshop_server.py, or "
-                f"turnkey.env.kwargs.factory, and not both: url={url!r} and factory={factory!r} came"
+                f"turnkey.env.kwargs.factory, and not both; got url={url!r} and factory={factory!r}"
             )
         if goals is not None:
             good = len(goals) == 2 and all(type(goal) is int for goal in goals) and 0 <= goals[0] < goals[1]

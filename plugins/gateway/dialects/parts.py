@@ -16,6 +16,8 @@ CREATED = 0
 """Time of every reply, in seconds: equal replies are equal bytes."""
 RAW = "_raw"
 """key that holds arguments of a call which are not a JSON object"""
+MOST_PIXELS = 2**26
+"""of the images of a request together: a kilobyte can become a hundred megabytes"""
 _TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 _IMAGES = ("image_url", "input_image", "image")
 
@@ -96,7 +98,13 @@ def _image(part: Mapping[str, Any], kind: str, reading: Reading, place: str) -> 
     from PIL import Image
 
     try:
-        return [Image.open(io.BytesIO(base64.b64decode(data, validate=True))).convert("RGB")]
+        image = Image.open(io.BytesIO(base64.b64decode(data, validate=True)))  # reads its size alone
+        reading.pixels += image.width * image.height
+        if reading.pixels > MOST_PIXELS:
+            raise GatewayError(
+                400, "invalid_request", f"{place}: the images of a request may have {MOST_PIXELS} pixels together"
+            )
+        return [image.convert("RGB")]
     except (binascii.Error, OSError, ValueError) as error:
         raise GatewayError(400, "invalid_request", f"{place}: not a base64 image ({error})") from None
 

@@ -127,7 +127,7 @@ def test_the_critics_rate_is_chosen_on_seeds_of_its_own(
     else:
         seeds = studies.SEEDS["doorkey"].reported
         rates = {studies.PPO: studies.CRITIC_RATES[best]}
-        names = (studies.PPO, *studies.BESIDE)
+        names = (studies.PPO, *studies.CRITIC_PEERS)
         assert reported == {(name, seed, rates.get(name)) for name, seed in product(names, seeds)}
 
 

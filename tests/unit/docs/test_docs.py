@@ -238,15 +238,6 @@ def test_the_numbers_of_the_concept_page_are_what_its_snippet_prints():
     assert [float(number) for number in picture] == credit
 
 
-def test_the_clone_of_the_environment_page_goes_its_own_way():
-    _, code = blocks("docs/environments.md", "python")
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(compile(code, "docs/environments.md", "exec"), {})
-    lines = printed.getvalue().splitlines()
-    assert lines == re.findall("^# (.*)$", code, re.MULTILINE)
-    assert len(set(lines)) == 2
-
-
 def test_the_starts_of_the_quickstart_are_as_many_as_the_page_says():
     (code,) = blocks("docs/quickstart.md", "python")
     with contextlib.redirect_stdout(io.StringIO()) as printed:

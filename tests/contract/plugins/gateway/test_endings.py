@@ -208,6 +208,8 @@ def test_without_requests_or_a_reward_an_episode_fails() -> None:
         rows(run(nothing, []).session, Outcome(reward=1.0))
     with pytest.raises(AgentFailure, match="the agent gave no reward"):
         rows(run(asks, ["Here."]).session, Outcome())
+    with pytest.raises(AgentFailure, match="a reward of turn 1, but the episode has 1, counted from 0"):
+        rows(run(asks, ["Here."]).session, Outcome(reward=1.0, turn_rewards={1: 0.5}))
     with pytest.raises(AgentFailure, match="KeyError"):
         rows(run(asks, ["Here."]).session, Outcome(reason="KeyError: 'x' (agent.py:3)"))
 
@@ -223,10 +225,10 @@ def test_an_agent_reports_rewards_and_states() -> None:
             assert (await web.post(f"{root}/reward", json={"reward": 2})).status_code == 200
             return [
                 (await web.post(f"{root}/reward", json=body)).status_code
-                for body in ({"reward": "much"}, {"reward": 1, "turn": 2}, {}, {"reward": True})
-            ]
+                for body in ({"reward": "much"}, {"reward": 1, "turn": 2}, {}, {"reward": True}, {"reward": 10**400})
+            ] + [(await web.post(f"{root}/state", json=body)).status_code for body in ({}, {"key": None})]
 
     played = run(agent, ["Here.", "There."], outcome=Outcome())
-    assert played.value == [400] * 4
+    assert played.value == [400] * 7
     steps = [step for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
     assert [(step["anchor"], step["reward"]) for step in steps] == [("room 0", 0.25), ("room 1", 2.0)]

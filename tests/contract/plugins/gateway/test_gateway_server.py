@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +15,7 @@ import httpx
 import pytest
 from gateway_parts import LIMITS, Script, codec, openai, run
 from openai import NotFoundError
+from PIL import Image
 from test_clients import ASKED, spelled
 from test_endings import ask
 
@@ -257,3 +260,71 @@ def test_bodies_that_are_sent_at_the_same_time_have_a_limit(monkeypatch: pytest.
             return [*statuses, await post(hostile)]
 
     assert asyncio.run(both()) == [503, 200, 200]
+
+
+def test_a_url_without_end_is_cut_off() -> None:
+    async def endless() -> int:
+        async with two_episodes() as (port, _, honest):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            sent = 0
+            try:
+                writer.write(b"GET /")
+                while sent < 2**22:
+                    writer.write(b"x" * 2**14)
+                    await writer.drain()
+                    sent += 2**14
+                    await asyncio.sleep(0)
+                await asyncio.wait_for(reader.read(), 5)
+            except ConnectionError:
+                pass
+            await works(port, honest)
+            return sent
+
+    assert asyncio.run(endless()) < 2**22
+
+
+def test_refused_requests_are_not_kept() -> None:
+    async def refused() -> list[int]:
+        async with two_episodes(limits=Limits(300, 100)) as (port, session, _), httpx.AsyncClient(timeout=60) as web:
+            url = f"http://127.0.0.1:{port}/{session.secret}/v1/chat/completions"
+            too_long = {"model": "policy", "messages": [{"role": "user", "content": "word " * 300}]}
+            too_many = {"model": "policy", "messages": [{"role": "user", "content": ""}] * 10_000}
+            statuses = [(await web.post(url, json=body)).status_code for body in (too_long, too_many)]
+            assert "more than 10000 tokens" in str(session.refused)
+            return [*statuses, session._started, len(session._running)]
+
+    assert asyncio.run(refused()) == [400, 400, 1, 0]
+
+
+def test_images_are_bounded_and_for_models_that_take_them() -> None:
+    def body(image: Image.Image, times: int) -> Any:
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+        parts = [{"type": "image_url", "image_url": {"url": url}}] * times
+        return {"model": "policy", "messages": [{"role": "user", "content": parts}]}
+
+    async def agent(url: str) -> Any:
+        async with httpx.AsyncClient(timeout=60) as web:
+            bodies = (body(Image.new("L", (6000, 6000)), 2), body(Image.new("L", (9, 9)), 1))
+            return [(await web.post(f"{url}/chat/completions", json=each)).text for each in bodies]
+
+    large, small = run(agent, []).value
+    assert "may have 67108864 pixels together" in large
+    assert "this model takes no images" in small
+
+
+def test_bodies_of_another_form_are_refused_and_cost_nothing_else() -> None:
+    half = {"model": "policy", "messages": [{"role": "user", "content": "half \ud83d"}]}
+    wrong = ({"input": "Where?", "include": True}, {"input": "Where?", "include": 7})
+
+    async def agent(url: str) -> Any:
+        async with httpx.AsyncClient(timeout=60) as web:
+            statuses = [(await web.post(f"{url}/responses", json=body)).status_code for body in wrong]
+            content = json.dumps(half)  # as clients in Python write it, in ASCII
+            return [*statuses, (await web.post(f"{url}/chat/completions", content=content)).status_code]
+
+    played = run(agent, ["Here."])
+    assert played.value == [400, 400, 200]
+    assert played.session.failed is None
+    assert played.session.turns[0].request.messages[0].text == "half ?"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ from hinted import LETTERS, TEMPLATE, chat, log_probs, played, put_all, taught, 
 from row_layouts import FIXED, PACKED, row
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.config.teacher import TeacherConfig
 from verl_turnkey.plugins.rollout.merging import merge_rows
+from verl_turnkey.plugins.teacher.column import Teacher
 from verl_turnkey.plugins.teacher.forward import PARTITION as TEACHERS
 
 TEACHER = [
@@ -165,6 +169,17 @@ def test_without_any_text_nothing_is_sent(built, tokenizer):
     assert made.actor_rollout_wg._group.forwards == 1
     assert metrics["teacher/rows_with_text"] == 0
     assert "teacher/gap/mean" not in metrics
+
+
+@pytest.mark.parametrize(("weights", "added"), [("old", 2), ("ref", 0)])
+def test_rows_are_added_to_measure_noise_where_their_gap_is_noise(monkeypatch, weights, added):
+    """Of a large batch, which fills the ranks by itself."""
+    teacher = Teacher(SimpleNamespace(config=None), TurnkeyConfig(teacher=TeacherConfig(weights=weights)))
+    monkeypatch.setattr(teacher._forward, "multiple", lambda: 2)
+    rows = {i: {"input_ids": torch.zeros(3)} for i in range(32)}
+    assert len(teacher._controls(rows, 32)) == added
+    assert len(teacher._controls(rows, 31)) == 1
+    assert teacher._noisy == (added > 0)
 
 
 def hinted_turns(tokenizer: Any, hints: str) -> tuple[Episodes, dict[str, Any]]:

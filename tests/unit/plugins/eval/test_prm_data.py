@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -89,6 +90,13 @@ def test_the_best_of_the_shortest_successes_counts():
     episodes = [episode("0", True, ["a", "b"]), episode("1", True, ["c", None, "d"]), episode("2", False, ["c", "a"])]
     assert data.progress_labels(episodes)["2", 1] == 0.5
     assert data.progress_labels(episodes)["1", 2] == 1.0
+
+
+def test_a_refused_action_is_no_progress():
+    refused = episode("1", False, ["a", "b"])
+    refused.turns[1] = replace(refused.turns[1], valid=False)
+    labels = data.progress_labels([episode("0", True, ["a", "b"]), refused])
+    assert [labels["1", k] for k in range(2)] == [0.5, 0.5]
 
 
 def test_examples_ask_the_judges_question():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -104,15 +105,43 @@ def test_the_outcome_is_the_own_success_or_the_groups_best():
     assert text("outcome", alone) == "The task was solved.\nLast action: 42"
 
 
+def placebo(of: Any, row: TeacherRow) -> Any:
+    return asyncio.run(text({"name": "placebo", "of": of}, row))
+
+
 def test_a_placebo_has_as_many_words_and_says_nothing():
-    words = text("placebo", row(WON, skill="one two three four five six seven eight nine"))
+    words = placebo("task_skill", row(WON, skill="one two three four five six seven eight nine"))
     assert len(words.split()) == 9
     assert words.startswith("This line says nothing about the task. This")
-    assert text("placebo", row(WON)) is None
-    assert len(text({"name": "placebo", "of": "group_success"}, row(LOST)).split()) == 1
+    assert placebo("task_skill", row(WON)) is None
+    assert len(placebo("group_success", row(LOST)).split()) == 1
     assert read_source("placebo")[1].columns == ("skill",)
     with pytest.raises(ConfigError, match="no source 'skil'"):
         read_source({"name": "placebo", "of": "skil"})
+
+
+def test_a_placebo_waits_for_its_source_and_reads_the_same():
+    made = []
+
+    @register_teacher_source("slow", per_turn=True, observations=True)
+    @dataclass(frozen=True)
+    class Slow:
+        """Two words, later."""
+
+        def __post_init__(self) -> None:
+            made.append(self)
+
+        async def __call__(self, row: TeacherRow) -> str | None:
+            await asyncio.sleep(0)
+            return "two words"
+
+    made.clear()
+    spec, source = read_source({"name": "placebo", "of": "slow"})
+    assert spec is teacher_sources()["slow"]
+    assert [asyncio.run(source(row(of))) for of in (WON, LOST)] == ["This line"] * 2
+    assert len(made) == 1, "one source, with one connection to its endpoint"
+    assert reads_observations(TeacherConfig(source={"name": "placebo", "of": "outcome"}))
+    assert read_source({"name": "placebo", "of": "json:dumps"})[0] is None, "which may read any column"
 
 
 def test_unknown_sources_and_options_are_named():

@@ -65,7 +65,7 @@ def test_by_groups_by_this_alone_and_says_what_it_mixes(tmp_path):
     assert groups[0].mixed == {"turnkey.credit.gamma": ["0.95", "0.5"]}
     assert groups[1].mixed == {}
     found = compare(runs(tmp_path, *kinds), by=["method"])
-    assert "gigpo holds runs that differ in turnkey.credit.gamma" in found["notes"]
+    assert "the runs of gigpo differ in turnkey.credit.gamma" in found["notes"]
     by_key = group_runs(runs(tmp_path, *kinds), ["turnkey.credit.gamma"])
     assert [each.name for each in by_key] == ["0.95", "0.5"]
     with pytest.raises(LookupError, match=r"--by turnkey.credit.gama: no run has this key.*turnkey.credit.gamma"):
@@ -108,7 +108,7 @@ def test_numbers_by_hand(tmp_path):
     assert gigpo["curve"]["high"] == pytest.approx([0.2, 0.9, 0.9])
     assert gigpo["seconds_per_step"] == {"step": 20, "gen": 12, "adv": 0.25}
     assert salt["final"]["interval"] is None
-    assert found["notes"] == ["salt: no interval from 1 seed, which takes 3"]
+    assert found["notes"] == ["salt: 1 seed; an interval needs 3"]
     [pair] = found["pairs"]
     assert (pair["a"], pair["b"], pair["final"]) == ("gigpo", "salt", {"improvement": 1.0, "interval": None})
     json.dumps(found, allow_nan=False)
@@ -146,7 +146,7 @@ def test_other_budgets(tmp_path):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "m.jsonl").write_text(f'{{"step":0,"data":{{"{VAL}":0.5}}}}\n')
     bare = read(tmp_path / "bare")
-    with pytest.raises(ValueError, match=r"--x seconds needs the metrics timing_s/step, which .*bare has not"):
+    with pytest.raises(ValueError, match=r"--x seconds needs the metrics timing_s/step, which .*bare lacks"):
         compare([*made, bare], x="seconds")
     assert compare([*made, bare], level=0.5)["groups"][1]["to_level"] == {"step": {"of_runs": [None], "said": "0 of 1"}}
     with pytest.raises(ValueError, match="x to be one of step, interactions, tokens, seconds, got 'words'"):
@@ -172,7 +172,7 @@ def test_the_metric(tmp_path):
     write(other, {0: 0.1, 1: 0.2})
     [path] = other.rglob("*.jsonl")
     path.write_text(path.read_text().replace("doorkey", "lake"))
-    with pytest.raises(LookupError, match=r"'val success' is several metrics: .*doorkey/acc.*lake/acc"):
+    with pytest.raises(LookupError, match=r"'val success' matches several metrics: .*doorkey/acc.*lake/acc"):
         compare([*made, read(other)], metric="val success")
     path.write_text(path.read_text().replace("acc/mean", "x/mean"))
     assert compare([*made, read(other)])["metric"] == "episode/success_rate"  # the one that all have
@@ -188,7 +188,7 @@ def test_what_cannot_be_compared(tmp_path):
         compare([])
     late = read(write(tmp_path / "late", {20: 0.5, 30: 0.5}))
     with pytest.raises(
-        ValueError, match=r"no common budget: .*late was evaluated first at step 20, another last at 10"
+        ValueError, match=r"no common budget: .*late was first evaluated at step 20, another run last at 10"
     ):
         compare([one, late])
 

@@ -279,7 +279,7 @@ def test_invalid_actions_from_the_first_step_come_before_hard_tasks():
 
     lost = make(8, lambda step, n: {"composed_return": 0.0, "success": False}, lambda step, n, t: {"valid": False})
     said = {finding["rule"]: finding["message"] for finding in health.findings(lost)}
-    assert "100 % of their turns have no valid action: that comes first" in said["no_signal"]
+    assert "100 % of their turns have no valid action: fix that first" in said["no_signal"]
     assert "too hard" not in said["no_signal"]
     assert "tokens" not in said["invalid"]
 

@@ -87,7 +87,7 @@ def test_foreign_files_are_named_and_left_out(tmp_path: Path):
     write(tmp_path, FIRST, 1)
     for name in ("notes.txt", "step=000001/a.parquet", "step=000001/.hidden"):
         (tmp_path / "episodes" / name).write_text("x")
-    with pytest.warns(UserWarning, match=r"no file of the trajectory log: .*notes.txt, .*a.parquet$"):
+    with pytest.warns(UserWarning, match=r"not a file of the trajectory log: .*notes.txt, .*a.parquet$"):
         assert episodes(tmp_path) == ["1-1"]
 
 
