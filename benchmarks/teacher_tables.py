@@ -115,16 +115,11 @@ def _measures(learning: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]
 
 WHOLE = (by_reader, by_text, by_method, by_curve)
 ENDS = ("doorkey, attentive", "lock, distracted")
-_GAPS = [f"{GAP}, {kind}" for kind in ("right hint", "skill", "next observation", "wrong hint", "placebo")]
 _PLAIN = ["`grpo_steps`", "`gigpo`", EXACT]
 _TEXTS = {*_PLAIN, *(_label(f"{name}, {kind}") for name, kind in MODIFIERS.items())}
 _TEXTS |= {f"`{name}`, {kind}" for name in ("rlsd", "hcapo") for kind in ("wrong hint", "placebo")}
 _TRAINED = ("end", "more than `gigpo`")
 CONTENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "success by text": by_reader,
-    "agreement by text": lambda results: excerpt(
-        by_text(results), ("credit", *ENDS), lambda row: row[0] in ("`gigpo`", *_GAPS)
-    ),
     "cosines by method": lambda results: excerpt(by_method(results), ("cosine", *ENDS), lambda row: row[0] in _TEXTS),
     "learning by method": lambda results: excerpt(
         by_curve(results),

@@ -32,14 +32,16 @@ class AGraeParams:
     summary="weighs easy tasks first and hard ones later; damps positive credit while little is solved",
 )
 def a_grae(batch: StepBatch, params: AGraeParams, estimate: Estimate) -> Credit:
-    """Asymmetric group-relative credit, with w the mean outcome of the batch and p that of the group.
+    """Asymmetric group-relative credit, with w the mean outcome of the batch and p that of the group of n.
 
     ::
 
         A' = w/2 A / sqrt(p) + (1 - w)/2 A / sqrt(1 - p)        A' = A where p is 0 or 1
         A' = A' min(1, w / alpha)                               where A' > 0
 
-    Outcomes must lie in [0, 1]: p is a success rate. Each trajectory counts once in w and p.
+    Outcomes must lie in [0, 1]: p is a success rate. Each trajectory counts once in w and p. Under the roots p is kept
+    within 1/n and 1 - 1/n, as it is where outcomes are 0 or 1: else outcomes that are equal up to noise would have a
+    factor without bound.
 
     Source: arXiv:2602.05548, the paper's equations. The released code divides the second term by 1 - sqrt(p), takes w
     over the means of groups, and applies all of it in the first training step alone.
@@ -52,7 +54,8 @@ def a_grae(batch: StepBatch, params: AGraeParams, estimate: Estimate) -> Credit:
     w = mean(own[batch.first_rows])
     p = stats.mean[batch.group]
     mixed = ~(equal(p, 0.0) | equal(p, 1.0))
-    rate = np.where(mixed, p, 0.5)
+    least = 1 / np.maximum(stats.size[batch.group], 2)
+    rate = np.where(mixed, np.clip(p, least, 1 - least), 0.5)
     scale = np.where(mixed, w / 2 / np.sqrt(rate) + (1 - w) / 2 / np.sqrt(1 - rate), 1.0)
     advantage = credit.advantage * scale
     damping = min(1.0, max(w, 0.0) / params.alpha)

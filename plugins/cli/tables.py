@@ -80,16 +80,13 @@ def _by_tier() -> list[tuple[str, EstimatorSpec]]:
 
 
 def literature() -> str:
-    """The names of papers and frameworks, each with our equivalent, its tier and how it differs."""
+    """The names of papers and frameworks, each with our equivalent and how it differs."""
     rows = []
     for entry in sorted(PAPER_NAMES, key=lambda entry: entry.names.lower()):
-        method = shipped().get(entry.line.split()[0].removeprefix("+turnkey="))
-        of_method = method is not None and entry.ours.split()[0] == method.name
-        tier = method.tier if method and of_method and entry.exact else "" if entry.exact else "closest"
         name, _, others = entry.names.partition(" / ")
-        names = f"**{name}**" + (f" ({others.replace(' / ', ', ')})" if others else "")
-        rows.append((names, f"[{entry.ours}]({entry.page})", tier, entry.note))
-    return table(("name", "here as", "tier", "what differs, or what it needs"), rows)
+        names = name + (f" ({others.replace(' / ', ', ')})" if others else "")
+        rows.append((names, f"{'' if entry.exact else 'closest: '}[{entry.ours}]({entry.page})", entry.note))
+    return table(("name", "here as", "what differs, or what it needs"), rows)
 
 
 def absent() -> str:
@@ -276,10 +273,10 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "methods", core_methods),
     ("README.md", "envs", environment_pages),
     ("docs/methods.md", "tiers", tiers),
-    ("docs/methods.md", "methods", lambda: _without("needs", overview())),
-    ("docs/modifiers.md", "modifiers", lambda: _without(PARAMETERS, modifiers())),
+    ("docs/methods.md", "methods", overview),
+    ("docs/modifiers.md", "modifiers", lambda: _without("needs", _without(PARAMETERS, modifiers()))),
     ("docs/losses.md", "losses", lambda: _without(PARAMETERS, losses())),
-    ("docs/branching.md", "strategies", strategies),
+    ("docs/branching.md", "strategies", lambda: _without("gives", strategies())),
     ("docs/environments.md", "envs", environments),
     ("docs/coverage.md", "here", literature),
     ("docs/coverage.md", "absent", absent),

@@ -170,4 +170,7 @@ def _weight(name: str, part: Mapping[str, float]) -> float:
         return count
     played = count - part.get("episode/failed", 0.0)
     steps = played * part.get("episode/length/mean", 0.0)
-    return steps if name.startswith("credit/") or name == "episode/invalid_rate" else played
+    if name == "episode/decisions/density":
+        return steps * part.get("episode/decisions/covered", 0.0)
+    of_steps = name.startswith("credit/") or name in ("episode/invalid_rate", "episode/decisions/covered")
+    return steps if of_steps else played

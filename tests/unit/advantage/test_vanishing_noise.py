@@ -14,15 +14,21 @@ import numpy as np
 import pytest
 from test_all_estimators import ANY, EXTRA, OF_RATES
 
-from verl_turnkey.advantage import StepBatch, compute_credit
+from verl_turnkey.advantage import StepBatch, Tokens, compute_credit, estimators, modifiers
 
 PAGES = Path(__file__).parents[3] / "docs" / "methods"
+MODIFIERS_PAGE = PAGES.parent / "modifiers.md"
 WINS = ((1, 1, 0, 0, 0), (1, 0, 0, 0, 0), (1, 1, 1, 1, 0), (1, 0, 1, 0, 1))
 STEPS = 3
 #: Methods whose credit jumps, and under which noise; their pages have a section on it.
 JUMPS = {"mc_grpo": ("within", "beyond"), "maxrl": ("beyond",)}
-#: Modifiers that add terms of their own; the others are methods, too.
-MODIFIERS = ("tool_gate", "length_gate", "empg")
+#: Modifiers that no method is made of.
+MODIFIERS = sorted({*modifiers()} - {*estimators()})
+#: Those whose credit jumps, and under which noise; their sections say so.
+JUMPING = {"hcapo": ("within",), "grsd": ("within",)}
+#: Of rank_shaping, which leaves the first batch alone.
+RUNNING = {f"modify/rank_shaping/{name}": 0.5 for name in ("rank", "rank_velocity", "rank_acceleration")}
+GAPS = np.random.default_rng(1).normal(size=(500, 4))
 #: Largest credit of a batch in which all outcomes are 0 up to 1e-7: the page has these numbers.
 CONSTANT = {"grpo_steps": 0.04, "rebn": 1.47, "hae": 1.76, "maxrl": 0.98, "rloo_steps": 0.0, "marshal": 0.0}
 
@@ -41,7 +47,7 @@ def table(
     last = [t == STEPS - 1 for *_, t in rows]
     extra = {name: [value] * len(rows) for name, value in EXTRA.items()}
     extra["parent"] = ["start" if t == 0 else f"{g} {k} {t - 1}" for g, k, _, t in rows]
-    extra |= {name: values for name, values in (columns or {}).items() if name in extra}
+    extra |= {name: values for name, values in (columns or {}).items() if name != "tokens"}
     return StepBatch(
         group=[g for g, *_ in rows],
         trajectory=[(g, k) for g, k, *_ in rows],
@@ -81,18 +87,37 @@ def test_credit_changes_no_more_than_the_rewards_allow(name, params, where):
 @pytest.mark.parametrize("where", ["within", "beyond"])
 def test_terms_of_modifiers_change_no_more_than_the_rewards_allow(modifier, where):
     def credit(noise: float) -> np.ndarray:
-        columns = {"tokens": 3 + of_episode, "entropy": np.linspace(0.1, 0.9, number), "tool_calls": of_episode}
-        return compute_credit("rloo_steps", table(noise, where, groups, columns), modify=[modifier]).advantage
+        columns = {"tokens": 3 + of_episode, "tool_calls": of_episode, "rank": 2 + of_episode}
+        columns |= dict.fromkeys(("entropy", "gold_probability", "rank_velocity", "rank_acceleration"), rising)
+        columns |= {"teacher_gap": gaps.sum(1), "teacher_gap_mean": gaps.mean(1), "teacher_log_prob_mean": -rising}
+        tokens = Tokens(np.arange(number).repeat(4), gaps.ravel())
+        modify = [{"name": modifier, **({"weight": 1.0} if modifier == "opid" else {})}]
+        batch, more = table(noise, where, groups, columns), {"state": RUNNING, "tokens": tokens}
+        return compute_credit("rloo_steps", batch, modify=modify, **more).advantage
 
     groups = (*WINS, (1, 1, 1, 1, 1))  # length_gate is for groups that are solved throughout
     number = sum(map(len, groups)) * STEPS
     of_episode = np.arange(number) // STEPS % 4
+    gaps, rising = GAPS[:number], np.linspace(0.1, 0.9, number)
 
     plain = compute_credit("rloo_steps", table(0.0, where, groups)).advantage
     exact = credit(0.0)
     assert np.abs(exact - plain).max() > 0.01  # the modifier does something here
-    assert np.abs(credit(1e-4) - exact).max() < 1e-2
-    assert np.abs(credit(1e-7) - exact).max() < 1e-5
+    changes = [np.abs(credit(noise) - exact).max() for noise in (1e-4, 1e-7)]
+    if where in JUMPING.get(modifier, ()):
+        assert changes[1] > 0.01  # else the exception is no longer one
+        section = MODIFIERS_PAGE.read_text().partition(f"\n## {modifier}\n")[2].partition("\n## ")[0]
+        assert "Credit jumps where" in section
+    else:
+        assert changes[0] < 1e-2
+        assert changes[1] < 1e-5
+
+
+@pytest.mark.parametrize("wins", [0, 1])
+def test_a_group_that_is_constant_up_to_noise_has_no_larger_factor_than_one_of_two_outcomes(wins):
+    """Of five rollouts at most 1/sqrt(1/5), on credit that is of unit size in both."""
+    noisy = compute_credit("a_grae", table(1e-4, "within", (*WINS, (wins,) * 5)))
+    assert noisy.levels["a_grae/group_factor"].max() <= 5**0.5
 
 
 @pytest.mark.parametrize(("name", "largest"), CONSTANT.items())

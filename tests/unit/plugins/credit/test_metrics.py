@@ -65,6 +65,21 @@ def test_each_is_a_mean_of_what_it_counts():
     )
 
 
+def test_a_density_of_covered_turns_weighs_by_their_number():
+    """5 of 10 turns and 10 of 100."""
+    parts = [
+        {"episode/count": 2.0, "episode/length/mean": length, "episode/decisions/covered": covered, **density}
+        for length, covered, density in [
+            (5.0, 0.5, {"episode/decisions/density": 0.2}),
+            (50.0, 0.1, {"episode/decisions/density": 0.5}),
+            (4.0, 0.0, {}),
+        ]
+    ]
+    found = combine(parts)
+    assert found["episode/decisions/covered"] == pytest.approx(15 / 118)
+    assert found["episode/decisions/density"] == pytest.approx((5 * 0.2 + 10 * 0.5) / 15)
+
+
 def test_one_batch_stays_as_it_is():
     metrics, _ = batch([3, 4], 1, 1, 2, 1)
     assert combine([metrics]) == pytest.approx(metrics)
