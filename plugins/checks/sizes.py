@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.checks.files import ROLLOUTS, columns, local_parquet, rows
-from verl_turnkey.plugins.checks.run import AGENT, OURS
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, loss_of
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.rollout.strategies.bounds import Most, most_of_group, times
+from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 
 def updates_of_a_step(config: DictConfig) -> int:
@@ -82,9 +82,9 @@ def sizes(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) ->
     drawn = updates * min(groups.buffer, tasks // updates) if our_trainer else 0
     stored = (tasks * groups.replay if our_trainer else 0) + drawn * rollouts.most
     fewest_rows = episodes.low if trained_groups.low == tasks else min(episodes.low, trained_groups.low * rollouts.low)
-    if {*loops} - {OURS, AGENT, *VERLS_LOOPS}:
+    if {*loops} - {*AGENT_LOOPS, *VERLS_LOOPS}:
         return Sizes(tasks, rollouts, episodes, trained_groups, stored, Span(fewest_rows, None), None, 0)
-    our_loop = bool({OURS, AGENT} & {*loops})
+    our_loop = bool({*AGENT_LOOPS} & {*loops})
     turns = turnkey.rollout.max_turns if our_loop else 1
     of_group = n if even else rollouts.most
     group = _group(config, turnkey, of_group, turns) if our_loop else Most(of_group, of_group, 0)
