@@ -803,7 +803,7 @@ MUTATIONS = [
     ("plugins/trainer/replay_memory.py", "self._tasks.move_to_end(task)", "pass"),
     ("plugins/credit/estimator.py", '{**tag, "is_padding": True} if', "tag if", REPLAY),
     ("plugins/trainer/rollout_counter.py", " and not tag.get(REPLAYED, False)", "", REPLAY),
-    ("plugins/trainer/allocation.py", "tu.assign_non_tensor_stack(batch, COLUMN, counts)", "pass"),
+    ("plugins/trainer/allocation.py", "tu.assign_non_tensor_stack(batch, ROLLOUTS, counts)", "pass"),
     ("plugins/trainer/allocation.py", "if share and history is not None:", "if False:"),
     ("plugins/trainer/allocation.py", "self.histories = {key: TaskHistory(", "_ = {key: TaskHistory("),
     ("plugins/credit/signals.py", "!= calls[t - 1]", ""),
