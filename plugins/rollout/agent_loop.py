@@ -277,7 +277,7 @@ class EnvAgentLoop(AgentLoopBase):
         own = first.info.get("tools") or []
         if isinstance(self.reader, ToolsReader):
             assert self.worker_tools is not None
-            tools = await self.worker_tools.beside(own, task)
+            tools = await self.worker_tools.tools(own, task)
             if not tools:
                 raise EnvironmentFailure("tools", f"{task.env_id} gives no info['tools']: {NO_TOOLS}")
             self.reader = self.reader.with_tools(tools, as_json=bool(own))

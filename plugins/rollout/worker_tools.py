@@ -75,7 +75,7 @@ class WorkerTools:
         self._verls, self._servers = verls, servers
         self._mcp: EpisodeTools | None = None
 
-    async def beside(self, own: list[dict[str, Any]], task: Task) -> list[dict[str, Any]]:
+    async def tools(self, own: list[dict[str, Any]], task: Task) -> list[dict[str, Any]]:
         """All tools of an episode whose environment has the tools ``own``. Opens the episode's sessions with servers.
 
         Raises:

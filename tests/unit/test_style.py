@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -20,6 +21,9 @@ INSTEAD = {
     r"of the own": "of its own",
 }
 """phrases that no native speaker says -> what to write"""
+CODE = ("advantage", "losses", "learned", "envs", "plugins", "recipe", "examples", "benchmarks")
+BY_GRAMMAR = {"found", "given", "asked", "shown", "said", "told", "beside", "one", "each"}
+PUBLIC = {("advantage/batch.py", "given")}
 PHRASES = re.compile(rf".{{,40}}\b({'|'.join(INSTEAD)})")
 
 
@@ -49,3 +53,31 @@ def test_no_page_and_no_file_of_code_has_a_phrase_of_the_list():
 )
 def test_a_phrase_is_recognised(text: str, count: int):
     assert len(phrases(text)) == count
+
+
+def names_by_grammar(text: str) -> list[tuple[int, str]]:
+    """Line and name of each variable, parameter, attribute and function that says nothing of its content."""
+    names = []
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                names.append((node.lineno, name))
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.append((node.lineno, name))
+    return [(line, name) for line, name in names if name.strip("_") in BY_GRAMMAR]
+
+
+def test_names_say_what_they_hold():
+    matches = [
+        f"{file.relative_to(ROOT)}:{line}: {name}"
+        for room in CODE
+        for file in sorted((ROOT / room).rglob("*.py"))
+        for line, name in names_by_grammar(file.read_text("utf-8"))
+        if (str(file.relative_to(ROOT)), name) not in PUBLIC
+    ]
+    assert not matches, "\n".join(["name these after their content:", *matches])
+
+
+def test_a_name_by_grammar_is_recognised():
+    text = "for each in rows:\n    self.found = [one for one in each]\ndef said(given, *, rows):\n    rows_found = 1"
+    assert sorted(names_by_grammar(text)) == [(1, "each"), (2, "found"), (2, "one"), (3, "given"), (3, "said")]
