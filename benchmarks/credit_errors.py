@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import credit_quality as quality
+import credit_quality
 import numpy as np
 import typer
 from credit_quality import (
@@ -31,12 +31,13 @@ from credit_quality import (
     World,
     cosine_cell,
     unrolled,
+    vine,
 )
 from exact_values import WON, WORDS, Floats, Ints, different
 from page_tables import packages
 from reinforce import REINFORCE, reinforce
 
-from verl_turnkey.advantage import StepBatch, compute_credit
+from verl_turnkey.advantage import StepBatch
 from verl_turnkey.advantage.group_ops import joint_codes
 from verl_turnkey.advantage.metrics import describe_groups
 from verl_turnkey.plugins.cli.tables import write_between
@@ -139,10 +140,10 @@ def _histories(
 
 
 def credit(name: str, steps: StepBatch) -> Floats:
-    """Advantages of a method with the defaults of its recipe, except for the history of ``hgpo``."""
+    """Advantages by a method, or by REINFORCE++."""
     if name == REINFORCE:
         return reinforce(steps).advantage
-    return compute_credit(name, steps, **quality.PARAMETERS.get(name, {})).advantage
+    return credit_quality.credit(name, steps)
 
 
 def measure(world: World, batches: int, seed: int) -> dict[str, Any]:
@@ -158,7 +159,7 @@ def measure(world: World, batches: int, seed: int) -> dict[str, Any]:
         tables = {key: keyed(world, batch, key) for key in KEYS}
         estimates = {(STATE, name): credit(name, batch.steps) for name in METHODS}  # proxmo compares texts as well
         estimates[STATE, REINFORCE] = credit(REINFORCE, tables[STATE])
-        estimates |= {(STATE, VINE_ALL): quality._vine(world, batch, draw), (STATE, EXACT): batch.exact}
+        estimates |= {(STATE, VINE_ALL): vine(world, batch, draw), (STATE, EXACT): batch.exact}
         estimates |= {(key, name): credit(name, tables[key]) for key in KEYS[1:] for name in KEYED}
         for place, advantage in estimates.items():
             tallies.setdefault(place, Tally()).add(world, batch, advantage, len(batch.exact))
@@ -195,8 +196,8 @@ def run(
     for name, games, prompts in unrolled(models, different(LEVEL, SEEDS)[::every]):
         measured = measure(World.of(games, USUAL_HORIZON, prompts), batches, seed)
         about = {"level": LEVEL, "games": len(games), "batches": batches, "seed": seed, "packages": packages()}
-        kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-        RESULTS.write_text(json.dumps({**kept, name: {**about, **measured}}, indent=1) + "\n")
+        saved = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+        RESULTS.write_text(json.dumps({**saved, name: {**about, **measured}}, indent=1) + "\n")
     pages()
 
 

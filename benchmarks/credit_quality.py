@@ -12,7 +12,7 @@ run plays no part.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -193,16 +193,12 @@ class World:
         return sum(self.gradients[g] * count for g, count in zip(games, counts, strict=True))
 
 
-def _method(name: str) -> Callable[[World, Batch, np.random.Generator], Floats]:
-    """Advantages of a batch by a method with the defaults of its recipe, except for ``PARAMETERS``."""
-    return lambda world, batch, draw: compute_credit(name, batch.steps, **PARAMETERS.get(name, {})).advantage
+def credit(name: str, steps: StepBatch) -> Floats:
+    """Advantages by a method with the defaults of its recipe, except for ``PARAMETERS``."""
+    return compute_credit(name, steps, **PARAMETERS.get(name, {})).advantage
 
 
-def _exact(world: World, batch: Batch, draw: np.random.Generator) -> Floats:
-    return batch.exact
-
-
-def _vine(world: World, batch: Batch, draw: np.random.Generator) -> Floats:
+def vine(world: World, batch: Batch, draw: np.random.Generator) -> Floats:
     """VinePPO: the value before and after a step is the share of ``CONTINUATIONS`` further episodes that win."""
 
     def measured(game: int, situation: int, left: int) -> float:
@@ -289,7 +285,6 @@ def measure(world: World, group: int, batches: int, seed: int) -> dict[str, Any]
     without a branch.
     """
     draw = np.random.default_rng(seed)
-    methods = {**{name: _method(name) for name in METHODS}, EXACT: _exact}
     ways = Branching.of(group)
     tallies = {name: Tally() for name in (*METHODS, *(f"{way}, {what}" for way in ways for what in FORKED))}
     tallies |= {name: Tally() for name in (VINE, VINE_ALL, EXACT)}
@@ -301,13 +296,14 @@ def measure(world: World, group: int, batches: int, seed: int) -> dict[str, Any]
     for _ in range(batches):
         batch = world.batch(group, EPISODES, draw)
         turns.append(len(batch.exact))
-        for name, method in methods.items():
-            tallies[name].add(world, batch, method(world, batch, draw), turns[-1])
-        tallies[VINE_ALL].add(world, batch, _vine(world, batch, draw), _with_continuations(world, batch))
+        for name in METHODS:
+            tallies[name].add(world, batch, credit(name, batch.steps), turns[-1])
+        tallies[EXACT].add(world, batch, batch.exact, turns[-1])
+        tallies[VINE_ALL].add(world, batch, vine(world, batch, draw), _with_continuations(world, batch))
         few = world.batch(1, paces[VINE].size(turns[-1]), draw)
         spent = _with_continuations(world, few)
         paces[VINE].played(spent)
-        tallies[VINE].add(world, few, _vine(world, few, draw), spent)
+        tallies[VINE].add(world, few, vine(world, few, draw), spent)
         for name, way in ways.items():
             many = world.forked(way, paces[name].size(turns[-1]), forks)
             paces[name].played(len(many.exact))

@@ -37,10 +37,10 @@ def episodes(layout: str, rows: int, seed: int = 0) -> Batch:
     lengths: list[int] = []
     advantage: list[float] = []
     for episode, number in enumerate(turns[:: 1 if layout == "merged" else 25].tolist()):
-        held = [300 + 150 * number] if layout == "merged" else (400 + 20 * np.arange(number)).tolist()
-        keys += [f"{episode % 997:032x}_{episode}_{index}" for index in range(len(held))]
-        lengths += [int(length) for length in held]
-        advantage += [1.0 if number <= 25 else -1.0] * len(held)
+        of_rows = [300 + 150 * number] if layout == "merged" else (400 + 20 * np.arange(number)).tolist()
+        keys += [f"{episode % 997:032x}_{episode}_{index}" for index in range(len(of_rows))]
+        lengths += of_rows
+        advantage += [1.0 if number <= 25 else -1.0] * len(of_rows)
     return keys[:rows], np.array(lengths[:rows]), np.array(advantage[:rows])
 
 
@@ -52,12 +52,12 @@ def show(name: str, seconds: float, order: np.ndarray, batch: Batch, ranks: int,
     of_rank = tokens[cut].sum(2)
     weighed = np.append(advantage * lengths, np.zeros(order.size - len(lengths)))
     means = weighed[cut].sum((0, 2)) / trained[cut].sum((0, 2))
-    seen: dict[str, set[int]] = {}
+    steps_of: dict[str, set[int]] = {}
     for step in range(number):
         for row in cut[:, step].reshape(-1).tolist():
             if row < len(keys):
-                seen.setdefault(keys[row].rpartition("_")[0], set()).add(step)
-    several = sum(len(steps) > 1 for steps in seen.values()) / len(seen)
+                steps_of.setdefault(keys[row].rpartition("_")[0], set()).add(step)
+    several = sum(len(steps) > 1 for steps in steps_of.values()) / len(steps_of)
     print(
         f"  {name:5} {seconds:6.2f} s   padding {1 - len(keys) / order.size:.4f}   "
         f"ranks {(of_rank / of_rank.mean(0)).max():.4f}   advantage {means.min():+.3f} to {means.max():+.3f}   "

@@ -132,8 +132,8 @@ def needed(name: str, table: Columns) -> Columns:
     more["shrinkage"] = {"task"}
     more |= {method: {"tokens"} for method in ("dual_granularity", "step_potential")}
     spec = estimators()[name]
-    wanted = always | {column.removeprefix("extra.") for column in spec.columns(spec.params())} | more.get(name, set())
-    return {column: values for column, values in table.items() if column in wanted}
+    names = always | {column.removeprefix("extra.") for column in spec.columns(spec.params())} | more.get(name, set())
+    return {column: values for column, values in table.items() if column in names}
 
 
 def credit(name: str, table: Columns) -> object:
@@ -163,8 +163,8 @@ def compare_estimators(sizes: Sequence[int] = (16, 156)) -> None:
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
 
     def report(what: str, seconds: Sequence[float], naive: str = "", memory: str = "") -> None:
-        per_step = [taken / n for taken, n in zip(seconds, steps, strict=True)]
-        cells = [what, naive, *(f"{taken * 1e3:.1f}" for taken in seconds), f"{seconds[-1] / writes[-1]:.2f}"]
+        per_step = np.array(seconds) / steps
+        cells = [what, naive, *(f"{1e3 * value:.1f}" for value in seconds), f"{seconds[-1] / writes[-1]:.2f}"]
         cells += [f"{per_step[-1] * 1e9:.0f}", f"{per_step[-1] / per_step[0]:.2f}", memory]
         print(f"| {' | '.join(cells)} |", flush=True)
 

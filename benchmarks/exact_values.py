@@ -109,8 +109,7 @@ class Policy:
         for first in range(0, len(new), 128):
             chunk = new[first : first + 128]
             self._rows.extend(self._probabilities(chunk))
-        known = len(self._numbers)
-        self._numbers.update((prompt, known + place) for place, prompt in enumerate(new))
+        self._numbers |= {prompt: number for number, prompt in enumerate(new, len(self._numbers))}
         return np.array([self._numbers[prompt] for prompt in prompts])
 
     def rows(self, numbers: Ints) -> Floats:

@@ -87,13 +87,13 @@ async def measured(codec: TimedCodec, options: argparse.Namespace) -> dict[str, 
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     gc.collect()
-    kept = tracemalloc.get_traced_memory()[0]
+    traced = tracemalloc.get_traced_memory()[0]
     assert all(len(session.turns) == options.turns for session in sessions)
     await server.stop()
     turns = options.episodes * options.turns
     numbers = {"turns": turns, "prompt tokens of the last turn": len(sessions[0].turns[-1].prompt.ids)}
     if options.memory:
-        return {**numbers, "MiB of an episode that waits": kept / 2**20 / options.episodes}
+        return {**numbers, "MiB of an episode that waits": traced / 2**20 / options.episodes}
     return {
         **numbers,
         "wall ms per turn": 1000 * seconds / turns,

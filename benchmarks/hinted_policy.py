@@ -111,7 +111,7 @@ class Reader(nn.Module):
         vocabulary = words_of(tasks)
         self._prompt_slots = max(len(clauses) for task in tasks for clauses in task.prompt)
         self._numbers = {word: number for number, word in enumerate(vocabulary, 1)}  # 0 is padding
-        self._known: dict[tuple[Clauses, int], list[int]] = {}
+        self._cache: dict[tuple[Clauses, int], list[int]] = {}
         self.words = nn.Embedding(len(vocabulary) + 1, width)
         self.places = nn.Embedding(TEXT_SLOTS + self._prompt_slots, width)
         layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
@@ -137,10 +137,10 @@ class Reader(nn.Module):
 
     def _codes(self, words: Clauses, slots: int) -> list[int]:
         """Numbers of the words at the end of ``slots`` places; the beginning of a longer text is cut."""
-        if (words, slots) not in self._known:
+        if (words, slots) not in self._cache:
             numbers = [self._numbers[word] for word in words][-slots:]
-            self._known[words, slots] = [0] * (slots - len(numbers)) + numbers
-        return self._known[words, slots]
+            self._cache[words, slots] = [0] * (slots - len(numbers)) + numbers
+        return self._cache[words, slots]
 
 
 def words_of(tasks: Sequence[Task]) -> list[str]:

@@ -61,7 +61,7 @@ PROMPTS = {
     "template, full history": ("template", 10_000),
     "conversation": ("conversation", 0),
 }
-OBSERVED, SAID = 60, 20  # words, each a token
+OBSERVATION, RESPONSE = 60, 20  # words, each a token
 SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 WORDS = [a + b for a in SYLLABLES[:30] for b in SYLLABLES[30:50]]
 CHATML = (
@@ -135,17 +135,17 @@ def play(config: DictConfig, tokenizer: Any, turns: int, seed: int) -> list[Agen
     episode = Episode(task=task)
     for t in range(turns):
         info = {"task": task, "admissible": None, "state_key": None, "success": None, "invalid": False}
-        seen = Answer(" ".join(draw.choices(WORDS, k=OBSERVED)), info)
-        prompt = prompts.next(seen, None)
-        thought, action = " ".join(draw.choices(WORDS, k=SAID - 8)), " ".join(draw.choices(WORDS, k=2))
+        answer = Answer(" ".join(draw.choices(WORDS, k=OBSERVATION)), info)
+        prompt = prompts.next(answer, None)
+        thought, action = " ".join(draw.choices(WORDS, k=RESPONSE - 8)), " ".join(draw.choices(WORDS, k=2))
         text = f"{thought} <action>{action}</action>"
         ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
         turn = Generated(ids, [-1.0] * len(ids), text, {"min_global_steps": 0, "max_global_steps": 0}, 0, 0.0)
         prompts.heard(turn, parse_action(text, options.action_format, None))
         last = t + 1 == turns
-        record = make_step(step=t, reward=float(last), anchor=seen.observation, action=action, terminated=last)
+        record = make_step(step=t, reward=float(last), anchor=answer.observation, action=action, terminated=last)
         record["composed_reward"] = record["reward"]
-        episode.steps.append(PlayedStep(prompt, turn, record, seen.observation, "", None, False, 0.0, {}, {}))
+        episode.steps.append(PlayedStep(prompt, turn, record, answer.observation, "", None, False, 0.0, {}, {}))
     episode.end(True)
     return RowBuilder(
         tokenizer.eos_token_id, True, merged=options.layout == "merged", max_response_length=settings.response_length

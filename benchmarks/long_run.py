@@ -68,7 +68,7 @@ def run(
     seed: int = 0,
 ) -> None:
     """Train to the end."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training process is ended as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training process ends as well
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "model" / "model.safetensors").is_file():

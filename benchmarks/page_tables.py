@@ -48,8 +48,8 @@ def write_tables(
     page: Path, results: Path, whole: Sequence[Callable[[Any], str]], contents: Mapping[str, Callable[[Any], str]]
 ) -> None:
     """Print the ``whole`` tables of a JSON file, and write ``contents`` into ``page``, each between its markers."""
-    kept = json.loads(results.read_text())
+    saved = json.loads(results.read_text())
     for make in whole:
-        print(make(kept), end="\n\n")
+        print(make(saved), end="\n\n")
     for name, make in contents.items():
-        write_between(page, name, f"{make(kept)}\n")
+        write_between(page, name, f"{make(saved)}\n")

@@ -118,18 +118,18 @@ def scores(model: Path, examples: Iterable[Sequence[Mapping[str, str]]]) -> list
 
 
 def baselines(
-    train: Sequence[Row], test: Sequence[Row], seen: Mapping[tuple[str, int], bool]
+    train: Sequence[Row], test: Sequence[Row], repeats: Mapping[tuple[str, int], bool]
 ) -> dict[str, list[float]]:
     """Mean labels of ``train`` as scores of ``test``: of all, by turn, by whether the observation repeats.
 
     Args:
-        seen: by episode and turn, whether an earlier turn had the same observation.
+        repeats: by episode and turn, whether an earlier turn had the same observation.
     """
     keys: dict[str, Callable[[Row], Any]] = {
         "prior": lambda row: None,
         TURN: lambda row: row["turn"],
-        SEEN: lambda row: seen[row["episode"], row["turn"]],
-        BOTH: lambda row: (row["turn"], seen[row["episode"], row["turn"]]),
+        SEEN: lambda row: repeats[row["episode"], row["turn"]],
+        BOTH: lambda row: (row["turn"], repeats[row["episode"], row["turn"]]),
     }
     prior = float(np.mean([row["label"] for row in train]))
     result = {}
@@ -169,8 +169,8 @@ def table(out: Folder) -> None:
     train, test = pd.read_parquet(out / "prm.parquet"), pd.read_parquet(out / "prm_held_out.parquet")
     rows = {}
     for name in ("trained", "untrained"):
-        kept = pd.read_parquet(out / f"scores_{name}.parquet")
-        rows[f"SmolLM2, {name}"] = test.merge(kept, on=["episode", "turn"])[SCORE].to_list()
+        scored = pd.read_parquet(out / f"scores_{name}.parquet")
+        rows[f"SmolLM2, {name}"] = test.merge(scored, on=["episode", "turn"])[SCORE].to_list()
     rows |= baselines(train.to_dict("records"), test.to_dict("records"), repeated(out / "run"))
     print(f"{len(train)} examples of {train['task'].nunique()} tasks, {len(test)} held-out steps of ", end="")
     print(f"{test['task'].nunique()} tasks; labels above 1/2: {(test['label'] > 0.5).mean():.2f}\n")

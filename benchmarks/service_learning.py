@@ -105,9 +105,9 @@ def validate(
 
     class Counted(Conversation):
         def _act(self, episode: Episode, *args: Any, **kwargs: Any) -> None:
-            taken = len(episode.turns)
+            turn = len(episode.turns)
             super()._act(episode, *args, **kwargs)
-            if episode.turns[taken].action is not None:
+            if episode.turns[turn].action is not None:
                 for name in counts:
                     counts[name] += episode.info["extra"][name]
 

@@ -260,10 +260,10 @@ class Kept:
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self._path = path
-        kept = json.loads(path.read_text()) if path.is_file() else {}
-        if kept and any(kept["settings"].get(key) != value for key, value in about.items()):
-            raise SystemExit(f"{path}: the results are of other settings, {kept['settings']}; move the file away")
-        self._all: dict[str, Any] = kept or {"settings": dict(about), "packages": packages()}
+        saved = json.loads(path.read_text()) if path.is_file() else {}
+        if saved and any(saved["settings"].get(key) != value for key, value in about.items()):
+            raise SystemExit(f"{path}: the results are of other settings, {saved['settings']}; move the file away")
+        self._all: dict[str, Any] = saved or {"settings": dict(about), "packages": packages()}
 
     def add(self, path: Sequence[str], make: Callable[[], Any]) -> None:
         """``make()`` under ``path``, unless there is a result."""

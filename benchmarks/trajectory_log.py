@@ -38,7 +38,7 @@ def episodes(count: int, turns: int, rng: np.random.Generator) -> list[Episode]:
     def text(number: int) -> str:
         return " ".join(WORDS[i] for i in ids(number))
 
-    made = []
+    played = []
     for _ in range(count):
         steps = []
         for t in range(turns):
@@ -49,8 +49,8 @@ def episodes(count: int, turns: int, rng: np.random.Generator) -> list[Episode]:
             steps.append(
                 PlayedStep(Prompt(ids(1500)), turn, record, text(70), "", None, False, 0.1, extra={}, next_extra={})
             )
-        made.append(Episode(steps, parts={"step": [0.0] * turns}))
-    return made
+        played.append(Episode(steps, parts={"step": [0.0] * turns}))
+    return played
 
 
 def main(count: int = 256, turns: int = 30, per_group: int = 8) -> None:

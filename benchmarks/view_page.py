@@ -45,8 +45,8 @@ def main(episodes: int, turns: int, words: int) -> None:
         def more() -> str:
             return " ".join(vocabulary[i] for i in np.minimum(rng.zipf(1.3, words), 19_999))
 
-        made = {"episodes": episodes, "turns": turns, "steps": 4, "skill": 0.2, "validate": False}
-        synthetic_run.write(folder / "run", **made, more=more)
+        options = {"episodes": episodes, "turns": turns, "steps": 4, "skill": 0.2, "validate": False}
+        synthetic_run.write(folder / "run", **options, more=more)
         begun = time.perf_counter()
         run = load(folder / "run")
         read = time.perf_counter() - begun

@@ -73,11 +73,11 @@ def line(about: Mapping[str, Any], steps: Steps) -> Line:
     Raises:
         LookupError: it was not validated.
     """
-    known = {name for data in steps.values() for name in data}
-    validation = next((name for name in sorted(known) if name.startswith("val-core/") and "/acc/" in name), None)
+    metrics = sorted({name for data in steps.values() for name in data})
+    validation = next((name for name in metrics if name.startswith("val-core/") and "/acc/" in name), None)
     if validation is None:
-        raise LookupError(f"no validation among {', '.join(sorted(known))}")
-    names = [validation, *(name for name in KEPT if name in known)]
+        raise LookupError(f"no validation among {', '.join(metrics)}")
+    names = [validation, *(name for name in KEPT if name in metrics)]
     return {
         **about,
         "steps": list(steps),

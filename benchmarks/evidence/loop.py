@@ -82,9 +82,9 @@ class Loop:
                 new = first.with_suffix(".new")
                 torch.save({"metrics": self.validate(), "random": torch.get_rng_state()}, new)
                 new.replace(first)  # atomically
-            made = torch.load(first)
-            torch.set_rng_state(made["random"])
-            yield 0, made["metrics"]
+            saved = torch.load(first)
+            torch.set_rng_state(saved["random"])
+            yield 0, saved["metrics"]
         for step in range(1, steps + 1):
             metrics = self.step(step)
             if step % validate_every == 0 or step == steps:

@@ -83,8 +83,8 @@ def repeat(
     if core is not None:
         alone(core)
     before = lines.kept(study, planned.key)
-    made = train(study, planned, again=True)
-    for what, line in (("this run", made), ("kept", before)):
+    repeated = train(study, planned, again=True)
+    for what, line in (("this run", repeated), ("kept", before)):
         if line:
             at, success = lines.validations(line)
             curve = ", ".join(f"{value:.3f} at {step}" for step, value in zip(at, success, strict=True))

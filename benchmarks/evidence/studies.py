@@ -133,13 +133,13 @@ def variant(name: str, task: str) -> Variant:
     vine = {"name": "vine", "rollouts": 2, "every": fifth}
     tree = {"name": "tree", "first": fifth, "every": fifth, "depth": 2}
     entropy_branch = {"name": "entropy_branch", "trajectories": 8}
-    made = {
+    forked = {
         "vine": Variant("progress", {"alpha": 0}, vine, tasks=4, rollouts=3),
         "vine_segments": Variant("progress", {"alpha": 0, "segments": True, "whiten": "turns"}, vine, 4, rollouts=2),
         "tree": Variant("tree", {}, tree, rollouts=3),
         "entropy_branch": Variant("tree", {"rule": "arpo"}, entropy_branch, rollouts=4),
     }
-    return made.get(name) or Variant(name, critic_lr=CRITIC_RATE if name in VALUED else None)
+    return forked.get(name) or Variant(name, critic_lr=CRITIC_RATE if name in VALUED else None)
 
 
 def method(task: str, name: str, lr: float, seed: int, critic_lr: float | None = None) -> Planned:

@@ -1,4 +1,4 @@
-"""GEM's games whose outcome is not what their instructions say, put right; see docs/envs/gem.md.
+"""Fixes for GEM's games whose outcome contradicts their instructions; see docs/envs/gem.md.
 
 Each function makes a subclass of the game's class, which GEM imports only when such a game is made.
 """

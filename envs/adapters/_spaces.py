@@ -23,7 +23,7 @@ _COMPOSED = (spaces.Dict, spaces.Tuple)
 
 
 def parts(space: spaces.Space, label: str = "") -> Iterator[tuple[str, spaces.Space]]:
-    """The spaces that ``space`` is composed of, with dotted labels; of itself alone the label is empty."""
+    """The spaces that ``space`` is composed of, with dotted labels; a space without parts has the empty label."""
     if not isinstance(space, _COMPOSED):
         yield label, space
         return
@@ -95,10 +95,10 @@ def _number(value: float, digits: int) -> str:
 
 
 def read(space: spaces.Space, text: Any, names: Names, label: str = "") -> Any:
-    """The value of ``space`` that ``text`` says; of a composed space as JSON.
+    """The value of ``space`` that ``text`` denotes; for a composed space the text is JSON.
 
     Raises:
-        ValueError: it is none; says why.
+        ValueError: ``text`` denotes no value of the space; says why.
     """
     if isinstance(space, _COMPOSED):
         return _composed(space, json.loads(text) if isinstance(text, str) else text, names, label)

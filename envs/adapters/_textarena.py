@@ -1,4 +1,4 @@
-"""TextArena's games for one player: which are left out, and those put right whose outcome is not what their rules say.
+"""TextArena's games for one player: those left out, and fixes for those whose outcome contradicts their rules.
 
 ``won`` says whether a game that has ended is won, where a final reward of 1 does not; see docs/envs/textarena.md.
 """
@@ -44,7 +44,7 @@ PEG_JUMPS = (
 def for_one_player(entry_point: Any) -> bool:
     """Whether a registered game is for one player, read from its source: many cannot be imported without more packages.
 
-    A game that does not come with TextArena is taken for one.
+    A game from outside TextArena counts as one.
     """
     module = str(entry_point).partition(":")[0].split(".")
     if module[0] != "textarena":
@@ -99,7 +99,7 @@ class Set(SetEnv):
 
 
 class Blackjack(BlackjackEnv):
-    """Won with more hands won than lost. A hand won pays 1, a draw half, so that a game won pays more than one lost."""
+    """Won with more hands won than lost. A won hand pays 1, a draw half, so a won game pays more than a lost one."""
 
     def won(self) -> bool:
         results = self.state.game_state["results_summary"]  # pyright: ignore[reportOptionalSubscript]

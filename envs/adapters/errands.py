@@ -101,7 +101,7 @@ class ErrandsText(TextEnv):
         return self._result()
 
     def actions(self) -> list[str]:
-        """Everything that can be done now."""
+        """All possible actions."""
         if self.place == HALL:
             return [*(f"go {room}" for room in self.rooms), *([f"give {self.hand}"] if self.hand else [])]
         actions = [f"go {HALL}"]

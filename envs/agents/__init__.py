@@ -1,1 +1,1 @@
-"""How an agent that was not written for this package is run for one episode: as a function, a command, in a sandbox."""
+"""Runs an agent that was not written for this package, for one episode: as a function or a command, or in a sandbox."""

@@ -1,7 +1,7 @@
 """What an episode of a foreign agent is run with (``AgentHandle``) and what comes back (``Outcome``).
 
-The agent talks to the gateway of its episode over HTTP, as it would to any model server. What it reports beside, a
-reward or the key of its state, goes the same way, so that it works from another process and from inside a sandbox.
+The agent talks to the gateway of its episode over HTTP, as it would to any model server. What else it reports, a reward
+or the key of its state, goes the same way, so that this works from another process and from inside a sandbox.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AgentFailure(EnvironmentFailure):
     def __init__(self, reason: str) -> None:
         self.reason = cut(reason)
         super().__init__("agent", self.reason)
-        self.args = (self.reason,)  # by which an exception is pickled
+        self.args = (self.reason,)  # unpickling calls the class with these
 
     def __str__(self) -> str:
         return f"agent failure: {self.reason}"
@@ -50,7 +50,7 @@ class Outcome:
     """How an episode ended, as far as the runner knows."""
 
     reward: float | None = None
-    """of the whole episode; None: the runner has none, and what the agent reported counts"""
+    """of the whole episode; None: the runner has none, and the agent's reports count"""
     success: bool | None = None
     """None: nobody says"""
     turn_rewards: Mapping[int, float] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Outcome:
     truncated: bool = False
     """the agent was stopped before it ended by itself"""
     verified: bool = False
-    """the reward is from tests that the agent cannot reach: rewards that it reported itself do not count"""
+    """the reward is from tests that the agent cannot reach: rewards that the agent reported do not count"""
     reason: str = ""
     """what went wrong with the agent, at most 300 characters; an episode without any reward fails with it"""
 
@@ -84,7 +84,7 @@ class AgentHandle:
         """An asynchronous client of ``openai`` for this episode. ``kwargs``: further arguments of the client."""
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        kwargs.setdefault("http_client", DefaultAsyncHttpxClient(trust_env=False))  # no proxy reaches this machine
+        kwargs.setdefault("http_client", DefaultAsyncHttpxClient(trust_env=False))  # a proxy cannot reach this machine
         return AsyncOpenAI(base_url=self.base_url, api_key=self.key, **kwargs)
 
     async def state(self, key: str) -> None:

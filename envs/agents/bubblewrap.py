@@ -14,7 +14,7 @@ from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
 from verl_turnkey.envs.agents.jobs import HOME, PATH, Job, Launch, Mount, Network, own_mounts, relayed, seen_inside
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-# No file with a secret: whoever trains as root would show /etc/shadow.
+# No files with secrets: a training that runs as root would expose /etc/shadow.
 _ETC = """
 alternatives bash.bashrc ca-certificates debian_version fonts java-11-openjdk java-17-openjdk java-21-openjdk
 ld.so.cache ld.so.conf ld.so.conf.d localtime magic mime.types nsswitch.conf os-release perl pki profile protocols
@@ -25,7 +25,7 @@ _NOT_OF_AN_IMAGE = ("app", "dev", "home", "logs", "proc", "run", "solution", "sy
 
 @dataclass(frozen=True)
 class Bubblewrap:
-    """Namespaces of the kernel by ``bwrap``: files of this machine read-only, no network, no other processes.
+    """Kernel namespaces by ``bwrap``: this machine's files read-only, no network, no other processes.
 
     Args:
         rootfs: folder of an unpacked image, shown as ``/`` instead of this machine's ``/usr``, read-only; it needs
@@ -57,7 +57,7 @@ class Bubblewrap:
         relay_mounts, command = relayed(job, self.network, command, python)
         for mount in (*mounts, *job.mounts, *relay_mounts):
             options += ["--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target]
-        # The environment comes with the process: options would show the key of the gateway to every user.
+        # The environment is inherited: options of the command would show the gateway's key to every user.
         env = {"PATH": path, "HOME": HOME, "LANG": "C.UTF-8", "TERM": "dumb", **job.env}
         return Launch([*options, "--chdir", job.cwd, "--", *command], env)
 
@@ -85,8 +85,8 @@ class Bubblewrap:
 def installation(program: Path) -> list[Path]:
     """Folders without which ``program`` does not run: its virtual environment and the Python behind it.
 
-    A program that is in no virtual environment, conda environment, installation of node or folder of its packages
-    counts alone: the folder around it may be a user's home.
+    A program outside a virtual environment, conda environment, installation of node or folder of its packages is
+    mounted alone: the folder around it may be a user's home.
     """
     paths: list[Path] = []
     for path in dict.fromkeys((program, program.resolve())):
@@ -122,10 +122,10 @@ def _program(command: Sequence[str]) -> tuple[list[str], list[Path]]:
 
 
 def _search_path(program: Path) -> str:
-    """Where programs are looked for.
+    """The search path for programs.
 
-    The folder of an agent's program comes last: its own Python must not replace the task's. That of one for node comes
-    first, since it is started by the node beside it.
+    The folder of an agent's program comes last: its own Python must not replace the task's. The folder of a program for
+    node comes first, since the node beside it starts it.
     """
     if not program.is_absolute():
         return PATH
@@ -134,7 +134,7 @@ def _search_path(program: Path) -> str:
 
 
 def _entries(rootfs: Path) -> list[str]:
-    """The folders of an image one by one: in a folder that is writable, places for other mounts can be made."""
+    """Mount the folders of an image one by one: mount points can be made only in a writable folder."""
     options = ["--tmpfs", "/"]
     for path in sorted(rootfs.iterdir()):
         if path.is_symlink():

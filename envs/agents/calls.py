@@ -1,4 +1,4 @@
-"""Calls a user's function for one episode, in whatever process; what it returns or raises becomes an ``Outcome``."""
+"""Calls a user's function for one episode, in any process; what it returns or raises becomes an ``Outcome``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _without_exit(function: Callable[..., Any], task: Mapping[str, Any], agent: 
 
 
 def _reason(error: BaseException, source: str) -> str:
-    """Class and message of an exception, and the line of ``source`` where it arose; an exception may be a long text."""
+    """Class and message of an exception, cut if long, and the line of ``source`` where it arose."""
     what = traceback.format_exception_only(type(error), error)[-1].strip()
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in reversed(frames) if frame.filename == source), frames[-1])

@@ -1,4 +1,4 @@
-"""The folders of an episode: what an agent writes is its own and goes with it."""
+"""The folders of an episode: what an agent writes stays there and is removed with them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ main(fd, path)
 
 
 class FunctionRunner:
-    """Calls a function for each episode, each at a time in a process that is its own.
+    """Calls a function for each episode; a process runs one episode at a time.
 
     Args:
         path: ``module:function`` or ``path/to/file.py:function``.

@@ -51,7 +51,7 @@ def _line(answer: dict[str, Any]) -> bytes:
 
 
 def _is_clean() -> bool:
-    """Whether nothing of the episode goes on, neither a process nor a thread that Python would wait for."""
+    """Whether nothing of the episode is left running: neither a process nor a thread that Python would wait for."""
     if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
         return False
     try:

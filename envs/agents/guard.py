@@ -1,8 +1,8 @@
 """The guard: a script that starts a command, waits for it, and leaves none of its descendants behind.
 
-It is their reaper in the kernel's sense: whatever the command starts stays below the guard, also after ``setsid``,
-``nohup`` and a double fork with an empty environment. The guard kills all of it when the command ends, or when its own
-stdin is closed: its owner wants the end, or is gone. Standard library only, so that it starts in milliseconds.
+It is a child subreaper (prctl(2)): whatever the command starts stays below the guard, also after ``setsid``, ``nohup``
+and a double fork with an empty environment. The guard kills all of it when the command ends, or when its own stdin is
+closed: its owner ends it, or has ended. Standard library only, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _wait_for(pid: int) -> int:
 
 def kill_descendants() -> None:
     deadline = time.monotonic() + _KILL_SECONDS
-    while time.monotonic() < deadline:  # again and again: one may fork while others are killed
+    while time.monotonic() < deadline:  # repeatedly: one may fork while others are killed
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -72,7 +72,7 @@ class Sandbox(Protocol):
 
 @dataclass(frozen=True)
 class NoSandbox:
-    """The rights of the user who trains; HOME, TMPDIR and the working folder are the episode's own."""
+    """No sandbox: the rights of the user who trains; HOME, TMPDIR and the working folder are the episode's own."""
 
     name: ClassVar[str] = "none"
 

@@ -59,7 +59,7 @@ def without_proxy() -> dict[str, str]:
 
 
 class _Output:
-    """The end of what comes out of a pipe; read by the event loop, so that no process ever waits to be read."""
+    """The end of a pipe's output; the event loop reads it, so that no process blocks on a full pipe."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe: int | None = pipe

@@ -1,4 +1,4 @@
-"""What a function that runs an agent may return: every rule about it stands here, once."""
+"""The rules for what a function that runs an agent may return."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The state of an agent that works in a folder: a digest of its files, and the call that it made last.
 
 While the gateway answers a request, the agent waits: the folder is still. Equal digests mean equal files, whatever the
-agent has read or said on its way, so two episodes of a task meet in a state as soon as their folders agree.
+agent has read or written before, so two episodes of a task are in the same state as soon as their folders agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 IGNORED = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".cache", "node_modules"})
-"""names of folders that hold times, or what can be made again"""
+"""names of folders that hold timestamps, or files that can be rebuilt"""
 MOST_FILES = 50_000
 LARGE_BYTES = 1 << 24
 """of a larger file only the size, the first and the last megabyte count"""
@@ -46,7 +46,7 @@ class WorkspaceState:
             try:
                 with os.scandir(self._folder / below) as entries:
                     children = [(os.path.join(below, entry.name), entry) for entry in entries]
-            except OSError:  # a folder that its agent has locked, or that is gone
+            except OSError:  # a folder that its agent has locked or removed
                 if not below:
                     return None
                 continue

@@ -18,7 +18,7 @@ class Admission:
         places: open episodes at most; ``auto``: as many as fit into the host's part of the free memory.
         sharers: hosts that share this machine's memory, this one included.
         budget: the host's restart budget; nothing is admitted while it is exceeded.
-        clones: of an episode that are open at the same time at most; ``auto`` has room for them beside it.
+        clones: the most clones that one episode has open at the same time; ``auto`` leaves room for them.
     """
 
     def __init__(self, places: int | Literal["auto"], sharers: int, budget: RestartBudget, clones: int = 0) -> None:

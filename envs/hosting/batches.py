@@ -1,12 +1,12 @@
 """Many calls in one remote call: both ends of it, one in the process that calls and one in the host.
 
 A remote call costs each side about half a millisecond of CPU, whatever it carries. So the calls of many episodes are
-sent together, and so are their answers. Nobody waits for anybody: an answer goes back with the next remote call that
+sent together, and so are their answers. No call waits for another: an answer goes back with the next remote call that
 has arrived, not with the one that brought its question, and a call that fails fails alone.
 
 A batch is collected in a window: the longer, the more episodes are open, ``EACH`` for each of them, but never longer
-than ``LONGEST``. In a turn of some seconds that is about a hundredth. The calls under way would be the wrong measure:
-most episodes wait for the model at any time, so few calls are, and each would travel alone.
+than ``LONGEST``. That is about a hundredth of a turn of some seconds. The number of calls under way would be the wrong
+measure: at any time most episodes wait for the model, so few calls are under way, and each would travel alone.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class BatchServer:
     async def exchange(self, name: str, window: float, batch: Sequence[Call]) -> list[Answer]:
         """Start the calls of ``batch`` in their order, and give the answers of a window, to whatever calls.
 
-        Without an answer when none is to come.
+        Returns no answers if none is due.
         """
         loop = asyncio.get_running_loop()
         if name not in self._callers:

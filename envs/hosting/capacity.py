@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 _SHARE_OF_MEMORY = 0.5  # of the memory that is free when a host starts; the rest is for what grows later
-_KEPT_FREE = 0.1  # of the memory there is: with less free, what is only kept for later is given up
+_KEPT_FREE = 0.1  # of all memory: with less free, idle environments are closed
 _CPUS_PER_HOST = 4
 _MAX_HOSTS = 4
 _CGROUP = Path("/sys/fs/cgroup")
@@ -30,14 +30,14 @@ def free_memory_mb() -> int:
 
 
 def lacking_memory_mb() -> int:
-    """Memory that would have to be given up so that a tenth of it is free, of the machine's and of the container's."""
+    """Memory to free until a tenth is free, of the machine's memory and of the container's."""
     return max(
         (round(_KEPT_FREE * whole) - free for whole, free in _memory_mb() if free < _KEPT_FREE * whole), default=0
     )
 
 
 def _memory_mb() -> list[tuple[int, int]]:
-    """How much there is, and how much of that is free: of the machine, and of the control groups with a limit."""
+    """Total and free memory of the machine, and of each control group with a limit."""
     lines = {line[0]: int(line[1]) // 1024 for line in map(str.split, _text(Path("/proc/meminfo")).splitlines())}
     amounts = [(lines["MemTotal:"], lines["MemAvailable:"])] if {"MemTotal:", "MemAvailable:"} <= lines.keys() else []
     for group in _groups("memory"):

@@ -122,7 +122,7 @@ class EnvHost:
             self._open[name] = clone
 
     async def close(self, name: str) -> None:
-        """Close an episode, also one that is waiting or starting; does nothing after its end."""
+        """Close an episode, even one that is waiting or starting; does nothing after its end."""
         if name in self._opening:
             self._opening[name].cancel()
             await asyncio.wait({self._opening[name]})
@@ -142,7 +142,7 @@ class EnvHost:
         return {**await self.load(), **self._instances.measures.take()}
 
     async def shutdown(self) -> None:
-        """End all episodes and environments; nothing may be started afterwards."""
+        """End all episodes and environments; no episode may be started afterwards."""
         for task in list(self._opening.values()):
             task.cancel()
         for name in list(self._open):
@@ -155,7 +155,7 @@ class EnvHost:
         """Start an episode in an idle or a new environment. ``cost``: the room already taken; a failure frees it.
 
         A reset that fails in a used one is tried in a new one: what earlier episodes left behind may be the cause. Not
-        so at a deadline, which what stalls for all would reach again.
+        after a missed deadline: a stall of the whole machine would exceed it again.
         """
         made_for, start = repr((env_id, sorted(kwargs.items()))), (env_id, kwargs, seed)
         what, used = f"reset of {_named(env_id, kwargs)}", True

@@ -129,7 +129,7 @@ class InstancePool:
         self._sweep = asyncio.get_running_loop().call_later(seconds, self._retire_old)
 
     def _retire_old(self) -> None:
-        """Close what has been idle for too long, and while memory is scarce what has been idle longest; come again."""
+        """Close what has been idle for too long, and while memory is scarce what has been idle longest."""
         self._sweep, now = None, time.monotonic()
         while self.idle and self.idle[0].released + IDLE_SECONDS <= now:
             self._retire(self.idle.pop(0).worker)
@@ -141,7 +141,7 @@ class InstancePool:
             self._sweep_in(LOOK_SECONDS)
 
     def _memory_mb(self, instance: Instance) -> float:
-        """What its end frees: of a copy less, since it shares some; the next look takes what is still missing."""
+        """Memory that its end frees; less for a copy, which shares some. The next look frees what is still missing."""
         if isinstance(instance.worker, ProcessWorker):
             return instance.worker.resident_mb()
         return self._admission.declared.get(instance.env_id, Declared()).memory_mb

@@ -13,7 +13,7 @@ MOST = 20_000  # durations that are kept of each kind between two readings: the 
 
 
 class Measures:
-    """Counts and durations since they were last taken. To be used from one event loop."""
+    """Counts and durations since the last reading. To be used from one event loop."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, deque[float]] = {"step": deque(maxlen=MOST), "reset": deque(maxlen=MOST)}

@@ -1,4 +1,4 @@
-"""The client of the environment hosts: calls, many in one, to Ray actors in which the environments live.
+"""The client of the environment hosts: batched calls to the Ray actors in which the environments live.
 
 An environment's code may block, hang, crash or be unsafe in threads. It therefore runs in other processes than the
 agent loops (see ``EnvHost``), with a deadline per call. A failure ends one episode with an ``EnvironmentFailure``.
@@ -23,7 +23,7 @@ from verl_turnkey.envs.hosting.host import EnvHost, not_open
 
 LIVENESS_SECONDS = 60.0  # without an answer before a host is probed, and for the answer to the probe
 PAUSE_SECONDS = 30.0  # least time from a host's creation, or its exceeding the restart budget, to its successor
-TRIES = 3  # hosts that one start may lose: an environment whose start kills its host must not kill them all
+TRIES = 3  # hosts that one start may lose: an environment that kills its host at the start must not kill them all
 logger = logging.getLogger(__name__)
 
 

@@ -1,4 +1,4 @@
-"""The process of one environment: answers the host's requests until the host closes it or is gone.
+"""The process of one environment: answers the host's requests until the host closes it or ends.
 
 It imports neither Ray nor torch, so that it starts about as fast as gymnasium imports.
 """

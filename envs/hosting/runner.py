@@ -103,7 +103,7 @@ class EnvRunner:
             return runner
 
     def step_clone(self, action: str) -> tuple[str, Info]:
-        """What a step shows in a copy that is made for it; this environment stays where it is."""
+        """What a step would show, taken in a copy; this environment keeps its state."""
         copied = self.clone()
         assert copied is not None
         observation, _, _, _, info = copied.step(action)

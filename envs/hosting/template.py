@@ -2,7 +2,7 @@
 
 To start an interpreter and import gymnasium takes a third of a second of CPU and some 40 MB. The template does it once;
 a copy is a fork, which takes milliseconds and shares that memory. The template itself is started afresh, without Ray,
-CUDA or threads, and runs no code of an environment or a user, so a copy knows no more than a process started for it.
+CUDA or threads, and runs no code of an environment or a user, so a copy holds no more than a process started afresh.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Template:
 
     async def ask(self, what: str, about: str | int, *fds: int) -> int | None:
         """The answer to a request, with which ``fds`` are sent. Raises OSError when the template is gone."""
-        # A caller may go away: the answer is taken all the same, and what it closes is not sent.
+        # A caller may be cancelled: the answer is read all the same, and duplicates of its descriptors are sent.
         asking = asyncio.ensure_future(self._ask((what, about), [os.dup(fd) for fd in fds]))
         asking.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(asking)
@@ -129,12 +129,12 @@ class Templates:
         self._lock = asyncio.Lock()
 
     async def copy(self, mark: str, connection: socket.socket, output: int) -> Copy | None:
-        """A process that serves ``connection``; None if there is no template."""
+        """A process that serves ``connection``; None if no template can be started."""
         try:
             async with self._lock:
                 template = self._started[1] if self._started else await self._start()
             return await template.copy(mark, connection.fileno(), output)
-        except (asyncio.TimeoutError, OSError):  # the former is none before Python 3.11
+        except (asyncio.TimeoutError, OSError):  # before Python 3.11 a TimeoutError of asyncio is not an OSError
             await self.close()
             return None
 
@@ -145,7 +145,7 @@ class Templates:
         template = Template(ours)
         try:
             await asyncio.wait_for(template.ready(), BOOT_SECONDS)
-        except BaseException:  # also of who does not wait any more
+        except BaseException:  # cancellation included
             await template.close()
             process.kill()
             process.reap()
@@ -200,7 +200,7 @@ def main(fd: int, modules: list[str]) -> None:
 
 
 def _become(mark: str, output: int) -> None:
-    """Make of a copy what a process is that was started for an environment."""
+    """Set up a copy like a process that was started for an environment."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(output, 1)
@@ -217,7 +217,7 @@ def _become(mark: str, output: int) -> None:
 def _show(old: str, mark: str) -> None:
     """Write the mark, of the same length, where ``/proc/PID/environ`` shows it: a fork has that of its parent.
 
-    For what the environment forks, and does not start: it has this memory too, and is found by it.
+    Needed for processes that the environment forks without exec: they inherit this memory, and are found by it.
     """
     with open("/proc/self/stat", encoding="ascii") as file:
         fields = file.read().rpartition(")")[2].split()

@@ -41,7 +41,7 @@ class _WorkerThread:
         return future
 
     def abandon(self) -> None:
-        """Let the thread end as soon as the calls that it has return, if ever."""
+        """Let the thread end as soon as its pending calls return, if ever."""
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -87,7 +87,7 @@ class ThreadWorker:
             await self.call("close", (), timeout, "close", "")
 
     def kill(self) -> None:
-        """Close the environment without waiting, unless an abandoned thread is to close it, or none can be had."""
+        """Close the environment without waiting; not if an abandoned thread will close it, or no thread is left."""
         if self._busy:
             return
         with contextlib.suppress(EnvironmentFailure):

@@ -1,3 +1,3 @@
-"""Tools of MCP servers: ``servers`` reads the file that names them, ``session`` talks to one, ``tools`` is what an
-episode has of all.
+"""Tools of MCP servers: ``servers`` reads the file that names them, ``session`` talks to one, ``tools`` has an
+episode's tools of all servers.
 """

@@ -1,4 +1,4 @@
-"""A session with an MCP server. A task of its own owns it, and after ``close`` nothing of a stdio server runs."""
+"""A session with an MCP server. An asyncio task of its own owns it; after ``close`` no stdio server runs."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Session:
     async def _stdio(self) -> AsyncIterator[Any]:
         from mcp import StdioServerParameters, stdio_client
 
-        # By the guard: nothing of the server survives it, and what it writes is bounded.
+        # Under the guard: no process of the server survives it, and its output is bounded.
         command = ["-I", "-S", str(GUARD), str(self._most_bytes), *self.server.command]
         variables = self.server.variables
         parameters = StdioServerParameters(command=sys.executable, args=command, env=variables, cwd=self.server.cwd)
@@ -231,7 +231,7 @@ def _part(part: Mapping[str, Any]) -> str:
 
 
 def _first(error: BaseException) -> str:
-    """Of a group of exceptions, as task groups raise them, the first that is none."""
+    """The first exception that is not a group, of a group as task groups raise them."""
     while inner := getattr(error, "exceptions", ()):
         error = inner[0]
     return f"{type(error).__name__}: {error}"

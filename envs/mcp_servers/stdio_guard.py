@@ -1,8 +1,7 @@
-"""The guard of a stdio server: a script between it and its client, which bounds what it writes and ends all of it.
+"""The guard of a stdio server: a script between it and its client, which bounds its output and ends all its processes.
 
-Whatever the server starts stays below the guard, and is killed when the server ends or when the client closes its side:
-it wants the end, or is gone. A server that writes more bytes than allowed before it gets its next message is killed.
-Standard library only.
+Whatever the server starts stays below the guard, and is killed when the server ends or when the client closes its side
+or ends. A server that writes more bytes than allowed before it gets its next message is killed. Standard library only.
 
 Arguments: the bytes that the server may write, and its command.
 """
@@ -69,7 +68,7 @@ def _pass_on(process: subprocess.Popen[bytes], most_bytes: int, errors: bytearra
     while (left := deadline - time.monotonic()) > 0:
         ready = dict(poll.poll(None if deadline == float("inf") else left * 1000))
         if 0 in ready:
-            # A server that does not read keeps its client waiting, which still can close its side.
+            # A server that does not read keeps its client waiting, but the client can still close its side.
             chunk = b"" if not ready[0] & select.POLLIN else os.read(0, CHUNK)
             waiting += chunk
             written = 0

@@ -48,8 +48,8 @@ class Servers:
         """Open the sessions of an episode.
 
         Args:
-            task: what ``${TURNKEY_SEED}`` and ``${TURNKEY_TASK}`` stand for; None: a look at the tools.
-            taken: names of the tools that the episode has besides.
+            task: what ``${TURNKEY_SEED}`` and ``${TURNKEY_TASK}`` stand for; None: only the list of tools is needed.
+            taken: names of the episode's other tools.
 
         Raises:
             EnvironmentFailure: of kind ``tools``: a server does not start, or its tools cannot be shown.

@@ -1,1 +1,1 @@
-"""From what happened to what the model reads, and from what it wrote to an action."""
+"""Makes prompts of an episode's history, and reads actions in the model's turns."""

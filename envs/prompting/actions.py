@@ -56,7 +56,7 @@ class ParsedAction:
     kind: Literal["format", "admissible"] = "format"
     """of the reason: there is no action in the text, or one that is not admissible now"""
     content: str | None = field(default=None, repr=False, compare=False)
-    """what the turn says after its thoughts, empty if it ends before they do; None: nobody cut them off"""
+    """the turn after its thoughts, empty if it ends before they do; None: the thoughts were not cut off"""
     calls: tuple[Call, ...] = ()
     """all calls of the environment's tools, in order"""
     feedback: str | None = None
@@ -76,11 +76,11 @@ class ParsedAction:
 UNFINISHED = ParsedAction(None, "no action: the turn ends before its thoughts do", content="")
 
 Parser = Callable[[str, "Sequence[str] | None"], ParsedAction]
-"""From the decoded turn and the admissible actions, if they are known, to the action. Never raises."""
+"""Reads the action in the decoded turn, given the admissible actions, if known. Never raises."""
 
 
 def parse_action(text: str, fmt: str, admissible: Sequence[str] | None) -> ParsedAction:
-    """Find the action in what a model's turn says after its thoughts. Never raises because of ``text``.
+    """Find the action in the part of a model's turn after its thoughts. Never raises because of ``text``.
 
     Args:
         text: the decoded turn.
@@ -122,7 +122,7 @@ def load_parser(fmt: str) -> Parser:
 def instruction_of(fmt: str) -> str:
     """How to write an action in the format ``fmt``, for prompts.
 
-    A function of your own says it with an attribute ``instruction``; empty where it has none.
+    A function of your own has it in an attribute ``instruction``; empty without one.
     """
     if fmt in INSTRUCTIONS:
         return INSTRUCTIONS[fmt]

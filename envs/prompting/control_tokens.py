@@ -9,7 +9,7 @@ from verl_turnkey.envs.thoughts import FAMILIES
 
 
 class ControlTokens:
-    """Makes the control tokens in a text of the environment plain text.
+    """Turns control tokens in an environment's text into plain text.
 
     A chat template writes control tokens and texts into one string, so a page that holds ``<|im_end|>`` would otherwise
     end its own message. Control tokens are the tokenizer's special tokens, and of its other added tokens those that

@@ -1,7 +1,7 @@
 """Example turns in prompts (``turnkey.rollout.examples``): what the agent sees there, and what it should answer.
 
-A small model writes hardly any valid action before it has seen one. In a conversation the examples are real turns,
-before the first message; a template shows them as text.
+A small model writes hardly any valid action without an example. In a conversation the examples are real turns, before
+the first message; a template shows them as text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ExampleTurn:
 
 
 def check_examples(turns: Iterable[ExampleTurn], fmt: str) -> None:
-    """Refuse a turn in which the agent loop would find no action, or another one.
+    """Refuse a turn in which the agent loop would read no action, or a different one.
 
     Raises:
         ConfigError: names the turn, what was read in it, and why.

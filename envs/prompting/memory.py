@@ -37,7 +37,7 @@ class PromptHistory:
 
 @dataclass
 class Memory:
-    """The turns of one episode, and how much of them a prompt can show.
+    """The turns of one episode, and how many of them a prompt shows.
 
     Args:
         window: turns shown at most.
@@ -53,7 +53,7 @@ class Memory:
         self.turns.append(turn)
 
     def copy(self) -> Memory:
-        """A memory that goes on independently from here."""
+        """A copy that continues independently."""
         return replace(self, turns=[*self.turns], _summaries={**self._summaries})
 
     @property

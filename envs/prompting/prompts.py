@@ -21,7 +21,7 @@ _OF_A_STEP = re.compile(r"\{(observation|admissible)\}")
 
 
 def check_fields(text: str, fields: Sequence[str], needs: str, what: str) -> None:
-    """Raise ValueError for a field of ``text`` that is not one of ``fields``, or when ``needs`` is not there."""
+    """Raise ValueError if ``text`` has a field that is not one of ``fields``, or lacks the field ``needs``."""
     used = _FIELD.findall(text)
     for field in used:
         if field not in fields:

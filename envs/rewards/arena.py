@@ -59,21 +59,21 @@ async def tournament(
        list.
     2. In the bracket the best seeds are placed as far apart as can be. The higher score goes on; a tie goes to the one
        that stands first in the bracket. Free places, when the number of members is not a power of two, go to the best
-       seeds, who then skip the first round. (The released code closes the gaps instead, so that free rounds fall to
-       whoever stands last; at its group size, 16, there are none.)
+       seeds, who then skip the first round. (The released code closes the gaps instead, so that the last one in the
+       bracket gets a free round; at its group size, 16, there are none.)
     3. The champion is followed by the losers of the last round, of the one before, and so on; inside a round by their
        mean score in all their games, for which the pivot's seeding games are one, or with ``pivot_games="all"`` as many
        as they were.
 
-    The order in which the members come does not matter. Who plays the seeding games, and what else is equal, is decided
-    by a hash of ``seed`` and the member's key (the released code: the order of the group).
+    The order of the members does not matter. A hash of ``seed`` and the member's key decides who is the pivot, and
+    breaks ties (the released code: the order of the group).
 
     Args:
         members: what is to be judged, by a key that is unique in the group, such as the name of the rollout.
         judge: scores for two members in the order they are shown; it is asked in both orders, and the scores are added.
         seed: another one draws another seeding.
-        pivot_games: ``"mean"``, as in the released code, gives the pivot one score for its seeding games, as everybody
-            else has one; ``"all"`` keeps each, so that its bracket games hardly move its mean in a large group.
+        pivot_games: ``"mean"``, as in the released code, gives the pivot one score for its seeding games, as every
+            other member has one; ``"all"`` keeps each, so that its bracket games hardly move its mean in a large group.
 
     Raises:
         ValueError: no members, or another ``pivot_games``.

@@ -17,9 +17,9 @@ from verl_turnkey.envs.thoughts import after_thoughts
 
 
 class RewardError(RuntimeError):
-    """A reward of this episode cannot be computed; the message names the component and what it lacked.
+    """A reward of this episode cannot be computed; the message names the component and what is missing.
 
-    What is wrong with a configuration is a ``ConfigError`` instead.
+    A wrong configuration is a ``ConfigError`` instead.
     """
 
 
@@ -97,10 +97,10 @@ class RewardSpec:
     cls: type
     """the frozen dataclass whose fields are the options"""
     cost: bool
-    """it counts undesired behaviour: its weight must be given and must not be positive"""
+    """it counts undesired behaviour: its weight is required and must not be positive"""
     summary: str
     hindsight: bool = False
-    """it rates a step by what came of it, and so cannot give a column about the state before the step"""
+    """it rates a step by its outcome, so it cannot give a column about the state before the step"""
     group: bool = False
     """it compares the episodes of a task: it has a method ``of_group``, and alone it gives 0"""
 

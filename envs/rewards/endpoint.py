@@ -92,7 +92,7 @@ class Endpoint(Generic[T]):
         path: what follows ``config.url``, such as ``/chat/completions``.
         who: what errors call it, such as "the judge".
         expected: what an answer is, for the error about another one.
-        read: from the JSON of an answer to a value that JSON can hold; None, or an error of its type: not expected.
+        read: turns the JSON of an answer into a JSON value; returns None or raises where the answer is unexpected.
         key: the API key itself, for a server that this process has started; ``config.api_key_env`` is not read then.
     """
 
@@ -119,7 +119,7 @@ class Endpoint(Generic[T]):
     async def ask(self, question: Mapping[str, Any], values: int | None = None) -> T:
         """The answer to ``question``, to which ``params`` and ``model`` are added.
 
-        ``values``: how many the answer has to hold, where it is a list; another one is an error and is not kept.
+        ``values``: the length that a list as answer must have; a list of another length is an error and is not cached.
 
         Raises:
             JudgeError: no usable answer after all attempts; has the URL, the status and the beginning of the answer.

@@ -1,4 +1,4 @@
-"""Where the episodes of a task meet: rewards that compare them with each other need all of them.
+"""Groups of the episodes of a task, for rewards that compare them with each other.
 
 The rollouts of a task run in one event loop. Each joins its group before it begins, and leaves it when it ends.
 """
@@ -47,7 +47,7 @@ class Group:
         await self.whole.wait()
         if label not in self._rankings:
             self._rankings[label] = asyncio.ensure_future(component.of_group(dict(self._ended)))
-        return await asyncio.shield(self._rankings[label])  # who is cancelled does not take it from the others
+        return await asyncio.shield(self._rankings[label])  # a cancelled waiter does not cancel it for the others
 
 
 class GroupMember:
@@ -81,7 +81,7 @@ class Groups:
         """Make episode ``name`` a member of group ``key``; all of its episodes must join before the first one ends."""
         self._open = {k: group for k, group in self._open.items() if group.open_members}
         group = self._open.get(key)
-        if group is None or group.whole.is_set():  # those of another time
+        if group is None or group.whole.is_set():  # an earlier group under the same key
             group = self._open[key] = Group()
         return GroupMember(group, name)
 

@@ -100,8 +100,8 @@ def _assignment() -> Callable[..., Any]:
 def soft_rewards(scores: Floats, regularization: float = 0.1) -> list[float]:
     """One reward per predicted call: its row of ``sum(plan * scores)``, where plan is the entropic transport plan.
 
-    Uniform weights on both sides, cost ``-scores``, Sinkhorn's algorithm. Since every row of the plan sums to
-    1 / predicted, so far does a reward reach at most. Without gold calls every reward is 0.
+    Uniform weights on both sides, cost ``-scores``, Sinkhorn's algorithm. Every row of the plan sums to
+    1 / predicted, the largest possible reward. Without gold calls every reward is 0.
     """
     p, g = scores.shape
     if p == 0 or g == 0:

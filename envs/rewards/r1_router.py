@@ -113,7 +113,7 @@ def _queries(extra: Any, brought: Any) -> tuple[str, str] | None:
 
 
 def _both(pair: tuple[str, str]) -> bool:
-    """Neither text is empty: servers refuse one, and it is like nothing."""
+    """Whether neither text is empty: servers refuse empty texts, which are similar to nothing."""
     return all(text.strip() for text in pair)
 
 

@@ -43,7 +43,7 @@ class Arena(EndpointConfig):
     max_chars: int = 20_000
     """characters of a transcript that are shown; of longer ones beginning and end"""
     seed: int = 0
-    """another one draws another seeding"""
+    """another seed draws another seeding"""
     pivot_games: Literal["mean", "all"] = "mean"
     """the first games of the one that seeds the others count as one game, as in the released code, or as many"""
 

@@ -89,7 +89,7 @@ def key_score(queries: Sequence[str], gold_queries: Sequence[Sequence[str]]) -> 
     """How well the searches cover the gold queries: each of these is a list of wordings.
 
     Each search goes to the gold query it is likest to (token F1, the first one on a tie), which keeps the best score;
-    the mean over the gold queries. The released code keeps the last score instead, so that a bad repetition undoes a
+    the mean over the gold queries. The released code keeps the last score instead, so that a worse repetition undoes a
     good search.
     """
     best = [0.0] * len(gold_queries)

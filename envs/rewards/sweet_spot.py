@@ -1,4 +1,4 @@
-"""SSL, sweet spot learning (arXiv:2601.22491): a tiered reward for coming close, beside the outcome."""
+"""SSL, sweet spot learning (arXiv:2601.22491): a tiered reward for coming close, besides the outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model that scores steps is shown of them: a text with fields for task, transcript, observation and action."""
+"""The text that a scoring model reads: a template with fields for task, transcript, observation and action."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 
 def check_template(template: str, key: str) -> None:
-    """Refuse a ``template``, the option ``key``, with other fields, or with none that tells what the agent did.
+    """Refuse a ``template``, the option ``key``, with unknown fields, or with none that shows what the agent did.
 
     Raises:
         ConfigError: names the field.

@@ -52,7 +52,7 @@ def main(
     override: Annotated[list[str] | None, typer.Option(help="one more override of the launch command")] = None,
 ) -> None:
     """Train for a fixed number of steps and compare validation before and after."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training process is ended as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training process ends as well
     began = float(os.environ.get("TURNKEY_QUICKSTART_STARTED") or time.time())
     chosen = setup_of(model, game)  # before the last run's folder is removed: there may be no such model
     steps, n_val = steps or chosen.steps, n_val or chosen.n_val
@@ -61,15 +61,15 @@ def main(
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
     setup_file = out / "setup.json"
-    wanted = {"model": model, "game": game, "seed": seed, "method": method, "n_val": n_val}
+    settings = {"model": model, "game": game, "seed": seed, "method": method, "n_val": n_val}
     if resume and setup_file.exists():
         setup = json.loads(setup_file.read_text())
-        changed = {key: setup[key] for key, value in wanted.items() if setup.get(key, value) != value}
+        changed = {key: setup[key] for key, value in settings.items() if setup.get(key, value) != value}
         if changed:
             raise typer.BadParameter(f"the run in {out} was started with {changed}; --resume goes on with the same")
     else:
         _prepare(chosen, out, seed, n_val)
-        setup = {**wanted, "seconds_setup": round(time.time() - began, 1)}
+        setup = {**settings, "seconds_setup": round(time.time() - began, 1)}
         setup_file.write_text(json.dumps(setup))
 
     job = Job(

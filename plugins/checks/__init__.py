@@ -1,1 +1,1 @@
-"""What is checked and said in the driver, before Ray starts."""
+"""What is checked and reported in the driver, before Ray starts: a ``ConfigError`` names the key to change."""

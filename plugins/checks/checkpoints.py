@@ -1,4 +1,4 @@
-"""Checks of checkpoints in the driver: what they hold, how many there are, and the one that a run resumes from."""
+"""Checks of checkpoints: what they hold, how many there are, and the one that a run resumes from."""
 
 from __future__ import annotations
 
@@ -17,55 +17,34 @@ RESUME_MODES = ("auto", "disable", "resume_path")
 
 
 def check_checkpoints(config: DictConfig, *, use_critic: bool) -> None:
-    """Warn of checkpoints that lack what resuming needs; refuse to resume from an incomplete one.
-
-    Raises:
-        ConfigError: see :func:`check_resume`.
-    """
-    _check_contents(config, use_critic=use_critic)
-    check_resume(config, use_critic=use_critic)
-
-
-def _check_contents(config: DictConfig, *, use_critic: bool) -> None:
-    """Warn of checkpoints that lack a part: verl resumes from them silently."""
-    resumable = config.trainer.resume_mode != "disable"
+    """Warn of checkpoints that lack a part, which verl accepts silently; refuse to resume from an incomplete one."""
+    trainer = config.trainer
+    resumable, saves = trainer.resume_mode != "disable", trainer.save_freq > 0
     for role, node in roles(config, use_critic=use_critic).items():
         if role == PRM:  # has the actor's settings
             continue
         key = f"{'actor_rollout_ref.actor' if role == 'actor' else role}.checkpoint"
-        saves = config.trainer.save_freq > 0
         if saves and OmegaConf.select(node, "checkpoint.async_save") and node.strategy in FSDP:
-            refuse(
-                "async-save",
-                f"{key}.async_save=true: verl saves asynchronously only with Megatron, and with {node.strategy} it "
-                f"does not write {TRACKER}, without which no run can resume: set {key}.async_save=false",
-            )
+            problem = f"{key}.async_save=true is for Megatron; with {node.strategy} verl does not write {TRACKER}"
+            refuse("async-save", f"{problem}, without which no run can resume: set {key}.async_save=false")
         contents = OmegaConf.select(node, "checkpoint.load_contents") or list(NAMES)
         saved = OmegaConf.select(node, "checkpoint.save_contents") or list(NAMES)
+        loads = f"{key}.load_contents={[*contents]}"
         unsaved = [name for name in NAMES if name in contents and name not in saved]
         if resumable and unsaved and saves:
-            warn(
-                "load-not-saved",
-                f"{key}.load_contents={[*contents]} loads {' and '.join(unsaved)}, which save_contents={[*saved]} does "
-                f"not save: no run can resume from these checkpoints. Set {key}.load_contents to the same list",
-            )
+            problem = f"{loads} loads {' and '.join(unsaved)}, which save_contents={[*saved]} does not save"
+            warn("load-not-saved", f"{problem}: no run can resume. Set {key}.load_contents to the same list")
         if resumable and (lacking := [name for name in NAMES if name not in contents]):
             consequence = "the weights are the initial ones" if "model" in lacking else "they start over"
-            warn(
-                "load-incomplete",
-                f"{key}.load_contents={[*contents]}, which is save_contents where it is not set, has no "
-                f"{' and no '.join(lacking)}: after a resume {consequence}",
-            )
+            problem = f"{loads}, which is save_contents where it is not set, has no {' and no '.join(lacking)}"
+            warn("load-incomplete", f"{problem}: after a resume {consequence}")
+    check_resume(config, use_critic=use_critic)
 
 
 def check_resume(config: DictConfig, *, use_critic: bool, remembers: bool | None = None) -> None:
     """Refuse an incomplete checkpoint. A folder that is not on this machine is not checked.
 
     ``remembers``: whether the method stores a file of its own in checkpoints; None: as its parameters say.
-
-    Raises:
-        ConfigError: no checkpoint is complete, or the one in ``trainer.resume_from_path`` is not; or its critic has
-            other heads.
     """
     trainer = config.trainer
     _check_mode(trainer)
@@ -94,16 +73,10 @@ def _check_mode(trainer: DictConfig) -> None:
     mode, path = trainer.resume_mode, trainer.resume_from_path
     if mode not in RESUME_MODES:
         refuse("unknown-resume-mode", f"there is no trainer.resume_mode={mode!r}: choices: {', '.join(RESUME_MODES)}")
-    if mode != "resume_path":
-        if path is not None:
-            warn(
-                "resume-path-without-effect",
-                f"trainer.resume_from_path={path} has no effect with trainer.resume_mode={mode}: only resume_path "
-                "reads it",
-            )
-    elif not isinstance(path, str) or not re.search(r"global_step_\d+$", path):
-        refuse(
-            "resume-path-missing",
-            "trainer.resume_mode=resume_path needs the folder of a checkpoint: set trainer.resume_from_path to one "
-            f"that ends in global_step_<number>, got {path!r}",
-        )
+    if mode != "resume_path" and path is not None:
+        idle = f"trainer.resume_from_path={path} has no effect with trainer.resume_mode={mode}"
+        warn("resume-path-without-effect", f"{idle}: only resume_path reads it")
+    if mode == "resume_path" and not (isinstance(path, str) and re.search(r"global_step_\d+$", path)):
+        problem = "trainer.resume_mode=resume_path needs the folder of a checkpoint"
+        fix = f"set trainer.resume_from_path to one that ends in global_step_<number>, got {path!r}"
+        refuse("resume-path-missing", f"{problem}: {fix}")

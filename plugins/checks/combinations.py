@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-
-from omegaconf import DictConfig
+from collections.abc import Iterator
 
 from verl_turnkey.plugins.checks.findings import warn
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of
-from verl_turnkey.plugins.rollout.strategies import read_strategy
-from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
+from verl_turnkey.plugins.checks.run import OURS, Run
 
 # verl's estimators that treat each row as a rollout, and our method that makes the same comparison by steps.
 # Under grpo verl itself takes the last row of an episode; gae works on tokens.
@@ -29,50 +25,45 @@ DISCOUNTED = ("rebn", "turn_gae", "vc_gae", "turn_norm", "marshal", "hae")
 BY_TOKENS = ("gae", "reinforce_plus_plus")
 
 
-def warn_of_combinations(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
-    """Warn of each such combination; ``loops``: the agent loops of the training rows."""
-    for message in (*_rows(config, turnkey, loops), *_discounts(config, turnkey), *_histories(config, turnkey, loops)):
+def warn_of_combinations(run: Run) -> None:
+    """Warn of each such combination."""
+    for message in (*_rows(run), *_discounts(run), *_histories(run)):
         warn("combination", message)
-    strategy = read_strategy(turnkey.rollout.strategy)
-    loss = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")).removeprefix("turnkey/")
-    if loss == "rebel" and strategy is not None and strategy[0].trains:
-        warn(
-            "rebel-branches",
-            f"the policy loss rebel compares the outcomes of whole rollouts, and turnkey.rollout.strategy="
-            f"{strategy[0].name} trains branches that share their beginning: take another loss, or no branches",
-        )
+    if run.loss_name.removeprefix("turnkey/") == "rebel" and run.trains_branches:
+        assert run.strategy is not None
+        problem = f"turnkey.rollout.strategy={run.strategy.name} trains branches that share their beginning"
+        rebel = "the policy loss rebel compares the outcomes of whole rollouts"
+        warn("rebel-branches", f"{rebel}, and {problem}: take another loss, or no branches")
 
 
-def _rows(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> Iterator[str]:
-    name = str(config.algorithm.adv_estimator)
-    if name in BY_ROWS and (ours := {*AGENT_LOOPS} & {*loops}) and not turnkey.rollout.rows_hold_turns:
+def _rows(run: Run) -> Iterator[str]:
+    name = str(run.config.algorithm.adv_estimator)
+    if name in BY_ROWS and run.our_loops and not run.turnkey.rollout.rows_hold_turns:
         yield (
-            f"algorithm.adv_estimator={name} treats each row as a rollout, and {min(ours)} writes a row per step: a "
-            f"long episode counts as often as it has steps. To compare episodes use +turnkey={BY_ROWS[name]}"
+            f"algorithm.adv_estimator={name} treats each row as a rollout, and {run.our_loops[0]} writes a row per "
+            f"step: a long episode counts as often as it has steps. To compare episodes use +turnkey={BY_ROWS[name]}"
         )
 
 
-def _discounts(config: DictConfig, turnkey: TurnkeyConfig) -> Iterator[str]:
-    spec, name = estimator_of(config), str(config.algorithm.adv_estimator)
+def _discounts(run: Run) -> Iterator[str]:
+    method, name = run.estimator, str(run.config.algorithm.adv_estimator)
     if name in BY_TOKENS:
         return
-    own = float(getattr(credit_params(config, turnkey), "gamma", 1.0)) if spec and spec.name in DISCOUNTED else 1.0
-    outcomes = f"turnkey.credit.gamma={own}" if spec and spec.name in DISCOUNTED else "outcomes without a discount"
-    for entry in turnkey.rewards:
+    discounts = method is not None and method.name in DISCOUNTED
+    own = float(getattr(run.params, "gamma", 1.0)) if discounts else 1.0
+    outcomes = f"turnkey.credit.gamma={own}" if discounts else "outcomes without a discount"
+    for entry in run.turnkey.rewards:
         if entry.get("name") == "potential" and not entry.get("column") and entry.get("gamma") != own:
-            yield (
-                f"turnkey.rewards: potential with gamma={entry.get('gamma')} changes which policy is best, since "
-                f"{spec.name if spec else name} compares {outcomes}: set its gamma to {own}"
-            )
+            changes = f"potential with gamma={entry.get('gamma')} changes which policy is best"
+            compares = f"{method.name if method else name} compares {outcomes}"
+            yield f"turnkey.rewards: {changes}, since {compares}: set its gamma to {own}"
 
 
-def _histories(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> Iterator[str]:
-    spec = estimator_of(config)
-    if spec is None or spec.name != "hgpo" or "turnkey_env" not in loops or turnkey.rollout.prompt != "template":
+def _histories(run: Run) -> Iterator[str]:
+    method, options = run.estimator, run.turnkey.rollout
+    if method is None or method.name != "hgpo" or OURS not in run.loops or options.prompt != "template":
         return
-    compared = credit_params(config, turnkey).history
-    if compared != turnkey.rollout.history:
-        yield (
-            f"turnkey.credit.history={compared} and turnkey.rollout.history={turnkey.rollout.history}: hgpo is meant "
-            "to compare as many past states as the prompts show: set both to the same number"
-        )
+    if (compared := run.params.history) != options.history:
+        both = f"turnkey.credit.history={compared} and turnkey.rollout.history={options.history}"
+        meant = "hgpo is meant to compare as many past states as the prompts show"
+        yield f"{both}: {meant}: set both to the same number"

@@ -1,4 +1,4 @@
-"""Checks of the data in the driver: whether verl can read the files, and the task of every row."""
+"""Checks of the data: whether verl can read the files, and the task of every row."""
 
 from __future__ import annotations
 
@@ -26,12 +26,6 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
 
     ``loops``: names of the known agent loops. Files that are not on this machine are not read, nor are those of a
     dataset class of the user's own (``data.custom_cls``).
-
-    Raises:
-        ConfigError: a file is missing, of an unknown kind, unreadable, without a needed column or with too few rows, or
-            a row names an unknown agent loop, an unknown environment or arguments that it does not take.
-        TaskFormatError: a row's task is malformed.
-        MissingPackageError: an environment of the tasks needs a package that is not installed.
     """
     if path := (config.data.get("custom_cls") or {}).get("path"):
         if "://" not in path and not Path(path).expanduser().is_file():
@@ -43,7 +37,14 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
         if not files:
             unused = ", also for a run that never validates (the training file will do)" if key == "val_files" else ""
             refuse("data-file-missing", f"data.{key} is empty: verl needs a file{unused}")
-        _check_brackets(f"data.{key}", patterns(config, key))
+        for name in patterns(config, key):
+            if Path(name).is_file() and not glob(name):  # verl would read no file
+                problem = (
+                    f"data.{key}={name}: verl reads brackets in a path as a pattern, which this file does not match"
+                )
+                refuse(
+                    "data-brackets", f"{problem}: write {override(f'data.{key}', escape(name))}, or rename the folder"
+                )
         local[key] = [file for file in files if _readable(config, f"data.{key}", file)]
         _check_named(f"data.{key}", local[key])
         number = sum(_check_file(config, turnkey, f"data.{key}", file, loops) for file in local[key])
@@ -52,37 +53,23 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
     return local["train_files"]
 
 
-def _check_brackets(key: str, names: Sequence[str]) -> None:
-    """Refuse a file whose own path, read as a pattern, does not match it: verl would read no file."""
-    for name in names:
-        if Path(name).is_file() and not glob(name):
-            refuse(
-                "data-brackets",
-                f"{key}={name}: verl reads brackets in a path as a pattern, which this file does not match: write "
-                f"{override(key, escape(name))}, or rename the folder",
-            )
-
-
 def _readable(config: DictConfig, key: str, file: str) -> bool:
     """Whether ``file`` is on this machine; refused if it should be and is not, or if verl could not read it."""
-    path = Path(file).expanduser()
+    path, setting = Path(file).expanduser(), f"{key}={file}"
     if path.suffix not in FORMATS:
-        refuse("data-format", f"{key}={file}: verl reads {', '.join(FORMATS)}, got {path.suffix or 'no suffix'}")
+        refuse("data-format", f"{setting}: verl reads {', '.join(FORMATS)}, got {path.suffix or 'no suffix'}")
     if "://" in file:
         return False
     if file.startswith("~"):
-        refuse(
-            "data-tilde",
-            f"{key}={file}: there is no such file, since verl does not expand the ~: write {path}, or $HOME without "
-            "single quotes",
-        )
+        problem = f"{setting}: there is no such file, since verl does not expand the ~"
+        refuse("data-tilde", f"{problem}: write {path}, or $HOME without single quotes")
     if not path.is_file():
-        absent(config, f"{key}={file}: there is no such file; `turnkey tasks` writes them")
+        absent(config, f"{setting}: there is no such file; `turnkey tasks` writes them")
         return False
     try:
         columns(file)
     except Exception as error:
-        refuse("data-unreadable", f"{key}={file} cannot be read as {path.suffix} ({type(error).__name__}: {error})")
+        refuse("data-unreadable", f"{setting} cannot be read as {path.suffix} ({type(error).__name__}: {error})")
     return True
 
 
@@ -112,10 +99,8 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
     """Check all rows of a local file; returns their number."""
     file_columns, prompt = columns(file), str(config.data.prompt_key)
     if file_columns and prompt not in file_columns:
-        refuse(
-            "prompt-column-missing",
-            f"{key}={file} has no column {prompt!r}, which is data.prompt_key{closest(prompt, file_columns)}",
-        )
+        problem = f"{key}={file} has no column {prompt!r}, which is data.prompt_key"
+        refuse("prompt-column-missing", f"{problem}{closest(prompt, file_columns)}")
     default = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
     own_loops = own_manager(config) is not None
     checked: set[tuple[str, ...]] = set()
@@ -125,10 +110,8 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
         row = dict(zip(read_columns, values, strict=False))
         loop, where = row.get(LOOP_COLUMN, default), f"{key}={file}, row {number - 1}"
         if loop not in loops and not own_loops:
-            refuse(
-                "unknown-agent-name",
-                f"{where}: there is no agent loop {loop!r} (column {LOOP_COLUMN!r}){closest(str(loop), list(loops))}",
-            )
+            problem = f"{where}: there is no agent loop {loop!r} (column {LOOP_COLUMN!r})"
+            refuse("unknown-agent-name", f"{problem}{closest(str(loop), list(loops))}")
         if loop == "turnkey_agent" and COLUMN in row and turnkey.agent.run is not None:
             check_harbor(turnkey.agent, where, row[COLUMN])
         if loop != "turnkey_env":
@@ -147,10 +130,8 @@ def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, checked: set[tupl
         raise TaskFormatError(f"{where}: {error}") from error
     env_id = task.env_id or turnkey.env.id
     if not env_id:
-        refuse(
-            "task-without-environment",
-            f"{where}: neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>",
-        )
+        problem = f"{where}: neither the task nor turnkey.env.id names an environment"
+        refuse("task-without-environment", f"{problem}: add +turnkey/env=<name>")
         return
     arguments = {**turnkey.env.kwargs, **task.kwargs}
     kind = (env_id, *sorted(arguments))
@@ -172,11 +153,8 @@ def _check_number(config: DictConfig, key: str, rows: int) -> None:
     for size in ("train_batch_size", "gen_batch_size") if key == "train_files" else ():
         batch_size = config.data.get(size)
         if batch_size and rows < batch_size:
-            refuse(
-                "too-few-tasks",
-                f"data.{key} gives {rows} tasks, fewer than data.{size}={batch_size}: write more with `turnkey "
-                f"tasks`, or lower data.{size}",
-            )
+            problem = f"data.{key} gives {rows} tasks, fewer than data.{size}={batch_size}"
+            refuse("too-few-tasks", f"{problem}: write more with `turnkey tasks`, or lower data.{size}")
     if not rows:
         refuse("no-tasks", f"data.{key} contains no tasks: write some with `turnkey tasks`")
 

@@ -19,6 +19,8 @@ FORMATS = (".parquet", ".json", ".jsonl")
 """suffixes that verl reads"""
 LOOP_COLUMN = "agent_name"
 """the column in which a row names its agent loop"""
+ROLLOUTS = "__rollout_n__"
+"""the column in which a row says how often verl plays it"""
 
 
 def patterns(config: DictConfig, key: str) -> list[str]:

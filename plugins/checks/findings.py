@@ -121,10 +121,7 @@ def collecting(config: DictConfig) -> Iterator[Findings]:
 def refuse(id: str, message: str, *, verl: str = "") -> None:
     """Refuse the launch line by the rule ``id``; returns where that rule is ignored.
 
-    ``verl``: the versions for which the rule holds, as ``"<0.10"``.
-
-    Raises:
-        Refusal: the message says what was expected, what was found, and the key to change.
+    ``message``: what is wrong, then the key to change. ``verl``: the versions for which the rule holds: ``"<0.10"``.
     """
     if not _holds(verl):
         return

@@ -1,4 +1,4 @@
-"""Check of Harbor tasks in the driver: whether the agent can be run on them."""
+"""Check of Harbor tasks: whether the agent can be run on them."""
 
 from __future__ import annotations
 
@@ -24,18 +24,14 @@ def check_harbor(agent: AgentConfig, where: str, text: Any) -> None:
     except (TypeError, ValueError):
         return
     if isinstance(agent.run, str):
-        refuse(
-            "harbor-needs-command",
-            f"{where}: a Harbor task is for a command in a sandbox, and turnkey.agent.run={agent.run} is a function: "
-            "set turnkey.agent.run=[command, ...]",
+        problem = (
+            f"{where}: a Harbor task is for a command in a sandbox, and turnkey.agent.run={agent.run} is a function"
         )
+        refuse("harbor-needs-command", f"{problem}: set turnkey.agent.run=[command, ...]")
         return
     if agent.cwd is not None:
-        refuse(
-            "harbor-working-folder",
-            f"{where}: a Harbor task fills the working folder with its files, and turnkey.agent.cwd={agent.cwd} is "
-            "shared by all episodes: set it to null",
-        )
+        problem = f"{where}: a Harbor task fills the working folder, and turnkey.agent.cwd={agent.cwd} is shared"
+        refuse("harbor-working-folder", f"{problem} by all episodes: set it to null")
     try:
         sandbox_for(HarborTask.load(**task.get("kwargs") or {}), sandbox_of(agent))
     except SandboxError:  # check_agent says so

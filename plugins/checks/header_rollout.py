@@ -12,16 +12,15 @@ from verl_turnkey.envs.prompting.actions import instruction_of
 from verl_turnkey.envs.prompting.examples import Examples
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.plugins.checks.files import last_step, shared_tasks, task_environments, tasks
-from verl_turnkey.plugins.checks.header_run import Lines, Run, changed, plural
-from verl_turnkey.plugins.checks.sizes import AGENT, OURS
+from verl_turnkey.plugins.checks.header_run import Lines, changed, plural
+from verl_turnkey.plugins.checks.run import AGENT, OURS, Run
 from verl_turnkey.plugins.config.examples import load_examples
-from verl_turnkey.plugins.config.schema import estimator_of
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 
 
 def _agent_loops(run: Run) -> str:
-    default = str(run.config.actor_rollout_ref.rollout.agent.default_agent_loop)
+    default = str(run.rollout.agent.default_agent_loop)
     source = "" if run.loops == [default] else "by the column agent_name of the data: "
     return source + "; ".join(_agent_loop(loop, run) for loop in run.loops)
 
@@ -43,7 +42,7 @@ def _run(run: Run) -> str:
 
 
 def _environment(run: Run) -> str:
-    if not run.our_loop:
+    if OURS not in run.loops:
         return ""
     env, counts = run.turnkey.env, task_environments(run.config)
     ids = ", ".join(f"{name} ({plural(number, 'task')})" for name, number in counts.most_common(5))
@@ -54,8 +53,7 @@ def _environment(run: Run) -> str:
 
 
 def _sampling(run: Run) -> str:
-    rollout = run.config.actor_rollout_ref.rollout
-    return _sampled(rollout.temperature, rollout.top_p, rollout.top_k)
+    return _sampled(run.rollout.temperature, run.rollout.top_p, run.rollout.top_k)
 
 
 def _sampled(temperature: float, top_p: float, top_k: int) -> str:
@@ -68,7 +66,7 @@ def _sampled(temperature: float, top_p: float, top_k: int) -> str:
 
 def _strategy(run: Run) -> str:
     """How episodes fork, and the most that this adds to a step."""
-    strategy = read_strategy(run.turnkey.rollout.strategy) if run.our_loop else None
+    strategy = read_strategy(run.turnkey.rollout.strategy) if OURS in run.loops else None
     if strategy is None or not run.trains:
         return ""
     spec, params = strategy
@@ -128,7 +126,7 @@ def _stored(run: Run) -> str:
 def _examples(run: Run) -> str:
     """Number of example turns in the prompts, and about how many tokens they have if the tokenizer is a local file."""
     options = run.turnkey.rollout
-    turns = load_examples(options.examples) if run.our_loop else ()
+    turns = load_examples(options.examples) if OURS in run.loops else ()
     if not turns:
         return ""
     conversation = options.prompt == "conversation"
@@ -147,25 +145,23 @@ def _examples(run: Run) -> str:
 
 
 def _hints(run: Run) -> str:
-    groups = run.turnkey.groups
-    return (
-        f"{groups.hint_low} to {groups.hint_high} of the hint of tasks that nobody solved" if groups.hint_high else ""
-    )
+    low, high = run.turnkey.groups.hint_low, run.turnkey.groups.hint_high
+    return f"{low} to {high} of the hint of tasks that nobody solved" if high else ""
 
 
 def _reward(run: Run) -> str:
     rows_own = "from the rows: records of the loop, or verl's reward per token"
-    if not run.our_loop and AGENT not in run.loops:
+    if not run.our_loops:
         return rows_own
     text = " + ".join(_weighted(entry) for entry in run.turnkey.rewards if not entry.get("column"))
     penalty = run.turnkey.rollout.invalid_action_penalty
-    if penalty and estimator_of(run.config) is not None:  # verl's estimators never see it
+    if penalty and run.estimator is not None:  # verl's estimators never see it
         text += f", -{penalty} per invalid action"
     return text if {*run.loops} <= {OURS, AGENT} else f"{OURS}: {text}; other loops: {rows_own}"
 
 
 def _columns(run: Run) -> str:
-    entries = [entry for entry in run.turnkey.rewards if entry.get("column")] if run.our_loop else []
+    entries = [entry for entry in run.turnkey.rewards if entry.get("column")] if OURS in run.loops else []
     return ", ".join(f"{entry['column']} = {_weighted(entry)}" for entry in entries)
 
 
@@ -175,7 +171,7 @@ def _weighted(entry: Mapping[str, Any]) -> str:
 
 
 def _validation(run: Run) -> str:
-    trainer, kwargs = run.config.trainer, run.config.actor_rollout_ref.rollout.val_kwargs
+    trainer, kwargs = run.config.trainer, run.rollout.val_kwargs
     first, every = trainer.get("val_before_train", True) or trainer.get("val_only"), trainer.get("test_freq") or -1
     between = "" if every < 0 or every >= (last_step(run.config) or math.inf) else f"every {plural(every, 'step')}"
     often = [*filter(None, ("before the first step" if first else "", between, "at the end" if every > 0 else ""))]

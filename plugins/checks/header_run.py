@@ -3,63 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from verl_turnkey.plugins.checks.files import last_step, training_loops
-from verl_turnkey.plugins.checks.sizes import OURS, Sizes, sizes
+from verl_turnkey.plugins.checks.files import last_step
+from verl_turnkey.plugins.checks.run import ACTOR, MODEL, Run
 from verl_turnkey.plugins.config.checkpoint_files import resumed_step
 from verl_turnkey.plugins.config.presets import names, read
-from verl_turnkey.plugins.config.schema import (
-    TurnkeyConfig,
-    credit_modify,
-    credit_params,
-    estimator_of,
-    loss_of,
-    loss_params,
-    turnkey_config,
-)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A configuration that has passed the checks, and what several header lines read from it."""
-
-    config: DictConfig
-    turnkey: TurnkeyConfig
-    loops: list[str]
-    """agent loops of the training rows, sorted"""
-    sizes: Sizes
-
-    @classmethod
-    def of(cls, config: DictConfig) -> Run:
-        turnkey, loops = turnkey_config(config), sorted(training_loops(config))
-        return cls(config, turnkey, loops, sizes(config, turnkey, loops))
-
-    @property
-    def mode(self) -> str:
-        return str(self.config.trainer.v1.trainer_mode)
-
-    @property
-    def our_trainer(self) -> bool:
-        return self.mode.startswith("turnkey_")
-
-    @property
-    def our_loop(self) -> bool:
-        return OURS in self.loops
-
-    @property
-    def has_critic(self) -> bool:
-        """As ``verl.trainer.ppo.utils.need_critic`` decides, without its warning."""
-        enabled = self.config.critic.enable
-        return str(self.config.algorithm.adv_estimator) == "gae" if enabled is None else bool(enabled)
-
-    @property
-    def trains(self) -> bool:
-        return not self.config.trainer.get("val_only")
-
 
 Lines = tuple[tuple[str, Callable[[Run], str]], ...]
 """label and text; a line without text is left out"""
@@ -86,7 +38,7 @@ def _preset(run: Run) -> str:
         return name or ""  # the user's own file
     different = []
     for setting in read(name).settings:
-        value = OmegaConf.select(run.config, setting.key)
+        value = run.get(setting.key)
         value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
         if value != setting.value and not str(setting.value).startswith("${"):
             different.append(f"{setting.key}={value} (published {setting.value})")
@@ -95,21 +47,18 @@ def _preset(run: Run) -> str:
 
 def _estimator(run: Run) -> str:
     name = run.config.algorithm.adv_estimator
-    is_ours = estimator_of(run.config) is not None
-    return f"{name}: {changed(credit_params(run.config, run.turnkey))}" if is_ours else f"{name} (verl's)"
+    return f"{name} (verl's)" if run.estimator is None else f"{name}: {changed(run.params)}"
 
 
 def _modified(run: Run) -> str:
-    modifiers = credit_modify(run.config, run.turnkey)
-    return "; then ".join(f"{modifier.spec.name}: {changed(modifier.params)}" for modifier in modifiers)
+    return "; then ".join(f"{modifier.spec.name}: {changed(modifier.params)}" for modifier in run.modifiers)
 
 
 def _loss(run: Run) -> str:
-    name = run.config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")
-    if loss_of(run.config) is None:
-        kind = OmegaConf.select(run.config, "actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type")
-        return f"{name} (verl's)" + (f": loss_type={kind}" if kind and name == "bypass_mode" else "")
-    return f"{name}: {changed(loss_params(run.config, run.turnkey))}"
+    if run.loss is not None:
+        return f"{run.loss_name}: {changed(run.loss_params)}"
+    kind = run.get(f"{ACTOR}.policy_loss.rollout_correction.loss_type")
+    return f"{run.loss_name} (verl's)" + (f": loss_type={kind}" if kind and run.loss_name == "bypass_mode" else "")
 
 
 def _trainer(run: Run) -> str:
@@ -118,13 +67,11 @@ def _trainer(run: Run) -> str:
 
 def _device(run: Run) -> str:
     """What ``+turnkey/device=cpu`` chose for the machine and the model."""
-    config = run.config
-    if str(config.trainer.device) != "cpu":
+    if str(run.config.trainer.device) != "cpu":
         return ""
-    threads = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS") or 1
-    precision = OmegaConf.select(config, "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype")
-    generation = config.actor_rollout_ref.rollout.dtype
-    return f"cpu: trains in {precision}, generates in {generation}, {plural(threads, 'thread')}"
+    threads = run.get("ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS") or 1
+    precision = run.get(f"{ACTOR}.fsdp_config.mixed_precision.param_dtype")
+    return f"cpu: trains in {precision}, generates in {run.rollout.dtype}, {plural(threads, 'thread')}"
 
 
 def _steps(run: Run) -> str:
@@ -146,8 +93,8 @@ def _lora(run: Run) -> str:
     if rank := model.get("lora_rank", 0):
         start = f", from {model.lora_adapter_path}" if model.get("lora_adapter_path") else ""
         return f"rank {rank}, alpha {model.lora_alpha}, on {model.target_modules}{start}"
-    rank = OmegaConf.select(model, "lora.rank") or 0
-    return f"rank {rank}, alpha {OmegaConf.select(model, 'lora.alpha')}" if rank else ""
+    rank = run.get(f"{MODEL}.lora.rank") or 0
+    return f"rank {rank}, alpha {run.get(f'{MODEL}.lora.alpha')}" if rank else ""
 
 
 RUN: Lines = (

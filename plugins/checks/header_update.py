@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from omegaconf import OmegaConf
-
 from verl_turnkey.losses.registry import weighs
 from verl_turnkey.plugins.checks.files import task_environments
-from verl_turnkey.plugins.checks.header_run import Lines, Run, plural
-from verl_turnkey.plugins.checks.limits import updates_of_a_step
-from verl_turnkey.plugins.checks.sizes import AGENT, OURS, optimizer_steps
+from verl_turnkey.plugins.checks.header_run import Lines, plural
+from verl_turnkey.plugins.checks.run import AGENT, OURS, Run
+from verl_turnkey.plugins.checks.sizes import optimizer_steps, updates_of_a_step
 from verl_turnkey.plugins.checks.value_heads import heads_of
-from verl_turnkey.plugins.config.schema import RolloutConfig, loss_of, loss_params
+from verl_turnkey.plugins.config.schema import RolloutConfig
 
 MEANS = {
     "token-mean": "over tokens",
@@ -27,7 +25,7 @@ ROWS_THEMSELVES = ("geo_mean", "sapo")
 
 
 def _kl(run: Run) -> str:
-    algorithm, actor = run.config.algorithm, run.config.actor_rollout_ref.actor
+    algorithm, actor = run.config.algorithm, run.actor
     parts = []
     if algorithm.get("use_kl_in_reward"):
         control = algorithm.kl_ctrl
@@ -44,11 +42,7 @@ def _correction(run: Run) -> str:
     correction = run.config.algorithm.get("rollout_correction") or {}
     keys = ("bypass_mode", "rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
     values = {key: correction.get(key) for key in keys}
-    used = [
-        key
-        for key in keys
-        if values[key] and (not key.endswith("_threshold") or values[key.removesuffix("_threshold")])
-    ]
+    used = [key for key in keys if values[key] and values[key.removesuffix("_threshold")]]
     return ", ".join([*(f"{key}={values[key]}" for key in used), *_importance(run)])
 
 
@@ -69,10 +63,10 @@ def _update(run: Run) -> str:
 
 
 def _critic(run: Run) -> str:
-    if not run.has_critic or not run.trains:
+    if not run.use_critic or not run.trains:
         return ""
     critic = run.config.critic
-    path = f"{OmegaConf.select(critic, 'model.path') or 'from the actor'}, lr {critic.optim.lr}"
+    path = f"{run.get('critic.model.path') or 'from the actor'}, lr {critic.optim.lr}"
     if heads := heads_of(run.config, run.turnkey):
         path += f", heads {', '.join(head.name for head in heads)}"
     return f"{path}; {_optimizer_steps(run, 'critic')}" if run.our_trainer else path
@@ -93,19 +87,18 @@ def _mean(run: Run) -> str:
     """Over what the losses of actor and critic are averaged."""
     if not run.our_trainer or not run.trains:
         return ""
-    by, actor = run.turnkey.update.weight_by, run.config.actor_rollout_ref.actor
+    by, actor = run.turnkey.update.weight_by, run.actor
     if by != "token":
         heads = heads_of(run.config, run.turnkey)
         losses = "policy loss, entropy and KL" if heads else "policy loss, entropy, KL and the critic's loss"
         return f"over {by}s of the whole batch, for the {losses} (weight_by={by})"
     mode = str(actor.loss_agg_mode)
-    name = str(actor.policy_loss.get("loss_mode", "vanilla"))
+    name = run.loss_name
     norm = actor.get("loss_scale_factor") or "the longest response of a micro-batch"
     mean = f"{MEANS[mode].format(norm=norm)} ({mode})"
-    spec = loss_of(run.config)
     if name in ROWS_THEMSELVES:
         return f"{mean}; {name}: over rows"
-    if spec is not None and weighs(spec, loss_params(run.config, run.turnkey)):
+    if run.loss is not None and weighs(run.loss, run.loss_params):
         return f"{mean}; {name} weights the tokens itself"
     return mean
 
@@ -113,16 +106,16 @@ def _mean(run: Run) -> str:
 def ignored(run: Run) -> Iterator[str]:
     """Settings that have no effect in this combination."""
     env = run.turnkey.env
-    if run.our_loop and env.id and (task_ids := set(task_environments(run.config)) - {env.id}):
+    if OURS in run.loops and env.id and (task_ids := set(task_environments(run.config)) - {env.id}):
         yield f"turnkey.env.id={env.id} where the tasks name another ({', '.join(sorted(task_ids)[:3])})"
-    if not run.our_loop:
+    if OURS not in run.loops:
         if env.id:
             yield f"turnkey.env.id={env.id}: {run.loops[0]} plays no environment of this package"
         if run.turnkey.rollout != RolloutConfig() and AGENT not in run.loops:
             yield f"turnkey.rollout.*: only {OURS} reads it"
     if run.our_trainer and run.turnkey.update.mini_batches is not None:
         key = "actor_rollout_ref.actor.ppo_mini_batch_size"
-        yield f"{key}={OmegaConf.select(run.config, key)}: turnkey.update.mini_batches is set"
+        yield f"{run.setting(key)}: turnkey.update.mini_batches is set"
 
 
 def _log(run: Run) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig
@@ -10,26 +10,24 @@ from omegaconf import DictConfig
 from verl_turnkey.envs.catalog import ADAPTERS
 from verl_turnkey.plugins.checks.files import task_environments
 from verl_turnkey.plugins.checks.findings import warn
+from verl_turnkey.plugins.checks.run import OURS, Run
 from verl_turnkey.plugins.config.presets import Preset, shipped
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 SIZE, NUMBER = "actor_rollout_ref.actor.ppo_mini_batch_size", "turnkey.update.mini_batches"
 
 
-def check_migrated(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
-    """Warn of a mini-batch that is larger than the batch in tasks, but smaller in rows: it was probably meant in rows.
-
-    ``loops``: the agent loops of the training rows.
-    """
-    tasks, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
-    size = int(config.actor_rollout_ref.actor.ppo_mini_batch_size)
+def check_migrated(run: Run) -> None:
+    """Warn of a mini-batch larger than the batch in tasks, but smaller in rows: it was probably meant in rows."""
+    config, options, update = run.config, run.turnkey.rollout, run.turnkey.update
+    tasks, n, size = (int(number) for number in (config.data.train_batch_size, run.rollout.n, run.get(SIZE)))
     # As the presets convert: an episode takes two thirds of its maximum number of turns.
-    turns = 2 * turnkey.rollout.max_turns // 3 if "turnkey_env" in loops and not turnkey.rollout.rows_hold_turns else 1
+    turns = 2 * options.max_turns // 3 if OURS in run.loops and not options.rows_hold_turns else 1
     number = tasks * n * turns // size
-    if size <= tasks or number <= 1 or turnkey.update.mini_batches is not None or turnkey.update.order != "batch":
+    if size <= tasks or number <= 1 or update.mini_batches is not None or update.order != "batch":
         return
-    preset = _published(config, turnkey)
-    published = _settings(preset, turnkey) if preset else ""
+    preset = _published(config, run.turnkey)
+    published = _settings(preset, run.turnkey) if preset else ""
     warn(
         "migrated-mini-batch",
         f"{SIZE}={size} counts tasks, of which a batch has {tasks}: one mini-batch. verl-agent counts rows, of which "

@@ -1,4 +1,4 @@
-"""Checks of paths in the driver: models, and the folders that a run writes to."""
+"""Checks of paths: models, and the folders that a run writes to."""
 
 from __future__ import annotations
 
@@ -9,35 +9,30 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.plugins.checks.run import MODEL, ROLLOUT, Run
 from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.config.checkpoint_files import TRACKER
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.resolve import VERLS_CRITIC
-from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.log.segments import read_segments
 
-MODEL = "actor_rollout_ref.model.path"
 NAMES, CHECKPOINTS = ("project_name", "experiment_name"), "default_local_dir"
 """keys below ``trainer`` that identify a run, and the one with its checkpoint folder"""
 
 
-def check_paths(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool) -> None:
-    """Refuse models that are not there and folders that cannot be written to.
-
-    Raises:
-        ConfigError: names the key to change.
-    """
-    _check_model(config, MODEL)
-    _check_model(config, "actor_rollout_ref.model.tokenizer_path", weights=False)
-    _check_model(config, "actor_rollout_ref.model.lora_adapter_path", weights=False)
-    _check_model(config, "turnkey.prm.path", weights=False)
-    if use_critic:
+def check_paths(run: Run) -> None:
+    """Refuse models that are not there and folders that cannot be written to."""
+    config, trainer = run.config, run.config.trainer
+    _check_model(config, f"{MODEL}.path")
+    for key in (f"{MODEL}.tokenizer_path", f"{MODEL}.lora_adapter_path", "turnkey.prm.path"):
+        _check_model(config, key, weights=False)
+    if run.use_critic:
         _check_model(config, "critic.model.path")
-    folders = {"turnkey.log.trajectories": turnkey.log.trajectories}
-    folders |= {f"trainer.{key}": config.trainer.get(key) for key in ("rollout_data_dir", "validation_data_dir")}
-    if config.trainer.save_freq > 0:
-        folders["trainer.default_local_dir"] = config.trainer.default_local_dir
+    folders = {"turnkey.log.trajectories": run.turnkey.log.trajectories}
+    folders |= {f"trainer.{key}": trainer.get(key) for key in ("rollout_data_dir", "validation_data_dir")}
+    if trainer.save_freq > 0:
+        folders["trainer.default_local_dir"] = trainer.default_local_dir
     for key, folder in folders.items():
         check_address(key, folder)
         if folder and (reason := _unwritable(Path(folder).expanduser().absolute())):
@@ -45,49 +40,32 @@ def check_paths(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool)
 
 
 def check_address(key: str, folder: str | None) -> None:
-    """Refuse an address (of a bucket, for example) in the place of a folder.
-
-    Raises:
-        ConfigError: names the key.
-    """
+    """Refuse an address (of a bucket, for example) in the place of a folder: one of that name would be created here."""
     if folder and "://" in folder:
-        refuse(
-            "folder-address",
-            f"{key}={folder} is an address, and a folder of that name would be created in the working directory: "
-            "expected a folder that every node sees, such as one on a mounted file system",
-        )
+        problem = f"{key}={folder} is an address, not a folder"
+        refuse("folder-address", f"{problem}: expected one that every node sees, such as on a mounted file system")
 
 
-def check_log_folder(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+def check_log_folder(run: Run) -> None:
     """Refuse a folder with another run's log, whose steps and texts would be replaced; after the checkpoint is chosen.
 
     A run that starts over with the same names and checkpoint folder is a second attempt and causes a warning only: the
     first may have stopped before its first checkpoint. A run that resumes may have moved.
-
-    Raises:
-        ConfigError: names both runs and the ways out.
     """
-    folder = turnkey.log.trajectories
+    folder, trainer = run.turnkey.log.trajectories, run.config.trainer
     if not folder or not (starts := [_trainer(differences) for differences in read_segments(Path(folder)).values()]):
         return
-    trainer, earlier = config.trainer, starts[-1]
-    resumes = _resumes(config)
+    earlier, resumes = starts[-1], _resumes(run.config)
     compared = NAMES if resumes else (*NAMES, CHECKPOINTS)
     own = {key: masked(trainer.get(key)) for key in compared}
     if different := {key: earlier[key] for key in compared if key in earlier and earlier[key] != own[key]}:
         differences = ", ".join(f"trainer.{key}={value}, here {own[key]}" for key, value in different.items())
-        refuse(
-            "log-of-another-run",
-            f"turnkey.log.trajectories={folder} holds the log of another run ({differences}), whose steps this one "
-            "would replace: choose another folder, or delete this one",
-        )
+        problem = f"turnkey.log.trajectories={folder} holds the log of another run ({differences})"
+        refuse("log-of-another-run", f"{problem}, whose steps would be replaced: choose another folder, or delete it")
     if not resumes:
-        warn(
-            "log-of-earlier-start",
-            f"turnkey.log.trajectories={folder} holds the log of an earlier start of this run, which starts over "
-            f"(trainer.resume_mode={trainer.resume_mode}): its steps will replace the earlier ones. To keep these "
-            "choose another folder",
-        )
+        problem = f"turnkey.log.trajectories={folder} holds the log of an earlier start of this run"
+        over = f"which starts over (trainer.resume_mode={trainer.resume_mode}) and will replace its steps"
+        warn("log-of-earlier-start", f"{problem}, {over}: to keep them choose another folder")
 
 
 def _trainer(segment: dict[str, Any]) -> dict[str, Any]:
@@ -103,11 +81,7 @@ def _resumes(config: DictConfig) -> bool:
 
 
 def check_joining(config: DictConfig) -> None:
-    """Refuse options that Ray accepts only when it starts a cluster; its own error names no key.
-
-    Raises:
-        ConfigError: names the keys.
-    """
+    """Refuse options that Ray accepts only when it starts a cluster; its own error names no key."""
     options = config.ray_kwargs.ray_init
     keys = [f"ray_kwargs.ray_init.{key}" for key in ("num_cpus", "num_gpus") if options.get(key) is not None]
     if keys and joins_cluster(config):
@@ -120,14 +94,20 @@ def check_joining(config: DictConfig) -> None:
 
 
 def absent(config: DictConfig, message: str) -> None:
-    """Report what is missing on this machine: an error, or a warning if the run joins a cluster.
-
-    Raises:
-        ConfigError: ``message``.
-    """
+    """Report what is missing on this machine: an error, or a warning if the run joins a cluster."""
     if not joins_cluster(config):
         refuse("path-missing", message)
     warn("path-missing-here", f"{message} (on this machine; the Ray cluster may have it)")
+
+
+def searched(path: str) -> str:
+    """A file that verl looks for in the current folder and in its own; ``path`` itself where there is none."""
+    from verl.experimental.agent_loop.agent_loop import resolve_config_path  # pyright: ignore[reportPrivateImportUsage]
+
+    try:
+        return str(resolve_config_path(path))
+    except FileNotFoundError:
+        return path
 
 
 def is_local(path: str) -> bool:
@@ -138,12 +118,12 @@ def is_local(path: str) -> bool:
 def positions(config: DictConfig) -> tuple[int | None, str]:
     """How many tokens the rollout's model takes, None if unknown on this machine; and the key that sets it."""
     if (limit := config.actor_rollout_ref.rollout.max_model_len) is not None:
-        return limit, "actor_rollout_ref.rollout.max_model_len"
+        return limit, f"{ROLLOUT}.max_model_len"
     model = config.actor_rollout_ref.model
     limit = (model.get("override_config") or {}).get("max_position_embeddings")
     if limit is None:
         limit = model_config(config).get("max_position_embeddings")
-    return limit, f"max_position_embeddings of {MODEL}={model.path}"
+    return limit, f"max_position_embeddings of {MODEL}.path={model.path}"
 
 
 def model_config(config: DictConfig) -> dict[str, Any]:

@@ -46,12 +46,7 @@ def task_file(config: DictConfig) -> str | None:
 
 
 def first_task(file: str) -> Task:
-    """The first task of a local data file.
-
-    Raises:
-        ConfigError: the file has no column ``turnkey_task``, or no rows.
-        TaskFormatError: the column holds something else than a task.
-    """
+    """The first task of a local data file."""
     if COLUMN not in (file_columns := columns(file)):
         raise without_tasks(file, file_columns)
     for (text,) in rows(file, [COLUMN]):
@@ -66,12 +61,6 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
     Returns:
         The names that ``info["extra"]`` has in every step that the environment accepted: before the step for columns of
         the state before a step, after it for all others. None if it refused all of the random actions.
-
-    Raises:
-        ConfigError: the environment cannot be made, raises, hangs, dies or returns something invalid, or cannot be
-            cloned although a strategy forks its episodes; the task has no right answer although a strategy needs
-            it; its prompt exceeds the budget; or the model's chat template shows no tools although the action is a tool
-            call.
     """
     task, spec = _configured(first_task(file), turnkey), estimator_of(config)
     strategy = read_strategy(turnkey.rollout.strategy)
@@ -97,11 +86,7 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
 
 
 def probe_nodes(turnkey: TurnkeyConfig, file: str) -> None:
-    """Play the first task once on every node of the Ray cluster: data, packages or a mount may be missing on one.
-
-    Raises:
-        ConfigError: names the node and the problem there.
-    """
+    """Play the first task once on every node of the Ray cluster: data, packages or a mount may be missing on one."""
     import ray
     from ray.exceptions import RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -143,11 +128,7 @@ def _refusal(task: Task, error: Exception, where: str = "") -> Refusal:
 
 
 def _check_answer(file: str, strategy: str, first: RewardStep) -> None:
-    """Refuse a first task without a right answer: if none has one, no value is ever measured.
-
-    Raises:
-        ConfigError: says where the right answer is expected.
-    """
+    """Refuse a first task without a right answer: if none has one, no value is ever measured."""
     field = "reward_model"
     row = {field: next(rows(file, [field]))[0]} if field in columns(file) else {}
     try:
@@ -171,9 +152,6 @@ async def play(
 
     Returns:
         First observation and info, and the columns of the steps, as :func:`probe` returns them.
-
-    Raises:
-        EnvironmentFailure: as in training, where it would cost each episode.
     """
     env, rng = turnkey.env, random.Random(task.seed)
     common: set[str] | None = None
@@ -219,11 +197,7 @@ async def play(
 async def _replay(
     process: ProcessWorker, env: EnvConfig, start: Any, actions: list[str], states: list[tuple[str, Info]]
 ) -> None:
-    """Play the same actions after the same reset.
-
-    Raises:
-        EnvironmentFailure: of kind ``clone``: the task has no seed, or the environment shows other states.
-    """
+    """Play the same actions after the same reset."""
     if start[2] is None:
         raise EnvironmentFailure("clone", "an episode that was started without a seed cannot be replayed")
     replayed = [await process.call("start", start, env.reset_timeout, "its reset", RESET_KEY)]
@@ -258,11 +232,7 @@ def preview(config: DictConfig) -> str:
 
 
 def _measure(config: DictConfig, turnkey: TurnkeyConfig, observation: str, info: Info) -> tuple[str, int] | None:
-    """The first prompt as text, and its number of tokens; None if the tokenizer is not a plain local one.
-
-    Raises:
-        PromptTooLongError: it exceeds its budget.
-    """
+    """The first prompt as text, and its number of tokens; None if the tokenizer is not a plain local one."""
     model = config.actor_rollout_ref.model
     path = Path(model.path).expanduser()
     special = any(model.get(key) for key in ("tokenizer_path", "trust_remote_code", "custom_chat_template"))

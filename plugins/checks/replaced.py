@@ -26,11 +26,7 @@ LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 
 
 def replaced(config: DictConfig, arguments: Sequence[str]) -> list[str]:
-    """A text for each value of the user's file that a recipe replaces; none without such a file.
-
-    Raises:
-        ConfigError: one of them is the trainer's mode or the agent loop, which must not be lost silently.
-    """
+    """A text for each value of the user's file that a recipe replaces; none without such a file."""
     flat = verls_config_dir() / STOCK
     if not (CommandLine(arguments).own_files and HydraConfig.initialized() and flat.is_file()):
         return []

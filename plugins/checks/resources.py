@@ -11,42 +11,33 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.paths import absent
+from verl_turnkey.plugins.checks.paths import absent, searched
+from verl_turnkey.plugins.checks.run import MODEL, ROLLOUT, Run
 from verl_turnkey.plugins.config.cluster import joins_cluster
 
-MODEL, RAY = "actor_rollout_ref.model", "ray_kwargs.ray_init"
+RAY = "ray_kwargs.ray_init"
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
 """package of each rollout engine"""
 CLASSES: dict[str, tuple[str, ...]] = {
-    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": ("create", "generate_sequences"),
+    f"{ROLLOUT}.agent.agent_loop_manager_class": ("create", "generate_sequences"),
     "trainer.checkpoint_callback_class": ("on_save",),
 }
 """keys of the user's own classes, with the methods that verl calls"""
-ROUTER = "actor_rollout_ref.rollout.router_config_path"
-LIBRARIES = ("actor_rollout_ref.model.external_lib", "critic.model.external_lib")
+ROUTER = f"{ROLLOUT}.router_config_path"
+LIBRARIES = (f"{MODEL}.external_lib", "critic.model.external_lib")
 
 
-def check_resources(config: DictConfig, *, use_critic: bool) -> None:
-    """Refuse packages that are not installed, and a Ray with fewer resources than the run reserves.
-
-    Raises:
-        ConfigError: names the key to change.
-    """
-    engine = str(config.actor_rollout_ref.rollout.name)
+def check_resources(run: Run) -> None:
+    """Refuse packages that are not installed, and a Ray with fewer resources than the run reserves."""
+    config, engine = run.config, str(run.rollout.name)
     if engine in ENGINES and find_spec(ENGINES[engine]) is None:
-        warn(
-            "rollout-engine-missing",
-            f"actor_rollout_ref.rollout.name={engine} needs the package {ENGINES[engine]} on every node, and on this "
-            "machine it is not installed",
-        )
+        needs = f"{ROLLOUT}.name={engine} needs the package {ENGINES[engine]} on every node"
+        warn("rollout-engine-missing", f"{needs}, and on this machine it is not installed")
     if engine != "vllm" and str(config.trainer.device) == "cpu":
-        refuse(
-            "rollout-cpu",
-            f"actor_rollout_ref.rollout.name={engine} does not fit trainer.device=cpu, which is made for vLLM alone: "
-            "use actor_rollout_ref.rollout.name=vllm",
-        )
-    for key in LIBRARIES if use_critic else LIBRARIES[:1]:
-        names = OmegaConf.select(config, key)
+        problem = f"{ROLLOUT}.name={engine} does not fit trainer.device=cpu, which is made for vLLM alone"
+        refuse("rollout-cpu", f"{problem}: use {ROLLOUT}.name=vllm")
+    for key in LIBRARIES if run.use_critic else LIBRARIES[:1]:
+        names = run.get(key)
         for name in names if OmegaConf.is_list(names) else [names] if names else []:
             if find_spec(str(name).partition(".")[0]) is None:
                 absent(config, f"{key}={name}: there is no such module")
@@ -68,74 +59,59 @@ def _check_classes(config: DictConfig) -> None:
         from torch.utils.data import Dataset
         from verl.utils.import_utils import load_extern_object
 
-        key = f"data.custom_cls.path={path}, name={data.get('name')}"
+        setting = f"data.custom_cls.path={path}, name={data.get('name')}"
         try:
             cls = load_extern_object(path, data.get("name"))  # pyright: ignore[reportArgumentType]
         except (Exception, SystemExit) as error:  # of the user's code
-            absent(config, f"{key}: it cannot be loaded ({type(error).__name__}: {error})")
+            absent(config, f"{setting}: it cannot be loaded ({type(error).__name__}: {error})")
             return
         if not (isinstance(cls, type) and issubclass(cls, Dataset)):
-            refuse(
-                "dataset-class-type",
-                f"{key}: expected a subclass of torch.utils.data.Dataset, which verl's trainer builds",
-            )
+            refuse("dataset-class-type", f"{setting}: expected a subclass of torch.utils.data.Dataset")
 
 
-def _check_class(config: DictConfig, key: str, name: str, methods: Iterable[str] = ()) -> None:
-    """``key``: the key with its value, for messages."""
+def _check_class(config: DictConfig, setting: str, name: str, methods: Iterable[str] = ()) -> None:
+    """``setting``: the key with its value, for messages."""
     module, _, class_name = name.rpartition(".")
     if not module:
-        refuse("class-missing", f"{key}: expected module.Class")
+        refuse("class-missing", f"{setting}: expected module.Class")
     try:
         cls = getattr(importlib.import_module(module), class_name)
     except (Exception, SystemExit) as error:  # of the user's code
-        absent(config, f"{key} cannot be imported ({type(error).__name__}: {error})")
+        absent(config, f"{setting} cannot be imported ({type(error).__name__}: {error})")
         return
     if lacking := [method for method in methods if not hasattr(cls, method)]:
-        refuse("class-without-method", f"{key} has no method {lacking[0]}, which verl calls")
+        refuse("class-without-method", f"{setting} has no method {lacking[0]}, which verl calls")
 
 
-def _check_router(config: DictConfig, key: str, path: str) -> None:
-    """Check the file with a load balancer's class, which verl looks for in the current folder and in its own."""
-    from verl.experimental.agent_loop.agent_loop import resolve_config_path  # pyright: ignore[reportPrivateImportUsage]
-
-    try:
-        file = Path(resolve_config_path(path))
-    except FileNotFoundError:
-        file = Path(path)
+def _check_router(config: DictConfig, setting: str, path: str) -> None:
+    """Check the file with a load balancer's class."""
+    file = Path(searched(path))
     if not file.is_file():
-        absent(config, f"{key}: there is no such file")
+        absent(config, f"{setting}: there is no such file")
         return
     try:
         content = OmegaConf.load(file)
     except Exception as error:
-        refuse("router-unreadable", f"{key} cannot be read ({type(error).__name__}: {error})")
+        refuse("router-unreadable", f"{setting} cannot be read ({type(error).__name__}: {error})")
     if not isinstance(content, DictConfig) or not content.get("router_class") or "defaults" in content:
-        refuse(
-            "router-without-class", f"{key}: expected a YAML file with router_class: module.Class and without defaults"
-        )
-    _check_class(config, f"{key}: router_class={content.router_class}", str(content.router_class))
+        expected = "expected a YAML file with router_class: module.Class and without defaults"
+        refuse("router-without-class", f"{setting}: {expected}")
+    _check_class(config, f"{setting}: router_class={content.router_class}", str(content.router_class))
 
 
 def _check_ray(config: DictConfig) -> None:
     """Check a Ray that this run starts: verl waits silently and forever for missing resources."""
     gpus, cpus = (OmegaConf.select(config, f"{RAY}.num_{resource}") for resource in ("gpus", "cpus"))
-    trainer = config.trainer
-    used = trainer.nnodes * trainer.n_gpus_per_node
-    if gpus is not None and used > gpus:
-        refuse(
-            "ray-num-gpus",
-            f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node} are {used} GPUs, "
-            f"and {RAY}.num_gpus={gpus}: verl would wait for the rest forever. Set both to the same number",
-        )
+    nodes, per_node = config.trainer.nnodes, config.trainer.n_gpus_per_node
+    if gpus is not None and nodes * per_node > gpus:
+        used = f"trainer.nnodes={nodes} x trainer.n_gpus_per_node={per_node} are {nodes * per_node} GPUs"
+        problem = f"{used}, and {RAY}.num_gpus={gpus}: verl would wait for the rest forever"
+        refuse("ray-num-gpus", f"{problem}. Set both to the same number")
     units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units") or 0
     least = units + 3  # the queue's storage and its controller, verl's program, and an actor of the trainer
     if cpus is not None and cpus < least:
-        refuse(
-            "ray-num-cpus",
-            f"{RAY}.num_cpus={cpus}: verl's actors reserve {least} or more ({units} for the storage of the queue), and "
-            f"verl would wait for them forever. Ray's CPUs are logical: {RAY}.num_cpus=64 works on any machine",
-        )
+        problem = f"{RAY}.num_cpus={cpus}: verl's actors reserve {least} or more and would wait for them forever"
+        refuse("ray-num-cpus", f"{problem}. Ray's CPUs are logical: {RAY}.num_cpus=64 works on any machine")
 
 
 def _check_adapter(config: DictConfig) -> None:
@@ -149,10 +125,8 @@ def _check_adapter(config: DictConfig) -> None:
     if not unknown:
         return
     endings = sorted({module.rpartition(".")[2] for module in modules})
-    message = (
-        f"{MODEL}.target_modules: the model has no module {unknown[0]!r}{did_you_mean(unknown[0], endings) or '.'} "
-        f"There are {', '.join(endings)}"
-    )
+    closest = did_you_mean(unknown[0], endings) or "."
+    message = f"{MODEL}.target_modules: the model has no module {unknown[0]!r}{closest} There are {', '.join(endings)}"
     if len(unknown) == len(targets):
         refuse("adapter-missing", message)
     warn("adapter-missing-here", message)

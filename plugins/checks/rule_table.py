@@ -18,6 +18,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.plugins.checks import run
 from verl_turnkey.plugins.checks.findings import IGNORE, Refusal, ignored
 from verl_turnkey.plugins.checks.limits import COUNTS, MAY_BE_NULL
 from verl_turnkey.plugins.checks.values import RANGES, value_at
@@ -25,6 +26,15 @@ from verl_turnkey.plugins.checks.values import RANGES, value_at
 LEVELS = {"refuse": "error", "Refusal": "fatal", "warn": "warning", "Change": "notice"}
 """``error`` and ``warning`` can be ignored. ``fatal`` cannot, since the checks cannot continue without the value;
 nor can ``notice``, which reports a change of the configuration."""
+SHARED = {
+    function.name: (node, [argument.arg for argument in function.args.args])
+    for function in ast.parse(Path(str(run.__file__)).read_text(encoding="utf-8")).body
+    if isinstance(function, ast.FunctionDef)
+    for node in ast.walk(function)
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in LEVELS
+}
+"""functions with a message that several rules share: the call with it, and the names of their arguments"""
+LEVELS |= {name: LEVELS[ast.unparse(call.func)] for name, (call, _) in SHARED.items()}
 RANGE = "range:"
 """prefix of the ids of rules about the values of a key; the key follows"""
 MODULES = (*(f"checks.{path.stem}" for path in sorted(Path(__file__).parent.glob("*.py"))), "config.resolve")
@@ -101,30 +111,36 @@ def _written() -> Iterator[Rule]:
         module = importlib.import_module(f"verl_turnkey.plugins.{name}")
         tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
-            names = {**vars(module), **_local_texts(function)}
             for node in ast.walk(function):
                 level = LEVELS.get(ast.unparse(node.func)) if isinstance(node, ast.Call) else None
                 if isinstance(node, ast.Call) and level and isinstance(node.args[0], ast.Constant):
-                    yield _rule(node, level, names)
+                    yield _rule(node, level, {**vars(module), **_texts_before(node, function)})
 
 
-def _local_texts(function: ast.FunctionDef) -> dict[str, ast.expr]:
-    """The texts that a function assigns to variables before its message."""
+def _texts_before(call: ast.AST, function: ast.FunctionDef) -> dict[str, ast.expr]:
+    """The texts that a function assigns to variables before its call of a rule."""
     texts: dict[str, ast.expr] = {}
-    for node in ast.walk(function):
-        target, value = (node.targets[0], node.value) if isinstance(node, ast.Assign) else (None, None)
+    assignments = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
+    for node in sorted(assignments, key=lambda node: node.lineno):
+        if node.lineno > getattr(call, "lineno", 0):
+            break
+        target, value = node.targets[0], node.value
         pairs = [(target, value)]
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             pairs = [*zip(target.elts, value.elts, strict=True)]
         for name, text in pairs:
             is_text = isinstance(text, ast.JoinedStr) or isinstance(getattr(text, "value", None), str)
-            if isinstance(name, ast.Name) and isinstance(text, ast.JoinedStr | ast.Constant) and is_text:
+            if isinstance(name, ast.Name) and isinstance(text, ast.expr) and (is_text or _of_setting(text)):
                 texts[name.id] = text
     return texts
 
 
 def _rule(call: ast.Call, level: str, names: Mapping[str, Any]) -> Rule:
     id, message = ast.literal_eval(call.args[0]), call.args[1]
+    if ast.unparse(call.func) in SHARED:
+        shared, arguments = SHARED[ast.unparse(call.func)]
+        message = shared.args[1]
+        names = {**vars(run), **{name: _text(node, names) for name, node in zip(arguments, call.args, strict=True)}}
     verl = next((ast.literal_eval(word.value) for word in call.keywords if word.arg == "verl"), "")
     if id in COMPOSED:
         return Rule(id, level, *COMPOSED[id], verl)
@@ -136,6 +152,11 @@ def _rule(call: ast.Call, level: str, names: Mapping[str, Any]) -> Rule:
     says, sign, _ = text.partition("; choices")
     way_out = "write one that the message lists" if listed or sign else "drop it" if "has no effect" in text else ""
     return Rule(id, level, says, way_out, verl)
+
+
+def _of_setting(node: ast.AST) -> bool:
+    """Whether it is ``run.setting(key)``."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "run.setting"
 
 
 def _text(node: ast.AST, names: Mapping[str, Any]) -> str:
@@ -158,6 +179,9 @@ def _text(node: ast.AST, names: Mapping[str, Any]) -> str:
             return f"<{attribute}>"
         case ast.Call(ast.Name(id)) if id in CHOICES:
             return ""
+        case ast.Call(_, [key]) if _of_setting(node):
+            text = _text(key, names)
+            return f"{text}=<{'value' if '<' in text else text.rpartition('.')[2]}>"
         case _:
             return "<...>"
 
@@ -171,11 +195,7 @@ def _ranges() -> Iterator[Rule]:
 
 
 def check_ignored(config: DictConfig) -> None:
-    """Refuse ids in ``turnkey.ignore`` that are unknown, or of rules that cannot be ignored.
-
-    Raises:
-        ConfigError: the message has the closest id.
-    """
+    """Refuse ids in ``turnkey.ignore`` that are unknown, or of rules that cannot be ignored."""
     for id in sorted(ignored(config)):
         rule, key = rules().get(id), id.removeprefix(RANGE)
         level = "fatal" if id.startswith(f"{RANGE}turnkey.") else rule.level if rule else ""

@@ -34,34 +34,23 @@ def refuse_former_trainer(trainer: type, config: DictConfig | None) -> None:
     """Refuse a trainer that derives from verl's ``RayPPOTrainer``, before it makes its workers.
 
     It would train the stock agent loop's rows, or fail after the first rollout because rows lack an episode's steps.
-
-    Raises:
-        ConfigError: the configuration uses this package.
     """
     if config is not None and uses_us(config):
-        refuse(
-            "former-trainer",
-            f"the trainer of this program is {trainer.__module__}.{trainer.__qualname__}, of verl's former kind "
-            "(RayPPOTrainer), which ignores this package: start verl.trainer.main_ppo with "
-            "trainer.use_v1=true, or drop what begins with turnkey from the launch line",
-        )
+        own = f"the trainer of this program is {trainer.__module__}.{trainer.__qualname__}"
+        problem = f"{own}, of verl's former kind (RayPPOTrainer), which ignores this package"
+        fix = "start verl.trainer.main_ppo with trainer.use_v1=true, or drop what begins with turnkey"
+        refuse("former-trainer", f"{problem}: {fix} from the launch line")
 
 
 def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
-    """Refuse a ``turnkey:`` node that nothing reads, parameters without their estimator, and other frameworks' keys.
-
-    Raises:
-        ConfigError: names what to add or to drop.
-    """
+    """Refuse a ``turnkey:`` node that nothing reads, parameters without their estimator, and other frameworks' keys."""
     if "turnkey" not in config:
         return
     _check_preset(config, turnkey)
     if not uses_us(config):
-        refuse(
-            "nothing-selected",
-            "the node turnkey: is set, but stock verl would run and not read it: trainer, agent loop, estimator and "
-            "loss are all verl's. Add +turnkey=<method> (+turnkey=base for an estimator of your own or of verl's)",
-        )
+        problem = "the node turnkey: is set, but trainer, agent loop, estimator and loss are all verl's"
+        fix = "Add +turnkey=<method> (+turnkey=base for an estimator of your own or of verl's)"
+        refuse("nothing-selected", f"{problem}, and do not read it. {fix}")
     _check_trainer_name(str(OmegaConf.select(config, "trainer.v1.trainer_mode")))
     parameters = [key for key, value in turnkey.credit.items() if key != MODIFY or value]
     if parameters and estimator_of(config) is None:
@@ -90,27 +79,17 @@ def _check_preset(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     loss = str(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")).removeprefix("turnkey/")
     switch = f"turnkey/preset={preset.name}" if preset.name else "turnkey.preset.method, turnkey.preset.loss"
     if preset.method not in (None, method):
-        preset_names = [name for name in names() if read(name).method == method]
-        instead = (
-            f"a preset of {method}: {', '.join(preset_names)}" if preset_names else f"drop it: {method} has no preset"
-        )
-        refuse(
-            "preset-of-another-method",
-            f"{switch} holds the settings of {preset.method}, but algorithm.adv_estimator={method}: write "
-            f"+turnkey={preset.method}, or {instead}",
-        )
+        own = [name for name in names() if read(name).method == method]
+        instead = f"a preset of {method}: {', '.join(own)}" if own else f"drop it: {method} has no preset"
+        problem = f"{switch} holds the settings of {preset.method}, but algorithm.adv_estimator={method}"
+        refuse("preset-of-another-method", f"{problem}: write +turnkey={preset.method}, or {instead}")
     if preset.loss not in (None, loss):
-        refuse(
-            "preset-of-another-loss",
-            f"{switch} holds the settings of {method} with the loss {preset.loss}, but the loss is {loss}: write "
-            f"+turnkey/loss={preset.loss} before it",
-        )
+        problem = f"{switch} holds the settings of {method} with the loss {preset.loss}, but the loss is {loss}"
+        refuse("preset-of-another-loss", f"{problem}: write +turnkey/loss={preset.loss} before it")
     env_id = next((adapter.id for adapter in ADAPTERS if preset.env and adapter.recipe == preset.env), None)
     if env_id not in (None, turnkey.env.id):
-        warn(
-            "preset-of-another-environment",
-            f"{switch} holds settings for {env_id}, but turnkey.env.id={turnkey.env.id}: lengths and turns may not fit",
-        )
+        problem = f"{switch} holds settings for {env_id}, but turnkey.env.id={turnkey.env.id}"
+        warn("preset-of-another-environment", f"{problem}: lengths and turns may not fit")
 
 
 def _check_trainer_name(mode: str) -> None:

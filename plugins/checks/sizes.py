@@ -6,18 +6,20 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
-from verl_turnkey.plugins.checks.groups import COLUMN
-from verl_turnkey.plugins.checks.limits import updates_of_a_step
+from verl_turnkey.plugins.checks.files import ROLLOUTS, columns, local_parquet, rows
+from verl_turnkey.plugins.checks.run import AGENT, OURS
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, loss_of
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.rollout.strategies.bounds import Most, most_of_group, times
 
-OURS = "turnkey_env"
-AGENT = "turnkey_agent"
+
+def updates_of_a_step(config: DictConfig) -> int:
+    """Updates per training step: more than one with ``separate_async``."""
+    mode, key = str(config.trainer.v1.trainer_mode), "trainer.v1.separate_async.parameter_sync_step"
+    return int(OmegaConf.select(config, key)) if mode.removeprefix("turnkey_") == "separate_async" else 1
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,8 @@ def _rollouts(config: DictConfig, turnkey: TurnkeyConfig) -> Span:
     n = int(config.actor_rollout_ref.rollout.n)
     if turnkey.groups.allocation != "even":
         return Span(*turnkey.groups.bounds(n))
-    numbers = [
-        number for file in local_parquet(config) if COLUMN in columns(file) for (number,) in rows(file, [COLUMN])
-    ]
+    files = [file for file in local_parquet(config) if ROLLOUTS in columns(file)]
+    numbers = [number for file in files for (number,) in rows(file, [ROLLOUTS])]
     return Span(min(numbers), max(numbers)) if numbers and all(isinstance(k, int) for k in numbers) else Span(n, n)
 
 

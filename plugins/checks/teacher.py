@@ -1,194 +1,135 @@
-"""Driver checks of ``turnkey.teacher``: what would score other tokens than meant, fit nowhere, or have no text."""
+"""Checks of further passes of the actor: ``turnkey.teacher``, mutual information, and measured hidden states."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-
-from omegaconf import DictConfig, OmegaConf
-
 from verl_turnkey.losses.tensors import TEACHER
-from verl_turnkey.plugins.checks.files import columns, rows
+from verl_turnkey.plugins.checks.files import columns
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.limits import ACTOR, REF, ROLLOUT, check_turns
+from verl_turnkey.plugins.checks.limits import check_turns
 from verl_turnkey.plugins.checks.paths import positions
+from verl_turnkey.plugins.checks.run import ACTOR, REF, ROLLOUT, N, Run, needs_off, needs_our_trainer, spread_of
+from verl_turnkey.plugins.checks.texts import has_text
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.mutual_information import KEY as MUTUAL_INFORMATION
 from verl_turnkey.plugins.config.mutual_information import MutualInformationConfig
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of, loss_of
 from verl_turnkey.plugins.config.teacher import TeacherConfig
-from verl_turnkey.plugins.credit.supplied import BYPASS, OF_TEACHER
-from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
-from verl_turnkey.plugins.rollout.strategies import read_strategy
+from verl_turnkey.plugins.credit.supplied import BYPASS, OF_RANK, OF_TEACHER
 from verl_turnkey.plugins.teacher import TeacherSource, read_source
 from verl_turnkey.plugins.teacher.registry import KEY, Source
-from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 OF_GROUPS = ("group_success", "group_failures", "reflection")
+TOKENS, WEIGHTS = "turnkey.teacher.max_tokens", "turnkey.teacher.weights"
 
 
-def check_teacher(
-    config: DictConfig,
-    turnkey: TurnkeyConfig,
-    mode: str,
-    files: Sequence[str],
-    loops: Collection[str],
-) -> None:
-    """Refuse a teacher that the run cannot have.
-
-    Args:
-        mode: ``trainer.v1.trainer_mode``.
-        files: the training files on this machine.
-        loops: the agent loops of the training rows.
-
-    Raises:
-        ConfigError: names the key to change.
-    """
-    teacher = turnkey.teacher
-    if turnkey.mutual_information.every:
-        check_pass(config, mode, MUTUAL_INFORMATION)
-    elif turnkey.mutual_information != MutualInformationConfig():
-        warn(
-            "mutual-information-without-effect",
-            f"turnkey.mutual_information has no effect without a step to compute it at: set {MUTUAL_INFORMATION}=5, or "
-            "drop the other keys",
-        )
+def check_teacher(run: Run) -> None:
+    """Refuse a teacher that the run cannot have."""
+    teacher = run.turnkey.teacher
+    if run.turnkey.mutual_information.every:
+        check_pass(run, MUTUAL_INFORMATION)
+    elif run.turnkey.mutual_information != MutualInformationConfig():
+        problem = "turnkey.mutual_information has no effect without a step to compute it at"
+        warn("mutual-information-without-effect", f"{problem}: set {MUTUAL_INFORMATION}=5, or drop the other keys")
     if teacher.source is None:
-        _check_readers(config, turnkey)
+        _check_readers(run)
         if teacher != TeacherConfig():
-            warn(
-                "teacher-without-effect",
-                f"turnkey.teacher has no effect without a source: set {KEY}, or drop the other keys",
-            )
+            idle = "turnkey.teacher has no effect without a source"
+            warn("teacher-without-effect", f"{idle}: set {KEY}, or drop the other keys")
         return
     spec, source = read_source(teacher.source)
     teacher.text_template()
-    check_pass(config, mode, KEY)
-    if teacher.weights == "ref" and not _has_reference(config):
-        refuse(
-            "teacher-reference",
-            "turnkey.teacher.weights=ref, and this run has no reference policy: set "
-            "actor_rollout_ref.actor.use_kl_loss=true (a coefficient of 0 will do), or turnkey.teacher.weights=old",
-        )
+    check_pass(run, KEY)
+    if teacher.weights == "ref" and not run.use_reference:
+        problem = f"{WEIGHTS}=ref, and this run has no reference policy"
+        on = f"{ACTOR}.use_kl_loss=true (a coefficient of 0 will do)"
+        refuse("teacher-reference", f"{problem}: set {on}, or {WEIGHTS}=old")
     if spec is not None:
-        _check_source(config, turnkey, spec, source, loops)
+        _check_source(run, spec, source)
     for name in getattr(source, "columns", ()):
-        _check_column(name, files)
-    _check_size(config, turnkey, loops)
+        if lacking := [file for file in run.files if not has_text(file, name)]:
+            problem = f"{KEY} reads the column {name!r}, and {lacking[0]} has no such column, nor key in extra_info"
+            has = f"columns: {', '.join(columns(lacking[0]))}"
+            refuse("teacher-column", f"{problem} ({has}): write it into the data, or name another one")
+    _check_size(run)
 
 
-def _check_readers(config: DictConfig, turnkey: TurnkeyConfig) -> None:
+def _check_readers(run: Run) -> None:
     """Refuse readers of a teacher's log-probabilities in a run without a teacher."""
-    estimator, loss = estimator_of(config), loss_of(config)
-    readers = [f"the modifier {one.spec.name}" for one in credit_modify(config, turnkey) if OF_TEACHER & {*one.columns}]
-    if estimator and OF_TEACHER & {*estimator.columns(credit_params(config, turnkey))}:
-        readers.append(f"the method {estimator.name}")
+    method, loss = run.estimator, run.loss
+    readers = [
+        f"the modifier {modification.spec.name}"
+        for modification in run.modifiers
+        if OF_TEACHER & {*modification.columns}
+    ]
+    if method and OF_TEACHER & {*method.columns(run.params)}:
+        readers.append(f"the method {method.name}")
     if loss and TEACHER.keys() & {*loss.needs}:
         readers.append(f"the loss {loss.name}")
     if readers:
-        refuse(
-            "teacher-missing",
-            f"{' and '.join(readers)} compares each response with its log-probabilities under a teacher's prompt: set "
-            "turnkey.teacher.source=task_skill, or another source of its text",
-        )
+        problem = f"{' and '.join(readers)} compares log-probabilities with those under a teacher's prompt"
+        refuse("teacher-missing", f"{problem}: set {KEY}=task_skill, or another source of its text")
 
 
-def _has_reference(config: DictConfig) -> bool:
-    from verl.trainer.ppo.utils import need_reference_policy
-
-    return bool(need_reference_policy(config))
-
-
-def check_pass(config: DictConfig, mode: str, key: str) -> None:
+def check_pass(run: Run, key: str) -> None:
     """Refuse settings that rule out a further pass of the actor over rows with other prompts; ``key`` turns it on."""
-    if not mode.startswith("turnkey_"):
-        refuse(
-            "teacher-trainer",
-            f"{key} needs a trainer of this package, but trainer.v1.trainer_mode is {mode!r}: set "
-            f"trainer.v1.trainer_mode=turnkey_{mode}",
-        )
-    if OmegaConf.select(config, BYPASS):
-        refuse(
-            "teacher-bypass",
-            f"{key} needs the actor's pass for the old log-probabilities, but {BYPASS}=true replaces it by the "
-            f"inference engine's log-probabilities: set {BYPASS}=false",
-        )
+    needs_our_trainer("teacher-trainer", run, key)
+    needs = f"{key} needs the actor's pass for the old log-probabilities, which {BYPASS}=true leaves out"
+    needs_off("teacher-bypass", run, BYPASS, needs)
     modes = [f"{ACTOR}.{engine}router_replay.mode" for engine in ("", "fsdp_config.", "megatron.", "veomni.")]
     for routing, off in ((f"{ROLLOUT}.enable_rollout_routing_replay", False), *((mode, "disabled") for mode in modes)):
-        if (value := OmegaConf.select(config, routing)) not in (None, off):
-            refuse(
-                "teacher-routing",
-                f"{key} scores rows with other prompts, which have no expert routes to replay, but "
-                f"{routing}={value} replays those of the rollout: set {routing}={str(off).lower()}",
+        if (value := run.get(routing)) not in (None, off):
+            problem = (
+                f"{key} scores rows with other prompts, for which {routing}={value} has no expert routes to replay"
             )
+            refuse("teacher-routing", f"{problem}: set {routing}={str(off).lower()}")
 
 
-def _check_source(
-    config: DictConfig, turnkey: TurnkeyConfig, spec: TeacherSource, source: Source, loops: Collection[str]
-) -> None:
-    rollout = turnkey.rollout
-    if spec.per_turn and rollout.rows_hold_turns and {*AGENT_LOOPS} & {*loops}:
-        refuse(
-            "teacher-turns",
-            f"{KEY}={spec.name} gives a text per turn, and rows hold several turns, of which later ones would see the "
-            "text of earlier ones: set turnkey.rollout.layout=steps",
-        )
-    without = sorted({*loops} & {*VERLS_LOOPS})
-    if (spec.per_turn or spec.observations) and without:
-        refuse(
-            "teacher-records",
-            f"{KEY}={spec.name} reads the steps of records, and the agent loop {without[0]} writes none: use "
-            "turnkey_env, or another source",
-        )
+def _check_source(run: Run, spec: TeacherSource, source: Source) -> None:
+    teacher, setting = run.turnkey.teacher, f"{KEY}={spec.name}"
+    if spec.per_turn and run.turnkey.rollout.rows_hold_turns and run.our_loops:
+        problem = f"{setting} gives a text per turn, and later turns of a row would see the texts of earlier ones"
+        refuse("teacher-turns", f"{problem}: set turnkey.rollout.layout=steps")
+    if (spec.per_turn or spec.observations) and run.verls_loops:
+        problem = f"{setting} reads the steps of records, and the agent loop {run.verls_loops[0]} writes none"
+        refuse("teacher-records", f"{problem}: use turnkey_env, or another source")
     replaced = getattr(source, "replaced", (spec, source))[1]  # by a placebo
     of_group = spec.name in OF_GROUPS and getattr(replaced, "about", "group") == "group"
-    compares = of_group or turnkey.teacher.rows == "mixed_groups"
-    forked = read_strategy(rollout.strategy)
-    if compares and config.actor_rollout_ref.rollout.n == 1 and not (forked and forked[0].trains):
-        warn(
-            "teacher-single-rollout",
-            f"{KEY}={spec.name} with turnkey.teacher.rows={turnkey.teacher.rows} takes texts from, or compares, other "
-            "episodes of a group, and actor_rollout_ref.rollout.n=1 has none: no row has a text; raise n",
+    compares = of_group or teacher.rows == "mixed_groups"
+    if compares and run.rollout.n == 1 and not run.trains_branches:
+        problem = (
+            f"{setting} with turnkey.teacher.rows={teacher.rows} reads other episodes of a group, and {N}=1 has none"
         )
+        warn("teacher-single-rollout", f"{problem}: no row has a text; raise n")
 
 
-def _check_column(name: str, files: Sequence[str]) -> None:
-    for file in files:
-        known = columns(file)
-        if name in known:
-            continue
-        extra = next(rows(file, ["extra_info"]), (None,))[0] if "extra_info" in known else None
-        if name not in (extra or {}):
-            refuse(
-                "teacher-column",
-                f"{KEY} reads the column {name!r}, and {file} has no such column, nor a key of that name in extra_info "
-                f"(columns: {', '.join(known)}): write it into the data, or name another one",
-            )
-
-
-def _check_size(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
+def _check_size(run: Run) -> None:
     """A row with its text has to fit into a micro-batch that is cut by tokens, and into the model's positions."""
-    parts, most = config.actor_rollout_ref, turnkey.teacher.max_tokens
-    response, _ = check_turns(config, turnkey, loops)
-    longest = parts.rollout.prompt_length + response + most
-    row_size = (
-        f"a row may have {longest} tokens with turnkey.teacher.max_tokens={most} of text (data.max_prompt_length="
-        f"{parts.rollout.prompt_length} and a response of {response})"
-    )
-    of_reference = turnkey.teacher.weights == "ref" and not parts.model.get("lora_rank", 0)
+    parts, most = run.config.actor_rollout_ref, run.turnkey.teacher.max_tokens
+    prompt, response = parts.rollout.prompt_length, check_turns(run)[0]
+    longest = prompt + response + most
+    described = f"data.max_prompt_length={prompt}, a response of {response}, {TOKENS}={most}"
+    row_size = f"a row may have {longest} tokens with its text ({described})"
+    of_reference = run.turnkey.teacher.weights == "ref" and not parts.model.get("lora_rank", 0)
     key, engine, part = (REF, parts.ref, parts.ref) if of_reference else (ROLLOUT, parts.actor, parts.rollout)
-    spread = max(engine.ulysses_sequence_parallel_size, engine.fsdp_config.ulysses_sequence_parallel_size)
-    limit = part.log_prob_max_token_len_per_gpu
+    spread, limit = spread_of(engine), part.log_prob_max_token_len_per_gpu
     if str(parts.actor.strategy) in FSDP and part.log_prob_use_dynamic_bsz and limit * spread < longest:
-        refuse(
-            "teacher-tokens",
-            f"{key}.log_prob_max_token_len_per_gpu={limit} is too small: {row_size}; raise it to "
-            f"{-(-longest // spread)}, or lower turnkey.teacher.max_tokens",
-        )
+        problem = f"{key}.log_prob_max_token_len_per_gpu={limit} is too small: {row_size}"
+        refuse("teacher-tokens", f"{problem}; raise it to {-(-longest // spread)}, or lower {TOKENS}")
     # The inference server never sees the text, so a limit of its own does not count.
-    room = positions(config)[0] if parts.rollout.max_model_len is None else None
+    room = positions(run.config)[0] if parts.rollout.max_model_len is None else None
     if room is not None and longest > room:
-        refuse(
-            "teacher-positions",
-            f"{row_size}, but the model has {room} positions: lower turnkey.teacher.max_tokens or "
-            "data.max_prompt_length",
-        )
+        problem = f"{row_size}, but the model has {room} positions"
+        refuse("teacher-positions", f"{problem}: lower {TOKENS} or data.max_prompt_length")
+
+
+def check_hidden_rank(run: Run) -> None:
+    """Refuse the modifier ``rank_shaping`` in a run that cannot measure all hidden states."""
+    readers = [modification.spec.name for modification in run.modifiers if OF_RANK & {*modification.columns}]
+    if not readers:
+        return
+    measures = f"the modifier {readers[0]} measures the hidden states of the old policy's forward pass"
+    needs_off("rank-bypass", run, BYPASS, f"{measures}, and {BYPASS}=true leaves it out")
+    if str(run.actor.strategy) not in FSDP:
+        refuse("rank-engine", f"{measures}, with FSDP alone: set {ACTOR}.strategy=fsdp2, got {run.actor.strategy}")
+    key = f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
+    if (spread := spread_of(run.actor)) > 1:
+        refuse("rank-sequence-parallel", f"{measures}, of which each rank has a part with {key}={spread}: set {key}=1")

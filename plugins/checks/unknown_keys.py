@@ -53,11 +53,7 @@ def dataclasses(*, use_critic: bool, use_reference: bool) -> list[str]:
 
 
 def check_accepted(config: DictConfig, node: str) -> None:
-    """Refuse a key at which verl's workers would fail, with the closest one.
-
-    Raises:
-        ConfigError: a key that the dataclass of ``node``, or one below it, does not take.
-    """
+    """Refuse a key at which verl's workers would fail, with the closest one."""
     for key, target, parameters in unaccepted(config, node):
         hint, argument = _closest(key, parameters), override(key, OmegaConf.select(config, key))
         refuse(

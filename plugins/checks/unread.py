@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from importlib.util import find_spec
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_turnkey.plugins.checks.files import last_step, steps_until_data_end
 from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.plugins.checks.run import ACTOR, MODEL, ROLLOUT, Run, warn_idle
 from verl_turnkey.plugins.config.checkpoint_files import resumed_step
-from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
-
-ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 
 # Key -> its default, and what verl does instead of reading it.
 NOWHERE = {
@@ -29,89 +26,57 @@ TRACERS = ("weave", "mlflow", "trackio")
 CLIPPING = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "clip_cov", "geo_mean", "cispo")
 
 
-def check_unread(config: DictConfig, loops: Collection[str], *, use_critic: bool) -> None:
-    """Warn of keys without effect; refuse those whose neglect loses checkpoints or trains something else.
-
-    ``loops``: the agent loops of the training rows.
-
-    Raises:
-        ConfigError: names the key to change.
-    """
+def check_unread(run: Run) -> None:
+    """Warn of keys without effect; refuse those whose neglect loses checkpoints or trains something else."""
     for key, (default, instead) in NOWHERE.items():
-        if (value := OmegaConf.select(config, key)) not in (default, None):
-            value_text = str(value).lower() if value is True else value
-            warn("key-without-effect", f"{key}={value_text} has no effect: {instead}")
-    _check_elsewhere(config, use_critic=use_critic)
-    _check_trace(config)
-    saves, strategy = config.trainer.save_freq > 0, str(config.actor_rollout_ref.actor.strategy)
-    if saves and strategy != "megatron" and (folder := config.trainer.get("default_hdfs_dir")):
-        refuse(
-            "hdfs-dir",
-            f"trainer.default_hdfs_dir={folder} is read only by verl's Megatron engine: with strategy={strategy} "
-            "checkpoints are only in trainer.default_local_dir. Set that to a persistent folder, and "
-            "trainer.default_hdfs_dir=null",
+        if run.get(key) not in (default, None):
+            warn_idle("key-without-effect", run.setting(key), instead)
+    _check_elsewhere(run)
+    _check_trace(run)
+    saves, strategy = run.config.trainer.save_freq > 0, str(run.actor.strategy)
+    if saves and strategy != "megatron" and (folder := run.config.trainer.get("default_hdfs_dir")):
+        problem = (
+            f"trainer.default_hdfs_dir={folder} is read only by verl's Megatron engine, not by strategy={strategy}"
         )
-    if OmegaConf.select(config, "skip.rollout_tq.enable") and (ours := {*AGENT_LOOPS} & {*loops}):
-        refuse(
-            "rollout-skip",
-            "skip.rollout_tq.enable=true plays stored rows again as if each were an episode, and "
-            f"{min(ours)} makes "
-            "several of an episode: set it to false",
-        )
+        fix = "set trainer.default_local_dir to a persistent folder, and trainer.default_hdfs_dir=null"
+        refuse("hdfs-dir", f"{problem}: {fix}")
+    if run.get("skip.rollout_tq.enable") and run.our_loops:
+        problem = "skip.rollout_tq.enable=true plays stored rows again as if each were an episode"
+        refuse("rollout-skip", f"{problem}, and {run.our_loops[0]} makes several of an episode: set it to false")
 
 
-def _check_elsewhere(config: DictConfig, *, use_critic: bool) -> None:
+def _check_elsewhere(run: Run) -> None:
     """Warn of keys whose value verl reads elsewhere."""
-    actor = config.actor_rollout_ref.actor
-    roles = [(ACTOR, actor, "fsdp_config"), *([("critic", config.critic, "fsdp")] if use_critic else [])]
-    for role, node, engine in roles:
-        if (value := node.get("grad_clip", 1.0)) not in (
-            1.0,
-            engine_value := OmegaConf.select(node, "optim.clip_grad"),
-        ):
-            warn(
-                "grad-clip-without-effect",
-                f"{role}.grad_clip={value} has no effect: verl's engines read {role}.optim.clip_grad, which is "
-                f"{engine_value}",
-            )
-        if (value := OmegaConf.select(node, f"{engine}.strategy")) not in (None, "fsdp", node.strategy):
-            warn(
-                "engine-strategy-without-effect",
-                f"{role}.{engine}.strategy={value} has no effect: verl sets it to {role}.strategy, which is "
-                f"{node.strategy}",
-            )
-    if use_critic:
-        _check_critics_spread(config)
-    ratio, sides = actor.get("clip_ratio", 0.2), [actor.get(f"clip_ratio_{side}") for side in ("low", "high")]
-    if actor.policy_loss.get("loss_mode", "vanilla") in CLIPPING and ratio != 0.2 and {ratio, None}.isdisjoint(sides):
-        warn(
-            "clip-ratio-without-effect",
-            f"{ACTOR}.clip_ratio={ratio} has no effect: clip_ratio_low={sides[0]} and clip_ratio_high={sides[1]} take "
-            "precedence, and verl's defaults set both: set these two",
-        )
+    for role, engine in ((ACTOR, "fsdp_config"), *([("critic", "fsdp")] if run.use_critic else [])):
+        clip, theirs = run.get(role).get("grad_clip", 1.0), run.get(f"{role}.optim.clip_grad")
+        if clip not in (1.0, theirs):
+            instead = f"verl's engines read {role}.optim.clip_grad, which is {theirs}"
+            warn_idle("grad-clip-without-effect", f"{role}.grad_clip={clip}", instead)
+        strategy, theirs = run.get(f"{role}.{engine}.strategy"), run.get(f"{role}.strategy")
+        if strategy not in (None, "fsdp", theirs):
+            instead = f"verl sets it to {role}.strategy, which is {theirs}"
+            warn_idle("engine-strategy-without-effect", f"{role}.{engine}.strategy={strategy}", instead)
+    if run.use_critic:
+        key = "ulysses_sequence_parallel_size"
+        spread, theirs = run.config.critic.get(key, 1), run.get(f"critic.fsdp.{key}")
+        if spread not in (1, theirs) and theirs is not None:
+            instead = f"verl reads critic.fsdp.{key}, which is {theirs}"
+            warn_idle("critic-spread-without-effect", f"critic.{key}={spread}", instead)
+    ratio, low, high = (run.actor.get(f"clip_ratio{side}") for side in ("", "_low", "_high"))
+    if run.loss_name in CLIPPING and ratio not in (None, 0.2, low, high) and None not in (low, high):
+        instead = f"verl reads clip_ratio_low={low} and clip_ratio_high={high}: set these two"
+        warn_idle("clip-ratio-without-effect", f"{ACTOR}.clip_ratio={ratio}", instead)
 
 
-def _check_critics_spread(config: DictConfig) -> None:
-    spread, key = config.critic.get("ulysses_sequence_parallel_size", 1), "critic.fsdp.ulysses_sequence_parallel_size"
-    if spread not in (1, engine_value := OmegaConf.select(config, key)) and engine_value is not None:
-        warn(
-            "critic-spread-without-effect",
-            f"critic.ulysses_sequence_parallel_size={spread} has no effect: verl reads {key}, which is {engine_value}",
-        )
-
-
-def _check_trace(config: DictConfig) -> None:
+def _check_trace(run: Run) -> None:
     """verl's V1 trainers trace nothing, but each agent-loop worker imports the package."""
-    if backend := OmegaConf.select(config, f"{ROLLOUT}.trace.backend"):
-        key = f"{ROLLOUT}.trace.backend={backend}"
+    if backend := run.get(f"{ROLLOUT}.trace.backend"):
+        setting = f"{ROLLOUT}.trace.backend={backend}"
         if backend in TRACERS and find_spec(backend) is None:
-            refuse(
-                "trace-package-missing", f"{key} needs the package {str(backend)!r}: pip install it, or set it to null"
-            )
-        warn(
-            "trace-without-effect",
-            f"{key} has no effect: verl's V1 trainers trace no rollouts; turnkey.log.trajectories writes them",
-        )
+            problem = f"{setting} needs the package {str(backend)!r}"
+            refuse("trace-package-missing", f"{problem}: pip install it, or set it to null")
+        instead = "verl's V1 trainers trace no rollouts; turnkey.log.trajectories writes them"
+        warn_idle("trace-without-effect", setting, instead)
 
 
 def check_steps(config: DictConfig) -> None:
@@ -119,29 +84,26 @@ def check_steps(config: DictConfig) -> None:
 
     verl makes the last save and validation only after the last step.
     """
-    _check_left(config)
     trainer, reachable = config.trainer, steps_until_data_end(config)
-    total = trainer.get("total_training_steps")
-    if total is None or reachable is None or total <= reachable or trainer.get("val_only"):
+    if trainer.get("val_only"):
         return
-    every = {"checkpoint": trainer.save_freq, "validation": trainer.test_freq}
-    lost = [name for name, steps in every.items() if steps > 0 and reachable % steps]
-    without = f" without a last {' and '.join(lost)}" if lost else ""
-    epochs = trainer.total_epochs
-    warn(
-        "training-steps-not-reached",
-        f"trainer.total_training_steps={total} is not reached: trainer.total_epochs={epochs} end after {reachable} "
-        f"steps{without}, and before the learning rate's schedule does. Set "
-        f"trainer.total_epochs={-(-total * epochs // max(1, reachable))}, or trainer.total_training_steps={reachable}",
-    )
-
-
-def _check_left(config: DictConfig) -> None:
-    done, last = resumed_step(config.trainer), last_step(config)
-    if done and last is not None and done >= last and not config.trainer.get("val_only"):
+    done, last = resumed_step(trainer), last_step(config)
+    if done and last is not None and done >= last:
         warn(
             "no-steps-left",
             f"the checkpoint that this run continues from is of step {done}, and the run ends after step {last}: no "
             "step is left to train. To train further raise trainer.total_training_steps (and trainer.total_epochs); "
             "for a new run set another trainer.default_local_dir, or trainer.resume_mode=disable",
         )
+    total, epochs = trainer.get("total_training_steps"), trainer.total_epochs
+    if total is None or reachable is None or total <= reachable:
+        return
+    every = {"checkpoint": trainer.save_freq, "validation": trainer.test_freq}
+    lost = [name for name, steps in every.items() if steps > 0 and reachable % steps]
+    without = f" without a last {' and '.join(lost)}" if lost else ""
+    warn(
+        "training-steps-not-reached",
+        f"trainer.total_training_steps={total} is not reached: trainer.total_epochs={epochs} end after {reachable} "
+        f"steps{without}, and before the learning rate's schedule does. Set "
+        f"trainer.total_epochs={-(-total * epochs // max(1, reachable))}, or trainer.total_training_steps={reachable}",
+    )

@@ -7,7 +7,7 @@ change.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from dataclasses import replace
 from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf
@@ -24,7 +24,6 @@ from verl_turnkey.plugins.checks.data import check_data, warn_of_shared
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, training_loops
 from verl_turnkey.plugins.checks.findings import Findings, collecting, refuse, warn
 from verl_turnkey.plugins.checks.groups import check_groups
-from verl_turnkey.plugins.checks.hidden_rank import check_hidden_rank
 from verl_turnkey.plugins.checks.late import check_late
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.lora import check_lora
@@ -36,9 +35,10 @@ from verl_turnkey.plugins.checks.resources import check_resources
 from verl_turnkey.plugins.checks.rewards import check_bounds, check_compared, check_rewards, supplied_columns
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.rule_table import check_ignored
+from verl_turnkey.plugins.checks.run import MODE, OURS, N, Run, needs_name
 from verl_turnkey.plugins.checks.selection import check_selection
-from verl_turnkey.plugins.checks.skill import check_skill
-from verl_turnkey.plugins.checks.teacher import check_teacher
+from verl_turnkey.plugins.checks.teacher import check_hidden_rank, check_teacher
+from verl_turnkey.plugins.checks.texts import check_skill
 from verl_turnkey.plugins.checks.unknown_keys import check_accepted, check_unknown, dataclasses
 from verl_turnkey.plugins.checks.unread import check_steps, check_unread
 from verl_turnkey.plugins.checks.update import check_update, warn_ignored
@@ -47,20 +47,12 @@ from verl_turnkey.plugins.checks.values import check_ranges
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.command_line import groups, near_miss
 from verl_turnkey.plugins.config.machine import visible_accelerator
-from verl_turnkey.plugins.config.schema import (
-    TurnkeyConfig,
-    closest,
-    credit_modify,
-    credit_params,
-    estimator_of,
-    loss_of,
-    turnkey_config,
-)
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest, estimator_of, loss_of, turnkey_config
 from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied
 from verl_turnkey.plugins.credit.unrecorded import COLUMNS, VERLS_LOOPS, listed_per_turn, needs_record
-from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.verl_api import internals, ledger
 
+METHOD = "algorithm.adv_estimator"
 # verl's keys that a turnkey estimator does not read: their defaults, and the parameter of ours that means the same.
 IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_adv_by_std_in_grpo": (True, "norm")}
 
@@ -97,16 +89,11 @@ def check_values(config: DictConfig, *, use_critic: bool) -> None:
 
 def involved(config: DictConfig) -> bool:
     """Whether the launch line has a switch of ours: else stock verl runs, or another plugin."""
-    return _mode(config).startswith("turnkey_") or "turnkey" in config
-
-
-def _mode(config: DictConfig) -> str:
-    return str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
+    return str(OmegaConf.select(config, MODE)).startswith("turnkey_") or "turnkey" in config
 
 
 def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
-    mode, switched = _mode(config), involved(config)
-    turnkey = turnkey_config(config)
+    switched, turnkey = involved(config), turnkey_config(config)
     check_selection(config, turnkey)
     if "verl.trainer.ppo.core_algos" in sys.modules:
         registries.register_estimators()
@@ -117,73 +104,60 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     )
     if not (ours or switched) and loss_of(config) is None:
         return
-    run = findings.run
+    from verl.trainer.ppo.utils import need_reference_policy
+
+    check, loops = findings.run, training_loops(config)
+    run = Run(config, turnkey, loops, use_critic, bool(need_reference_policy(config)))
     if ours:
-        run(_check_estimator, config, turnkey, use_critic, mode)
+        check(_check_estimator, run)
     if warning := internals.unsupported_verl():
         warn("verl-version", warning)
     ledger.verify(("config",))
-    loops = training_loops(config)
-    if mode.startswith("turnkey_"):
-        from verl.trainer.ppo.utils import need_reference_policy
-
-        _check_trainer(config, mode)
-        run(_check_warm_up, config, use_critic)
-        reference = need_reference_policy(config)
-        for node in dataclasses(use_critic=use_critic, use_reference=reference):
-            run(check_accepted, config, node)
-        run(check_unknown, config)
-        run(check_counts, config)
-        run(check_rollout, config, turnkey, mode, loops)
-        run(check_joining, config)
-        run(check_paths, config, turnkey, use_critic=use_critic)
-        run(check_lora, config, mode, use_critic=use_critic)
-        run(check_checkpoints, config, use_critic=use_critic)
-        run(check_log_folder, config, turnkey)
-        run(check_algorithm, config, turnkey, loops)
-        run(warn_of_combinations, config, turnkey, loops)
-        run(check_unread, config, loops, use_critic=use_critic)
-        run(check_limits, config, turnkey, loops, use_critic=use_critic, use_reference=reference)
-        run(check_late, config, turnkey, loops, use_critic=use_critic)
-        run(check_resources, config, use_critic=use_critic)
+    if run.our_trainer:
+        _check_trainer(run)
+        check(_check_warm_up, run)
+        for node in dataclasses(use_critic=use_critic, use_reference=run.use_reference):
+            check(check_accepted, config, node)
+        check(check_unknown, config)
+        check(check_counts, config)
+        check(check_rollout, run)
+        check(check_joining, config)
+        check(check_paths, run)
+        check(check_lora, run)
+        check(check_checkpoints, config, use_critic=use_critic)
+        for check_run in (check_log_folder, check_algorithm, warn_of_combinations, check_unread, check_limits):
+            check(check_run, run)
+        check(check_late, run)
+        check(check_resources, run)
     elif turnkey.log.trajectories:
-        run(check_address, "turnkey.log.trajectories", turnkey.log.trajectories)
-        warn(
-            "log-without-credit",
-            f"turnkey.log.trajectories will contain only rollouts, including those of validation: the trainer {mode} "
-            f"writes no credit; set trainer.v1.trainer_mode=turnkey_{mode}",
-        )
-    run(check_update, config, turnkey, mode, loops, use_critic=use_critic)
-    files = run(check_data, config, turnkey, agent_loops(config)) or []
-    if files and "turnkey_env" in loops:
-        run(warn_of_shared, config)
-        run(check_panel, config)
-    run(check_steps, config)
-    run(check_groups, config, turnkey, mode, files, loops)
-    run(check_skill, turnkey, files, loops)
-    run(check_teacher, config, turnkey, mode, files, loops)
-    run(check_hidden_rank, config, turnkey)
-    run(check_value_heads, config, turnkey, use_critic=use_critic)
-    run(check_streams, config, turnkey)
-    run(check_prm, config, turnkey, mode, loops)
-    our_loops = {*ledger.AGENT_LOOPS} & loops
-    if not our_loops and turnkey.rewards != TurnkeyConfig().rewards:
-        warn(
-            "rewards-without-effect",
-            f"turnkey.rewards has no effect with the agent loop {min(loops)}: "
-            f"only {' and '.join(ledger.AGENT_LOOPS)} read it",
-        )
+        check(check_address, "turnkey.log.trajectories", turnkey.log.trajectories)
+        problem = f"turnkey.log.trajectories will contain only rollouts: the trainer {run.mode} writes no credit"
+        warn("log-without-credit", f"{problem}; set {MODE}=turnkey_{run.mode}")
+    check(check_update, run)
+    run = replace(run, files=check(check_data, config, turnkey, agent_loops(config)) or [])
+    if run.files and OURS in loops:
+        check(warn_of_shared, config)
+        check(check_panel, config)
+    check(check_steps, config)
+    for check_run in (check_groups, check_skill, check_teacher, check_hidden_rank):
+        check(check_run, run)
+    for check_run in (check_value_heads, check_streams, check_prm):
+        check(check_run, run)
+    if not run.our_loops and turnkey.rewards != TurnkeyConfig().rewards:
+        idle = f"turnkey.rewards has no effect with the agent loop {min(loops)}"
+        warn("rewards-without-effect", f"{idle}: only {' and '.join(ledger.AGENT_LOOPS)} read it")
     reward_columns: tuple[str, ...] = ()
-    if our_loops and (rewards := run(check_rewards, config, turnkey, loops)) is not None:
-        run(check_compared, config, turnkey, rewards)
+    if run.our_loops and (rewards := check(check_rewards, run)) is not None:
+        check(check_compared, run, rewards)
         reward_columns = rewards.columns
-    strategy_columns = run(check_branching, config, turnkey, reward_columns, loops) or ()
+    strategy_columns = check(check_branching, run, reward_columns) or ()
     if ours:
-        run(_check_recorded, config, turnkey, loops)
-    run(check_agent, config, turnkey, loops)
-    run(check_mcp, turnkey, loops)
-    if "turnkey_env" in loops and not findings.errors:
-        check_agent_loop(config, turnkey, files if loops == {"turnkey_env"} else [], reward_columns, strategy_columns)
+        check(_check_recorded, run)
+    check(check_agent, run)
+    check(check_mcp, run)
+    if OURS in loops and not findings.errors:
+        run = run if loops == {OURS} else replace(run, files=[])
+        check_agent_loop(run, reward_columns, strategy_columns)
     _hint_without_gpu(config)
 
 
@@ -193,117 +167,79 @@ def _check_root_keys(config: DictConfig) -> None:
         if near_miss(key.split("/")[0]) or key.startswith("turnkey/"):
             refuse("unknown-config-group", f"there is no config group {key!r}{closest(key, list(groups()))}")
     if isinstance(config.get("turnkey"), str):
-        refuse(
-            "turnkey-plain-value",
-            f"turnkey={config.turnkey!r} is a plain value: the config group was not found. Write +turnkey=<method> "
-            "(with the plus), and check that the line 'verl-turnkey ... is loaded' was printed",
-        )
+        problem = f"turnkey={config.turnkey!r} is a plain value: the config group was not found"
+        fix = "Write +turnkey=<method> (with the plus), and check that 'verl-turnkey ... is loaded' was printed"
+        refuse("turnkey-plain-value", f"{problem}. {fix}")
 
 
-def _check_estimator(config: DictConfig, turnkey: TurnkeyConfig, use_critic: bool, mode: str) -> None:
-    spec = estimator_of(config)
+def _check_estimator(run: Run) -> None:
+    spec, config, params = run.estimator, run.config, run.params
     assert spec is not None
-    if not mode.startswith("turnkey_"):
-        refuse(
-            "estimator-trainer",
-            f"algorithm.adv_estimator={spec.name} needs a trainer that hands over the steps of each episode, but "
-            f"trainer.v1.trainer_mode is {mode!r}: set trainer.v1.trainer_mode=turnkey_{mode}, or add "
-            f"+turnkey={spec.name}",
-        )
+    if not run.our_trainer:
+        problem = f"{METHOD}={spec.name} needs a trainer of this package, but {MODE} is {run.mode!r}"
+        refuse("estimator-trainer", f"{problem}: set {MODE}=turnkey_{run.mode}, or add +turnkey={spec.name}")
     ledger.verify(("estimator",), (str(config.algorithm.adv_estimator),))
-    params = credit_params(config, turnkey)
-    modify = credit_modify(config, turnkey)
-    needed = spec.columns(params, modify)
     for module in getattr(params, "requires", ()):
         if find_spec(module) is None:
-            refuse(
-                "method-package-missing",
-                f"algorithm.adv_estimator={spec.name} needs the Python package {module!r}, which is not installed: "
-                f'pip install "verl-turnkey[{spec.name}]" on every node',
-            )
-    forked = read_strategy(turnkey.rollout.strategy)
-    if (
-        config.actor_rollout_ref.rollout.n == 1
-        and not (forked and forked[0].trains)
-        and (
-            hasattr(params, "norm")
-            or getattr(params, "singleton", None) == "zero"  # both compare the episodes of a group
-        )
-    ):
-        warn(
-            "single-rollout",
-            f"actor_rollout_ref.rollout.n=1 leaves {spec.name} with one episode per group and nothing to compare it "
-            "with: raise n, or take a method without groups (turn_gae, vc_gae, rebn)",
-        )
-    if "value" in needed and not use_critic:
-        refuse("critic-missing", f"algorithm.adv_estimator={spec.name} needs a critic: set critic.enable=true")
-    check_bounds([spec, *(modifier.spec for modifier in modify)], config, turnkey)
+            problem = f"{METHOD}={spec.name} needs the Python package {module!r}, which is not installed"
+            refuse("method-package-missing", f'{problem}: pip install "verl-turnkey[{spec.name}]" on every node')
+    # Both compare the episodes of a group.
+    compares = hasattr(params, "norm") or getattr(params, "singleton", None) == "zero"
+    if run.rollout.n == 1 and not run.trains_branches and compares:
+        problem = f"{N}=1 leaves {spec.name} with one episode per group and nothing to compare it with"
+        warn("single-rollout", f"{problem}: raise n, or take a method without groups (turn_gae, vc_gae, rebn)")
+    if "value" in run.columns and not run.use_critic:
+        refuse("critic-missing", f"{METHOD}={spec.name} needs a critic: set critic.enable=true")
+    check_bounds(run)
     warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
 
 
-def _check_trainer(config: DictConfig, mode: str) -> None:
-    if mode not in ledger.TRAINERS:
-        refuse(
-            "unknown-turnkey-trainer",
-            f"there is no trainer.v1.trainer_mode={mode!r}{closest(mode, list(ledger.TRAINERS))}",
-        )
-    if not config.trainer.use_v1:
-        refuse("trainer-v1", f"trainer.v1.trainer_mode={mode} is a V1 trainer: set trainer.use_v1=true")
+def _check_trainer(run: Run) -> None:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-    if config.algorithm.adv_estimator is None:
-        refuse(
-            "estimator-missing",
-            "+turnkey=base chooses no estimator: set algorithm.adv_estimator to one of your own (turnkey.modules), of "
-            "this package or of verl",
-        )
-    name = str(config.algorithm.adv_estimator)
+    needs_name("unknown-turnkey-trainer", MODE, run.mode, ledger.TRAINERS)
+    if not run.config.trainer.use_v1:
+        refuse("trainer-v1", f"{MODE}={run.mode} is a V1 trainer: set trainer.use_v1=true")
+    if run.config.algorithm.adv_estimator is None:
+        fix = f"set {METHOD} to one of your own (turnkey.modules), of this package or of verl"
+        refuse("estimator-missing", f"+turnkey=base chooses no estimator: {fix}")
+    name = str(run.config.algorithm.adv_estimator)
     if name not in ADV_ESTIMATOR_REGISTRY:  # verl would find out after the first rollout
-        refuse(
-            "unknown-estimator",
-            f"there is no algorithm.adv_estimator={name!r}{known_as(name) or closest(name, [*ADV_ESTIMATOR_REGISTRY])}",
-        )
+        instead = known_as(name) or closest(name, [*ADV_ESTIMATOR_REGISTRY])
+        refuse("unknown-estimator", f"there is no {METHOD}={name!r}{instead}")
 
 
-def _check_warm_up(config: DictConfig, use_critic: bool) -> None:
-    if not use_critic and (warm_up := config.trainer.get("critic_warmup") or 0) > 1:
-        refuse(
-            "critic-warmup-without-critic",
-            f"trainer.critic_warmup={warm_up} leaves the actor as it is before step {warm_up}, and this run has no "
-            "critic to warm up: set it to 0",
-        )
+def _check_warm_up(run: Run) -> None:
+    if not run.use_critic and (warm_up := run.config.trainer.get("critic_warmup") or 0) > 1:
+        problem = f"trainer.critic_warmup={warm_up} trains no actor before step {warm_up}, and this run has no critic"
+        refuse("critic-warmup-without-critic", f"{problem} to warm up: set it to 0")
 
 
-def _check_recorded(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> None:
+def _check_recorded(run: Run) -> None:
     """Refuse batches that mix rows with and without records, and methods that need records where there are none."""
-    without = sorted({*loops} & {*VERLS_LOOPS})
-    if without and (ours := {*ledger.AGENT_LOOPS} & {*loops}):
+    if run.verls_loops and run.our_loops:
         refuse(
             "mixed-agent-loops",
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs a record in all rows of a batch, or in "
-            f"none, but the training data (column {LOOP_COLUMN!r}) name the agent loop {min(ours)}, which writes "
-            f"one, and {without[0]}, which writes none: train the rows of each in a run of their own",
+            f"{run.setting(METHOD)} needs a record in all rows of a batch, or in none, but the data (column "
+            f"{LOOP_COLUMN!r}) name {run.our_loops[0]}, whose rows have one, and {run.verls_loops[0]}, whose rows have "
+            "none: train the rows of each in a run of their own",
         )
-    for loop in without:
-        _check_derived(config, turnkey, loop)
+    for loop in run.verls_loops:
+        _check_derived(run, loop)
 
 
-def _check_derived(config: DictConfig, turnkey: TurnkeyConfig, loop: str) -> None:
+def _check_derived(run: Run, loop: str) -> None:
     """Refuse a method that needs columns which rows of verl's loops, without a record, do not provide."""
-    spec = estimator_of(config)
+    spec, needed = run.estimator, run.columns
     assert spec is not None
-    per_turn = {
-        f"extra.{name}" for name in listed_per_turn(config.actor_rollout_ref.rollout) if name in VERLS_LOOPS[loop]
-    }
-    modify = credit_modify(config, turnkey)
-    needed = spec.columns(credit_params(config, turnkey), modify)
-    lacking = [column for column in needed if column not in {*COLUMNS, *supplied_columns(config, turnkey), *per_turn}]
+    per_turn = {f"extra.{name}" for name in listed_per_turn(run.rollout) if name in VERLS_LOOPS[loop]}
+    lacking = [column for column in needed if column not in {*COLUMNS, *supplied_columns(run), *per_turn}]
     if lacking:
-        from_data = loop != config.actor_rollout_ref.rollout.agent.default_agent_loop
+        from_data = loop != run.rollout.agent.default_agent_loop
         cause = f"the agent loop is {loop}, by the data's column {LOOP_COLUMN!r}, which overrides default_agent_loop: "
         refuse("columns-without-record", (cause if from_data else "") + needs_record(spec.name, lacking))
-    if OmegaConf.select(config, BYPASS):
-        names = [spec.name, *(modifier.spec.name for modifier in modify)]
+    if run.get(BYPASS):
+        names = [spec.name, *(modification.spec.name for modification in run.modifiers)]
         check_supplied(names, [column for column in needed if column not in per_turn])
 
 

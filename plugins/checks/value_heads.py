@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_turnkey.advantage import ValueHead
-from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
+from verl_turnkey.plugins.checks.findings import Refusal, refuse
+from verl_turnkey.plugins.checks.run import Run, warn_idle
 from verl_turnkey.plugins.config.checkpoint_files import FSDP, damage
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of, turnkey_config
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of, turnkey_config
 from verl_turnkey.plugins.rollout.streams import FORMAT
 
 
@@ -20,67 +21,45 @@ def heads_of(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[ValueHead, ...
     return () if spec is None else spec.heads(credit_params(config, turnkey))
 
 
-def check_value_heads(config: DictConfig, turnkey: TurnkeyConfig, *, use_critic: bool) -> None:
-    """Refuse a critic that cannot have the heads that the method reads.
-
-    Raises:
-        ConfigError: names the key to change.
-    """
-    if not use_critic or not (heads := heads_of(config, turnkey)):
+def check_value_heads(run: Run) -> None:
+    """Refuse a critic that cannot have the heads that the method reads."""
+    if not run.use_critic or not (heads := heads_of(run.config, run.turnkey)):
         return
-    what = f"algorithm.adv_estimator={config.algorithm.adv_estimator} reads {len(heads)} heads of the critic"
-    one = "turnkey.credit.heads=1, one value in the place of all"
-    if (strategy := str(config.critic.strategy)) not in FSDP:
-        refuse(
-            "heads-engine",
-            f"{what}, which only FSDP builds, and critic.strategy={strategy}: set critic.strategy=fsdp2, or {one}",
-        )
-    if rank := OmegaConf.select(config, "critic.model.lora_rank"):
-        refuse(
-            "heads-lora",
-            f"{what}, and critic.model.lora_rank={rank} trains an adapter without them: set critic.model.lora_rank=0, "
-            f"or {one}",
-        )
-    if (mean := str(config.critic.loss_agg_mode)) != "token-mean":
-        warn(
-            "heads-aggregation",
-            f"critic.loss_agg_mode={mean} has no effect: {what}, each of which is fitted at one token of a turn",
-        )
+    critic = run.config.critic
+    reads = f"{run.setting('algorithm.adv_estimator')} reads {len(heads)} heads of the critic"
+    single = "turnkey.credit.heads=1, one value in the place of all"
+    if (strategy := str(critic.strategy)) not in FSDP:
+        problem = f"{reads}, which only FSDP builds, and critic.strategy={strategy}"
+        refuse("heads-engine", f"{problem}: set critic.strategy=fsdp2, or {single}")
+    if rank := run.get("critic.model.lora_rank"):
+        problem = f"{reads}, and critic.model.lora_rank={rank} trains an adapter without them"
+        refuse("heads-lora", f"{problem}: set critic.model.lora_rank=0, or {single}")
+    if (mean := str(critic.loss_agg_mode)) != "token-mean":
+        fitted = f"{reads}, each of which is fitted at one token of a turn"
+        warn_idle("heads-aggregation", f"critic.loss_agg_mode={mean}", fitted)
 
 
-def check_streams(config: DictConfig, turnkey: TurnkeyConfig) -> None:
-    """Refuse modifiers of tokens where the method gives the tokens of each decision of a turn their own advantages.
-
-    Raises:
-        ConfigError: names the keys to change.
-    """
-    spec = estimator_of(config)
-    by_token = [one.spec.name for one in credit_modify(config, turnkey) if one.by_token]
-    if by_token and spec and "subgoal_advantages" in spec.gives and turnkey.rollout.action_format == FORMAT:
-        refuse(
-            "streams-and-tokens",
-            f"{spec.name} gives the tokens of each decision of a turn their own advantages, and the modifier "
-            f"{by_token[0]} (turnkey.credit.modify) changes those of single tokens: drop the modifier, or set another "
-            f"turnkey.rollout.action_format than {FORMAT}",
-        )
+def check_streams(run: Run) -> None:
+    """Refuse modifiers of tokens where the method gives the tokens of each decision of a turn their own advantages."""
+    method, by_token = run.estimator, [modifier.spec.name for modifier in run.modifiers if modifier.by_token]
+    in_streams = run.turnkey.rollout.action_format == FORMAT
+    if by_token and method and "subgoal_advantages" in method.gives and in_streams:
+        problem = f"{method.name} gives the tokens of each decision of a turn their own advantages, and the modifier"
+        fix = f"drop the modifier, or set another turnkey.rollout.action_format than {FORMAT}"
+        refuse("streams-and-tokens", f"{problem} {by_token[0]} changes those of single tokens: {fix}")
 
 
 def check_resumed_heads(folder: Path, config: DictConfig) -> None:
-    """Refuse to resume from the critic in ``folder`` with another number of heads; verl saves the model's config there.
-
-    Raises:
-        ConfigError: names the keys to change.
-    """
+    """Refuse to resume from the critic in ``folder`` with another number of heads than its saved config has."""
     file = folder / "huggingface" / "config.json"
     if str(config.critic.strategy) not in FSDP or damage(file):
         return
     names = json.loads(file.read_text(encoding="utf-8")).get("id2label")
-    heads = len(heads_of(config, turnkey_config(config))) or 1
+    heads, method = len(heads_of(config, turnkey_config(config))) or 1, config.algorithm.adv_estimator
     if names is not None and len(names) != heads:
         raise Refusal(
             "heads-of-checkpoint",
             f"the critic in {folder} was trained with another number of heads ({len(names)}) than "
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator} reads ({heads}): set algorithm.adv_estimator to "
-            f"the method that trained it (for hae also turnkey.credit.heads={len(names)}), or start over with "
-            "trainer.resume_mode=disable",
+            f"algorithm.adv_estimator={method} reads ({heads}): set algorithm.adv_estimator to the method that trained "
+            f"it (for hae also turnkey.credit.heads={len(names)}), or start over with trainer.resume_mode=disable",
         )

@@ -239,11 +239,7 @@ OTHERWISE = ("algorithm.rollout_correction.",)
 
 
 def check_ranges(config: DictConfig, *, use_critic: bool) -> None:
-    """Refuse values of another kind than verl's default, and numbers out of range, all at once.
-
-    Raises:
-        ConfigError: one line per key, with its value and the expected one.
-    """
+    """Refuse values of another kind than verl's default, and numbers out of range, all at once."""
     idle = () if use_critic else ("critic.",)
     wrong = [*_out_of_range(config), *_of_another_kind(config)]
     refuse_each((f"range:{key}", text) for key, text in wrong if not key.startswith(idle))

@@ -1,1 +1,1 @@
-"""The command ``turnkey``."""
+"""The command ``turnkey``. An error of the user's input is a ``ValueError`` (``ConfigError``) with a whole message."""

@@ -62,11 +62,7 @@ def agent(
 
 
 def _settings(words: Sequence[str]) -> dict[str, Any]:
-    """The node ``turnkey`` that overrides set.
-
-    Raises:
-        ConfigError: another key, or a word that Hydra cannot read.
-    """
+    """The node ``turnkey`` that overrides set."""
     from verl_turnkey.plugins.config.overrides import read
 
     settings: dict[str, Any] = {}

@@ -16,11 +16,7 @@ def find(start: Path | None = None) -> Path | None:
 
 
 def require(start: Path | None = None) -> Path:
-    """The root of the clone that holds ``start``, whose code must be the one that runs.
-
-    Raises:
-        ValueError: ``start`` is in no clone, or other code runs.
-    """
+    """The root of the clone that holds ``start``, whose code must be the one that runs."""
     root = find(start)
     if root is None:
         raise ValueError(f"expected to be called in a clone of verl-turnkey, not in {start or Path.cwd()}")

@@ -29,9 +29,6 @@ def announce(words: Sequence[str], name: str, *, started: bool) -> bool:
     """Print where the launch line ``words`` continues the run in the folder ``name``; returns whether to start it.
 
     ``started``: the run was started before.
-
-    Raises:
-        ConfigError: no steps are left to train, and files that the line reads have changed since the run ended.
     """
     chosen = {key: values(words, f"trainer.{key}") for key in TRAINER}
     trainer = OmegaConf.create({key: [default, *chosen[key]][-1] for key, default in TRAINER.items()})

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from verl_turnkey.envs.installed import import_installed
 from verl_turnkey.plugins import registries
+from verl_turnkey.plugins.cli import packages
 from verl_turnkey.plugins.verl_api import internals, ledger, seams
 
 # Tested versions; a package outside its range is shown, not refused.
@@ -88,9 +89,9 @@ def _inspect(report: Report) -> Report:
     if entry.failure:
         report.broken_imports["verl_turnkey.plugins.entry"] = entry.failure
     report.plugins = [
-        {"kind": "own package", "name": f"{one.name} ({one.package})"}
-        | {"status": "failed" if one.error else "loaded", "detail": one.error or one.module}
-        for one in import_installed()
+        {"kind": "own package", "name": f"{plugin.name} ({plugin.package})"}
+        | {"status": "failed" if plugin.error else "loaded", "detail": plugin.error or plugin.module}
+        for plugin in import_installed()
     ]
     if report.plugins:
         registries.register_estimators()
@@ -111,10 +112,9 @@ def _inspect(report: Report) -> Report:
 
 def run(*, in_ray: bool, address: str | None, as_json: bool = False) -> int:
     """Print everything; returns 0, or 1 when something is wrong."""
-    console = Console(width=None if os.isatty(1) else 120, quiet=as_json)
+    console = packages.console(quiet=as_json)
     _versions(console)
-    if importlib.util.find_spec("verl") is None:
-        console.print('verl is not installed: pip install "verl-turnkey\\[verl]"', style="bold red")
+    if _lacks_verl(console):
         _json(as_json, [], ["verl is not installed"])
         return 1
     problems = [warning] if (warning := internals.unsupported_verl()) else []
@@ -139,6 +139,13 @@ def run(*, in_ray: bool, address: str | None, as_json: bool = False) -> int:
     return 0
 
 
+def _lacks_verl(console: Console) -> bool:
+    if importlib.util.find_spec("verl") is not None:
+        return False
+    console.print('verl is not installed: pip install "verl-turnkey\\[verl]"', style="bold red")
+    return True
+
+
 def _json(wanted: bool, reports: Sequence[Report], problems: Sequence[str]) -> None:
     if wanted:
         places = [asdict(report) for report in reports]
@@ -147,27 +154,24 @@ def _json(wanted: bool, reports: Sequence[Report], problems: Sequence[str]) -> N
 
 def run_verl() -> int:
     """Print which private parts of the installed verl moved; returns 0, or 1 when one did."""
-    console = Console(width=None if os.isatty(1) else 120)
-    if importlib.util.find_spec("verl") is None:
-        console.print('verl is not installed: pip install "verl-turnkey\\[verl]"', style="bold red")
+    console = packages.console()
+    if _lacks_verl(console):
         return 1
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
         moved = seams.moved()
     if moved:
-        table = Table(
-            "part of verl", "expected", "found", "used for", title="moved", title_justify="left", show_lines=True
-        )
-        for what, why in moved:
-            expected = "\nor ".join(text or "nothing" for text in what.expected)
-            found = what.fault or what.installed or "nothing"
-            table.add_row(*map(escape, (f"{what.module}.{what.name}", expected, found, why)))
+        columns = ("part of verl", "expected", "found", "used for")
+        table = Table(*columns, title="moved", title_justify="left", show_lines=True)
+        for part, why in moved:
+            expected = "\nor ".join(text or "nothing" for text in part.expected)
+            now = part.fault or part.installed or "nothing"
+            table.add_row(*map(escape, (f"{part.module}.{part.name}", expected, now, why)))
         console.print(table)
-    said = (
-        f"verl {internals.verl_version()}: {len(moved)} of {len(seams.SEAMS) + len(list(seams.imports()))} parts moved"
-    )
+    parts = len(seams.SEAMS) + len(list(seams.imports()))
+    summary = f"verl {internals.verl_version()}: {len(moved)} of {parts} parts moved"
     tested = f"tested with {', '.join(internals.TESTED_VERL)}"
-    console.print(f"{said}; {tested}", style="bold red" if moved else "bold green", markup=False, highlight=False)
+    console.print(f"{summary}; {tested}", style="bold red" if moved else "bold green", markup=False, highlight=False)
     return int(bool(moved))
 
 

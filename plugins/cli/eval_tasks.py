@@ -22,9 +22,6 @@ def task_file(tasks: str, played: Played, folder: Path, val_files: Sequence[str]
     """The file of tasks. A number of them is written to ``folder``.
 
     Those of an environment get seeds that no training task has; those of an agent are the first of ``val_files``.
-
-    Raises:
-        ConfigError: there is no such file, it holds tasks of another environment, or the number is out of range.
     """
     from verl_turnkey.envs import make
     from verl_turnkey.envs.tasks import HELD_OUT, Task, held_out_seeds, write_parquet
@@ -50,12 +47,7 @@ def task_file(tasks: str, played: Played, folder: Path, val_files: Sequence[str]
 
 
 def panel_file(panel: Panel, config: DictConfig, folder: Path) -> Path:
-    """Write the tasks of ``panel`` to ``folder``, after a look at the start of each.
-
-    Raises:
-        TaskFormatError: the environment lacks a task here.
-        ConfigError: a task starts otherwise here.
-    """
+    """Write the tasks of ``panel`` to ``folder``, after a look at the start of each."""
     from verl_turnkey.plugins.checks.findings import collecting
     from verl_turnkey.plugins.checks.panel import check_starts
     from verl_turnkey.plugins.config.playing import places

@@ -18,11 +18,7 @@ WIDTH = 80
 
 
 def explain(name: str) -> str:
-    """Explain ``name``, ours or a paper's: its launch line, its summary and parameters, any difference, its page.
-
-    Raises:
-        ConfigError: the name is unknown; the message has the closest one.
-    """
+    """Explain ``name``, ours or a paper's: its launch line, its summary and parameters, any difference, its page."""
     if (spec := own("estimators").get(name)) is not None:
         first = f"{name} is a method of the module {spec.fn.__module__}"
         lines = [first, "", f"    +turnkey=base algorithm.adv_estimator={name}"]
@@ -32,11 +28,8 @@ def explain(name: str) -> str:
     if entry is None and (missing := absent(name)):
         return "\n".join(_wrapped(f"{name} is not here: {missing.why}"))
     if entry is None:
-        known = [
-            *shipped(),
-            *own("estimators"),
-            *(alias for entry in PAPER_NAMES for alias in entry.names.split(" / ")),
-        ]
+        aliases = (alias for entry in PAPER_NAMES for alias in entry.names.split(" / "))
+        known = [*shipped(), *own("estimators"), *aliases]
         raise ConfigError(f"no method, loss, strategy or modifier is called {name!r}{did_you_mean(name, known)}")
     others = ", ".join(other for other in entry.names.split(" / ") if plain(other) != plain(name))
     first = f"{ours} is a method of this package" if ours else entry.equivalent(name)
@@ -54,8 +47,8 @@ def _part(kind: str, spec: Any, params: type, key: str) -> Iterator[str]:
     if kind != "strategy" and spec.needs:
         yield f"  needs {', '.join(spec.needs)}"
     docs, default = attribute_docs(params), params()
-    for field in [each.name for each in fields(params)]:
-        yield f"  {key}{field}={scalar(getattr(default, field))}  {docs.get(field, '')}"
+    for entry in fields(params):
+        yield f"  {key}{entry.name}={scalar(getattr(default, entry.name))}  {docs.get(entry.name, '')}"
 
 
 def _text(lines: Iterable[str]) -> str:

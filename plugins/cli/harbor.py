@@ -30,10 +30,6 @@ def write_tasks(
     """Write ``train.parquet`` and ``val.parquet`` in ``out`` with the tasks in ``folder``. What was written, in words.
 
     ``val_folder``: the tasks of validation; None: a tenth of those in ``folder``, at most 128.
-
-    Raises:
-        TaskFormatError: a task cannot be read, or needs what is not supported.
-        ConfigError: there are not so many tasks.
     """
     own, others = (None if path is None else _rows(path, ignore_dockerfile) for path in (folder, val_folder))
     lines = []

@@ -98,10 +98,6 @@ def resolve(environment: str, further: Sequence[str] = ()) -> Played:
 
     A file that registers several environments is followed by the one that is meant: ``my_env.py:my/Env-v0``.
     ``further`` overrides may hold arguments of the environment: ``turnkey.env.kwargs.size=4``.
-
-    Raises:
-        ConfigError: it is none of these.
-        ModuleImportError: the file cannot be imported.
     """
     from omegaconf import OmegaConf
 
@@ -119,11 +115,7 @@ def resolve(environment: str, further: Sequence[str] = ()) -> Played:
 
 
 def played(environment: str, words: Sequence[str]) -> Played:
-    """What the overrides ``words`` play: their agent where ``environment`` is empty, else :func:`resolve`.
-
-    Raises:
-        ConfigError: neither is named, or as :func:`resolve`.
-    """
+    """What the overrides ``words`` play: their agent where ``environment`` is empty, else :func:`resolve`."""
     agent = None if environment else agent_of(words)
     return agent or resolve(environment, words)
 
@@ -147,15 +139,13 @@ def _named(environment: str) -> Played:
     if environment.endswith(".py") or chosen:
         module = Path(f"{file}.py" if chosen else file).expanduser().absolute()
         import_modules([str(module)], "ENVIRONMENT")
-        found = environments_of(str(module))
+        ids = environments_of(str(module))
         if chosen and chosen not in gymnasium.registry:
-            raise ConfigError(f"{module} registers no environment {chosen!r}, but {', '.join(found) or 'none'}")
-        if not chosen and len(found) != 1:
-            raise ConfigError(
-                f"{module} must register one environment with gymnasium.register, not {len(found)}"
-                + (f": name one, as in {module.name}:{found[0]}" if found else "")
-            )
-        return Played(chosen or found[0], module=module)
+            raise ConfigError(f"{module} registers no environment {chosen!r}, but {', '.join(ids) or 'none'}")
+        if not chosen and len(ids) != 1:
+            hint = f": name one, as in {module.name}:{ids[0]}" if ids else ""
+            raise ConfigError(f"{module} must register one environment with gymnasium.register, not {len(ids)}{hint}")
+        return Played(chosen or ids[0], module=module)
     recipes = _recipes()
     if environment in recipes:
         env = recipes[environment].get("env") or {}
@@ -185,11 +175,7 @@ def _recipes() -> dict[str, dict[str, Any]]:
 
 
 def write_tasks(played: Played, folder: Path, train: int, val: int, seed: int = 0) -> bool:
-    """Write the tasks unless both files exist; returns whether it wrote them.
-
-    Raises:
-        ConfigError: the files hold tasks of another environment.
-    """
+    """Write the tasks unless both files exist; returns whether it wrote them."""
     from verl_turnkey.envs import make
     from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
     from verl_turnkey.plugins.checks.probe import first_task
@@ -223,22 +209,19 @@ def overrides(
     """The overrides of the launch line, one list per line as it is shown; ``further`` come last and win.
 
     ``sizes``: of :data:`SIZES`; None: those of ``device`` and ``model``.
-
-    Raises:
-        ConfigError: the line would be refused, as a misspelt ``method``.
     """
     chosen = {**SIZES[sizes or ("cpu_small" if device == "cpu" and is_small(model) else device)]}
-    given = {entry.lstrip("+~").partition("=")[0] for entry in further}
-    given |= {key for key in _preset(further) if not key.startswith("trainer.")}  # how long to train is said here
+    user_keys = {entry.lstrip("+~").partition("=")[0] for entry in further}
+    user_keys |= {key for key in _preset(further) if not key.startswith("trainer.")}  # --steps sets how long to train
     batches = [chosen["data.train_batch_size"], *values(further, "data.train_batch_size")]
     chosen["actor_rollout_ref.actor.ppo_mini_batch_size"] = batches[-1]
     if _prompt(played, further) == "conversation":  # which grows by turns and observations
         turn = chosen["data.max_response_length"]
-        given |= {"turnkey.rollout.max_tokens_per_turn"} if values(further, "turnkey/agent") else set()
+        user_keys |= {"turnkey.rollout.max_tokens_per_turn"} if values(further, "turnkey/agent") else set()
         chosen |= {"data.max_response_length": TURNS * turn, "turnkey.rollout.max_tokens_per_turn": turn}
     if device == "gpu":
         chosen["trainer.n_gpus_per_node"] = gpus
-    elif not given & KEEP_TWO.keys():
+    elif not user_keys & KEEP_TWO.keys():
         chosen |= KEEP_TWO
     chosen |= {
         "trainer.total_training_steps": steps,
@@ -264,7 +247,7 @@ def overrides(
     # verl reads these as patterns, in which brackets have to be escaped.
     lines += [[override(f"data.{split}_files", escape(f"{tasks / split}.parquet")) for split in ("train", "val")]]
     lines += [[override("actor_rollout_ref.model.path", model)]]
-    lines += [[override(key, value)] for key, value in chosen.items() if key.lstrip("+") not in given]
+    lines += [[override(key, value)] for key, value in chosen.items() if key.lstrip("+") not in user_keys]
     lines += [[entry] for entry in further]
     command_line.check([entry for line in lines for entry in line])
     return lines
@@ -290,7 +273,7 @@ def command(lines: Sequence[Sequence[str]]) -> list[str]:
     return [sys.executable, "-m", "verl.trainer.main_ppo", *(entry for line in lines for entry in line)]
 
 
-def shown(lines: Sequence[Sequence[str]]) -> str:
+def shell_line(lines: Sequence[Sequence[str]]) -> str:
     """The launch line, quoted for a shell."""
     return " \\\n    ".join(["python -m verl.trainer.main_ppo", *(shlex.join(line) for line in lines)])
 

@@ -26,8 +26,8 @@ app.add_typer(agent.app)
 app.add_typer(prm.app)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(f"verl-turnkey {version('verl-turnkey')}")

@@ -110,12 +110,7 @@ KINDS = {
 
 
 def own_file(kind: str, name: str, path: Path, summary: str | None = None) -> list[str]:
-    """Write one file of the user's own to ``path``; returns what to say of it.
-
-    Raises:
-        ValueError: ``name`` is not an identifier in snake case, or taken; ``path`` is not a ``.py`` file.
-        FileExistsError: something is at ``path`` already.
-    """
+    """Write one file of the user's own to ``path``; returns what to say of it."""
     check_name(kind, name)
     if path.suffix != ".py":
         raise ValueError(f"--out: expected the path of a .py file, got {path}")
@@ -139,12 +134,7 @@ def _installed(name: str) -> bool:
 
 
 def in_clone(kind: str, name: str, root: Path, summary: str | None = None) -> list[str]:
-    """Write all files of ``name`` into the clone at ``root`` and register it there; returns what to say of it.
-
-    Raises:
-        ValueError: ``name`` is not an identifier in snake case, or taken.
-        FileExistsError: one of the files is there already; none is written then.
-    """
+    """Write all files of ``name`` into the clone at ``root`` and register it there; returns what to say of it."""
     if kind == "loss" and find_spec("torch") is None:
         raise ValueError("a loss is written with torch, which is not installed here: pip install torch")
     check_name(kind, name)
@@ -201,13 +191,13 @@ def _holder(kind: str, name: str) -> str | None:
 
 def _used(kind: str) -> set[str]:
     """Names of the templates' code."""
-    found: set[str] = set()
+    names: set[str] = set()
     for text in ("module", "own"):
         for node in ast.walk(ast.parse(render(kind, text, "the_new_one", file="the_new_one.py"))):
-            found |= {getattr(node, name) for name in ("id", "arg") if isinstance(getattr(node, name, None), str)}
+            names |= {getattr(node, name) for name in ("id", "arg") if isinstance(getattr(node, name, None), str)}
             if isinstance(node, ast.alias):
-                found.add(node.asname or node.name)
-    return found - {"the_new_one", "TheNewOne"}
+                names.add(node.asname or node.name)
+    return names - {"the_new_one", "TheNewOne"}
 
 
 def camel(name: str) -> str:
@@ -216,11 +206,7 @@ def camel(name: str) -> str:
 
 
 def render(kind: str, text: str, name: str, summary: str | None = None, file: str = "") -> str:
-    """The template ``text`` of ``kind`` for ``name``.
-
-    Raises:
-        ValueError: the summary is not a single line, or holds a character that a table or a string cannot.
-    """
+    """The template ``text`` of ``kind`` for ``name``."""
     summary = KINDS[kind].summary if summary is None else summary
     if not 0 < len(summary.strip()) <= 100 or not summary.isprintable() or set(summary) & set('"|\\'):
         raise ValueError(
@@ -246,11 +232,11 @@ def _changes(kind: str, name: str, summary: str | None) -> Iterator[tuple[str, C
 
 def _with_import(text: str, name: str) -> str:
     """With ``name`` in the list of the import that registers its neighbours."""
-    found = re.search(r"import \(  # noqa: F401.*\n((?:    \w+,\n)+)\)", text)
-    if not found:
+    imported = re.search(r"import \(  # noqa: F401.*\n((?:    \w+,\n)+)\)", text)
+    if not imported:
         raise ValueError("expected `import (  # noqa: F401 ...` with one module in each line")
-    lines = sorted([*found[1].splitlines(keepends=True), f"    {name},\n"])
-    return text[: found.start(1)] + "".join(lines) + text[found.end(1) :]
+    lines = sorted([*imported[1].splitlines(keepends=True), f"    {name},\n"])
+    return text[: imported.start(1)] + "".join(lines) + text[imported.end(1) :]
 
 
 def _before(text: str, heading: str, section: str) -> str:

@@ -35,11 +35,7 @@ Leaves = dict[str, tuple[Any, str]]
 
 
 def show(words: Sequence[str]) -> str:
-    """YAML of all that ``+turnkey=<method>`` and the further ``words`` of a launch line set; a recipe by itself.
-
-    Raises:
-        ConfigError: a run with these words would be refused; names the key.
-    """
+    """YAML of all that ``+turnkey=<method>`` and the further ``words`` of a launch line set; a recipe by itself."""
     check(words)
     try:
         config, leaves = _composed(words)
@@ -77,12 +73,12 @@ def _defaults(config: DictConfig, leaves: Leaves) -> Leaves:
 
     turnkey = turnkey_config(config)
     import_modules(turnkey.modules)
-    found: Leaves = {}
+    defaults: Leaves = {}
     for node, params in (("credit", credit_params(config, turnkey)), ("loss", loss_params(config, turnkey))):
         for entry in fields(params) if params else ():
             if f"turnkey.{node}.{entry.name}" not in leaves:
-                found[f"turnkey.{node}.{entry.name}"] = getattr(params, entry.name), "default"
-    return found
+                defaults[f"turnkey.{node}.{entry.name}"] = getattr(params, entry.name), "default"
+    return defaults
 
 
 def _flat(tree: Any, key: str = "") -> dict[str, Any]:

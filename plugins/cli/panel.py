@@ -49,8 +49,9 @@ def panel(
     """
     if name is None:
         for file in sorted(published().glob("*.json")):
-            each = find(file.stem)
-            typer.echo(f"{each.name:24} {len(each.content['tasks']):5} tasks  {each.env_id:26} {each.sha256[:16]}")
+            shipped = find(file.stem)
+            number = len(shipped.content["tasks"])
+            typer.echo(f"{shipped.name:24} {number:5} tasks  {shipped.env_id:26} {shipped.sha256[:16]}")
         return
     require_verl("panel")
     lines: list[str] = []
@@ -81,12 +82,7 @@ def published() -> Path:
 
 
 def find(name: str) -> Panel:
-    """A published panel by its name, or one of a file.
-
-    Raises:
-        ConfigError: there is none.
-        TaskFormatError: the file is not a panel.
-    """
+    """A published panel by its name, or one of a file."""
     from verl_turnkey.envs.panels import Panel
 
     names = [file.stem for file in sorted(published().glob("*.json"))]
@@ -119,11 +115,7 @@ def new(name: str, environment: str, overrides: Sequence[str], **options: Any) -
 
 
 def remade(panel: Panel, overrides: Sequence[str], starts: bool) -> Made:
-    """The panel made anew on this machine; ``overrides`` say where its environment is.
-
-    Raises:
-        ConfigError: an override changes the panel.
-    """
+    """The panel made anew on this machine; ``overrides`` say where its environment is."""
     from verl_turnkey.envs.panels import make_panel
     from verl_turnkey.plugins.cli import launch
     from verl_turnkey.plugins.config.composing import composed
@@ -154,11 +146,7 @@ def _switches(played: Played) -> list[str]:
 
 
 def check_unchanged(panel: Panel, config: Any) -> None:
-    """Refuse a configuration that plays the tasks of the panel in another way.
-
-    Raises:
-        ConfigError: names the keys.
-    """
+    """Refuse a configuration that plays the tasks of the panel in another way."""
     from verl_turnkey.plugins.config.playing import differing
 
     if lines := differing(panel, config):

@@ -7,13 +7,13 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from verl_turnkey.advantage.params import ConfigError
+from verl_turnkey.plugins.cli.packages import require_pandas
 
 if TYPE_CHECKING:
     from verl_turnkey.plugins.eval.prm_data import Episodes, Label
@@ -65,9 +65,8 @@ def prm_data(
 
     logged = data.read_episodes(find_log(run), validation=validation)
     episodes, turn_labels = logged.episodes, _labels(logged, kind, label or "state", labels)
-    rows = [
-        *(data.pairs(episodes, turn_labels) if kind == "pairs" else data.scored(episodes, turn_labels, kind, max_chars))
-    ]
+    pairs = kind == "pairs"
+    rows = [*(data.pairs(episodes, turn_labels) if pairs else data.scored(episodes, turn_labels, kind, max_chars))]
     for reason, number in logged.left_out.items():
         typer.echo(f"left out: {number} episodes, {reason}", err=True)
     if not rows:
@@ -80,9 +79,8 @@ def prm_data(
     for file, part in ((out, train), (test_file, test)):
         if part:
             _write(file, part)
-            typer.echo(
-                f"{len(part)} {_noun(kind)} of {len({row['task'] for row in part})} tasks in {file}{_share(part)}"
-            )
+            number = f"{len(part)} {'pairs' if kind == 'pairs' else 'examples'}"
+            typer.echo(f"{number} of {len({row['task'] for row in part})} tasks in {file}{_share(part)}")
     if not test:
         typer.echo("no held-out tasks: the log has one task alone, or --held-out is 0")
     if kind == "pairs":
@@ -183,16 +181,6 @@ def prm_eval(
         typer.echo(f"{number:5}  {score:10.3f}  {label:10.3f}")
 
 
-def require_pandas(command: str) -> None:
-    """Refuse a command that reads parquet files where the packages for it are missing.
-
-    Raises:
-        ImportError: says what to install.
-    """
-    if missing := [name for name in ("pandas", "pyarrow") if find_spec(name) is None]:
-        raise ImportError(f'turnkey {command} needs {" and ".join(missing)}: pip install "verl-turnkey[view]"')
-
-
 async def _ask(examples: Any, url: str, model: str, binary: bool, samples: int) -> list[float]:
     """The score that the model gives each example, whose last message is the label's; of ``samples`` the mean."""
     from verl_turnkey.envs.rewards.composition import gather
@@ -239,10 +227,6 @@ def _nothing(logged: Episodes, kind: str, validation: bool) -> str:
         "pairs": "no two responses to one prompt have different labels",
     }
     return reason[kind]
-
-
-def _noun(kind: str) -> str:
-    return "pairs" if kind == "pairs" else "examples"
 
 
 def _share(rows: Sequence[Mapping[Any, Any]]) -> str:

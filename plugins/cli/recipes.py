@@ -119,9 +119,6 @@ def updated(recipe: str, text: str) -> str:
 
     ``base`` holds the whole node ``turnkey:``, a method ``turnkey.credit``, ``loss/<name>`` ``turnkey.loss``, and
     ``modifier/<name>`` the entry of ``turnkey.credit.modify``.
-
-    Raises:
-        ValueError: the file lacks the key under which the parameters stand.
     """
     if recipe == "base":
         return _with(text, "turnkey:", TurnkeyConfig(), recipe)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.cli.packages import require_pandas
 from verl_turnkey.plugins.cli.run_folder import METRICS, MISSING, RunFolder
 from verl_turnkey.plugins.config.overrides import literal, override, read
 from verl_turnkey.plugins.log.masking import MASK, masked
@@ -84,25 +85,19 @@ def repeat(
     compared = held_against(original, described(run)[0])
     if as_json:
         typer.echo(json.dumps(compared))
-    for each in [] if as_json else compared:
-        ends = each["difference"]
+    for result in [] if as_json else compared:
+        ends = result["difference"]
+        verdict = "within the interval" if result["within"] else "lower" if ends["value"] < 0 else "higher"
         typer.echo(
-            f"{each['what']}: {each['repeat']:.3f}, reported {each['report']:.3f}; difference {ends['value']:+.3f} "
-            f"({ends['low']:+.3f} to {ends['high']:+.3f}): "
-            + ("within the interval" if each["within"] else "lower" if ends["value"] < 0 else "higher")
+            f"{result['what']}: {result['repeat']:.3f}, reported {result['report']:.3f}; difference "
+            f"{ends['value']:+.3f} ({ends['low']:+.3f} to {ends['high']:+.3f}): {verdict}"
         )
-    raise typer.Exit(0 if compared and all(each["within"] for each in compared) else 1)
+    raise typer.Exit(0 if compared and all(result["within"] for result in compared) else 1)
 
 
 def described(folder: Path) -> tuple[dict[str, Any], str]:
-    """The report of a run, and its curve as HTML.
-
-    Raises:
-        ConfigError: the folder holds no run of verl-turnkey.
-        NoLog: it holds no trajectory log.
-    """
-    if missing := [name for name in ("pandas", "pyarrow") if find_spec(name) is None]:
-        raise ImportError(f'turnkey report needs {" and ".join(missing)}: pip install "verl-turnkey[view]"')
+    """The report of a run, and its curve as HTML."""
+    require_pandas("report")
     from verl_turnkey.plugins.log.segments import read_segments
     from verl_turnkey.plugins.view import compare, report, runs
     from verl_turnkey.plugins.view.join import load
@@ -116,10 +111,10 @@ def described(folder: Path) -> tuple[dict[str, Any], str]:
     start: Mapping[str, Any] = starts[-1] if starts else {}
     measured = [name for name in logged.metrics if compare.VALIDATION.fullmatch(name) or name == compare.TRAINING]
     numbers = [compare.compare([logged], metric=name) for name in measured]
-    own = {each["metric"]: each["groups"][0]["runs"][0] for each in numbers}
+    own = {comparison["metric"]: comparison["groups"][0]["runs"][0] for comparison in numbers}
     curves = {name: {"step": curve["x"], "value": curve["value"]} for name, curve in own.items()}
     notes = [OF_ONE_RUN]
-    if len({json.dumps(each.get("versions"), sort_keys=True) for each in starts}) > 1:
+    if len({json.dumps(segment.get("versions"), sort_keys=True) for segment in starts}) > 1:
         notes.append("the versions changed between the starts of this run; those of the last one are listed")
     if "hardware" not in start:
         notes.append("the log has no hardware and no hashes of the task files: an earlier verl-turnkey wrote it")

@@ -44,11 +44,7 @@ class RunFolder:
 
     @classmethod
     def of(cls, path: Path) -> RunFolder | None:
-        """The run in the folder ``path``, or the run that saved the checkpoint ``path``; None: neither.
-
-        Raises:
-            ValueError: the folder holds several runs, or an unreadable configuration.
-        """
+        """The run in the folder ``path``, or the run that saved the checkpoint ``path``; None: neither."""
         folder = path.expanduser().absolute()
         if not folder.is_dir():
             return None
@@ -93,11 +89,7 @@ class RunFolder:
         return [str(file) for file in ([files] if isinstance(files, str) else files)]
 
     def launch(self) -> tuple[Path, list[str]]:
-        """The working directory of the last start, and its arguments of ``verl.trainer.main_ppo``.
-
-        Raises:
-            ValueError: Hydra's record of the start is missing.
-        """
+        """The working directory of the last start, and its arguments of ``verl.trainer.main_ppo``."""
         files = sorted(self.folder.rglob(".hydra/hydra.yaml"), key=lambda path: path.stat().st_mtime_ns)
         if not files:
             raise ValueError(f"{self.folder} holds no .hydra/hydra.yaml, Hydra's record of how the run was started")

@@ -31,9 +31,6 @@ def arguments(script: Path) -> list[str]:
     """The arguments of ``verl.trainer.main_ppo`` in ``script``, with variables of the script and of the environment.
 
     Of several assignments to a variable above the call, the last one counts, also in branches of an ``if``.
-
-    Raises:
-        ConfigError: the script has no call or several, uses an unset variable, or needs bash to be read.
     """
     text = script.read_text(encoding="utf-8").replace("\\\n", "")
     calls = list(CALL.finditer(text))

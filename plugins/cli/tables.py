@@ -6,7 +6,8 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -34,41 +35,43 @@ WRITERS = {
 }
 
 
+def table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A markdown table."""
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)]) + "\n"
+
+
 def methods(own: Mapping[str, EstimatorSpec] = NONE) -> str:
-    """Markdown: one row per estimator, the core ones first; last those that modules of the user registered."""
-    rows = [f"| switch | tier | what it does | {PARAMETERS} | needs | source |", "|---|---|---|---|---|---|"]
-    for switch, tier, spec in _switches(own):
-        rows.append(f"| {switch} | {tier} | {spec.summary} | {_parameters(spec)} | {_needs(spec)} | {spec.paper} |")
-    return "\n".join(rows) + "\n"
+    """One row per estimator, the core ones first; last those that modules of the user registered."""
+    head = ("switch", "tier", "what it does", PARAMETERS, "needs", "source")
+    return table(head, ((*row, spec.summary, _parameters(spec), *_needs(spec)) for row, spec in _switches(own)))
 
 
 def overview(own: Mapping[str, EstimatorSpec] = NONE) -> str:
-    """Markdown: one short row per estimator."""
+    """One short row per estimator."""
     return _without(PARAMETERS, methods(own))
 
 
 def core_methods() -> str:
-    """Markdown: one short row per core estimator, and how many others there are."""
-    rows = ["| switch | what it does | needs | source |", "|---|---|---|---|"]
-    core = [(name, spec) for name, spec in _by_tier() if spec.tier == "core"]
-    for name, spec in core:
-        rows.append(f"| [`+turnkey={name}`](docs/methods/{name}.md) | {spec.summary} | {_needs(spec)} | {spec.paper} |")
-    return "\n".join([*rows, "", f"and [{len(shipped()) - len(core)} more](docs/methods.md)."]) + "\n"
+    """One short row per core estimator, and how many others there are."""
+    core = {name: spec for name, spec in _by_tier() if spec.tier == "core"}
+    rows = [
+        (f"[`+turnkey={name}`](docs/methods/{name}.md)", spec.summary, *_needs(spec)) for name, spec in core.items()
+    ]
+    others = f"and [{len(shipped()) - len(core)} more](docs/methods.md)."
+    return f"{table(('switch', 'what it does', 'needs', 'source'), rows)}\n{others}\n"
 
 
 def tiers() -> str:
-    """Markdown: what each tier of methods means, and how many are in it."""
-    rows = [
-        f"| {tier} | {sum(spec.tier == tier for spec in shipped().values())} | {meaning} |"
-        for tier, meaning in TIERS.items()
-    ]
-    return "\n".join(["| tier | methods | meaning |", "|---|---|---|", *rows]) + "\n"
+    """What each tier of methods means, and how many are in it."""
+    numbers = Counter(spec.tier for spec in shipped().values())
+    return table(("tier", "methods", "meaning"), ((tier, numbers[tier], meaning) for tier, meaning in TIERS.items()))
 
 
-def _switches(own: Mapping[str, EstimatorSpec]) -> Iterator[tuple[str, str, EstimatorSpec]]:
-    """Switch, tier and spec of each estimator."""
-    yield from ((f"[`+turnkey={name}`](methods/{name}.md)", spec.tier, spec) for name, spec in _by_tier())
-    yield from ((f"`adv_estimator={name}`", "own", spec) for name, spec in own.items())
+def _switches(own: Mapping[str, EstimatorSpec]) -> Iterator[tuple[tuple[str, str], EstimatorSpec]]:
+    """Switch and tier of each estimator, and its spec."""
+    yield from (((f"[`+turnkey={name}`](methods/{name}.md)", spec.tier), spec) for name, spec in _by_tier())
+    yield from (((f"`adv_estimator={name}`", "own"), spec) for name, spec in own.items())
 
 
 def _by_tier() -> list[tuple[str, EstimatorSpec]]:
@@ -77,119 +80,119 @@ def _by_tier() -> list[tuple[str, EstimatorSpec]]:
 
 
 def literature() -> str:
-    """Markdown: the names of papers and frameworks, each with our equivalent and how it differs."""
-    rows = ["| name | here as | what differs, or what it needs |", "|---|---|---|"]
+    """The names of papers and frameworks, each with our equivalent and how it differs."""
+    rows = []
     for entry in sorted(PAPER_NAMES, key=lambda entry: entry.names.lower()):
         name, _, others = entry.names.partition(" / ")
         names = f"**{name}**" + (f" ({others.replace(' / ', ', ')})" if others else "")
-        rows.append(f"| {names} | {'' if entry.exact else 'closest: '}[{entry.ours}]({entry.page}) | {entry.note} |")
-    return "\n".join(rows) + "\n"
+        rows.append((names, f"{'' if entry.exact else 'closest: '}[{entry.ours}]({entry.page})", entry.note))
+    return table(("name", "here as", "what differs, or what it needs"), rows)
 
 
 def absent() -> str:
-    """Markdown: the methods that are not here, and why."""
-    rows = [f"| {entry.names.replace(' / ', ', ')} | {entry.why} |" for entry in ABSENT]
-    return "\n".join(["| method | why |", "|---|---|", *rows]) + "\n"
+    """The methods that are not here, and why."""
+    return table(("method", "why"), ((entry.names.replace(" / ", ", "), entry.why) for entry in ABSENT))
 
 
 def modifiers(own: Mapping[str, ModifierSpec] = NONE) -> str:
-    """Markdown: one row per modifier; last those that modules of the user registered."""
-    rows = [f"| modifier | what it does | {PARAMETERS} | needs | source |", "|---|---|---|---|---|"]
-    links = {f"[`{name}`](#{name})": spec for name, spec in shipped_modifiers().items()}
-    for name, spec in (links | {f"`{name}`": spec for name, spec in own.items()}).items():
-        rows.append(f"| {name} | {spec.summary} | {_parameters(spec)} | {_needs(spec)} | {spec.paper} |")
-    return "\n".join(rows) + "\n"
+    """One row per modifier; last those that modules of the user registered."""
+    specs = {f"[`{name}`](#{name})": spec for name, spec in shipped_modifiers().items()}
+    specs |= {f"`{name}`": spec for name, spec in own.items()}
+    rows = ((name, spec.summary, _parameters(spec), *_needs(spec)) for name, spec in specs.items())
+    return table(("modifier", "what it does", PARAMETERS, "needs", "source"), rows)
 
 
 def strategies() -> str:
-    """Markdown: one row per strategy of rollouts."""
+    """One row per strategy of rollouts."""
     from verl_turnkey.plugins.rollout.strategies import strategies as registered
 
-    rows = [f"| strategy | what it does | {PARAMETERS} | gives | source |", "|---|---|---|---|---|"]
+    rows = []
     for name, spec in registered().items():
         if spec.cls.__module__.startswith("verl_turnkey."):
-            default = spec.cls()
-            params = ", ".join(f"`{entry.name}={scalar(getattr(default, entry.name))}`" for entry in fields(default))
             gives = ", ".join(f"`extra.{column}`" for column in spec.gives) or "-"
-            rows.append(f"| [`{name}`](#{name}) | {spec.summary} | {params} | {gives} | {spec.source} |")
-    return "\n".join(rows) + "\n"
+            rows.append((f"[`{name}`](#{name})", spec.summary, _defaults(spec.cls()), gives, spec.source))
+    return table(("strategy", "what it does", PARAMETERS, "gives", "source"), rows)
 
 
 def losses(own: Mapping[str, LossSpec] = NONE) -> str:
-    """Markdown: one row per policy loss; last those that modules of the user registered."""
-    rows = [f"| switch | what it does | {PARAMETERS} | source |", "|---|---|---|---|"]
-    switches = {f"+turnkey/loss={name}": spec for name, spec in shipped_losses().items()}
-    for switch, spec in (switches | {f"loss_mode={name}": spec for name, spec in own.items()}).items():
-        rows.append(f"| `{switch}` | {spec.summary} | {_parameters(spec)} | {spec.paper} |")
-    return "\n".join(rows) + "\n"
+    """One row per policy loss; last those that modules of the user registered."""
+    specs = {f"+turnkey/loss={name}": spec for name, spec in shipped_losses().items()}
+    specs |= {f"loss_mode={name}": spec for name, spec in own.items()}
+    rows = ((f"`{switch}`", spec.summary, _parameters(spec), spec.paper) for switch, spec in specs.items())
+    return table(("switch", "what it does", PARAMETERS, "source"), rows)
 
 
-def _without(head: str, table: str) -> str:
+def _without(head: str, text: str) -> str:
     """A table without a column, which its page has elsewhere."""
-    column = table.split("|").index(f" {head} ")
-    rows = [line.split("|") for line in table.splitlines()]
+    column = text.split("|").index(f" {head} ")
+    rows = [line.split("|") for line in text.splitlines()]
     return "".join("|".join(row[:column] + row[column + 1 :]) + "\n" for row in rows)
 
 
 def environments() -> str:
-    """Markdown: one row per environment."""
+    """One row per environment."""
     from verl_turnkey.envs.catalog import ADAPTERS
 
-    rows = ["| environment | what it is | switch | package | needs |", "|---|---|---|---|---|"]
+    rows = []
     for adapter in ADAPTERS:
         package = f"`verl-turnkey[{adapter.extra}]`" if adapter.extra else "-"
         needs = "; ".join(need.what for need in adapter.needs) or "-"
         name, switch = f"[{adapter.name}]({adapter.page})", f"`{adapter.switch}`"
-        rows.append(f"| {name} | {adapter.summary} | {switch} | {package} | {needs} |")
-    return "\n".join(rows) + "\n"
+        rows.append((name, adapter.summary, switch, package, needs))
+    return table(("environment", "what it is", "switch", "package", "needs"), rows)
 
 
 def environment_pages() -> str:
-    """Markdown: the environments by name, each a link to its page."""
+    """The environments by name, each a link to its page."""
     from verl_turnkey.envs.catalog import ADAPTERS
 
     links = ", ".join(f"[{adapter.name}](docs/{adapter.page})" for adapter in ADAPTERS)
     return textwrap.fill(links, 120, break_on_hyphens=False) + "\n"
 
 
-def _needs(spec: EstimatorSpec | ModifierSpec) -> str:
-    """The columns that it cannot do without under its default parameters."""
-    return ", ".join((*spec.needs, *getattr(spec.params(), "also_needs", ()))) or "-"
+def _needs(spec: EstimatorSpec | ModifierSpec) -> tuple[str, str]:
+    """The columns that it cannot do without under its default parameters, and its source."""
+    return ", ".join((*spec.needs, *getattr(spec.params(), "also_needs", ()))) or "-", spec.paper
 
 
 def _parameters(spec: EstimatorSpec | ModifierSpec | LossSpec) -> str:
-    default = spec.params()
-    return ", ".join(f"`{entry.name}={scalar(getattr(default, entry.name))}`" for entry in fields(default))
+    return _defaults(spec.params())
+
+
+def _defaults(params: Any) -> str:
+    return ", ".join(f"`{entry.name}={scalar(getattr(params, entry.name))}`" for entry in fields(params))
 
 
 def keys() -> str:
-    """Markdown: one row per key of the ``turnkey`` node that users set, with its default."""
+    """One row per key of the ``turnkey`` node that users set, with its default."""
     rows = []
     for key, default, doc in _rows("turnkey", TurnkeyConfig()):
         if not (key.startswith("turnkey.preset.") or doc.startswith("set by the driver")):
-            rows.append(f"| `{key}={scalar(default)}` | {re.sub(r'; (null|0): (none|never|no [a-z]+)$', '', doc)} |")
-    return "\n".join(["| key | meaning |", "|---|---|", *rows]) + "\n"
+            rows.append((f"`{key}={scalar(default)}`", re.sub(r"; (null|0): (none|never|no [a-z]+)$", "", doc)))
+    return table(("key", "meaning"), rows)
 
 
 def rules() -> str:
-    """Markdown: one row per rule of the checks."""
+    """The rules of the checks, a table per level."""
     from verl_turnkey.plugins.checks.rule_table import markdown
 
     return markdown()
 
 
 def log() -> str:
-    """Markdown: the tables of the trajectory log, each with a row per column."""
+    """The tables of the trajectory log, each with a row per column."""
     from verl_turnkey.plugins.log.schema import TABLES
 
     parts = []
-    for name, table in TABLES.items():
-        said = [re.sub(r"<\w+>(_<\w+>)*", r"`\g<0>`", column.meaning) for column in table.columns]
-        rows = [f"| `{c.name}` | {c.type} | {meaning} |" for c, meaning in zip(table.columns, said, strict=True)]
-        key = ", ".join(f"`{column}`" for column in table.key)
-        head = [f"### {name}", "", f"Key: {key}. {WRITERS[table.writer]}", "", "| column | type | meaning |"]
-        parts.append("\n".join([*head, "|---|---|---|", *rows]))
-    return "\n" + "\n\n".join(parts) + "\n\n"
+    for name, columns_of in TABLES.items():
+        key = ", ".join(f"`{column}`" for column in columns_of.key)
+        rows = (
+            (f"`{column.name}`", column.type, re.sub(r"<\w+>(_<\w+>)*", r"`\g<0>`", column.meaning))
+            for column in columns_of.columns
+        )
+        head = f"### {name}\n\nKey: {key}. {WRITERS[columns_of.writer]}\n\n"
+        parts.append(head + table(("column", "type", "meaning"), rows))
+    return "\n" + "\n".join(parts) + "\n"
 
 
 def _rows(where: str, node: Any) -> Iterator[tuple[str, Any, str]]:
@@ -203,31 +206,29 @@ def _rows(where: str, node: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def presets() -> str:
-    """Markdown: one row per preset."""
-    from verl_turnkey.plugins.config import presets
+    """One row per preset."""
+    from verl_turnkey.plugins.config.presets import shipped as all_presets
 
-    rows = ["| preset | method | settings of | environment | loss |", "|---|---|---|---|---|"]
-    for preset in presets.shipped():
-        rows.append(
-            f"| {preset.name} | {preset.method} | {preset.title} | {preset.env or 'any'} | {preset.loss or 'any'} |"
-        )
-    return "\n".join(rows) + "\n"
+    rows = (
+        (preset.name, preset.method, preset.title, preset.env or "any", preset.loss or "any")
+        for preset in all_presets()
+    )
+    return table(("preset", "method", "settings of", "environment", "loss"), rows)
 
 
 def settings(preset: Preset) -> str:
-    """Markdown: every value of a preset and its source."""
-    rows = [f"| `{setting.key}` | `{scalar(setting.value)}` | {setting.source} |" for setting in preset.settings]
-    rows += [f"| `{key}` | not found | |" for key in preset.not_found]
-    return "\n".join(["| key | value | source |", "|---|---|---|", *rows]) + "\n"
+    """Every value of a preset and its source."""
+    rows = [(f"`{setting.key}`", f"`{scalar(setting.value)}`", setting.source) for setting in preset.settings]
+    return table(("key", "value", "source"), [*rows, *((f"`{key}`", "not found", "") for key in preset.not_found)])
 
 
-def show(table: str, markdown: bool, as_json: bool = False) -> None:
-    """Print a table: for a terminal of any width, as the markdown it is, or its rows as JSON."""
+def show(text: str, markdown: bool, as_json: bool = False) -> None:
+    """Print a markdown table: for a terminal of any width, as it is, or its rows as JSON."""
     if as_json:
-        head, *rows = cells(table)
+        head, *rows = cells(text)
         print(json.dumps([dict(zip(head, row, strict=True)) for row in rows], indent=2))
         return
-    print(table if markdown else on_terminal(table, None if sys.stdout.isatty() else 190), end="")
+    print(text if markdown else on_terminal(text, None if sys.stdout.isatty() else 190), end="")
 
 
 def cells(markdown: str) -> list[list[str]]:
@@ -250,15 +251,15 @@ def on_terminal(markdown: str, width: int | None = None) -> str:
     names = [name for i, name in enumerate(head) if i != below]
     shares = [*[None] * (len(names) - 3), 3, 1, 1] if len(names) > 3 else [None, 3, 2] if below else [None, 1, 2]
     columns = (Column(name, no_wrap=not i, overflow="fold", ratio=shares[i]) for i, name in enumerate(names))
-    table = Table(*columns, box=SIMPLE_HEAD, expand=True, highlight=False, padding=(0, 1, 1 if below else 0, 0))
+    grid = Table(*columns, box=SIMPLE_HEAD, expand=True, highlight=False, padding=(0, 1, 1 if below else 0, 0))
     for row in rows:
         if below is not None:
-            given = row.pop(below)
-            row[below - 1] += f"\n{given}"
-        table.add_row(*row)
+            parameters = row.pop(below)
+            row[below - 1] += f"\n{parameters}"
+        grid.add_row(*row)
     console = Console(width=width, markup=False)
     with console.capture() as capture:
-        console.print(table)
+        console.print(grid)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
@@ -286,31 +287,27 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
 
 
 def between(text: str, marker: str) -> tuple[int, int]:
-    """Where the table of ``marker`` begins and ends in a page.
-
-    Raises:
-        ValueError: the page has no such markers.
-    """
-    found = re.search(rf"<!-- {marker}: .*? -->\n(.*?)<!-- /{marker} -->", text, re.DOTALL)
-    if not found:
+    """Where the table of ``marker`` begins and ends in a page."""
+    section = re.search(rf"<!-- {marker}: .*? -->\n(.*?)<!-- /{marker} -->", text, re.DOTALL)
+    if not section:
         raise ValueError(f"expected the markers <!-- {marker}: ... --> and <!-- /{marker} --> in the page")
-    return found.span(1)
+    return section.span(1)
 
 
-def write_between(page: Path, marker: str, table: str) -> bool:
-    """Put ``table`` between the markers of ``page``; returns whether it was another one before."""
+def write_between(page: Path, marker: str, content: str) -> bool:
+    """Put ``content`` between the markers of ``page``; returns whether it was another one before."""
     text = page.read_text(encoding="utf-8")
     start, end = between(text, marker)
-    changed = text[start:end] != table
+    changed = text[start:end] != content
     if changed:
-        page.write_text(text[:start] + table + text[end:], encoding="utf-8")
+        page.write_text(text[:start] + content + text[end:], encoding="utf-8")
     return changed
 
 
 def write(root: Path) -> list[Path]:
     """Write every table into its page under ``root``, and the parameters into the recipes; returns changed files."""
     changed = dict.fromkeys(recipes.write(root))
-    for name, marker, table in PLACES:
-        if write_between(root / name, marker, table()):
+    for name, marker, content in PLACES:
+        if write_between(root / name, marker, content()):
             changed[root / name] = None
     return list(changed)

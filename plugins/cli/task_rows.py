@@ -28,14 +28,8 @@ READERS: dict[str, Callable[[Path], list[Row]]] = {
 }
 BY_NAME = {
     "answer": (
-        "gold_answers",
-        "gold_answer",
-        "golden_answers",
-        "answers",
-        "answer",
-        "ground_truth",
-        "target",
-        "reward_model",
+        *("gold_answers", "gold_answer", "golden_answers", "answers", "answer"),
+        *("ground_truth", "target", "reward_model"),
     ),
     "prompt": ("prompt", "question", "query", "problem", "instruction"),
     "seed": ("seed",),
@@ -66,12 +60,7 @@ class TaskRow:
 
 
 def read_rows(source: str) -> list[Row]:
-    """The rows of a file, or of a data set: ``NAME[:CONFIG][@SPLIT]`` of the hub, or of a folder.
-
-    Raises:
-        ConfigError: there is no such file, or it holds no rows.
-        MissingPackageError: it is a name, and the library ``datasets`` is not installed.
-    """
+    """The rows of a file, or of a data set: ``NAME[:CONFIG][@SPLIT]`` of the hub, or of a folder."""
     path = Path(source).expanduser()
     if path.suffix in READERS:
         if not path.is_file():
@@ -97,9 +86,6 @@ def task_rows(source: str, accepted: Iterable[str], columns: Mapping[str, str]) 
         accepted: arguments of the environment.
         columns: target (an argument, or a key of ``BY_NAME``) -> column, also ``column.field`` of a nested one. What is
             not here is taken by its name.
-
-    Raises:
-        ConfigError: rows that cannot be read, a column that is not there, or a target that nobody reads.
     """
     rows = read_rows(source)
     held = list(dict.fromkeys(name for row in rows for name in row))
@@ -130,9 +116,6 @@ def split_rows(
     """``train`` rows for training and ``val`` for validation, in a random order; equal tasks are in one of them only.
 
     ``others``: the rows that validation takes; None: it takes those of ``own``, by default a tenth, at most 128.
-
-    Raises:
-        ConfigError: there are not so many.
     """
     rng = random.Random(seed)
     rows = list({row.key: row for row in own}.values())
@@ -171,14 +154,14 @@ def arguments_of(env_id: str) -> list[str]:
 
 def _task(row: Row, kwargs: Mapping[str, str], other: Mapping[str, str | None]) -> TaskRow:
     values = {target: _value(row, column) for target, column in kwargs.items()}
-    beside = {target: None if column is None else _value(row, column) for target, column in other.items()}
-    answer, seed, hint = beside["answer"], beside["seed"], beside["hint"]
+    extra = {target: None if column is None else _value(row, column) for target, column in other.items()}
+    answer, seed, hint = extra["answer"], extra["seed"], extra["hint"]
     if isinstance(answer, Mapping):
         answer = next((answer[key] for key in ANSWER_FIELDS if answer.get(key)), None)
     return TaskRow(
         {name: value for name, value in values.items() if value is not None},
         None if seed is None else int(seed),
-        beside["prompt"],
+        extra["prompt"],
         answer,
         None if hint is None else str(hint),
     )
@@ -197,9 +180,9 @@ def _value(row: Row, column: str) -> Any:
 def _plain(value: Any) -> Any:
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(entry) for entry in value]
     if isinstance(value, float) and math.isnan(value):
         return None
     if isinstance(value, str) and value[:1] in "[{":  # a list in a cell of a CSV file

@@ -60,13 +60,13 @@ def train(
         written = f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}"
         typer.echo(f"# {written}" if print_only else written, err=not print_only)
     if print_only:
-        typer.echo(launch.shown(lines))
+        typer.echo(launch.shell_line(lines))
         return
     started, words = any(folder.glob("*/.hydra")), [word for line in lines for word in line]
     if not continuing.announce(words, os.path.relpath(folder), started=started):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "launch.sh").write_text(f"#!/usr/bin/env bash\n{launch.shown(lines)}\n", encoding="utf-8")
+    (folder / "launch.sh").write_text(f"#!/usr/bin/env bash\n{launch.shell_line(lines)}\n", encoding="utf-8")
     typer.echo(f"launch line: {os.path.relpath(folder / 'launch.sh')}")
     raise typer.Exit(console.follow(launch.command(lines), folder, verbose=verbose))
 
@@ -94,7 +94,7 @@ def resume(
     further = [*(overrides or ()), *([] if steps is None else [f"trainer.total_training_steps={steps}"])]
     line = [words, further]
     if print_only:
-        typer.echo(f"cd {shlex.quote(str(folder))}\n{launch.shown(line)}")
+        typer.echo(f"cd {shlex.quote(str(folder))}\n{launch.shell_line(line)}")
         return
     name, here = os.path.relpath(trained.folder), Path.cwd()
     os.chdir(folder)  # to which paths on the line are relative

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from verl_turnkey.advantage.params import ConfigError
+from verl_turnkey.plugins.cli.packages import require_pandas
 
 app = typer.Typer()
 
@@ -42,16 +43,16 @@ def compare(
             typer.echo(f"left out: {error}", err=True)
     if not across_panels:
         refuse_other_panels([run.folder for run in logged])
-    found = numbers(logged, metric=metric, level=level, by=by or (), x=x, baseline=baseline)
-    report.print_tables(found)
+    comparison = numbers(logged, metric=metric, level=level, by=by or (), x=x, baseline=baseline)
+    report.print_tables(comparison)
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)
-    (out / "comparison.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (out / "comparison.html").write_text(report.page(found), encoding="utf-8")
+    (out / "comparison.json").write_text(json.dumps(comparison, indent=1) + "\n", encoding="utf-8")
+    (out / "comparison.html").write_text(report.page(comparison), encoding="utf-8")
     written = ["comparison.json", "comparison.html"]
     if find_spec("matplotlib"):
-        report.draw([found], out / "comparison.png")
+        report.draw([comparison], out / "comparison.png")
         written.append("comparison.png")
     else:
         typer.echo('no picture: pip install "verl-turnkey[viz]"', err=True)
@@ -59,11 +60,7 @@ def compare(
 
 
 def refuse_other_panels(folders: Sequence[Path]) -> None:
-    """Refuse runs that validate on different panels; those without a panel are compared with any.
-
-    Raises:
-        ConfigError: names two of them.
-    """
+    """Refuse runs that validate on different panels; those without a panel are compared with any."""
     from verl_turnkey.plugins.view.join import NoLog, find_log
 
     first: dict[str, tuple[Path, str]] = {}
@@ -75,11 +72,11 @@ def refuse_other_panels(folders: Sequence[Path]) -> None:
         if panel := info.get("panel"):
             first.setdefault(panel["sha256"], (folder, panel["name"]))
     if len(first) > 1:
-        (one, name), (other, others_name) = list(first.values())[:2]
+        (run, name), (other_run, other_name) = list(first.values())[:2]
+        hashes = " and ".join(sha256[:16] for sha256 in first)
         raise ConfigError(
-            f"{one} validates on the panel {name}, {other} on {others_name} (sha256 "
-            f"{' and '.join(sha256[:16] for sha256 in first)}): their validation results are not comparable. Compare "
-            "runs of one panel, or add --across-panels"
+            f"{run} validates on the panel {name}, {other_run} on {other_name} (sha256 {hashes}): their validation "
+            "results are not comparable. Compare runs of one panel, or add --across-panels"
         )
 
 
@@ -92,15 +89,10 @@ def view(
     max_mb: Annotated[float, typer.Option(min=1, help="size of the page; --serve has no limit")] = 60,
     open_it: Annotated[bool, typer.Option("--open", help="open it in a browser")] = False,
 ) -> None:
-    """Show runs in a browser. Curves, what is wrong, each turn with its credit; one file that loads nothing.
-
-    Raises:
-        NoLog: a folder holds no trajectory log.
-    """
+    """Show runs in a browser. Curves, what is wrong, each turn with its credit; one file that loads nothing."""
     import webbrowser
 
-    if missing := [name for name in ("pandas", "pyarrow") if find_spec(name) is None]:
-        raise ImportError(f'turnkey view needs {" and ".join(missing)}: pip install "verl-turnkey[view]"')
+    require_pandas("view")
     from verl_turnkey.plugins.view import page, server
     from verl_turnkey.plugins.view.join import load
 

@@ -17,7 +17,7 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.checks.sizes import AGENT
+from verl_turnkey.plugins.checks.run import AGENT
 from verl_turnkey.plugins.eval.completions import Completions, SeededTurns
 from verl_turnkey.plugins.eval.identity import text_digest
 from verl_turnkey.plugins.gateway import process as agents

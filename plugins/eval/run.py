@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from verl_turnkey.envs.panels import panel_of
 from verl_turnkey.envs.tasks import COLUMN
-from verl_turnkey.plugins.checks.sizes import AGENT
+from verl_turnkey.plugins.checks.run import AGENT
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.playing import differing
 from verl_turnkey.plugins.config.schema import turnkey_config
@@ -148,6 +148,7 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
     from verl_turnkey.plugins.checks.harbor import check_harbor
     from verl_turnkey.plugins.checks.limits import check_turns
     from verl_turnkey.plugins.checks.rewards import check_rewards
+    from verl_turnkey.plugins.checks.run import Run
     from verl_turnkey.plugins.config import resolve
 
     config = composed(words)
@@ -156,12 +157,13 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
     turnkey = turnkey_config(config)
     import_modules(turnkey.modules)
     loops = [AGENT if turnkey.agent.run else "turnkey_env"]
-    check_turns(config, turnkey, loops)
-    columns = check_rewards(config, turnkey, loops).columns
+    run = Run(config, turnkey, loops, files=[str(tasks)])
+    check_turns(run)
+    columns = check_rewards(run).columns
     if turnkey.agent.run is None:
-        check_agent_loop(config, turnkey, [str(tasks)], columns)
+        check_agent_loop(run, columns)
         return config
-    check_agent(config, turnkey, loops)
+    check_agent(run)
     for number, row in enumerate(read_rows(tasks, agent=True)):
         check_harbor(turnkey.agent, f"{tasks}, task {number}", row[COLUMN])
     return config

@@ -34,6 +34,8 @@ from verl_turnkey.plugins.gateway.messages import Dialect, GatewayError, Request
 from verl_turnkey.plugins.gateway.session import Session, Turn
 from verl_turnkey.plugins.notices import warn_once
 
+COUNT_TOKENS = "/v1/messages/count_tokens"
+"""of Anthropic's API: the tokens of the prompt that a request would have"""
 SLOW_BYTES = 100_000
 """bytes from which a body is read outside the event loop, as any with images is"""
 PING_SECONDS = 10.0
@@ -132,7 +134,8 @@ class Gateway:
             if scope["method"] in ("GET", "HEAD"):
                 await exchange.json(200, _models(session, path))
                 return
-            dialect = next((dialect for dialect in DIALECTS if path == f"/v1{dialect.path}"), None)
+            call = path.removesuffix("/count_tokens") if path == COUNT_TOKENS else path
+            dialect = next((dialect for dialect in DIALECTS if call == f"/v1{dialect.path}"), None)
             if scope["method"] != "POST" or (dialect is None and path not in ("/reward", "/state", "/finish")):
                 raise GatewayError(404, "not_found", f"there is no {scope['method']} {path[:80]} here")
             with session.bodies.receiving() as take:
@@ -142,7 +145,10 @@ class Gateway:
                 sent = await asyncio.to_thread(read) if slow else read()
                 if dialect is not None and isinstance(sent, Request):
                     take(sum(3 * image.width * image.height for m in sent.messages for image in m.images))
-                    await self._answer(session, dialect, headers, path, raw, sent, exchange)
+                    if path == COUNT_TOKENS:
+                        await exchange.json(200, {"input_tokens": await session.tokens(sent)})
+                    else:
+                        await self._answer(session, dialect, headers, path, raw, sent, exchange)
                 else:
                     session.report(path[1:], sent)
                     await exchange.json(200, {"ok": True})

@@ -111,11 +111,8 @@ class Session:
             )
         if len(self.turns) + running >= self.limits.turns:
             self.full = True
-            raise GatewayError(
-                400,
-                "turn_limit",
-                f"turn limit reached: the episode has {self.limits.turns} turns (turnkey.rollout.max_turns)",
-            )
+            words = f"turn limit reached: the episode has {self.limits.turns} turns (turnkey.rollout.max_turns)"
+            raise GatewayError(400, "turn_limit", words)
         number, self._started = self._started, self._started + 1
         task = asyncio.create_task(self._turn(number, request))
         self._tasks.add(task)
@@ -140,6 +137,11 @@ class Session:
             if turn.unparsed:
                 self._count("unparsed")
         return turn.reply
+
+    async def tokens(self, request: Request) -> int:
+        """Tokens of the prompt that a request would have. Raises GatewayError: as a call of the model would."""
+        self._check_open()
+        return len((await self._prompt(self._tree.match(request))).ids)
 
     def refuse(self, error: GatewayError) -> GatewayError:
         """Note an error that the agent gets."""

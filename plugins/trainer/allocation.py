@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from verl_turnkey.plugins.checks.groups import COLUMN
+from verl_turnkey.plugins.checks.files import ROLLOUTS
 from verl_turnkey.plugins.config.checkpoint_files import GROUPS
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.credit.supplied import TASK_FIELDS, task_keys
@@ -46,7 +46,7 @@ class Allocation:
         metrics = {"groups/known": float(np.mean([history is not None for history in tasks]))}
         if groups.allocation != "even":
             counts = RULES[groups.allocation](tasks, n * len(tasks), *groups.bounds(n))
-            tu.assign_non_tensor_stack(batch, COLUMN, counts)
+            tu.assign_non_tensor_stack(batch, ROLLOUTS, counts)
             metrics |= {"groups/episodes/min": float(min(counts)), "groups/episodes/max": float(max(counts))}
         if groups.hint_high:
             texts = tu.get(batch, hints.COLUMN) if hints.COLUMN in batch.keys() else [""] * len(tasks)  # noqa: SIM118

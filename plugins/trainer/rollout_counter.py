@@ -7,7 +7,7 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from verl_turnkey.plugins.checks.groups import COLUMN
+from verl_turnkey.plugins.checks.files import ROLLOUTS
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import REPLAYED
 from verl_turnkey.plugins.notices import logger
@@ -34,9 +34,9 @@ class RolloutCounter:
 
     def submit(self, batch: TensorDict) -> None:
         """Store the numbers of rollouts that the prompts of ``batch`` set."""
-        if COLUMN in batch:
+        if ROLLOUTS in batch:
             self._varies = True
-            self._own.update(zip(map(str, batch["uid"]), map(int, batch[COLUMN]), strict=True))
+            self._own.update(zip(map(str, batch["uid"]), map(int, batch[ROLLOUTS]), strict=True))
 
     def _on_batch(self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: Any) -> Any:
         assert self._materialize is not None

@@ -78,7 +78,7 @@ class Request:
 
     @property
     def depends_on_detail(self) -> bool:
-        """It takes the detail to do it, or to know that the policy forbids it."""
+        """Whether the detail is needed to do it, or to know that the policy forbids it."""
         return self.why_not in (None, NO_COVER, NO_STOCK)
 
     def apply(self, shop: Shop) -> None:

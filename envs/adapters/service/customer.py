@@ -1,4 +1,4 @@
-"""The customer by rules: looks for words in what the agent says, and answers with what the case holds."""
+"""The rule-based customer: looks for words in the agent's message, and answers from the case."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NO_COVER, NO_STOCK = "the gift card does not cover it", "the other one is not in
 
 @dataclass
 class Shop:
-    """All records by id. The methods refuse what makes no sense; what the policy forbids, they do all the same."""
+    """All records by id. The methods refuse what makes no sense, but do what the policy forbids."""
 
     customers: dict[str, Record] = field(default_factory=dict)
     """name, email, address, payments: method -> balance of a gift card, or null for a bank card"""

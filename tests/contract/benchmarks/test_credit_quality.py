@@ -143,14 +143,14 @@ def test_methods_get_the_state_after_each_step_and_after_the_last_one():
         action=[WORDS[a] for a in batch.action],
     )
     for method in ("graph", "salt"):
-        found = credit_quality._method(method)(world, batch, np.random.default_rng(0))
+        found = credit_quality.credit(method, batch.steps)
         assert not np.allclose(found, compute_credit(method, without).advantage), method
 
 
 def test_hgpo_compares_as_many_past_states_as_the_prompt_shows():
     world = _chain()
     batch = world.batch(8, 8, np.random.default_rng(6))
-    found = credit_quality._method("hgpo")(world, batch, np.random.default_rng(0))
+    found = credit_quality.credit("hgpo", batch.steps)
     one, two = (compute_credit("hgpo", batch.steps, history=k).advantage for k in (HISTORY, HISTORY + 1))
     assert found.tolist() == one.tolist()
     assert not np.allclose(one, two)

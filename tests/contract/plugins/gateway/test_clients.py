@@ -131,3 +131,16 @@ def test_parallel_requests_become_chains() -> None:
     assert {step["extra"]["chain"] for step in steps} == {0, 1, 2}
     assert len(set(played.script.request_ids)) == 3, "a conversation stays with its server"
     assert [step["reward"] for step in sorted(steps, key=lambda step: step["step"])] == [0] * 8 + [1]
+
+
+def test_tokens_are_counted_without_a_turn() -> None:
+    async def agent(url: str) -> Any:
+        async with anthropic(url) as client:
+            sent: Any = {"model": "policy", "system": "You look.", "messages": ASKED}
+            counted = await client.messages.count_tokens(**sent)
+            reply = await client.messages.create(max_tokens=9, **sent)
+            return counted.input_tokens, reply.usage.input_tokens
+
+    played = run(agent, ["Here."])
+    assert played.value[0] == played.value[1] > 5
+    assert len(played.session.turns) == 1

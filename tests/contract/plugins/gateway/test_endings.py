@@ -208,6 +208,8 @@ def test_without_requests_or_a_reward_an_episode_fails() -> None:
         rows(run(nothing, []).session, Outcome(reward=1.0))
     with pytest.raises(AgentFailure, match="the agent gave no reward"):
         rows(run(asks, ["Here."]).session, Outcome())
+    with pytest.raises(AgentFailure, match="a reward of turn 1, but the episode has 1, counted from 0"):
+        rows(run(asks, ["Here."]).session, Outcome(reward=1.0, turn_rewards={1: 0.5}))
     with pytest.raises(AgentFailure, match="KeyError"):
         rows(run(asks, ["Here."]).session, Outcome(reason="KeyError: 'x' (agent.py:3)"))
 

@@ -25,6 +25,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks.groups import check_groups
+from verl_turnkey.plugins.checks.run import Run
 from verl_turnkey.plugins.config.schema import turnkey_config
 
 REPLAY, BUFFER = "turnkey.groups.replay=1", "turnkey.groups.buffer=8"
@@ -277,12 +278,12 @@ def test_none_is_the_default(made):
 )
 @pytest.mark.parametrize("asked", [REPLAY, BUFFER])
 def test_what_does_not_go_with_it_is_refused(compose, asked, line, named, monkeypatch):
-    monkeypatch.setattr("verl_turnkey.plugins.checks.groups._check_hints", lambda *_: None)
+    monkeypatch.setattr("verl_turnkey.plugins.checks.groups.check_hints", lambda *_: None)
     if asked == BUFFER and "hint" in line:
         line, named = "actor_rollout_ref.rollout.n=1", "rollout.n=1: raise it to 2"
     config = compose("+turnkey=grpo_steps", asked, *line.split())
     with pytest.raises(ConfigError, match=named):
-        check_groups(config, turnkey_config(config), "turnkey_sync", [], ["turnkey_env"])
+        check_groups(Run(config, turnkey_config(config)))
 
 
 @pytest.mark.parametrize("asked", [REPLAY, BUFFER])
@@ -291,6 +292,6 @@ def test_older_weights_without_correction_are_warned_of(compose, asked):
     config.algorithm.rollout_correction.rollout_is = None
     config.algorithm.rollout_correction.bypass_mode = False
     with pytest.warns(UserWarning, match="rollout_is=token"):
-        check_groups(config, turnkey_config(config), "turnkey_sync", [], ["turnkey_env"])
+        check_groups(Run(config, turnkey_config(config)))
     config.algorithm.rollout_correction.rollout_is = "token"
-    check_groups(config, turnkey_config(config), "turnkey_sync", [], ["turnkey_env"])
+    check_groups(Run(config, turnkey_config(config)))

@@ -16,6 +16,7 @@ from verl_turnkey.envs.hosting.runner import Declared
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.checks import branching, probe
 from verl_turnkey.plugins.checks.rewards import check_columns, check_compared, check_rewards
+from verl_turnkey.plugins.checks.run import Run
 from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig
 
 COLUMNS = ("parent", "branch", "depth", "leaf_outcome", "turn_value", "value_rollouts")
@@ -35,7 +36,7 @@ def config(method: str = "progress", algorithm: Any = None, mode: str = "turnkey
 
 def check_branching(config: Any, turnkey: TurnkeyConfig, given: tuple[str, ...]) -> tuple[str, ...]:
     loops = [config.actor_rollout_ref.rollout.agent.default_agent_loop]
-    return branching.check_branching(config, turnkey, given, loops)
+    return branching.check_branching(Run(config, turnkey, loops), given)
 
 
 def turnkey(strategy: Any = "vine", **options: Any) -> TurnkeyConfig:
@@ -56,11 +57,11 @@ def test_the_columns_of_a_strategy_are_known():
         assert gold == (*COLUMNS, "gold_probability")
         sampled = config("tree", calculate_log_probs=True, n=8)
         assert check_branching(sampled, turnkey("entropy_branch"), ()) == COLUMNS[:4]
-    check_columns(config(), turnkey(), {"score"}, (), COLUMNS)
+    check_columns(Run(config(), turnkey()), {"score"}, (), COLUMNS)
     with pytest.raises(ConfigError, match=r"progress needs the column 'extra\.turn_value'"):
-        check_columns(config(), turnkey("tree"), {"score"}, (), COLUMNS[:4])
+        check_columns(Run(config(), turnkey("tree")), {"score"}, (), COLUMNS[:4])
     with pytest.raises(ConfigError, match="strategy adds the column turn_value, and so does the environment"):
-        check_columns(config(), turnkey(), {"turn_value"}, (), COLUMNS)
+        check_columns(Run(config(), turnkey()), {"turn_value"}, (), COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -221,13 +222,13 @@ def test_rollouts_are_compared_where_there_are_some_and_no_branches(n, strategy,
     compared = TurnkeyConfig(
         rollout=RolloutConfig(strategy=strategy), rewards=[{"name": "arena", "compare": "operator:eq"}]
     )
-    composed = check_rewards(whole, compared)  # all that an evaluation asks for: it compares nobody
+    composed = check_rewards(Run(whole, compared))  # all that an evaluation asks for: it compares nobody
     assert composed.labels == ("arena", "arena_calls")
     if said is None:
-        check_compared(whole, compared, composed)
+        check_compared(Run(whole, compared), composed)
     else:
         with pytest.raises(ConfigError, match=said):
-            check_compared(whole, compared, composed)
+            check_compared(Run(whole, compared), composed)
 
 
 def test_a_probe_has_no_group():

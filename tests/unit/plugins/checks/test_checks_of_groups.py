@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks.groups import check_groups
+from verl_turnkey.plugins.checks.run import Run
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.schema import turnkey_config
 
@@ -29,7 +30,8 @@ def checked(groups: dict[str, Any], mode: str = "turnkey_sync", **changes: Any) 
             "trainer": {"v1": {"trainer_mode": mode, "separate_async": {"parameter_sync_step": 4}}},
         }
     )
-    check_groups(config, turnkey_config(config), mode, changes.get("files", []), [changes.get("loop", "turnkey_env")])
+    loops = [changes.get("loop", "turnkey_env")]
+    check_groups(Run(config, turnkey_config(config), loops, files=changes.get("files", [])))
 
 
 def test_what_works_is_left_alone():

@@ -6,9 +6,11 @@ import importlib.util
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks import mcp
+from verl_turnkey.plugins.checks.run import Run
 from verl_turnkey.plugins.config.mcp import McpConfig
 from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig
 
@@ -17,7 +19,8 @@ PAD = {"pad": {"command": "sh"}}
 
 def check(servers: Any = PAD, shared: tuple[str, ...] = (), **rollout: Any) -> None:
     rollout = {"action_format": "tools", **rollout}
-    mcp.check_mcp(TurnkeyConfig(mcp=McpConfig(servers, [*shared]), rollout=RolloutConfig(**rollout)), {"turnkey_env"})
+    turnkey = TurnkeyConfig(mcp=McpConfig(servers, [*shared]), rollout=RolloutConfig(**rollout))
+    mcp.check_mcp(Run(OmegaConf.create({}), turnkey))
 
 
 def test_what_works_passes() -> None:

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks.paths import check_log_folder
+from verl_turnkey.plugins.checks.run import Run
 from verl_turnkey.plugins.config.checkpoint_files import TRACKER
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.log.segments import write_segment
@@ -31,7 +32,7 @@ def log(tmp_path: Path, name: str = NAMES[0], **trainer: str) -> None:
 def check(config: DictConfig) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        check_log_folder(config, turnkey_config(config))
+        check_log_folder(Run(config, turnkey_config(config)))
     return [str(warning.message) for warning in caught]
 
 

@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_turnkey.plugins.checks.migrated import check_migrated
+from verl_turnkey.plugins.checks.run import Run
 from verl_turnkey.plugins.config.schema import EnvConfig, RolloutConfig, TurnkeyConfig
 from verl_turnkey.plugins.config.update import UpdateConfig
 
@@ -24,7 +25,7 @@ def said(size: int, loops: tuple[str, ...] = ("turnkey_env",), method: str = "gi
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        check_migrated(config, TurnkeyConfig(env=ALFWORLD, **node), loops)
+        check_migrated(Run(config, TurnkeyConfig(env=ALFWORLD, **node), loops))
     return " ".join(str(warning.message) for warning in caught)
 
 
