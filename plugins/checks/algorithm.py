@@ -93,8 +93,9 @@ def _check_bypass_loss(run: Run, correction: DictConfig | dict) -> None:
     theirs = f"{LOSS}=bypass_mode uses the rollout's log-probabilities as the old ones"
     needs_on("bypass-loss-without-bypass", run, BYPASS, theirs)
     node, default = f"{ACTOR}.policy_loss.rollout_correction", RolloutCorrectionConfig()
-    own = run.get(node)
-    for key, value in ((str(key), value) for key, value in correction.items() if own is not None):
+    if (own := run.get(node)) is None:
+        return
+    for key, value in ((str(key), value) for key, value in correction.items()):
         is_default = value == getattr(default, key, value)
         if key != "bypass_mode" and not is_default and own.get(key, getattr(default, key)) != value:
             problem = f"{CORRECTION}.{key}={value} is ignored because {node} is set, which has {own.get(key)}"

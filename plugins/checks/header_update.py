@@ -110,7 +110,7 @@ def ignored(run: Run) -> Iterator[str]:
         yield f"turnkey.env.id={env.id} where the tasks name another ({', '.join(sorted(task_ids)[:3])})"
     if OURS not in run.loops:
         if env.id:
-            yield f"turnkey.env.id={env.id}: {run.loops[0]} plays no environment of this package"
+            yield f"turnkey.env.id={env.id}: {min(run.loops)} plays no environment of this package"
         if run.turnkey.rollout != RolloutConfig() and AGENT not in run.loops:
             yield f"turnkey.rollout.*: only {OURS} reads it"
     if run.our_trainer and run.turnkey.update.mini_batches is not None:
