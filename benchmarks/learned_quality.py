@@ -182,8 +182,9 @@ def learning(
     """
     logits = torch.tensor(np.log(place.start), requires_grad=True)
     optimizer = torch.optim.Adam([logits], lr=RATE)
-    for batch in ahead if scorer else ():
-        scorer.learn(place.prompts(batch), batch, place.start)
+    for batch in ahead:
+        if scorer:
+            scorer.learn(place.prompts(batch), batch, place.start)
     draw = np.random.default_rng([seed, 2])
     curve = []
     for update in range(updates + 1):
