@@ -62,8 +62,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     template = (
         "{% for m in messages %}"
-        "{% if alternate and not loop.first and m['role'] == messages[loop.index0 - 1]['role'] %}"
-        "{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{% if single_question and m['role'] == 'user' and not loop.first %}"
+        "{{ raise_exception('only one question') }}{% endif %}"
         "<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )

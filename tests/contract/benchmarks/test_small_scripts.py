@@ -89,15 +89,3 @@ def test_a_host_is_beside_a_direct_call() -> None:
 def test_what_takes_long_is_at_least_importable(script: str) -> None:
     """A run of them would be real training or a browser's page."""
     __import__(script)
-
-
-def test_a_tiny_model_imitates_clerks_and_is_trained() -> None:
-    sizes = {"demos": 24, "epochs": 1, "steps": 1, "groups": 1, "val": 2, "width": 64}
-    printed = run("service_learning.py", *(str(word) for name, n in sizes.items() for word in (f"--{name}", n)))
-    assert re.search(r"^seed 0  24 demonstrations of \d+ tokens, 0\.\d\d won", printed)
-    for when in ("before", "after gigpo"):
-        assert re.search(
-            rf"^seed 0  {when}: success \d\.\d+, policy_violations \d.*, user_turns \d.* \(2 episodes\)", printed, re.M
-        )
-    assert re.search(r"^seed 0  gigpo  step 1  success", printed, re.M)
-    assert re.search(r"^\| `gigpo` \| \d\.\d\d \|  \|$", printed, re.M)

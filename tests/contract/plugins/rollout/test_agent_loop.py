@@ -790,8 +790,8 @@ def test_models_that_cannot_talk_stop_the_run(compose: Compose, tokenizer, hosts
 
     with pytest.raises(ConfigError, match=r"1800 tokens .*the model takes 1700"):
         prepared(positions=1700)
-    with pytest.raises(ConfigError, match=r"roles must alternate.*set turnkey\.rollout\.prompt=template"):
-        prepared("+data.apply_chat_template_kwargs.alternate=true")
+    with pytest.raises(ConfigError, match=r"only one question.*set turnkey\.rollout\.prompt=template"):
+        prepared("+data.apply_chat_template_kwargs.single_question=true")
     prepared(positions=1800)
 
 
