@@ -264,6 +264,10 @@ def _in_capitals(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Markdown that shows ``text``; both code hosts and the site's builder know entities, but not every backslash."""
+    """Markdown that shows ``text``, code as code; site and code hosts know entities, but not every backslash."""
+    return "".join(part if i % 2 else _plain(part) for i, part in enumerate(re.split(r"(`[^`|]+`)", text)))
+
+
+def _plain(text: str) -> str:
     entities = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("~", "&#126;")
     return re.sub(r"([\\|*`\[\]]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", entities)
