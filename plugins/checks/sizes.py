@@ -10,7 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.checks.files import ROLLOUTS, columns, local_parquet, rows
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, loss_of
-from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.rollout.strategies.bounds import Most, most_of_group, times
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
@@ -68,6 +67,8 @@ class Sizes:
 
 def sizes(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> Sizes:
     """``loops``: the agent loops of the training rows."""
+    from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS  # imports torch
+
     groups, updates = turnkey.groups, updates_of_a_step(config)
     tasks, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
     rollouts = _rollouts(config, turnkey)

@@ -6,6 +6,7 @@ An import inside a function counts like any other; one under ``if TYPE_CHECKING`
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -288,3 +289,9 @@ def test_no_file_is_longer_than_a_reader_bears() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in modules().values()}
     long = [f"{path}:{length} lines; at most {LONGEST}" for path, length in lengths.items() if length > LONGEST]
     assert not long, "\n".join(long)
+
+
+def test_a_check_begins_without_torch() -> None:
+    """The import takes longer than most checks; a rule that needs torch imports it."""
+    code = "import sys, verl_turnkey.plugins.checks.selection; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
