@@ -8,9 +8,9 @@
 The same rows in a real TransferQueue go through verl's own trainer with grpo and through ours with gigpo, in turn:
 ``_balance_batch``, which pads the rows and deals them to 8 ranks, and ``_compute_advantage``, from the queue and back.
 ``CPU``: CPU seconds of the driver and of the queue's processes, which vary less than wall time on a shared machine.
-``memory``: the driver's peak above what it held before. ``--extras``: ours with weights per episode and a loss that
-reads columns. ``--whole``: a batch of so many rows, extrapolated from the last two sizes. ``--credit``: only what this
-package computes, from jagged rows to padded advantages; most rows are much shorter than the longest.
+``memory``: the driver's peak memory above its memory at the start. ``--extras``: ours with weights per episode and a
+loss that reads columns. ``--whole``: a batch of so many rows, extrapolated from the last two sizes. ``--credit``: only
+what this package computes, from jagged rows to padded advantages; most rows are much shorter than the longest.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Took:
     cpu: list[float] = field(default_factory=list)
     """seconds of this process and of the queue's, both parts"""
     memory: list[float] = field(default_factory=list)
-    """peak of this process in GB above what it held before, the larger of the two parts"""
+    """peak memory of this process above its memory at the start, in GB; the larger of the two parts"""
 
     def row(self) -> np.ndarray:
         """Minimum seconds of each part and of both, minimum of the CPU, maximum of the memory."""

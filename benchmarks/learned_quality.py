@@ -24,10 +24,11 @@ import typer
 from credit_quality import EPISODES, USUAL_GROUP, Batch, World, correlation, cosine, with_extra
 from exact_values import WORDS, Floats, Ints
 from hinted_policy import HABIT, HORIZON, MAKERS, Task
-from page_tables import cell, excerpt, packages, table, write_tables
+from page_tables import cell, packages, write_tables
 
 from verl_turnkey.advantage import compute_credit
 from verl_turnkey.learned import ObjectiveParams, gradient
+from verl_turnkey.plugins.cli.tables import excerpt, table
 
 RESULTS = Path(__file__).parent / "results" / "learned_quality.json"
 PAGE = Path(__file__).parents[1] / "docs" / "learned-signals.md"

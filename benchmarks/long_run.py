@@ -1,4 +1,5 @@
-"""Hundreds of training steps on the whole stack, undisturbed and with processes killed: what grows, what is lost.
+"""Hundreds of training steps on the whole stack, undisturbed and with processes killed: resources that grow, steps and
+episodes that are lost.
 
     python benchmarks/long_run.py run runs/long/calm                              # the quickstart's task, 300 steps
     python benchmarks/long_run.py run runs/long/kills --kills 5 --deaths 0.0005   # environments and driver are killed
@@ -175,7 +176,7 @@ def role_of(process: psutil.Process) -> str:
 
 @app.command()
 def show(folders: list[Path], picture: Path = ROOT / "docs" / "long-run.png") -> None:
-    """Print tables of what grew and what was lost, and draw the curves."""
+    """Print the tables of growth and of losses, and draw the curves."""
     for out in folders:
         print(f"\n**{out.name}**\n\n{grown(out)}\n\n{lost(out)}")
     draw(folders, picture)
@@ -207,7 +208,7 @@ def of_role(out: Path, role: str) -> list[list[tuple[int, float]]]:
 
 
 def lost(out: Path) -> str:
-    """What the kills cost, and what is left on disk."""
+    """The cost of the kills, and the disk space in use at the end."""
     starts, samples, metrics = entries(out / STARTS), entries(out / SAMPLES), read_metrics(out)
     played = sum(data.get("episode/count", 0) for data in metrics.values())
     failed = sum(data.get("episode/failed", 0) for data in metrics.values())

@@ -32,24 +32,12 @@ def cell(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
     return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows))
-
-
-def excerpt(markdown: str, columns: Sequence[str], keep: Callable[[Sequence[str]], bool]) -> str:
-    """``columns`` of a table in Markdown, of the rows that ``keep`` is true of."""
-    heads, _, *rows = [line.strip("| ").split(" | ") for line in markdown.splitlines()]
-    places = [heads.index(column) for column in columns]
-    return table(columns, [[row[place] for place in places] for row in rows if keep(row)])
-
-
 def write_tables(
     page: Path, results: Path, whole: Sequence[Callable[[Any], str]], contents: Mapping[str, Callable[[Any], str]]
 ) -> None:
     """Print the ``whole`` tables of a JSON file, and write ``contents`` into ``page``, each between its markers."""
     saved = json.loads(results.read_text())
     for make in whole:
-        print(make(saved), end="\n\n")
+        print(make(saved))
     for name, make in contents.items():
-        write_between(page, name, f"{make(saved)}\n")
+        write_between(page, name, make(saved))

@@ -25,9 +25,9 @@ import numpy as np
 import pandas as pd
 import typer
 from page_tables import cell
-from page_tables import table as markdown
 
 from verl_turnkey.advantage import StepBatch, compute_credit
+from verl_turnkey.plugins.cli.tables import table as markdown
 from verl_turnkey.plugins.view.reading import read
 
 ROOT = Path(__file__).parents[1]
@@ -193,7 +193,7 @@ def table() -> None:
     runs = pd.DataFrame(lines("run"))
     for (game, steps), of_game in runs.groupby(["game", "steps"], sort=False):
         print(f"\n{game}, {steps} steps\n")
-        print(markdown(HEADS, runs_table(of_game)))
+        print(markdown(HEADS, runs_table(of_game)), end="")
     for line in lines("credit"):
         print(f"\n{line['model']}: {line['steps']} steps, {line['groups']} groups, {line['rollouts']} continuations\n")
         print("| method | correlation with r + V(s') - V(s) | 95 % | same sign |\n|---|---|---|---|")

@@ -12,8 +12,8 @@ loop and hosts of its own, as verl's agent-loop workers are. The first wave make
 warm hosts and environments, as every training step but the first does.
 
 CPU of the loop excludes the tokenizer and what verl needs to make an agent loop for each episode, which has its own
-column; CPU of the hosts includes their environments. Memory of the loop is what its peak adds during the wave, memory
-of the hosts what they hold after it, with the environments that they keep.
+column; CPU of the hosts includes their environments. Memory of the loop: the rise of its peak during the wave. Memory
+of the hosts: their use after it, with the environments that stay open.
 """
 
 from __future__ import annotations

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 from hinted_policy import KINDS, MAKERS
-from page_tables import cell, excerpt, table
+from page_tables import cell
+
+from verl_turnkey.plugins.cli.tables import excerpt, table
 
 READERS = {"attentive": 0.8, "distracted": 0.2}
 """trust in a text: its weight in what the policy was taught to do with it"""

@@ -49,7 +49,7 @@ def methods(own: Mapping[str, EstimatorSpec] = NONE) -> str:
 
 def overview(own: Mapping[str, EstimatorSpec] = NONE) -> str:
     """One short row per estimator."""
-    return _without(PARAMETERS, methods(own))
+    return excerpt(methods(own), ("switch", "tier", "what it does", "needs", "source"))
 
 
 def core_methods() -> str:
@@ -122,11 +122,11 @@ def losses(own: Mapping[str, LossSpec] = NONE) -> str:
     return table(("switch", "what it does", PARAMETERS, "source"), rows)
 
 
-def _without(head: str, text: str) -> str:
-    """A table without a column, which its page has elsewhere."""
-    column = text.split("|").index(f" {head} ")
-    rows = [line.split("|") for line in text.splitlines()]
-    return "".join("|".join(row[:column] + row[column + 1 :]) + "\n" for row in rows)
+def excerpt(markdown: str, columns: Sequence[str], keep: Callable[[list[str]], bool] = lambda row: True) -> str:
+    """``columns`` of a markdown table, of the rows that ``keep`` is true of."""
+    head, *rows = _rows_of(markdown)
+    places = [head.index(column) for column in columns]
+    return table(columns, ([row[place] for place in places] for row in rows if keep(row)))
 
 
 def environments() -> str:
@@ -231,10 +231,14 @@ def show(text: str, markdown: bool, as_json: bool = False) -> None:
     print(text if markdown else on_terminal(text, None if sys.stdout.isatty() else 190), end="")
 
 
+def _rows_of(markdown: str) -> list[list[str]]:
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in markdown.splitlines()]
+    return [head, *rows]
+
+
 def cells(markdown: str) -> list[list[str]]:
     """The plain cells of a markdown table, head first."""
-    head, _, *rows = [[plain(cell) for cell in line.strip("|").split(" | ")] for line in markdown.splitlines()]
-    return [head, *rows]
+    return [[plain(cell) for cell in row] for row in _rows_of(markdown)]
 
 
 def on_terminal(markdown: str, width: int | None = None) -> str:
@@ -274,9 +278,13 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "envs", environment_pages),
     ("docs/methods.md", "tiers", tiers),
     ("docs/methods.md", "methods", overview),
-    ("docs/modifiers.md", "modifiers", lambda: _without("needs", _without(PARAMETERS, modifiers()))),
-    ("docs/losses.md", "losses", lambda: _without(PARAMETERS, losses())),
-    ("docs/branching.md", "strategies", lambda: _without("gives", strategies())),
+    ("docs/modifiers.md", "modifiers", lambda: excerpt(modifiers(), ("modifier", "what it does", "source"))),
+    ("docs/losses.md", "losses", lambda: excerpt(losses(), ("switch", "what it does", "source"))),
+    (
+        "docs/branching.md",
+        "strategies",
+        lambda: excerpt(strategies(), ("strategy", "what it does", PARAMETERS, "source")),
+    ),
     ("docs/environments.md", "envs", environments),
     ("docs/coverage.md", "here", literature),
     ("docs/coverage.md", "absent", absent),

@@ -93,9 +93,11 @@ class Run:
             # The tokens of the only turn may have a gap, where some were rejected.
             own = mask.bool() if turns[each["row"]] == 1 else turn_ids(mask[None])[0] == each["turn"]
             assert own.any()
-            group = [s for s in steps if s["group"] == each["group"]]  # says what statistics are of
-            where = f"step {step}, update {update}: {each}\nits group: {group}"
-            np.testing.assert_allclose(advantage[own].numpy(), value, atol=1e-5, err_msg=where)
+            credit = advantage[own].numpy()
+            assert np.allclose(credit, value, rtol=1e-7, atol=1e-5), (
+                f"step {step}, update {update}: credit {credit}, expected {value} of {each} in the group "
+                f"{[other for other in steps if other['group'] == each['group']]}"
+            )
 
     def holds_each_turn_once(self, step: int, tokenizer: Any) -> None:
         """Assert that the turns under the masks of ``step`` are, one by one, what the agent loop logged as written."""
