@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.run import (
     ACTOR,
+    ESTIMATOR,
     FILTER,
     LOG_PROBS,
     LOSS,
@@ -33,7 +34,7 @@ FORMER = {
     "reward_model.reward_loop_source": "reward.reward_manager.source",
     "sandbox_fusion.url": "reward.sandbox_fusion.url",
 }
-ESTIMATOR, METRIC = "algorithm.adv_estimator", "algorithm.filter_groups.metric"
+METRIC = "algorithm.filter_groups.metric"
 KL_PENALTIES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 IS_LEVELS = ("token", "sequence")
 BYPASS_LOSSES = ("ppo_clip", "reinforce")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.run import (
     FILTER,
+    KL,
     LOG_PROBS,
     MODE,
     ROLLOUT,
@@ -19,7 +20,6 @@ from verl_turnkey.plugins.rollout.strategies import BRANCH_COLUMNS, KEY, read_st
 
 SCORING_SERVERS = ("vllm",)
 """verl's servers that return log-probabilities of a given text"""
-KL = "algorithm.use_kl_in_reward"
 
 
 def check_branching(run: Run, reward_columns: tuple[str, ...]) -> tuple[str, ...]:

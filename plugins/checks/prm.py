@@ -7,12 +7,11 @@ from pathlib import Path
 from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.limits import check_turns
-from verl_turnkey.plugins.checks.run import ACTOR, LOG_PROBS, Run, needs_on, needs_our_trainer, spread_of
+from verl_turnkey.plugins.checks.run import ACTOR, ESTIMATOR, LOG_PROBS, Run, needs_on, needs_our_trainer, spread_of
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.prm import TURN_SCORE, PrmConfig
 
 KEY = "turnkey.prm"
-METHOD = "algorithm.adv_estimator"
 
 
 def check_prm(run: Run) -> None:
@@ -107,7 +106,7 @@ def _check_keys(prm: PrmConfig) -> None:
 
 def _check_readers(run: Run) -> None:
     """Scores have one source and a reader."""
-    prm, method = run.turnkey.prm, run.setting(METHOD)
+    prm, method = run.turnkey.prm, run.setting(ESTIMATOR)
     if prm.use != "column":
         if run.estimator is None:
             problem = f"{KEY}.use={prm.use} changes the rewards that estimators of this package read, unlike {method}"

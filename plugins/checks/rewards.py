@@ -9,7 +9,7 @@ from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
 from verl_turnkey.advantage.registry import how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, Composition, column_clash, compose, rewards
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.run import N, Run, needs_off
+from verl_turnkey.plugins.checks.run import KL, N, Run, needs_off
 from verl_turnkey.plugins.checks.value_heads import heads_of
 from verl_turnkey.plugins.checks.values import is_number
 from verl_turnkey.plugins.config.schema import reward_entries
@@ -18,7 +18,7 @@ from verl_turnkey.plugins.rollout.strategies import INDEPENDENT, KEY
 from verl_turnkey.plugins.rollout.streams import COLUMNS, FORMAT
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
-FUNCTION, KL = "reward.custom_reward_function.path", "algorithm.use_kl_in_reward"
+FUNCTION = "reward.custom_reward_function.path"
 PENALTY = "turnkey.rollout.invalid_action_penalty"
 
 

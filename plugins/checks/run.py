@@ -36,6 +36,7 @@ ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", 
 MODE, LOSS = "trainer.v1.trainer_mode", f"{ACTOR}.policy_loss.loss_mode"
 N, LOG_PROBS = f"{ROLLOUT}.n", f"{ROLLOUT}.calculate_log_probs"
 BATCH, FILTER = "data.train_batch_size", "algorithm.filter_groups.enable"
+ESTIMATOR, KL = "algorithm.adv_estimator", "algorithm.use_kl_in_reward"
 
 
 @dataclass(frozen=True)

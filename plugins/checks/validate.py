@@ -35,7 +35,7 @@ from verl_turnkey.plugins.checks.resources import check_resources
 from verl_turnkey.plugins.checks.rewards import check_bounds, check_compared, check_rewards, supplied_columns
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.rule_table import check_ignored
-from verl_turnkey.plugins.checks.run import MODE, OURS, N, Run, needs_name
+from verl_turnkey.plugins.checks.run import ESTIMATOR, MODE, OURS, N, Run, needs_name
 from verl_turnkey.plugins.checks.selection import check_selection
 from verl_turnkey.plugins.checks.teacher import check_hidden_rank, check_teacher
 from verl_turnkey.plugins.checks.texts import check_skill
@@ -52,7 +52,6 @@ from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied
 from verl_turnkey.plugins.credit.unrecorded import COLUMNS, VERLS_LOOPS, listed_per_turn, needs_record
 from verl_turnkey.plugins.verl_api import internals, ledger
 
-METHOD = "algorithm.adv_estimator"
 # verl's keys that a turnkey estimator does not read: their defaults, and the parameter of ours that means the same.
 IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_adv_by_std_in_grpo": (True, "norm")}
 
@@ -176,12 +175,12 @@ def _check_estimator(run: Run) -> None:
     spec, config, params = run.estimator, run.config, run.params
     assert spec is not None
     if not run.our_trainer:
-        problem = f"{METHOD}={spec.name} needs a trainer of this package, but {MODE} is {run.mode!r}"
+        problem = f"{ESTIMATOR}={spec.name} needs a trainer of this package, but {MODE} is {run.mode!r}"
         refuse("estimator-trainer", f"{problem}: set {MODE}=turnkey_{run.mode}, or add +turnkey={spec.name}")
     ledger.verify(("estimator",), (str(config.algorithm.adv_estimator),))
     for module in getattr(params, "requires", ()):
         if find_spec(module) is None:
-            problem = f"{METHOD}={spec.name} needs the Python package {module!r}, which is not installed"
+            problem = f"{ESTIMATOR}={spec.name} needs the Python package {module!r}, which is not installed"
             refuse("method-package-missing", f'{problem}: pip install "verl-turnkey[{spec.name}]" on every node')
     # Both compare the episodes of a group.
     compares = hasattr(params, "norm") or getattr(params, "singleton", None) == "zero"
@@ -189,7 +188,7 @@ def _check_estimator(run: Run) -> None:
         problem = f"{N}=1 leaves {spec.name} with one episode per group and nothing to compare it with"
         warn("single-rollout", f"{problem}: raise n, or take a method without groups (turn_gae, vc_gae, rebn)")
     if "value" in run.columns and not run.use_critic:
-        refuse("critic-missing", f"{METHOD}={spec.name} needs a critic: set critic.enable=true")
+        refuse("critic-missing", f"{ESTIMATOR}={spec.name} needs a critic: set critic.enable=true")
     check_bounds(run)
     warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
 
@@ -201,12 +200,12 @@ def _check_trainer(run: Run) -> None:
     if not run.config.trainer.use_v1:
         refuse("trainer-v1", f"{MODE}={run.mode} is a V1 trainer: set trainer.use_v1=true")
     if run.config.algorithm.adv_estimator is None:
-        fix = f"set {METHOD} to one of your own (turnkey.modules), of this package or of verl"
+        fix = f"set {ESTIMATOR} to one of your own (turnkey.modules), of this package or of verl"
         refuse("estimator-missing", f"+turnkey=base chooses no estimator: {fix}")
     name = str(run.config.algorithm.adv_estimator)
     if name not in ADV_ESTIMATOR_REGISTRY:  # verl would find out after the first rollout
         instead = known_as(name) or closest(name, [*ADV_ESTIMATOR_REGISTRY])
-        refuse("unknown-estimator", f"there is no {METHOD}={name!r}{instead}")
+        refuse("unknown-estimator", f"there is no {ESTIMATOR}={name!r}{instead}")
 
 
 def _check_warm_up(run: Run) -> None:
@@ -220,7 +219,7 @@ def _check_recorded(run: Run) -> None:
     if run.verls_loops and run.our_loops:
         refuse(
             "mixed-agent-loops",
-            f"{run.setting(METHOD)} needs a record in all rows of a batch, or in none, but the data (column "
+            f"{run.setting(ESTIMATOR)} needs a record in all rows of a batch, or in none, but the data (column "
             f"{LOOP_COLUMN!r}) name {run.our_loops[0]}, whose rows have one, and {run.verls_loops[0]}, whose rows have "
             "none: train the rows of each in a run of their own",
         )

@@ -44,7 +44,7 @@ def table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
 def methods(own: Mapping[str, EstimatorSpec] = NONE) -> str:
     """One row per estimator, the core ones first; last those that modules of the user registered."""
     head = ("switch", "tier", "what it does", PARAMETERS, "needs", "source")
-    return table(head, ((*row, spec.summary, _parameters(spec), *_needs(spec)) for row, spec in _switches(own)))
+    return table(head, ((*row, spec.summary, _defaults(spec.params()), *_needs(spec)) for row, spec in _switches(own)))
 
 
 def overview(own: Mapping[str, EstimatorSpec] = NONE) -> str:
@@ -98,7 +98,7 @@ def modifiers(own: Mapping[str, ModifierSpec] = NONE) -> str:
     """One row per modifier; last those that modules of the user registered."""
     specs = {f"[`{name}`](#{name})": spec for name, spec in shipped_modifiers().items()}
     specs |= {f"`{name}`": spec for name, spec in own.items()}
-    rows = ((name, spec.summary, _parameters(spec), *_needs(spec)) for name, spec in specs.items())
+    rows = ((name, spec.summary, _defaults(spec.params()), *_needs(spec)) for name, spec in specs.items())
     return table(("modifier", "what it does", PARAMETERS, "needs", "source"), rows)
 
 
@@ -118,7 +118,7 @@ def losses(own: Mapping[str, LossSpec] = NONE) -> str:
     """One row per policy loss; last those that modules of the user registered."""
     specs = {f"+turnkey/loss={name}": spec for name, spec in shipped_losses().items()}
     specs |= {f"loss_mode={name}": spec for name, spec in own.items()}
-    rows = ((f"`{switch}`", spec.summary, _parameters(spec), spec.paper) for switch, spec in specs.items())
+    rows = ((f"`{switch}`", spec.summary, _defaults(spec.params()), spec.paper) for switch, spec in specs.items())
     return table(("switch", "what it does", PARAMETERS, "source"), rows)
 
 
@@ -153,10 +153,6 @@ def environment_pages() -> str:
 def _needs(spec: EstimatorSpec | ModifierSpec) -> tuple[str, str]:
     """The columns that it cannot do without under its default parameters, and its source."""
     return ", ".join((*spec.needs, *getattr(spec.params(), "also_needs", ()))) or "-", spec.paper
-
-
-def _parameters(spec: EstimatorSpec | ModifierSpec | LossSpec) -> str:
-    return _defaults(spec.params())
 
 
 def _defaults(params: Any) -> str:
