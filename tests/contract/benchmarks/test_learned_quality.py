@@ -83,4 +83,4 @@ def test_the_page_has_the_tables_of_the_kept_results():
     results = json.loads(quality.RESULTS.read_text())
     for name, make in quality.CONTENTS.items():
         begin, end = between(page, name)
-        assert page[begin:end] == f"{make(results)}\n", name
+        assert page[begin:end] == make(results), name
