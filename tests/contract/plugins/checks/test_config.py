@@ -269,9 +269,9 @@ BAD = {
         [*CONVERSATION, "data.max_response_length=16000", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=17199"],
         ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=17199", "17200 tokens", "raise it to 17200"],
     ),
-    "a chat template that wants turns to alternate": (
-        [*CONVERSATION, "+data.apply_chat_template_kwargs.alternate=true"],
-        ["QwenContinuousTokenBuilder cannot append a user message", "set turnkey.rollout.prompt=template"],
+    "a chat template of one question": (
+        [*CONVERSATION, "+data.apply_chat_template_kwargs.single_question=true"],
+        ["only one question", "set turnkey.rollout.prompt=template"],
     ),
     "no such summary": (["turnkey.rollout.summary=textwrap:shortn"], ["turnkey.rollout.summary", "'shorten'"]),
     "a summary that nobody shows": (
