@@ -62,7 +62,7 @@ def three_errands(model: str) -> Setup:
     return Setup(
         env="turnkey/Errands-v0",
         kwargs=kwargs,
-        warm_start=("imitation.py", "--model", model, "--episodes", "150", "--kwargs", json.dumps(kwargs)),
+        warm_start=("imitation.py", "--model", model, "--episodes", "110", "--kwargs", json.dumps(kwargs)),
         steps=12,
         n_val=64,
         job={**JOB, "lr": 2e-5, "task": (*house, *sizes, cache, BYPASS)},
