@@ -83,9 +83,9 @@ def test_the_section_of_a_modifier_has_its_parameters_with_their_defaults_and_it
     default = spec.params()
     for entry in fields(default):
         value = getattr(default, entry.name)
-        shown = re.search(rf"\| `(?:turnkey\.credit\.)?{entry.name}` \| (\S+) \|", section)
-        assert shown, f"the section of {name} does not list {entry.name}"
-        assert (YAML_WORDS[shown[1]] if shown[1] in YAML_WORDS else type(value)(shown[1])) == value
+        default_cell = re.search(rf"\| `(?:turnkey\.credit\.)?{entry.name}` \| (\S+) \|", section)
+        assert default_cell, f"the section of {name} does not list {entry.name}"
+        assert (YAML_WORDS[default_cell[1]] if default_cell[1] in YAML_WORDS else type(value)(default_cell[1])) == value
     for column in spec.needs:
         assert f"`{column}`" in section
 
@@ -143,9 +143,9 @@ def test_the_page_of_a_method_has_its_parameters_with_their_defaults_and_its_col
     default = spec.params()
     for entry in fields(default):
         value = getattr(default, entry.name)
-        shown = re.search(rf"\| `turnkey\.credit\.{entry.name}` \| (\S+) \|", page)
-        assert shown, f"docs/methods/{method}.md does not list {entry.name}"
-        assert (YAML_WORDS[shown[1]] if shown[1] in YAML_WORDS else type(value)(shown[1])) == value
+        default_cell = re.search(rf"\| `turnkey\.credit\.{entry.name}` \| (\S+) \|", page)
+        assert default_cell, f"docs/methods/{method}.md does not list {entry.name}"
+        assert (YAML_WORDS[default_cell[1]] if default_cell[1] in YAML_WORDS else type(value)(default_cell[1])) == value
     for column in spec.needs:
         assert f"`{column}`" in page
 
@@ -268,5 +268,5 @@ def test_pages_install_from_a_clone(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_pages_speak_to_users(name):
-    found = re.findall(r"/work/|\b(?:this|last|next) session\b|\bhelper\w*", text(name), re.IGNORECASE)
-    assert not found, f"{name} says {found}"
+    matches = re.findall(r"/work/|\b(?:this|last|next) session\b|\bhelper\w*", text(name), re.IGNORECASE)
+    assert not matches, f"{name} says {matches}"
