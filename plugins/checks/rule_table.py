@@ -45,6 +45,12 @@ _FIX = re.compile(rf"(?:[:.;,]| or|\))\s((?:{_VERBS})\b.*)", re.IGNORECASE | re.
 
 _REASON = re.compile(r"(, (so that|since|whose)|; (?!turnkey)|: every) .*$")
 """how a message goes on that says why; the page leaves it to the message"""
+FAMILIES = {
+    re.compile(r"there is no [\w.<>]+=.*"): "there is no such name",
+    re.compile(r"\S+ needs a trainer of this package.*"): "needs trainer.v1.trainer_mode=turnkey_MODE",
+    re.compile(r".* needs the (Python )?package.*"): "needs a package that is not installed",
+}
+"""messages that differ in the key alone, which the id names: such rules share a row of the page"""
 HEAD = "| id | refused |\n|---|---|"
 # Rules whose message is composed elsewhere: problem, fix.
 COMPOSED = {
@@ -240,8 +246,9 @@ def _table(rows: Mapping[str, list[str]]) -> str:
 def _problem(says: str) -> str:
     """A message without the values of its keys."""
     brief = re.sub(r"[:;,.]? ?(<\.\.\.>)*$", "", says.replace("<__name__>: <error>", "<error>")) or says
-    if re.match(r"there is no [\w.<>]+=<\w+>$", brief):
-        return "there is no such name"
+    for messages, shared in FAMILIES.items():
+        if messages.fullmatch(brief):
+            return shared
     if not brief.startswith("there is no"):
         brief = re.sub(r"(?<=[a-z])=<[\w.]+>(?=[ ,:;)])", "", brief)
     return _in_capitals(_brief(brief))
