@@ -49,7 +49,7 @@ def methods(own: Mapping[str, EstimatorSpec] = NONE) -> str:
 
 def overview(own: Mapping[str, EstimatorSpec] = NONE) -> str:
     """One short row per estimator."""
-    return excerpt(methods(own), ("switch", "tier", "what it does", "needs", "source"))
+    return excerpt(methods(own), ("switch", "tier", "what it does", "needs"))
 
 
 def core_methods() -> str:
