@@ -52,7 +52,7 @@ PAPER_NAMES = (
               "turnkey.credit.states=actions: sets of what was done, as in the paper; signatures of actions are yours"),
     PaperName(
         "GTPO / group turn policy optimization / 2511.14846", "turn_norm", "+turnkey=turn_norm",
-        "methods/turn_norm.md", "statistics of the group; turnkey.credit.over=batch: of the batch. Not the GTPO of "
+        "methods/turn_norm.md", "statistics are of the group; turnkey.credit.over=batch: of the batch. Not the GTPO of "
         "arXiv:2508.04349, which weighs tokens by entropy",
     ),
     PaperName(
