@@ -135,7 +135,9 @@ def test_equal_histories_are_equal_states_across_episodes(play) -> None:
 
 def test_files_are_the_key_of_a_state(play) -> None:
     rows = play({"text": "b"}, {"text": "a"}, overrides=("turnkey.agent.state=workspace",), function="write")
-    changed, same = ([step["anchor"] for row in each for step in row.extra_fields["turnkey"]["steps"]] for each in rows)
+    changed, same = (
+        [step["anchor"] for row in outputs for step in row.extra_fields["turnkey"]["steps"]] for outputs in rows
+    )
     assert len({*changed}) == 3
     assert same == [changed[0], changed[1], changed[1]]
 
@@ -167,4 +169,4 @@ def test_a_reward_that_the_agent_posts_counts(play) -> None:
 def test_agents_wait_for_their_place_outside_their_time(play) -> None:
     few = ("turnkey.agent.at_once=1", "turnkey.agent.timeout=3")
     rows = play(*[{"turns": 2}] * 6, overrides=few)
-    assert [each[0].extra_fields["turnkey"]["failed"] for each in rows] == [None] * 6
+    assert [outputs[0].extra_fields["turnkey"]["failed"] for outputs in rows] == [None] * 6
