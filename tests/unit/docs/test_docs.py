@@ -83,9 +83,9 @@ def test_the_section_of_a_modifier_has_its_parameters_with_their_defaults_and_it
     default = spec.params()
     for entry in fields(default):
         value = getattr(default, entry.name)
-        shown = re.search(rf"\| `{entry.name}` \| (\S+) \|", section)
-        assert shown, f"the section of {name} does not list {entry.name}"
-        assert (YAML_WORDS[shown[1]] if shown[1] in YAML_WORDS else type(value)(shown[1])) == value
+        cell = re.search(rf"\| `{entry.name}` \| (\S+) \|", section)
+        assert cell, f"the section of {name} does not list {entry.name}"
+        assert (YAML_WORDS[cell[1]] if cell[1] in YAML_WORDS else type(value)(cell[1])) == value
     for column in spec.needs:
         assert f"`{column}`" in section
 
@@ -145,9 +145,9 @@ def test_the_page_of_a_method_has_its_parameters_with_their_defaults_and_its_col
         r"^\| `(\w+)` \| (\S+) \|", page.split("| `turnkey.credit.` | default | |\n")[1].split("\n\n")[0], re.M
     )
     assert sorted(name for name, _ in rows) == sorted(entry.name for entry in fields(default))
-    for name, shown in rows:
+    for name, cell in rows:
         value = getattr(default, name)
-        assert (YAML_WORDS[shown] if shown in YAML_WORDS else type(value)(shown)) == value
+        assert (YAML_WORDS[cell] if cell in YAML_WORDS else type(value)(cell)) == value
     for column in spec.needs:
         assert f"`{column}`" in page
 
@@ -217,7 +217,14 @@ def test_the_readme_computes_credit_without_verl():
     assert credit.metrics["credit/share_steps_with_step_credit"] > 0
 
 
-@pytest.mark.parametrize("method", sorted(recipes.shipped()))
+EXAMPLES = [name for name in sorted(recipes.shipped()) if blocks(f"docs/methods/{name}.md", "python")]
+
+
+def test_the_pages_of_core_methods_have_examples():
+    assert {name for name, spec in recipes.shipped().items() if spec.tier == "core"} <= {*EXAMPLES}
+
+
+@pytest.mark.parametrize("method", EXAMPLES)
 def test_the_numbers_of_a_page_are_what_its_snippet_prints(method):
     """Every number of the printed credits stands in the page's table."""
     code = "\n".join(blocks(f"docs/methods/{method}.md", "python"))
@@ -270,5 +277,5 @@ def test_pages_install_from_a_clone(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_pages_speak_to_users(name):
-    found = re.findall(r"/work/|\b(?:this|last|next) session\b|\bhelper\w*", text(name), re.IGNORECASE)
-    assert not found, f"{name} says {found}"
+    matches = re.findall(r"/work/|\b(?:this|last|next) session\b|\bhelper\w*", text(name), re.IGNORECASE)
+    assert not matches, f"{name} says {matches}"
