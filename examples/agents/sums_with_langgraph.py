@@ -1,6 +1,8 @@
-"""An agent made with LangChain on LangGraph (``pip install langgraph langchain langchain-openai``, 1.2).
+r"""An agent made with LangChain on LangGraph (1.2).
 
-turnkey agent "python examples/agents/sums_with_langgraph.py {question} {answer}" \
+examples/agents/install.sh .venv-agents langgraph
+turnkey agent "$PWD/.venv-agents/langgraph/bin/python $PWD/examples/agents/sums_with_langgraph.py \
+    {question} {answer}" \
     --task '{"question": "2 + 3?", "answer": "5"}' turnkey.agent.sandbox=none turnkey.agent.reward=exit_code
 """
 

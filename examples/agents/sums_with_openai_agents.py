@@ -1,6 +1,8 @@
-"""An agent made with the OpenAI Agents SDK (``pip install openai-agents``, 0.24), which is trained as it is.
+r"""An agent made with the OpenAI Agents SDK (0.24), which is trained as it is.
 
-turnkey agent "python examples/agents/sums_with_openai_agents.py responses {question} {answer}" \
+examples/agents/install.sh .venv-agents openai_agents
+turnkey agent "$PWD/.venv-agents/openai_agents/bin/python $PWD/examples/agents/sums_with_openai_agents.py \
+    responses {question} {answer}" \
     --task '{"question": "2 + 3?", "answer": "5"}' turnkey.agent.sandbox=none turnkey.agent.reward=exit_code
 
 The first argument is the API: ``responses``, or ``chat_completions``, which it streams.

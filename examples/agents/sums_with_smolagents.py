@@ -1,6 +1,8 @@
-"""An agent made with smolagents (``pip install "smolagents[openai]"``, 1.26), which is trained as it is.
+r"""An agent made with smolagents (1.26), which is trained as it is.
 
-turnkey agent "python examples/agents/sums_with_smolagents.py {question} {answer}" \
+examples/agents/install.sh .venv-agents smolagents
+turnkey agent "$PWD/.venv-agents/smolagents/bin/python $PWD/examples/agents/sums_with_smolagents.py \
+    {question} {answer}" \
     --task '{"question": "2 + 3?", "answer": "5"}' turnkey.agent.sandbox=none turnkey.agent.reward=exit_code
 """
 
