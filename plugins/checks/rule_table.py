@@ -43,11 +43,15 @@ CHOICES = ("closest", "_closest", "did_you_mean")
 _VERBS = "set|write|choose|give|drop|raise|lower|add|use|take|train|expected|pip install|either|to start over"
 _FIX = re.compile(rf"(?:[:.;,]| or|\))\s((?:{_VERBS})\b.*)", re.IGNORECASE | re.DOTALL)
 
-COMMON = ("drop it", "write one that the message lists")
-"""fixes that the page names once"""
 _REASON = re.compile(r"(, (so that|since|whose)|; (?!turnkey)|: every) .*$")
-"""how a message goes on that says why, which its change shows"""
-HEAD = "| id | refused | change |\n|---|---|---|"
+"""how a message goes on that says why; the page leaves it to the message"""
+FAMILIES = {
+    re.compile(r"there is no [\w.<>]+=.*"): "there is no such name",
+    re.compile(r"\S+ needs a trainer of this package.*"): "needs trainer.v1.trainer_mode=turnkey_MODE",
+    re.compile(r".* needs the (Python )?package.*"): "needs a package that is not installed",
+}
+"""messages that differ in the key alone, which the id names: such rules share a row of the page"""
+HEAD = "| id | refused |\n|---|---|"
 # Rules whose message is composed elsewhere: problem, fix.
 COMPOSED = {
     "adapter-missing": ("<target_modules>: the model has no such modules", "write names that the message lists"),
@@ -225,14 +229,13 @@ def markdown() -> str:
     ranges: dict[str, list[str]] = {}
     for rule in rules().values():
         if rule.id.startswith(RANGE):
-            ranges.setdefault(rule.fix.removeprefix("expected "), []).append(f"`{rule.id.removeprefix(RANGE)}`")
+            ranges.setdefault(rule.fix.removeprefix("expected "), []).append(f"`{_brief(rule.id.removeprefix(RANGE))}`")
             continue
         verl = f" (verl {_escaped(rule.verl)})" if rule.verl else ""
-        change = _change(rule.fix)
-        text = f"{_escaped(_problem(_REASON.sub('', rule.says) if change else rule.says))} | {_escaped(change)}"
+        text = _escaped(_problem(_REASON.sub("", rule.says)))
         levels[rule.level].setdefault(text, []).append(f"`{rule.id}`{verl}")
     parts = [f"## {level.capitalize()}\n\n{HEAD}\n{_table(rows)}" for level, rows in levels.items()]
-    head = f"## Ranges\n\nId: `{RANGE}<key>`; level: `error`.\n\n| keys | expected |\n|---|---|\n"
+    head = f"## Ranges\n\nId: `{RANGE}` and the whole key; level: `error`.\n\n| keys | expected |\n|---|---|\n"
     return "\n" + "\n\n".join([*parts, head + _table(dict(sorted(ranges.items())))]) + "\n"
 
 
@@ -241,20 +244,19 @@ def _table(rows: Mapping[str, list[str]]) -> str:
 
 
 def _problem(says: str) -> str:
-    """A message without the values of its keys and without a prefix that most keys have."""
+    """A message without the values of its keys."""
     brief = re.sub(r"[:;,.]? ?(<\.\.\.>)*$", "", says.replace("<__name__>: <error>", "<error>")) or says
-    if re.match(r"there is no [\w.<>]+=<\w+>$", brief):
-        return "there is no such name"
+    for messages, shared in FAMILIES.items():
+        if messages.fullmatch(brief):
+            return shared
     if not brief.startswith("there is no"):
         brief = re.sub(r"(?<=[a-z])=<[\w.]+>(?=[ ,:;)])", "", brief)
-    return _in_capitals(re.sub(r"\bactor_rollout_ref\.(?=[a-z])", "", brief))
+    return _in_capitals(_brief(brief))
 
 
-def _change(fix: str) -> str:
-    if fix in COMMON:
-        return ""
-    brief = re.sub(r"^set (?=[\w.]+=)|, got [A-Z_.]+$", "", _in_capitals(fix))
-    return brief if re.match(r"[\w.]+=", brief) else brief[:1].lower() + brief[1:]
+def _brief(text: str) -> str:
+    """``text`` without a prefix that most keys have."""
+    return re.sub(r"\bactor_rollout_ref\.(?=[a-z])", "", text)
 
 
 def _in_capitals(text: str) -> str:

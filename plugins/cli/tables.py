@@ -49,7 +49,7 @@ def methods(own: Mapping[str, EstimatorSpec] = NONE) -> str:
 
 def overview(own: Mapping[str, EstimatorSpec] = NONE) -> str:
     """One short row per estimator."""
-    return excerpt(methods(own), ("switch", "tier", "what it does", "needs", "source"))
+    return excerpt(methods(own), ("switch", "tier", "what it does", "needs"))
 
 
 def core_methods() -> str:
@@ -176,16 +176,18 @@ def rules() -> str:
 
 
 def log() -> str:
-    """The tables of the trajectory log, each with a row per column."""
+    """The tables of the trajectory log: a row per column, where it appears first."""
     from verl_turnkey.plugins.log.schema import TABLES
 
-    parts = []
+    parts, before = [], set()
     for name, columns_of in TABLES.items():
         key = ", ".join(f"`{column}`" for column in columns_of.key)
-        rows = (
+        rows = [
             (f"`{column.name}`", column.type, re.sub(r"<\w+>(_<\w+>)*", r"`\g<0>`", column.meaning))
             for column in columns_of.columns
-        )
+            if column not in before
+        ]
+        before.update(columns_of.columns)
         head = f"### {name}\n\nKey: {key}. {WRITERS[columns_of.writer]}\n\n"
         parts.append(head + table(("column", "type", "meaning"), rows))
     return "\n" + "\n".join(parts) + "\n"

@@ -83,7 +83,7 @@ def test_the_section_of_a_modifier_has_its_parameters_with_their_defaults_and_it
     default = spec.params()
     for entry in fields(default):
         value = getattr(default, entry.name)
-        shown = re.search(rf"\| `(?:turnkey\.credit\.)?{entry.name}` \| (\S+) \|", section)
+        shown = re.search(rf"\| `{entry.name}` \| (\S+) \|", section)
         assert shown, f"the section of {name} does not list {entry.name}"
         assert (YAML_WORDS[shown[1]] if shown[1] in YAML_WORDS else type(value)(shown[1])) == value
     for column in spec.needs:
@@ -141,11 +141,13 @@ def test_the_page_of_a_method_has_its_parameters_with_their_defaults_and_its_col
     page = text(f"docs/methods/{method}.md")
     spec = recipes.shipped()[method]
     default = spec.params()
-    for entry in fields(default):
-        value = getattr(default, entry.name)
-        shown = re.search(rf"\| `turnkey\.credit\.{entry.name}` \| (\S+) \|", page)
-        assert shown, f"docs/methods/{method}.md does not list {entry.name}"
-        assert (YAML_WORDS[shown[1]] if shown[1] in YAML_WORDS else type(value)(shown[1])) == value
+    rows = re.findall(
+        r"^\| `(\w+)` \| (\S+) \|", page.split("| `turnkey.credit.` | default | |\n")[1].split("\n\n")[0], re.M
+    )
+    assert sorted(name for name, _ in rows) == sorted(entry.name for entry in fields(default))
+    for name, shown in rows:
+        value = getattr(default, name)
+        assert (YAML_WORDS[shown] if shown in YAML_WORDS else type(value)(shown)) == value
     for column in spec.needs:
         assert f"`{column}`" in page
 

@@ -1,4 +1,4 @@
-"""The agent loops of the page on records, as a user copies them from there; only the language model is a script."""
+"""The agent loops of the page on records and of examples/loops, as a user copies them; only the model is a script."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.view.reading import read
 
 MODULES = {"GuessLoop": "my_loop", "GuessTalk": "my_talk", "RecordedTools": "my_tools"}
-PAGE = Path(__file__).parents[4] / "docs" / "record.md"
+ROOT = Path(__file__).parents[4]
+PAGE = ROOT / "docs" / "record.md"
 GRPO_STEPS = ("+turnkey=grpo_steps",)
 
 
@@ -56,6 +57,7 @@ Play = Callable[..., tuple[list[AgentLoopOutput], Script]]
 def play(compose: Compose, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     """``play(name, turns, response_length)``: the rows of an episode that looks for 8, and the script."""
     code = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    code += [(ROOT / f"examples/loops/{name}.py").read_text(encoding="utf-8") for name in ("my_talk", "my_tools")]
     for module, text in zip(MODULES.values(), code, strict=True):
         (tmp_path / f"{module}.py").write_text(text)
         monkeypatch.delitem(sys.modules, module, raising=False)

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from pyarrow import parquet
 
+from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.plugins.log.schema import TABLES
 from verl_turnkey.plugins.log.writer import Tables
 from verl_turnkey.plugins.view.reading import read
@@ -103,6 +104,28 @@ def test_numpy_columns_and_texts_of_any_kind(tmp_path: Path):
     texts = pd.read_parquet(tmp_path / "log" / "texts")["response"].tolist()
     assert [texts[0], texts[2]] == ["a\\ud800b", "\0\x1b[31m‮"]
     assert pd.isna(texts[1])
+
+
+def test_credit_computed_again_from_the_log_is_that_of_the_run(tmp_path: Path):
+    """Three episodes win with 1.1 + 5 * 0.1, a fourth collects 16 * 0.1: equal returns, but for their rounding."""
+    writer = tables(tmp_path)
+    won, lost = [*[0.1] * 5, 1.1], [0.1] * 16
+    steps: dict[str, list] = {name: [] for name in ("trajectory", "step", "reward", "penalty", "anchor")}
+    for episode, rewards in zip("abcd", (won, won, won, lost), strict=True):
+        number = len(rewards)
+        penalties, anchors = [*[0.0] * (number - 1), 0.3], [f"{episode}{t}" for t in range(number)]
+        numbers = {"composed_reward": rewards, "penalty": penalties}
+        writer.put("turns", 1, turns(*range(number), episode=episode, anchor=anchors, **numbers))
+        for column, values in zip(steps, ([episode] * number, range(number), rewards, penalties, anchors), strict=True):
+            steps[column] += values
+    assert writer.drain(SECONDS)
+    columns = dict(zip(steps, ("episode", "turn", "composed_reward", "penalty", "anchor"), strict=True))
+    logged = read(tmp_path / "log", "turns")
+    again = {name: logged[column].tolist() for name, column in columns.items()}
+    assert again == steps
+    of_run, of_log = (compute_credit("gigpo", StepBatch(group=[0] * 34, **table)) for table in (steps, again))
+    assert not of_run.parts["episode_level"].any()
+    assert of_log.advantage.tolist() == of_run.advantage.tolist()
 
 
 @pytest.mark.parametrize(
