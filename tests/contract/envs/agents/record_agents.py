@@ -97,11 +97,11 @@ def record(name: str) -> list[dict[str, Any]]:
     assert episode.failure is None, episode
     (session,) = Recorder.sessions
     requests, before = [], {}
-    for call, turn, told in zip(Recorder.calls, session.turns, episode.turns, strict=True):
+    for call, turn, recorded in zip(Recorder.calls, session.turns, episode.turns, strict=True):
         text = json.dumps(call["body"], ensure_ascii=False).replace(session.secret, "SECRET")
         body = json.loads(text.replace(session.tag, "episode0"))
         reply = turn.reply
-        calls = [[each.name, each.arguments, each.id.replace(session.tag, "episode0")] for each in reply.calls]
+        calls = [[call.name, call.arguments, call.id.replace(session.tag, "episode0")] for call in reply.calls]
         requests.append(
             {
                 "path": call["path"],
@@ -114,10 +114,10 @@ def record(name: str) -> list[dict[str, Any]]:
                     "calls": calls,
                     "reasoning": reply.reasoning,
                 },
-                "after": told.after,
-                "new": told.new,
-                "broke": told.broke,
-                "trained": told.trained,
+                "after": recorded.after,
+                "new": recorded.new,
+                "broke": recorded.broke,
+                "trained": recorded.trained,
                 "ignored": sorted(turn.request.overruled),
             }
         )

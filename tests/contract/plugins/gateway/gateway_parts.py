@@ -36,7 +36,7 @@ LIMITS = Limits(room=4000, turn=200, turns=20)
 
 def called(*arguments: str, text: str = "") -> str:
     """A turn with calls of ``look``, as Qwen writes them."""
-    calls = "".join(f'\n<tool_call>\n{{"name": "look", "arguments": {each}}}\n</tool_call>' for each in arguments)
+    calls = "".join(f'\n<tool_call>\n{{"name": "look", "arguments": {values}}}\n</tool_call>' for values in arguments)
     return text + calls
 
 

@@ -51,7 +51,7 @@ def replay(name: str) -> list[tuple[dict[str, Any], Request, Match, Node]]:
     """Each request, what it is parsed to, where it goes on and the turn that it becomes."""
     tree, played = Tree(), []
     for line in requests(name):
-        (dialect,) = (each for each in DIALECTS if each.path == line["path"])
+        (dialect,) = (known for known in DIALECTS if known.path == line["path"])
         request = tree.whole(dialect.parse(line["body"], unsupported="refuse"))
         match = tree.match(request)
         played.append((line, request, match, tree.commit(request, reply(line), match.parent)))
@@ -95,7 +95,7 @@ def test_a_history_that_is_edited_breaks_the_replay() -> None:
     """The matches are found in what was sent, not taken from the record."""
     first, second, *_ = requests("pydantic_ai")
     tree = Tree()
-    (chat,) = (each for each in DIALECTS if each.path == first["path"])
+    (chat,) = (known for known in DIALECTS if known.path == first["path"])
     tree.commit(chat.parse(first["body"], unsupported="refuse"), reply(first), None)
     body = json.loads(json.dumps(second["body"]))
     body["messages"][1]["tool_calls"][0]["function"]["arguments"] = '{"a": 3, "b": 3}'

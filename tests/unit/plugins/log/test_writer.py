@@ -129,7 +129,7 @@ def test_credit_computed_again_from_the_log_is_that_of_the_run(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("table", "rows", "said"),
+    ("table", "rows", "reason"),
     [
         ("turns", turns(0, turn_in_row=["x"]), "ValueError: turns.turn_in_row: Could not convert"),
         ("turns", turns(0, turn_in_row=[2**40]), "ValueError: turns.turn_in_row: "),
@@ -138,7 +138,7 @@ def test_credit_computed_again_from_the_log_is_that_of_the_run(tmp_path: Path):
         ("thoughts", turns(0), "ValueError: there is no table 'thoughts'"),
     ],
 )
-def test_rows_that_do_not_fit_cost_themselves(tmp_path: Path, caplog, table, rows, said):
+def test_rows_that_do_not_fit_cost_themselves(tmp_path: Path, caplog, table, rows, reason):
     writer = tables(tmp_path)
     for _ in range(2):
         writer.put("turns", 1, turns(0))
@@ -146,7 +146,7 @@ def test_rows_that_do_not_fit_cost_themselves(tmp_path: Path, caplog, table, row
     assert writer.drain(SECONDS)
     assert (writer.written, writer.lost) == (2, 2 * len(rows["turn"]))
     [record] = caplog.records  # once
-    assert record.getMessage().startswith(f"rows of turnkey.log.trajectories cannot be written: {said}")
+    assert record.getMessage().startswith(f"rows of turnkey.log.trajectories cannot be written: {reason}")
 
 
 def test_rows_that_are_made_in_the_thread_are_written_all_or_none(tmp_path: Path, caplog):
@@ -207,9 +207,11 @@ def test_a_folder_that_cannot_be_made_is_tried_again(tmp_path: Path, caplog):
     (tmp_path / "log").unlink()
     writer.put("turns", 1, turns(2))
     assert writer.drain(SECONDS)
-    said = [record.getMessage() for record in caplog.records]
-    assert "until this is over: FileExistsError" in said[0] or "until this is over: NotADirectoryError" in said[0]
-    assert said[1:] == ["rows of turnkey.log.trajectories are written again; 2 were lost, 2 in all"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert (
+        "until this is over: FileExistsError" in messages[0] or "until this is over: NotADirectoryError" in messages[0]
+    )
+    assert messages[1:] == ["rows of turnkey.log.trajectories are written again; 2 were lost, 2 in all"]
     assert read(tmp_path / "log", "turns")["turn"].tolist() == [2]
 
 
