@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from verl_turnkey.advantage.params import check, did_you_mean
 
@@ -25,7 +25,8 @@ class AgentConfig:
 
     run: str | list[str] | None = None
     """module:function, called with the task and an object that holds base URL, key and client; or a command as a list,
-    in which {instruction} and other fields of the task are filled in; null: no agent"""
+    in which {instruction} and other fields of the task are filled in; or http://host:port/path, a service that runs it;
+    null: no agent"""
     env: dict[str, str] = field(default_factory=dict)
     """environment variables of the agent's process"""
     files: dict[str, str] = field(default_factory=dict)
@@ -69,6 +70,9 @@ class AgentConfig:
     answered without them, and counted"""
     model: str = "policy"
     """name of the model for agents; calls of other models are answered and not trained, unless all are"""
+    leave_out: list[dict[str, Any]] | Literal["auto"] = "auto"
+    """which further calls are answered and not trained: a list of {no_tools: true}, {system: part of its system text},
+    {model: name}, or several of these keys; auto: calls without tools, in an episode whose other calls have tools"""
 
     def __post_init__(self) -> None:
         check(self.timeout > 0, "timeout", "positive seconds", self.timeout)
@@ -80,6 +84,10 @@ class AgentConfig:
             f"{', '.join(STATES)} or module:function{did_you_mean(self.state, STATES)}",
             self.state,
         )
+        for rule in () if self.leave_out == "auto" else self.leave_out:
+            kinds = {"no_tools": bool, "system": str, "model": str}
+            known = bool(rule) and all(isinstance(rule[key], kinds.get(key, ())) for key in rule)
+            check(known, "leave_out", "auto or mappings of no_tools: true or false, system: text, model: name", rule)
         check(bool(self.run) or self.run is None, "run", "null, module:function or a command", self.run)
 
     @property

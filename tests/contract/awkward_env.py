@@ -74,7 +74,7 @@ class Tree(gymnasium.Env[str, str]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         self.way, self.drawn = "", np.random.default_rng().random()
-        return self._shown(), {"task": "climb", "state_key": f"way {self.way}", "admissible": ["L", "R", "break"]}
+        return self._observation(), {"task": "climb", "state_key": f"way {self.way}", "admissible": ["L", "R", "break"]}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if action == "break":
@@ -82,9 +82,9 @@ class Tree(gymnasium.Env[str, str]):
         self.way += action
         reward = self.LEAVES.get(self.way, 0.25 * (action == "R"))
         info = {"state_key": f"way {self.way}", "admissible": ["L", "R", "break"]}
-        return self._shown(), reward, len(self.way) == 2, False, info
+        return self._observation(), reward, len(self.way) == 2, False, info
 
-    def _shown(self) -> str:
+    def _observation(self) -> str:
         return f"at <{self.way}>"
 
 
@@ -97,7 +97,7 @@ class ReplayedTree(Tree):
 class Unsteady(ReplayedTree):
     """Shows a random number that no seed decides on."""
 
-    def _shown(self) -> str:
+    def _observation(self) -> str:
         return f"at <{self.way}> {self.drawn}"
 
     def reset(self, **kwargs: Any) -> tuple[str, dict[str, Any]]:

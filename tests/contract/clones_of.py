@@ -27,13 +27,13 @@ async def _fork(env_id: str, kwargs: Mapping[str, Any], seed: int, words: Sequen
     def action(info: Mapping[str, Any]) -> str:
         return rng.choice(info["admissible"] or words)
 
-    async def alike(*names: str, said: str) -> tuple[Any, ...]:
-        first, *others = await asyncio.gather(*(host.step(name, said, SECONDS) for name in names))
+    async def alike(*names: str, action: str) -> tuple[Any, ...]:
+        first, *others = await asyncio.gather(*(host.step(name, action, SECONDS) for name in names))
         for other in others:
-            for one, two in zip(first[:4], other[:4], strict=True):
-                assert one == two, (said, one, two)
+            for value, other_value in zip(first[:4], other[:4], strict=True):
+                assert value == other_value, (action, value, other_value)
             for key in ("state_key", "admissible", "invalid", "success"):
-                assert first[4][key] == other[4][key], (said, key)
+                assert first[4][key] == other[4][key], (action, key)
         return first
 
     try:
@@ -49,7 +49,7 @@ async def _fork(env_id: str, kwargs: Mapping[str, Any], seed: int, words: Sequen
                 break
         both = 0
         while both < AFTER:
-            *_, terminated, truncated, info = await alike("original", "clone", said=action(info))
+            *_, terminated, truncated, info = await alike("original", "clone", action=action(info))
             both += 1
             if terminated or truncated:
                 break

@@ -27,7 +27,7 @@ class KnownDifferences:
 
     def __init__(self, ids: frozenset[str], verl: str) -> None:
         self._ids, self._verl = ids, verl
-        self._found: set[str] = set()  # one whose fixture fails is reported twice
+        self._seen: set[str] = set()  # one whose fixture fails is reported twice
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -45,9 +45,9 @@ class KnownDifferences:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if getattr(report, "known_difference", False):
-            self._found.add(report.nodeid)
+            self._seen.add(report.nodeid)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._ids:
-            said = f"{len(self._found)} known differences of verl {self._verl}, of {len(self._ids)} that are listed"
-            terminalreporter.write_line(said)
+            summary = f"{len(self._seen)} known differences of verl {self._verl}, of {len(self._ids)} that are listed"
+            terminalreporter.write_line(summary)

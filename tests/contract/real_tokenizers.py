@@ -152,5 +152,5 @@ def _smollm2() -> Path:
 
 
 if __name__ == "__main__":
-    for each in (*NPM, "llama3_1_tools", "smollm2"):
-        print(f"{each}: {len(tokenizer(each))} tokens, {tokenizer(each).name_or_path}")
+    for name in (*NPM, "llama3_1_tools", "smollm2"):
+        print(f"{name}: {len(tokenizer(name))} tokens, {tokenizer(name).name_or_path}")

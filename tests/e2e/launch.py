@@ -43,8 +43,8 @@ class Run:
         log = self.out / "episodes"
         parts: dict[str, dict[str, list[Any]]] = {"turns": {}, "texts": {}}
         for table, of in parts.items():
-            for each in _plain(read(log, table).sort_values("turn")):
-                of.setdefault(each["episode"], []).append(each)
+            for row in _plain(read(log, table).sort_values("turn")):
+                of.setdefault(row["episode"], []).append(row)
         return [
             {**episode, "steps": parts["turns"].get(key, []), "texts": parts["texts"].get(key, [])}
             for episode in _plain(read(log, "episodes"))
@@ -84,19 +84,19 @@ class Run:
         queue = {key: (advantage, mask) for key, advantage, mask, padding in columns if not padding}
         for failed in (f"{e['episode']}_0" for e in self.episodes("train") if e["failed"]):
             assert failed not in queue or not queue.pop(failed)[1].any(), failed
-        steps = [each for each in self.steps() if each["row"] in queue]
-        turns = Counter(each["row"] for each in steps)
+        steps = [record for record in self.steps() if record["row"] in queue]
+        turns = Counter(record["row"] for record in steps)
         assert turns.keys() == queue.keys()
         assert len(queue) > 0
-        for each, value in zip(steps, naive(steps), strict=True):
-            advantage, mask = queue[each["row"]]
+        for record, value in zip(steps, naive(steps), strict=True):
+            advantage, mask = queue[record["row"]]
             # The tokens of the only turn may have a gap, where some were rejected.
-            own = mask.bool() if turns[each["row"]] == 1 else turn_ids(mask[None])[0] == each["turn"]
+            own = mask.bool() if turns[record["row"]] == 1 else turn_ids(mask[None])[0] == record["turn"]
             assert own.any()
             credit = advantage[own].numpy()
             assert np.allclose(credit, value, rtol=1e-7, atol=1e-5), (
-                f"step {step}, update {update}: credit {credit}, expected {value} of {each} in the group "
-                f"{[other for other in steps if other['group'] == each['group']]}"
+                f"step {step}, update {update}: credit {credit}, expected {value} of {record} in the group "
+                f"{[other for other in steps if other['group'] == record['group']]}"
             )
 
     def holds_each_turn_once(self, step: int, tokenizer: Any) -> None:
@@ -104,16 +104,16 @@ class Run:
         seen = self.seen(step)
         rows = dict(zip(seen["keys"], zip(seen["responses"], seen["mask"], strict=True), strict=True))
         for episode in (e for e in self.episodes("train") if e["global_step"] == step and not e["failed"]):
-            found: list[str] = []
-            of_rows = Counter(int(each["row"]) for each in episode["steps"])
+            turns_read: list[str] = []
+            of_rows = Counter(int(record["row"]) for record in episode["steps"])
             assert sorted(of_rows) == list(range(len(of_rows)))
             for index in sorted(of_rows):
                 response, mask = rows.pop(f"{episode['episode']}_{index}")
                 turns = turn_ids(mask[None])[0]
                 assert set(turns[mask.bool()].tolist()) == set(range(of_rows[index]))
                 for turn in range(of_rows[index]):
-                    found.append(tokenizer.decode(response[turns == turn], skip_special_tokens=True))
-            assert found == [text["response"] for text in episode["texts"]]
+                    turns_read.append(tokenizer.decode(response[turns == turn], skip_special_tokens=True))
+            assert turns_read == [text["response"] for text in episode["texts"]]
         assert not any(mask.any() for _, mask in rows.values())
 
 
@@ -159,7 +159,7 @@ def questions(out: Path, source: str, question: str, rows: int) -> tuple[str, ..
 
 def short(name: str, names: Iterable[str]) -> list[Any]:
     """``names`` as parameters of a fixture; the runs of all but ``name`` are long."""
-    return [each if each == name else pytest.param(each, marks=pytest.mark.long) for each in names]
+    return [other if other == name else pytest.param(other, marks=pytest.mark.long) for other in names]
 
 
 def train(out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[str, str] | None = None) -> Run:
@@ -167,11 +167,11 @@ def train(out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[
     with started(out, *overrides, modules=modules, env=env) as process:
         code = process.wait(timeout=900)
     assert code == 0, f"verl exited with {code}:\n{(out / 'log.txt').read_text()[-6000:]}"
-    found: dict[int, dict[str, float]] = {}
+    metrics: dict[int, dict[str, float]] = {}
     for line in (out / "metrics.jsonl").read_text().splitlines():
         entry = json.loads(line)
-        found.setdefault(entry["step"], {}).update(entry["data"])
-    return Run(out, found)
+        metrics.setdefault(entry["step"], {}).update(entry["data"])
+    return Run(out, metrics)
 
 
 @contextmanager

@@ -37,9 +37,9 @@ def turns_of(
     for update in range(updates):
         seen = run.seen(step, update)
         real = {key for key, padding in zip(seen["keys"], seen["padding"], strict=True) if not padding}
-        steps = [each for each in run.steps() if each["row"] in real]
+        steps = [record for record in run.steps() if record["row"] in real]
         values = naive(steps) if naive else [np.nan] * len(steps)
-        expected |= {(each["trajectory"], each["step"]): v for each, v in zip(steps, values, strict=True)}
+        expected |= {(record["trajectory"], record["step"]): v for record, v in zip(steps, values, strict=True)}
     credit = of_step(run, "credit", step).set_index(TURN)
     assert credit.index.is_unique
     assert set(credit.index) == set(expected)
@@ -62,8 +62,8 @@ def metrics_of(run: Run, step: int) -> dict[str, float]:
     """The metrics of a step in the log; asserts that they are those that verl logged."""
     rows = of_step(run, "steps", step)
     assert rows["name"].is_unique
-    found = {name: value for name, value in zip(rows["name"], rows["value"], strict=True) if np.isfinite(value)}
+    numbers = {name: value for name, value in zip(rows["name"], rows["value"], strict=True) if np.isfinite(value)}
     logged = run.metrics[step]  # numbers that are not finite are null there
-    assert set(found) == {name for name, value in logged.items() if isinstance(value, int | float)}
-    np.testing.assert_allclose([found[name] for name in found], [logged[name] for name in found], rtol=1e-6)
-    return found
+    assert set(numbers) == {name for name, value in logged.items() if isinstance(value, int | float)}
+    np.testing.assert_allclose([numbers[name] for name in numbers], [logged[name] for name in numbers], rtol=1e-6)
+    return numbers

@@ -23,7 +23,7 @@ class Fault(NamedTuple):
 
     code: int
     """exit status of the run"""
-    said: float | None
+    announced: float | None
     """when it said so"""
     ended: float
     alive: list[psutil.Process]
@@ -57,14 +57,14 @@ def suffered(
     """
     log, tmp = out / LOG, Path(env["TMPDIR"])
     family = family or psutil.Process(process.pid).children(recursive=True)
-    held = {Path(path) for path in leftovers._open_in([process.pid, *(each.pid for each in family)])}
+    held = {Path(path) for path in leftovers._open_in([process.pid, *(child.pid for child in family)])}
     memory = {path for path in held if path.match("/dev/shm/psm_*") and path.exists()}
-    before, said = log.stat().st_size, None
+    before, announced = log.stat().st_size, None
     began = time.monotonic()
     harm()
     while process.poll() is None and (waited := time.monotonic() - began) < 300:
-        if says and said is None and says.encode() in log.read_bytes()[before:]:
-            said = waited
+        if says and announced is None and says.encode() in log.read_bytes()[before:]:
+            announced = waited
         time.sleep(0.05)
     code, ended = process.wait(timeout=1), time.monotonic() - began
     _, alive = psutil.wait_procs(family, timeout=300)  # Ray's agents look seldom whether their node is there
@@ -72,7 +72,7 @@ def suffered(
     shared = {path for path in memory if path.exists()}
     sockets = [path for path in held if path.parent == Path("/tmp") and path.exists()]
     files = [*sockets, *(path for path in tmp.iterdir() if path.name != "ray")]
-    noticed = "-" if said is None else f"{said:.1f} s"
+    noticed = "-" if announced is None else f"{announced:.1f} s"
     print(
         f"\n{what}: said so after {noticed}, ended after {ended:.1f} s with status {code}",
         f"{len(alive)} of {len(family)} processes left, the last that went did so after {gone:.1f} s",
@@ -80,7 +80,7 @@ def suffered(
         f"{len(files)} temporary files left: {', '.join(sorted({kind_of(path) for path in files})) or '-'}",
         sep="; ",
     )
-    return Fault(code, said, ended, alive, memory, shared)
+    return Fault(code, announced, ended, alive, memory, shared)
 
 
 def kind_of(path: Path) -> str:

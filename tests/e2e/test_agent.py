@@ -61,8 +61,8 @@ def test_an_episode_is_a_row_of_what_was_sampled(run: Run, model: Path, step: in
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_credit_is_per_turn(run: Run, step: int) -> None:
     run.agrees_with(naive.gigpo, step)
-    steps = [each for each in run.steps() if each["global_step"] == step]
-    assert len({each["anchor"] for each in steps}) < len(steps), "equal observations are equal states"
+    steps = [record for record in run.steps() if record["global_step"] == step]
+    assert len({record["anchor"] for record in steps}) < len(steps), "equal observations are equal states"
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))

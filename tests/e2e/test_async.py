@@ -141,25 +141,25 @@ def test_every_update_moves_the_policy(run: Run, mode: str) -> None:
 def test_tasks_that_are_known_are_played_more_or_less_often(colocate: Run) -> None:
     """The eight tasks come again from the second step on; what is known of them is in the checkpoint."""
     steps = [colocate.metrics[step] for step in (1, 2, 3)]
-    assert [found["groups/kept"] for found in steps] == [0.75] * 3
-    assert [found["episode/missing"] for found in steps] == [0] * 3
+    assert [metrics["groups/kept"] for metrics in steps] == [0.75] * 3
+    assert [metrics["episode/missing"] for metrics in steps] == [0] * 3
     assert steps[0]["groups/known"] == 0
-    for found in steps[1:]:
-        assert found["groups/known"] > 0
-        assert found["groups/episodes/min"] < 4 < found["groups/episodes/max"]
+    for metrics in steps[1:]:
+        assert metrics["groups/known"] > 0
+        assert metrics["groups/episodes/min"] < 4 < metrics["groups/episodes/max"]
 
 
 def test_staleness_reaches_the_loss(colocate: Run) -> None:
-    found = set()
+    ages = set()
     for step, update in UPDATES["colocate"]:
         seen = colocate.seen(step, update)
         columns = (seen[name] for name in ("versions", "padding", "mask", "staleness"))
         for (_, newest), padding, mask, staleness in zip(*columns, strict=True):
             if not padding and mask.any():
                 assert set(staleness[mask.bool()].tolist()) == {step - 1 - newest}
-                found.add(float(step - 1 - newest))
-    assert 0.0 in found
-    assert max(found) >= 1.0
+                ages.add(float(step - 1 - newest))
+    assert 0.0 in ages
+    assert max(ages) >= 1.0
 
 
 def test_an_episode_goes_on_with_new_weights(colocate: Run) -> None:

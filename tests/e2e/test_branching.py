@@ -46,15 +46,15 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def vine(steps: list[dict[str, Any]]) -> list[float]:
-    return naive.progress([each | each["extra"] for each in steps], alpha=0)
+    return naive.progress([record | record["extra"] for record in steps], alpha=0)
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_credit_is_that_of_the_values_that_were_measured(run: Run, step: int) -> None:
     run.agrees_with(vine, step)
-    extra = [each["extra"] for each in run.steps() if each["global_step"] == step]
-    assert {each["value_rollouts"] for each in extra} == {ROLLOUTS}
-    values = np.array([each["turn_value"] for each in extra])
+    extra = [record["extra"] for record in run.steps() if record["global_step"] == step]
+    assert {columns["value_rollouts"] for columns in extra} == {ROLLOUTS}
+    values = np.array([columns["turn_value"] for columns in extra])
     np.testing.assert_allclose(values * ROLLOUTS, (values * ROLLOUTS).round(), atol=1e-9)
     assert 0 <= values.min() < values.max() <= TURNS
 
@@ -77,13 +77,13 @@ def test_values_are_those_of_the_policy(run: Run) -> None:
     """What an estimate says is to come is, on average over all states, what comes."""
     come: list[float] = []
     for episode in run.episodes("train"):
-        rewards = [each["composed_reward"] for each in episode["steps"]]
+        rewards = [record["composed_reward"] for record in episode["steps"]]
         come += [sum(rewards[t:]) for t in range(len(rewards))]
-    said = [each["extra"]["turn_value"] for each in run.steps()]
-    assert len(said) == len(come) > 30
-    assert len({round(value, 6) for value in said}) > 3
+    measured = [record["extra"]["turn_value"] for record in run.steps()]
+    assert len(measured) == len(come) > 30
+    assert len({round(value, 6) for value in measured}) > 3
     spread = np.std(np.array(come)) * np.sqrt(TURNS / len(come))
-    assert abs(np.mean(said) - np.mean(come)) < 4 * spread
+    assert abs(np.mean(measured) - np.mean(come)) < 4 * spread
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_each_turn_of_a_chain_gets_what_its_segment_adds(chain: Run, model: Path
     """The rollouts' log-probabilities tell where it was cut, and each turn has the sum over its segment."""
     chain.agrees_with(lambda rows: naive.progress([r | r["extra"] for r in rows], alpha=0, segments=True), step)
     chain.holds_each_turn_once(step, AutoTokenizer.from_pretrained(model))
-    measured = {each["extra"]["value_rollouts"] for each in chain.steps() if each["global_step"] == step}
+    measured = {record["extra"]["value_rollouts"] for record in chain.steps() if record["global_step"] == step}
     assert measured <= {0, 2}
     assert 2 in measured
     seen, played, unlikely = chain.seen(step), chain.played(), Counter()

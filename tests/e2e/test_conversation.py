@@ -54,14 +54,14 @@ def valued(run: Run, step: int) -> list[dict[str, Any]]:
     """The steps trained on in ``step``, with the critic's value before each turn, from the queue."""
     seen = run.seen(step)
     rows = dict(zip(seen["keys"], zip(seen["mask"], seen["values"], seen["returns"], strict=True), strict=True))
-    found = []
-    for each in run.steps():
-        if each["row"] in rows:
-            mask, values, returns = rows[each["row"]]
-            own = torch.nonzero(turn_ids(mask[None])[0] == each["turn"])[:, 0]
+    turns = []
+    for record in run.steps():
+        if record["row"] in rows:
+            mask, values, returns = rows[record["row"]]
+            own = torch.nonzero(turn_ids(mask[None])[0] == record["turn"])[:, 0]
             assert 0 < len(own) <= TURN
-            found.append(each | {"value": float(values[own[0]]), "tokens": len(own), "target": returns[own]})
-    return found
+            turns.append(record | {"value": float(values[own[0]]), "tokens": len(own), "target": returns[own]})
+    return turns
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
@@ -87,17 +87,17 @@ def test_full_conversations_go_on_in_another_row(run: Run) -> None:
 def test_credit_and_targets_of_turns_are_those_of_the_naive_twin(run: Run, step: int) -> None:
     steps = valued(run, step)
     advantages = dict(zip([(e["row"], e["turn"]) for e in steps], naive.turn_gae(steps), strict=True))
-    run.agrees_with(lambda found: [advantages[e["row"], e["turn"]] for e in found], step)
-    for each, target in zip(steps, turn_gae_returns(steps), strict=True):
-        np.testing.assert_allclose(each["target"].numpy(), target, atol=1e-4)
+    run.agrees_with(lambda records: [advantages[e["row"], e["turn"]] for e in records], step)
+    for record, target in zip(steps, turn_gae_returns(steps), strict=True):
+        np.testing.assert_allclose(record["target"].numpy(), target, atol=1e-4)
     assert len({round(value, 4) for value in advantages.values()}) > 10
 
 
 def test_the_critic_learns_from_the_targets(run: Run) -> None:
     """They are far above what it begins with, so its values rise towards them."""
     steps = [valued(run, step) for step in range(1, STEPS + 1)]
-    values = [np.mean([each["value"] for each in batch]) for batch in steps]
-    targets = [np.mean([each["target"].mean() for each in batch]) for batch in steps]
+    values = [np.mean([record["value"] for record in batch]) for batch in steps]
+    targets = [np.mean([record["target"].mean() for record in batch]) for batch in steps]
     assert np.mean(targets) > values[0] + 0.3, "the test needs what there is to learn"
     assert values[-1] > values[0] + 0.2, values
     assert all(run.metrics[step]["critic/vf_loss"] > 0 for step in range(1, STEPS + 1))

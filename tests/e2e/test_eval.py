@@ -53,6 +53,6 @@ def test_a_greedy_evaluation_is_the_trainers_validation(model: Path, tmp_path: P
     assert not differing, f"{len(differing)} of {TASKS} tasks differ: {differing}"
     assert len({json.dumps(texts) for texts in ours.values()}) > 1, "the tasks are different ones"
 
-    found = json.loads((evaluated / "result.json").read_text())
+    result = json.loads((evaluated / "result.json").read_text())
     name = "val-core/doorkey/acc/mean@1"
-    assert found["success"]["value"] == pytest.approx(validated.metrics[0][name])
+    assert result["success"]["value"] == pytest.approx(validated.metrics[0][name])

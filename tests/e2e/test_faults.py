@@ -55,8 +55,8 @@ def steps(out: Path) -> list[int]:
 def until_step(out: Path, process: subprocess.Popen) -> int:
     """The newest step whose metrics are there."""
     for _ in range(6000):
-        if found := steps(out):
-            return found[-1]
+        if reached := steps(out):
+            return reached[-1]
         assert process.poll() is None, (out / "log.txt").read_text()[-6000:]
         time.sleep(0.1)
     pytest.fail((out / "log.txt").read_text()[-6000:])
@@ -65,8 +65,8 @@ def until_step(out: Path, process: subprocess.Popen) -> int:
 def kill(process: subprocess.Popen, name: str) -> None:
     """Kill the process of a run whose command line has ``name``."""
     children = psutil.Process(process.pid).children(recursive=True)
-    (one,) = [child for child in children if name in " ".join(child.cmdline())]
-    one.kill()
+    (victim,) = [child for child in children if name in " ".join(child.cmdline())]
+    victim.kill()
 
 
 @pytest.fixture(scope="module")
@@ -86,31 +86,31 @@ def runs(beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     faults = []
     with own_tmp() as env, started(first, *play(first, beginner), env=env) as process:
         until_step(first, process)
-        said = "SIGTERM: the run stops after this step"
-        faults.append(suffered("SIGTERM", process, first, env, process.terminate, said))
+        message = "SIGTERM: the run stops after this step"
+        faults.append(suffered("SIGTERM", process, first, env, process.terminate, message))
     with own_tmp() as env, started(second, *play(second, beginner, "turnkey.stop.patience=8"), env=env) as process:
         until_step(second, process)
-        said, harm = "nothing has moved for 8 s", partial(kill, process, "EngineCore")
-        faults.append(suffered("engine killed, turnkey.stop.patience=8", process, second, env, harm, said))
+        message, harm = "nothing has moved for 8 s", partial(kill, process, "EngineCore")
+        faults.append(suffered("engine killed, turnkey.stop.patience=8", process, second, env, harm, message))
     return first, second, faults
 
 
 def test_a_signal_ends_the_run_after_a_step_and_it_resumes_there(runs) -> None:
     first, second, faults = runs
     assert faults[0].code == 75
-    said = (first / "log.txt").read_text()
+    log = (first / "log.txt").read_text()
     last = int((first.parent / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
-    assert f"verl-turnkey: SIGTERM: stopped after step {last}; the newest checkpoint is global_step_{last}. To" in said
-    assert "main_ppo" in said.rsplit("To resume:", 1)[1]
+    assert f"verl-turnkey: SIGTERM: stopped after step {last}; the newest checkpoint is global_step_{last}. To" in log
+    assert "main_ppo" in log.rsplit("To resume:", 1)[1]
     assert steps(first) == list(range(1, last + 1)), "the metrics of the last step are there"
     assert steps(second)[0] == last + 1
 
 
 def test_a_dead_engine_ends_the_run_and_is_named(runs) -> None:
     _, second, faults = runs
-    said = (second / "log.txt").read_text()
-    assert faults[1].code == 69, said[-6000:]
-    assert "and dead are: inference server 0: its engine is dead; the newest checkpoint is global_step_" in said
+    log = (second / "log.txt").read_text()
+    assert faults[1].code == 69, log[-6000:]
+    assert "and dead are: inference server 0: its engine is dead; the newest checkpoint is global_step_" in log
 
 
 def test_the_resumed_run_plays_the_tasks_that_were_next(runs) -> None:
@@ -143,8 +143,8 @@ def killed(beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     first, second, every = out / "first", out / "second", "trainer.save_freq=1"
     with own_tmp() as env, started(first, *play(first, beginner, every), env=env) as process:
         until_step(first, process)
-        said, harm = "a process of the run is dead", partial(kill, process, "ray::WorkerDict")
-        faults = [suffered("training process killed", process, first, env, harm, said)]
+        message, harm = "a process of the run is dead", partial(kill, process, "ray::WorkerDict")
+        faults = [suffered("training process killed", process, first, env, harm, message)]
     saved = int((out / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
     with own_tmp() as env, started(second, *play(second, beginner, every), env=env) as process:
         until_step(second, process)
@@ -155,10 +155,10 @@ def killed(beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 @pytest.mark.long
 def test_a_dead_training_process_ends_the_run_and_the_last_checkpoint_is_resumed_from(killed) -> None:
     first, second, saved, faults = killed
-    said = (first / "log.txt").read_text()
-    assert faults[0].code == 69, said[-6000:]
-    assert "verl-turnkey: a process of the run is dead: The actor died" in said
-    assert "main_ppo" in said.rsplit("To resume:", 1)[1]
+    log = (first / "log.txt").read_text()
+    assert faults[0].code == 69, log[-6000:]
+    assert "verl-turnkey: a process of the run is dead: The actor died" in log
+    assert "main_ppo" in log.rsplit("To resume:", 1)[1]
     assert steps(second)[0] == saved + 1
 
 
@@ -171,7 +171,7 @@ def test_of_a_killed_driver_no_process_is_left_and_doctor_finds_its_files(killed
     assert not of_worker.shared_memory, "of the run whose driver lived on"
     monkeypatch.setattr(leftovers, "QUIET_SECONDS", 0.0)
     left = {path for path in of_driver.shared_memory if path.exists()}
-    found = {each.path: each.identity for each in leftovers.find() if each.path in left}
-    assert set(found) == left
-    assert not leftovers.remove(found)
+    files = {leftover.path: leftover.identity for leftover in leftovers.find() if leftover.path in left}
+    assert set(files) == left
+    assert not leftovers.remove(files)
     assert not any(path.exists() for path in left)

@@ -74,69 +74,69 @@ def trained(run: Run, step: int) -> dict[str, dict[str, Any]]:
     seen = run.seen(step)
     names = ("responses", "mask", "rollout", "rm_scores", "advantages")
     rows = zip(seen["keys"], seen["padding"], *(seen[name] for name in names), strict=True)
-    return {key: dict(zip(names, found, strict=True)) for key, padding, *found in rows if not padding}
+    return {key: dict(zip(names, columns, strict=True)) for key, padding, *columns in rows if not padding}
 
 
 def again(run: Run, step: int) -> dict[str, str]:
     """The keys of the rows that were not played in ``step``, and of those that they repeat."""
     played = run.played()
     before = {name: row for earlier in range(1, step) for name, row in trained(run, earlier).items() if name in played}
-    found = {}
+    rows = {}
     for key, row in trained(run, step).items():
         if key not in played:
             group, session, index = key.split("_")
             own = f"{group[:UID]}_{session}_{index}"  # of a group that came back whole
             same = sorted(name for name in before if name.endswith(f"_{index}") and _same(before[name], row))
             assert (own in same) if len(group) > UID else same
-            found[key] = own if len(group) > UID else same[0]
-    return found
+            rows[key] = own if len(group) > UID else same[0]
+    return rows
 
 
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _same(row: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(
-        one[name].shape == other[name].shape and bool((one[name] == other[name]).all())
+        row[name].shape == other[name].shape and bool((row[name] == other[name]).all())
         for name in ("responses", "mask", "rollout", "rm_scores")
     )
 
 
 def due(metric: str, run: Run) -> list[int]:
     """How many groups have to come in each step, by how the episodes of the steps before it ended."""
-    found, known, waiting = [], set(), 0
-    episodes = {each["episode"]: each for each in run.episodes("train")}
+    counts, known, waiting = [], set(), 0
+    episodes = {episode["episode"]: episode for episode in run.episodes("train")}
     for step in range(1, STEPS + 1):
         groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for name in sorted({key.rpartition("_")[0] for key in trained(run, step).keys() & run.played().keys()}):
             groups[episodes[name]["group"]].append(episodes[name])
-        ends = [(one[0]["seed"], {bool(each["success"]) for each in one}) for one in groups.values()]
+        ends = [(group[0]["seed"], {bool(episode["success"]) for episode in group}) for group in groups.values()]
         if metric == "groups/replayed":
             # Of several groups of one task the first one gets them.
-            found.append(len({task for task, of in ends if len(of) == 1 and (task, not next(iter(of))) in known}))
+            counts.append(len({task for task, of in ends if len(of) == 1 and (task, not next(iter(of))) in known}))
             known |= {(task, end) for task, of in ends for end in of}
         else:
-            differ = sum(len({each["composed_return"] for each in one}) > 1 for one in groups.values())
-            found.append(min(len(groups) - differ, waiting))
-            waiting = min(BUFFER, waiting - found[-1] + differ)
-    return found
+            differ = sum(len({episode["composed_return"] for episode in group}) > 1 for group in groups.values())
+            counts.append(min(len(groups) - differ, waiting))
+            waiting = min(BUFFER, waiting - counts[-1] + differ)
+    return counts
 
 
 @pytest.mark.parametrize("step", range(2, STEPS + 1))
 def test_stored_rows_are_trained_as_they_were_played(stored: tuple[str, Run], step: int) -> None:
     """With the log-probabilities of the policy that played them, and the credit of the group in which they are."""
     metric, run = stored
-    repeated, played, found = again(run, step), run.played(), trained(run, step)
+    repeated, played, batch = again(run, step), run.played(), trained(run, step)
     rows = []
-    for key in found:
+    for key in batch:
         turn = played[repeated.get(key, key)]
         group, session, _ = key.split("_")
         rows.append((key, turn | {"group": group, "trajectory": f"{group}_{session}"}))
     credit = naive.grpo_steps([turn for _, turn in rows])
     for (key, _), value in zip(rows, credit, strict=True):
-        advantage = found[key]["advantages"][found[key]["mask"].bool()]
+        advantage = batch[key]["advantages"][batch[key]["mask"].bool()]
         np.testing.assert_allclose(advantage.numpy(), value, atol=1e-5, err_msg=key)
 
     metrics = run.metrics[step]
     assert metrics["episode/count"] == STORED_TASKS * ROLLOUTS
-    own = {key.split("_")[0] for key in found.keys() & played.keys()}
+    own = {key.split("_")[0] for key in batch.keys() & played.keys()}
     groups = {key.split("_")[0] for key in repeated}
     assert (groups <= own) if metric == "groups/replayed" else groups.isdisjoint(own)
     assert metrics[metric] == len(groups) / len(own)
@@ -153,9 +153,9 @@ def test_something_was_stored_and_came_back(stored: tuple[str, Run]) -> None:
     for key in (key for step in range(2, STEPS + 1) for key in again(run, step)):
         sessions[key.split("_")[0]].add(key.split("_")[1])
     if metric == "groups/replayed":  # one episode behind those of the group
-        assert all(found == {str(ROLLOUTS)} for found in sessions.values())
+        assert all(numbers == {str(ROLLOUTS)} for numbers in sessions.values())
     else:  # all of a group, and each group once
-        assert all(found == {"0", "1"} for found in sessions.values())
+        assert all(numbers == {"0", "1"} for numbers in sessions.values())
         assert len({group[:UID] for group in sessions}) == len(sessions)
 
 
@@ -170,18 +170,18 @@ def hinted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_tasks_that_nobody_solved_are_played_with_a_part_of_their_hint(hinted: Run) -> None:
     """Half of it where nobody ever solved the task, and less where somebody did before."""
     words = HINT.split()
-    shown: dict[int, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    hints: dict[int, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     solved: dict[int, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for episode in hinted.episodes("train"):
         step, task = int(episode["global_step"]), int(episode["seed"])
         tails = [text["prompt_tail"] for text in episode["texts"]]
-        shown[step][task] |= {found[1] if (found := re.search(r"\nHint: (.+)\n", tail)) else "" for tail in tails}
+        hints[step][task] |= {match[1] if (match := re.search(r"\nHint: (.+)\n", tail)) else "" for tail in tails}
         solved[step][task].append(bool(episode["success"]))
-    assert {step: len(found) for step, found in shown.items()} == dict.fromkeys(range(1, STEPS + 1), HINTED_TASKS)
-    for task in shown[1]:
+    assert {step: len(of_tasks) for step, of_tasks in hints.items()} == dict.fromkeys(range(1, STEPS + 1), HINTED_TASKS)
+    for task in hints[1]:
         weighted, wins, due = 0.0, 0.0, 0  # of the groups without a hint; due: words
         for step in range(1, STEPS + 1):
-            assert shown[step][task] == {" ".join(words[:due])}, (task, step)
+            assert hints[step][task] == {" ".join(words[:due])}, (task, step)
             if due:
                 due = 0
                 continue
@@ -189,8 +189,8 @@ def test_tasks_that_nobody_solved_are_played_with_a_part_of_their_hint(hinted: R
             wins = DECAY * wins + sum(solved[step][task])
             due = 0 if any(solved[step][task]) else math.ceil(len(words) * 0.5 * (1 - wins / weighted))
     for step in range(1, STEPS + 1):
-        assert hinted.metrics[step]["groups/hinted"] == np.mean([found != {""} for found in shown[step].values()])
-    assert any(found == {" ".join(words[:4])} for tasks in shown.values() for found in tasks.values())
+        assert hinted.metrics[step]["groups/hinted"] == np.mean([texts != {""} for texts in hints[step].values()])
+    assert any(texts == {" ".join(words[:4])} for tasks in hints.values() for texts in tasks.values())
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))

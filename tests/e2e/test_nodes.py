@@ -60,7 +60,7 @@ def below(node) -> list[psutil.Process]:
     """The processes that a node runs for a run: its own stay."""
     [raylet] = node.all_processes["raylet"]
     family = psutil.Process(raylet.process.pid).children(recursive=True)
-    return [each for each in family if not " ".join(each.cmdline()).startswith(OF_NODE)]
+    return [process for process in family if not " ".join(process.cmdline()).startswith(OF_NODE)]
 
 
 @pytest.fixture(scope="module")

@@ -97,7 +97,7 @@ def advantages_are_those_of_the_scores(run: Run, step: int, update: int = 0) -> 
     scores = turn_scores(run, step, update)
 
     def expected(steps: list[dict[str, Any]]) -> Any:
-        rows = [{**each, "turn_score": scores[each["row"], each["turn"]]} for each in steps]
+        rows = [{**record, "turn_score": scores[record["row"], record["turn"]]} for record in steps]
         return naive.step_episode(rows, estimator="grpo")
 
     run.agrees_with(expected, step, update)
@@ -105,8 +105,10 @@ def advantages_are_those_of_the_scores(run: Run, step: int, update: int = 0) -> 
 
 def ends(run: Run, step: int) -> dict[str, tuple[str, bool]]:
     """Group and success of each episode of a step."""
-    episodes = [each for each in run.episodes("train") if each["global_step"] == step and not each["failed"]]
-    return {each["episode"]: (each["group"], bool(each["success"])) for each in episodes}
+    episodes = [
+        episode for episode in run.episodes("train") if episode["global_step"] == step and not episode["failed"]
+    ]
+    return {episode["episode"]: (episode["group"], bool(episode["success"])) for episode in episodes}
 
 
 def number_of_pairs(run: Run, step: int) -> int:
@@ -193,10 +195,10 @@ def head(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_head_redistributes_the_outcome(head: Run, step: int) -> None:
     """SPA-RL: scores that shall add up to the outcome are the rewards, and their derivatives are on last tokens."""
     scores, sums, outcomes = turn_scores(head, step), defaultdict(float), defaultdict(float)
-    steps = [each for each in head.steps() if each["global_step"] == step]
-    for each in steps:
-        sums[each["trajectory"]] += scores[each["row"], each["turn"]]
-        outcomes[each["trajectory"]] += each["reward"]
+    steps = [record for record in head.steps() if record["global_step"] == step]
+    for record in steps:
+        sums[record["trajectory"]] += scores[record["row"], record["turn"]]
+        outcomes[record["trajectory"]] += record["reward"]
     head.agrees_with(lambda rows: naive.rebn([{**r, "reward": scores[r["row"], r["turn"]]} for r in rows]), step)
 
     errors = {name: sums[name] - outcomes[name] for name in sums}
@@ -209,10 +211,10 @@ def test_a_head_redistributes_the_outcome(head: Run, step: int) -> None:
     seen = scored(head, step)
     columns = zip(seen["response_mask"], seen["turnkey_prm_coef"], strict=True)
     coefficients = dict(zip(seen["keys"], columns, strict=True))
-    for each in steps:
-        mask, coefficient = coefficients[each["row"]]
-        own = torch.nonzero(turn_ids(mask[None])[0] == each["turn"])[:, 0]
-        expected = [0.0] * (len(own) - 1) + [2 * errors[each["trajectory"]] / len(errors)]
+    for record in steps:
+        mask, coefficient = coefficients[record["row"]]
+        own = torch.nonzero(turn_ids(mask[None])[0] == record["turn"])[:, 0]
+        expected = [0.0] * (len(own) - 1) + [2 * errors[record["trajectory"]] / len(errors)]
         np.testing.assert_allclose(coefficient[own].numpy(), expected, atol=1e-6)
 
 

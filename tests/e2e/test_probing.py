@@ -28,7 +28,7 @@ def probe(out: Path, model: Path, *overrides: str, rollouts: int) -> Run:
     """Each task has the same right answer."""
     tasks = minigrid(out, LEVEL, train=8, val=4, seed=3)
     data = pd.read_parquet(out / "train.parquet")
-    data["reward_model"] = [{**given, "ground_truth": ANSWER} for given in data["reward_model"]]
+    data["reward_model"] = [{**fields, "ground_truth": ANSWER} for fields in data["reward_model"]]
     data.to_parquet(out / "train.parquet")
     return train(
         out,
@@ -71,10 +71,10 @@ def answering(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_credit_is_what_a_turn_changes_of_the_share_of_right_answers(answering: Run, step: int) -> None:
-    answering.agrees_with(lambda steps: naive.progress([each | each["extra"] for each in steps], alpha=0), step)
-    extra = [each["extra"] for each in answering.steps() if each["global_step"] == step]
-    assert {each["value_rollouts"] for each in extra} == {ANSWERS}
-    assert {each["turn_value"] * ANSWERS for each in extra} <= set(range(ANSWERS + 1))
+    answering.agrees_with(lambda steps: naive.progress([record | record["extra"] for record in steps], alpha=0), step)
+    extra = [record["extra"] for record in answering.steps() if record["global_step"] == step]
+    assert {columns["value_rollouts"] for columns in extra} == {ANSWERS}
+    assert {columns["turn_value"] * ANSWERS for columns in extra} <= set(range(ANSWERS + 1))
     metrics = answering.metrics[step]
     assert metrics["branching/forks"] == metrics["episode/length/mean"]
     assert metrics["branching/measured"] == ANSWERS * metrics["episode/length/mean"]
@@ -84,15 +84,15 @@ def test_credit_is_what_a_turn_changes_of_the_share_of_right_answers(answering: 
 
 
 def test_some_answers_are_right(answering: Run) -> None:
-    assert len({each["extra"]["turn_value"] for each in answering.steps()}) > 1
+    assert len({record["extra"]["turn_value"] for record in answering.steps()}) > 1
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_credit_is_that_of_what_was_measured(run: Run, step: int) -> None:
-    run.agrees_with(lambda steps: naive.information_gain([each | each["extra"] for each in steps]), step)
-    extra = [each["extra"] for each in run.steps() if each["global_step"] == step]
-    assert {each["value_rollouts"] for each in extra} == {1}
-    assert all(0 < each["gold_probability"] == each["turn_value"] < 1 for each in extra)
+    run.agrees_with(lambda steps: naive.information_gain([record | record["extra"] for record in steps]), step)
+    extra = [record["extra"] for record in run.steps() if record["global_step"] == step]
+    assert {columns["value_rollouts"] for columns in extra} == {1}
+    assert all(0 < columns["gold_probability"] == columns["turn_value"] < 1 for columns in extra)
     metrics = run.metrics[step]
     assert metrics["branching/forks"] == metrics["branching/measured"] == metrics["episode/length/mean"]
     assert metrics["branching/measured_tokens"] == metrics["branching/measured"]
@@ -103,8 +103,8 @@ def test_credit_is_that_of_what_was_measured(run: Run, step: int) -> None:
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_outcomes_are_places(run: Run, step: int) -> None:
     paid: dict[str, list[float]] = {}
-    for each in (e for e in run.episodes("train") if e["global_step"] == step):
-        paid.setdefault(each["group"], []).append(sum(turn["composed_reward"] for turn in each["steps"]))
+    for episode in (e for e in run.episodes("train") if e["global_step"] == step):
+        paid.setdefault(episode["group"], []).append(sum(turn["composed_reward"] for turn in episode["steps"]))
     assert len(paid) == 4
     for places in paid.values():
         np.testing.assert_allclose(sorted(places), np.arange(ROLLOUTS) / (ROLLOUTS - 1), atol=1e-9)
@@ -115,8 +115,10 @@ def test_outcomes_are_places(run: Run, step: int) -> None:
 def test_probabilities_are_those_of_the_model(run: Run, model: Path) -> None:
     """Before the first update, by a forward pass of the same weights; the server computes in another order."""
     tokenizer, policy = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model).eval()
-    answer, found = tokenizer.encode(ANSWER, add_special_tokens=False), set()
-    said = {each["row"]: each["extra"]["gold_probability"] for each in run.steps() if each["global_step"] == 1}
+    answer, probabilities = tokenizer.encode(ANSWER, add_special_tokens=False), set()
+    logged = {
+        record["row"]: record["extra"]["gold_probability"] for record in run.steps() if record["global_step"] == 1
+    }
     for episode in (e for e in run.episodes("train") if e["global_step"] == 1):
         first, text = episode["steps"][0], episode["texts"][0]
         prompt = tokenizer.encode(text["prompt_tail"], add_special_tokens=False)
@@ -125,6 +127,6 @@ def test_probabilities_are_those_of_the_model(run: Run, model: Path) -> None:
             logits = policy(torch.tensor([prompt + answer])).logits[0].float().log_softmax(-1)
         scores = [logits[len(prompt) - 1 + i, token].item() for i, token in enumerate(answer)]
         expected = math.exp(sum(scores) / len(scores))
-        assert said[f"{episode['episode']}_{int(first['row'])}"] == pytest.approx(expected, rel=2e-2)
-        found.add(round(expected, 6))
-    assert len(found) > 1
+        assert logged[f"{episode['episode']}_{int(first['row'])}"] == pytest.approx(expected, rel=2e-2)
+        probabilities.add(round(expected, 6))
+    assert len(probabilities) > 1

@@ -32,12 +32,12 @@ class Models:
     """A reward model as vLLM serves it, which refuses every fifth episode, and a chat model that judges each step."""
 
     def __init__(self) -> None:
-        self.asked = self.refused = 0
+        self.requests = self.refused = 0
 
     def classify(self, question: dict[str, Any]) -> dict[str, Any]:
         assert question["model"] == "prm"
-        self.asked += 1
-        if self.asked % EVERY == 0:
+        self.requests += 1
+        if self.requests % EVERY == 0:
             self.refused += 1
             raise Refusal(400, "this episode is too long for me")
         scores = [score(text) for text in question["input"]]
@@ -75,7 +75,7 @@ def run(model: Path, models: Models, tmp_path_factory: pytest.TempPathFactory) -
             "+turnkey/device=cpu",
             *minigrid(out, LEVEL, train=8, val=4, seed=1),
             "turnkey.rollout.invalid_action_penalty=0",
-            f"turnkey.rewards=[{', '.join(f'{{{each}}}' for each in rewards)}]",
+            f"turnkey.rewards=[{', '.join(f'{{{entry}}}' for entry in rewards)}]",
             f"turnkey.credit.modify=[{{name: a_grae, {_options(A_GRAE)}}}, {{name: empg, {_options(EMPG)}}}]",
             f"actor_rollout_ref.model.path={model}",
             "actor_rollout_ref.rollout.n=8",
@@ -94,14 +94,14 @@ def scored(run: Run, step: int) -> list[dict[str, Any]]:
     """The steps trained on in ``step``, with their columns, the number of their tokens and their credit."""
     seen = run.seen(step)
     rows = dict(zip(seen["keys"], zip(seen["mask"], seen["advantages"], strict=True), strict=True))
-    found = []
-    for each in run.steps():
-        if each["row"] in rows:
-            mask, advantage = rows[each["row"]]
+    records = []
+    for record in run.steps():
+        if record["row"] in rows:
+            mask, advantage = rows[record["row"]]
             credit = advantage[mask.bool()].double().unique()
             assert len(credit) == 1, "a turn has one credit on all its tokens"
-            found.append(each | each["extra"] | {"tokens": int(mask.sum()), "credit": float(credit[0])})
-    return found
+            records.append(record | record["extra"] | {"tokens": int(mask.sum()), "credit": float(credit[0])})
+    return records
 
 
 def test_the_scores_reach_the_record_of_each_step(run: Run) -> None:
@@ -120,12 +120,12 @@ def test_credit_is_that_of_the_naive_twins_of_method_and_modifiers(run: Run, ste
     steps = scored(run, step)
     base = naive.dual_granularity(steps)
     expected = naive.empg(steps, naive.a_grae(steps, base=base, **A_GRAE), **EMPG)
-    np.testing.assert_allclose([each["credit"] for each in steps], expected, atol=1e-5)
+    np.testing.assert_allclose([record["credit"] for record in steps], expected, atol=1e-5)
     assert len({round(value, 3) for value in expected}) > 10
     metrics = run.metrics[step]
     outcome: dict[str, float] = defaultdict(float)
-    for each in steps:
-        outcome[each["trajectory"]] += each["reward"]
+    for record in steps:
+        outcome[record["trajectory"]] += record["reward"]
     mean = np.mean(list(outcome.values()))
     assert metrics["credit/a_grae/mean_outcome"] == pytest.approx(mean)
     assert metrics["credit/a_grae/damping"] == pytest.approx(min(1, mean / A_GRAE["alpha"]))
@@ -138,8 +138,8 @@ def test_turns_with_better_scores_get_more_credit(run: Run, step: int) -> None:
     """In the same episode, where the outcome is the same; the modifiers are set so that they do not turn it round."""
     compared = 0
     episodes: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for each in scored(run, step):
-        episodes[each["trajectory"]][each["turn_score"]].append(each["credit"])
+    for record in scored(run, step):
+        episodes[record["trajectory"]][record["turn_score"]].append(record["credit"])
     for credit in episodes.values():
         if len(credit) == 2:
             assert min(credit[0.75]) > max(credit[0.25])
@@ -150,9 +150,9 @@ def test_turns_with_better_scores_get_more_credit(run: Run, step: int) -> None:
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_components_that_give_columns_are_logged(run: Run, step: int) -> None:
     steps = scored(run, step)
-    episodes = len({each["trajectory"] for each in steps})
+    episodes = len({record["trajectory"] for record in steps})
     for label, column in (("scorer", "turn_score"), ("judge", "opinion"), ("doubt", "entropy")):
-        mean = sum(each[column] for each in steps) / episodes
+        mean = sum(record[column] for record in steps) / episodes
         assert run.metrics[step][f"episode/composed_return.{label}/mean"] == pytest.approx(mean)
     assert np.isfinite(run.metrics[step]["actor/grad_norm"])
     assert run.metrics[step]["actor/grad_norm"] > 0
@@ -172,5 +172,5 @@ def test_a_scorer_that_fails_costs_its_episode_alone(run: Run, models: Models) -
         lost = {episode["episode"] for episode in here if episode["failed"]}
         assert len(here) == 32
         assert run.metrics[step]["episode/failed"] == len(lost)
-        trained = {each["trajectory"] for each in scored(run, step)}
+        trained = {record["trajectory"] for record in scored(run, step)}
         assert trained == {episode["episode"] for episode in here} - lost

@@ -74,19 +74,19 @@ def rows_of(run: Run, step: int) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("step", [1, 2])
 def test_the_credit_of_tokens_is_that_of_the_naive_twins(credited: Run, step: int) -> None:
     rows = rows_of(credited, step)
-    steps = [each for each in credited.steps() if each["row"] in rows]
-    own = [turn_ids(rows[each["row"]]["mask"][None])[0] == each["turn"] for each in steps]
-    for each, tokens in zip(steps, own, strict=True):
-        row = rows[each["row"]]
-        each |= {"penalty": 0.0, "gaps": (row["teacher_log_prob"] - row["old"])[tokens].double().tolist()}
-        assert any(each["gaps"]) == bool(row["has_teacher"])
+    steps = [record for record in credited.steps() if record["row"] in rows]
+    own = [turn_ids(rows[record["row"]]["mask"][None])[0] == record["turn"] for record in steps]
+    for record, tokens in zip(steps, own, strict=True):
+        row = rows[record["row"]]
+        record |= {"penalty": 0.0, "gaps": (row["teacher_log_prob"] - row["old"])[tokens].double().tolist()}
+        assert any(record["gaps"]) == bool(row["has_teacher"])
     base = leave_one_out(steps, "outcomes", "zero")
     per_turn = agent_opsd(steps, base)
     assert not np.allclose(per_turn, base), "the gaps change the credit of turns"
     per_token = rlsd(steps, per_turn, training_step=step)
     assert any(len({round(value, 6) for value in values}) > 1 for values in per_token), "and that of tokens"
-    for each, tokens, expected in zip(steps, own, per_token, strict=True):
-        np.testing.assert_allclose(rows[each["row"]]["advantages"][tokens], expected, atol=1e-5)
+    for record, tokens, expected in zip(steps, own, per_token, strict=True):
+        np.testing.assert_allclose(rows[record["row"]]["advantages"][tokens], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("step", [1, 2])

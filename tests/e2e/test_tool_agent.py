@@ -65,12 +65,12 @@ def test_every_turn_has_the_advantage_of_the_formula(run: Run) -> None:
                 expected[row, start] = later
         raw = np.array(list(expected.values()))
         for (row, start), value in expected.items():
-            mask, found = seen["mask"][row].tolist(), seen["advantages"][row].tolist()
+            mask, advantages = seen["mask"][row].tolist(), seen["advantages"][row].tolist()
             wanted = (value - raw.mean()) / np.sqrt(raw.var(ddof=1) + 1e-8)
             for i in range(start, len(mask)):
                 if not mask[i]:
                     break
-                assert found[i] == pytest.approx(wanted, abs=1e-4), (step, row, i)
+                assert advantages[i] == pytest.approx(wanted, abs=1e-4), (step, row, i)
         assert run.metrics[step]["episode/length/max"] == longest
         lengths.append(longest)
     assert max(lengths) > 1, "no tool was ever called"

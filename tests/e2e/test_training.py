@@ -119,10 +119,10 @@ def test_the_log_has_credit_and_updates_of_each_trained_turn(learning: Run) -> N
         np.testing.assert_allclose(first["ratio"], 1.0, atol=1e-3)
         assert (second["ratio"] - 1).abs().max() > 1e-3
         assert first["clip_share"].max() == 0
-        found = metrics_of(learning, step)
-        assert found["turnkey/log/lost"] == 0
+        metrics = metrics_of(learning, step)
+        assert metrics["turnkey/log/lost"] == 0
         if step > 1:
-            assert found["turnkey/log/written"] > 0
+            assert metrics["turnkey/log/written"] > 0
     clipped = [learning.metrics[step]["actor/pg_clipfrac"] > 0 for step in range(1, STEPS + 1)]
     assert clipped == [(of_step(learning, "updates", step)["clip_share"] > 0).any() for step in range(1, STEPS + 1)]
 
@@ -199,18 +199,18 @@ def test_a_dead_environment_costs_its_own_episode(broken: Run) -> None:
 
 
 def test_failed_episodes_count_as_not_solved_in_validation(broken: Run) -> None:
-    found = broken.metrics[1]
-    assert found["val-core/broken/acc/mean@1"] == found["val-aux/broken/failed/mean@1"] == 0.5
-    assert found["val-aux/broken/acc_success_only/mean@1"] == 1
-    assert found["val-aux/broken/episode_length/mean@1"] == 3
+    metrics = broken.metrics[1]
+    assert metrics["val-core/broken/acc/mean@1"] == metrics["val-aux/broken/failed/mean@1"] == 0.5
+    assert metrics["val-aux/broken/acc_success_only/mean@1"] == 1
+    assert metrics["val-aux/broken/episode_length/mean@1"] == 3
 
 
 def test_what_failed_is_on_the_console(broken: Run) -> None:
     """Although the settings for a CPU let errors through only: the first of each kind, and the share in validation."""
-    said = (broken.out / "log.txt").read_text()
+    log = (broken.out / "log.txt").read_text()
     for kind in ("reset", "step", "reward", "timeout"):
-        assert f"1 failed episode of the kind '{kind}' in this process so far, the latest: EnvironmentFailure: " in said
-    assert "2 of 4 validation episodes failed; latest reasons:" in said
+        assert f"1 failed episode of the kind '{kind}' in this process so far, the latest: EnvironmentFailure: " in log
+    assert "2 of 4 validation episodes failed; latest reasons:" in log
 
 
 def test_a_batch_without_any_signal_leaves_the_weights_bit_identical(broken: Run, model: Path) -> None:

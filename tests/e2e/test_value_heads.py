@@ -96,7 +96,7 @@ def test_switches_and_subgoals_are_read_from_what_the_model_wrote(run: Run, step
 @pytest.mark.parametrize("step", STEPS)
 def test_targets_and_advantages_are_those_of_the_naive_twin(run: Run, step: int) -> None:
     turns, rows = decided(run, step), seen(run, step)
-    found = streams(turns, normalise=False)
+    by_hand = streams(turns, normalise=False)
     update = run.seen(step)
     advantages = dict(zip(update["keys"], update["advantages"], strict=True))
     for t, turn in enumerate(turns):
@@ -104,15 +104,15 @@ def test_targets_and_advantages_are_those_of_the_naive_twin(run: Run, step: int)
         for name, place in turn["places"].items():
             target = row[f"turnkey_target_{name}"].numpy()
             expected = np.full(len(target), np.nan)
-            if name != "high" or found["opens"][t]:
-                expected[place] = found[name][t]
+            if name != "high" or by_hand["opens"][t]:
+                expected[place] = by_hand[name][t]
             np.testing.assert_allclose(target, expected, atol=1e-5, err_msg=f"{turn['row']} {name}")
         for decision in ("switch", "subgoal", "action"):
             first, behind = (int(turn["extra"][f"{word}_{decision}"]) for word in ("from", "to"))
-            if decision != "subgoal" or found["opens"][t]:
-                of_tokens[first:behind] = found[decision][t] - turn["penalty"] * (decision == "action")
+            if decision != "subgoal" or by_hand["opens"][t]:
+                of_tokens[first:behind] = by_hand[decision][t] - turn["penalty"] * (decision == "action")
         np.testing.assert_allclose(advantages[turn["row"]].numpy(), of_tokens, atol=1e-5, err_msg=turn["row"])
-    assert 0 < sum(found["opens"]) < len(turns)
+    assert 0 < sum(by_hand["opens"]) < len(turns)
 
 
 def test_the_three_values_are_those_of_three_rows_of_the_head(run: Run) -> None:

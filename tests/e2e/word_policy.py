@@ -30,8 +30,8 @@ def doubt(steps: Sequence[RewardStep]) -> list[float]:
 
 def ahead(first: Sequence[RewardStep], second: Sequence[RewardStep]) -> tuple[float, float]:
     """Of two episodes the one with more steps ahead is better, else the one whose last text is greater."""
-    one, two = ((sum(forward(steps)), steps[-1].text) for steps in (first, second))
-    return float(one > two), float(two > one)
+    score, other = ((sum(forward(steps)), steps[-1].text) for steps in (first, second))
+    return float(score > other), float(other > score)
 
 
 def plan(row: TeacherRow) -> str | None:

@@ -106,6 +106,7 @@ TESTS = {
     "plugins/trainer/allocation.py": ALLOCATION,
     "plugins/credit/signals.py": "tests/unit/plugins/credit/test_signals.py",
     "plugins/trainer/credit_state.py": "tests/unit/plugins/trainer/test_credit_state.py",
+    "plugins/log/schema.py": "tests/unit/plugins/log/test_writer.py",
     "plugins/log/writer.py": "tests/unit/plugins/log/test_writer.py",
     "plugins/view/reading.py": "tests/unit/plugins/view/test_reading.py",
     "plugins/log/bounds.py": "tests/unit/plugins/log/test_bounds.py",
@@ -630,6 +631,8 @@ MUTATIONS = [
     ),
     ("plugins/view/reading.py", "if part.step > begun if", "if part.step >= begun if"),
     ("plugins/view/reading.py", 'frame = frame[frame["segment"] == latest]', "frame = frame"),
+    ("plugins/log/schema.py", "composed_reward   double", "composed_reward   float "),
+    ("plugins/log/schema.py", "penalty           double", "penalty           float "),
     ("plugins/log/bounds.py", "int(name[1]) % every", "True"),
     ("plugins/log/bounds.py", "max(n, log.episodes_per_step)", "log.episodes_per_step"),
     (

@@ -47,8 +47,8 @@ class Mutation(NamedTuple):
 
 def listed(room: str, word: str = "") -> list[Mutation]:
     """The list of a room."""
-    found = [Mutation(*entry) for entry in importlib.import_module(room).MUTATIONS]
-    return [mutation for mutation in found if word in mutation.file]
+    mutations = [Mutation(*entry) for entry in importlib.import_module(room).MUTATIONS]
+    return [mutation for mutation in mutations if word in mutation.file]
 
 
 def tests_of(room: str, mutation: Mutation) -> list[str]:
@@ -69,9 +69,9 @@ def tests_near(room: str, mutation: Mutation) -> list[str]:
     whole = f"tests/unit/{room}" if room in ("advantage", "losses", "learned") else ""
     others = [file for file in sorted(unit.glob("test_*.py")) if file.name != name]
     listed = importlib.import_module(room).TESTS.get(mutation.file, "")
-    found = [there(unit / name), listed, whole or there(*others), there(contract / name)]
-    found.sort(key=lambda tests: "tests/contract" in tests)  # these take a real verl
-    return [tests for tests in dict.fromkeys(found) if tests] or [f"tests/unit/{room}"]
+    candidates = [there(unit / name), listed, whole or there(*others), there(contract / name)]
+    candidates.sort(key=lambda tests: "tests/contract" in tests)  # these take a real verl
+    return [tests for tests in dict.fromkeys(candidates) if tests] or [f"tests/unit/{room}"]
 
 
 def stale(mutations: Sequence[Mutation]) -> list[str]:
@@ -138,38 +138,38 @@ class Tests:
         return False
 
     def _check(self, tests: list[str]) -> None:
-        for each in tests:
-            if each not in self._sound and self._run(each, each == tests[0])[0]:
-                raise RuntimeError(f"this fails without any mutation: {each}\n{self._said.read_text()}")
-            self._sound.add(each)
+        for tests_of_stage in tests:
+            if tests_of_stage not in self._sound and self._run(tests_of_stage, tests_of_stage == tests[0])[0]:
+                raise RuntimeError(f"this fails without any mutation: {tests_of_stage}\n{self._output.read_text()}")
+            self._sound.add(tests_of_stage)
 
     @property
-    def _said(self) -> Path:
-        return self._tree / ".said"
+    def _output(self) -> Path:
+        return self._tree / ".output"
 
-    def _run(self, tests: str, one: bool = False) -> tuple[int, list[str]]:
+    def _run(self, tests: str, first: bool = False) -> tuple[int, list[str]]:
         """What ``os.waitpid`` says of pytest, and what failed. ``one``: an id, not several paths."""
         report = self._tree / ".failed"
         report.write_text("[]")
         process = os.fork()
         if not process:
-            self._play([tests] if one and "::" in tests else tests.split(), report)
+            self._play([tests] if first and "::" in tests else tests.split(), report)
         return os.waitpid(process, 0)[1], json.loads(report.read_text())
 
     def _play(self, tests: list[str], report: Path) -> None:
         """In the fork, which ends here. Without bytecode: a mutation of the same length would not be seen."""
         status = 1
         try:
-            said = os.open(self._said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(said, 1)
-            os.dup2(said, 2)
+            output = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
             os.chdir(self._tree)
             package = str(self._tree / ".package")
             sys.path[:] = [str(self._tree), package, *(at for at in sys.path if not at.startswith(str(ROOT / "tests")))]
             sys.dont_write_bytecode = True
             os.environ.update(PYTHONPATH=package, PYTHONDONTWRITEBYTECODE="1")
             options = ["-x", "-q", "-p", "no:cacheprovider"]
-            if all(each.startswith("tests/unit") for each in tests):
+            if all(path.startswith("tests/unit") for path in tests):
                 options.append("--hypothesis-profile=first_failure")
             status = int(sys.modules["pytest"].main([*options, *tests], plugins=[_Failed(report)]))
         finally:
@@ -221,26 +221,29 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     parser.add_argument("--again", action="store_true", help="try those that survived once more")
     parser.add_argument("--unit", action="store_true", help="unit tests only")
-    asked = parser.parse_args()
-    rooms = [asked.room] if asked.room else list(ROOMS)
-    if asked.drawn:
-        made = {room: [Mutation(*one) for one in drawn.draw(ROOT, room, asked.seed, asked.drawn)] for room in rooms}
-        made = {room: [one for one in of if asked.word in one.file] for room, of in made.items()}
+    arguments = parser.parse_args()
+    rooms = [arguments.room] if arguments.room else list(ROOMS)
+    if arguments.drawn:
+        made = {
+            room: [Mutation(*mutation) for mutation in drawn.draw(ROOT, room, arguments.seed, arguments.drawn)]
+            for room in rooms
+        }
+        made = {room: [mutation for mutation in of if arguments.word in mutation.file] for room, of in made.items()}
     else:
-        made = {room: listed(room, asked.word) for room in rooms}
+        made = {room: listed(room, arguments.word) for room in rooms}
     if problems := [problem for of in made.values() for problem in stale(of)]:
         sys.exit("The list does not fit the code any more:\n" + "\n".join(problems))
-    near = tests_near if asked.drawn else tests_of
+    near = tests_near if arguments.drawn else tests_of
 
     def stages(room: str, mutation: Mutation) -> list[str]:
         kept = [
-            " ".join(path for path in each.split() if not (asked.unit and path.startswith("tests/contract")))
-            for each in near(room, mutation)
+            " ".join(path for path in stage.split() if not (arguments.unit and path.startswith("tests/contract")))
+            for stage in near(room, mutation)
         ]
         return list(filter(None, kept))
 
-    kind = f"drawn-{asked.seed}" if asked.drawn else "listed"
-    for line in [run(room, of, stages, RESULTS / f"{room}-{kind}.jsonl", asked.again) for room, of in made.items()]:
+    kind = f"drawn-{arguments.seed}" if arguments.drawn else "listed"
+    for line in [run(room, of, stages, RESULTS / f"{room}-{kind}.jsonl", arguments.again) for room, of in made.items()]:
         print(line)
 
 

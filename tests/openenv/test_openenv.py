@@ -37,7 +37,7 @@ class View(Observation):
     board: tuple[str, ...] = ()
     row: int = 0
     column: int = 0
-    said: str = ""
+    message: str = ""
     task: dict[str, str]
     solved: bool = False
     out_of_time: bool = False
@@ -65,14 +65,14 @@ class Lake(Environment):
             )
         return self.view(action.message if action.message not in MOVES else "")
 
-    def view(self, said: str = "") -> View:
+    def view(self, message: str = "") -> View:
         here = self.board[self.at[0]][self.at[1]]
         late = self.steps >= 8
         return View(
             board=self.board,
             row=self.at[0],
             column=self.at[1],
-            said=said,
+            message=message,
             task={"text": "Reach G."},
             solved=here == "G",
             out_of_time=late and here not in "GH",
@@ -283,7 +283,7 @@ def test_actions_of_several_fields_and_actions_in_json(url):
 
 @pytest.mark.parametrize("text", ["", "\x00\u202e☃", "x" * 100_000, '{"a": "{action}"}', "\ud800"])
 def test_any_text_reaches_the_environment(url, text):
-    env = OpenEnvText(url, fields={"observation": "said"})
+    env = OpenEnvText(url, fields={"observation": "message"})
     try:
         env.reset(seed=0)
         assert env.step(text)[0] == text.encode("utf-8", "replace").decode()

@@ -37,13 +37,13 @@ def registered() -> Registered:
     return Registered(modules(shipped()), modules(shipped_modifiers()), modules(shipped_losses()), ADAPTERS)
 
 
-def gaps(root: Path, found: Registered) -> list[str]:
+def gaps(root: Path, registered: Registered) -> list[str]:
     """What is missing or superfluous in the tree at ``root``: a line each, with what to do."""
     return [
-        *_estimators(root, found.estimators),
-        *_modifiers(root, found.modifiers),
-        *_losses(root, found.losses),
-        *_adapters(root, found.adapters),
+        *_estimators(root, registered.estimators),
+        *_modifiers(root, registered.modifiers),
+        *_losses(root, registered.losses),
+        *_adapters(root, registered.adapters),
     ]
 
 
@@ -155,8 +155,8 @@ def _adapters(root: Path, adapters: tuple[Adapter, ...]) -> Iterator[str]:
 
 
 def _modules(folder: Path) -> set[str]:
-    found = (path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file())
-    return {path.stem for path in found if not path.stem.startswith("_")}
+    paths = (path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file())
+    return {path.stem for path in paths if not path.stem.startswith("_")}
 
 
 def _absent(root: Path, path: str, what: str) -> Iterator[str]:

@@ -141,8 +141,8 @@ def assert_same_credit(got, expected):
 
 
 def cases(name):
-    found = json.loads((ORACLE / f"{name}.json").read_text())["cases"]
-    return [pytest.param(case, id=case["id"]) for case in found]
+    listed = json.loads((ORACLE / f"{name}.json").read_text())["cases"]
+    return [pytest.param(case, id=case["id"]) for case in listed]
 
 
 def oracle_batch(case):

@@ -89,7 +89,7 @@ def completion(answer: str | dict[str, float]) -> str:
     if not isinstance(answer, str):
         tokens = [
             {"token": token, "logprob": math.log(p), "bytes": [*token.encode()]}
-            for token, p in sorted(answer.items(), key=lambda each: -each[1])
+            for token, p in sorted(answer.items(), key=lambda item: -item[1])
         ]
         text, logprobs = tokens[0]["token"], {"content": [{**tokens[0], "top_logprobs": tokens}]}
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "logprobs": logprobs}

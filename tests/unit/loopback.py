@@ -25,7 +25,7 @@ def serve(routes: dict[str, Callable[[dict[str, Any]], Any]]) -> Iterator[tuple[
     A GET is answered as if None had been posted, and not recorded. A route that returns bytes has them sent as they
     are; None breaks the connection off without an answer.
     """
-    asked: list[tuple[str, Any]] = []
+    requests: list[tuple[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -36,7 +36,7 @@ def serve(routes: dict[str, Callable[[dict[str, Any]], Any]]) -> Iterator[tuple[
 
         def do_POST(self) -> None:
             payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append((self.path, payload))
+            requests.append((self.path, payload))
             self.answer(payload)
 
         def answer(self, payload: Any) -> None:
@@ -58,7 +58,7 @@ def serve(routes: dict[str, Callable[[dict[str, Any]], Any]]) -> Iterator[tuple[
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"http://127.0.0.1:{server.server_port}", requests
     finally:
         server.shutdown()
         server.server_close()

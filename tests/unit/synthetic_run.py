@@ -136,7 +136,7 @@ def write(
                 _group(tables, rng, step, 2, turns, learned, False, 2000 + task, True, more, stuck)
         tables["steps"] = _metrics(tables, step, 1.0 if stuck else learned, rng)
         _save(folder, tables, step)
-    said = {
+    info = {
         "schema": SCHEMA_VERSION,
         "method": method,
         "params": {"step_weight": 1.0, "gamma": DISCOUNT},
@@ -144,7 +144,7 @@ def write(
         "modify": [],
         "loss": "vanilla",
     }
-    (folder / "run.json").write_text(json.dumps(said), encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps(info), encoding="utf-8")
     return folder
 
 
@@ -167,9 +167,9 @@ def _group(tables, rng, step, size, limit, skill, hostile, task, validation, mor
             valid = bool(lucky or rng.random() > 0.12)
             thing, place = chores[house.done]
             held = f"the {thing}" if house.held else "nothing"
-            said = rng.choice(THOUGHTS, size=5, replace=False)
+            lines = rng.choice(THOUGHTS, size=5, replace=False)
             facts = {"at": house.at, "held": held, "thing": thing, "place": place}
-            thought = more() + " ".join(line.format(done=house.done, chores=len(chores), **facts) for line in said)
+            thought = more() + " ".join(line.format(done=house.done, chores=len(chores), **facts) for line in lines)
             response = f"<think>{thought}</think>\n<action>{action}</action>" if valid else thought
             answer = house.act(action) if valid else "No action was found in your response."
             if hostile:

@@ -154,13 +154,13 @@ def test_a_gap_is_named(whole: Path, tmp_path: Path, change: Change, expected: l
 
 def test_what_is_not_imported_is_not_registered(whole: Path):
     """An estimator and a loss whose file is there, with page and tests, and whose import is forgotten."""
-    found = registered()
+    everything = registered()
     for kind, name in (("estimators", "rebn"), ("modifiers", "empg"), ("losses", "dgpo")):
-        names = {other: module for other, module in getattr(found, kind).items() if other != name}
-        [line] = gaps(whole, replace(found, **{kind: names}))
+        names = {other: module for other, module in getattr(everything, kind).items() if other != name}
+        [line] = gaps(whole, replace(everything, **{kind: names}))
         assert f"{name}.py registers no" in line
     rest = tuple(adapter for adapter in ADAPTERS if adapter.module != "gem")
-    assert "envs/adapters/gem is not in the catalog" in gaps(whole, replace(found, adapters=rest))[0]
+    assert "envs/adapters/gem is not in the catalog" in gaps(whole, replace(everything, adapters=rest))[0]
 
 
 @pytest.mark.parametrize("part", ["unit", "contract", "openenv", "e2e"])

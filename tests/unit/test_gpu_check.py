@@ -28,9 +28,9 @@ def script(monkeypatch) -> ModuleType:
 def test_the_cpu_agrees_with_itself(script, tmp_path, capsys):
     out = tmp_path / "result.json"
     script.main(device="cpu", tiny=True, out=out)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     result = json.loads(out.read_text())
-    assert said.count("| tiny |") == len(result["numerics"]) + len(result["costs"]) == 8 + 4
+    assert output.count("| tiny |") == len(result["numerics"]) + len(result["costs"]) == 8 + 4
     for row in result["numerics"]:
         exact = row["dtype"] == "float32"
         assert row["gradient_off"] < (1e-5 if exact else 0.05), row

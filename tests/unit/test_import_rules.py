@@ -84,11 +84,11 @@ class Import:
 @cache
 def modules() -> dict[str, Path]:
     """Module -> file."""
-    found = {}
+    paths = {}
     for path in (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))):
         *parts, last = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts if last == "__init__" else [*parts, last])] = path
-    return found
+        paths[".".join(parts if last == "__init__" else [*parts, last])] = path
+    return paths
 
 
 def names(node: ast.AST) -> list[str]:
@@ -113,7 +113,7 @@ def read(node: ast.AST, lazy: bool = False) -> Iterator[tuple[int, str, bool]]:
 @cache
 def imports() -> tuple[Import, ...]:
     """Of all files, without those of the standard library."""
-    found = []
+    edges = []
     for module, path in modules().items():
         for line, name, lazy in read(ast.parse(path.read_text(encoding="utf-8"))):
             first, _, rest = name.partition(".")
@@ -121,45 +121,45 @@ def imports() -> tuple[Import, ...]:
                 while rest not in modules():
                     assert rest, f"{path}:{line}: {name} is no module of ours"
                     rest = rest.rpartition(".")[0]
-                found.append(Import(module, line, rest, lazy))
+                edges.append(Import(module, line, rest, lazy))
             elif first not in sys.stdlib_module_names:
-                found.append(Import(module, line, first, lazy))
-    return tuple(found)
+                edges.append(Import(module, line, first, lazy))
+    return tuple(edges)
 
 
 # --- the rules: what is wrong with an import, or None -----------------------------------------------------------------
 
 
-def rooms(found: Import) -> str | None:
-    room, other = found.file.split(".")[0], found.target.split(".")[0]
-    if found.ours and other not in (room, *ROOMS_BELOW[room]):
+def rooms(edge: Import) -> str | None:
+    room, other = edge.file.split(".")[0], edge.target.split(".")[0]
+    if edge.ours and other not in (room, *ROOMS_BELOW[room]):
         return f"{room}/ imports {', '.join(ROOMS_BELOW[room]) or 'no other room'}"
     return None
 
 
-def packages(found: Import) -> str | None:
-    if found.ours or found.file.startswith("plugins"):
+def packages(edge: Import) -> str | None:
+    if edge.ours or edge.file.startswith("plugins"):
         return None
-    if found.file.startswith("envs.adapters"):
-        return "only plugins/ imports it" if found.target in {*ONLY_PLUGINS, "ray"} else None
-    folder = max((key for key in PACKAGES if f"{found.file}.".startswith(f"{key}.")), key=len)
+    if edge.file.startswith("envs.adapters"):
+        return "only plugins/ imports it" if edge.target in {*ONLY_PLUGINS, "ray"} else None
+    folder = max((key for key in PACKAGES if f"{edge.file}.".startswith(f"{key}.")), key=len)
     anywhere, lazily = (part.split() for part in PACKAGES[folder].split("|"))
-    if found.target in anywhere or (found.lazy and found.target in lazily):
+    if edge.target in anywhere or (edge.lazy and edge.target in lazily):
         return None
     inside = f", and inside functions {' '.join(lazily)}" if lazily else ""
     return f"{folder.replace('.', '/')}/ imports {' '.join(anywhere) or 'no package'}{inside}"
 
 
-def queue(found: Import) -> str | None:
-    if found.target == "transfer_queue" and found.file != "plugins.verl_api.queue":
+def queue(edge: Import) -> str | None:
+    if edge.target == "transfer_queue" and edge.file != "plugins.verl_api.queue":
         return "plugins/verl_api/queue.py reads and writes rows, and nobody else"
     return None
 
 
-def methods(found: Import) -> str | None:
+def methods(edge: Import) -> str | None:
     folder = "advantage.methods"
-    to_method = found.target.startswith(f"{folder}.") and not found.target.startswith(f"{folder}._")
-    if to_method and found.file != folder:
+    to_method = edge.target.startswith(f"{folder}.") and not edge.target.startswith(f"{folder}._")
+    if to_method and edge.file != folder:
         return "no other file imports a method: what two of them share is a file that begins with an underscore"
     return None
 
@@ -174,26 +174,26 @@ def wing(module: str) -> str | None:
     return parts[0] if parts else None
 
 
-def wings(found: Import) -> str | None:
-    if not found.target.startswith("envs."):
+def wings(edge: Import) -> str | None:
+    if not edge.target.startswith("envs."):
         return None
-    own, other = wing(found.file) if found.file.startswith("envs") else None, wing(found.target)
-    if (found.file, found.target) in ROOT_TO_WING:
+    own, other = wing(edge.file) if edge.file.startswith("envs") else None, wing(edge.target)
+    if (edge.file, edge.target) in ROOT_TO_WING:
         return None
     if other is None or other == own or (own and own.startswith("adapters.") and other.startswith("adapters._")):
         return None
-    if other.startswith("adapters") and (found.file, found.target) not in ADAPTER_BY_NAME:
+    if other.startswith("adapters") and (edge.file, edge.target) not in ADAPTER_BY_NAME:
         return "nobody imports an adapter: the registry holds its name as text"
-    if found.file.startswith("envs"):
+    if edge.file.startswith("envs"):
         return "a wing of envs/ imports the files at its root and no other wing; these import no wing"
     return None
 
 
-def floors(found: Import) -> str | None:
-    if not (found.file.startswith("plugins.") and found.target.startswith("plugins.")):
+def floors(edge: Import) -> str | None:
+    if not (edge.file.startswith("plugins.") and edge.target.startswith("plugins.")):
         return None
     floor = {name: number for number, names in enumerate(FLOORS) for name in names}
-    own, other = wing(found.file), wing(found.target)
+    own, other = wing(edge.file), wing(edge.target)
     assert own in floor, f"plugins/{own} stands on no floor: give it one in {Path(__file__).name}"
     assert other in floor, f"plugins/{other} stands on no floor: give it one in {Path(__file__).name}"
     if own != other and floor[other] >= floor[own]:
@@ -207,8 +207,8 @@ RULES: tuple[Callable[[Import], str | None], ...] = (rooms, packages, queue, met
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_imports(rule: Callable[[Import], str | None]) -> None:
-    broken = [(found, said) for found in imports() if (said := rule(found))]
-    lines = [f"{modules()[found.file]}:{found.line} imports {found.target}: {said}" for found, said in broken]
+    broken = [(edge, reason) for edge in imports() if (reason := rule(edge))]
+    lines = [f"{modules()[edge.file]}:{edge.line} imports {edge.target}: {reason}" for edge, reason in broken]
     assert not lines, "\n".join(lines)
 
 
@@ -246,31 +246,29 @@ def test_what_the_rules_refuse(file: str, target: str, rule: Callable[[Import], 
     assert rule(Import(file, 1, target))
 
 
-def on_circles(found: Sequence[Import]) -> list[Import]:
+def on_circles(edges: Sequence[Import]) -> list[Import]:
     """The imports through which a file comes to import itself."""
     rest: dict[str, set[str]] = {}
-    for each in found:
-        if each.ours and each.target != each.file:
-            rest.setdefault(each.file, set()).add(each.target)
+    for edge in edges:
+        if edge.ours and edge.target != edge.file:
+            rest.setdefault(edge.file, set()).add(edge.target)
     # A file that imports nothing of what is left lies on no circle, nor does one that nothing of it imports.
     while free := [file for file in rest if not rest[file] & rest.keys() or not any(file in rest[by] for by in rest)]:
         for file in free:
             del rest[file]
-    return [each for each in found if each.file in rest and each.target in rest]
+    return [edge for edge in edges if edge.file in rest and edge.target in rest]
 
 
 def test_no_circles() -> None:
-    lines = [
-        f"{modules()[found.file]}:{found.line} imports {found.target}: a circle" for found in on_circles(imports())
-    ]
+    lines = [f"{modules()[edge.file]}:{edge.line} imports {edge.target}: a circle" for edge in on_circles(imports())]
     assert not lines, "\n".join(lines)
 
 
 def test_a_circle_is_found() -> None:
-    one, two, three = (Import(f"envs.{a}", 1, f"envs.{b}", lazy=True) for a, b in ("ab", "bc", "ca"))
+    first, two, three = (Import(f"envs.{a}", 1, f"envs.{b}", lazy=True) for a, b in ("ab", "bc", "ca"))
     aside = [Import("envs.x", 1, "envs.a"), Import("envs.b", 1, "envs.y"), Import("envs.y", 1, "numpy")]
-    assert on_circles([one, two, three, *aside]) == [one, two, three]
-    assert not on_circles([one, two, *aside])
+    assert on_circles([first, two, three, *aside]) == [first, two, three]
+    assert not on_circles([first, two, *aside])
 
 
 def test_modules_outside_of_packages_have_names_of_their_own() -> None:
@@ -280,7 +278,7 @@ def test_modules_outside_of_packages_have_names_of_their_own() -> None:
         for path in (ROOT / part).rglob("*.py"):
             if not (path.parent / "__init__.py").exists() and not path.stem.startswith(("test_", "conftest")):
                 folders.setdefault(path.stem, set()).add(str(path.parent.relative_to(ROOT)))
-    twins = {name for name, found in folders.items() if len(found) > 1}
+    twins = {name for name, paths in folders.items() if len(paths) > 1}
     # Commands, which nobody imports; and the two that benchmarks/evidence/tasks.py keeps apart.
     assert twins <= {"run", "warm_start"}, {name: folders[name] for name in twins}
 

@@ -52,21 +52,21 @@ def outcome(pytester: pytest.Pytester, monkeypatch) -> Callable[[list[str]], tup
 
 
 def test_known_ones_do_not_fail_the_run_and_stale_ones_do(outcome):
-    code, said = outcome(["test_known", "test_known_setup", "test_stale"])
+    code, output = outcome(["test_known", "test_known_setup", "test_stale"])
     assert code == 1
-    assert "FAILED test_it.py::test_news" in said
-    assert "FAILED test_it.py::test_stale - passes with verl 0.0.1: take it out of" in said
-    assert "2 known differences of verl 0.0.1, of 3 that are listed" in said
+    assert "FAILED test_it.py::test_news" in output
+    assert "FAILED test_it.py::test_stale - passes with verl 0.0.1: take it out of" in output
+    assert "2 known differences of verl 0.0.1, of 3 that are listed" in output
 
 
 def test_the_known_alone_pass(outcome):
-    code, said = outcome(["test_known", "test_known_setup", "test_news"])
+    code, output = outcome(["test_known", "test_known_setup", "test_news"])
     assert code == 0
-    assert "3 known differences" in said
+    assert "3 known differences" in output
 
 
 def test_without_a_file_all_are_news(outcome):
-    code, said = outcome([])
+    code, output = outcome([])
     assert code == 1
-    assert "2 failed, 2 passed, 1 error" in said
-    assert "known differences" not in said
+    assert "2 failed, 2 passed, 1 error" in output
+    assert "known differences" not in output

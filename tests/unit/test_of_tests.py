@@ -39,10 +39,10 @@ def test_an_order_is_one_of_all_tests_and_keeps_files_together(pytestconfig):
 
     assert ordered("listed") == listed
     assert ordered("reversed") == listed[::-1]
-    one = ordered("random:1")
-    assert one == ordered("random:1") != ordered("random:2")
-    assert sorted(one, key=listed.index) == listed
-    files = [(file, [test.name for test in tests]) for file, tests in groupby(one, key=lambda test: test.path)]
+    shuffled = ordered("random:1")
+    assert shuffled == ordered("random:1") != ordered("random:2")
+    assert sorted(shuffled, key=listed.index) == listed
+    files = [(file, [test.name for test in tests]) for file, tests in groupby(shuffled, key=lambda test: test.path)]
     assert len(files) == 6
     assert [file for file, _ in files] != sorted("abcdef")
     assert all(names != sorted(names) for _, names in files)
@@ -54,12 +54,12 @@ def test_what_tests_start_can_be_interrupted():
 
 
 def test_the_same_seed_draws_the_same_mutations_and_each_makes_a_program(drawn):
-    found = drawn.draw(ROOT, "losses", seed=1, count=40)
-    assert found == drawn.draw(ROOT, "losses", seed=1, count=40)
-    assert drawn.draw(ROOT, "losses", seed=1, count=10) == found[:10]
-    assert len(set(found)) == 40
-    assert found[:10] != drawn.draw(ROOT, "losses", seed=2, count=10)
-    for file, old, new in found:
+    mutations = drawn.draw(ROOT, "losses", seed=1, count=40)
+    assert mutations == drawn.draw(ROOT, "losses", seed=1, count=40)
+    assert drawn.draw(ROOT, "losses", seed=1, count=10) == mutations[:10]
+    assert len(set(mutations)) == 40
+    assert mutations[:10] != drawn.draw(ROOT, "losses", seed=2, count=10)
+    for file, old, new in mutations:
         source = (ROOT / file).read_text(encoding="utf-8")
         assert source.count(old) == 1, file
         assert old != new, file

@@ -71,13 +71,13 @@ def test_the_container_installs_what_the_tests_install() -> None:
 
 
 def test_versions_that_stand_twice_are_the_same() -> None:
-    def found(file: str, pattern: str) -> set[str]:
+    def matches(file: str, pattern: str) -> set[str]:
         return set(re.findall(pattern, (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE))
 
-    version = found("pyproject.toml", r'^version = "(.+)"$')
-    assert found("CITATION.cff", r"^version: (.+)$") == version
-    ruff = found("examples/cpu/requirements.txt", r"^ruff==(.+)$")
-    assert found(".pre-commit-config.yaml", r"ruff==([\d.]+)") == ruff
+    version = matches("pyproject.toml", r'^version = "(.+)"$')
+    assert matches("CITATION.cff", r"^version: (.+)$") == version
+    ruff = matches("examples/cpu/requirements.txt", r"^ruff==(.+)$")
+    assert matches(".pre-commit-config.yaml", r"ruff==([\d.]+)") == ruff
     assert len(version) == len(ruff) == 1
 
 

@@ -29,23 +29,23 @@ def test_variance_and_bias_of_estimates_that_are_known(scale: float):
     exact, off = draw.normal(size=cells), 0.5 * draw.normal(size=cells)
     cell, batch = draw.integers(0, cells, batches * size), np.repeat(np.arange(batches), size)
     noise = 1.5 * draw.normal(size=len(cell)) + 0.7 * draw.normal(size=batches)[batch]
-    found = credit_errors.with_errors(scale * (exact[cell] + off[cell] + noise), exact[cell], cell, batch)
+    errors = credit_errors.with_errors(scale * (exact[cell] + off[cell] + noise), exact[cell], cell, batch)
     true, mean = np.mean(exact[cell] ** 2), (exact + off)[cell]
     c = true / np.mean(mean * exact[cell])
-    assert found["measured"] == 1
-    assert found["variance"] == pytest.approx(c**2 * (1.5**2 + 0.7**2) / true, rel=0.03)
-    assert found["bias"] == pytest.approx(np.mean((c * mean - exact[cell]) ** 2) / true, rel=0.03)
+    assert errors["measured"] == 1
+    assert errors["variance"] == pytest.approx(c**2 * (1.5**2 + 0.7**2) / true, rel=0.03)
+    assert errors["bias"] == pytest.approx(np.mean((c * mean - exact[cell]) ** 2) / true, rel=0.03)
     for what in ("variance", "bias"):
-        assert 0 < found[f"{what}_error"] < 0.1 * found[what]
+        assert 0 < errors[f"{what}_error"] < 0.1 * errors[what]
 
 
 def test_cells_of_one_batch_are_not_split():
     """A cell that one batch alone has would have no variance, though its estimates share that batch's noise."""
     cell, batch = np.array([0, 0, 1, 1]), np.array([0, 0, 0, 1])
-    found = credit_errors.errors(np.array([9.0, 9.0, 1.0, 3.0]), np.array([5.0, 5.0, 2.0, 2.0]), cell, batch)
-    assert found["measured"] == 0.5
-    assert found["variance"] == pytest.approx((5 - 3) / 4), "E[a^2] is 5, the product of the two batches is 3"
-    assert found["bias"] == pytest.approx(3 / 4 - 1)
+    errors = credit_errors.errors(np.array([9.0, 9.0, 1.0, 3.0]), np.array([5.0, 5.0, 2.0, 2.0]), cell, batch)
+    assert errors["measured"] == 0.5
+    assert errors["variance"] == pytest.approx((5 - 3) / 4), "E[a^2] is 5, the product of the two batches is 3"
+    assert errors["bias"] == pytest.approx(3 / 4 - 1)
 
 
 @pytest.fixture(scope="module")
@@ -81,17 +81,19 @@ def test_finer_keys_are_shared_less_and_follow_each_other(world: World):
 
 
 def test_methods_that_compare_states_see_the_keys_and_the_others_do_not(world: World):
-    found = credit_errors.measure(world, 20, 0)
-    assert list(found["keys"]) == list(KEYS)
-    shared = [found["keys"][name]["shared"] for name in KEYS]
+    measured = credit_errors.measure(world, 20, 0)
+    assert list(measured["keys"]) == list(KEYS)
+    shared = [measured["keys"][name]["shared"] for name in KEYS]
     assert shared[0] > shared[2] > shared[3]
     correlations = {
-        method: {round(found["keys"][name]["methods"][method]["correlation"], 9) for name in (STATE, NUMBER, HISTORY)}
+        method: {
+            round(measured["keys"][name]["methods"][method]["correlation"], 9) for name in (STATE, NUMBER, HISTORY)
+        }
         for method in credit_errors.KEYED
     }
     assert len(correlations.pop("grpo_steps")) == 1
-    assert all(len(each) == 3 for each in correlations.values()), correlations
-    exact = found["keys"][STATE]["methods"][credit_errors.EXACT]
+    assert all(len(values) == 3 for values in correlations.values()), correlations
+    exact = measured["keys"][STATE]["methods"][credit_errors.EXACT]
     assert exact["variance"] == pytest.approx(0, abs=1e-9)
     assert exact["bias"] == pytest.approx(0, abs=1e-9)
 
@@ -100,5 +102,5 @@ def test_methods_that_compare_states_see_the_keys_and_the_others_do_not(world: W
 def test_the_page_has_the_tables_of_the_kept_results(name: str):
     page = credit_errors.PAGE.read_text(encoding="utf-8")
     begin, end = between(page, name)
-    found = credit_errors.CONTENTS[name](json.loads(credit_errors.RESULTS.read_text()))
-    assert page[begin:end] == f"{found}\n"
+    table = credit_errors.CONTENTS[name](json.loads(credit_errors.RESULTS.read_text()))
+    assert page[begin:end] == f"{table}\n"

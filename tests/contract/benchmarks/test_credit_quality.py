@@ -64,11 +64,11 @@ def test_the_gradient_is_that_of_the_success(game: Game):
         odds = np.exp(moved)
         return _success(game, odds / odds.sum(axis=1, keepdims=True))
 
-    found = game.gradient(HORIZON, prompts=2)
-    for place in np.ndindex(found.shape):
+    gradient = game.gradient(HORIZON, prompts=2)
+    for place in np.ndindex(gradient.shape):
         step = np.zeros_like(logits)
         step[place] = 1e-5
-        assert found[place] == pytest.approx((at(logits + step) - at(logits - step)) / 2e-5, abs=1e-8)
+        assert gradient[place] == pytest.approx((at(logits + step) - at(logits - step)) / 2e-5, abs=1e-8)
 
 
 def test_episodes_win_and_end_as_often_as_computed(game: Game):
@@ -100,7 +100,7 @@ def test_the_credit_of_a_fork_is_the_true_advantage_times_the_scale_of_two_leave
     p = 0.3
     world = _two([1 / 6] * 6, [p, *[0.7 / 5] * 5], 2)
     way, draw = Branching(Tree(first=1, depth=1), 1, "siblings"), np.random.default_rng(3)
-    found: dict[bool, list[float]] = {True: [], False: []}
+    credits: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(4000):
         batch = world.forked(way, 1, draw)
         advantage = compute_credit("tree", batch.steps, rule=way.rule).advantage
@@ -111,10 +111,10 @@ def test_the_credit_of_a_fork_is_the_true_advantage_times_the_scale_of_two_leave
         unequal = won[0] != won[1]
         assert advantage[1:] == pytest.approx(np.where(won, 1, -1) * unequal * 2**0.5, abs=1e-5)
         assert batch.exact[1:] == pytest.approx(np.where(won, 1 - p, -p), abs=1e-12)
-        for each, value in zip(won, advantage[1:], strict=True):
-            found[bool(each)].append(value)
-    assert np.mean(found[True]) == pytest.approx(2**0.5 * (1 - p), abs=0.05)
-    assert np.mean(found[False]) == pytest.approx(-(2**0.5) * p, abs=0.05)
+        for success, value in zip(won, advantage[1:], strict=True):
+            credits[bool(success)].append(value)
+    assert np.mean(credits[True]) == pytest.approx(2**0.5 * (1 - p), abs=0.05)
+    assert np.mean(credits[False]) == pytest.approx(-(2**0.5) * p, abs=0.05)
 
 
 def _chain(n: int = 1) -> credit_quality.World:
@@ -143,17 +143,17 @@ def test_methods_get_the_state_after_each_step_and_after_the_last_one():
         action=[WORDS[a] for a in batch.action],
     )
     for method in ("graph", "salt"):
-        found = credit_quality.credit(method, batch.steps)
-        assert not np.allclose(found, compute_credit(method, without).advantage), method
+        advantage = credit_quality.credit(method, batch.steps)
+        assert not np.allclose(advantage, compute_credit(method, without).advantage), method
 
 
 def test_hgpo_compares_as_many_past_states_as_the_prompt_shows():
     world = _chain()
     batch = world.batch(8, 8, np.random.default_rng(6))
-    found = credit_quality.credit("hgpo", batch.steps)
-    one, two = (compute_credit("hgpo", batch.steps, history=k).advantage for k in (HISTORY, HISTORY + 1))
-    assert found.tolist() == one.tolist()
-    assert not np.allclose(one, two)
+    advantage = credit_quality.credit("hgpo", batch.steps)
+    expected, longer = (compute_credit("hgpo", batch.steps, history=k).advantage for k in (HISTORY, HISTORY + 1))
+    assert advantage.tolist() == expected.tolist()
+    assert not np.allclose(expected, longer)
 
 
 def test_there_may_be_more_groups_than_games():
@@ -175,14 +175,14 @@ def test_the_price_of_continuations_is_their_turns():
 
 
 def test_a_row_has_as_many_turns_as_independent_episodes_or_says_that_it_has_not():
-    found = credit_quality.measure(_chain(2), 2, 20, 0)["methods"]
-    assert found.pop(credit_quality.VINE_ALL)["turns"] > 2
-    assert all(found[name]["turns"] == 1 for name in (*credit_quality.METHODS, credit_quality.EXACT))
-    assert len(found) == len(credit_quality.METHODS) + 6
-    for name, one in found.items():
-        assert one["turns"] == pytest.approx(1, abs=credit_quality.TOLERANCE), name
-        assert "turns" not in credit_quality._cell(name, one)
-        assert credit_quality._cell(name, {**one, "turns": 0.9}).endswith(" (0.90 of the turns)")
+    measured = credit_quality.measure(_chain(2), 2, 20, 0)["methods"]
+    assert measured.pop(credit_quality.VINE_ALL)["turns"] > 2
+    assert all(measured[name]["turns"] == 1 for name in (*credit_quality.METHODS, credit_quality.EXACT))
+    assert len(measured) == len(credit_quality.METHODS) + 6
+    for name, numbers in measured.items():
+        assert numbers["turns"] == pytest.approx(1, abs=credit_quality.TOLERANCE), name
+        assert "turns" not in credit_quality._cell(name, numbers)
+        assert credit_quality._cell(name, {**numbers, "turns": 0.9}).endswith(" (0.90 of the turns)")
 
 
 def test_half_of_the_branches_begin_where_the_strategy_says():
@@ -226,13 +226,13 @@ def test_a_level_is_unrolled_with_its_shortest_way():
 
 def test_only_seeds_that_start_differently_are_taken():
     level = "MiniGrid-DoorKey-5x5-v0"
-    found = exact_values.different(level, range(50_000, 50_020))
+    seeds = exact_values.different(level, range(50_000, 50_020))
     keys = []
     for seed in range(50_000, 50_020):
         _, info = exact_values.make("turnkey/MiniGrid-v0", {"level": level}).reset(seed=seed)
         keys.append(info["state_key"])
     assert len(set(keys)) < 20, "there is nothing to leave out"
-    assert found == [50_000 + k for k, key in enumerate(keys) if key not in keys[:k]]
+    assert seeds == [50_000 + k for k, key in enumerate(keys) if key not in keys[:k]]
 
 
 def test_the_page_has_the_tables_of_the_kept_results():

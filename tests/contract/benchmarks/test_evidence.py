@@ -65,9 +65,9 @@ def test_the_loss_of_rows_taken_together_is_verls_of_each():
     down = (-advantage).clamp(min=0) + (advantage / 2).clamp(min=0)
     ours = (loop.policy_loss(torch.exp(now - old), up, down) * mask).sum() / 100
     assert float(ours.detach()) == pytest.approx(float(verls.detach()))
-    found = [torch.autograd.grad(loss, now)[0].numpy() for loss in (ours, verls)]
-    np.testing.assert_allclose(found[0], found[1], atol=1e-12)
-    assert np.abs(found[0]).max() > 0
+    gradients = [torch.autograd.grad(loss, now)[0].numpy() for loss in (ours, verls)]
+    np.testing.assert_allclose(gradients[0], gradients[1], atol=1e-12)
+    assert np.abs(gradients[0]).max() > 0
 
 
 def test_the_critics_loss_is_verls():
@@ -85,21 +85,21 @@ def test_the_critics_loss_is_verls():
 def test_what_is_sampled_has_the_probabilities_of_the_model(model, model_dir: Path):
     torch.manual_seed(0)
     prompts = [prompt for prompt, _ in ROWS] * 3
-    said = minimal_loop.Sampler(model, AutoTokenizer.from_pretrained(model_dir), 4)(prompts)
-    rows = [(prompt, each.ids) for prompt, each in zip(prompts, said, strict=True)]
-    found, inside = minimal_loop.log_probs(model, rows)
-    assert len({each.ids for each in said}) > 3
-    for row, each in enumerate(said):
-        assert len(each.ids) <= 4
-        assert found[row, inside[row]].tolist() == pytest.approx(each.log_probs, abs=1e-4)
+    responses = minimal_loop.Sampler(model, AutoTokenizer.from_pretrained(model_dir), 4)(prompts)
+    rows = [(prompt, response.ids) for prompt, response in zip(prompts, responses, strict=True)]
+    log_probs, inside = minimal_loop.log_probs(model, rows)
+    assert len({response.ids for response in responses}) > 3
+    for row, response in enumerate(responses):
+        assert len(response.ids) <= 4
+        assert log_probs[row, inside[row]].tolist() == pytest.approx(response.log_probs, abs=1e-4)
 
 
 def test_log_probs_are_those_of_each_row_alone(model):
-    found, inside = minimal_loop.log_probs(model, ROWS)
+    log_probs, inside = minimal_loop.log_probs(model, ROWS)
     for row, (prompt, response) in enumerate(ROWS):
         scores = torch.log_softmax(model(torch.tensor([prompt + response])).logits[0], dim=-1)
         alone = [scores[len(prompt) - 1 + i, token].item() for i, token in enumerate(response)]
-        assert found[row, inside[row]].tolist() == pytest.approx(alone, abs=1e-5)
+        assert log_probs[row, inside[row]].tolist() == pytest.approx(alone, abs=1e-5)
 
 
 def test_micro_batches_hold_every_row_once(monkeypatch: pytest.MonkeyPatch):
@@ -119,13 +119,13 @@ class Scripted:
     """The shortest way of the quickstart's planner in every second episode, nonsense in the others."""
 
     def __init__(self, made: Loop) -> None:
-        self.made, self.ways, self.asked, prompt = made, {}, [], made._prompt
-        made._prompt = lambda player: self.asked.append(player) or prompt(player)
+        self.made, self.ways, self.queue, prompt = made, {}, [], made._prompt
+        made._prompt = lambda player: self.queue.append(player) or prompt(player)
 
     def __call__(self, prompts: list[tuple[int, ...]]) -> list[minimal_loop.Response]:
-        found, self.asked = [self._said(self._text(player)) for player in self.asked], []
-        assert len(found) == len(prompts)
-        return found
+        responses, self.queue = [self._response(self._text(player)) for player in self.queue], []
+        assert len(responses) == len(prompts)
+        return responses
 
     def _text(self, player: Player) -> str:
         if player.rollout % 2:
@@ -134,7 +134,7 @@ class Scripted:
             self.ways[id(player)] = Planner(player.env.unwrapped.grid_env)
         return self.ways[id(player)].best()[0]
 
-    def _said(self, text: str) -> minimal_loop.Response:
+    def _response(self, text: str) -> minimal_loop.Response:
         ids = tuple(self.made.tokenizer(text).input_ids)
         return minimal_loop.Response(ids, (-0.5,) * len(ids), 0.7)
 
@@ -179,15 +179,15 @@ def test_a_step_moves_the_model_towards_what_won(method: str, model_dir: Path):
     )
 
     def chance(rows: list[minimal_loop.Row]) -> float:
-        found, inside = minimal_loop.log_probs(made.model, rows)
-        return float(found[inside].mean().detach())
+        log_probs, inside = minimal_loop.log_probs(made.model, rows)
+        return float(log_probs[inside].mean().detach())
 
     before = chance(winning) - chance(losing)
     torch.manual_seed(0)
-    found = made.step(1)
-    assert found["episode/success_rate"] == 0.5
-    assert found["episode/count"] == 4
-    assert found["credit/advantage/share_nonzero"] > 0.5
+    metrics = made.step(1)
+    assert metrics["episode/success_rate"] == 0.5
+    assert metrics["episode/count"] == 4
+    assert metrics["credit/advantage/share_nonzero"] > 0.5
     assert chance(winning) - chance(losing) > before
     if made.critic:
         assert any(not torch.equal(now, then) for now, then in zip(made.critic.parameters(), values, strict=True))
@@ -203,25 +203,25 @@ def test_a_critic_learns_at_its_own_rate(model_dir: Path):
 def test_a_run_is_validated_before_between_and_after(model_dir: Path, tmp_path: Path):
     made = Loop(DOORKEY, model_dir, few("gigpo"), 1e-3, seed=0, n_val=2)
     made.sampler = Scripted(made)
-    found = dict(made.run(3, 2, tmp_path / "first.pt"))
-    assert list(found) == [0, 1, 2, 3]
+    metrics = dict(made.run(3, 2, tmp_path / "first.pt"))
+    assert list(metrics) == [0, 1, 2, 3]
     name = "val-core/doorkey/acc/mean@1"
-    assert [found[step].get(name) for step in found] == [0.5, None, 0.5, 0.5]
+    assert [metrics[step].get(name) for step in metrics] == [0.5, None, 0.5, 0.5]
 
 
 def test_a_method_that_finds_the_first_validation_goes_on_as_one_that_made_it(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     short = replace(DOORKEY, max_turns=2)
-    found = []
+    runs = []
     for first in (tmp_path / "a.pt", tmp_path / "a.pt", tmp_path / "b.pt"):
-        found.append(dict(Loop(short, model_dir, few("gigpo"), 1e-3, seed=0, n_val=2).run(1, 1, first)))
+        runs.append(dict(Loop(short, model_dir, few("gigpo"), 1e-3, seed=0, n_val=2).run(1, 1, first)))
         if first.name == "a.pt":
             monkeypatch.setattr(Loop, "validate", lambda made: {})  # which draws nothing: seen only where it is called
-    times = [each[1].pop("timing_s/step") for each in found]
+    times = [rounds[1].pop("timing_s/step") for rounds in runs]
     assert len(times) == 3
-    assert found[0][0] == found[1][0] != found[2][0]
-    drawn = [{name: value for name, value in each[1].items() if not name.startswith("val-")} for each in found]
+    assert runs[0][0] == runs[1][0] != runs[2][0]
+    drawn = [{name: value for name, value in rounds[1].items() if not name.startswith("val-")} for rounds in runs]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -278,19 +278,21 @@ FOUND = {"r1": 0.3, "r2": 0.9, "r3": 0.6}
 
 def test_rates_are_chosen_on_seeds_of_their_own_before_anything_is_reported():
     first = list(studies.methods([]))
-    assert {each.lr for each in first} == set(studies.MIDDLE)
-    assert len(first) == len({each.key for each in first})
+    assert {planned.lr for planned in first} == set(studies.MIDDLE)
+    assert len(first) == len({planned.key for planned in first})
     for task, seeds in studies.SEEDS.items():
         assert not set(seeds.tuning) & set(seeds.reported)
-        mine = [each for each in first if each.task == task]
+        mine = [planned for planned in first if planned.task == task]
         names = {*studies.METHODS, *(studies.STRATEGIES if task in ("doorkey", "rooms") else ())}
-        assert {each.seed for each in mine} == set(seeds.tuning)
-        assert {each.name for each in mine} == names
+        assert {planned.seed for planned in mine} == set(seeds.tuning)
+        assert {planned.name for planned in mine} == names
         assert len(mine) == len(names) * len(studies.MIDDLE) * len(seeds.tuning)
     reported = studies.SEEDS["doorkey"].reported
-    then = [each for each in studies.methods(_tuned(**FOUND)) if each.seed in reported]
-    assert [(each.task, each.name, each.seed) for each in then] == [("doorkey", "gigpo", seed) for seed in reported]
-    assert {each.lr for each in then} == {studies.RATES[2]}
+    then = [planned for planned in studies.methods(_tuned(**FOUND)) if planned.seed in reported]
+    assert [(planned.task, planned.name, planned.seed) for planned in then] == [
+        ("doorkey", "gigpo", seed) for seed in reported
+    ]
+    assert {planned.lr for planned in then} == {studies.RATES[2]}
 
 
 @pytest.mark.parametrize(
@@ -306,8 +308,8 @@ def test_rates_are_chosen_on_seeds_of_their_own_before_anything_is_reported():
 )
 def test_rates_are_tried_outwards_until_the_best_is_not_at_an_end(tried: dict[str, float], following: int | None):
     kept = _tuned(**tried)
-    plan = [each for each in studies.methods(kept) if (each.task, each.name) == ("doorkey", "gigpo")]
-    further = {each.lr for each in plan if each.seed in studies.SEEDS["doorkey"].tuning}
+    plan = [planned for planned in studies.methods(kept) if (planned.task, planned.name) == ("doorkey", "gigpo")]
+    further = {planned.lr for planned in plan if planned.seed in studies.SEEDS["doorkey"].tuning}
     further -= {line["lr"] for line in kept}
     if following is None:
         assert not further
@@ -320,10 +322,10 @@ def test_rates_are_tried_outwards_until_the_best_is_not_at_an_end(tried: dict[st
 def test_lines_are_kept_in_order_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lines, "RESULTS", tmp_path)
     made = [_line("gigpo", 5e-4, seed, [0.4, 0.123456789]) for seed in (1, 0)]
-    for each in (*made, _line("gigpo", 5e-4, 0, [0.4, 0.123456789])):  # the last one again
-        lines.add("some", each)
+    for line in (*made, _line("gigpo", 5e-4, 0, [0.4, 0.123456789])):  # the last one again
+        lines.add("some", line)
     kept = lines.load("some")
-    assert [each["seed"] for each in kept] == [0, 1]
+    assert [line["seed"] for line in kept] == [0, 1]
     assert lines.validations(kept[0]) == ([0, 4], [0.4, 0.12346])
     assert len((tmp_path / "some.json").read_text().splitlines()) == 2 + len(made)
     run = lines.as_run(kept[0], {})
@@ -336,12 +338,12 @@ def test_the_table_reports_the_chosen_rate_alone_and_each_difference_by_seed():
     kept += [_line("gigpo", studies.RATES[3], 0, [0.0] * 7)]
     lost = [0.4, 0.6, 0.9, 0.9, 0.1, 0.1, 0.1]
     kept += [_line("grpo_steps", studies.RATES[2], seed, lost) for seed in range(4)]
-    found = tables.methods(kept)
+    table = tables.methods(kept)
     [row] = [
-        row for row in found.splitlines() if row.startswith("| gigpo | 0.00025 | 4 | 4480 | 0.800 | 0.800 to 0.800 |")
+        row for row in table.splitlines() if row.startswith("| gigpo | 0.00025 | 4 | 4480 | 0.800 | 0.800 to 0.800 |")
     ]
     assert "| +0.292 (p 0.125) | 1.00 |" in row
-    [row] = [row for row in found.splitlines() if row.startswith("| grpo_steps | 0.00025 | 4 | 4480 | 0.100 |")]
+    [row] = [row for row in table.splitlines() if row.startswith("| grpo_steps | 0.00025 | 4 | 4480 | 0.100 |")]
     assert row.endswith("| - | - | 4 of 4, median 1920 | 4 |"), "all fell below half of their best"
 
 

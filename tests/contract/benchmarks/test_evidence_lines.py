@@ -37,10 +37,10 @@ def _line(task: str, variant: str, seed: int, success: list[float], lr: float = 
 
 @pytest.mark.parametrize("study", list(studies.STUDIES))
 def test_the_command_of_every_line_makes_its_run(study: str, monkeypatch: pytest.MonkeyPatch):
-    asked = []
+    calls = []
 
     def train(study_, planned, *, again):
-        asked.append((study_, planned, again))
+        calls.append((study_, planned, again))
         return line
 
     monkeypatch.setattr(command_line, "train", train)
@@ -48,21 +48,21 @@ def test_the_command_of_every_line_makes_its_run(study: str, monkeypatch: pytest
     for line in {(line["task"], line["variant"]): line for line in every}.values():
         python, script, *words = shlex.split(line["command"])
         assert (python, script) == ("python", "benchmarks/evidence/run.py")
-        found = CliRunner().invoke(command_line.app, words)
-        assert found.exit_code == 0, found.output
-        assert "this run: " in found.output
-        assert "kept: " in found.output
-        study_, planned, again = asked[-1]
+        result = CliRunner().invoke(command_line.app, words)
+        assert result.exit_code == 0, result.output
+        assert "this run: " in result.output
+        assert "kept: " in result.output
+        study_, planned, again = calls[-1]
         assert (study_, planned.key, again) == (study, lines.key(line), True)
         assert planned.steps == lines.validations(line)[0][-1]
         assert planned.on_stack == ("launch" in line)
         assert list(planned.variant.overrides) == line["overrides"] or study == "branching"
     assert all(line["command"] == lines.command(study, lines.key(line)) for line in every)
-    assert bool(asked) == bool(every)
+    assert bool(calls) == bool(every)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("nothing doorkey gigpo", "expected the study to be methods or"),
         ("methods maze gigpo", "expected the task to be doorkey or"),
@@ -70,10 +70,10 @@ def test_the_command_of_every_line_makes_its_run(study: str, monkeypatch: pytest
         ("methods doorkey gigpo --critic-lr 0.1", "gigpo has no critic"),
     ],
 )
-def test_a_run_that_is_not_planned_is_refused(words: str, said: str):
-    found = CliRunner().invoke(command_line.app, ["one", *words.split(), "--lr", "0.001", "--seed", "0"])
-    assert found.exit_code == 2
-    assert said in " ".join(found.output.replace("│", " ").split())
+def test_a_run_that_is_not_planned_is_refused(words: str, message: str):
+    result = CliRunner().invoke(command_line.app, ["one", *words.split(), "--lr", "0.001", "--seed", "0"])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -118,10 +118,10 @@ def test_the_critics_rate_is_chosen_on_seeds_of_its_own(
     monkeypatch.setattr(studies, "CRITIC_TASKS", ("doorkey",))
     kept = _critics(**tried)
     done = {lines.key(line) for line in kept}
-    todo = [each for each in studies.critic(kept) if each.task == "doorkey" and each.key not in done]
-    tuning = [each for each in todo if each.seed in studies.SEEDS["doorkey"].tuning]
-    assert {each.variant.critic_lr for each in tuning} == {studies.CRITIC_RATES[place] for place in further}
-    reported = {(each.name, each.seed, each.variant.critic_lr) for each in todo if each not in tuning}
+    todo = [planned for planned in studies.critic(kept) if planned.task == "doorkey" and planned.key not in done]
+    tuning = [planned for planned in todo if planned.seed in studies.SEEDS["doorkey"].tuning]
+    assert {planned.variant.critic_lr for planned in tuning} == {studies.CRITIC_RATES[place] for place in further}
+    reported = {(planned.name, planned.seed, planned.variant.critic_lr) for planned in todo if planned not in tuning}
     if best is None or studies.CRITIC_RATES[best] == studies.CRITIC_RATE:
         assert not reported
     else:
@@ -135,9 +135,9 @@ def test_a_critics_table_has_its_rates_and_the_reported_seeds_with_the_best():
     kept = _critics(c1=0.5, c2=0.6, c3=0.7, c4=0.1)
     kept += [_line("doorkey", "turn_gae", seed, [0.4, 0.8], critic_lr=3e-3) for seed in range(3)]
     kept += [_line("doorkey", "gigpo", seed, [0.4, 0.9]) for seed in range(3)]
-    found = tables.critic(kept)
-    assert "| turn_gae | - | 0.450 | 0.500 | **0.550** | 0.250 |" in found
-    [row] = [row for row in found.splitlines() if row.startswith("| gigpo |")]
+    table = tables.critic(kept)
+    assert "| turn_gae | - | 0.450 | 0.500 | **0.550** | 0.250 |" in table
+    [row] = [row for row in table.splitlines() if row.startswith("| gigpo |")]
     assert "| +0.050 (p 0.250) | 1.00 |" in row
 
 
@@ -151,8 +151,8 @@ def test_a_p_is_the_share_of_signs_with_as_large_a_mean():
 
 
 def test_holm_multiplies_by_the_comparisons_that_are_left():
-    found = differences.holm({("a", "x"): 0.01, ("b", "x"): 0.04, ("c", "x"): 0.03, ("d", "x"): 0.9})
-    assert found == pytest.approx({("a", "x"): 0.04, ("c", "x"): 0.09, ("b", "x"): 0.09, ("d", "x"): 0.9})
+    adjusted = differences.holm({("a", "x"): 0.01, ("b", "x"): 0.04, ("c", "x"): 0.03, ("d", "x"): 0.9})
+    assert adjusted == pytest.approx({("a", "x"): 0.04, ("c", "x"): 0.09, ("b", "x"): 0.09, ("d", "x"): 0.9})
 
 
 def test_over_all_tasks_each_task_counts_alike():
@@ -162,9 +162,9 @@ def test_over_all_tasks_each_task_counts_alike():
         ("rooms", "gigpo"): {0: 0.8, 1: 0.8, 2: 0.8},
         ("rooms", "grpo_steps"): {0: 0.5, 1: 0.5, 2: 0.5},
     }
-    found = differences.over_tasks(of, ("doorkey", "rooms"), "gigpo", "grpo_steps")
-    assert len(found) == 11
-    assert sum(found) == pytest.approx((0.1 + 0.3) / 2)
+    pairs = differences.over_tasks(of, ("doorkey", "rooms"), "gigpo", "grpo_steps")
+    assert len(pairs) == 11
+    assert sum(pairs) == pytest.approx((0.1 + 0.3) / 2)
     [row] = [row for row in differences.of_all(of, ("doorkey", "rooms")) if row[0] == "gigpo"]
     assert row == ["gigpo", "**+0.200 (p 0.001, corrected p 0.001)**", "-", "-", "-"]
     [row] = [row for row in differences.of_task(of, "rooms") if row[0] == "gigpo"]

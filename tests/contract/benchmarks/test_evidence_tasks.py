@@ -39,7 +39,7 @@ def warm_start(scripts) -> ModuleType:
 
 
 @pytest.fixture(scope="module", params=["rooms", "kitchen"])
-def shown(request, warm_start):
+def demonstrated(request, warm_start):
     """A task, how it is taught, and demonstrations of two of its games: one perfect player, one with detours."""
     task = warm_start.TASKS[request.param]
     teaching = dataclasses.replace(warm_start.TEACHING[task.name], games=2, rounds=4, quality=((0.5, 0.0), (0.5, 0.2)))
@@ -47,8 +47,8 @@ def shown(request, warm_start):
     return task, teaching, demos
 
 
-def test_the_expert_wins_with_and_without_detours(shown):
-    _, _, demos = shown
+def test_the_expert_wins_with_and_without_detours(demonstrated):
+    _, _, demos = demonstrated
     assert demos.won == [1.0, 1.0]
     assert len(demos.steps) >= 8 * 8  # no game is over after a handful of turns
 
@@ -67,8 +67,8 @@ def test_the_rooms_planner_is_optimal_behind_doors(scripts):
     assert lengths == [7, 10, 6]  # what breadth-first search over the environment itself finds
 
 
-def test_prompts_and_actions_fit(shown, warm_start, scripts):
-    task, teaching, demos = shown
+def test_prompts_and_actions_fit(demonstrated, warm_start, scripts):
+    task, teaching, demos = demonstrated
     tokenizer = warm_start.tokenizer_of(task, teaching, demos)
     template = warm_start.load_template(task.template)
     prompts = [
@@ -128,8 +128,8 @@ def test_doorkeys_validation_begins_as_its_training_does(warm_start):
     assert set(val) <= set(train)
 
 
-def test_the_same_seed_makes_the_same_model(shown, warm_start, monkeypatch, tmp_path):
-    task, teaching, _ = shown
+def test_the_same_seed_makes_the_same_model(demonstrated, warm_start, monkeypatch, tmp_path):
+    task, teaching, _ = demonstrated
     monkeypatch.setattr(warm_start, "CHECKED", 1)
     short, small = dataclasses.replace(task, max_turns=8), dataclasses.replace(teaching, epochs=1, target=0.0)
     models = []

@@ -32,12 +32,12 @@ class Random:
         self.made, self.draw, self.written = made, np.random.default_rng(0), 0
 
     def __call__(self, prompts: list[tuple[int, ...]]) -> list[minimal_loop.Response]:
-        found = []
+        responses = []
         for _ in prompts:
             ids = tuple(self.made.tokenizer(self.draw.choice(["turn left", "go forward", "toggle"])).input_ids)
             self.written += 1
-            found.append(minimal_loop.Response(ids, (-0.001 * self.written,) * len(ids), 0.7))
-        return found
+            responses.append(minimal_loop.Response(ids, (-0.001 * self.written,) * len(ids), 0.7))
+        return responses
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_each_turn_of_forked_episodes_is_trained_once_from_the_state_of_the_fork
         assert len(player.steps) == (min(6, player.begins + 2) if not player.trained else 6)
         assert [step.next_anchor for step in player.steps[:-1]] == [step.anchor for step in player.steps[1:]]
         if player.branch:
-            [origin] = [each for each in kept if each.branch == player.made_by[player.begins - 1]
-                        and each.rollout == player.rollout and player.steps[0] is each.steps[0]]  # fmt: skip
+            [origin] = [source for source in kept if source.branch == player.made_by[player.begins - 1]
+                        and source.rollout == player.rollout and player.steps[0] is source.steps[0]]  # fmt: skip
             assert player.steps[: player.begins] == origin.steps[: player.begins]
     for parent, anchor in zip(batch.extra["parent"].tolist(), batch.anchor.tolist(), strict=True):
         assert at[parent] in (None, anchor), "what goes on from one path begins in one state"
@@ -82,8 +82,8 @@ def test_each_turn_of_forked_episodes_is_trained_once_from_the_state_of_the_fork
 
 
 def act(player: Player, reward: float) -> None:
-    t, said = len(player.steps), minimal_loop.Response((1,), (-3.0,), 0.0)
-    step = Step(0, 0, t, (1,), said, f"s{t}", f"s{t + 1}", "", "go", True, reward, False, False)
+    t, response = len(player.steps), minimal_loop.Response((1,), (-3.0,), 0.0)
+    step = Step(0, 0, t, (1,), response, f"s{t}", f"s{t + 1}", "", "go", True, reward, False, False)
     player.steps.append(step)
     player.made_by.append(player.branch)
 
@@ -91,9 +91,9 @@ def act(player: Player, reward: float) -> None:
 @pytest.mark.parametrize("strategy", [{"name": "vine", "every": 2}, {"name": "spo_chain", "every": 2}])
 def test_a_value_is_the_mean_return_from_the_state_on(strategy: dict):
     """Two branches of the state before turn 2 end with 3 and 5 more; what was paid before is not theirs."""
-    found = read_strategy({**strategy, "rollouts": 2})
-    assert found is not None
-    forks, trunk = Forks(found[1], 1), Player(env=None)
+    strategy_read = read_strategy({**strategy, "rollouts": 2})
+    assert strategy_read is not None
+    forks, trunk = Forks(strategy_read[1], 1), Player(env=None)
     players = [trunk]
     for reward in (0.5, 1.0, 2.0, 4.0):
         branches = forks.before([trunk]) + forks.written([trunk], [minimal_loop.Response((1,), (-3.0,), 0.0)])
@@ -102,21 +102,21 @@ def test_a_value_is_the_mean_return_from_the_state_on(strategy: dict):
             act(branch, 1.0)
         players += branches
         act(trunk, reward)
-    given = columns(players, found[1])
+    extra = columns(players, strategy_read[1])
     first = (
         0 if strategy["name"] == "vine" else 1
     )  # before the first and the third turn, or before the second and fourth
-    assert given["value_rollouts"] == ([2.0, 0.0, 2.0, 0.0] if first == 0 else [0.0, 2.0, 0.0, 2.0])
-    assert given["turn_value"][first] == given["turn_value"][first + 2] == 4.0
-    assert given["parent"] == ["start", "0.0.1", "0.0.2", "0.0.3"]
+    assert extra["value_rollouts"] == ([2.0, 0.0, 2.0, 0.0] if first == 0 else [0.0, 2.0, 0.0, 2.0])
+    assert extra["turn_value"][first] == extra["turn_value"][first + 2] == 4.0
+    assert extra["parent"] == ["start", "0.0.1", "0.0.2", "0.0.3"]
 
 
 def test_each_rollout_may_be_a_tree_of_its_own():
-    found = read_strategy({"name": "tree", "first": 1, "depth": 1, "roots": "own"})
-    assert found is not None
-    forks, trunk = Forks(found[1], 1), Player(env=None, rollout=3)
+    strategy = read_strategy({"name": "tree", "first": 1, "depth": 1, "roots": "own"})
+    assert strategy is not None
+    forks, trunk = Forks(strategy[1], 1), Player(env=None, rollout=3)
     act(trunk, 0.0)
     players = [trunk, *forks.before([trunk])]
     for player in players:
         act(player, 1.0)
-    assert columns(players, found[1])["parent"] == ["3", "3.0.1", "3.0.1"]
+    assert columns(players, strategy[1])["parent"] == ["3", "3.0.1", "3.0.1"]

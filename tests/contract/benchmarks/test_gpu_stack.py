@@ -27,15 +27,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("layout", "loss"), [*product(gpu_stack.LAYOUTS, gpu_stack.ON_STACK)])
 def test_a_launch_line_passes(model: Path, tmp_path: Path, layout: str, loss: str):
-    given = gpu_stack.overrides(layout, loss, gpu_check.FULL.turns, gpu_check.FULL.answer, 4)
-    command = gpu_stack.command(model, tmp_path, "cuda", given)
+    overrides = gpu_stack.overrides(layout, loss, gpu_check.FULL.turns, gpu_check.FULL.answer, 4)
+    command = gpu_stack.command(model, tmp_path, "cuda", overrides)
     printed = subprocess.run([*command, "--print"], capture_output=True, text=True, check=True, timeout=120).stdout
     words = shlex.split(printed.partition("verl.trainer.main_ppo")[2].replace("\\\n", " "))
-    config, said = driven(words)
+    config, output = driven(words)
     assert config.actor_rollout_ref.actor.strategy == "fsdp2"
     assert config.trainer.total_training_steps == 2
-    assert "conversation" in said or layout == "row per step"
-    assert loss == "vanilla" or loss in said
+    assert "conversation" in output or layout == "row per step"
+    assert loss == "vanilla" or loss in output
 
 
 def test_what_is_measured_is_of_the_last_step(tmp_path: Path):

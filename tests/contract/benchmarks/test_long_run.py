@@ -66,10 +66,10 @@ def test_memory_is_compared_within_each_start(out: Path) -> None:
 
 
 def test_what_a_kill_cost_is_counted(out: Path) -> None:
-    said = long_run.lost(out)
-    assert "steps: 60, started 2 times, 2.0 hours" in said
-    assert "episodes: 3840, of which 120 failed" in said
-    assert "killed after step 30: 10 steps were trained again" in said
+    summary = long_run.lost(out)
+    assert "steps: 60, started 2 times, 2.0 hours" in summary
+    assert "episodes: 3840, of which 120 failed" in summary
+    assert "killed after step 30: 10 steps were trained again" in summary
 
 
 def test_the_picture_is_drawn(out: Path, tmp_path: Path) -> None:

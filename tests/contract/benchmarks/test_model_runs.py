@@ -46,12 +46,12 @@ def played() -> tuple[StepBatch, np.ndarray]:
 
 def test_credit_is_held_against_the_values_of_states() -> None:
     steps, values = played()
-    found = real_model.against_values(steps, values, rollouts=64)
-    assert (found["steps"], found["groups"]) == (GROUPS * EPISODES * TURNS, GROUPS)
-    assert found["clear"] == GROUPS * EPISODES  # the second turns, in which an episode is decided
+    comparison = real_model.against_values(steps, values, rollouts=64)
+    assert (comparison["steps"], comparison["groups"]) == (GROUPS * EPISODES * TURNS, GROUPS)
+    assert comparison["clear"] == GROUPS * EPISODES  # the second turns, in which an episode is decided
     # The truth is +-0.5 there and 0 elsewhere; the same +-1 on all three turns correlates by 1/sqrt(3) with it.
-    assert found["methods"]["grpo_steps"]["correlation"] == pytest.approx(3**-0.5, abs=1e-3)
-    for numbers in found["methods"].values():
+    assert comparison["methods"]["grpo_steps"]["correlation"] == pytest.approx(3**-0.5, abs=1e-3)
+    for numbers in comparison["methods"].values():
         assert numbers["sign"] == 1.0
         assert numbers["interval"][0] <= numbers["correlation"] <= numbers["interval"][1]
 

@@ -66,5 +66,5 @@ def test_the_pictures_of_the_documentation_show_the_labels_of_today(drawn: dict[
 @pytest.mark.parametrize("name", sorted(path.name for path in DOCS.glob("*.png")))
 def test_each_picture_is_on_a_page(name: str) -> None:
     pages = [ROOT / "README.md", *DOCS.glob("*.md"), *(ROOT / "benchmarks/results").glob("*.md")]
-    shown = re.compile(rf"!\[[^\]]+\]\((?:[./]*docs/)?{name}\)")
-    assert any(shown.search(page.read_text(encoding="utf-8")) for page in pages)
+    image = re.compile(rf"!\[[^\]]+\]\((?:[./]*docs/)?{name}\)")
+    assert any(image.search(page.read_text(encoding="utf-8")) for page in pages)

@@ -36,14 +36,14 @@ def test_every_estimator_and_its_naive_twin_are_timed(monkeypatch, capsys) -> No
     benchmark.compare_estimators((1, 2))
     benchmark.compare_similarity(rows=60, naive_rows=60)
     printed = capsys.readouterr().out
-    found = {
+    timings = {
         cells[0]: cells[1:]
         for line in re.findall(r"^\| (?!what)(.*) \|$", printed, re.M)
         if (cells := line.split(" | "))
     }
-    assert {*found} == {"write of the tensor", *(f"`{name}`" for name in estimators()), "verl's `grpo`, vectorized"}
+    assert {*timings} == {"write of the tensor", *(f"`{name}`" for name in estimators()), "verl's `grpo`, vectorized"}
     for name in estimators():
-        _, *seconds, times_write, _, growth, memory = (float(cell.replace(",", "")) for cell in found[f"`{name}`"])
+        _, *seconds, times_write, _, growth, memory = (float(cell.replace(",", "")) for cell in timings[f"`{name}`"])
         assert len(seconds) == 2
         assert min(*seconds, times_write, growth, memory) > 0
     assert "similarity >= 0.9 at 60 rows" in printed
@@ -79,9 +79,9 @@ def test_prompts_of_three_kinds_pass_through_the_engine(tmp_path) -> None:
 
 
 def test_a_host_is_beside_a_direct_call() -> None:
-    found = rows(run("env_hosts.py", "--steps", "20", "--episodes", "2"))
-    assert len(found) == 5
-    direct, *hosted = (float(cells[1]) for cells in found)
+    table = rows(run("env_hosts.py", "--steps", "20", "--episodes", "2"))
+    assert len(table) == 5
+    direct, *hosted = (float(cells[1]) for cells in table)
     assert 0 < direct < min(hosted)
 
 

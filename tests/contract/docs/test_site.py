@@ -104,11 +104,11 @@ def test_search_finds_what_users_ask(browser: Browser, address: str, words: str,
         ".map((e) => [...e.querySelectorAll('a')].map((a) => a.href))"
     )
     links = [link.removeprefix(address) for links in pages for link in links]
-    found = {
+    targets = {
         path.partition("?")[0] + (f"#{anchor}" if anchor else "")
         for path, _, anchor in (link.partition("#") for link in links)
     }
-    assert page in found
+    assert page in targets
 
 
 def test_the_sidebar_groups_methods_by_tier(browser: Browser, site: Path) -> None:

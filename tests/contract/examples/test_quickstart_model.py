@@ -108,14 +108,14 @@ def test_a_turn_without_an_action_is_shown_as_the_agent_loop_shows_it(quickstart
     demos = quickstart("demos").collect(LEVEL, range(20), history=1, max_turns=20, seed=0)
     tokenizer = model_module.build_tokenizer((teaching.text_of(demo) for demo in demos.steps), ACTIONS)
     pieces = {"fly over  the\n wall": ["fly over  the\n wall"], "": [""], "<|im_end|>": ["<|im_", "end|>"]}
-    said = [[token for piece in parts for token in tokenizer(piece).input_ids] for parts in pieces.values()]
-    assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in said] == list(pieces)
-    monkeypatch.setattr(play, "_sample", lambda *_: [[*ids, tokenizer.eos_token_id] for ids in said])
+    responses = [[token for piece in parts for token in tokenizer(piece).input_ids] for parts in pieces.values()]
+    assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in responses] == list(pieces)
+    monkeypatch.setattr(play, "_sample", lambda *_: [[*ids, tokenizer.eos_token_id] for ids in responses])
     players = play.play(None, tokenizer, LEVEL, [1, 2, 3], history=1, max_turns=2)
-    for player, shown in zip(players, ("fly over the wall", "(nothing)", "< |im_end|>"), strict=True):
+    for player, action in zip(players, ("fly over the wall", "(nothing)", "< |im_end|>"), strict=True):
         first, second = (tokenizer.decode(prompt) for prompt in player.prompts)
         assert second == first.replace(
-            player.observation, f"{player.observation}\nAction: {shown}\n{player.observation}"
+            player.observation, f"{player.observation}\nAction: {action}\n{player.observation}"
         )
 
 

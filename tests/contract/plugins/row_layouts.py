@@ -194,12 +194,12 @@ def merged(rollout: Rollout) -> Rollout:
 
 def turns_of(mask: Sequence[int]) -> list[list[int]]:
     """Positions of the tokens of each run of ones."""
-    found: list[list[int]] = []
+    turns: list[list[int]] = []
     for t, token in enumerate(mask):
         if token:
-            found += [[]] if not t or not mask[t - 1] else []
-            found[-1].append(t)
-    return found
+            turns += [[]] if not t or not mask[t - 1] else []
+            turns[-1].append(t)
+    return turns
 
 
 class Places:
@@ -224,12 +224,12 @@ class Places:
 
     def by_step(self, column: Mapping[str, list[float]]) -> dict[Step, list[float]]:
         """A column of the queue as the values of each step's tokens."""
-        found: dict[Step, list[float]] = {}
+        columns: dict[Step, list[float]] = {}
         for key, of in self.at.items():
             for step, value in zip(of, column[key], strict=True):
                 if step is not None:
-                    found.setdefault(step, []).append(value)
-        return found
+                    columns.setdefault(step, []).append(value)
+        return columns
 
 
 def noise(what: str, size: float) -> Callable[[tuple[Step, int] | None], float]:
@@ -397,6 +397,6 @@ def flat(gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([gradients[name].flatten().double() for name in sorted(gradients)])
 
 
-def apart(one: torch.Tensor, other: torch.Tensor) -> float:
+def apart(reference: torch.Tensor, other: torch.Tensor) -> float:
     """Norm of the difference over the norm."""
-    return ((one - other).norm() / one.norm()).item()
+    return ((reference - other).norm() / reference.norm()).item()

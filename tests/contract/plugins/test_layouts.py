@@ -36,18 +36,18 @@ CLOSE = 1e-5
 """relative, of gradients; absolute, of log-probabilities and values"""
 
 
-def check_same(one: Trained, other: Trained) -> None:
+def check_same(reference: Trained, other: Trained) -> None:
     """Everything that a training step comes to."""
-    assert one.actor.norm() > 1e-2
-    assert apart(one.actor, other.actor) < CLOSE
-    assert one.critic.norm() > 1e-2
-    assert apart(one.critic, other.critic) < CLOSE
-    check_columns(one, other)
+    assert reference.actor.norm() > 1e-2
+    assert apart(reference.actor, other.actor) < CLOSE
+    assert reference.critic.norm() > 1e-2
+    assert apart(reference.critic, other.critic) < CLOSE
+    check_columns(reference, other)
 
 
-def check_columns(one: Trained, other: Trained) -> None:
-    assert one.columns.keys() == other.columns.keys()
-    for name, column in one.columns.items():
+def check_columns(reference: Trained, other: Trained) -> None:
+    assert reference.columns.keys() == other.columns.keys()
+    for name, column in reference.columns.items():
         assert column.keys() == other.columns[name].keys()
         for step, values in column.items():
             assert values == pytest.approx(other.columns[name][step], rel=CLOSE, abs=CLOSE), (name, step)
@@ -83,11 +83,11 @@ def test_credit_is_the_same(ray_queue, trainer, rollout, name):
     for column, values in steps.table.items():
         np.testing.assert_allclose(joined.table[column], values, rtol=1e-6, atol=1e-6)
     assert len({round(values[0], 5) for values in steps.columns["advantages"].values()}) > 5
-    one, other = (
+    by_steps, other = (
         {metric: value for metric, value in done.metrics.items() if metric.startswith(("credit/", "episode/"))}
         for done in (steps, joined)
     )
-    assert other == pytest.approx(one, rel=CLOSE, abs=CLOSE)
+    assert other == pytest.approx(by_steps, rel=CLOSE, abs=CLOSE)
 
 
 def between_0_and_1(rows: Rollout) -> Rollout:
@@ -167,8 +167,10 @@ def test_what_the_rollout_said_of_late_turns_is_what_the_actor_says(ready, model
     assert [len(turns_of(output.response_mask)) for output in rows["u", 0]] == [10]
     done = train(made, rows)
     for turn in range(10):
-        said, found = (done.columns[name]["u", 0, turn] for name in ("rollout_log_probs", "old_log_probs"))
-        assert said == pytest.approx(found, abs=CLOSE), turn
+        rollout_log_probs, actor_log_probs = (
+            done.columns[name]["u", 0, turn] for name in ("rollout_log_probs", "old_log_probs")
+        )
+        assert rollout_log_probs == pytest.approx(actor_log_probs, abs=CLOSE), turn
     assert done.metrics["training/rollout_probs_diff_max"] < CLOSE
 
 
@@ -213,16 +215,16 @@ def test_a_wrong_merge_does_not_go_unnoticed(ready, rollout):
     made = ready(1)
     steps = train(made, rollout)
     for broken in (mask_shifted, observations_swapped, rewards_swapped):
-        found = train(made, broken(merged(rollout)))
-        assert apart(steps.actor, found.actor) > 100 * CLOSE, broken.__name__
-        assert apart(steps.critic, found.critic) > 100 * CLOSE, broken.__name__
+        trained = train(made, broken(merged(rollout)))
+        assert apart(steps.actor, trained.actor) > 100 * CLOSE, broken.__name__
+        assert apart(steps.critic, trained.critic) > 100 * CLOSE, broken.__name__
 
 
 def test_turns_that_touch_are_refused(ray_queue, trainer, rollout):
-    one, two = rollout["a", 0][:2]
-    steps = [output.extra_fields["turnkey"]["steps"][0] for output in (one, two)]
-    ids, log_probs = one.response_ids + two.response_ids, one.response_logprobs + two.response_logprobs
-    touching = {("a", 0): [row(one.prompt_ids, ids, [1] * len(ids), log_probs, steps)]}
+    first, second = rollout["a", 0][:2]
+    steps = [output.extra_fields["turnkey"]["steps"][0] for output in (first, second)]
+    ids, log_probs = first.response_ids + second.response_ids, first.response_logprobs + second.response_logprobs
+    touching = {("a", 0): [row(first.prompt_ids, ids, [1] * len(ids), log_probs, steps)]}
     with pytest.raises(RecordError, match="a_0_0: its record has 2 steps but its response mask has 1 runs of ones"):
         credit(trainer("critic.enable=true", recipe="turn_gae"), touching)
 

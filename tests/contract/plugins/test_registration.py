@@ -84,13 +84,13 @@ with initialize_config_module("verl.trainer.config", version_base=None):
 def test_trainers_of_other_projects_refuse_the_switch(tmp_path):
     (tmp_path / "their_main.py").write_text(OTHER_PROGRAM)
     done = run([sys.executable, "their_main.py"], {**os.environ}, tmp_path)
-    said = [line for line in done.stdout.splitlines() if line[:1].isdigit()]
-    assert [line.split()[:2] for line in said] == [
+    lines = [line for line in done.stdout.splitlines() if line[:1].isdigit()]
+    assert [line.split()[:2] for line in lines] == [
         *[["0", "AssertionError"]] * 2,  # verl's own, of the empty role_worker_mapping
         *[["1", "Refusal"]] * 2,
         *[["2", "Refusal"]] * 2,
     ], done.stderr
-    assert all("__main__.RayTheirTrainer" in line and "verl.trainer.main_ppo" in line for line in said[2:])
+    assert all("__main__.RayTheirTrainer" in line and "verl.trainer.main_ppo" in line for line in lines[2:])
 
 
 def test_every_point_is_registered_in_this_process():
@@ -247,9 +247,9 @@ def test_a_module_that_fails_is_named_and_the_others_are_still_compared(tmp_path
 
 
 def test_what_the_package_imports_from_verl_is_there():
-    found = {(seam.module, seam.name) for seam in seams.imports()}
-    assert ("verl.trainer.ppo.v1.trainer_sync", "PPOTrainerSync") in found
-    assert ("verl.trainer.ppo.v1", "trainer_base") in found, "a module"
+    imported = {(seam.module, seam.name) for seam in seams.imports()}
+    assert ("verl.trainer.ppo.v1.trainer_sync", "PPOTrainerSync") in imported
+    assert ("verl.trainer.ppo.v1", "trainer_base") in imported, "a module"
     assert [str(what) for what, _ in seams.moved()] == []
 
 

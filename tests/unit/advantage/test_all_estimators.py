@@ -118,14 +118,14 @@ def test_order_and_names_do_not_matter(name, params, rows, random):
     assert (before.returns is None) == (after.returns is None)
     if before.returns is not None and after.returns is not None:
         assert after.returns.tolist() == before.returns[order].tolist()
-    for told, shuffled in ((before.parts, after.parts), (before.levels, after.levels)):
+    for original, shuffled in ((before.parts, after.parts), (before.levels, after.levels)):
         assert {key: part.tolist() for key, part in shuffled.items()} == {
-            key: part[order].tolist() for key, part in told.items()
+            key: part[order].tolist() for key, part in original.items()
         }
     for key, codes in before.groups.items():
         pairs = set(zip(codes[order].tolist(), after.groups[key].tolist(), strict=True))
         assert len(pairs) == len(set(codes)) == len(set(after.groups[key])), f"{key}: other steps are compared"
-        assert all((one == -1) == (other == -1) for one, other in pairs), key
+        assert all((label == -1) == (other == -1) for label, other in pairs), key
 
 
 @ANY
@@ -157,7 +157,7 @@ def test_the_glossary_has_no_name_too_many():
         credit = compute_credit(name, batch_of(3, 1.0), tokens=Tokens(range(3), [0.5] * 3), **params)
         for key in (*credit.parts, *credit.levels, *credit.groups):
             names = (f"{name}/{key}", key, re.sub(r"\d+", "<k>", key))
-            seen.update(found[:1] if (found := [one for one in names if one in MEANINGS]) else [])
+            seen.update(in_glossary[:1] if (in_glossary := [alias for alias in names if alias in MEANINGS]) else [])
     assert seen == MEANINGS.keys() - {"method"}
 
 

@@ -37,20 +37,20 @@ class NoParams:
 
 
 def test_estimators_lists_the_specs():
-    found = estimators()
-    assert {"gigpo", "grpo_steps"} <= set(found)
-    assert list(found) == sorted(found)
-    assert found["gigpo"].needs == ("anchor",)
-    assert found["grpo_steps"].needs == ()
-    assert found["gigpo"].params() == found["gigpo"].params(
+    specs = estimators()
+    assert {"gigpo", "grpo_steps"} <= set(specs)
+    assert list(specs) == sorted(specs)
+    assert specs["gigpo"].needs == ("anchor",)
+    assert specs["grpo_steps"].needs == ()
+    assert specs["gigpo"].params() == specs["gigpo"].params(
         gamma=0.95, step_advantage_w=1.0, norm="mean_std", scope="outcomes", singleton="zero", epsilon=1e-6
     )
-    for spec in found.values():
+    for spec in specs.values():
         assert spec.paper
         assert spec.summary
         assert spec.tier in TIERS
-    assert [name for name, spec in found.items() if spec.tier == "reproduced"] == ["hae", "marshal", "seeupo"]
-    found.clear()
+    assert [name for name, spec in specs.items() if spec.tier == "reproduced"] == ["hae", "marshal", "seeupo"]
+    specs.clear()
     assert estimators(), "the caller's copy is not the registry"
 
 

@@ -26,13 +26,13 @@ STEPS = StepBatch(
 )
 
 
-def told(mapping):
+def rounded(mapping):
     return {name: np.round(values, 6).tolist() for name, values in mapping.items()}
 
 
 def test_gigpo_says_what_each_level_adds_and_who_was_compared():
     credit = compute_credit("gigpo", STEPS, norm="mean", gamma=1.0, step_advantage_w=0.5)
-    assert told(credit.parts) == {
+    assert rounded(credit.parts) == {
         "episode_level": [6, 6, -4, -4, -2, -2],
         "step_level": [2.5, 3, -2.5, -2, 0, -1],
         "penalty": [0, 0, -0.1, 0, 0, 0],
@@ -84,7 +84,7 @@ def test_salt_says_what_sharing_an_edge_changed():
         action=["go", "win", "go", "lose"],
     )
     credit = compute_credit("salt", batch, norm="mean")
-    assert told(credit.parts) == {
+    assert rounded(credit.parts) == {
         "trajectory_credit": [0.5, 0.5, -0.5, -0.5],
         "edge_level": [-0.5, 0, 0.5, 0],
         "penalty": [0] * 4,
@@ -104,13 +104,13 @@ def test_a_tree_says_who_are_siblings_and_seeupo_what_it_clips():
         extra={"parent": ["", "a", "", "a"]},
     )
     credit = compute_credit("tree", batch, norm="mean", fork_w=2.0)
-    assert told(credit.parts)["fork_level"] == [0, 1, 0, -1]
-    assert told(credit.levels) == {"leaf_mean": [0.5, 1, 0.5, 0]}
-    shared, one, same, other = credit.groups["fork_level"].tolist()
-    assert (shared, one) == (same, other)
-    assert shared != one
+    assert rounded(credit.parts)["fork_level"] == [0, 1, 0, -1]
+    assert rounded(credit.levels) == {"leaf_mean": [0.5, 1, 0.5, 0]}
+    shared, branch, same, other = credit.groups["fork_level"].tolist()
+    assert (shared, branch) == (same, other)
+    assert shared != branch
     credit = compute_credit("seeupo", batch, clamp=0.5)
-    assert told(credit.parts)["clipping"] == np.round(np.array([-1, -1, 1, 1]) * (0.5**0.5 - 0.5), 6).tolist()
+    assert rounded(credit.parts)["clipping"] == np.round(np.array([-1, -1, 1, 1]) * (0.5**0.5 - 0.5), 6).tolist()
 
 
 @dataclass(frozen=True)

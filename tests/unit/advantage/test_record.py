@@ -163,8 +163,8 @@ def test_the_builder_refuses_at_once():
 
 
 def test_checking_a_batch_is_fast():
-    one = make_record([make_step(step=0, reward=0.0, anchor="s", action="go", extra={"a": 1.0})])
+    record = make_record([make_step(step=0, reward=0.0, anchor="s", action="go", extra={"a": 1.0})])
     started = time.thread_time()
     for _ in range(20_000):
-        validate_record(one, KEY)
+        validate_record(record, KEY)
     assert time.thread_time() - started < 1

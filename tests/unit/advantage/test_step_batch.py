@@ -59,7 +59,7 @@ def test_columns_are_kept_in_row_order_and_cannot_be_changed():
 
 
 @pytest.mark.parametrize(
-    ("one", "same"),
+    ("state", "same"),
     [
         ("s", "s"),
         (1, 1.0),
@@ -71,18 +71,18 @@ def test_columns_are_kept_in_row_order_and_cannot_be_changed():
         (b"s", b"s"),
     ],
 )
-def test_equal_structures_are_the_same_state(one, same):
-    batch = StepBatch(**ROWS, anchor=[one, same, "other", None])
+def test_equal_structures_are_the_same_state(state, same):
+    batch = StepBatch(**ROWS, anchor=[state, same, "other", None])
     assert batch.anchor[0] == batch.anchor[1]
     assert len(set(batch.anchor.tolist())) == 3
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("state", "other"),
     [("1", 1), ([1, 2], [[1, 2]]), ({"a": 1}, [("a", 1)]), ((1, 2), {1, 2}), (None, None), ([], None), ("", None)],
 )
-def test_different_structures_are_different_states(one, other):
-    anchor = StepBatch(**ROWS, anchor=[one, other, "x", "y"]).anchor
+def test_different_structures_are_different_states(state, other):
+    anchor = StepBatch(**ROWS, anchor=[state, other, "x", "y"]).anchor
     assert anchor[0] != anchor[1]
 
 

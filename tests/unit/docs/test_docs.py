@@ -83,9 +83,9 @@ def test_the_section_of_a_modifier_has_its_parameters_with_their_defaults_and_it
     default = spec.params()
     for entry in fields(default):
         value = getattr(default, entry.name)
-        shown = re.search(rf"\| `{entry.name}` \| (\S+) \|", section)
-        assert shown, f"the section of {name} does not list {entry.name}"
-        assert (YAML_WORDS[shown[1]] if shown[1] in YAML_WORDS else type(value)(shown[1])) == value
+        cell = re.search(rf"\| `{entry.name}` \| (\S+) \|", section)
+        assert cell, f"the section of {name} does not list {entry.name}"
+        assert (YAML_WORDS[cell[1]] if cell[1] in YAML_WORDS else type(value)(cell[1])) == value
     for column in spec.needs:
         assert f"`{column}`" in section
 
@@ -145,9 +145,9 @@ def test_the_page_of_a_method_has_its_parameters_with_their_defaults_and_its_col
         r"^\| `(\w+)` \| (\S+) \|", page.split("| `turnkey.credit.` | default | |\n")[1].split("\n\n")[0], re.M
     )
     assert sorted(name for name, _ in rows) == sorted(entry.name for entry in fields(default))
-    for name, shown in rows:
+    for name, cell in rows:
         value = getattr(default, name)
-        assert (YAML_WORDS[shown] if shown in YAML_WORDS else type(value)(shown)) == value
+        assert (YAML_WORDS[cell] if cell in YAML_WORDS else type(value)(cell)) == value
     for column in spec.needs:
         assert f"`{column}`" in page
 
@@ -277,5 +277,5 @@ def test_pages_install_from_a_clone(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_pages_speak_to_users(name):
-    found = re.findall(r"/work/|\b(?:this|last|next) session\b|\bhelper\w*", text(name), re.IGNORECASE)
-    assert not found, f"{name} says {found}"
+    matches = re.findall(r"/work/|\b(?:this|last|next) session\b|\bhelper\w*", text(name), re.IGNORECASE)
+    assert not matches, f"{name} says {matches}"

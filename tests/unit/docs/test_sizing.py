@@ -34,5 +34,5 @@ def test_several_such_nodes(monkeypatch: pytest.MonkeyPatch, nodes: int):
     hosts = workers * capacity.hosts(workers)
     calls = capacity.calls_at_once(hosts)
     places = capacity.memory_for_a_host_mb(hosts) // ALFWorldText.metadata["memory_mb"]
-    row = [nodes, workers, *(f"{nodes * each:,}" for each in (hosts, hosts * calls, hosts * places))]
+    row = [nodes, workers, *(f"{nodes * per_node:,}" for per_node in (hosts, hosts * calls, hosts * places))]
     assert f"| {' | '.join(map(str, row))} |" in PAGE.read_text(encoding="utf-8")

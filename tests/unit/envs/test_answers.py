@@ -16,7 +16,7 @@ def step(observation="a room", reward=0.0, terminated=False, truncated=False, in
 
 
 def test_what_is_right_comes_out_in_plain_types():
-    found = read_step(
+    answer = read_step(
         step(
             np.str_("a room"),
             np.float32(0.5),
@@ -29,11 +29,11 @@ def test_what_is_right_comes_out_in_plain_types():
             extra={"n": np.int64(3)},
         )
     )
-    assert isinstance(found, Answer)
-    assert found.faults == []
-    assert (found.observation, found.reward, found.terminated, found.truncated) == ("a room", 0.5, True, False)
-    assert [type(part) for part in (found.observation, found.reward, found.terminated)] == [str, float, bool]
-    assert found.info == {
+    assert isinstance(answer, Answer)
+    assert answer.faults == []
+    assert (answer.observation, answer.reward, answer.terminated, answer.truncated) == ("a room", 0.5, True, False)
+    assert [type(part) for part in (answer.observation, answer.reward, answer.terminated)] == [str, float, bool]
+    assert answer.info == {
         "state_key": 7,
         "admissible": ["go", "stay"],
         "success": True,
@@ -41,19 +41,19 @@ def test_what_is_right_comes_out_in_plain_types():
         "task": "",
         "extra": {"n": 3},
     }
-    assert type(found.info["state_key"]) is int
-    assert found.info["success"] is True
+    assert type(answer.info["state_key"]) is int
+    assert answer.info["success"] is True
 
 
 @pytest.mark.parametrize("answer", [None, "a room", ("a room",), ["a room", {}], ("a room", {}, 1)])
 def test_a_reset_of_another_form(answer):
-    found = read_reset(answer)
-    assert isinstance(found, Fault)
-    assert "reset must return (observation, info)" in found.message
+    fault = read_reset(answer)
+    assert isinstance(fault, Fault)
+    assert "reset must return (observation, info)" in fault.message
 
 
 @pytest.mark.parametrize(
-    ("answer", "property", "said"),
+    ("answer", "property", "message"),
     [
         (step(observation=5), "observation", "an observation must be text, not int 5"),
         (step(reward=None), "reward", "a reward must be a finite number, not NoneType None"),
@@ -86,15 +86,15 @@ def test_a_reset_of_another_form(answer):
         (step(images=["a painting"]), "info", "info['images'] must hold"),
     ],
 )
-def test_what_is_wrong_is_named(answer, property, said):
-    found = read_step(answer)
-    assert isinstance(found, Answer)
-    assert [fault.property for fault in found.faults] == [property]
-    assert said in found.faults[0].message
+def test_what_is_wrong_is_named(answer, property, message):
+    result = read_step(answer)
+    assert isinstance(result, Answer)
+    assert [fault.property for fault in result.faults] == [property]
+    assert message in result.faults[0].message
 
 
 @pytest.mark.parametrize(
-    ("said", "success"),
+    ("flags", "success"),
     [
         ({}, None),
         ({"success": True}, True),
@@ -106,30 +106,30 @@ def test_what_is_wrong_is_named(answer, property, said):
         ({"success": np.bool_(True), "won": True}, True),
     ],
 )
-def test_success_may_be_called_won(said, success):
-    found = read_step(step(**said))
-    assert isinstance(found, Answer)
-    assert found.faults == []
-    assert found.info["success"] is success
-    assert "won" not in found.info
+def test_success_may_be_called_won(flags, success):
+    answer = read_step(step(**flags))
+    assert isinstance(answer, Answer)
+    assert answer.faults == []
+    assert answer.info["success"] is success
+    assert "won" not in answer.info
 
 
 def test_several_faults_are_all_named():
-    found = read_step(step(observation=5, reward="much", success="yes"))
-    assert isinstance(found, Answer)
-    assert [fault.property for fault in found.faults] == ["observation", "info", "reward"]
+    answer = read_step(step(observation=5, reward="much", success="yes"))
+    assert isinstance(answer, Answer)
+    assert [fault.property for fault in answer.faults] == ["observation", "info", "reward"]
 
 
 @pytest.mark.parametrize(
-    ("env_id", "kwargs", "said"),
+    ("env_id", "kwargs", "message"),
     [
         ("turnkey/NoSuch-v0", {}, "NoSuch"),
         ("turnkey/FrozenLake-v0", {"sise": 4}, "sise"),
         ("turnkey/FrozenLake-v0", {"size": "four"}, "size must be"),
     ],
 )
-def test_an_environment_that_cannot_be_made_is_a_failure_of_its_own_kind(env_id, kwargs, said):
-    with pytest.raises(EnvironmentFailure, match=said) as raised:
+def test_an_environment_that_cannot_be_made_is_a_failure_of_its_own_kind(env_id, kwargs, message):
+    with pytest.raises(EnvironmentFailure, match=message) as raised:
         EnvRunner().start(env_id, kwargs, 0)
     assert raised.value.kind == "make"
     assert "Traceback" not in raised.value.message

@@ -119,13 +119,13 @@ def test_without_a_seed_one_is_drawn_and_the_draw_follows_the_last_seed():
 
 
 def test_spaces_belong_to_one_instance():
-    one, other = Corridor(), Corridor()
-    one.action_space.seed(1)
+    corridor, other = Corridor(), Corridor()
+    corridor.action_space.seed(1)
     other.action_space.seed(1)
-    first = one.action_space.sample()
+    first = corridor.action_space.sample()
     other.action_space.seed(2)
-    assert one.action_space.sample() != first
-    assert other.action_space is not one.action_space
+    assert corridor.action_space.sample() != first
+    assert other.action_space is not corridor.action_space
 
 
 def test_the_shortest_plan_wins():

@@ -17,8 +17,8 @@ def named(name: str) -> list[threading.Thread]:
 def test_no_more_threads_than_allowed_at_once():
     """Three calls meet in three threads; the others wait for them."""
     meet, pool = threading.Barrier(3), DaemonThreads(3, "three")
-    found = [pool.submit(lambda n: (meet.wait(60), n)[1], n) for n in range(9)]
-    assert [future.result(60) for future in found] == [*range(9)]
+    futures = [pool.submit(lambda n: (meet.wait(60), n)[1], n) for n in range(9)]
+    assert [future.result(60) for future in futures] == [*range(9)]
     assert len(named("three")) == 3
 
 

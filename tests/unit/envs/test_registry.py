@@ -157,11 +157,11 @@ def test_command_envs(tmp_path):
 
     rows = json.loads(run("--module", str(path), "--json"))
     assert [row["id"] for row in rows] == [adapter.id for adapter in ADAPTERS] + ["own/Listed-v0"]
-    shown = run()
-    assert all(adapter.id in shown for adapter in ADAPTERS)
-    assert "needed: a running webshop_server.py" in shown
+    output = run()
+    assert all(adapter.id in output for adapter in ADAPTERS)
+    assert "needed: a running webshop_server.py" in output
     assert {row["id"]: row["switch"] for row in rows}["own/Listed-v0"] == "turnkey.env.id=own/Listed-v0"
-    assert all(adapter.switch in shown for adapter in ADAPTERS)
+    assert all(adapter.switch in output for adapter in ADAPTERS)
 
 
 def test_importing_the_room_imports_no_environment_package_and_no_ray():

@@ -71,12 +71,12 @@ def calls(*named: tuple[str, dict]) -> str:
 
 
 def results(env: ToolEnv, action: str) -> list[tuple[str, bool]]:
-    return [(each["content"], each["is_error"]) for each in env.step(action)[4]["results"]]
+    return [(result["content"], result["is_error"]) for result in env.step(action)[4]["results"]]
 
 
 def test_a_reset_gives_the_schemas_in_the_order_of_the_methods():
     _, info = Depot().reset(seed=0)
-    tools = {each["function"]["name"]: each for each in info["tools"]}
+    tools = {schema["function"]["name"]: schema for schema in info["tools"]}
     assert list(tools) == ["track", "send", "bill", "crash", "close_depot"]
     assert tools["track"] == {
         "type": "function",
@@ -120,7 +120,7 @@ def test_calls_run_in_order_and_have_a_result_each(depot):
         {"content": "Error: there is no parcel P9", "is_error": True},
         {"content": "2.00", "is_error": False},
     ]
-    assert observation.split("\n") == [each["content"] for each in info["results"]]
+    assert observation.split("\n") == [result["content"] for result in info["results"]]
     assert (reward, info["invalid"]) == (1.0, False)
     assert info["extra"] == {"tool_calls": 4, "tool_errors": 1, "parcels": 2}
     assert depot.turns == 2  # one for the reset
@@ -163,7 +163,7 @@ def test_a_tool_can_end_the_episode_before_the_other_calls_of_its_turn(depot):
     turn = calls(("close_depot", {}), ("send", {"parcel": "P1", "to": "Oslo"}))
     _, _, terminated, _, info = depot.step(turn)
     assert terminated
-    assert [each["content"] for each in info["results"]] == [DONE, OVER]
+    assert [result["content"] for result in info["results"]] == [DONE, OVER]
     assert depot.at["P1"] == "Rome"
     depot.reset(seed=0)
     assert not depot.step(calls(("track", {"parcel": "P1"})))[2]
@@ -242,7 +242,7 @@ def test_tools_of_a_base_class_are_tools_unless_they_are_replaced():
         def ring(self) -> None:
             """Ring the bell."""
 
-    assert [each["function"]["name"] for each in Closed.tools()] == ["track", "send", "bill", "close_depot", "ring"]
+    assert [schema["function"]["name"] for schema in Closed.tools()] == ["track", "send", "bill", "close_depot", "ring"]
 
 
 def test_a_tool_needs_a_docstring_and_types():

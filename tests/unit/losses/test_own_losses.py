@@ -131,6 +131,6 @@ def test_wrong_registrations():
 @pytest.mark.parametrize("key", ["log_prob", "old_log_prob", "advantages", "response_mask", "staleness"])
 @pytest.mark.parametrize("wrong", [np.ones((2, 3)), [[1.0] * 3] * 2, None])
 def test_inputs_are_tensors(key, wrong):
-    given = two_rows(staleness=torch.zeros(2)) | {key: wrong}
+    batch = two_rows(staleness=torch.zeros(2)) | {key: wrong}
     with pytest.raises(TypeError, match=f"a3po: expected {key} to be a torch tensor, got {type(wrong).__name__}"):
-        policy_loss("a3po", **given)
+        policy_loss("a3po", **batch)

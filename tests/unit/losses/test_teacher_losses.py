@@ -27,27 +27,29 @@ def row(log_prob, teacher, old=None, advantage=0.0, has_teacher=1.0):
     }
 
 
-def slopes(loss, given):
-    return torch.autograd.grad(loss, given["log_prob"])[0][0].tolist()
+def slopes(loss, tensors):
+    return torch.autograd.grad(loss, tensors["log_prob"])[0][0].tolist()
 
 
 def test_sdar_has_the_authors_numbers():
     case = VALUES["sdar"]
-    given = row(case["logp"], case["teacher"])
-    loss, metrics = policy_loss("sdar", **given, coefficient=1.0)
+    tensors = row(case["logp"], case["teacher"])
+    loss, metrics = policy_loss("sdar", **tensors, coefficient=1.0)
     assert loss.item() == pytest.approx(case["mean"], abs=1e-6)
-    assert slopes(loss, given) == pytest.approx(case["d_dlogp"], abs=1e-6)
+    assert slopes(loss, tensors) == pytest.approx(case["d_dlogp"], abs=1e-6)
     assert metrics["teacher/gate"] == pytest.approx(sum(case["gate"]) / 3, abs=1e-6)
-    assert policy_loss("sdar", **given)[0].item() == pytest.approx(case["times_c"], abs=1e-6)
+    assert policy_loss("sdar", **tensors)[0].item() == pytest.approx(case["times_c"], abs=1e-6)
 
 
 def test_sdar_has_the_siblings_of_its_paper():
     """OPSD is the term alone; GRPO+OPSD has the gate 1/2."""
-    given = row([-1.0, -2.0], [-0.5, -2.2], advantage=1.0)
-    alone, _ = policy_loss("sdar", **given, pg_weight=0.0)
-    assert slopes(alone, given) == pytest.approx(slopes(policy_loss("sdar", **{**given, **NO_ADVANTAGE})[0], given))
-    even, _ = policy_loss("sdar", **{**given, **NO_ADVANTAGE}, beta=0.0, coefficient=1.0)
-    assert slopes(even, given) == pytest.approx([-0.25, -0.25])
+    tensors = row([-1.0, -2.0], [-0.5, -2.2], advantage=1.0)
+    alone, _ = policy_loss("sdar", **tensors, pg_weight=0.0)
+    assert slopes(alone, tensors) == pytest.approx(
+        slopes(policy_loss("sdar", **{**tensors, **NO_ADVANTAGE})[0], tensors)
+    )
+    even, _ = policy_loss("sdar", **{**tensors, **NO_ADVANTAGE}, beta=0.0, coefficient=1.0)
+    assert slopes(even, tensors) == pytest.approx([-0.25, -0.25])
 
 
 NO_ADVANTAGE = {"advantages": torch.zeros(1, 2, dtype=torch.float64)}
@@ -55,23 +57,23 @@ NO_ADVANTAGE = {"advantages": torch.zeros(1, 2, dtype=torch.float64)}
 
 def test_skill_sd_has_the_authors_numbers():
     case, of_sdar = VALUES["skillsd"], VALUES["sdar"]
-    given = row(of_sdar["logp"], of_sdar["teacher"], case["old"])
-    loss, metrics = policy_loss("skill_sd", **given, lam=1.0)
+    tensors = row(of_sdar["logp"], of_sdar["teacher"], case["old"])
+    loss, metrics = policy_loss("skill_sd", **tensors, lam=1.0)
     assert loss.item() == pytest.approx(case["mean"], abs=1e-6)
-    assert slopes(loss, given) == pytest.approx(case["d_dlogp"], abs=1e-6)
+    assert slopes(loss, tensors) == pytest.approx(case["d_dlogp"], abs=1e-6)
     assert metrics["teacher/k3"] == pytest.approx(sum(case["term"]) / 3, abs=1e-6)
-    assert policy_loss("skill_sd", **given)[0].item() == pytest.approx(case["times_lam"], abs=1e-6)
+    assert policy_loss("skill_sd", **tensors)[0].item() == pytest.approx(case["times_lam"], abs=1e-6)
 
 
 def test_sdpo_pulls_the_sampled_token_to_the_teacher():
-    given = row([-1.0], [-0.5])
-    loss, metrics = policy_loss("sdpo_sampled", **given)
+    tensors = row([-1.0], [-0.5])
+    loss, metrics = policy_loss("sdpo_sampled", **tensors)
     assert loss.item() == pytest.approx(VALUES["sdpo"]["sampled_token"])
-    assert slopes(loss, given) == pytest.approx([-0.5])  # lp - lt: it raises what the teacher finds likelier
+    assert slopes(loss, tensors) == pytest.approx([-0.5])  # lp - lt: it raises what the teacher finds likelier
     assert metrics["teacher/gap"] == pytest.approx(0.5)
     for log_ratio, weight in VALUES["sdpo"]["is_clip"].items():
-        given = row([-1.0], [-0.5], [-1.0 - float(log_ratio)])
-        assert slopes(policy_loss("sdpo_sampled", **given)[0], given) == pytest.approx([-0.5 * weight], abs=1e-6)
+        tensors = row([-1.0], [-0.5], [-1.0 - float(log_ratio)])
+        assert slopes(policy_loss("sdpo_sampled", **tensors)[0], tensors) == pytest.approx([-0.5 * weight], abs=1e-6)
 
 
 def two_rows(**more):
@@ -89,18 +91,18 @@ def two_rows(**more):
 
 
 def test_sdpo_averages_over_rows_with_a_text_or_over_all():
-    given = two_rows()
+    tensors = two_rows()
     for rows, slope in (("with_text", -0.5), ("all", -0.5 / 4)):
-        loss, _ = policy_loss("sdpo_sampled", **given, rows=rows)
-        found = torch.autograd.grad(loss, given["log_prob"])[0]
-        assert found[0, 0].item() == pytest.approx(slope)
-        assert not found[1].any()
+        loss, _ = policy_loss("sdpo_sampled", **tensors, rows=rows)
+        by_token = torch.autograd.grad(loss, tensors["log_prob"])[0]
+        assert by_token[0, 0].item() == pytest.approx(slope)
+        assert not by_token[1].any()
 
 
 def test_sdpo_mixes_with_ppo():
-    given = two_rows(advantages=torch.ones(2, 3))
+    tensors = two_rows(advantages=torch.ones(2, 3))
     ppo, distilled, half = (
-        torch.autograd.grad(policy_loss("sdpo_sampled", **given, weight=w)[0], given["log_prob"])[0]
+        torch.autograd.grad(policy_loss("sdpo_sampled", **tensors, weight=w)[0], tensors["log_prob"])[0]
         for w in (0.0, 1.0, 0.5)
     )
     torch.testing.assert_close(half, 0.5 * ppo + 0.5 * distilled)
@@ -108,10 +110,10 @@ def test_sdpo_mixes_with_ppo():
 
 
 def test_sdpo_without_any_text_has_no_gradient():
-    given = two_rows(advantages=torch.ones(2, 3), has_teacher=torch.zeros(2))
-    loss, metrics = policy_loss("sdpo_sampled", **given)
+    tensors = two_rows(advantages=torch.ones(2, 3), has_teacher=torch.zeros(2))
+    loss, metrics = policy_loss("sdpo_sampled", **tensors)
     assert loss.item() == 0.0
-    assert not torch.autograd.grad(loss, given["log_prob"])[0].any()
+    assert not torch.autograd.grad(loss, tensors["log_prob"])[0].any()
     assert metrics["teacher/gap"] == 0.0
 
 
@@ -120,40 +122,42 @@ def test_without_a_text_it_is_ppo_exactly(name, params):
     """verl's clipped loss with its dual clip, which a3po and hdpo share: here by hdpo without its second term."""
     draw = torch.Generator().manual_seed(3)
     old = -torch.rand(3, 4, generator=draw, dtype=torch.float64)
-    given = {
+    tensors = {
         "log_prob": (old + 0.5 * torch.randn(3, 4, generator=draw)).requires_grad_(),
         "old_log_prob": old,
         "advantages": torch.randn(3, 4, generator=draw),
         "response_mask": torch.tensor([[1, 1, 0, 1], [1, 1, 1, 1], [0, 1, 0, 0]]),
     }
     without = {"teacher_log_prob": old, "has_teacher": torch.zeros(3)}
-    got, metrics = policy_loss(name, **given, **without, **params)
-    expected, plain = policy_loss("hdpo", **given, tool_advantages=torch.zeros(3, 4))
+    got, metrics = policy_loss(name, **tensors, **without, **params)
+    expected, plain = policy_loss("hdpo", **tensors, tool_advantages=torch.zeros(3, 4))
     assert got.item() == expected.item()
-    found, usual = (torch.autograd.grad(loss, given["log_prob"])[0] for loss in (got, expected))
-    assert found.tolist() == usual.tolist()
+    slope, usual = (torch.autograd.grad(loss, tensors["log_prob"])[0] for loss in (got, expected))
+    assert slope.tolist() == usual.tolist()
     assert metrics["pg_clipfrac_lower"] == plain["pg_clipfrac_lower"]
 
 
 def test_where_the_teacher_agrees_only_sdar_pushes():
     """Its gate is 1/2 there: it raises every token of a row with a text."""
-    given = row([-1.0, -2.0], [-1.0, -2.0])
-    assert slopes(policy_loss("skill_sd", **given, lam=1.0)[0], given) == pytest.approx([0.0, 0.0])
-    assert slopes(policy_loss("sdpo_sampled", **given)[0], given) == pytest.approx([0.0, 0.0])
-    assert slopes(policy_loss("sdar", **given, coefficient=1.0)[0], given) == pytest.approx([-0.25, -0.25])
+    tensors = row([-1.0, -2.0], [-1.0, -2.0])
+    assert slopes(policy_loss("skill_sd", **tensors, lam=1.0)[0], tensors) == pytest.approx([0.0, 0.0])
+    assert slopes(policy_loss("sdpo_sampled", **tensors)[0], tensors) == pytest.approx([0.0, 0.0])
+    assert slopes(policy_loss("sdar", **tensors, coefficient=1.0)[0], tensors) == pytest.approx([-0.25, -0.25])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_teacher_that_rules_the_token_out_gives_finite_numbers(name):
     for teacher in (-1e4, 0.0):
-        given = row([-30.0], [teacher])
-        loss, _ = policy_loss(name, **given)
+        tensors = row([-30.0], [teacher])
+        loss, _ = policy_loss(name, **tensors)
         assert math.isfinite(loss.item())
-        assert math.isfinite(slopes(loss, given)[0])
+        assert math.isfinite(slopes(loss, tensors)[0])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_a_teacher_the_key_is_named(name):
-    given = {key: value for key, value in row([-1.0], [-1.0]).items() if key not in ("teacher_log_prob", "has_teacher")}
+    tensors = {
+        key: value for key, value in row([-1.0], [-1.0]).items() if key not in ("teacher_log_prob", "has_teacher")
+    }
     with pytest.raises(ConfigError, match=f"loss '{name}' needs 'teacher_log_prob'.*set turnkey.teacher.source"):
-        policy_loss(name, **given)
+        policy_loss(name, **tensors)

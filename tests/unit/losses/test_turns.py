@@ -30,18 +30,18 @@ def jagged(rows, dtype):
 @given(rows, st.sampled_from([torch.bool, torch.int64, torch.float32]))
 def test_ids_of_a_padded_mask(rows, dtype):
     mask = torch.tensor(rows, dtype=dtype)
-    found = turn_ids(mask)
-    assert found.dtype == torch.int64
-    assert found.shape == mask.shape
-    assert found.tolist() == [naive_ids(row) for row in rows]
+    ids = turn_ids(mask)
+    assert ids.dtype == torch.int64
+    assert ids.shape == mask.shape
+    assert ids.tolist() == [naive_ids(row) for row in rows]
 
 
 @settings(max_examples=100, deadline=None)
 @given(ragged)
 def test_ids_of_a_jagged_mask(rows):
-    found = turn_ids(jagged(rows, torch.bool))
-    assert found.is_nested
-    assert [row.tolist() for row in found.unbind()] == [naive_ids(row) for row in rows]
+    ids = turn_ids(jagged(rows, torch.bool))
+    assert ids.is_nested
+    assert [row.tolist() for row in ids.unbind()] == [naive_ids(row) for row in rows]
 
 
 @settings(max_examples=60, deadline=None)
@@ -80,8 +80,8 @@ def test_turns_of_a_mask_that_was_thinned_out(rows, nested, random):
             if here:
                 expected.setdefault((r, turn), []).append(value)
     assert sorted(n for n in turns.tokens.tolist() if n) == sorted(map(len, expected.values()))
-    found = turns.spread(turns.mean(make(values, dtype=torch.float64)))
-    for r, row in enumerate(found.unbind()):
+    by_token = turns.spread(turns.mean(make(values, dtype=torch.float64)))
+    for r, row in enumerate(by_token.unbind()):
         means = [sum(v) / len(v) if (v := expected.get((r, t))) else 0.0 for t in naive_ids(rows[r])]
         wanted = [mean if here else 0.0 for mean, here in zip(means, left[r], strict=True)]
         assert row.tolist() == pytest.approx(wanted)

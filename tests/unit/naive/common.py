@@ -26,10 +26,10 @@ def constant(values):
 
 def trajectories(rows):
     """The row numbers of each trajectory, in step order."""
-    found = {}
+    rows_of = {}
     for i, row in enumerate(rows):
-        found.setdefault(row["trajectory"], []).append(i)
-    return [sorted(members, key=lambda i: rows[i]["step"]) for members in found.values()]
+        rows_of.setdefault(row["trajectory"], []).append(i)
+    return [sorted(members, key=lambda i: rows[i]["step"]) for members in rows_of.values()]
 
 
 def step_returns(rows, gamma):

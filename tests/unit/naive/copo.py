@@ -20,8 +20,8 @@ def copo(rows, base=None, gamma=20.0, rho=1.5):
         base = episode_level(rows, "mean_std", "outcomes", "zero", 1e-6)
     answers = {}
     for members in trajectories(rows):
-        told = [rows[i]["answer"] for i in members if rows[i]["answer"] is not None]
-        answers[rows[members[0]]["trajectory"]] = told[-1] if told else "nothing was told"
+        reported = [rows[i]["answer"] for i in members if rows[i]["answer"] is not None]
+        answers[rows[members[0]]["trajectory"]] = reported[-1] if reported else "nothing was told"
     means, weights = {}, {}
     for i, row in enumerate(rows):
         members = one_row_per_trajectory(rows, peers(rows, i))

@@ -62,14 +62,18 @@ def edge_values(rows, edge, decay, scale):
     result = []
     for i, row in enumerate(rows):
         members = [j for j, other in enumerate(rows) if other["group"] == row["group"]]
-        found = {(row["group"], GOAL): 0}
+        distances = {(row["group"], GOAL): 0}
         while True:  # one more step away from success
-            new = {before[j]: found[after[j]] + 1 for j in members if after[j] in found and before[j] not in found}
+            new = {
+                before[j]: distances[after[j]] + 1
+                for j in members
+                if after[j] in distances and before[j] not in distances
+            }
             if not new:
                 break
-            found |= dict.fromkeys(new, max(found.values()) + 1)
-        beyond = max(found.values()) + 1
-        here, there = found.get(before[i], beyond), found.get(after[i], beyond)
+            distances |= dict.fromkeys(new, max(distances.values()) + 1)
+        beyond = max(distances.values()) + 1
+        here, there = distances.get(before[i], beyond), distances.get(after[i], beyond)
         exponent = {"paper": there + 1, "code": there, "progress": there - here + 1}[edge]
         result.append(scale * decay**exponent)
     return result
@@ -106,7 +110,7 @@ def g2po(rows, gamma, success_value, norm, scope, epsilon):
             visits.setdefault(state[i], []).append(gamma ** (back + 1) * outcome)
         solved = any(rows[i]["success"] for i in members)
         end[members[-1]] = (outcome if success_value is None else success_value) if solved else 0.0
-    value = {s: sum(found) / len(found) for s, found in visits.items()}
+    value = {s: sum(returns) / len(returns) for s, returns in visits.items()}
     after = [None] * len(rows)
     for members in trajectories(rows):
         for i, following in zip(members, [*members[1:], None], strict=True):

@@ -16,7 +16,7 @@ def streams(
     normalise=True,
 ):
     """Advantages of the three decisions, and the critics' targets, segment by segment from the end."""
-    found = {name: [0.0] * len(rows) for name in ("action", "subgoal", "switch", "low", "high", "term")}
+    columns = {name: [0.0] * len(rows) for name in ("action", "subgoal", "switch", "low", "high", "term")}
     opens = [False] * len(rows)
     for members in trajectories(rows):
         cost = keep_penalty if keep_penalty_mode == "fixed" else keep_penalty / len(members) * (len(members) > 1)
@@ -36,24 +36,24 @@ def streams(
                 total, advantage, value = after_high, 0.0, after_low
                 for i in reversed(segment):
                     total = reward[i] + gamma * total
-                    found["term"][i] = total
-                    found["switch"][i] = total - rows[i]["value_term"]
+                    columns["term"][i] = total
+                    columns["switch"][i] = total - rows[i]["value_term"]
                     advantage = reward[i] + gamma * value - rows[i]["value_low"] + gamma * lam_turn * advantage
                     value = rows[i]["value_low"]
-                    found["action"][i] = advantage
-                    found["low"][i] = advantage + value - rows[i]["penalty"]
+                    columns["action"][i] = advantage
+                    columns["low"][i] = advantage + value - rows[i]["penalty"]
                 carry = total - rows[first]["value_high"] + gamma ** len(segment) * lam_seg * carry
-                found["subgoal"][first] = carry
+                columns["subgoal"][first] = carry
                 after_high = rows[first]["value_high"]
-                found["high"][first] = carry + after_high
+                columns["high"][first] = carry + after_high
     if normalise:
         every = range(len(rows))
         for name, counted in (("action", every), ("subgoal", [i for i in every if opens[i]]), ("switch", every)):
-            values = [found[name][i] for i in counted]
+            values = [columns[name][i] for i in counted]
             for i in counted:
                 spread = 0.0 if constant(values) else std(values, "population") + 1e-8
-                found[name][i] = (found[name][i] - mean(values)) / spread if spread else 0.0
-    return found | {"opens": opens}
+                columns[name][i] = (columns[name][i] - mean(values)) / spread if spread else 0.0
+    return columns | {"opens": opens}
 
 
 def episodes(rows, members):

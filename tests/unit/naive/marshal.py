@@ -5,10 +5,10 @@ from naive.common import constant, less_penalties, mean, same, standardise
 
 def role_turns(rows):
     """The row numbers of each role's part of a trajectory, in step order."""
-    found = {}
+    members = {}
     for i in sorted(range(len(rows)), key=lambda i: rows[i]["step"]):
-        found.setdefault((rows[i]["trajectory"], rows[i]["role"]), []).append(i)
-    return list(found.values())
+        members.setdefault((rows[i]["trajectory"], rows[i]["role"]), []).append(i)
+    return list(members.values())
 
 
 def of_role(rows, values, i):
@@ -17,11 +17,11 @@ def of_role(rows, values, i):
 
 def tokens(rows, values, alone=False):
     """The value of every response token: that of its turn, or (alone) on one token of the turn and 0 on the others."""
-    found = []
+    advantages = []
     for value, row in zip(values, rows, strict=True):
         n = row.get("tokens", 1)
-        found += [value] + [0.0] * (n - 1) if alone and n else [value] * n
-    return found
+        advantages += [value] + [0.0] * (n - 1) if alone and n else [value] * n
+    return advantages
 
 
 def deviation(values):

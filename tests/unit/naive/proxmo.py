@@ -66,9 +66,9 @@ def tf_idf(documents, max_features):
 def proximity_level(rows, gamma, temperature, neighbours, max_features):
     """Own return against the average of the group's, weighted by how close their texts are."""
     returns = own_returns(rows, gamma)
-    found = texts(rows)
-    named = [i for i, text in enumerate(found) if text is not None]
-    vectors = dict(zip(named, tf_idf([str(found[i]) for i in named], max_features), strict=True))
+    documents = texts(rows)
+    named = [i for i, text in enumerate(documents) if text is not None]
+    vectors = dict(zip(named, tf_idf([str(documents[i]) for i in named], max_features), strict=True))
     if not any(vectors.values()):
         return [0.0] * len(rows)
     result = []

@@ -20,8 +20,8 @@ def rank_shaping(rows, base, state, gain=2.0, weight=1.0, kappa=2.0, rate=0.3):
     """The advantages and the running means after them."""
     numbers = [tuple(row[name] for name in NAMES) for row in rows]
     mu = [state[name] for name in NAMES] if state else None
-    terms = [phi(one, mu, gain, weight) if mu else 0.0 for one in numbers]
+    terms = [phi(row, mu, gain, weight) if mu else 0.0 for row in numbers]
     advantages = [a + min(max(0.0, term), abs(a) / kappa) for a, term in zip(base, terms, strict=True)]
-    means = [mean([one[i] for one in numbers]) for i in range(3)]
+    means = [mean([row[i] for row in numbers]) for i in range(3)]
     after = [(1 - rate) * u + rate * m for u, m in zip(mu, means, strict=True)] if mu else means
     return advantages, dict(zip(NAMES, after, strict=True))

@@ -250,10 +250,10 @@ def family(root: int) -> set[int]:
                 parents[int(entry)] = int(file.read().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    found = {root} & parents.keys()
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
+    pids = {root} & parents.keys()
+    while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    return pids
 
 
 def gone(pids: set[int]) -> bool:

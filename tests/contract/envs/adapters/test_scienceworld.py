@@ -129,10 +129,10 @@ def test_a_listed_command_is_never_invalid(env, monkeypatch):
 def test_a_question_of_the_simulator_is_part_of_the_state(env):
     env.reset(seed=1)
     plain = env.step("teleport to kitchen")[4]
-    observation, *_, asked = env.step("open door")
+    observation, *_, question = env.step("open door")
     assert observation.startswith("Ambiguous request")
-    assert asked["admissible"] == ["0", "1", "2"]
-    assert asked["state_key"] != plain["state_key"]
+    assert question["admissible"] == ["0", "1", "2"]
+    assert question["state_key"] != plain["state_key"]
     *_, answered = env.step("0")
     assert not answered["invalid"]
 

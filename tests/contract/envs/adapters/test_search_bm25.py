@@ -25,10 +25,10 @@ def recall(search, questions, query):
 
 
 def test_one_search_answers_one_hop_and_not_two(search):
-    one = [question for question in WORLD.questions if question.hops == 1]
+    single = [question for question in WORLD.questions if question.hops == 1]
     two = [question for question in WORLD.questions if question.hops == 2]
-    assert (len(one), len(two)) == (600, 400)
-    assert recall(search, one, lambda q: q.text) >= 0.9
+    assert (len(single), len(two)) == (600, 400)
+    assert recall(search, single, lambda q: q.text) >= 0.9
     assert recall(search, two, lambda q: q.text) <= 0.2  # or the second search would be for nothing
     assert recall(search, two, lambda q: q.searches[-1]) >= 0.9
 

@@ -77,12 +77,12 @@ def test_seeds_reproduce_and_the_global_random_state_is_left_alone(game):
 def test_two_games_at_once_do_not_disturb_each_other(game):
     actions = ACTIONS[game]
     alone = play(TextArenaText(game, error_allowance=100), 3, actions)
-    one, two = (TextArenaText(game, error_allowance=100) for _ in range(2))
-    choices, seen = random.Random(3), [one.reset(seed=3)]
+    game_env, two = (TextArenaText(game, error_allowance=100) for _ in range(2))
+    choices, seen = random.Random(3), [game_env.reset(seed=3)]
     two.reset(seed=8)
     while len(seen) < len(alone):
         two.step("up")
-        seen.append(one.step(choices.choice(actions)))
+        seen.append(game_env.step(choices.choice(actions)))
     assert seen == alone
 
 
@@ -151,20 +151,26 @@ def test_an_invalid_move_is_forgiven_as_often_as_agreed():
     observation, info = env.reset(seed=0)
     keys = [info["state_key"]]
     for action in ["fly", "x" * 100_000]:
-        after, reward, terminated, truncated, told = env.step(action)
+        after, reward, terminated, truncated, after_move = env.step(action)
         assert (reward, terminated, truncated) == (0.0, False, False)
-        assert told["invalid"]
+        assert after_move["invalid"]
         assert after.endswith(observation)
-        keys.append(told["state_key"])
+        keys.append(after_move["state_key"])
     assert len(set(keys)) == 3  # the same board, but how many more are forgiven is part of the state
-    *_, told = env.step("A B")
-    assert not told["invalid"]
+    *_, after_move = env.step("A B")
+    assert not after_move["invalid"]
     assert env.step("B A")[4]["state_key"] == keys[0]  # a valid move sets the count back
     for action, key in zip(["", "\x00\u202e☃"], keys[1:], strict=True):
-        _, _, terminated, truncated, told = env.step(action)
-        assert (terminated, truncated, told["state_key"]) == (False, False, key)  # whatever the text was
-    _, reward, terminated, truncated, told = env.step("B B B")
-    assert (reward, terminated, truncated, told["success"], told["invalid"]) == (0.0, True, False, False, True)
+        _, _, terminated, truncated, after_move = env.step(action)
+        assert (terminated, truncated, after_move["state_key"]) == (False, False, key)  # whatever the text was
+    _, reward, terminated, truncated, after_move = env.step("B B B")
+    assert (reward, terminated, truncated, after_move["success"], after_move["invalid"]) == (
+        0.0,
+        True,
+        False,
+        False,
+        True,
+    )
 
 
 def test_the_games_own_limit_truncates_with_what_was_solved():

@@ -97,14 +97,14 @@ def test_the_first_observation_is_the_games_description_of_the_room(kwargs):
     """Which TextWorld would give with every answer, for more than half of a step's time."""
     env = make(ID, kwargs)
     first, _ = env.reset(seed=2)
-    told = start(str(env.unwrapped.game), EnvInfos(description=True)).reset().description
-    assert first == "\n".join(line.strip() for line in told.split("\n") if line.strip())
+    description = start(str(env.unwrapped.game), EnvInfos(description=True)).reset().description
+    assert first == "\n".join(line.strip() for line in description.split("\n") if line.strip())
 
 
 def test_only_the_last_action_is_told_if_wanted():
-    told, hidden = (make(ID, {**COIN, "only_last_action": hide}).reset(seed=1)[1]["task"] for hide in (False, True))
+    task, hidden = (make(ID, {**COIN, "only_last_action": hide}).reset(seed=1)[1]["task"] for hide in (False, True))
     assert "coin" in hidden
-    assert len(hidden) < len(told)
+    assert len(hidden) < len(task)
 
 
 def test_losing_is_the_end_without_winning():

@@ -23,12 +23,12 @@ def judged(report: Report) -> dict[str, str]:
 def in_processes() -> dict[str, Report]:
     """All at the same time: they mostly wait for processes to start, or to time out."""
 
-    def one(name: str) -> Report:
+    def report(name: str) -> Report:
         return check(f"defect/{name}-v0", modules=[DEFECTIVE], processes=1, step_timeout=2, **SMALL)
 
     names = ["Corridor", *(env.__name__ for env, *_ in IN_PROCESSES)]
     with ThreadPoolExecutor(4) as pool:
-        return dict(zip(names, pool.map(one, names), strict=True))
+        return dict(zip(names, pool.map(report, names), strict=True))
 
 
 @pytest.mark.parametrize(

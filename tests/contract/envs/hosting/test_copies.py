@@ -71,13 +71,13 @@ def test_copies_do_not_know_of_each_other():
         assert os.getpgid(first.pid) == os.getsid(first.pid) == first.pid != second.pid
         assert await first.does("known") == "[]"
         assert await first.does("read") == "''"
-        drawn = [await one.does("chance global") for one in (first, second)]
+        drawn = [await worker.does("chance global") for worker in (first, second)]
         assert drawn[0] != drawn[1]
         await first.does("print of the first")
         assert "of the first" in first.worker._tail()
         assert not second.worker._tail()
-        marks = [variables(one.pid)[MARK] for one in (first, second)]
-        assert marks == [one.worker._mark for one in (first, second)]
+        marks = [variables(worker.pid)[MARK] for worker in (first, second)]
+        assert marks == [worker.worker._mark for worker in (first, second)]
         assert marks[0] != marks[1]
         sockets = {os.readlink(f"/proc/{second.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{second.pid}/fd")}
         assert len([name for name in sockets if name.startswith("socket:")]) == 1  # its own
@@ -147,8 +147,8 @@ def test_a_template_that_dies_costs_nothing():
             await worker.does("anything")
         assert await soon(lambda: not alive(worker.pid))
         again = await Worker.of(templates)
-        for one in (instead, again.worker):
-            one.kill()
+        for process in (instead, again.worker):
+            process.kill()
         await templates.close()
 
     run(main)
@@ -174,9 +174,9 @@ def test_who_goes_away_while_a_copy_is_made_takes_nobodys_answer():
             await asyncio.sleep(wait)
             given_up.cancel()
         workers = await asyncio.gather(*(Worker.of(templates) for _ in range(3)))
-        assert [int(await one.does("pid")) for one in workers] == [one.pid for one in workers]
-        for one in workers:
-            one.worker.kill()
+        assert [int(await worker.does("pid")) for worker in workers] == [worker.pid for worker in workers]
+        for worker in workers:
+            worker.worker.kill()
         parent = templates._started[0].pid
         children = Path(f"/proc/{parent}/task/{parent}/children")
         assert await soon(lambda: not children.read_text().split())

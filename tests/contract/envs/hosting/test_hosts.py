@@ -82,8 +82,8 @@ def made(run: Run, shared_host: EnvHost) -> Iterator[Callable[..., EnvHost]]:
         return hosts[-1]
 
     yield make
-    for one in hosts:
-        run(one.shutdown())
+    for host in hosts:
+        run(host.shutdown())
 
 
 async def opened(host: EnvHost, env_id: str = SAFE, seed: int | None = 1, timeout: float = 20, **kwargs: Any) -> Any:
@@ -154,14 +154,14 @@ def test_a_host_measures_its_environments_calls(run, made, env_id):
         await host.step(names[0], "sleep 0.2", 5)
         busy = asyncio.create_task(host.step(names[0], "sleep 0.2", 5))
         await asyncio.sleep(0.05)
-        found = await host.measure()
-        assert [found[name] for name in ("open", "waiting", "in_flight", "lost")] == [2, 0, 1, 0]
-        assert len(found["step"]) == 1
-        assert 0.2 <= found["step"][0] < 5
+        measured = await host.measure()
+        assert [measured[name] for name in ("open", "waiting", "in_flight", "lost")] == [2, 0, 1, 0]
+        assert len(measured["step"]) == 1
+        assert 0.2 <= measured["step"][0] < 5
         await busy
         assert (await failure(host.step(names[1], "sleep 30", 0.1))).kind == "timeout"
-        found = await host.measure()
-        assert [len(found["step"]), len(found["reset"]), found["lost"], found["open"]] == [2, 0, 1, 1]
+        measured = await host.measure()
+        assert [len(measured["step"]), len(measured["reset"]), measured["lost"], measured["open"]] == [2, 0, 1, 1]
 
     run(main())
 
@@ -465,8 +465,8 @@ def test_environments_run_side_by_side(run, host, env_id, tmp_path):
 
     async def main():
         names = [(await opened(host, env_id))[0] for _ in range(3)]
-        found = await asyncio.gather(*(host.step(name, f"meet {tmp_path}", 60) for name in names))
-        assert [step[0] for step in found] == ["met"] * 3
+        steps = await asyncio.gather(*(host.step(name, f"meet {tmp_path}", 60) for name in names))
+        assert [step[0] for step in steps] == ["met"] * 3
         for name in names:
             await host.close(name)
 
@@ -798,8 +798,8 @@ def test_a_clone_goes_on_by_itself(run, made, env_id):
         assert (await host.step(clone, "go", 5))[4]["state_key"] == 5
         await host.clone(second, clone, 20, 5)  # a clone can be cloned
         assert (await host.step(second, "keyless", 5))[0].strip().startswith("a b")
-        for one in (name, clone, second):
-            await host.close(one)
+        for env in (name, clone, second):
+            await host.close(env)
         assert (await host.load())["open"] == 0
         await asyncio.wait_for(opened(host, env_id), 10)
 
@@ -819,8 +819,8 @@ def test_a_clone_that_is_not_the_same_fails_alone(run, made, env_id, seed, actio
     async def main():
         host = made(places=1)
         name, *_ = await opened(host, env_id, seed)
-        for one in ("go", action, "keyless x"):
-            await host.step(name, one, 5)
+        for text in ("go", action, "keyless x"):
+            await host.step(name, text, 5)
         if words is None:
             await host.clone(next(_names), name, 20, 5)
         else:

@@ -39,5 +39,5 @@ cluster.shutdown()
 @pytest.mark.long
 def test_all_hosts_of_a_pool_are_on_its_node():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=240)
-    said = [line for line in done.stdout.splitlines() if line.startswith("here:")]  # Ray may say something, too
-    assert said == [f"here: {[True] * 4}"] * 2, f"{done.stdout}\n{done.stderr[-2000:]}"
+    lines = [line for line in done.stdout.splitlines() if line.startswith("here:")]  # Ray may say something, too
+    assert lines == [f"here: {[True] * 4}"] * 2, f"{done.stdout}\n{done.stderr[-2000:]}"

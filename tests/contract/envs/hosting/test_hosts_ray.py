@@ -85,9 +85,9 @@ def test_the_hosts_tell_what_they_measured(run, pool):
         ray.get(pool.measure())
         episodes = [await pool.start(SAFE, {}, seed) for seed in (1, 2)]
         await episodes[0].step("reward 0.25")
-        found = summary(ray.get(pool.measure()))
-        assert [found[name] for name in ("count", "open", "resets", "steps", "lost")] == [2, 2, 2, 1, 0]
-        assert 0 < found["step_ms/max"] < found["reset_ms/max"] * 100
+        metrics = summary(ray.get(pool.measure()))
+        assert [metrics[name] for name in ("count", "open", "resets", "steps", "lost")] == [2, 2, 2, 1, 0]
+        assert 0 < metrics["step_ms/max"] < metrics["reset_ms/max"] * 100
         for episode in episodes:
             episode.close()
 
@@ -155,10 +155,10 @@ def patient(monkeypatch) -> None:
 async def played(pool: HostPool, number: int) -> int:
     """How many of ``number`` episodes, started together, come to their end."""
 
-    async def one(seed: int) -> bool:
+    async def episode(seed: int) -> bool:
         return (await (await pool.start(SAFE, {}, seed)).step("end")).terminated
 
-    results = await asyncio.gather(*(one(seed) for seed in range(number)), return_exceptions=True)
+    results = await asyncio.gather(*(episode(seed) for seed in range(number)), return_exceptions=True)
     return sum(result is True for result in results)
 
 

@@ -91,8 +91,8 @@ def test_a_fault_costs_its_episode_and_names_itself(loop, pool, action: str):
         again, fresh = await begun(pool)  # in a process of its own
         assert not {*fresh} & {*pids}
         assert (await other.step("echo it goes on")).observation == "it goes on"
-        for each in (again, other):
-            assert (await each.step("end")).terminated
+        for env in (again, other):
+            assert (await env.step("end")).terminated
 
     loop.run_until_complete(main())
 

@@ -49,10 +49,10 @@ def test_the_process_sees_no_device_and_nothing_of_ray(monkeypatch, threads, kep
         finally:
             worker.kill()
 
-    found = dict(entry.split("=", 1) for entry in asyncio.run(variables()) if entry)
-    assert found["CUDA_VISIBLE_DEVICES"] == ""
-    assert (found["OMP_NUM_THREADS"], found["SOMETHING_ELSE"]) == (kept, "stays")
-    assert not [name for name in found if name.startswith("RAY_")]
+    environment = dict(entry.split("=", 1) for entry in asyncio.run(variables()) if entry)
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert (environment["OMP_NUM_THREADS"], environment["SOMETHING_ELSE"]) == (kept, "stays")
+    assert not [name for name in environment if name.startswith("RAY_")]
 
 
 #: In a process of its own: threads of Ray in this one would find no descriptors either.

@@ -78,12 +78,12 @@ def test_each_episode_has_a_server_of_its_own() -> None:
     pad = servers(STDIO)
 
     async def episodes() -> None:
-        one, other = await asyncio.gather(pad.episode(None), pad.episode(None))
-        assert (one.state, other.state) == ("", "")
-        assert await one.result(*NOTE) == {"content": "2 notes", "is_error": False}
-        assert [(await tools.result(*READ))["content"] for tools in (one, other)] == ["milk\nmilk", ""]
-        assert one.state != other.state
-        await asyncio.gather(one.close(), other.close())
+        notes, other = await asyncio.gather(pad.episode(None), pad.episode(None))
+        assert (notes.state, other.state) == ("", "")
+        assert await notes.result(*NOTE) == {"content": "2 notes", "is_error": False}
+        assert [(await tools.result(*READ))["content"] for tools in (notes, other)] == ["milk\nmilk", ""]
+        assert notes.state != other.state
+        await asyncio.gather(notes.close(), other.close())
 
     asyncio.run(episodes())
 
@@ -109,12 +109,12 @@ def test_schemas_are_those_of_the_server() -> None:
         await tools.close()
         return tools.schemas
 
-    note, *others = (each["function"] for each in asyncio.run(schemas()))
+    note, *others = (schema["function"] for schema in asyncio.run(schemas()))
     assert (note["name"], note["description"]) == ("note", "Write a note.")
     times = {"anyOf": [{"minimum": 1, "type": "integer"}, {"type": "null"}], "default": None, "title": "Times"}
     assert note["parameters"]["properties"] == {"text": {"title": "Text", "type": "string"}, "times": times}
     assert note["parameters"]["required"] == ["text"]
-    assert [each["name"] for each in others][:2] == ["read", "fails"]
+    assert [schema["name"] for schema in others][:2] == ["read", "fails"]
 
 
 def test_errors_are_results_and_pictures_are_named() -> None:
@@ -135,19 +135,19 @@ def test_the_worker_s_environment_is_not_passed_on(monkeypatch: pytest.MonkeyPat
 
 def test_names_have_the_server_s_name_only_where_two_collide() -> None:
     async def episode() -> None:
-        one, two = ({"command": sys.executable, "args": [PAD, name]} for name in ("one", "two"))
-        tools = await servers({"my pad": one}, tools=["note", "my_pad_read"]).episode(None, ["read"])
+        entry, other = ({"command": sys.executable, "args": [PAD, name]} for name in ("one", "two"))
+        tools = await servers({"my pad": entry}, tools=["note", "my_pad_read"]).episode(None, ["read"])
         await tools.close()
-        assert [each["function"]["name"] for each in tools.schemas] == ["note", "my_pad_read"]
-        both = await servers({"a": one, "b": two}).episode(None)
+        assert [schema["function"]["name"] for schema in tools.schemas] == ["note", "my_pad_read"]
+        both = await servers({"a": entry, "b": other}).episode(None)
         await both.result("a_note", {"text": "x"})
         assert not both.has("note")
         assert [(await both.result(f"{name}_read", {}))["content"] for name in "ab"] == ["x", ""]
         await both.close()
         with pytest.raises(EnvironmentFailure, match="another tool is called 'a_note'"):
-            await servers({"a": one}).episode(None, ["note", "a_note"])
+            await servers({"a": entry}).episode(None, ["note", "a_note"])
         with pytest.raises(EnvironmentFailure, match=r"turnkey.mcp.tools names 'write'; the servers have note, read"):
-            await servers({"a": one}, tools=["write"]).episode(None)
+            await servers({"a": entry}, tools=["write"]).episode(None)
 
     asyncio.run(episode())
 
@@ -179,8 +179,8 @@ def test_a_server_that_breaks_down_costs_its_own_episode(call: tuple[str, dict[s
         return str(raised.value)
 
     text = asyncio.run(episodes())
-    said = {"die": "(out of paper)", "flood": "wrote more than 100000 bytes"}
-    assert said.get(call[0], "MCP server pad") in text
+    reasons = {"die": "(out of paper)", "flood": "wrote more than 100000 bytes"}
+    assert reasons.get(call[0], "MCP server pad") in text
 
 
 @pytest.mark.parametrize(("call", "reason"), BREAKS, ids=["dies", "floods", "hangs"])
@@ -215,9 +215,9 @@ def test_a_shared_server_has_one_session_and_is_started_again_after_it_died() ->
     pad = servers(STDIO, shared=["pad"])
 
     async def episodes() -> None:
-        one, other = await asyncio.gather(pad.episode(None), pad.episode(None))
-        await one.result(*NOTE)
-        await one.close()
+        notes, other = await asyncio.gather(pad.episode(None), pad.episode(None))
+        await notes.result(*NOTE)
+        await notes.close()
         assert (await other.result(*READ))["content"] == "milk\nmilk"
         assert other.state == ""  # it is said to have none
         with pytest.raises(EnvironmentFailure, match="out of paper"):
@@ -286,9 +286,9 @@ def test_an_episode_that_is_cancelled_leaves_nothing() -> None:
 def test_env_check_lists_the_tools(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     file.write_text(json.dumps({"mcpServers": STDIO}))
-    shown = CliRunner().invoke(app, ["env-check", "--mcp", str(file)])
-    assert (shown.exit_code, shown.output.splitlines()[0]) == (0, "note(text, times)  Write a note.")
-    assert shown.output.splitlines()[-1] == "10 tools"
+    result = CliRunner().invoke(app, ["env-check", "--mcp", str(file)])
+    assert (result.exit_code, result.output.splitlines()[0]) == (0, "note(text, times)  Write a note.")
+    assert result.output.splitlines()[-1] == "10 tools"
     listed = json.loads(CliRunner().invoke(app, ["env-check", "--mcp", str(file), "--json"]).output)
     assert (listed["ok"], listed["tools"][1]["function"]["name"]) == (True, "read")
     file.write_text(json.dumps({"mcpServers": {"pad": {"command": "false"}}}))

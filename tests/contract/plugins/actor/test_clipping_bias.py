@@ -48,12 +48,12 @@ def log_probs(model: Any, prompt: torch.Tensor, response: torch.Tensor) -> torch
 
 def turns(mask: torch.Tensor) -> list[list[int]]:
     """Positions of the tokens of each run of ones."""
-    found: list[list[int]] = []
+    turns_of_row: list[list[int]] = []
     for t, token in enumerate(mask.tolist()):
         if token:
-            found += [[]] if not t or not mask[t - 1] else []
-            found[-1].append(t)
-    return found
+            turns_of_row += [[]] if not t or not mask[t - 1] else []
+            turns_of_row[-1].append(t)
+    return turns_of_row
 
 
 def by_hand(model: Any, case: Case) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def by_hand(model: Any, case: Case) -> dict[str, Any]:
         if not isinstance(value, torch.Tensor):
             return {name: torch.zeros_like(p) for name, p in parameters.items()}
         divisor = 1 if "weights" in case else tokens  # three mini-batches, and weights that add up to 1
-        found = torch.autograd.grad(value / divisor, list(parameters.values()), retain_graph=True)
-        return dict(zip(parameters, found, strict=True))
+        slopes = torch.autograd.grad(value / divisor, list(parameters.values()), retain_graph=True)
+        return dict(zip(parameters, slopes, strict=True))
 
     up, lost = gradient(surrogate), gradient(bias)
     norm = torch.sqrt(sum(g.square().sum() for g in lost.values())).item()
@@ -221,8 +221,8 @@ def test_no_step_is_made_when_the_norm_is_not_finite(results, strategy, world):
 @pytest.mark.parametrize("strategy", ["fsdp2", "fsdp"])
 def test_the_split_is_what_it_is_said_to_be(results, strategy, world, expected):
     done = results[1][world]
-    found = [len(done[f"{strategy}/{tokens} tokens"]["passes"][0]) for tokens in (1000, 70, 25)]
-    assert found == expected
+    counts = [len(done[f"{strategy}/{tokens} tokens"]["passes"][0]) for tokens in (1000, 70, 25)]
+    assert counts == expected
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "fsdp"])

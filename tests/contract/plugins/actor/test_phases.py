@@ -249,10 +249,12 @@ def test_staleness_of_a_turn_is_that_of_its_own_weights(queue, trainer):
     made = trainer("+turnkey/loss=a3po", recipe="grpo_steps")
     made.global_steps = 4
     batch = advance(made, several_turns([[0, 3, None], [2]]))
-    found = read(batch, "turnkey_staleness")
+    staleness = read(batch, "turnkey_staleness")
     mask = [1, 1, 0, 0]
-    assert found["a_0_0"] == [3.0 * m for m in mask] + [0.0] * 4 + [2.0 * m for m in mask]  # which says none: the row's
-    assert found["a_1_0"] == [1.0 * m for m in mask]
+    assert staleness["a_0_0"] == [3.0 * m for m in mask] + [0.0] * 4 + [
+        2.0 * m for m in mask
+    ]  # which says none: the row's
+    assert staleness["a_1_0"] == [1.0 * m for m in mask]
     # One number per row, for a loss that takes no other.
     per_row = dataclasses.replace(made.advantage_step.loss, per_row=True)
     made_of = loss_inputs.Batch(made.advantage_step.steps, {}, batch.tags, 4, nested_mask(batch), rejects=False)

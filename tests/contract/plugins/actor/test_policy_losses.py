@@ -79,9 +79,9 @@ def under_verl(name: str, inputs: dict[str, torch.Tensor], rows: slice = slice(N
 def test_verls_mean_over_tokens_is_the_loss_itself(inputs, name, prefix):
     params = losses()[name].params()
     configure(worker(), (), name, params)
-    found, metrics = under_verl(prefix + name, inputs)
+    loss, metrics = under_verl(prefix + name, inputs)
     expected, plain = policy_loss(name, **inputs)
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert metrics == {f"actor/{key}": value for key, value in plain.items()}
 
 
@@ -135,9 +135,9 @@ def test_further_inputs_travel_with_the_rows(inputs, name, columns):
     }
     assert actor.loss_fn.keywords["config"] is config
     queue = {loss_inputs.queue_name(key): value for key, value in nested.items()}
-    found, metrics = actor.loss_fn(model_output={}, data=TensorDict({**queue, "other": MASK}, batch_size=4))
+    loss, metrics = actor.loss_fn(model_output={}, data=TensorDict({**queue, "other": MASK}, batch_size=4))
     expected, plain = policy_loss(name, **inputs, **columns)
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert metrics == {f"actor/{key}": value for key, value in plain.items()}
     assert loss_inputs.current() == {}
 

@@ -212,11 +212,11 @@ def by_hand(by: str) -> tuple[torch.Tensor, torch.Tensor]:
     actor = policy - ENTROPY_COEFF * leaves["entropy"] + KL_COEF * (leaves["now"] - GIVEN["ref_log_prob"])
     near = GIVEN["values"] + (leaves["predicted"] - GIVEN["values"]).clamp(-CLIP, CLIP)
     critic = torch.maximum((leaves["predicted"] - GIVEN["returns"]) ** 2, (near - GIVEN["returns"]) ** 2) / 2
-    found = []
+    flat = []
     for loss in (actor, critic):
         grads = torch.autograd.grad((w * loss).sum(), list(leaves.values()), allow_unused=True, retain_graph=True)
-        found.append(torch.stack([torch.zeros(N).double() if g is None else g for g in grads]))
-    return found[0], found[1]
+        flat.append(torch.stack([torch.zeros(N).double() if g is None else g for g in grads]))
+    return flat[0], flat[1]
 
 
 def deal(rows: int, mini_batches: int, ranks: int, seed: int) -> Split:
@@ -248,8 +248,8 @@ def test_no_split_and_no_layout_changes_the_gradient(by, layout, mini_batches, r
     split = deal(len(rows), mini_batches, ranks, seed)
     actor, critic = by_hand(by)
     for loss_fn, expected in ((weighed_actor(), actor), (weighed_critic(), critic)):
-        found = gradients(loss_fn, rows, weights, split)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * expected.abs().max().item())
+        gradient = gradients(loss_fn, rows, weights, split)
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-6 * expected.abs().max().item())
 
 
 def test_each_term_takes_part_in_the_comparison():
@@ -274,7 +274,7 @@ def test_every_loss_that_the_driver_lets_pass_takes_the_weights(name, monkeypatc
     weights = weights_of("task", rows)
     whole: Split = [[[list(range(len(rows)))]]]
     torch.manual_seed(0)  # clip_cov draws
-    found = gradients(weighed_actor(name), rows, weights, whole)
+    gradient = gradients(weighed_actor(name), rows, weights, whole)
     torch.manual_seed(0)
     plain = gradients(weighed_actor(name), rows, [torch.ones_like(w) for w in weights], whole)
     of_token = torch.zeros(N, dtype=torch.float64)
@@ -283,7 +283,7 @@ def test_every_loss_that_the_driver_lets_pass_takes_the_weights(name, monkeypatc
             if x is not None:
                 of_token[x] = w
     assert plain[0].abs().max() > 0.1
-    torch.testing.assert_close(found, plain * of_token, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(gradient, plain * of_token, rtol=1e-4, atol=1e-7)
 
 
 def test_without_weights_the_sum_is_verls_token_sum():
@@ -304,7 +304,7 @@ def test_all_of_verls_losses_are_known():
 def test_verl_binds_agg_loss_where_we_replace_it():
     """Wherever verl's code takes it by name: the losses of an update, a distillation (refused), and metrics."""
     root = Path(verl.__file__).parent
-    found = set()
+    modules = set()
     for file in root.rglob("*.py"):
         text = file.read_text()
         if "agg_loss" not in text:
@@ -312,13 +312,13 @@ def test_verl_binds_agg_loss_where_we_replace_it():
         for node in ast.walk(ast.parse(text)):
             taken = isinstance(node, ast.ImportFrom) and any(alias.name == "agg_loss" for alias in node.names)
             if taken or (isinstance(node, ast.FunctionDef) and node.name == "agg_loss"):
-                found.add(".".join(("verl", *file.relative_to(root).with_suffix("").parts)))
+                modules.add(".".join(("verl", *file.relative_to(root).with_suffix("").parts)))
     metrics = {
         "verl.trainer.ppo.v1.trainer_base",
         "verl.trainer.ppo.ray_trainer",
         "verl.experimental.separation.ray_trainer",
     }
-    assert found == {*aggregation.BINDINGS, "verl.trainer.distillation.losses", *metrics}
+    assert modules == {*aggregation.BINDINGS, "verl.trainer.distillation.losses", *metrics}
     assert {id(importlib.import_module(name).agg_loss) for name in aggregation.BINDINGS} == {id(core_algos.agg_loss)}
 
 
@@ -401,10 +401,10 @@ def test_the_trainer_writes_the_weights_of_the_batch(queue, trainer, recipe):
     }
     for by, shares in expected.items():
         made = trainer(f"turnkey.update.weight_by={by}", *overrides, recipe=recipe)
-        found = by_row(advance(made, filled))
+        weights = by_row(advance(made, filled))
         for unit, share in shares.items():
-            assert sum(w for key, w in found.items() if key.startswith(unit)) == pytest.approx(share)
-        assert sum(found.values()) == pytest.approx(1)
+            assert sum(w for key, w in weights.items() if key.startswith(unit)) == pytest.approx(share)
+        assert sum(weights.values()) == pytest.approx(1)
 
 
 def test_without_weights_nothing_is_written_and_nothing_replaced(queue, trainer):
@@ -426,10 +426,10 @@ def test_rejected_tokens_weigh_nothing_and_their_turn_as_much_as_before(queue, t
         batch_of(tq.kv_list(PARTITION)[PARTITION]),
         old_log_probs=lambda key, i: 2.0 if (key, i) in rejected else -1.0,
     )
-    found = read(batch, weighing.COLUMN)
-    assert found["w_0_0"] == pytest.approx([1 / 6, 0, 1 / 6, 0, 0, 1 / 9, 1 / 9, 1 / 9])
-    assert found["w_1_0"] == pytest.approx([1 / 9, 1 / 9, 1 / 9, 0, 0, 0, 0, 0])
-    assert found["w_2_0"] == [0] * 8
+    weights = read(batch, weighing.COLUMN)
+    assert weights["w_0_0"] == pytest.approx([1 / 6, 0, 1 / 6, 0, 0, 1 / 9, 1 / 9, 1 / 9])
+    assert weights["w_1_0"] == pytest.approx([1 / 9, 1 / 9, 1 / 9, 0, 0, 0, 0, 0])
+    assert weights["w_2_0"] == [0] * 8
 
 
 def test_the_one_step_of_a_row_may_have_gaps_and_runs_are_steps_where_nobody_tells(queue, trainer):

@@ -74,7 +74,7 @@ def driving() -> Iterator[Driver]:
         sys.argv, validate.check = argv, check
 
 
-def told(drive: Driver, line: str) -> str:
+def printed_by(drive: Driver, line: str) -> str:
     """What the driver says of a line, or the message by which it refuses it."""
     try:
         return drive(line)
@@ -91,7 +91,7 @@ def _without_torch() -> None:
     with driving() as drive:
         for line in lines:
             try:
-                texts.append(told(drive, line))
+                texts.append(printed_by(drive, line))
             except without_torch.NeedsVerl as error:
                 texts.append(f"needs {error}")
     json.dump(texts, stdout)

@@ -41,7 +41,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
 """
 
 
-def given(spec: EstimatorSpec) -> str:
+def columns_from_answers(spec: EstimatorSpec) -> str:
     """The rewards of a line with the method ``spec``: where it reads columns, components that give them."""
     columns = [name.removeprefix("extra.") for name in spec.needs if name.startswith("extra.")]
     parts = ["{name: step}", *(f"{{name: step, label: {name}, column: {name}}}" for name in columns)]
@@ -136,8 +136,8 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
             if file.is_file() and file.suffix != ".safetensors":
                 text = file.read_text()  # like DeepSeek-R1's distills, which have Qwen's type and not its tokens
                 (folder / name / file.name).write_text(text.replace("im_end", "end") if name == "distilled" else text)
-        found = json.loads((model / "config.json").read_text())
-        (folder / name / "config.json").write_text(json.dumps({**found, "num_attention_heads": 4, **own}))
+        shape = json.loads((model / "config.json").read_text())
+        (folder / name / "config.json").write_text(json.dumps({**shape, "num_attention_heads": 4, **own}))
     shutil.copytree(folder / "model", folder / "weights")
     shutil.copytree(folder / "model", folder / "other_tokens")
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -931,7 +931,11 @@ KL = (
 )
 STARTS = [
     "+turnkey=gigpo data.train_files={tmp}/two.jsonl data.val_files={tmp}/two.jsonl",
-    *(f"+turnkey={name} {given(spec)}".strip() for name, spec in shipped().items() if "value" not in spec.needs),
+    *(
+        f"+turnkey={name} {columns_from_answers(spec)}".strip()
+        for name, spec in shipped().items()
+        if "value" not in spec.needs
+    ),
     "+turnkey=turn_gae",
     "+turnkey=vc_gae critic.model.path={model}",
     *(f"+turnkey=gigpo +turnkey/loss={name}" for name in ("turn_ratio", "st_ppo", "s_ppo", "psft", "rebel", "a3po")),
@@ -1144,7 +1148,7 @@ WARNED: list[tuple[str, str]] = [
         "+turnkey=turn_gae critic.ppo_micro_batch_size_per_gpu=32",
         "critic.ppo_micro_batch_size_per_gpu=32 | no effect | critic.ppo_max_token_len_per_gpu",
     ),
-    (f"+turnkey=hdpo {given(shipped()['hdpo'])}", "hdpo gives tool_advantages | +turnkey/loss=hdpo"),
+    (f"+turnkey=hdpo {columns_from_answers(shipped()['hdpo'])}", "hdpo gives tool_advantages | +turnkey/loss=hdpo"),
     (
         "+turnkey=seeupo actor_rollout_ref.actor.policy_loss.loss_mode=vanilla",
         "loss_mode=vanilla | seeupo | gspo | not the method as published",

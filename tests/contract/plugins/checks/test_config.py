@@ -150,10 +150,10 @@ def test_every_parameter_can_be_overridden_without_a_plus(compose: Compose):
 
 def test_the_driver_names_each_start_of_a_logged_run(compose: Compose, tmp_path: Path):
     """Whatever the configuration says of an earlier one; without a log there is nothing to name."""
-    said = ["+turnkey=gigpo", "turnkey.log.segment=20260102T030405_00ff"]
+    switches = ["+turnkey=gigpo", "turnkey.log.segment=20260102T030405_00ff"]
     named = []
     for line in ([], [f"turnkey.log.trajectories={tmp_path}/log"], [f"turnkey.log.trajectories={tmp_path}/log"]):
-        config = compose(*said, *line)
+        config = compose(*switches, *line)
         driver.validate(config, False, need_critic(config), lambda *_: None)
         named.append(config.turnkey.log.segment)
     assert named[0] == "20260102T030405_00ff"
@@ -427,8 +427,8 @@ def test_functions_in_files_are_found_from_every_working_directory(compose: Comp
         f"turnkey.rewards=[{', '.join(rewards)}]",
     )
     checked(config)
-    found = [config.turnkey.rewards[i][key] for i, key in enumerate(("cache", "file", "embed"), 1)]
-    assert found == [f"{tmp_path}/{name}" for name in ("kept", "baseline.json", "own.py:act")]
+    paths = [config.turnkey.rewards[i][key] for i, key in enumerate(("cache", "file", "embed"), 1)]
+    assert paths == [f"{tmp_path}/{name}" for name in ("kept", "baseline.json", "own.py:act")]
     assert config.turnkey.rollout.action_format == f"{tmp_path}/own.py:act"
     assert config.turnkey.rollout.summary == f"{tmp_path}/own.py:summary"
 
@@ -445,7 +445,7 @@ def test_options_that_are_no_paths_of_ours_stay_as_they_are(compose: Compose, tm
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "said"),
+    ("kwargs", "message"),
     [
         ({"on_reset": "raise"}, r"contract/Awkward-v0.*\(reset\).*the reset is broken(.|\n)*turnkey\.env\.probe=false"),
         ({"on_reset": "hang"}, r"longer than 2 s; raise turnkey\.env\.reset_timeout(.|\n)*awkward_env\.py\", line"),
@@ -455,12 +455,12 @@ def test_options_that_are_no_paths_of_ours_stay_as_they_are(compose: Compose, tm
         ({"observation": "nan"}, r"\(reward\).*must be a finite number, not float nan"),
     ],
 )
-def test_environment_that_cannot_be_played(compose: Compose, tmp_path, kwargs, said):
+def test_environment_that_cannot_be_played(compose: Compose, tmp_path, kwargs, message):
     tasks = [Task("contract/Awkward-v0", seed, kwargs) for seed in range(4)]
     write_parquet(tmp_path / "t.parquet", tasks, "x", "train")
     overrides = ["+turnkey=gigpo", f"data.train_files={tmp_path}/t.parquet", f"turnkey.modules=[{AWKWARD}]"]
     overrides.append("turnkey.env.reset_timeout=2")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         checked(compose(*overrides))
     checked(compose(*overrides, "turnkey.env.probe=false"))
 
@@ -535,15 +535,17 @@ def test_entropies_that_verl_does_not_compute_are_refused_where_nobody_else_give
     def drive(*overrides: str, recipe: str = "dynamo_modulation") -> None:
         checked(compose(f"+turnkey={recipe}", "algorithm.rollout_correction.bypass_mode=true", *overrides))
 
-    said = r"'extra\.entropy' of each step.*bypass_mode=true: set it to false"
-    with pytest.raises(ConfigError, match=f"dynamo_modulation needs {said}"):
+    message = r"'extra\.entropy' of each step.*bypass_mode=true: set it to false"
+    with pytest.raises(ConfigError, match=f"dynamo_modulation needs {message}"):
         drive()
-    with pytest.raises(ConfigError, match=rf"empg \(turnkey\.credit\.modify\) needs {said}"):
+    with pytest.raises(ConfigError, match=rf"empg \(turnkey\.credit\.modify\) needs {message}"):
         drive("turnkey.credit.modify=[empg]", recipe="gigpo")
-    with pytest.raises(ConfigError, match=f"dynamo_modulation needs {said}"):
+    with pytest.raises(ConfigError, match=f"dynamo_modulation needs {message}"):
         drive("actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent")
     drive("turnkey.rewards=[{name: step}, {name: step, label: e, column: entropy}]")
-    with pytest.raises(ConfigError, match=f"dynamo_modulation needs {said}"):  # rows that name turnkey_env are its own
+    with pytest.raises(
+        ConfigError, match=f"dynamo_modulation needs {message}"
+    ):  # rows that name turnkey_env are its own
         drive(*(f"data.{key}={tmp_path}/loops.parquet" for key in ("train_files", "val_files")))
     drive("turnkey.env.probe=false")  # the first step will tell whether the environment gives them
 
@@ -594,11 +596,11 @@ def test_a_run_that_joins_a_cluster_cannot_say_what_it_has(compose: Compose, mon
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     cpu = ("+turnkey=gigpo", "+turnkey/device=cpu")
     checked(compose(*cpu, "+ray_kwargs.ray_init.address=local"))
-    told = r"num_cpus=64 and ray_kwargs\.ray_init\.num_gpus=1: .* Set ray_kwargs\.ray_init\.num_cpus=null ray_kwargs"
-    with pytest.raises(ConfigError, match=told):
+    message = r"num_cpus=64 and ray_kwargs\.ray_init\.num_gpus=1: .* Set ray_kwargs\.ray_init\.num_cpus=null ray_kwargs"
+    with pytest.raises(ConfigError, match=message):
         checked(compose(*cpu, "+ray_kwargs.ray_init.address=10.0.0.1:6379"))
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         checked(compose(*cpu))
     checked(compose(*cpu, "ray_kwargs.ray_init.num_cpus=null", "ray_kwargs.ray_init.num_gpus=null"))
 

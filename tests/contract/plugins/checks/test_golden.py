@@ -33,13 +33,13 @@ HEADER = """\
 def switches() -> dict[str, str]:
     """The words of a launch line, each with those that it is compared with."""
     methods, *others = groups().items()
-    found = {"+turnkey=base": ""}
-    found |= {f"+turnkey={name}": "+turnkey=base" for name in methods[1] if name != "base"}
+    bases = {"+turnkey=base": ""}
+    bases |= {f"+turnkey={name}": "+turnkey=base" for name in methods[1] if name != "base"}
     for group, names in others:
         for name in names:
             words = presets.read(name).switches if group == "turnkey/preset" else ["+turnkey=gigpo", f"+{group}={name}"]
-            found[" ".join(words)] = " ".join(words[:-1])
-    return found
+            bases[" ".join(words)] = " ".join(words[:-1])
+    return bases
 
 
 def flat(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -66,14 +66,14 @@ def set_by(line: str) -> dict[str, str]:
 
 def recorded() -> dict[str, dict[str, str]]:
     """The data file: a line of switches in brackets, under it its keys."""
-    found: dict[str, dict[str, str]] = {}
+    sections: dict[str, dict[str, str]] = {}
     for line in RECORD.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
-            keys = found[line.strip("[]")] = {}
+            keys = sections[line.strip("[]")] = {}
         elif line and not line.startswith("#"):
             key, _, value = line.partition(" = ")
             keys[key] = value
-    return found
+    return sections
 
 
 @pytest.mark.parametrize("line", switches())

@@ -35,9 +35,9 @@ def test_the_table_is_long_enough():
 def test_refused_by_name_before_ray(driver: Driver, line, words):
     with pytest.raises(Exception) as error:  # noqa: PT011 - the words tell what was meant, Hydra's own included
         driver(line)
-    said = str(error.value)
+    message = str(error.value)
     for word in words.split(" | "):
-        assert word in said
+        assert word in message
 
 
 def test_an_unknown_key_is_one_error(driver: Driver):
@@ -81,9 +81,9 @@ TURNS = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5"
     ],
 )
 def test_what_is_said_is_of_the_loops_that_the_rows_name(driver: Driver, line, words, silent):
-    said = " ".join(driver(f"{line} {TURNS}").split())
-    assert all(word in said for word in words.split(" | ")), said
-    assert not any(word in said for word in silent.split(" | ")), said
+    output = " ".join(driver(f"{line} {TURNS}").split())
+    assert all(word in output for word in words.split(" | ")), output
+    assert not any(word in output for word in silent.split(" | ")), output
 
 
 def test_data_that_name_the_default_loop_are_as_data_that_name_none(driver: Driver):
@@ -112,9 +112,9 @@ ALL_WARNED = [*WARNED, *FURTHER_WARNED]
 
 @pytest.mark.parametrize(("line", "words"), ALL_WARNED, ids=[line for line, _ in ALL_WARNED])
 def test_starts_with_a_warning(driver: Driver, line, words):
-    said = " ".join(driver(line if line.startswith("+turnkey=") else f"+turnkey=gigpo {line}").split())
+    output = " ".join(driver(line if line.startswith("+turnkey=") else f"+turnkey=gigpo {line}").split())
     for word in words.split(" | "):
-        assert word in said
+        assert word in output
 
 
 @pytest.mark.parametrize(("line", "words", "fine"), REFUSED_OR_NOT, ids=[line for line, *_ in REFUSED_OR_NOT])
@@ -137,6 +137,6 @@ def test_warned_about_and_its_neighbour_is_not(driver: Driver, line, words, fine
 
 @pytest.mark.parametrize(("line", "words"), QUIET, ids=[line for line, _ in QUIET])
 def test_starts_without_a_word(driver: Driver, line, words):
-    said = " ".join(driver(f"+turnkey=gigpo {line}").split())
-    assert "this run" in said
-    assert words not in said
+    output = " ".join(driver(f"+turnkey=gigpo {line}").split())
+    assert "this run" in output
+    assert words not in output

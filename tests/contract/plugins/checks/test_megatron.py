@@ -25,9 +25,9 @@ def test_it_composes_and_is_called_untested(stock_overrides, way, recipe):
     config = megatron(stock_overrides, f"+turnkey={recipe}", way=way)
     assert config.actor_rollout_ref.actor._target_.endswith(McoreActorConfig.__name__)
     assert config.actor_rollout_ref.actor.strategy == config.critic.strategy == "megatron"
-    found = ids_of(config)
-    assert "strategy-untested" in found
-    assert {id for id in found if rules()[id].level == "error"} == set()
+    ids = ids_of(config)
+    assert "strategy-untested" in ids
+    assert {id for id in ids if rules()[id].level == "error"} == set()
 
 
 @pytest.mark.parametrize(

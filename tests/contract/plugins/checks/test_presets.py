@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def given(preset: presets.Preset, model: Path) -> list[str]:
+def own_lines(preset: presets.Preset, model: Path) -> list[str]:
     """The words that the preset leaves to the launch line."""
     columns = [c.removeprefix("extra.") for c in estimators()[str(preset.method)].needs if c.startswith("extra.")]
     supplied = ("turnkey.rollout.strategy.", "turnkey.prm.")
@@ -69,7 +69,7 @@ def test_a_preset_goes_with_a_device(run: Run, model_dir: Path, name: str):
     preset = presets.read(name)
     switch, *others = preset.switches
     ranks = "ray_kwargs.ray_init.num_gpus=8"  # some set the GPUs of their paper
-    config, printed = run(switch, "+turnkey/device=cpu", *others, *given(preset, model_dir), ranks)
+    config, printed = run(switch, "+turnkey/device=cpu", *others, *own_lines(preset, model_dir), ranks)
     assert f"  preset       {name}" in printed
     assert config.trainer.device == "cpu"
 
@@ -79,7 +79,7 @@ def test_a_preset_passes_and_arrives(run: Run, model_dir: Path, name: str):
     preset = presets.read(name)
     plays = preset.env or any(setting.key == "turnkey.env.id" for setting in preset.settings)
     tasks = ("recipes" if plays else "own") + "_many" * (name in LONG)
-    config, printed = run(*preset.switches, *given(preset, model_dir), tasks=tasks)
+    config, printed = run(*preset.switches, *own_lines(preset, model_dir), tasks=tasks)
     for setting in preset.settings:
         value = OmegaConf.select(config, setting.key, throw_on_missing=True)
         value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
@@ -96,11 +96,11 @@ def test_a_preset_passes_and_arrives(run: Run, model_dir: Path, name: str):
 def test_the_header_says_what_the_line_changes(run: Run):
     preset = presets.read("gigpo_webshop_7b")
     _, printed = run(*preset.switches, "trainer.total_training_steps=20", "turnkey.rewards=[{name: step}]")
-    said = " ".join(printed.split())
-    assert "preset gigpo_webshop_7b, except" in said
-    assert "turnkey.rewards=[{'name': 'step'}] (published [{'name': 'step', 'weight': 10}])" in said
-    assert "trainer.total_training_steps=20 (published 150)" in said
-    assert "max_turns" not in said.split("estimator")[0]
+    header = " ".join(printed.split())
+    assert "preset gigpo_webshop_7b, except" in header
+    assert "turnkey.rewards=[{'name': 'step'}] (published [{'name': 'step', 'weight': 10}])" in header
+    assert "trainer.total_training_steps=20 (published 150)" in header
+    assert "max_turns" not in header.split("estimator")[0]
 
 
 def test_a_preset_of_ones_own_is_named(run: Run):
@@ -140,6 +140,6 @@ def test_a_preset_of_another_method_or_loss_is_refused(run: Run, line: str, word
 
 def test_a_preset_for_another_environment_is_a_warning(run: Run):
     _, printed = run("+turnkey=gigpo", "+turnkey/env=babyai", "+turnkey/preset=gigpo_alfworld_7b")
-    said = " ".join(printed.split())
-    assert "warning" in said
-    assert "gigpo_alfworld_7b holds settings for turnkey/ALFWorld-v0, but turnkey.env.id=turnkey/MiniGrid-v0" in said
+    header = " ".join(printed.split())
+    assert "warning" in header
+    assert "gigpo_alfworld_7b holds settings for turnkey/ALFWorld-v0, but turnkey.env.id=turnkey/MiniGrid-v0" in header

@@ -69,7 +69,7 @@ cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the probe says in a cluster of the nodes ``first`` and ``second``, which lacks some of what is asked for."""
     folder = tmp_path_factory.mktemp("nodes")
     homes = [folder / "first", folder / "second"]
@@ -86,8 +86,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**json.loads(line.removeprefix("found ")), "second": str(homes[1])}
 
 
-def test_all_nodes_can_play(found):
-    assert found["all"] == "played on 2"
+def test_all_nodes_can_play(outcomes):
+    assert outcomes["all"] == "played on 2"
 
 
 LACKS = {
@@ -98,22 +98,22 @@ LACKS = {
 
 
 @pytest.mark.parametrize("what", LACKS)
-def test_what_one_node_lacks_is_named_with_the_node(found, what: str):
-    first, _, rest = found[what].partition("\n")
+def test_what_one_node_lacks_is_named_with_the_node(outcomes, what: str):
+    first, _, rest = outcomes[what].partition("\n")
     assert first.startswith("refused: environment 'own/Mounted-v0' with seed 3 cannot be played on node ")
     assert " (second) (reset): " in first
-    assert LACKS[what].format(second=found["second"]) in first
+    assert LACKS[what].format(second=outcomes["second"]) in first
     assert "turnkey.env.probe=false" in rest
 
 
 def test_the_trainer_asks_before_its_first_step(ray_queue, trainer, tmp_path):
     tasks = [Task("contract/Awkward-v0", seed, {"on_reset": "raise"}) for seed in range(4)]
     write_parquet(tmp_path / "t.parquet", tasks, "x", "train")
-    asked = (f"data.train_files={tmp_path}/t.parquet", f"turnkey.modules=[{AWKWARD}]")
+    overrides = (f"data.train_files={tmp_path}/t.parquet", f"turnkey.modules=[{AWKWARD}]")
     manager = AgentLoopManagerTQ.__new__(AgentLoopManagerTQ)  # its construction starts model servers
     manager.agent_loop_workers = []
     with pytest.raises(ConfigError, match=r"cannot be played on node .*the reset is broken"):
-        trainer(*asked).fit(manager)
+        trainer(*overrides).fit(manager)
 
 
 SCORED = """

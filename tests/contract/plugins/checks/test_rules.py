@@ -111,8 +111,8 @@ def ids_of(config: DictConfig) -> set[str]:
         warnings.simplefilter("always")
         with suppress(*EXPECTED), collecting(config) as findings:
             changes = resolve_and_check(config, use_critic=need_critic(config))
-    said = [warning.message for warning in caught if isinstance(warning.message, RuleWarning)]
-    return {str(id_of(error)) for error in (*findings.errors, *said)} | {change.id for change in changes}
+    warned = [warning.message for warning in caught if isinstance(warning.message, RuleWarning)]
+    return {str(id_of(error)) for error in (*findings.errors, *warned)} | {change.id for change in changes}
 
 
 def test_every_rule_has_a_line_or_a_reason():

@@ -58,7 +58,7 @@ def check(config: Any, *, use_critic: bool = False) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         checkpoints.check_checkpoints(config, use_critic=use_critic)
-    return [change.message for change in made if change] + [str(each.message) for each in caught]
+    return [change.message for change in made if change] + [str(warning.message) for warning in caught]
 
 
 def halve(file: Path) -> None:
@@ -94,10 +94,10 @@ def test_the_one_before_is_taken_and_the_file_is_named(config: Any, tmp_path: Pa
     assert check(config) == []
     assert config.trainer.resume_mode == "auto"
     harm(newest / name)
-    (said,) = check(config)
-    assert str(newest / name).rstrip("/") in said
-    assert why in said
-    assert said.endswith(f"The run resumes from {before}")
+    (message,) = check(config)
+    assert str(newest / name).rstrip("/") in message
+    assert why in message
+    assert message.endswith(f"The run resumes from {before}")
     assert (config.trainer.resume_mode, config.trainer.resume_from_path) == ("resume_path", str(before))
     assert torch.load(f"{config.trainer.resume_from_path}/data.pt") == {"position": 3}
 
@@ -121,13 +121,13 @@ def test_a_damaged_tracker_leaves_the_newest_whole_one(config: Any, tmp_path: Pa
     save(tmp_path, 10)
     halve(save(tmp_path, 11) / ACTOR)
     (tmp_path / "latest_checkpointed_iteration.txt").write_text(text)
-    (said,) = check(config)
-    assert f"global_step_11/{ACTOR} is truncated" in said
-    assert said.endswith("global_step_10")
+    (message,) = check(config)
+    assert f"global_step_11/{ACTOR} is truncated" in message
+    assert message.endswith("global_step_10")
     config.trainer.update(resume_mode="auto", resume_from_path=None)
     shutil.rmtree(tmp_path / "global_step_11")
-    (said,) = check(config)
-    assert said == (
+    (message,) = check(config)
+    assert message == (
         f"{tmp_path}/latest_checkpointed_iteration.txt is damaged. The run resumes from {tmp_path}/global_step_10"
     )
 
@@ -219,7 +219,7 @@ ACTORS, CRITICS = "max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"
 
 
 @pytest.mark.parametrize(
-    ("asked", "kept", "said"),
+    ("overrides", "kept", "message"),
     [
         ([f"trainer.{ACTORS}=1", f"trainer.{CRITICS}=3"], (3, 3), f"trainer.{ACTORS}=1: raised to 3, so that turnkey"),
         ([f"trainer.{ACTORS}=2", f"trainer.{CRITICS}=2"], (3, 3), f"{ACTORS}=2 and trainer.{CRITICS}=2: raised to 3"),
@@ -232,13 +232,13 @@ ACTORS, CRITICS = "max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"
     ],
 )
 def test_verl_keeps_one_more_than_are_to_be_whole(
-    compose: Compose, tmp_path: Path, asked: list[str], kept: tuple[int | None, int | None], said: str | None
+    compose: Compose, tmp_path: Path, overrides: list[str], kept: tuple[int | None, int | None], message: str | None
 ):
     """Before it writes the next one, verl deletes the oldest."""
-    config = composed(compose, tmp_path, *asked)
-    found = check(config)
-    assert len(found) == (said is not None)
-    assert said is None or said in found[0]
+    config = composed(compose, tmp_path, *overrides)
+    messages = check(config)
+    assert len(messages) == (message is not None)
+    assert message is None or message in messages[0]
     assert (config.trainer[ACTORS], config.trainer[CRITICS]) == kept
     assert not config.trainer.get("remove_previous_ckpt_in_save")
 
@@ -256,7 +256,7 @@ def test_verl_has_all_but_one_of_them_while_it_saves(tmp_path: Path, keep: int):
     for step in range(1, 10):
         manager.ensure_checkpoint_capacity(keep)
         if step > keep:
-            assert there() == [str(each) for each in range(1, step)][1 - keep :]
+            assert there() == [str(number) for number in range(1, step)][1 - keep :]
         (tmp_path / str(step)).mkdir()
         manager.register_checkpoint(str(tmp_path / str(step)), keep)
     left, manager.previous_saved_paths = there(), []
@@ -273,7 +273,7 @@ def test_checkpoints_without_the_weights_that_training_goes_on_with_are_not_resu
     compose: Compose, tmp_path: Path, resume: str
 ):
     """verl would load nothing, and count on from the step of the checkpoint."""
-    assert any("no model" in said for said in check(composed(compose, tmp_path, HUGGING_FACE)))
+    assert any("no model" in message for message in check(composed(compose, tmp_path, HUGGING_FACE)))
     folder = save(tmp_path, 3)
     lines = [HUGGING_FACE, f"trainer.resume_mode={resume}"]
     lines += [f"trainer.resume_from_path={folder}"] if resume == "resume_path" else []
@@ -303,5 +303,5 @@ def test_a_run_whose_last_step_is_done(compose: Compose, tmp_path: Path, mode: s
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         check_steps(config)
-    messages = [str(each.message) for each in caught]
+    messages = [str(warning.message) for warning in caught]
     assert any("no step is left to train" in message for message in messages) == (warned and mode != "disable")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from driving import driving, told
+from driving import driving, printed_by
 from launch_lines import STARTS, filled, write_files
 
 HERE = Path(__file__).parent
@@ -39,7 +39,7 @@ def test_every_line_is_told_the_same(model_dir: Path, tmp_path: Path):
     assert ran.returncode == 0, ran.stderr
     quick = dict(zip(typed, json.loads(ran.stdout.splitlines()[-1]), strict=True))
     with driving() as drive:
-        whole = {line: told(drive, line) for line in typed}
+        whole = {line: printed_by(drive, line) for line in typed}
     needing = [line for line, text in quick.items() if text.startswith("needs ")]
     differing = {line: (quick[line], whole[line]) for line in quick if lasting(quick[line]) != lasting(whole[line])}
     unlike = {line: (quick[line], whole[line]) for line in differing.keys() ^ {*needing}}

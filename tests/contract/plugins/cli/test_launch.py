@@ -121,7 +121,7 @@ def test_tasks_that_are_there_stay_and_must_be_of_the_environment(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "message"),
     [
         ("babyia", "did you mean 'babyai'"),
         ("turnkey/Taxy-v0", "did you mean 'turnkey/Taxi-v0'"),
@@ -131,7 +131,7 @@ def test_tasks_that_are_there_stay_and_must_be_of_the_environment(tmp_path):
         ("two.py:launch/C-v0", "launch/A-v0, launch/B-v0"),
     ],
 )
-def test_what_is_no_environment(tmp_path, monkeypatch, environment, said):
+def test_what_is_no_environment(tmp_path, monkeypatch, environment, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "none.py").write_text("x = 1\n")
     register = "import gymnasium\nfor name in 'AB':\n    gymnasium.register(f'launch/{name}-v0', entry_point='x:y')\n"
@@ -140,7 +140,7 @@ def test_what_is_no_environment(tmp_path, monkeypatch, environment, said):
 
     before = dict(gymnasium.registry)
     try:
-        with pytest.raises((ValueError, ImportError), match=said):
+        with pytest.raises((ValueError, ImportError), match=message):
             printed(environment, "--model", "m", *SMALL)
     finally:
         gymnasium.registry.clear()
@@ -164,6 +164,6 @@ def test_the_page_shows_the_line(tmp_path):
     metrics = "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_ROOT="
     folders = ("trainer.default_local_dir=", "turnkey.log.trajectories=", "hydra.run.dir=")
     folders += ("trainer.n_gpus_per_node=", metrics)
-    said = [entry.replace(f"{tmp_path}/", "") for entry in line if not entry.startswith(folders)]
-    shown = shlex.split(block.replace("\\\n", " "))[3:]
-    assert [entry for entry in shown if not entry.startswith(folders)] == said
+    typed = [entry.replace(f"{tmp_path}/", "") for entry in line if not entry.startswith(folders)]
+    entries = shlex.split(block.replace("\\\n", " "))[3:]
+    assert [entry for entry in entries if not entry.startswith(folders)] == typed

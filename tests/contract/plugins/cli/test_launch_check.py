@@ -33,7 +33,7 @@ def checked(stock_overrides: list[str], monkeypatch: pytest.MonkeyPatch, capsys)
 
 def header(out: str) -> dict[str, list[str]]:
     """The header's lines by label."""
-    found: dict[str, list[str]] = {}
+    entries: dict[str, list[str]] = {}
     label = ""
     for line in out.partition(": this run\n")[2].splitlines():
         if not line.startswith("  "):
@@ -41,10 +41,10 @@ def header(out: str) -> dict[str, list[str]]:
         label = line[2:14].strip() or label
         text = line[15:].strip()
         if line[2:14].strip():
-            found.setdefault(label, []).append(text)
+            entries.setdefault(label, []).append(text)
         else:
-            found[label][-1] += f" {text}"
-    return found
+            entries[label][-1] += f" {text}"
+    return entries
 
 
 def test_the_first_prompt_is_shown_with_its_examples(stock_overrides, monkeypatch, capsys):
@@ -52,9 +52,9 @@ def test_the_first_prompt_is_shown_with_its_examples(stock_overrides, monkeypatc
     examples = "turnkey.rollout.examples=[{observation: a wall, action: turn around}]"
     assert dry_run(["+turnkey=gigpo", "+turnkey/env=babyai", *stock_overrides, examples], prompt=True) == 0
     out = capsys.readouterr().out
-    shown = out.partition("the first prompt, ")[2]
-    assert re.match(r"\d+ of 1200 tokens \(data.max_prompt_length\):\n", shown)
-    assert "Observation: a wall\nAnswer: <action>turn around</action>" in shown
+    prompt = out.partition("the first prompt, ")[2]
+    assert re.match(r"\d+ of 1200 tokens \(data.max_prompt_length\):\n", prompt)
+    assert "Observation: a wall\nAnswer: <action>turn around</action>" in prompt
     assert re.fullmatch(r"1 turn in every prompt as text, about \d+ tokens \(turnkey.*\)", header(out)["examples"][0])
 
 
@@ -252,8 +252,8 @@ def test_other_values_of_a_users_file_are_named(checked: Checked, own_file):
         *actor, "+turnkey=seeupo", "actor_rollout_ref.rollout.agent.default_agent_loop=turnkey_env"
     )
     assert code == 0, err
-    said = [line for line in header(out)["warning"] if line.startswith("replaced")]
-    assert said == ["replaced: actor_rollout_ref.actor.policy_loss.loss_mode=cispo of your file, now gspo"]
+    replaced = [line for line in header(out)["warning"] if line.startswith("replaced")]
+    assert replaced == ["replaced: actor_rollout_ref.actor.policy_loss.loss_mode=cispo of your file, now gspo"]
     code, out, err = checked(*file, "+turnkey=gigpo")
     assert code == 0, err
     # The mode stays what it was, as one of this package, and false is what verl has itself.

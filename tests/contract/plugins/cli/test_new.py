@@ -53,24 +53,24 @@ def ran(*arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def said(clone: Path) -> list[str]:
+def outputs(clone: Path) -> list[str]:
     """What ``turnkey new`` prints in the clone, once for each kind."""
-    found = []
+    texts = []
     for kind in KINDS:
         done = python(clone, "-c", TURNKEY, "new", kind, f"fresh_{kind}", "--summary", f"a fresh {kind}")
         assert done.returncode == 0, done.stderr
-        found.append(done.stdout)
-    return found
+        texts.append(done.stdout)
+    return texts
 
 
 @pytest.fixture(scope="module")
-def grown(clone: Path, said: list[str]) -> Path:
+def grown(clone: Path, outputs: list[str]) -> Path:
     """The clone with a new one of each kind."""
     return clone
 
 
-def test_files_that_are_named_are_there(grown: Path, said: list[str]):
-    for text in said:
+def test_files_that_are_named_are_there(grown: Path, outputs: list[str]):
+    for text in outputs:
         written, rest = text.split("It works as it is. To make it yours, edit:\n")
         edited = [line.split()[0].strip(":,") for line in rest.split("Then:")[0].splitlines()]
         assert len(edited) >= 3
@@ -78,9 +78,9 @@ def test_files_that_are_named_are_there(grown: Path, said: list[str]):
             assert (grown / name).is_file(), name
 
 
-def test_what_is_new_in_a_clone_is_whole_and_green(grown: Path, said: list[str]):
+def test_what_is_new_in_a_clone_is_whole_and_green(grown: Path, outputs: list[str]):
     """The tests that the command names, those of all kinds at once."""
-    lines = [shlex.split(line) for text in said for line in text.splitlines() if line.startswith("    pytest")]
+    lines = [shlex.split(line) for text in outputs for line in text.splitlines() if line.startswith("    pytest")]
     assert [line[-2:] for line in lines] == [["-k", f"fresh_{kind} or whole or table"] for kind in KINDS]
     tests = dict.fromkeys(name for line in lines for name in line[1:-2])
     done = python(grown, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "-k", "fresh or whole or table")

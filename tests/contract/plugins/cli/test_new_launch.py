@@ -20,8 +20,8 @@ from verl_turnkey.plugins.cli.main import app
 def test_the_line_starts(stock_overrides: list[str], tmp_path, monkeypatch, capsys, kind, chosen):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", sys.argv)  # put back after the test
-    said = CliRunner().invoke(app, ["new", kind, "fresh_one"], catch_exceptions=False).output
-    [line] = [line for line in said.splitlines() if "verl.trainer.main_ppo" in line]
+    output = CliRunner().invoke(app, ["new", kind, "fresh_one"], catch_exceptions=False).output
+    [line] = [line for line in output.splitlines() if "verl.trainer.main_ppo" in line]
     _, _, _, *arguments, dots = shlex.split(line)
     assert dots == "..."
     try:

@@ -88,7 +88,7 @@ def test_a_recipe_of_ones_own_builds_on_a_method(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("gigop", "did you mean 'gigpo'"),
         ("gigpo +turnkey/env=babyi", "'babyai'"),
@@ -98,7 +98,7 @@ def test_a_recipe_of_ones_own_builds_on_a_method(tmp_path: Path):
         ("gigpo turnkey.rollout.max_turns=many", "turnkey.rollout.max_turns.*an integer"),
     ],
 )
-def test_what_a_run_would_refuse_is_refused(words, said):
+def test_what_a_run_would_refuse_is_refused(words, message):
     first, *rest = words.split()
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         show([f"+turnkey={first}", *rest])

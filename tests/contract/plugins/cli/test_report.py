@@ -59,7 +59,7 @@ def finished(folder: Path, seed: int = 0, skill: float = 0.42) -> Path:
     }
     (log / "segments" / "20260102T030405_00ff.json").write_text(json.dumps(facts))
     data = [{"step": step, "data": {"episode/success_rate": step / 10, "timing_s/step": 2.0}} for step in range(1, 7)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(each, separators=(",", ":")) + "\n" for each in data))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in data))
     return folder
 
 
@@ -94,7 +94,7 @@ def test_it_has_what_a_repeat_takes_and_no_secret(run: Path, home: Path) -> None
     assert "data.seed" in report["seeds"]
     assert report["curves"]["episode/success_rate"]["value"] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
     assert report["seconds_per_step"] == {"step": 2.0}
-    assert [each["what"] for each in report["results"]] == ["validation success", "training success"]
+    assert [result["what"] for result in report["results"]] == ["validation success", "training success"]
     for name in ("data.train_files", "95 % interval", "<svg", "3.9.0", "4096", "0" * 40):
         assert name in page
 
@@ -135,7 +135,7 @@ def test_a_repeat_lies_within_the_interval_or_not(run: Path, tmp_path: Path) -> 
     turnkey("report", run)
     again = finished(tmp_path / "again", seed=1)
     compared = json.loads(turnkey("repeat", run / "report.json", again, "--json").stdout)
-    assert [(each["paired"], each["within"]) for each in compared] == [(True, True), (False, True)]
+    assert [(result["paired"], result["within"]) for result in compared] == [(True, True), (False, True)]
     worse = finished(tmp_path / "worse", seed=2, skill=-0.4)
     done = turnkey("repeat", run / "report.json", worse, code=1)
     assert [line.rpartition(": ")[2] for line in done.stdout.splitlines()] == ["lower", "lower"]

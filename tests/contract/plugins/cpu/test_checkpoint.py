@@ -36,11 +36,11 @@ def test_every_server_gets_every_weight_bit_by_bit(compose) -> None:
 
     for version in range(2):  # the group of the first update is gone when the second begins
         metadata = [worker.prepare() for worker in (*actors, *servers)]
-        found = engine.build_topology(len(actors), len(servers), metadata)
+        topology = engine.build_topology(len(actors), len(servers), metadata)
         arguments = [
-            {name: values[i] for name, values in each.items()}
-            for each in found
-            for i in range(len(next(iter(each.values()))))
+            {name: values[i] for name, values in side.items()}
+            for side in topology
+            for i in range(len(next(iter(side.values()))))
         ]
 
         def take_part(place: int, version: int = version, arguments: list[Any] = arguments) -> Any:

@@ -125,7 +125,7 @@ def test_observations_that_are_learned_are_computed() -> None:
         engine(kind, model).forward_step(batch, None, forward_only=True)[1]["model_output"]["log_probs"]
         for kind in (FSDPEngineWithLMHead, SparseLogitsEngine)
     ]
-    full, sparse = (response_from_nested(each, batch["response_mask"]).to_padded_tensor(0) for each in outputs)
+    full, sparse = (response_from_nested(output, batch["response_mask"]).to_padded_tensor(0) for output in outputs)
     torch.testing.assert_close(sparse[used], full[used])
     assert used.sum() == plain.sum() + 2
     assert sparse[used].all()

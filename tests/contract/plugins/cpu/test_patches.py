@@ -40,8 +40,8 @@ ROOT = Path(__file__).resolve().parents[4]
 
 
 def patch(name: str) -> cpu.Patch:
-    (found,) = [patch for patch in cpu.PATCHES if patch.name == name]
-    return found
+    (listed,) = [patch for patch in cpu.PATCHES if patch.name == name]
+    return listed
 
 
 def as_shipped(name: str) -> Any:
@@ -305,7 +305,7 @@ def _in_new_process(code: str, **environment: str) -> Any:
 
 def test_import_stays_light_and_every_patch_lands() -> None:
     """A worker with the opt-in: nothing heavy is imported early, and each patch is in place where it is used."""
-    found = _in_new_process(
+    modules = _in_new_process(
         """
 import importlib, json, sys
 import verl
@@ -341,16 +341,16 @@ print(json.dumps({
 """,
         **{cpu.ENV_VAR: "cpu"},
     )
-    assert found == {"heavy": [], "foreign": [], "engine": "SparseLogitsEngine"}
+    assert modules == {"heavy": [], "foreign": [], "engine": "SparseLogitsEngine"}
 
 
 def test_never_by_itself() -> None:
     """Without the opt-in a machine without a GPU stays what verl makes of it."""
-    found = _in_new_process(
+    platforms = _in_new_process(
         "import json, verl; from verl.plugin.platform import PlatformRegistry, get_platform;"
         "print(json.dumps([get_platform().device_name, 'cpu' in PlatformRegistry.registered_names()]))"
     )
-    assert found == ["cuda", False]
+    assert platforms == ["cuda", False]
 
 
 def test_recipe_composes_over_the_stock_configuration() -> None:

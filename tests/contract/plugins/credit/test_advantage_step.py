@@ -74,9 +74,9 @@ def naive_gigpo(
 def check_against(batch: KVBatchMeta, expected: dict[str, float], mask: dict[str, list[float]] | None = None) -> None:
     """Each real row carries its credit on each of its (unmasked) tokens; all other rows carry nothing."""
     mask = mask or read(batch, "response_mask")
-    found = read(batch, "advantages")
-    assert set(expected) <= set(found)
-    for key, tokens in found.items():
+    advantages = read(batch, "advantages")
+    assert set(expected) <= set(advantages)
+    for key, tokens in advantages.items():
         wanted = [expected.get(key, 0.0) * m for m in mask[key]]
         assert tokens == pytest.approx(wanted, abs=1e-5), key
 
@@ -194,13 +194,13 @@ def test_rejected_tokens_neither_split_nor_remove_a_turn(queue, trainer):
         old_log_probs=lambda key, i: 2.0 if (key, i) in rejected else -1.0,
     )
     credit = naive_gigpo(episodes)
-    found = read(after, "advantages")
+    advantages = read(after, "advantages")
     for session in range(2):
         first, second = credit[f"w_{session}_0"], credit[f"w_{session}_1"]
         assert abs(first - second) > 0.01
         wanted = [first, first, first, 0.0, 0.0, second, second, second]
         wanted = [0.0 if (f"w_{session}_0", i) in rejected else value for i, value in enumerate(wanted)]
-        assert found[f"w_{session}_0"] == pytest.approx(wanted, abs=1e-5)
+        assert advantages[f"w_{session}_0"] == pytest.approx(wanted, abs=1e-5)
 
 
 # --- verl's own estimators on step rows -------------------------------------------------------------------------------
@@ -258,8 +258,8 @@ def test_a_group_of_a_single_rollout_keeps_what_verl_gives_it(queue, trainer):
 @pytest.mark.parametrize("recipe", ["base", "gigpo"])
 def test_the_kl_of_a_batch_is_the_mean_over_played_rows(queue, trainer, recipe):
     """A failed episode has no token, which verl counts as a row whose KL is 0, for its adaptive controller as well."""
-    given = ["algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=kl", "algorithm.kl_ctrl.type=adaptive"]
-    made = trainer(*given, *(["algorithm.adv_estimator=grpo"] if recipe == "base" else []), recipe=recipe)
+    switches = ["algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=kl", "algorithm.kl_ctrl.type=adaptive"]
+    made = trainer(*switches, *(["algorithm.adv_estimator=grpo"] if recipe == "base" else []), recipe=recipe)
     won, lost = [{"reward": 1.0, "anchor": "s"}], [{"reward": 0.0, "anchor": "s"}]
     batch = fill({"g": ["timeout", "timeout", won, lost]})
     write(batch, "old_log_probs", lambda key, i: -1.0)
@@ -293,7 +293,7 @@ def test_stock_gae_on_step_rows(queue, trainer):
     after = advance(made, batch)
     returns, advantages, mask = (read(after, name) for name in ("returns", "advantages", "response_mask"))
     values = read(after, "values")
-    raw, found = [], []
+    raw, trained = [], []
     for group, sessions in EPISODES.items():
         for session, episode in enumerate(sessions):
             for t in range(0 if isinstance(episode, str) else len(episode)):
@@ -301,9 +301,9 @@ def test_stock_gae_on_step_rows(queue, trainer):
                 score = sum(step["reward"] for step in episode)
                 assert returns[key] == pytest.approx([score] * len(mask[key]), abs=1e-5)
                 raw += [score - value for value in values[key]]
-                found += advantages[key]
+                trained += advantages[key]
     whitened = (np.array(raw) - np.mean(raw)) / np.std(raw, ddof=1)
-    assert found == pytest.approx(whitened.tolist(), abs=1e-4)
+    assert trained == pytest.approx(whitened.tolist(), abs=1e-4)
 
 
 def test_episodes_that_left_no_row_are_counted(queue, trainer, caplog):
@@ -325,8 +325,8 @@ def test_a_prompt_may_say_how_many_rollouts_it_is_to_have(queue, trainer):
 
     made.agent_loop_manager = SimpleNamespace(generate_sequences=play)
     for again in range(2):  # the second time as after a resume: what the prompts said is not known
-        said = {"a": 3, "b": 1, "c": 2, "d": 1}
-        prompts = list_of_dict_to_tensordict([{"uid": uid, "__rollout_n__": n} for uid, n in said.items()])
+        rollouts = {"a": 3, "b": 1, "c": 2, "d": 1}
+        prompts = list_of_dict_to_tensordict([{"uid": uid, "__rollout_n__": n} for uid, n in rollouts.items()])
         if again:
             tags = [{"is_prompt": True, "status": "pending", "global_steps": 1}] * 4
             tq.kv_batch_put(keys=list("abcd"), partition_id=PARTITION, tags=tags)
@@ -480,11 +480,11 @@ def test_values_of_the_critic_reach_the_table(queue, trainer, echo_value):
     number = {key: n for n, key in enumerate(batch.keys)}
     write(batch, "values", lambda key, i: 10.0 * number[key] + i)
     made = trainer("critic.enable=true", f"algorithm.adv_estimator={echo_value}", recipe="base")
-    found = read(advance(made, batch), "advantages")
+    advantages = read(advance(made, batch), "advantages")
     start = 10.0 * number["b_0_0"]
-    assert found.pop("b_0_0") == [start, start, 0.0, 0.0, start + 4, start + 4]
-    assert found.pop("a_0_0") == [0.0]
-    for key, tokens in found.items():
+    assert advantages.pop("b_0_0") == [start, start, 0.0, 0.0, start + 4, start + 4]
+    assert advantages.pop("a_0_0") == [0.0]
+    for key, tokens in advantages.items():
         assert tokens == [10.0 * number[key]] * len(tokens)
 
 

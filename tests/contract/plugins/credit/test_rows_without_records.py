@@ -111,11 +111,11 @@ def test_the_table_of_a_tool_loops_rows(queue, trainer, capture):
     }
     assert {steps.ids["group"][g] for g in steps.group} == {"a", "b"}
     assert steps.given == {"terminated", "tokens", "value", "extra.tool_rewards"}  # turn_scores: nobody filled them
-    found = read(after, "advantages")
+    advantages = read(after, "advantages")
     credit = {place: float(i) for i, place in enumerate(table(steps), 1)}
     x, y, z = (credit["a_0", t] for t in range(3))
-    assert found["a_0_0"] == [x, x, 0, 0, y, y, y, 0, z, 0]
-    assert found["b_1_0"] == [0, 0, 0]
+    assert advantages["a_0_0"] == [x, x, 0, 0, y, y, y, 0, z, 0]
+    assert advantages["b_1_0"] == [0, 0, 0]
     episode = {name: value for name, value in metrics.items() if name.startswith("episode/")}
     assert episode.pop("episode/missing") == 4
     assert episode == {  # no success rate, no rate of invalid actions: nobody said
@@ -143,9 +143,9 @@ def test_rewards_per_token_and_kl_go_to_their_turns(queue, trainer, capture):
     write(batch, "ref_log_prob", lambda key, i: -1.0 - 0.1 * i)
     metrics: dict[str, Any] = {}
     advance(made, batch, metrics)
-    found = table(capture[0], "reward")
-    assert found["a_0", 0][0] == pytest.approx(1 + 2 + 4 + 8 + 16 - 0.5 * (0.1 + 0.2))
-    assert found["a_0", 1][0] == pytest.approx(32 + 64 - 0.5 * 0.5)
+    of_turns = table(capture[0], "reward")
+    assert of_turns["a_0", 0][0] == pytest.approx(1 + 2 + 4 + 8 + 16 - 0.5 * (0.1 + 0.2))
+    assert of_turns["a_0", 1][0] == pytest.approx(32 + 64 - 0.5 * 0.5)
     assert metrics["episode/composed_return/mean"] == pytest.approx(127 / 2)  # without the penalty
 
 
@@ -167,11 +167,11 @@ def test_turn_gae_on_a_tool_loops_rows(queue, trainer):
             advantage[key, turn] = later = delta + 0.9 * 0.8 * later
             following = values[key][place]
     numbers = list(advantage.values())
-    found, returns = read(after, "advantages"), read(after, "returns")
+    advantages, returns = read(after, "advantages"), read(after, "returns")
     for (key, turn), value in advantage.items():
         place = starts[key][turn]
         whitened = (value - np.mean(numbers)) / np.std(numbers, ddof=1)
-        assert found[key][place] == pytest.approx(whitened, abs=1e-5)
+        assert advantages[key][place] == pytest.approx(whitened, abs=1e-5)
         assert returns[key][place] == pytest.approx(value + values[key][place], abs=1e-5)
     assert returns["a_0_0"][4:7] == [returns["a_0_0"][4]] * 3  # every token of a turn has the turn's target
 
@@ -234,8 +234,8 @@ def test_derived_rewards_against_a_walk_over_the_tokens(seed):
         jagged([masks[i] for i in order]),
         scores=jagged([scores[i] for i in order]),
     )
-    found = {place: reward for place, (reward,) in table(rows.steps, "reward").items()}
-    assert found == pytest.approx(expected)
+    rewards = {place: reward for place, (reward,) in table(rows.steps, "reward").items()}
+    assert rewards == pytest.approx(expected)
     assert rows.failed.keys() == {f"g_{s}" for s in range(5)} - {trajectory for trajectory, _ in expected}
     assert not rows.recorded
 

@@ -103,7 +103,7 @@ OURS = {group: {"turnkey_task": task} for group, task in zip("ab", TASKS, strict
 
 def expected(sessions: dict[tuple[str, int], list[AgentLoopOutput]], data: dict[str, dict[str, Any]]) -> dict[Any, Any]:
     """Token by token."""
-    found: dict[Any, Any] = {}
+    columns: dict[Any, Any] = {}
     for (group, session), outputs in sessions.items():
         turns: list[list[tuple[str, int]]] = []
         for index, output in enumerate(outputs):
@@ -117,8 +117,8 @@ def expected(sessions: dict[tuple[str, int], list[AgentLoopOutput]], data: dict[
         key = task_key({"data_source": "x", **data[group]})
         for t, tokens in enumerate(turns):
             numbers = [entropy(*token) for token in tokens]
-            found[f"{group}_{session}", t] = (sum(log_prob(*token) for token in tokens), np.mean(numbers), key)
-    return found
+            columns[f"{group}_{session}", t] = (sum(log_prob(*token) for token in tokens), np.mean(numbers), key)
+    return columns
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -145,8 +145,8 @@ def test_a_data_row_of_another_form_is_known_by_its_prompt(queue, trainer, captu
 
 
 def test_what_the_records_say_is_left_alone(queue, trainer, capture):
-    said = {"log_prob": -3.0, "entropy": 2.0, "task": "mine"}
-    batch = fill({("a", 0): [row("11", [{"step": 0, "extra": said}])]}, OURS)
+    extra = {"log_prob": -3.0, "entropy": 2.0, "task": "mine"}
+    batch = fill({("a", 0): [row("11", [{"step": 0, "extra": extra}])]}, OURS)
     advance(trainer("algorithm.adv_estimator=contract_supplied", recipe="base"), batch)
     assert columns(capture[0]) == {("a_0", 0): (-3.0, 2.0, "mine")}
 

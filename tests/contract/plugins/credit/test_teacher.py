@@ -91,11 +91,11 @@ def test_each_token_has_its_own_advantage_and_the_step_of_training_counts(queue,
     teach(batch)
     made = trainer(MEAN, RLSD, "turnkey.teacher.source=group_success", recipe="grpo_steps")
     made.global_steps = step
-    found, metrics = advantages(made, batch)
+    credit, metrics = advantages(made, batch)
     for key, mask in masks().items():
         expected = [m * rlsd(key, i, step) if key != "a_2_0" else 0.0 for i, m in enumerate(mask)]
-        assert found[key] == pytest.approx(expected, abs=1e-6), key
-    assert all(not any(row) for key, row in found.items() if key not in masks())  # padding
+        assert credit[key] == pytest.approx(expected, abs=1e-6), key
+    assert all(not any(row) for key, row in credit.items() if key not in masks())  # padding
     changes = [
         rlsd(k, i, step) - BASE[k != "a_0_0" and k != "a_0_1"] for k in masks() for i, m in enumerate(masks()[k]) if m
     ]
@@ -110,9 +110,9 @@ def test_a_rejected_token_gets_nothing(queue, trainer):
     keys = [f"algorithm.rollout_correction.{key}" for key in correction]
     made = trainer(MEAN, RLSD, "turnkey.teacher.source=group_success", *keys, recipe="grpo_steps")
     made.global_steps = 1
-    found, _ = advantages(made, batch)
-    assert found["a_0_0"] == pytest.approx([0.0, 0.0, rlsd("a_0_0", 2, 1)], abs=1e-6)
-    assert found["a_0_1"] == pytest.approx([rlsd("a_0_1", 0, 1), 0.0], abs=1e-6)
+    credit, _ = advantages(made, batch)
+    assert credit["a_0_0"] == pytest.approx([0.0, 0.0, rlsd("a_0_0", 2, 1)], abs=1e-6)
+    assert credit["a_0_1"] == pytest.approx([rlsd("a_0_1", 0, 1), 0.0], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_the_credit_apart_from_the_teacher_has_its_own_signs(queue, trainer, mod
     made = trainer(
         MEAN, f"turnkey.credit.modify=[{modifier}]", "turnkey.teacher.source=group_success", recipe="grpo_steps"
     )
-    found, _ = advantages(made, batch)
+    credit, _ = advantages(made, batch)
     apart = dict(zip(batch.keys, made.advantage_step.untaught.unbind(), strict=True))
     for key, mask in masks().items():
         base = [0.0 if key == "a_2_0" else m * BASE[key.startswith(("a_1", "a_3"))] for m in mask]
         assert apart[key].tolist() == pytest.approx(base, abs=1e-6), key
-    changes = [abs(a - b) for key in apart for a, b in zip(apart[key].tolist(), found[key], strict=True)]
+    changes = [abs(a - b) for key in apart for a, b in zip(apart[key].tolist(), credit[key], strict=True)]
     assert max(changes) > 0.5, "the modifier has to change something"
 
 
@@ -197,11 +197,11 @@ def test_the_log_has_the_gap_and_the_advantage_of_each_token(queue, trainer, tmp
     made.log.begin_step()
     made._compute_advantage(batch, {})
     assert made.log.tables.drain(5.0)
-    found = reading.read(tmp_path, "tokens").set_index(["episode", "turn"])
-    assert found.loc[("a_1", 0)]["gap"].tolist() == pytest.approx([gap("a_1_0", 1), gap("a_1_0", 2)], abs=1e-6)
+    tokens = reading.read(tmp_path, "tokens").set_index(["episode", "turn"])
+    assert tokens.loc[("a_1", 0)]["gap"].tolist() == pytest.approx([gap("a_1_0", 1), gap("a_1_0", 2)], abs=1e-6)
     expected = [rlsd("a_1_0", i, 1) for i in (1, 2)]
-    assert found.loc[("a_1", 0)]["advantage"].tolist() == pytest.approx(expected, abs=1e-6)
-    assert set(found["train_step"]) == {1}
+    assert tokens.loc[("a_1", 0)]["advantage"].tolist() == pytest.approx(expected, abs=1e-6)
+    assert set(tokens["train_step"]) == {1}
     credit = reading.read(tmp_path, "credit").set_index(["episode", "turn"])
     assert credit.loc[("a_1", 0)]["advantage"] == pytest.approx(np.mean(expected), abs=1e-6)
     assert credit.loc[("a_1", 0)]["part.rlsd"] == pytest.approx(np.mean(expected) - BASE[1], abs=1e-6)

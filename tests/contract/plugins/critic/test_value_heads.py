@@ -64,26 +64,26 @@ def built(ready: Callable[..., Any], ranks: Any) -> Callable[..., Any]:
 
 def places(rollout: Rollout) -> dict[str, dict[str, int]]:
     """By row with a token, the response token before which each head is read; each row is one step."""
-    found = {}
+    positions = {}
     for (group, session), outputs in rollout.items():
         for index, output in enumerate(outputs):
             tokens = sum(output.response_mask)
             for step in output.extra_fields["turnkey"]["steps"] if tokens else []:
                 extra = step["extra"]
                 behind = extra["to_subgoal"] or extra["to_switch"]
-                found[f"{group}_{session}_{index}"] = {"low": min(behind, tokens - 1), "high": 0, "term": 0}
-    return found
+                positions[f"{group}_{session}_{index}"] = {"low": min(behind, tokens - 1), "high": 0, "term": 0}
+    return positions
 
 
 def values(rollout: Rollout, model: Any, layer: torch.nn.Linear) -> dict[str, torch.Tensor]:
     """Of each row, before every response token: (tokens, heads), with a graph."""
-    found = {}
+    by_row = {}
     for (group, session), outputs in rollout.items():
         for index, output in enumerate(outputs):
             ids = torch.tensor([*output.prompt_ids, *output.response_ids])
             hidden = model.model(ids[None]).last_hidden_state[0]
-            found[f"{group}_{session}_{index}"] = layer(hidden[len(output.prompt_ids) - 1 : -1])
-    return found
+            by_row[f"{group}_{session}_{index}"] = layer(hidden[len(output.prompt_ids) - 1 : -1])
+    return by_row
 
 
 def rows_of(rollout: Rollout, read_values: Callable[[str, str], float]) -> tuple[list[str], list[dict[str, Any]]]:
@@ -127,14 +127,14 @@ def test_values_targets_and_gradient_are_those_of_one_graph(built, model, decide
         return old[field][key][at[key][name] if key in at else 0]
 
     keys, rows = rows_of(decided, value)
-    found = streams(rows, normalise=False)
+    naive_streams = streams(rows, normalise=False)
     losses: dict[str, Any] = {}
     for column, head in enumerate(HEADS):
         terms, written = [], 0
         for t, key in enumerate(keys):
-            if key not in at or (head.name == "high" and not found["opens"][t]):
+            if key not in at or (head.name == "high" and not naive_streams["opens"][t]):
                 continue
-            place, target = at[key][head.name], found[head.name][t]
+            place, target = at[key][head.name], naive_streams[head.name][t]
             assert targets[head.name][key][place] == pytest.approx(target, abs=1e-5), (key, head)
             written += 1
             new, before = by_graph[key][place, column], old[FIELDS[column]][key][place]
@@ -192,17 +192,21 @@ def critics_values(made: Any, rollout: Rollout) -> dict[str, Mapping[str, list[f
         return {field: read(batch, field) for field in FIELDS}
 
 
-def apart_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+def apart_values(steps: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     """Of the head that differs least the largest difference."""
     return min(
-        max(np.abs(np.subtract(row, other[field][key])).max() for key, row in one[field].items() if key in other[field])
+        max(
+            np.abs(np.subtract(row, other[field][key])).max()
+            for key, row in steps[field].items()
+            if key in other[field]
+        )
         for field in FIELDS
     )
 
 
 def test_the_loss_is_the_released_codes():
     """One row per head; each pair of numbers stands at two tokens."""
-    given = ORACLE["hiper_value_loss"]
+    case = ORACLE["hiper_value_loss"]
     columns: dict[str, torch.Tensor] = {}
     output, learnt = {}, {}
 
@@ -210,7 +214,7 @@ def test_the_loss_is_the_released_codes():
         return torch.nested.as_nested_tensor([torch.tensor(row)], layout=torch.jagged)
 
     for head, field in zip(HEADS, FIELDS, strict=True):
-        predicted, old, target = given["head: prediction, old, target at its positions"][head.name]
+        predicted, old, target = case["head: prediction, old, target at its positions"][head.name]
         off = [9.0] * (3 - len(predicted))  # tokens where the head learns nothing
         output[field] = jagged([*predicted, *off, 0.0])  # the value before a token is the output of the one before
         columns |= {field: jagged([*old, *off]), target_field(head): jagged([*target, *[torch.nan] * len(off)])}
@@ -218,9 +222,9 @@ def test_the_loss_is_the_released_codes():
     columns["response_mask"] = torch.nested.as_nested_tensor([torch.ones(3, dtype=torch.int64)], layout=torch.jagged)
     data = TensorDict(columns, batch_size=1)
     tu.assign_non_tensor(data, dp_size=1, **learnt)
-    loss, metrics = heads_loss(output, data, config=SimpleNamespace(cliprange_value=given["clip"]), heads=HEADS)
-    assert loss.item() == pytest.approx(given["released, no 1/2"])
-    for name, half in given["each, with verl 0.9.1's factor 1/2"].items():
+    loss, metrics = heads_loss(output, data, config=SimpleNamespace(cliprange_value=case["clip"]), heads=HEADS)
+    assert loss.item() == pytest.approx(case["released, no 1/2"])
+    for name, half in case["each, with verl 0.9.1's factor 1/2"].items():
         assert metrics[f"critic/{name}/vf_loss"].aggregate() == pytest.approx(2 * half)
 
 

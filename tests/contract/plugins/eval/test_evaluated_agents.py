@@ -29,7 +29,7 @@ class Served:
 
     def __init__(self, tokenizer: Any, model_dir: Path, folder: Path) -> None:
         self.tokenizer, self.model_dir, self.folder = tokenizer, model_dir, folder
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.fail: Callable[[dict[str, Any]], None] = lambda request: None
 
     def complete(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -40,10 +40,10 @@ class Served:
 
     def __call__(self, *words: str, sizes: Sequence[str] = SIZES) -> Any:
         models = {"data": [{"id": "m", "max_model_len": None}]}
-        with serve({"/v1/completions": self.complete, "/v1/models": lambda _: models}) as (address, asked):
+        with serve({"/v1/completions": self.complete, "/v1/models": lambda _: models}) as (address, requests):
             server = ["--server", f"{address}/v1", "--model", "m", "--tokenizer", str(self.model_dir)]
             done = CliRunner().invoke(app, ["eval", *words, *sizes, *server, "--out", str(self.folder / "out")])
-        self.asked = [request for _, request in asked][1:]  # the first is the check
+        self.requests = [request for _, request in requests][1:]  # the first is the check
         return done
 
     def result(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def good(done: Any) -> Any:
 
 def test_the_result_is_the_count_by_hand(served: Served):
     done = good(served(GUESS, "--tasks", served.tasks(*asking(4)), "--samples", "3"))
-    found, samples = served.result(), served.samples()
+    result, samples = served.result(), served.samples()
     by_hand = {}
     for sample in samples:  # a sample's seeds follow from its key
         first, second = (turn_seed(sample["key"], turn) % 2 for turn in (0, 1))
@@ -87,24 +87,26 @@ def test_the_result_is_the_count_by_hand(served: Served):
     assert {s["key"]: (s["success"], s["env_return"], s["turns"]) for s in samples} == by_hand
     successes = [success for success, _, _ in by_hand.values()]
     assert 0 < sum(successes) < 12
-    assert found["complete"]
-    assert found["success"]["value"] == pytest.approx(sum(successes) / 12)
-    assert found["success"]["low"] < found["success"]["value"] < found["success"]["high"]
-    assert found["env_return"]["value"] == pytest.approx(sum(paid for _, paid, _ in by_hand.values()) / 12)
-    assert [task["samples"] for task in found["tasks"]] == [3] * 4
-    assert [task["question"] for task in found["tasks"]] == [task["question"] for task in asking(4)]
-    assert sum(task["solved"] for task in found["tasks"]) == sum(successes)
-    assert len(served.asked) == sum(turns for _, _, turns in by_hand.values())
-    assert {request["temperature"] for request in served.asked} == {1.0}, "the agent's own is ignored, as in training"
-    assert {request["max_tokens"] for request in served.asked} == {20}
+    assert result["complete"]
+    assert result["success"]["value"] == pytest.approx(sum(successes) / 12)
+    assert result["success"]["low"] < result["success"]["value"] < result["success"]["high"]
+    assert result["env_return"]["value"] == pytest.approx(sum(paid for _, paid, _ in by_hand.values()) / 12)
+    assert [task["samples"] for task in result["tasks"]] == [3] * 4
+    assert [task["question"] for task in result["tasks"]] == [task["question"] for task in asking(4)]
+    assert sum(task["solved"] for task in result["tasks"]) == sum(successes)
+    assert len(served.requests) == sum(turns for _, _, turns in by_hand.values())
+    assert {request["temperature"] for request in served.requests} == {1.0}, (
+        "the agent's own is ignored, as in training"
+    )
+    assert {request["max_tokens"] for request in served.requests} == {20}
     logged = read(served.folder / "out" / "turnkey_log", "episodes")
     assert sorted(logged["turns"]) == sorted(turns for _, _, turns in by_hand.values())
     assert "agent     " in done.output
     assert "tasks     4, 3 samples per task" in done.output
-    asked = len(served.asked)
+    count = len(served.requests)
     good(served(GUESS, "--tasks", served.tasks(*asking(4)), "--samples", "3"))
-    assert asked
-    assert served.asked == [], "each sample is there already"
+    assert count
+    assert served.requests == [], "each sample is there already"
     other = served(GUESS.replace(":guess", ":other"), "--tasks", served.tasks(*asking(4)))
     assert "other" in str(other.exception)
 
@@ -112,17 +114,17 @@ def test_the_result_is_the_count_by_hand(served: Served):
 def test_an_agent_that_breaks_down_costs_its_own_episodes(served: Served):
     tasks = served.tasks(*asking(2), {"ends": "silent"}, {"question": "?", "ends": "raise"})
     done = served(GUESS, "--tasks", tasks, "--samples", "2")
-    found = served.result()
+    result = served.result()
     assert done.exit_code == 1
-    assert (found["complete"], found["samples"], found["failed"]["samples"]) == (False, 4, 4)
-    assert found["failed"]["kinds"] == {"AgentFailure": 4}
-    reasons = " ".join(found["failed"]["reasons"])
+    assert (result["complete"], result["samples"], result["failed"]["samples"]) == (False, 4, 4)
+    assert result["failed"]["kinds"] == {"AgentFailure": 4}
+    reasons = " ".join(result["failed"]["reasons"])
     assert "the agent made no request" in reasons
     assert "KeyError: 'lost'" in reasons
-    assert [task["samples"] for task in found["tasks"]] == [2, 2, 0, 0]
+    assert [task["samples"] for task in result["tasks"]] == [2, 2, 0, 0]
     assert "4 samples failed" in done.output
-    assert sum(len(request["prompt"]) for request in served.asked) > 0
-    raised = len(served.asked) - sum(sample["turns"] for sample in served.samples())
+    assert sum(len(request["prompt"]) for request in served.requests) > 0
+    raised = len(served.requests) - sum(sample["turns"] for sample in served.samples())
     assert raised == 2 * ATTEMPTS, "each attempt at the task that raises asked once"
 
 
@@ -176,8 +178,8 @@ def test_a_run_of_an_agent_is_evaluated_with_its_settings(served: Served):
     fields = json.loads((served.folder / "out" / "eval.json").read_text())
     assert fields["agent"]["files"] == {"a.b/c.toml": 'x = "{model}"\ny = 1'}
     assert fields["agent"]["timeout"] == 77
-    assert {request["max_tokens"] for request in served.asked} == {20}
-    assert {request["temperature"] for request in served.asked} == {0.7}
+    assert {request["max_tokens"] for request in served.requests} == {20}
+    assert {request["temperature"] for request in served.requests} == {0.7}
     assert [task["question"] for task in served.result()["tasks"]] == [task["question"] for task in asking(4)]
 
 
@@ -186,4 +188,4 @@ def test_what_is_played_is_named_once(served: Served):
     assert "either turnkey/FrozenLake" in both.output.replace("\n", " ") or "either frozenlake" in both.output
     nothing = served(GUESS)
     assert "the tasks of an agent are the first of data.val_files" in str(nothing.exception)
-    assert served.asked == []
+    assert served.requests == []

@@ -43,9 +43,9 @@ def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str], code: int = 0) -> str:
-    said, _ = process.communicate(timeout=400)
-    assert process.returncode == code, said[-4000:]
-    return said
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == code, output[-4000:]
+    return output
 
 
 def samples(out: Path) -> dict[str, dict[str, Any]]:
@@ -67,16 +67,16 @@ def test_sampling_interrupted_and_resumed_is_sampling_unbroken(serving, strong_m
     while len(samples(tmp_path / "broken")) < 2 and broken.poll() is None:
         time.sleep(0.01)
     broken.send_signal(signal.SIGINT)
-    said = end(broken, 1)
-    assert "INCOMPLETE" in said
+    output = end(broken, 1)
+    assert "INCOMPLETE" in output
     before = samples(tmp_path / "broken")
     assert 2 <= len(before) < 8, "it was interrupted too late for this test"
     assert before.items() <= whole.items()
     end(start(tmp_path / "broken", *arguments))
     assert samples(tmp_path / "broken") == whole
     results = [json.loads((tmp_path / out / "result.json").read_text()) for out in ("whole", "broken")]
-    for found in results:
-        assert found["complete"]
+    for result in results:
+        assert result["complete"]
     assert results[0]["success"] == results[1]["success"]
 
 
@@ -93,8 +93,8 @@ def test_many_long_seeded_requests_at_once_are_answered(serving):
         sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 8}
         return await asyncio.gather(*(client.generate([5 + i] * 1190, sampling, i) for i in range(16)))
 
-    found = asyncio.run(ask())
-    assert len({tuple(ids) for ids in found}) == 16
+    answers = asyncio.run(ask())
+    assert len({tuple(ids) for ids in answers}) == 16
 
 
 @pytest.fixture
@@ -118,9 +118,9 @@ def test_a_checkpoint_of_verl_is_merged_served_and_played(sharded, strong_model_
     assert merged.keys() == original.keys()
     for name, weight in merged.items():
         assert torch.equal(weight.float(), original[name].bfloat16().float()), name
-    found = json.loads((out / "result.json").read_text())
-    assert found["complete"]
-    assert [task["samples"] for task in found["tasks"]] == [1, 1]
+    result = json.loads((out / "result.json").read_text())
+    assert result["complete"]
+    assert [task["samples"] for task in result["tasks"]] == [1, 1]
     fields = json.loads((out / "eval.json").read_text())
     assert fields["model"]["engine"]["dtype"] == "float32"
 

@@ -36,7 +36,7 @@ LIMITS = Limits(room=4000, turn=200, turns=20)
 
 def called(*arguments: str, text: str = "") -> str:
     """A turn with calls of ``look``, as Qwen writes them."""
-    calls = "".join(f'\n<tool_call>\n{{"name": "look", "arguments": {each}}}\n</tool_call>' for each in arguments)
+    calls = "".join(f'\n<tool_call>\n{{"name": "look", "arguments": {values}}}\n</tool_call>' for values in arguments)
     return text + calls
 
 
@@ -132,11 +132,13 @@ async def play(
     sampling: Mapping[str, Any] | None = None,
     outcome: Outcome | None = None,
     grace: float = 1.0,
+    tag: str | None = None,
 ) -> Played:
-    """Let ``agent(url)`` play an episode against a gateway of its own."""
+    """Let ``agent(url)`` play an episode against a gateway of its own. ``tag``: of the episode's ids."""
     model = model or codec()
     script = Script(model, turns, wait)
     session = Session(model, script, sampling or {"temperature": 1.0, "logprobs": True}, limits)
+    session.tag = tag or session.tag
     server = Gateway()
     await server.start()
     server.add(session)

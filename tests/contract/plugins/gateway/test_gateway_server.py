@@ -307,7 +307,7 @@ def test_images_are_bounded_and_for_models_that_take_them() -> None:
     async def agent(url: str) -> Any:
         async with httpx.AsyncClient(timeout=60) as web:
             bodies = (body(Image.new("L", (6000, 6000)), 2), body(Image.new("L", (9, 9)), 1))
-            return [(await web.post(f"{url}/chat/completions", json=each)).text for each in bodies]
+            return [(await web.post(f"{url}/chat/completions", json=body)).text for body in bodies]
 
     large, small = run(agent, []).value
     assert "may have 67108864 pixels together" in large

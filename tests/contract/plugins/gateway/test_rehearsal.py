@@ -89,10 +89,10 @@ def test_a_server_as_the_model():
     def chat(_: dict[str, Any]) -> dict[str, Any]:
         return {"choices": [{"message": answers.pop(0)}]}
 
-    with serve({"/v1/chat/completions": chat}) as (url, asked):
+    with serve({"/v1/chat/completions": chat}) as (url, requests):
         episode = play("adder", Server(f"{url}/v1", "theirs"))
     assert (episode.failure, episode.success, episode.rows) == (None, True, 1)
-    (_, first), (_, second) = asked
+    (_, first), (_, second) = requests
     assert (first["model"], first["tools"], first["messages"]) == (
         "theirs", [ADD], [{"role": "user", "content": "2 + 3"}],
     )  # fmt: skip

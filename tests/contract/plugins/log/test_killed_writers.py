@@ -42,8 +42,8 @@ def test_what_a_killed_process_left_is_readable(tmp_path: Path, more: int):
             process.wait()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = read(tmp_path, "updates")
+        updates = read(tmp_path, "updates")
     files = len(list(tmp_path.glob("updates/*/*.parquet")))
     assert files >= 2 * more
-    assert len(found) == 20000 * files
-    assert (found["train_step"] == found["step"]).all()
+    assert len(updates) == 20000 * files
+    assert (updates["train_step"] == updates["step"]).all()

@@ -143,7 +143,7 @@ def test_the_first_batch_has_log_ratios_of_exactly_0(built, rollout):
 )
 def test_a_model_that_is_its_own_reference_has_no_log_ratios(compose, overrides, first, later):
     """Until the policy changes, if it is the reference, and until the model does."""
-    config = compose("+turnkey=istar", *(f"turnkey.prm.{each}" for each in overrides))
+    config = compose("+turnkey=istar", *(f"turnkey.prm.{override}" for override in overrides))
     trainer = SimpleNamespace(config=config, global_steps=1, local_trigger_step=0)
     process_reward = ProcessReward(trainer, turnkey_config(config))
     assert process_reward._untouched == first

@@ -33,11 +33,11 @@ def table(outputs: list[AgentLoopOutput]) -> StepBatch:
 def trained_once(outputs: list[AgentLoopOutput], script: Script, measured: int = 0) -> None:
     """Each turn of the model that is trained is under one mask, in the context in which it was written."""
     written = Counter((tuple(p), tuple(a)) for p, a in zip(script.prompts, script.answers, strict=True))
-    found: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
+    trained: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
     for row in outputs:
         ids, first = row.prompt_ids + row.response_ids, len(row.prompt_ids)
         edges = np.flatnonzero(np.diff([0, *row.response_mask, 0]))
         for begin, end in edges.reshape(-1, 2).tolist():
-            found[tuple(ids[: first + begin]), tuple(ids[first + begin : first + end])] += 1
-    assert not found - written
-    assert sum((written - found).values()) == measured
+            trained[tuple(ids[: first + begin]), tuple(ids[first + begin : first + end])] += 1
+    assert not trained - written
+    assert sum((written - trained).values()) == measured

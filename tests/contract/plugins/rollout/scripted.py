@@ -32,5 +32,5 @@ class Script:
         turn = self.turns(self.text(-1)) if callable(self.turns) else self.turns[len(self.prompts) - 1]
         ids = [*self.tokenizer.encode(turn, add_special_tokens=False), self.tokenizer.eos_token_id]
         self.answers.append(ids)
-        said = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7, "num_cached_tokens": self.cached}
-        return TokenOutput(token_ids=ids, log_probs=[-0.01 * i for i in range(len(ids))], extra_fields=said)
+        fields = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7, "num_cached_tokens": self.cached}
+        return TokenOutput(token_ids=ids, log_probs=[-0.01 * i for i in range(len(ids))], extra_fields=fields)

@@ -24,9 +24,9 @@ def test_arguments_that_can():
     assert _called(FunctionCall(name="act", arguments='{"action": "look"}'), None).action == "look"
 
 
-@pytest.mark.parametrize("given", ["true", "false", "null", "[1]", '{"go": 1}'])
-def test_an_action_that_is_neither_text_nor_number_is_invalid(given):
-    parsed = _called(FunctionCall(name="act", arguments=f'{{"action": {given}}}'), None)
+@pytest.mark.parametrize("value", ["true", "false", "null", "[1]", '{"go": 1}'])
+def test_an_action_that_is_neither_text_nor_number_is_invalid(value):
+    parsed = _called(FunctionCall(name="act", arguments=f'{{"action": {value}}}'), None)
     assert parsed.action is None
     assert "must give the action as text" in parsed.reason
     assert parsed.kind == "format"

@@ -44,13 +44,13 @@ def awkward(**kwargs: Any) -> Task:
 
 def steps(outputs: list[AgentLoopOutput]) -> list[dict[str, Any]]:
     """The one step of each row's record."""
-    found = []
+    records = []
     for i, row in enumerate(outputs):
         validate_record(row.extra_fields["turnkey"], f"row {i}")
         assert row.extra_fields["turnkey"]["failed"] is None
         assert len(row.extra_fields["turnkey"]["steps"]) == 1
-        found += row.extra_fields["turnkey"]["steps"]
-    return found
+        records += row.extra_fields["turnkey"]["steps"]
+    return records
 
 
 def reason(outputs: list[AgentLoopOutput]) -> str:
@@ -113,12 +113,12 @@ def test_rows_and_records_of_a_minigrid_episode(play, tokenizer):
         if valid:  # an action that does not parse never reaches the environment
             observation, reward, *_, info = env.step(turn)
         expected.append((t, key, turn if valid else None, valid, 0.0 if valid else 0.2, reward))
-    found = steps(outputs)
-    assert [(s["step"], s["anchor"], s["action"], s["valid"], s["penalty"], s["reward"]) for s in found] == expected
-    assert found[1]["anchor"] == found[2]["anchor"]  # "dance" left the state as it was
-    assert len({s["anchor"] for s in found}) == 2  # left and right again
-    assert [s["truncated"] for s in found] == [False, False, False, True]
-    assert not any(s["terminated"] or s["success"] for s in found)
+    records = steps(outputs)
+    assert [(s["step"], s["anchor"], s["action"], s["valid"], s["penalty"], s["reward"]) for s in records] == expected
+    assert records[1]["anchor"] == records[2]["anchor"]  # "dance" left the state as it was
+    assert len({s["anchor"] for s in records}) == 2  # left and right again
+    assert [s["truncated"] for s in records] == [False, False, False, True]
+    assert not any(s["terminated"] or s["success"] for s in records)
 
     for t, (row, turn) in enumerate(zip(outputs, turns, strict=True)):
         ids = [*tokenizer.encode(turn), tokenizer.eos_token_id]
@@ -194,12 +194,12 @@ def forward_into_the_goal(prompt: str) -> str:
 def test_success_is_on_every_row(play):
     task = Task("turnkey/MiniGrid-v0", 0, {"level": "MiniGrid-Empty-5x5-v0"})
     outputs, _ = play(forward_into_the_goal, task, "turnkey.rollout.max_turns=20")
-    found = steps(outputs)
-    assert [s["action"] for s in found] == ["go forward"] * 2 + ["turn right"] + ["go forward"] * 2
-    assert all(s["success"] for s in found)
-    assert [s["terminated"] for s in found] == [False] * 4 + [True]
-    assert not any(s["truncated"] for s in found)
-    assert [s["reward"] for s in found] == [0.0] * 4 + [1.0]
+    records = steps(outputs)
+    assert [s["action"] for s in records] == ["go forward"] * 2 + ["turn right"] + ["go forward"] * 2
+    assert all(s["success"] for s in records)
+    assert [s["terminated"] for s in records] == [False] * 4 + [True]
+    assert not any(s["truncated"] for s in records)
+    assert [s["reward"] for s in records] == [0.0] * 4 + [1.0]
     for row in outputs:
         assert row.reward_score == 1.0
         assert row.extra_fields["reward_extra_info"]["acc"] == 1.0
@@ -223,20 +223,20 @@ def test_two_sessions_of_a_task_begin_alike_and_two_tasks_do_not(play):
 @pytest.mark.parametrize(("action", "solved"), [("win", True), ("lose", False)])
 def test_without_won_a_positive_end_is_a_success(play, action, solved):
     outputs, _ = play(["look", action], awkward())
-    found = steps(outputs)
-    assert [s["success"] for s in found] == [solved] * 2
-    assert found[-1]["terminated"]
-    assert found[0]["anchor"] == "a room 3"  # without a state_key the observation stands for the state
-    assert found[1]["anchor"] == "a room"
+    records = steps(outputs)
+    assert [s["success"] for s in records] == [solved] * 2
+    assert records[-1]["terminated"]
+    assert records[0]["anchor"] == "a room 3"  # without a state_key the observation stands for the state
+    assert records[1]["anchor"] == "a room"
 
 
 @pytest.mark.parametrize(("turns", "limit"), [(["look", "time out"], 5), (["look", "find"], 2)])
 def test_a_truncated_episode_is_not_solved_whatever_its_last_reward(play, turns, limit):
     outputs, _ = play(turns, awkward(), f"turnkey.rollout.max_turns={limit}")
-    found = steps(outputs)
-    assert [(s["terminated"], s["truncated"]) for s in found] == [(False, False), (False, True)]
-    assert found[-1]["reward"] == 0.5
-    assert [s["success"] for s in found] == [False, False]
+    records = steps(outputs)
+    assert [(s["terminated"], s["truncated"]) for s in records] == [(False, False), (False, True)]
+    assert records[-1]["reward"] == 0.5
+    assert [s["success"] for s in records] == [False, False]
     assert outputs[0].extra_fields["reward_extra_info"]["acc"] == 0.0
 
 
@@ -255,10 +255,10 @@ def test_a_host_runs_as_many_calls_at_once_as_the_configuration_says(play):
 
 def test_an_action_that_the_environment_calls_invalid(play):
     outputs, _ = play(["stumble", "lose"], awkward())
-    found = steps(outputs)
-    assert [s["valid"] for s in found] == [False, True]
-    assert [s["penalty"] for s in found] == [0.1, 0.0]
-    assert found[0]["action"] == "stumble"  # it was sent to the environment, which made nothing of it
+    records = steps(outputs)
+    assert [s["valid"] for s in records] == [False, True]
+    assert [s["penalty"] for s in records] == [0.1, 0.0]
+    assert records[0]["action"] == "stumble"  # it was sent to the environment, which made nothing of it
 
 
 def test_tags_are_parsed_and_history_shows_actions(play):
@@ -424,10 +424,10 @@ def test_actions_are_tool_calls(play, tool_tokenizer, tmp_path: Path):
     outputs, script = play(turns, awkward(), JSON, f"turnkey.log.trajectories={tmp_path}", tokenizer=tool_tokenizer)
     assert [s["action"] for s in steps(outputs)] == ["look", None, None, None, None, "7", "lose"]
     reasons = [turn["parse_note"] for turn in logged(tmp_path).turns]
-    for found, words in zip(
+    for reply, words in zip(
         reasons[1:5], ("no tool call", "'fly'", "must give the action as text", "no tool"), strict=True
     ):
-        assert words in found
+        assert words in reply
     assert '"name": "act"' in script.text(0)
     assert "call the tool with one action" in script.text(0)
     assert "Action: look\n" in script.text(1)
@@ -479,8 +479,8 @@ class Pictures(RLHFDataset):
 
     @classmethod
     async def process_multi_modal_info(cls, messages, image_patch_size, config):
-        found = [part["image"] for m in messages for part in m["content"] if part["type"] == "image"]
-        return found, None, None
+        images = [part["image"] for m in messages for part in m["content"] if part["type"] == "image"]
+        return images, None, None
 
 
 @pytest.fixture
@@ -596,16 +596,16 @@ def test_a_conversation_in_minigrid(play, tokenizer):
 
 def masked_in(outputs: list[AgentLoopOutput]) -> list[list[int]]:
     """The ids under each run of ones, in order: what the model is trained on."""
-    found: list[list[int]] = []
+    turns: list[list[int]] = []
     for row in outputs:
         last = 0
         for token, on in zip(row.response_ids, row.response_mask, strict=True):
             if on and not last:
-                found.append([])
+                turns.append([])
             if on:
-                found[-1].append(token)
+                turns[-1].append(token)
             last = on
-    return found
+    return turns
 
 
 def recorded(outputs: list[AgentLoopOutput]) -> list[dict[str, Any]]:
@@ -617,15 +617,15 @@ def recorded(outputs: list[AgentLoopOutput]) -> list[dict[str, Any]]:
 def test_a_full_conversation(play, when_full):
     overrides = [*TALK, f"turnkey.rollout.when_full={when_full}", "turnkey.rollout.max_turns=30"]
     outputs, script = play(["look"] * 30, awkward(), *overrides)
-    found = recorded(outputs)
-    assert [step["truncated"] for step in found] == [False] * (len(found) - 1) + [True]
-    assert len(found) == 30 if when_full == "drop_oldest" else 3 < len(found) < 30
+    records = recorded(outputs)
+    assert [step["truncated"] for step in records] == [False] * (len(records) - 1) + [True]
+    assert len(records) == 30 if when_full == "drop_oldest" else 3 < len(records) < 30
     fresh = len(script.prompts[0]) if when_full == "end" else 1200 / 2
     assert max(map(len, script.prompts)) + 20 <= fresh + 600
     assert masked_in(outputs) == script.answers
     breaks = [
         t
-        for t in range(1, len(found))
+        for t in range(1, len(records))
         if script.prompts[t][: len(said_before(script, t - 1))] != said_before(script, t - 1)
     ]
     assert (0 < len(breaks) < 10) if when_full == "drop_oldest" else not breaks
@@ -647,14 +647,14 @@ def test_a_conversation_is_a_row_and_in_the_layout_steps_as_many_as_its_steps(pl
     assert row.prompt_ids == script.prompts[0]
     assert row.prompt_ids + row.response_ids == said_before(script, -1)
     assert masked_in([row]) == masked_in(rows["steps"]) == script.answers
-    own = [p for p, one in zip(row.response_logprobs, row.response_mask, strict=True) if one]
+    own = [p for p, trained in zip(row.response_logprobs, row.response_mask, strict=True) if trained]
     assert own == [p for alone in rows["steps"] for p in alone.response_logprobs]
     assert [alone.prompt_ids for alone in rows["steps"]] == script.prompts
     assert recorded([row]) == recorded(rows["steps"])
     assert [step["version"] for step in recorded([row])] == [7] * 4
-    for each in (row, *rows["steps"]):
-        assert each.reward_score == sum(step["composed_reward"] for step in recorded([row]))
-        assert each.extra_fields["reward_extra_info"] == row.extra_fields["reward_extra_info"]
+    for output in (row, *rows["steps"]):
+        assert output.reward_score == sum(step["composed_reward"] for step in recorded([row]))
+        assert output.extra_fields["reward_extra_info"] == row.extra_fields["reward_extra_info"]
     assert row.num_turns == rows["steps"][-1].num_turns == 8
     queued = [list_of_dict_to_tensordict([alone.as_dict() for alone in outputs]) for outputs in rows.values()]
     assert {*queued[0].keys()} == {*queued[1].keys()}
@@ -676,8 +676,8 @@ def test_a_conversation_that_dies_is_one_masked_row(play, tmp_path):
     outputs, _ = play(["look", "look", "raise"], awkward(), *TALK, f"turnkey.log.trajectories={tmp_path}")
     assert "the step is broken" in reason(outputs)
     assert whys(outputs) == [None]
-    found = logged(tmp_path)
-    assert [(turn["turn"], turn["row"], turn["composed_reward"]) for turn in found.turns] == [
+    log = logged(tmp_path)
+    assert [(turn["turn"], turn["row"], turn["composed_reward"]) for turn in log.turns] == [
         (0, None, None),
         (1, None, None),
     ]
@@ -686,17 +686,17 @@ def test_a_conversation_that_dies_is_one_masked_row(play, tmp_path):
 def test_the_log_of_a_conversation_says_where_each_turn_is_trained(play, tmp_path):
     talk = [*TALK, f"turnkey.log.trajectories={tmp_path}"]
     play(["look", "no action", "win"], awkward(), *talk)
-    found = logged(tmp_path)
-    assert [(turn["row"], turn["turn_in_row"]) for turn in found.turns] == [(0, 0), (0, 1), (0, 2)]
-    assert not any(turn["prompt_cut"] for turn in found.turns)
+    log = logged(tmp_path)
+    assert [(turn["row"], turn["turn_in_row"]) for turn in log.turns] == [(0, 0), (0, 1), (0, 2)]
+    assert not any(turn["prompt_cut"] for turn in log.turns)
     cut = [*talk, "turnkey.rollout.when_full=drop_oldest", "turnkey.rollout.max_turns=30"]
     outputs, script = play(["look"] * 30, awkward(), *cut, session=1)
-    found = logged(tmp_path, "u_1")
-    assert [(turn["row"], turn["turn_in_row"]) for turn in found.turns] == [
+    log = logged(tmp_path, "u_1")
+    assert [(turn["row"], turn["turn_in_row"]) for turn in log.turns] == [
         (i, j) for i, row in enumerate(outputs) for j in range(len(row.extra_fields["turnkey"]["steps"]))
     ]
-    assert [turn["prompt_cut"] for turn in found.turns] == [turn["row"] > 0 for turn in found.turns]
-    assert [turn["prompt_tokens"] for turn in found.turns] == [len(prompt) for prompt in script.prompts]
+    assert [turn["prompt_cut"] for turn in log.turns] == [turn["row"] > 0 for turn in log.turns]
+    assert [turn["prompt_tokens"] for turn in log.turns] == [len(prompt) for prompt in script.prompts]
 
 
 def test_the_time_of_an_episode_is_told_once(play, tmp_path):
@@ -739,7 +739,7 @@ def test_images_of_a_conversation(play, sees):
         images = seen["image_data"]
         assert [image.getpixel((0, 0))[0] for image in images] == [0, 0, 100, 100, 100, 100][: 2 * t + 2]
         assert script.prompts[t].count(patch) == len(images) * 4
-        assert all(image is shown for image, shown in zip(images, script.seen[-1]["image_data"], strict=False))
+        assert all(image is sent for image, sent in zip(images, script.seen[-1]["image_data"], strict=False))
     (row,) = outputs
     assert row.multi_modal_data["images"] is script.seen[-1]["image_data"]
     assert len(recorded(outputs)) == 3
@@ -747,9 +747,11 @@ def test_images_of_a_conversation(play, sees):
     alone, _ = play(["look", "look", "win"], awkward_pictures(2), *TALK, "turnkey.rollout.layout=steps", **sees)
     worker = Worker()
     worker.processor, worker.tokenizer, worker.mm_processor_kwargs = sees["processor"], sees["tokenizer"], {}
-    ids = [torch.tensor([each.prompt_ids + each.response_ids]) for each in (row, alone[-1])]
+    ids = [torch.tensor([output.prompt_ids + output.response_ids]) for output in (row, alone[-1])]
     assert torch.equal(*ids)
-    inputs = [worker._compute_multi_modal_inputs(each, seen) for each, seen in zip((row, alone[-1]), ids, strict=True)]
+    inputs = [
+        worker._compute_multi_modal_inputs(output, seen) for output, seen in zip((row, alone[-1]), ids, strict=True)
+    ]
     assert torch.equal(inputs[0]["pixel_values"], inputs[1]["pixel_values"])
     assert inputs[0]["pixel_values"].shape[0] == 6
 
@@ -812,13 +814,13 @@ def test_a_dead_episode_is_one_masked_row_with_the_reason(play, tmp_path, turns,
     outputs, script = play(turns, awkward(**kwargs), f"turnkey.log.trajectories={tmp_path}")
     assert words in reason(outputs)
     assert len(script.prompts) == len(turns)
-    found = logged(tmp_path)
-    assert words in found.episode["failed"]
-    assert found.episode["failed_kind"] not in (None, "other")
-    assert found.episode["env"] == "contract/Awkward-v0"
-    assert (found.episode["success"], found.episode["composed_return"]) == (None, None)
+    log = logged(tmp_path)
+    assert words in log.episode["failed"]
+    assert log.episode["failed_kind"] not in (None, "other")
+    assert log.episode["env"] == "contract/Awkward-v0"
+    assert (log.episode["success"], log.episode["composed_return"]) == (None, None)
     # what was played before is not trained on, but can be read
-    assert found.episode["turns"] == len(found.turns) == len(found.texts) == max(0, len(turns) - 1)
+    assert log.episode["turns"] == len(log.turns) == len(log.texts) == max(0, len(turns) - 1)
 
 
 def said_by_us(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -838,8 +840,8 @@ def test_failed_episodes_are_said_once_for_each_kind_with_their_number(play, cap
         ("1 failed episode of the kind 'reset'", "the reset is broken"),
     ]
     for record, (number, reason) in zip(said_by_us(caplog), expected, strict=True):
-        said, _, latest = record.getMessage().partition(" in this process so far, the latest: ")
-        assert said == number
+        count, _, latest = record.getMessage().partition(" in this process so far, the latest: ")
+        assert count == number
         assert latest.startswith("EnvironmentFailure: environment failure (")
         assert f"RuntimeError: {reason}" in latest
 
@@ -851,8 +853,8 @@ def test_a_malformed_task_fails_its_episode_only(play, tmp_path):
 
     outputs, _ = play([], Words("x", 0), f"turnkey.log.trajectories={tmp_path}")
     assert "play something" in reason(outputs)
-    found = logged(tmp_path).episode
-    assert (found["env"], found["kwargs"], found["seed"], found["task"]) == (None, None, None, "play something")
+    episode = logged(tmp_path).episode
+    assert (episode["env"], episode["kwargs"], episode["seed"], episode["task"]) == (None, None, None, "play something")
 
 
 def test_failed_and_good_rows_have_the_same_fields(play):
@@ -914,20 +916,20 @@ def logged(folder: Path, episode: str | None = None) -> SimpleNamespace:
         frame = read(folder, table)
         frame = frame[frame["episode"] == episode] if episode else frame
         tables.append(frame.astype(object).where(frame.notna(), None).to_dict("records"))
-    (one,) = tables[0]
-    assert all(each["episode"] == one["episode"] for each in tables[1] + tables[2])
-    return SimpleNamespace(episode=one, turns=tables[1], texts=tables[2])
+    (row,) = tables[0]
+    assert all(entry["episode"] == row["episode"] for entry in tables[1] + tables[2])
+    return SimpleNamespace(episode=row, turns=tables[1], texts=tables[2])
 
 
 def test_each_episode_is_in_the_tables_of_the_log(play, tmp_path: Path):
     rewards = "turnkey.rewards=[{name: step}, {name: length, weight: -0.5, unit: turns, label: short}]"
     override = f"turnkey.log.trajectories={tmp_path}/log"
-    told = {"extra_info": {"split": "val"}, "turnkey_validation": True}
+    fields = {"extra_info": {"split": "val"}, "turnkey_validation": True}
     before = time.time()
     task = awkward(says_more=True)
-    outputs, script = play(["look", "stumble", "win"], task, override, rewards, session=1, fields=told)
-    found = logged(tmp_path / "log", "u_1")
-    episode = found.episode
+    outputs, script = play(["look", "stumble", "win"], task, override, rewards, session=1, fields=fields)
+    log = logged(tmp_path / "log", "u_1")
+    episode = log.episode
     assert {name: episode[name] for name in ("group", "split", "validation", "global_step", "step", "seed")} == {
         "group": "u", "split": "val", "validation": True, "global_step": 7, "step": 7, "seed": 3
     }  # fmt: skip
@@ -939,7 +941,7 @@ def test_each_episode_is_in_the_tables_of_the_log(play, tmp_path: Path):
     assert episode["host"] == socket.gethostname()
     assert episode["seconds_waiting"] >= 0
     records = steps(outputs)
-    for t, (turn, record) in enumerate(zip(found.turns, records, strict=True)):
+    for t, (turn, record) in enumerate(zip(log.turns, records, strict=True)):
         assert (turn["turn"], turn["row"], turn["turn_in_row"]) == (t, t, 0)
         same = ("action", "valid", "terminated", "truncated")
         assert {name: turn[name] for name in same} == {name: record[name] for name in same}
@@ -951,14 +953,14 @@ def test_each_episode_is_in_the_tables_of_the_log(play, tmp_path: Path):
         assert turn["next_anchor"] == record["extra"]["next_anchor"]
         assert json.loads(turn["extra"]) == {name: v for name, v in record["extra"].items() if name != "next_anchor"}
         assert (turn["prompt_tokens"], turn["response_tokens"]) == (len(script.prompts[t]), len(script.answers[t]))
-    assert [turn["penalty"] > 0 for turn in found.turns] == [False, True, False]
-    spent = {name: sum(turn[name] for turn in found.turns) for name in ("seconds_model", "seconds_env")}
+    assert [turn["penalty"] > 0 for turn in log.turns] == [False, True, False]
+    spent = {name: sum(turn[name] for turn in log.turns) for name in ("seconds_model", "seconds_env")}
     assert episode["seconds_model"] == pytest.approx(spent["seconds_model"], rel=1e-3)
     assert episode["seconds_env"] > spent["seconds_env"] > 0  # and the start
-    assert [text["response"] for text in found.texts] == ["look", "stumble", "win"]
-    assert [text["observation"] for text in found.texts] == ["a room"] * 3, "the answers; at the reset it was a room 3"
-    assert found.texts[0]["prompt_tail"] == script.text(0)
-    assert script.text(1).endswith(found.texts[1]["prompt_tail"])
+    assert [text["response"] for text in log.texts] == ["look", "stumble", "win"]
+    assert [text["observation"] for text in log.texts] == ["a room"] * 3, "the answers; at the reset it was a room 3"
+    assert log.texts[0]["prompt_tail"] == script.text(0)
+    assert script.text(1).endswith(log.texts[1]["prompt_tail"])
 
 
 def test_of_a_long_prompt_the_end_is_logged_and_the_first_one_whole(play, tmp_path: Path):
@@ -1014,14 +1016,14 @@ def test_the_log_says_why_a_turn_was_invalid(play, tmp_path: Path):
     turns = ["<action>stumble</action>", "just talk", "<action> </action>", "<action>lose</action>"]
     overrides = ["turnkey.rollout.action_format=tags", f"turnkey.log.trajectories={tmp_path}"]
     play(turns, awkward(), *overrides)
-    found = logged(tmp_path)
-    assert [(turn["parse_note"], turn["valid"]) for turn in found.turns] == [
+    log = logged(tmp_path)
+    assert [(turn["parse_note"], turn["valid"]) for turn in log.turns] == [
         ("the environment refused the action", False),
         ("no action in the format 'tags'", False),
         ("the action is empty", False),
         (None, True),
     ]
-    assert [turn["action"] for turn in found.turns] == ["stumble", None, None, "lose"]
+    assert [turn["action"] for turn in log.turns] == ["stumble", None, None, "lose"]
 
 
 # --- rewards ----------------------------------------------------------------------------------------------------------
@@ -1073,19 +1075,19 @@ def test_what_the_environment_says_further_reaches_rewards_and_methods(play):
     rewards = "[{name: step}, {name: potential, gamma: 1.0}]"
     turns = ["call call now", "", "look", "win"]
     outputs, _ = play(turns, awkward(says_more=True), f"turnkey.rewards={rewards}")
-    found = steps(outputs)
-    assert [step["extra"]["tool_calls"] for step in found] == [2.0, 0.0, 0.0, 0.0]
-    assert [step["composed_reward"] for step in found] == [1.0, 0.0, -1.0, 0.5]
+    records = steps(outputs)
+    assert [step["extra"]["tool_calls"] for step in records] == [2.0, 0.0, 0.0, 0.0]
+    assert [step["composed_reward"] for step in records] == [1.0, 0.0, -1.0, 0.5]
 
 
 def test_columns_of_components_reach_the_methods_and_not_the_reward(play):
     """Under their names in the record, on every step, beside what the environment gives."""
     rewards = "[{name: step}, {name: length, unit: turns, label: scorer, weight: 0.5, column: turn_score}]"
     outputs, _ = play(["call", "", "win"], awkward(says_more=True), f"turnkey.rewards={rewards}")
-    found = steps(outputs)
-    assert [step["extra"]["turn_score"] for step in found] == [0.5, 0.5, 0.5]
-    assert [step["extra"]["tool_calls"] for step in found] == [1.0, 0.0, 0.0]
-    assert [step["composed_reward"] for step in found] == [0.0, 0.0, 0.5]
+    records = steps(outputs)
+    assert [step["extra"]["turn_score"] for step in records] == [0.5, 0.5, 0.5]
+    assert [step["extra"]["tool_calls"] for step in records] == [1.0, 0.0, 0.0]
+    assert [step["composed_reward"] for step in records] == [0.0, 0.0, 0.5]
     info = outputs[0].extra_fields["reward_extra_info"]
     assert (info["composed_return.step"], info["composed_return.scorer"]) == (0.5, 1.5)
     assert outputs[0].reward_score == 0.5
@@ -1102,11 +1104,11 @@ def test_columns_of_the_state_before_a_step_are_those_of_the_state_it_was_taken_
     before = {"role", "turn_value", "parent"}
     monkeypatch.setattr(loop_worker, "recorded", lambda config, turnkey: (False, before))
     outputs, _ = play(["call now", "", "stumble", "look", ""], awkward(says_more=True), "turnkey.rollout.max_turns=5")
-    found = [step["extra"] for step in steps(outputs)]
-    assert [extra["role"] for extra in found] == [*"abbba"]
-    assert [extra["turn_value"] for extra in found] == [0.0, 1.0, 1.0, 1.0, 2.0]
-    assert [extra["parent"] for extra in found] == ["", "call now", "call now", "call now", "call now look"]
-    assert [extra["potential"] for extra in found] == [0.5, 0.0, 0.0, 0.0, 0.0]
+    extras = [step["extra"] for step in steps(outputs)]
+    assert [extra["role"] for extra in extras] == [*"abbba"]
+    assert [extra["turn_value"] for extra in extras] == [0.0, 1.0, 1.0, 1.0, 2.0]
+    assert [extra["parent"] for extra in extras] == ["", "call now", "call now", "call now", "call now look"]
+    assert [extra["potential"] for extra in extras] == [0.5, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_another_method_gets_columns_of_the_same_name_from_the_answer(play):
@@ -1192,10 +1194,10 @@ def test_a_disk_that_refuses_costs_the_log_and_not_the_episode(play, tmp_path: P
     (tmp_path / "log").unlink()
     play(["win"], awkward(), override, session=2, fresh=False)
     assert logged(tmp_path / "log").episode["episode"] == "u_2"
-    said = [record.getMessage() for record in said_by_us(caplog)]
-    assert len(said) == 2
-    assert "turnkey.log.trajectories are not written until this is over: FileExistsError" in said[0]
-    assert "are written again; 8 were lost" in said[1]  # two episodes of three turns, a row in two tables each
+    messages = [record.getMessage() for record in said_by_us(caplog)]
+    assert len(messages) == 2
+    assert "turnkey.log.trajectories are not written until this is over: FileExistsError" in messages[0]
+    assert "are written again; 8 were lost" in messages[1]  # two episodes of three turns, a row in two tables each
 
 
 def test_a_mount_that_hangs_does_not_stop_a_rollout(play, tmp_path: Path, monkeypatch):

@@ -20,8 +20,8 @@ LEAVES = ["LL", "LR", "RL", "RR"]
 def prefer(question: dict[str, Any]) -> str:
     """Scores both transcripts by the leaf that they end in."""
     text = question["messages"][0]["content"]
-    shown = re.findall(r"at <([LR])>\s*Agent 2: ([LR])", text)
-    first, second = (LEAVES.index("".join(each)) for each in shown)
+    moves = re.findall(r"at <([LR])>\s*Agent 2: ([LR])", text)
+    first, second = (LEAVES.index("".join(letters)) for letters in moves)
     return json.dumps({"first": first, "second": second})
 
 

@@ -82,9 +82,9 @@ def test_the_credit_of_a_vine_is_that_of_the_true_values(play, numbered, env, pr
     trained_once(outputs, script, measured=4 * 2 + 4)
     assert len(set(map(str, numbered))) == 8
     info = outputs[0].extra_fields["reward_extra_info"]
-    said = {name.partition("/")[2]: value for name, value in info.items() if name.startswith("branching/")}
+    counted = {name.partition("/")[2]: value for name, value in info.items() if name.startswith("branching/")}
     measured_tokens = sum(map(len, script.answers)) - sum(sum(row.response_mask) for row in outputs)
-    assert said == {
+    assert counted == {
         "forks": 2, "trained": 0, "measured": 8, "failed": 0, "trained_tokens": 0, "trained_steps": 0,
         "measured_tokens": measured_tokens, "measured_steps": 12,
     }  # fmt: skip
@@ -204,11 +204,11 @@ class Bush:
     """Answers with moves in turn, whoever asks."""
 
     def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
+        self.visits: Counter[str] = Counter()
 
     def __call__(self, prompt: str) -> str:
-        self.asked[way(prompt)] += 1
-        return MOVES[self.asked[way(prompt)] % 2]
+        self.visits[way(prompt)] += 1
+        return MOVES[self.visits[way(prompt)] % 2]
 
 
 @pytest.mark.parametrize("layout", ["steps", "merged"])
@@ -221,8 +221,8 @@ def test_each_turn_of_a_tree_is_trained_once(play, bushy, prompt, layout):
     trained_once(outputs, script)
     assert len(script.prompts) == 4 + 8
     for text in map(script.text, range(len(script.prompts))):  # the past that is shown is the branch's own
-        shown = re.findall(r"assistant\n([LR])", text) if prompt else re.findall(r"Action: ([LR])", text)
-        assert shown == list(way(text))
+        moves = re.findall(r"assistant\n([LR])", text) if prompt else re.findall(r"Action: ([LR])", text)
+        assert moves == list(way(text))
     batch = table(outputs)
     assert len(batch) == 12
     assert batch.n_trajectories == 8
@@ -248,8 +248,8 @@ def test_verl_gives_all_rows_of_a_rollout_the_numbers_of_its_first_way_through(p
     """Through verl's own postprocessing; only the queue is left out."""
     put: list[dict[str, Any]] = []
 
-    async def taken(**given: Any) -> None:
-        put.append(given)
+    async def taken(**arguments: Any) -> None:
+        put.append(arguments)
 
     outputs, _ = play(Bush(), TREE, "turnkey.rollout.strategy=bushy", SHORT)
     trunk = sum(
@@ -310,13 +310,13 @@ def test_an_error_that_is_nobodys_failure_is_not_lost(play, bushy, monkeypatch):
 
 
 def test_branches_ask_the_server_of_their_episode(play, numbered, monkeypatch):
-    asked = set()
+    requests = set()
     generate = Script.generate
 
     async def seen(self: Script, request_id: str, **kwargs: Any) -> Any:
-        asked.add(request_id)
+        requests.add(request_id)
         return await generate(self, request_id, **kwargs)
 
     monkeypatch.setattr(Script, "generate", seen)
     play(explorer("RL"), TREE, VINE, SHORT)
-    assert len(asked) == 1
+    assert len(requests) == 1

@@ -30,11 +30,11 @@ class Alternating:
     """Left and right in turn, whoever asks."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.turns = 0
 
     def __call__(self, prompt: str) -> str:
-        self.asked += 1
-        return "LR"[self.asked % 2]
+        self.turns += 1
+        return "LR"[self.turns % 2]
 
 
 @dataclass(frozen=True)

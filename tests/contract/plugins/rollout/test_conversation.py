@@ -50,14 +50,14 @@ class Talk:
         assert type(builder).__name__ == family.builder or not BY_TYPE
         options = {"max_tokens_per_turn": 40, "action_format": "json" if tools else "plain", **options}
         config = RolloutConfig(prompt="conversation", **options)
-        shown = [ACT] if tools else None
-        self.tail = learn(builder, self.tokenizer, shown, config.observation_role)
+        schemas = [ACT] if tools else None
+        self.tail = learn(builder, self.tokenizer, schemas, config.observation_role)
         settings = PromptSettings(
             options=config,
             template=TEMPLATE,
             summarize=summarize,
             instruction="Answer.",
-            tools=shown,
+            tools=schemas,
             builder=builder,
             control=ControlTokens(self.tokenizer),
             prompt_length=prompt,
@@ -66,12 +66,12 @@ class Talk:
             marks_observations=True,
         )
         self.prompts = ConversationPrompts(settings, "it", self.tail)
-        self.given: list[Prompt] = []
+        self.built: list[Prompt] = []
         self.sampled: list[list[int]] = []
 
     def see(self, text: str) -> str:
         """The prompt that shows an observation, as text."""
-        self.given.append(self.prompts.next(Answer(text, {"admissible": None}), None))
+        self.built.append(self.prompts.next(Answer(text, {"admissible": None}), None))
         return self.text(-1)
 
     def say(self, text: str, called: bool = False) -> None:
@@ -83,17 +83,17 @@ class Talk:
 
     def observed(self, t: int) -> list[str]:
         """The spans of prompt ``t`` that are marked as an observation's, as text without the whitespace around them."""
-        ids = self.given[t].ids
-        spans = self.given[t].observed or ()
+        ids = self.built[t].ids
+        spans = self.built[t].observed or ()
         return [self.tokenizer.decode(ids[len(ids) + first : len(ids) + end]).strip() for first, end in spans]
 
     def text(self, t: int) -> str:
-        return self.tokenizer.decode(self.given[t].ids)
+        return self.tokenizer.decode(self.built[t].ids)
 
     def extends(self) -> list[bool]:
         """Of each prompt but the first: whether the one before and its turn are, id by id, its beginning."""
-        whole = [prompt.ids + ids for prompt, ids in zip(self.given, self.sampled, strict=False)]
-        return [later.ids[: len(ids)] == ids for ids, later in zip(whole, self.given[1:], strict=False)]
+        whole = [prompt.ids + ids for prompt, ids in zip(self.built, self.sampled, strict=False)]
+        return [later.ids[: len(ids)] == ids for ids, later in zip(whole, self.built[1:], strict=False)]
 
 
 def later(step: int, text: str) -> str:
@@ -110,16 +110,16 @@ def test_three_turns_as_the_template_writes_them(name):
     first = talk.see("a room")
     assert "Do it\n\nSeen (step 1): a room\nAnswer." in first
     expected = first
-    for step, said in ((2, "go north"), (3, "look"), (4, "go")):
-        talk.say(said + family.stop)
+    for step, answer in ((2, "go north"), (3, "look"), (4, "go")):
+        talk.say(answer + family.stop)
         end = family.end if family.stop not in family.end else family.end.removeprefix(family.stop)
         closed = "" if family.model_type == "gpt_oss" else end
         expected += (
-            (said + family.stop).removesuffix(family.removed) + closed + family.user % later(step, f"room {step}")
+            (answer + family.stop).removesuffix(family.removed) + closed + family.user % later(step, f"room {step}")
         )
         assert talk.see(f"room {step}") == expected
     assert talk.extends() == [True] * 3
-    assert [prompt.broke for prompt in talk.given] == [None] * 4
+    assert [prompt.broke for prompt in talk.built] == [None] * 4
 
 
 @each_family
@@ -157,8 +157,8 @@ def test_example_turns_stand_before_the_first_message(name):
     places = [first.find(part) for part in parts]
     assert -1 not in places
     assert places == sorted(places)
-    for step, said in ((2, "go north"), (3, "look")):
-        talk.say(said + family.stop)
+    for step, answer in ((2, "go north"), (3, "look")):
+        talk.say(answer + family.stop)
         assert talk.see(f"room {step}").startswith(first)
     assert talk.extends() == [True] * 2
 
@@ -181,9 +181,9 @@ def test_examples_stay_when_the_first_turns_are_dropped():
     talk.see("a room")
     for step in range(2, 12):
         talk.say("go north" + QWEN.stop)
-        shown = talk.see(f"room {step}")
-    assert "full" in {prompt.broke for prompt in talk.given}
-    assert "Seen (step 1): a wall" in shown
+        prompt = talk.see(f"room {step}")
+    assert "full" in {prompt.broke for prompt in talk.built}
+    assert "Seen (step 1): a wall" in prompt
 
 
 @each_family
@@ -195,11 +195,11 @@ def test_a_turn_that_was_cut_is_closed(name, cut):
     expected = talk.see("a room")
     begin, end = family.thoughts
     prefilled = expected.rstrip().endswith(begin)
-    said = {"thinking": "I am" if prefilled else f"{begin}I am"}.get(cut, cut)
-    talk.say(said)
+    answer = {"thinking": "I am" if prefilled else f"{begin}I am"}.get(cut, cut)
+    talk.say(answer)
     close = end if prefilled or cut == "thinking" else ""
     close = "" if family.model_type == "gpt_oss" else close  # its thoughts end as its turns do
-    expected += said + close + family.end + family.user % later(2, "b")
+    expected += answer + close + family.end + family.user % later(2, "b")
     assert talk.see("b") == expected
     talk.say(f"go{family.stop}")
     talk.see("c")
@@ -214,8 +214,8 @@ def test_observations_as_messages_of_a_tool(name):
     assert '"act"' in expected
     for step in (2, 3, 4):
         talk.say(family.call, called=True)
-        said = family.call.removesuffix("<|observation|>") if family.removed else family.call
-        expected += said + family.call_end + family.tool % later(step, f"room {step}")
+        answer = family.call.removesuffix("<|observation|>") if family.removed else family.call
+        expected += answer + family.call_end + family.tool % later(step, f"room {step}")
         assert talk.see(f"room {step}") == expected
     talk.say(f"I am done{family.stop}")  # what is no call is answered by a user
     expected += f"I am done{family.stop}".removesuffix(family.removed)
@@ -232,7 +232,7 @@ def test_observations_of_tool_calls_as_messages_of_a_user(name):
     assert talk.see("b").endswith(FAMILIES[name].user % later(2, "b"))
     kept = name != "glm"  # its call ends with the token that begins a tool's message
     assert talk.extends() == [kept]
-    assert talk.given[1].broke == (None if kept else "boundary")
+    assert talk.built[1].broke == (None if kept else "boundary")
 
 
 @each_family
@@ -245,7 +245,7 @@ def test_thoughts_are_dropped_where_asked(name):
     talk.say(f"{'' if prefilled else begin}I am{end}go{family.stop}")
     second = talk.see("b")
     assert talk.extends() == [False]
-    assert talk.given[1].broke == "thinking"
+    assert talk.built[1].broke == "thinking"
     head = first.rstrip().removesuffix(begin) if prefilled else first
     assert second.startswith(f"{head}go")
     assert "I am" not in second
@@ -254,7 +254,7 @@ def test_thoughts_are_dropped_where_asked(name):
         talk.say(f"go{family.stop}")
         talk.see("c")
         assert talk.extends() == [False, True]
-        assert talk.given[2].broke is None
+        assert talk.built[2].broke is None
     talk.say(begin * (not prefilled) + "never to end")
     assert "never to end" not in talk.see("d")
 
@@ -275,11 +275,11 @@ def test_what_was_sampled_stays_as_it_was_sampled():
 # --- a full context ---------------------------------------------------------------------------------------------------
 
 
-def play(talk: Talk, turns: int, said: str = "go", seen: Callable[[int], str] = "room {}".format) -> int:
+def play(talk: Talk, turns: int, answer: str = "go", seen: Callable[[int], str] = "room {}".format) -> int:
     """Turns of an episode until it is full; how many there were."""
     talk.see(seen(0))
     for t in range(1, turns):
-        talk.say(said + talk.family.stop)
+        talk.say(answer + talk.family.stop)
         try:
             talk.see(seen(t))
         except PromptTooLongError:
@@ -292,9 +292,9 @@ def test_no_turn_begins_without_room_for_it(name):
     talk = Talk(FAMILIES[name], response=400)
     turns = play(talk, 50)
     assert 2 < turns < 50
-    longest, fresh = len(talk.given[-1].ids), len(talk.given[0].ids)
+    longest, fresh = len(talk.built[-1].ids), len(talk.built[0].ids)
     assert longest - fresh + 40 <= 400
-    step = longest - len(talk.given[-2].ids)
+    step = longest - len(talk.built[-2].ids)
     assert longest - fresh + step + 40 > 400 - 4  # the numbers of later steps are longer
 
 
@@ -302,12 +302,12 @@ def test_no_turn_begins_without_room_for_it(name):
 def test_the_oldest_turns_are_dropped_many_at_a_time(name):
     talk = Talk(FAMILIES[name], prompt=700, response=700, when_full="drop_oldest")
     assert play(talk, 50) == 50
-    broke = [prompt.broke for prompt in talk.given]
+    broke = [prompt.broke for prompt in talk.built]
     full = [t for t in range(50) if broke[t] == "full"]
     assert 1 < len(full) < 50 / 3
     assert talk.extends() == [reason is None for reason in broke[1:]]
     fresh = 0
-    for t, prompt in enumerate(talk.given):
+    for t, prompt in enumerate(talk.built):
         if t in (0, *full):
             fresh = len(prompt.ids)
             assert fresh <= 700 / (1 if t == 0 else 2)
@@ -316,9 +316,9 @@ def test_the_oldest_turns_are_dropped_many_at_a_time(name):
         assert text.count("Do it") == 1
         assert f"(step {t + 1}): room {t}" in text
     first = talk.text(full[0])
-    shown = [t for t in range(50) if re.search(rf": room {t}(?!\d)", first)]
-    assert shown == list(range(shown[0], full[0] + 1))  # the last ones, whole
-    assert f"Do it\n\nSeen (step {shown[0] + 1}): room {shown[0]}" in first
+    kept = [t for t in range(50) if re.search(rf": room {t}(?!\d)", first)]
+    assert kept == list(range(kept[0], full[0] + 1))  # the last ones, whole
+    assert f"Do it\n\nSeen (step {kept[0] + 1}): room {kept[0]}" in first
 
 
 def test_a_summary_of_the_turns_that_were_dropped():
@@ -328,7 +328,7 @@ def test_a_summary_of_the_turns_that_were_dropped():
     talk = Talk(QWEN, prompt=700, response=700, when_full="drop_oldest", summarize=seen)
     assert play(talk, 20) == 20
     assert "Before" not in talk.text(0)
-    text = talk.text(next(t for t, prompt in enumerate(talk.given) if prompt.broke == "full"))
+    text = talk.text(next(t for t, prompt in enumerate(talk.built) if prompt.broke == "full"))
     dropped = text.split("Before: ")[1].split("\n")[0]
     number = dropped.count("<")
     assert dropped == " ".join(f"<room {t}>" for t in range(number))
@@ -341,10 +341,10 @@ def test_dropping_thoughts_and_turns_together(name):
     family = FAMILIES[name]
     talk = Talk(family, prompt=700, response=500, when_full="drop_oldest", thinking="drop")
     begin, end = family.thoughts
-    said = ("" if name == "minimax" else begin) + f"I am{end}go"
-    assert play(talk, 30, said) == 30
-    assert {prompt.broke for prompt in talk.given[1:]} == {"thinking", "full"}
-    for prompt, text in zip(talk.given, map(talk.text, range(30)), strict=True):
+    answer = ("" if name == "minimax" else begin) + f"I am{end}go"
+    assert play(talk, 30, answer) == 30
+    assert {prompt.broke for prompt in talk.built[1:]} == {"thinking", "full"}
+    for prompt, text in zip(talk.built, map(talk.text, range(30)), strict=True):
         assert len(prompt.ids) + 40 <= 700 + 500
         assert "I am" not in text
         assert text.count(begin) == (1 if name == "minimax" else 0)
@@ -419,18 +419,18 @@ def test_a_builder_that_would_rewrite_the_past_is_refused():
 
 
 def test_tails():
-    def shown(family: Family, **options: Any) -> tuple[str, str | None]:
+    def tail_of(family: Family, **options: Any) -> tuple[str, str | None]:
         talk = Talk(family, **options)
         tool = None if talk.tail.tool is None else talk.tokenizer.decode(talk.tail.tool)
         return talk.tokenizer.decode(talk.tail.user), tool
 
-    assert shown(QWEN) == ("<|im_end|>\n", None)
-    assert shown(QWEN, tools=True) == ("<|im_end|>\n", "<|im_end|>\n")
-    assert shown(GLM, tools=True) == ("", "")
-    assert shown(DEEPSEEK, tools=True) == (EOS_OF_DEEPSEEK, EOS_OF_DEEPSEEK)
-    assert shown(MINIMAX) == ("[e~[\n", None)
-    assert shown(GPT_OSS, tools=True) == ("<|end|>", "")
-    assert shown(FAMILIES["gemma"], tools=True) == ("<turn|>\n", "")
+    assert tail_of(QWEN) == ("<|im_end|>\n", None)
+    assert tail_of(QWEN, tools=True) == ("<|im_end|>\n", "<|im_end|>\n")
+    assert tail_of(GLM, tools=True) == ("", "")
+    assert tail_of(DEEPSEEK, tools=True) == (EOS_OF_DEEPSEEK, EOS_OF_DEEPSEEK)
+    assert tail_of(MINIMAX) == ("[e~[\n", None)
+    assert tail_of(GPT_OSS, tools=True) == ("<|end|>", "")
+    assert tail_of(FAMILIES["gemma"], tools=True) == ("<turn|>\n", "")
 
 
 EOS_OF_DEEPSEEK = DEEPSEEK.stop
@@ -446,13 +446,13 @@ def test_control_tokens_of_the_environment_are_plain_text(name):
     talk = Talk(family)
     evil = "".join(family.special)
     for t in range(2):
-        before = len(talk.given[-1].ids) + len(talk.sampled[-1]) if t else 0
+        before = len(talk.built[-1].ids) + len(talk.sampled[-1]) if t else 0
         talk.see("harmless")
-        control = [i for i in talk.given[-1].ids[before:] if i in talk.tokenizer.added_tokens_decoder]
+        control = [i for i in talk.built[-1].ids[before:] if i in talk.tokenizer.added_tokens_decoder]
         again = Talk(family)
         if t:
             again.see("harmless")
             again.say("go" + family.stop)
         again.see(evil)
-        assert [i for i in again.given[-1].ids[before:] if i in talk.tokenizer.added_tokens_decoder] == control
+        assert [i for i in again.built[-1].ids[before:] if i in talk.tokenizer.added_tokens_decoder] == control
         talk.say("go" + family.stop)

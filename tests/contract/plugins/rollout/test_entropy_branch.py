@@ -20,7 +20,7 @@ class Doubter:
     """Goes to the right, and then left and right in turn; the tokens of its second turn have one log-probability."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, second: float = UNSURE, third: str = "") -> None:
-        self.asked: Counter[str] = Counter()
+        self.visits: Counter[str] = Counter()
         self.third = third
         generate = Script.generate
 
@@ -34,10 +34,10 @@ class Doubter:
 
     def __call__(self, prompt: str) -> str:
         there = way(prompt)
-        self.asked[there] += 1
+        self.visits[there] += 1
         if not there:
             return "R"
-        return self.third if self.third and self.asked[there] == 3 else MOVES[self.asked[there] % 2]
+        return self.third if self.third and self.visits[there] == 3 else MOVES[self.visits[there] % 2]
 
 
 def strategy(**params: Any) -> str:
@@ -64,8 +64,8 @@ def test_branches_begin_before_the_turn_that_was_uncertain(play, monkeypatch, pr
     assert batch.extra["leaf_outcome"][order].tolist() == [5.25, 5.25, 2.25]
     credit = compute_credit("tree", batch, rule="arpo", norm="mean").advantage[order]
     np.testing.assert_allclose(credit, [0.0, 1.5, -1.5], atol=1e-12)
-    said = counts(outputs)
-    assert (said["forks"], said["trained"], said["trained_steps"], said["failed"]) == (1, 1, 1, 0)
+    counted = counts(outputs)
+    assert (counted["forks"], counted["trained"], counted["trained_steps"], counted["failed"]) == (1, 1, 1, 0)
 
 
 def test_a_turn_as_sure_as_the_first_one_makes_no_branch(play, monkeypatch):
@@ -100,8 +100,8 @@ def test_a_group_has_no_more_trajectories_than_it_may(play, monkeypatch):
     n = "actor_rollout_ref.rollout.n=3"
     for fresh in (True, False):
         begun = (strategy(trajectories=7, branches=3), SHORT, n)
-        found, _ = play(Doubter(monkeypatch), TREE, *begun, sessions=3, fresh=fresh)
-        outputs = [row for rows in found for row in rows]
+        episodes, _ = play(Doubter(monkeypatch), TREE, *begun, sessions=3, fresh=fresh)
+        outputs = [row for rows in episodes for row in rows]
         paths = {row.extra_fields["turnkey"].get("branch", 0) for row in outputs}
         assert paths == {0, 1, 2}
         assert len(outputs) == 3 * 2 + 4

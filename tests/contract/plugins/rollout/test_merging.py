@@ -36,7 +36,7 @@ def step(
 ) -> AgentLoopOutput:
     """One step as an agent loop gives it; log-probabilities that no other step has."""
     fields = {"min_global_steps": 4, "max_global_steps": 4, **more.pop("extra_fields", {})}
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "prompt_ids": prompt,
         "response_ids": response,
         "response_mask": [1] * len(response) if mask is None else mask,
@@ -47,15 +47,15 @@ def step(
         "metrics": AgentLoopMetrics(generate_sequences=1.0, tool_calls=0.5, num_preempted=0),
         "extra_fields": {"turnkey": make_record([make_step(step=t, reward=float(t))]), **fields},
     }
-    return AgentLoopOutput(**given | more)
+    return AgentLoopOutput(**defaults | more)
 
 
 def conversation(*turns: tuple[list[int], list[int]], start: int = 0) -> list[AgentLoopOutput]:
     """Steps whose prompts go on: each turn is what is shown before it, and what the model says."""
     steps, context = [], []
-    for t, (shown, said) in enumerate(turns, start):
-        steps.append(step(t, context + shown, said))
-        context += shown + said
+    for t, (observation, answer) in enumerate(turns, start):
+        steps.append(step(t, context + observation, answer))
+        context += observation + answer
     return steps
 
 
@@ -71,13 +71,13 @@ def numbers(rows: list[AgentLoopOutput]) -> list[list[int]]:
 def split(row: AgentLoopOutput) -> list[tuple[list[int], list[int], list[float], dict[str, Any]]]:
     """The prompt, response, log-probabilities and record of each step, from a row alone; a naive loop."""
     ids, mask = row.prompt_ids + row.response_ids, row.response_mask
-    starts = [i for i, one in enumerate(mask) if one and (i == 0 or not mask[i - 1])]
-    found = []
+    starts = [i for i, trained in enumerate(mask) if trained and (i == 0 or not mask[i - 1])]
+    pieces = []
     for start, entry in zip(starts, row.extra_fields["turnkey"]["steps"], strict=True):
         end = next((i for i in range(start, len(mask)) if not mask[i]), len(mask))
         at = len(row.prompt_ids) + start
-        found.append((ids[:at], row.response_ids[start:end], row.response_logprobs[start:end], entry))
-    return found
+        pieces.append((ids[:at], row.response_ids[start:end], row.response_logprobs[start:end], entry))
+    return pieces
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
@@ -126,9 +126,11 @@ def test_no_outputs_no_rows():
 
 
 def test_without_log_probs_the_row_has_none():
-    steps = [each.model_copy(update={"response_logprobs": None}) for each in conversation(([1], [2]), ([3], [4]))]
-    for each in steps:
-        each.__pydantic_fields_set__.discard("response_logprobs")
+    steps = [
+        step_row.model_copy(update={"response_logprobs": None}) for step_row in conversation(([1], [2]), ([3], [4]))
+    ]
+    for step_row in steps:
+        step_row.__pydantic_fields_set__.discard("response_logprobs")
     (row,) = merge_rows(steps, WITHOUT_LIMIT)
     assert row.response_logprobs is None
     assert "rollout_log_probs" not in row.as_dict()
@@ -156,10 +158,10 @@ def test_only_the_whole_row_so_far_is_a_beginning():
 
 
 def test_the_prompts_builder_says_why_the_prefix_broke_and_not_whether():
-    said = {"extra_fields": {BREAK: "full"}}
-    rows = merge_rows([step(0, [1], [2]), step(1, [5], [6], **said)], WITHOUT_LIMIT)
+    broken = {"extra_fields": {BREAK: "full"}}
+    rows = merge_rows([step(0, [1], [2]), step(1, [5], [6], **broken)], WITHOUT_LIMIT)
     assert why(rows) == ["first", "full"]
-    rows = merge_rows([step(0, [1], [2], **said), step(1, [1, 2, 3], [6], **said)], WITHOUT_LIMIT)
+    rows = merge_rows([step(0, [1], [2], **broken), step(1, [1, 2, 3], [6], **broken)], WITHOUT_LIMIT)
     assert why(rows) == ["first"]
 
 
@@ -210,7 +212,7 @@ def test_the_budget_is_that_of_the_response():
 def test_the_budget_of_a_row_counts_from_its_own_prompt():
     steps = conversation(*[([1], [2])] * 12)
     rows = merge_rows(steps, 7)  # 1 + 3 x (1 + 1): four turns
-    assert [len(each) for each in numbers(rows)] == [4, 4, 4]
+    assert [len(numbers_of_row) for numbers_of_row in numbers(rows)] == [4, 4, 4]
     assert [len(row.response_ids) for row in rows] == [7, 7, 7]
 
 
@@ -221,21 +223,21 @@ def picture(brightness: int) -> Image.Image:
 def test_images_of_a_row_are_those_of_its_last_step():
     red, blue = picture(10), picture(20)
     steps = conversation(([1], [2]), ([3], [4]), ([5], [6]))
-    shown = [[red], [red], [red, blue]]
-    for each, images in zip(steps, shown, strict=True):
-        each.multi_modal_data = {"images": images}
+    images_of = [[red], [red], [red, blue]]
+    for step_row, images in zip(steps, images_of, strict=True):
+        step_row.multi_modal_data = {"images": images}
     (row,) = merge_rows(steps, WITHOUT_LIMIT)
     assert row.multi_modal_data["images"] == [red, blue]
-    for each, images in zip(steps, shown, strict=True):  # rendered anew for each step
-        each.multi_modal_data = {"images": [image.copy() for image in images]}
+    for step_row, images in zip(steps, images_of, strict=True):  # rendered anew for each step
+        step_row.multi_modal_data = {"images": [image.copy() for image in images]}
     assert len(merge_rows(steps, WITHOUT_LIMIT)) == 1
 
 
-@pytest.mark.parametrize("shown", [[picture(11), picture(20)], [picture(20), picture(10)], []])
-def test_another_image_under_the_same_ids(shown):
+@pytest.mark.parametrize("images", [[picture(11), picture(20)], [picture(20), picture(10)], []])
+def test_another_image_under_the_same_ids(images):
     steps = conversation(([1], [2]), ([3], [4]))
     steps[0].multi_modal_data = {"images": [picture(10)]}
-    steps[1].multi_modal_data = {"images": shown} if shown else {}
+    steps[1].multi_modal_data = {"images": images} if images else {}
     rows = merge_rows(steps, WITHOUT_LIMIT)
     assert why(rows) == ["first", "images"]
     assert [row.multi_modal_data for row in rows] == [steps[0].multi_modal_data, steps[1].multi_modal_data]
@@ -247,8 +249,8 @@ def test_images_read_otherwise_and_media_that_cannot_be_compared():
     assert why(merge_rows(steps, WITHOUT_LIMIT)) == ["first", "images"]
     steps = conversation(([1], [2]), ([3], [4]))
     sound = np.zeros(3)
-    for each in steps:
-        each.multi_modal_data = {"audios": [sound]}
+    for step_row in steps:
+        step_row.multi_modal_data = {"audios": [sound]}
     assert why(merge_rows(steps, WITHOUT_LIMIT)) == ["first"]
     steps[1].multi_modal_data = {"audios": [sound.copy()]}
     assert why(merge_rows(steps, WITHOUT_LIMIT)) == ["first", "images"]
@@ -297,8 +299,8 @@ def test_columns_of_another_length_are_an_error(name, value):
 
 def joined(*fields: dict[str, Any]) -> dict[str, Any]:
     steps = [
-        step(t, [1, 2, 3][: t + 1] if t < 1 else [1, 9] * t + [1], [9], extra_fields=each)
-        for t, each in enumerate(fields)
+        step(t, [1, 2, 3][: t + 1] if t < 1 else [1, 9] * t + [1], [9], extra_fields=extra_fields)
+        for t, extra_fields in enumerate(fields)
     ]
     (row,) = merge_rows(steps, WITHOUT_LIMIT)
     return row.extra_fields
@@ -327,8 +329,8 @@ def test_counts_and_lists_of_a_row():
 @pytest.mark.parametrize(("counts", "expected"), [([0, 2], 2), ([-1, 2], -1), ([2, -1], -1)])
 def test_interruptions_that_one_server_does_not_count_are_not_known(counts, expected):
     steps = conversation(([1], [2]), ([3], [4]))
-    for each, count in zip(steps, counts, strict=True):
-        each.metrics = AgentLoopMetrics(num_preempted=count)
+    for step_row, count in zip(steps, counts, strict=True):
+        step_row.metrics = AgentLoopMetrics(num_preempted=count)
     (row,) = merge_rows(steps, WITHOUT_LIMIT)
     assert row.metrics.num_preempted == expected
 
@@ -338,14 +340,14 @@ def test_interruptions_that_one_server_does_not_count_are_not_known(counts, expe
 ROWS = RowBuilder(eos=2, log_probs=True, labels=("step",), merged=True, max_response_length=12)
 
 
-def played(*prompts: Prompt | list[int], said: tuple[int, ...] = (7, 8), versions: tuple[int, ...] = ()) -> Episode:
+def played(*prompts: Prompt | list[int], answer: tuple[int, ...] = (7, 8), versions: tuple[int, ...] = ()) -> Episode:
     """An episode whose model says the same in every turn."""
     episode = Episode()
     for t, prompt in enumerate(prompts):
         version = versions[t] if versions else 4
         turn = Generated(
-            ids=list(said),
-            log_probs=[-1.0 - t] * len(said),
+            ids=list(answer),
+            log_probs=[-1.0 - t] * len(answer),
             text="",
             extra_fields={"global_steps": version, "min_global_steps": version, "max_global_steps": version},
             num_preempted=0,
@@ -370,11 +372,11 @@ def test_a_conversation_is_a_row_and_the_layout_steps_is_not():
     assert [entry["version"] for entry in row.extra_fields["turnkey"]["steps"]] == [2, 3, 3]
     assert row.extra_fields["reward_extra_info"]["episode_length"] == 3.0
     alone = replace(ROWS, merged=False).played(episode)
-    assert [each.prompt_ids for each in alone] == [each.prompt.ids for each in episode.steps]
+    assert [step_row.prompt_ids for step_row in alone] == [played_step.prompt.ids for played_step in episode.steps]
     assert why(alone) == [None] * 3
     # A field that one row lacks is lost for the whole batch.
-    fields = {frozenset(each.as_dict()) for each in [row, *alone, *ROWS.failed("it died", 3)]}
-    extra = {frozenset(each.extra_fields) for each in [row, *alone]}
+    fields = {frozenset(step_row.as_dict()) for step_row in [row, *alone, *ROWS.failed("it died", 3)]}
+    extra = {frozenset(step_row.extra_fields) for step_row in [row, *alone]}
     assert len(fields) == len(extra) == 1
 
 
@@ -401,20 +403,20 @@ def test_an_episode_that_dies_after_turns_that_merge_is_one_masked_row():
 
 def test_a_response_of_several_turns_reaches_the_loss_whole(queue, trainer):
     """data.max_response_length is the budget of the row: no turn of it is cut, and each has the credit of its step."""
-    said = (7,) * 4
+    answer = (7,) * 4
     prompts = [[1] + [7, 7, 7, 7, 3] * t for t in range(3)]
-    whole = ROWS.played(played(*prompts, said=said))
+    whole = ROWS.played(played(*prompts, answer=answer))
     assert len(whole) == 2, "14 tokens do not fit into 12"
-    (row,) = replace(ROWS, max_response_length=14).played(played(*prompts, said=said))
+    (row,) = replace(ROWS, max_response_length=14).played(played(*prompts, answer=answer))
     other = output(make_record([make_step(step=0, reward=0.0)]), 2, 0.0)
     put("a", 0, [row])
     put("a", 1, [other])
     batch = advance(trainer(recipe="grpo_steps"), batch_of(tq.kv_list(PARTITION)[PARTITION]))
     mask = [1, 1, 1, 1, 0] * 2 + [1] * 4
     assert read(batch, "response_mask")["a_0_0"] == read(batch, "loss_mask")["a_0_0"] == mask
-    assert [value != 0 for value in read(batch, "advantages")["a_0_0"]] == [bool(one) for one in mask]
+    assert [value != 0 for value in read(batch, "advantages")["a_0_0"]] == [bool(trained) for trained in mask]
     assert read(batch, "position_ids")["a_0_0"] == list(range(15))
-    assert read(batch, "input_ids")["a_0_0"] == prompts[-1] + list(said)
+    assert read(batch, "input_ids")["a_0_0"] == prompts[-1] + list(answer)
 
 
 # --- any episode ------------------------------------------------------------------------------------------------------
@@ -449,12 +451,12 @@ def episode(turns: list[dict[str, Any]]) -> list[AgentLoopOutput]:
             prompt = before + turn["shown"]
         images = [PICTURES[1 - PICTURES.index(image)] for image in images] if turn["swap"] else list(images)
         images += [] if turn["image"] is None else [PICTURES[turn["image"]]]
-        said = turn["said"] or [0]
-        mask = [int(bool(turn["said"]))] * len(said)
-        if turn["gap"] and len(said) == 3:
+        answer = turn["said"] or [0]
+        mask = [int(bool(turn["said"]))] * len(answer)
+        if turn["gap"] and len(answer) == 3:
             mask[1] = 0
         versions = {"min_global_steps": turn["version"], "max_global_steps": turn["version"]}
-        steps.append(step(t, prompt, said, mask, images=images, extra_fields=versions))
+        steps.append(step(t, prompt, answer, mask, images=images, extra_fields=versions))
     return steps
 
 
@@ -468,23 +470,28 @@ def test_merged_rows_can_be_split_into_the_steps(turns, budget):
     for row in rows:
         own = [next(left) for _ in row.extra_fields["turnkey"]["steps"]]
         assert len(row.response_mask) == len(row.response_ids) == len(row.response_logprobs)
-        versions = [v for each in own if (v := each.extra_fields["max_global_steps"]) is not None]
+        versions = [v for step_row in own if (v := step_row.extra_fields["max_global_steps"]) is not None]
         assert row.extra_fields["max_global_steps"] == max(versions, default=None)
         if len(own) == 1:
             assert row == own[0].model_copy(update={"extra_fields": own[0].extra_fields | {BREAK: why([row])[0]}})
             continue
         assert len(row.response_ids) <= budget
         assert split(row) == [
-            (each.prompt_ids, each.response_ids, each.response_logprobs, *each.extra_fields["turnkey"]["steps"])
-            for each in own
+            (
+                step_row.prompt_ids,
+                step_row.response_ids,
+                step_row.response_logprobs,
+                *step_row.extra_fields["turnkey"]["steps"],
+            )
+            for step_row in own
         ]
-        off = [p for p, one in zip(row.response_logprobs, row.response_mask, strict=True) if not one]
+        off = [p for p, trained in zip(row.response_logprobs, row.response_mask, strict=True) if not trained]
         assert off == [0.0] * len(off)
-        shown = row.multi_modal_data.get("images", [])
-        for each in own:
-            images = each.multi_modal_data.get("images", [])
-            assert all(map(lambda a, b: a is b, images, shown[: len(images)]))
-            assert len(images) <= len(shown)
+        merged = row.multi_modal_data.get("images", [])
+        for step_row in own:
+            images = step_row.multi_modal_data.get("images", [])
+            assert all(map(lambda a, b: a is b, images, merged[: len(images)]))
+            assert len(images) <= len(merged)
 
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=300)
@@ -517,8 +524,8 @@ def test_a_row_ends_only_where_it_must(turns):
 
 
 def of_branch(steps: list[AgentLoopOutput], branch: int) -> list[AgentLoopOutput]:
-    for each in steps:
-        each.extra_fields["turnkey"] = make_record(each.extra_fields["turnkey"]["steps"], branch=branch)
+    for step_row in steps:
+        step_row.extra_fields["turnkey"] = make_record(step_row.extra_fields["turnkey"]["steps"], branch=branch)
     return steps
 
 
@@ -526,15 +533,15 @@ def of_branch(steps: list[AgentLoopOutput], branch: int) -> list[AgentLoopOutput
 def test_a_branch_trains_its_own_steps_in_the_context_of_all(fork):
     talk = [([1, 2], [3, 4]), ([5], [6]), ([7, 8], [9, 10, 11]), ([12], [13])]
     steps = of_branch(conversation(*talk), 2)
-    for t, each in enumerate(steps):
-        each.extra_fields["turnkey_cached"] = [t / 10]
+    for t, step_row in enumerate(steps):
+        step_row.extra_fields["turnkey_cached"] = [t / 10]
     (whole,) = merge_rows(steps)
     before = copy.deepcopy(whole)
     (row,) = without_steps([whole], fork)
     assert whole == before  # the argument is not changed
     assert (row.prompt_ids, row.response_ids) == (whole.prompt_ids, whole.response_ids)
     assert split(row) == split(whole)[fork:]
-    assert sum(row.response_mask) == sum(len(said) for _, said in talk[fork:])
+    assert sum(row.response_mask) == sum(len(answer) for _, answer in talk[fork:])
     own = row.response_mask.index(1)
     assert row.response_logprobs == [0.0] * own + whole.response_logprobs[own:]
     assert row.extra_fields["turnkey"]["branch"] == 2

@@ -102,8 +102,8 @@ def steps(outputs: list[AgentLoopOutput]) -> list[dict[str, Any]]:
 def test_the_first_has_a_row_for_each_step(play: Play) -> None:
     outputs, script = play("GuessLoop", ["5", "five", "8"])
     assert [output.prompt_ids for output in outputs] == script.prompts
-    found = steps(outputs)
-    assert [(step["action"], step["reward"], step["success"]) for step in found] == [
+    records = steps(outputs)
+    assert [(step["action"], step["reward"], step["success"]) for step in records] == [
         ("5", 0.0, True),
         (None, 0.0, True),
         ("8", 1.0, True),
@@ -115,12 +115,12 @@ def test_the_second_has_one_row(play: Play, tokenizer: Any) -> None:
     (row,) = outputs
     assert row.prompt_ids == script.prompts[0]
     assert row.prompt_ids + row.response_ids[: -len("8") - 1] == script.prompts[-1]
-    own = [i for i, one in zip(row.response_ids, row.response_mask, strict=True) if one]
+    own = [i for i, trained in zip(row.response_ids, row.response_mask, strict=True) if trained]
     assert tokenizer.decode(own, skip_special_tokens=True) == "5five8"
     whole = tokenizer.decode(row.prompt_ids + row.response_ids)
     assert whole.count("<|im_start|>") == 6
     assert "Higher.<|im_end|>" in whole
-    assert {p for p, one in zip(row.response_logprobs, row.response_mask, strict=True) if not one} == {0.0}
+    assert {p for p, trained in zip(row.response_logprobs, row.response_mask, strict=True) if not trained} == {0.0}
     assert [(step["action"], step["version"], step["success"]) for step in steps(outputs)] == [
         ("5", 1, True),
         (None, 2, True),
@@ -146,7 +146,7 @@ def test_a_failed_episode_has_one_masked_row_with_the_fields_of_all_others(play:
     assert (row.response_mask, row.reward_score) == ([0], 0.0)
     assert row.as_dict().keys() == played[0].as_dict().keys()
     assert row.extra_fields.keys() >= {"reward_extra_info", "min_global_steps", "max_global_steps", "turnkey_break"}
-    info, of_played = (each.extra_fields["reward_extra_info"] for each in (row, played[0]))
+    info, of_played = (output.extra_fields["reward_extra_info"] for output in (row, played[0]))
     assert (info["failed"], info.keys()) == (1.0, of_played.keys())
 
 

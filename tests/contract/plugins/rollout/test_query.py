@@ -31,7 +31,7 @@ class Answering:
     """Moves as told; asked to say something, it is right as often as ``RIGHT`` has it."""
 
     def __init__(self, trunk: str) -> None:
-        self.trunk, self.asked = trunk, Counter[str]()
+        self.trunk, self.visits = trunk, Counter[str]()
 
     def __call__(self, prompt: str) -> str:
         here = way(prompt)
@@ -39,11 +39,11 @@ class Answering:
             return ""
         if not prompt.endswith("I say"):
             return self.trunk[len(here)]
-        self.asked[here] += 1
-        return " The right one!\nNo." if self.asked[here] <= RIGHT[here] else " the right"
+        self.visits[here] += 1
+        return " The right one!\nNo." if self.visits[here] <= RIGHT[here] else " the right"
 
 
-def told(outputs: list[Any]) -> dict[str, float]:
+def counted(outputs: list[Any]) -> dict[str, float]:
     info = outputs[-1].extra_fields["reward_extra_info"]
     return {name.partition("/")[2]: value for name, value in info.items() if name.startswith("branching/")}
 
@@ -59,15 +59,15 @@ def test_values_are_mean_rewards_of_short_answers(play, tokenizer, prompt):
     trained_once(outputs, script, measured=8)
     begun = tokenizer.encode("I say")
     turns = [ids for ids, params in zip(script.prompts, script.params, strict=True) if params["max_tokens"] == 8]
-    asked = [(ids, params) for ids, params in zip(script.prompts, script.params, strict=True) if ids not in turns]
-    assert (len(turns), len(asked)) == (2, 8)
-    for ids, params in asked:  # the very prompt of the turn, and the beginning of an answer
+    queries = [(ids, params) for ids, params in zip(script.prompts, script.params, strict=True) if ids not in turns]
+    assert (len(turns), len(queries)) == (2, 8)
+    for ids, params in queries:  # the very prompt of the turn, and the beginning of an answer
         assert ids[: -len(begun)] in turns
         assert ids[-len(begun) :] == begun
         assert (params["max_tokens"], params["temperature"], params["stop"]) == (21, 0.6, ["\n"])
-    said = told(outputs)
+    counts = counted(outputs)
     written = sum(len(script.answers[i]) for i, ids in enumerate(script.prompts) if ids not in turns)
-    assert said == {
+    assert counts == {
         "forks": 2, "trained": 0, "measured": 8, "failed": 0, "trained_tokens": 0, "trained_steps": 0,
         "measured_tokens": written, "measured_steps": 0,
     }  # fmt: skip
@@ -76,10 +76,10 @@ def test_values_are_mean_rewards_of_short_answers(play, tokenizer, prompt):
 class Scoring(Script):
     """Gives the log-probability -0.5 * (id % 3) - 0.1 to each token of a prompt, in the layout of verl's servers."""
 
-    async def generate(self, request_id: str, *, sampling_params: dict[str, Any], **given: Any) -> Any:
-        output = await super().generate(request_id, sampling_params=sampling_params, **given)
+    async def generate(self, request_id: str, *, sampling_params: dict[str, Any], **arguments: Any) -> Any:
+        output = await super().generate(request_id, sampling_params=sampling_params, **arguments)
         if "prompt_logprobs" in sampling_params:
-            ids = [*given["prompt_ids"][1:], 0]
+            ids = [*arguments["prompt_ids"][1:], 0]
             output.extra_fields |= {"prompt_ids": [[i] for i in ids], "prompt_logprobs": [[score(i)] for i in ids]}
         return output
 
@@ -103,7 +103,7 @@ def test_probabilities_are_those_of_the_right_answers_tokens(play, tokenizer, mo
         assert script.prompts[i][-len(gold) :] == gold
         assert script.text(i).endswith("I say the right one")
         assert script.params[i]["max_tokens"] == 1
-    assert told(outputs)["measured"] == 2
+    assert counted(outputs)["measured"] == 2
     assert compute_credit("information_gain", batch).metrics["credit/information_gain/mean"] == 0
 
 
@@ -132,7 +132,7 @@ def test_thoughts_that_the_template_opens_end_before_an_answer(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "fields", "said"),
+    ("strategy", "fields", "message"),
     [
         (PROBE, {}, "the task has no right answer"),
         (PROBE_GOLD, GOLD, "the server gives no log-probabilities"),
@@ -140,8 +140,8 @@ def test_thoughts_that_the_template_opens_end_before_an_answer(
         (PROBE.replace("tokens: 21", "tokens: 21, reward: {name: 'fractions:Fraction'}"), GOLD, None),
     ],
 )
-def test_a_question_that_fails_costs_itself(play, strategy, fields, said):
-    if said is None:  # what no component can be is an error of the configuration
+def test_a_question_that_fails_costs_itself(play, strategy, fields, message):
+    if message is None:  # what no component can be is an error of the configuration
         with pytest.raises(Exception, match=r"turnkey\.rollout\.strategy.*reward"):
             play(Answering("RL"), TREE, strategy, SHORT, fields=fields)
         return
@@ -149,8 +149,8 @@ def test_a_question_that_fails_costs_itself(play, strategy, fields, said):
     batch = table(outputs)
     assert batch.extra["value_rollouts"].tolist() == [0, 0]
     np.testing.assert_allclose(compute_credit("progress", batch, alpha=0).advantage, 0.0)
-    assert told(outputs)["failed"] > 0
-    assert any(said in reason for reason in loop_worker._process.failed_branches.latest.values())
+    assert counted(outputs)["failed"] > 0
+    assert any(message in reason for reason in loop_worker._process.failed_branches.latest.values())
 
 
 def test_answers_keep_to_what_the_model_takes(play):
@@ -158,17 +158,18 @@ def test_answers_keep_to_what_the_model_takes(play):
     outputs, _ = play(Answering("RL"), TREE, PROBE, SHORT, less, fields=GOLD)
     assert table(outputs).extra["value_rollouts"].tolist() == [0, 0]
     assert all(
-        "max_model_len where it is less: 20" in said for said in loop_worker._process.failed_branches.latest.values()
+        "max_model_len where it is less: 20" in reason
+        for reason in loop_worker._process.failed_branches.latest.values()
     )
 
 
 def test_answers_keep_to_the_budget(play):
     """Room for three answers of 21 tokens, of which each gives back what it did not write."""
     outputs, script = play(Answering("RL"), TREE, PROBE, SHORT, "turnkey.rollout.branch_tokens=63", fields=GOLD)
-    said = told(outputs)
+    counts = counted(outputs)
     assert max(map(len, script.answers)) <= 21
-    assert 42 < said["measured_tokens"] <= 63
-    assert said["measured"] == sum(table(outputs).extra["value_rollouts"]) < 8
+    assert 42 < counts["measured_tokens"] <= 63
+    assert counts["measured"] == sum(table(outputs).extra["value_rollouts"]) < 8
 
 
 def test_validation_asks_nothing(play):

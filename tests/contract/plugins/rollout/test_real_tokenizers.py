@@ -112,7 +112,7 @@ FIRST = "Do it\n\nSeen (step 1): a room\nAnswer."
 """the first user message"""
 
 
-def said(family: Real, text: str) -> str:
+def answer_of(family: Real, text: str) -> str:
     """A turn without thoughts, as it is sampled."""
     return f"{_FINAL}{text}{family.stop}" if family.package == "gptoss" else f"{text}{family.stop}"
 
@@ -134,14 +134,14 @@ def test_ids_appended_by_the_builder_are_those_of_the_template(name):
     talk = Talk(family)
     talk.see("a room")
     messages = [{"role": "user", "content": FIRST}]
-    assert talk.given[0].ids == rendered(family, messages)
+    assert talk.built[0].ids == rendered(family, messages)
     for step, text in ((2, "go north"), (3, 'look at the "É" 日本\n\nnow'), (4, "go")):
-        talk.say(said(family, text))
+        talk.say(answer_of(family, text))
         talk.see(f"room {step}")
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": later(step, f"room {step}")}]
-        assert as_past(family, talk.given[-1].ids) == rendered(family, messages)
+        assert as_past(family, talk.built[-1].ids) == rendered(family, messages)
     assert talk.extends() == [True] * 3
-    assert [prompt.broke for prompt in talk.given] == [None] * 4
+    assert [prompt.broke for prompt in talk.built] == [None] * 4
 
 
 def test_white_space_that_llamas_template_strips_stays_as_sampled():
@@ -169,7 +169,7 @@ def test_a_turn_that_was_cut_is_closed(name, cut):
     talk.say(text)
     close = end if cut == "thinking" and family.package != "gptoss" else ""
     assert talk.see("b") == expected + text + close + family.end + family.user % later(2, "b")
-    talk.say(said(family, "go"))
+    talk.say(answer_of(family, "go"))
     talk.see("c")
     assert talk.extends() == [True, True]
 
@@ -189,16 +189,16 @@ def test_thoughts_of_past_turns(name, thinking):
     second = talk.see("b")
     kept = thinking == "keep"
     assert talk.extends() == [kept]
-    assert talk.given[1].broke == (None if kept else "thinking")
+    assert talk.built[1].broke == (None if kept else "thinking")
     assert ("I am." in second) == kept
     history = [{"role": "user", "content": FIRST}, {"role": "user", "content": later(2, "b")}]
     past: dict[str, Any] = {"role": "assistant", "content": "go north"}
     thought = {**past, "thinking": "I am."} if name == "GPT-OSS" else {**past, "content": family.thinks}
     without, whole = (rendered(family, [history[0], turn, history[1]]) for turn in (past, thought))
-    assert (as_past(family, talk.given[1].ids) == without) == (not kept)
+    assert (as_past(family, talk.built[1].ids) == without) == (not kept)
     assert (whole == without) == (name in DROPPED)
     if name not in DROPPED:
-        assert (talk.given[1].ids == whole) == kept
+        assert (talk.built[1].ids == whole) == kept
     if kept:
         end = "" if family.package == "gptoss" else family.end.removeprefix(family.stop)
         assert second == first + family.thinks + family.stop + end + family.user % later(2, "b")
@@ -211,12 +211,12 @@ def test_a_system_message_stands_in_the_first_of_the_user(name):
     talk = Talk(family, system="Be short.")
     first = talk.see("a room")
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": FIRST}]
-    assert talk.given[0].ids == rendered(family, messages)
+    assert talk.built[0].ids == rendered(family, messages)
     assert "Be short.\n\n" + FIRST in first
     talk.say("go" + family.stop)
     assert talk.see("b") == first + "go" + family.end + family.user % later(2, "b")
     messages += [{"role": "assistant", "content": "go"}, {"role": "user", "content": later(2, "b")}]
-    assert (talk.given[1].ids == rendered(family, messages)) == (name == "Gemma 3")
+    assert (talk.built[1].ids == rendered(family, messages)) == (name == "Gemma 3")
 
 
 # --- tool calls -------------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def test_a_conversation_of_tool_calls_is_that_of_the_template(name):
     talk = Talk(family, tools=True)
     talk.see("a room")
     messages: list[dict[str, Any]] = [{"role": "user", "content": FIRST}]
-    assert talk.given[0].ids == rendered(family, messages, [ACT])
+    assert talk.built[0].ids == rendered(family, messages, [ACT])
     for step, action in ((2, "go north"), (3, 'say "É 日本"'), (4, "look")):
         talk.say(written(family, action), called=True)
         talk.see(f'a "room" É {step}')
@@ -276,7 +276,7 @@ def test_a_conversation_of_tool_calls_is_that_of_the_template(name):
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "name": "act", "content": later(step, f'a "room" É {step}')},
         ]
-        assert talk.given[-1].ids == rendered(family, messages, [ACT])
+        assert talk.built[-1].ids == rendered(family, messages, [ACT])
     assert talk.extends() == [True] * 3
 
 
@@ -295,7 +295,7 @@ def test_qwen_keeps_thoughts_between_tool_calls_and_so_does_the_row():
     past = {"role": "assistant", "content": "", "reasoning_content": "I am.", "tool_calls": [call]}
     seen = {"role": "tool", "name": "act", "content": later(2, "b")}
     messages = [{"role": "user", "content": FIRST}, past, seen]
-    assert talk.given[1].ids == rendered(family, messages, [ACT])
+    assert talk.built[1].ids == rendered(family, messages, [ACT])
     assert talk.extends() == [True]
 
 
@@ -391,7 +391,7 @@ def test_actions_after_thoughts_and_none_inside(name, fmt):
     whole = family.thinks.replace("I am.", wrong).replace("go north", right)
     begin, end = family.thoughts
     assert read(family, fmt, "hermes", whole + family.stop).action == "go"
-    assert read(family, fmt, "hermes", said(family, right)).action == "go"
+    assert read(family, fmt, "hermes", answer_of(family, right)).action == "go"
     unfinished = whole[: whole.index(end)]
     assert wrong in unfinished
     parsed = read(family, fmt, "hermes", unfinished)
@@ -456,9 +456,9 @@ def test_a_conversation_has_the_control_tokens_of_its_template_alone(name, tools
         talk = Talk(family, tools=tools)
         for _ in range(2):
             talk.see(text)
-            talk.say(written(family, "go") if tools else said(family, "go"), called=tools)
+            talk.say(written(family, "go") if tools else answer_of(family, "go"), called=tools)
         talk.see(text)
-        control.append([i for i in talk.given[-1].ids if i in added])
+        control.append([i for i in talk.built[-1].ids if i in added])
     assert control[0] == control[1]
 
 
@@ -471,7 +471,7 @@ AWKWARD = Task("contract/Awkward-v0", 3, {})
 def test_masks_and_log_probabilities_at_each_border(name, play):
     """A merged row trains the sampled ids alone, in their places, with the log-probabilities that came with them."""
     family = REAL[name]
-    turns = [said(family, text).removesuffix(family.stop) for text in ("look", "É 日本\n\n go", "", "win")]
+    turns = [answer_of(family, text).removesuffix(family.stop) for text in ("look", "É 日本\n\n go", "", "win")]
     overrides = [
         "turnkey.rollout.prompt=conversation",
         "turnkey.rollout.max_tokens_per_turn=40",

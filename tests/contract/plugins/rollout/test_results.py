@@ -35,8 +35,8 @@ class Calls(Talk):
         calls = tuple(Call("act", {"action": "go"}) for _ in results)
         self.prompts.heard(turn, ParsedAction("{}", calls=calls))
         answers = [{"content": result, "is_error": False} for result in results]
-        self.given.append(self.prompts.next(Answer("a room", {"admissible": None, "results": answers}), None))
-        return self.given[-1].ids[len(self.given[-2].ids) + len(ids) :]
+        self.built.append(self.prompts.next(Answer("a room", {"admissible": None, "results": answers}), None))
+        return self.built[-1].ids[len(self.built[-2].ids) + len(ids) :]
 
 
 def talk(name: str, **options: Any) -> Calls:
@@ -79,7 +79,7 @@ def test_results_are_appended_as_the_template_writes_them(name, k):
         if k == 1 or made.tail.parallel:
             assert whole(made, RESULTS[:k])[-len(after) :] == after
     assert made.extends() == [True, True]
-    assert [prompt.broke for prompt in made.given] == [None] * 3
+    assert [prompt.broke for prompt in made.built] == [None] * 3
 
 
 NOT_AFTER_A_TOOL = ("deepseek", "gemma")
@@ -117,5 +117,5 @@ def test_the_oldest_turns_are_dropped_with_their_results():
     made = talk("qwen", when_full="drop_oldest", prompt=1400, response=600)
     for n in range(5):
         made.call([f"result {n} of a call"] * 2)
-    assert [prompt.broke for prompt in made.given] == [None] * 5 + ["full"]
+    assert [prompt.broke for prompt in made.built] == [None] * 5 + ["full"]
     assert [made.text(-1).count(f"result {n} of a call") for n in range(5)] == [0, 0, 0, 2, 2]

@@ -61,8 +61,8 @@ def test_the_best_candidate_goes_on_and_each_is_trained_once(play, prompt, layou
         validate_record(row.extra_fields["turnkey"], f"row {i}")
     trained_once(outputs, script, measured=1)
     for text in map(script.text, range(len(script.prompts))):  # the past that is shown is that of the candidate
-        shown = re.findall(r"assistant\n([LR])", text) if prompt else re.findall(r"Action: ([LR])", text)
-        assert shown == list(way(text))
+        past = re.findall(r"assistant\n([LR])", text) if prompt else re.findall(r"Action: ([LR])", text)
+        assert past == list(way(text))
     batch = table(outputs)
     order = np.lexsort((batch.extra["branch"], batch.step))
     assert batch.extra["parent"][order].tolist() == ["0"] * 2 + ["0.0.1"] * 3
@@ -73,8 +73,8 @@ def test_the_best_candidate_goes_on_and_each_is_trained_once(play, prompt, layou
     assert batch.truncated[order].tolist() == [False, True, False, False, False]
     credit = compute_credit("siblings", batch, norm="mean").advantage[order]
     np.testing.assert_allclose(credit, [0.125, -0.125, 2.0, -1.0, -1.0], atol=1e-12)
-    said = counts(outputs)
-    assert (said["forks"], said["trained"], said["failed"], said["trained_steps"]) == (2, 3, 1, 4)
+    counted = counts(outputs)
+    assert (counted["forks"], counted["trained"], counted["failed"], counted["trained_steps"]) == (2, 3, 1, 4)
     assert outputs[-1].reward_score == 5.25
 
 
@@ -161,7 +161,7 @@ def test_a_choice_by_chance_keeps_every_candidate(play):
         assert batch.extra["leaf_outcome"][path].tolist() == [scores.sum()] * 2
 
 
-def told(*turns: Sequence[str]) -> Callable[[str], str]:
+def player(*turns: Sequence[str]) -> Callable[[str], str]:
     """As :func:`moves`, where the state does not tell the turn."""
 
     def turn(prompt: str) -> str:
@@ -173,7 +173,7 @@ def told(*turns: Sequence[str]) -> Callable[[str], str]:
 
 def test_candidates_that_end_the_episode_and_others_are_compared(play):
     """Of equal scores the first one is chosen: find, 0.5, goes on where the trajectory itself had lost."""
-    plan = told(["lose", "find", "win"], ["wait", "time out", "lose"])
+    plan = player(["lose", "find", "win"], ["wait", "time out", "lose"])
     outputs, script = play(plan, Task("contract/Awkward-v0", 3), BEST, SHORT)
     trained_once(outputs, script)
     batch = table(outputs)
@@ -188,7 +188,7 @@ def test_candidates_that_end_the_episode_and_others_are_compared(play):
 
 def test_an_episode_ends_with_the_candidate_that_ends_it(play):
     paid = "turnkey.rewards=[{name: outcome}]"
-    outputs, script = play(told(["wait", "lose", "win"]), Task("contract/Awkward-v0", 3), BEST, SHORT, paid)
+    outputs, script = play(player(["wait", "lose", "win"]), Task("contract/Awkward-v0", 3), BEST, SHORT, paid)
     trained_once(outputs, script)
     batch = table(outputs)
     order = np.argsort(batch.extra["branch"])

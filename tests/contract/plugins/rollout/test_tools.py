@@ -155,9 +155,9 @@ def test_calls_that_cannot_run_are_answered_with_an_error_and_the_others_run(she
         assert json.loads(steps[0]["action"])["calls"] == [{"arguments": PUT[1], "name": "put"}]
         assert [step["anchor"] for step in steps] == ["", "cup cup", "cup cup"]
         assert steps[1]["action"] is None  # the environment was not called
-        shown = script.text(1)[len(script.text(0)) :].replace('\\"', '"')
-        assert 0 < shown.find(f"Error: {'' if call[0] == 'fly' else 'the arguments'}") < shown.find("cup is there")
-        assert message in shown
+        answers = script.text(1)[len(script.text(0)) :].replace('\\"', '"')
+        assert 0 < answers.find(f"Error: {'' if call[0] == 'fly' else 'the arguments'}") < answers.find("cup is there")
+        assert message in answers
         assert message in script.text(2)[len(script.text(1)) :].replace('\\"', '"')
 
 

@@ -65,8 +65,8 @@ def run_ppo(config, task_runner_class) -> None:
 def main() -> None:
     driver.guard_run()  # where verl's main program calls validate_config
     driver.guard_run()
-    given = {"turnkey": {"stop": {"grace": GRACE}}, "trainer": {"default_local_dir": folder, "save_freq": -1}}
-    run_ppo(OmegaConf.create(given), task_runner_class=Runner)
+    config = {"turnkey": {"stop": {"grace": GRACE}}, "trainer": {"default_local_dir": folder, "save_freq": -1}}
+    run_ppo(OmegaConf.create(config), task_runner_class=Runner)
 
 
 if __name__ == "__main__":

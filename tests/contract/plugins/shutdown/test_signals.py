@@ -25,10 +25,10 @@ def run(
         command = [sys.executable, DRIVER, what, str(grace), "trainer.resume_mode=resume_path", "a=b c"]
         process = subprocess.Popen(command, stderr=stderr, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
-        for number, each in enumerate(signals):
+        for number, sent in enumerate(signals):
             wait_for(log, "waiting" if number == 0 else f"verl-turnkey: {signals[0].name}", process)
             time.sleep(1.5 * (number > 0))  # a signal right after the first counts as its echo
-            send(process.pid, each)
+            send(process.pid, sent)
         process.wait(timeout=90)
     finally:
         if process.poll() is None:
@@ -48,49 +48,49 @@ def wait_for(log: Path, text: str, process: subprocess.Popen) -> None:
 @pytest.mark.parametrize(("number", "send"), [(signal.SIGTERM, os.kill), (signal.SIGINT, os.killpg)])
 def test_a_signal_reaches_the_actor_and_the_driver_says_how_to_resume(tmp_path: Path, number, send):
     """A terminal sends the SIGINT of Ctrl-C to the group, in which Ray's processes are, too."""
-    code, said = run(tmp_path, "listens", number, send=send)
+    code, output = run(tmp_path, "listens", number, send=send)
     assert code == 75
-    assert f"verl-turnkey: {number.name}: the run stops after this step, with a checkpoint" in said
-    assert f"verl-turnkey: {number.name}: stopped after step 3. To resume:\n{sys.executable} {DRIVER} listens" in said
-    assert said.rstrip().endswith("trainer.resume_mode=resume_path 'a=b c' trainer.resume_mode=auto")
-    assert "Traceback" not in said
+    assert f"verl-turnkey: {number.name}: the run stops after this step, with a checkpoint" in output
+    assert f"verl-turnkey: {number.name}: stopped after step 3. To resume:\n{sys.executable} {DRIVER} listens" in output
+    assert output.rstrip().endswith("trainer.resume_mode=resume_path 'a=b c' trainer.resume_mode=auto")
+    assert "Traceback" not in output
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path):
-    code, said = run(tmp_path, "sleeps", signal.SIGTERM, signal.SIGINT)
+    code, output = run(tmp_path, "sleeps", signal.SIGTERM, signal.SIGINT)
     assert code == 128 + signal.SIGINT
-    assert "SIGINT: stopped at once by a second signal, without a new checkpoint. To resume:" in said
+    assert "SIGINT: stopped at once by a second signal, without a new checkpoint. To resume:" in output
     # What may be in the folder is another run's.
-    assert said.rstrip().endswith("trainer.resume_mode=resume_path 'a=b c'")
+    assert output.rstrip().endswith("trainer.resume_mode=resume_path 'a=b c'")
 
 
 def test_before_the_first_step_the_first_signal_stops_at_once(tmp_path: Path):
     """As where verl waits for CPUs that Ray has not."""
-    code, said = run(tmp_path, "loads", signal.SIGINT, send=os.killpg)
+    code, output = run(tmp_path, "loads", signal.SIGINT, send=os.killpg)
     assert code == 128 + signal.SIGINT
-    assert "verl-turnkey: SIGINT: stopped before the first step, so there is nothing to save. To resume:" in said
-    assert "stops after this step" not in said
+    assert "verl-turnkey: SIGINT: stopped before the first step, so there is nothing to save. To resume:" in output
+    assert "stops after this step" not in output
 
 
 def test_the_grace_ends(tmp_path: Path):
-    code, said = run(tmp_path, "sleeps", signal.SIGTERM, grace=1)
+    code, output = run(tmp_path, "sleeps", signal.SIGTERM, grace=1)
     assert code == 128 + signal.SIGTERM
-    assert "the step did not end within 1 s (turnkey.stop.grace): stopped without a new checkpoint" in said
+    assert "the step did not end within 1 s (turnkey.stop.grace): stopped without a new checkpoint" in output
 
 
 @pytest.mark.parametrize("when", ["reports", "validates"])
 def test_word_of_dead_processes_ends_the_waiting(tmp_path: Path, when):
     """After the first step has begun, and before it."""
-    code, said = run(tmp_path, when)
+    code, output = run(tmp_path, when)
     assert code == 69
-    assert "verl-turnkey: dead are: inference server 0. To resume:" in said
+    assert "verl-turnkey: dead are: inference server 0. To resume:" in output
 
 
 def test_a_dead_process_ends_the_run_with_the_traceback_and_the_way_on(tmp_path: Path):
-    code, said = run(tmp_path, "dies")
+    code, output = run(tmp_path, "dies")
     assert code == 69
-    assert "Traceback" in said
-    last = said.rsplit("verl-turnkey: ", 1)[1]
+    assert "Traceback" in output
+    last = output.rsplit("verl-turnkey: ", 1)[1]
     assert last.startswith("a process of the run is dead: The actor died")
     assert "class_name: Worker" in last.split("To resume:")[0]
 
@@ -99,22 +99,22 @@ def test_another_error_is_left_alone_and_shared_memory_of_the_run_is_not(tmp_pat
     of_run, of_nobody = (Path(f"/dev/shm/psm_{secrets.token_hex(4)}") for _ in range(2))
     of_nobody.touch()
     monkeypatch.setenv("SEGMENT", str(of_run))
-    code, said = run(tmp_path, "fails")
+    code, output = run(tmp_path, "fails")
     assert of_nobody.exists()
     of_nobody.unlink()
     assert not of_run.exists()
     assert code == 1
-    assert "ValueError: as it was" in said
-    assert "To resume" not in said
+    assert "ValueError: as it was" in output
+    assert "To resume" not in output
 
 
 def test_a_process_that_ray_kills_where_memory_runs_out_is_a_dead_one(tmp_path: Path, monkeypatch):
     """Ray's own monitor, for which this machine has hardly any memory."""
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
-    code, said = run(tmp_path, "sleeps")
+    code, output = run(tmp_path, "sleeps")
     assert code == 69
-    last = said.rsplit("verl-turnkey: ", 1)[1]
+    last = output.rsplit("verl-turnkey: ", 1)[1]
     assert last.startswith("a process of the run is dead: ")
     assert "were killed due to the node running low on memory" in last
     assert last.rstrip().endswith("trainer.resume_mode=resume_path 'a=b c'")

@@ -83,9 +83,9 @@ def test_slow_ones_are_warned_of_once(actors: dict[str, Any], caplog):
             time.sleep(0.1)
     assert len(looks) > 3
     assert reports == []
-    said = [record.getMessage() for record in caplog.records if "nothing has moved" in record.getMessage()]
-    assert len(said) == 1
-    assert said[0].endswith("every process is alive; no answer in 0.5 s: busy")
+    warned = [record.getMessage() for record in caplog.records if "nothing has moved" in record.getMessage()]
+    assert len(warned) == 1
+    assert warned[0].endswith("every process is alive; no answer in 0.5 s: busy")
 
 
 @pytest.mark.parametrize("patience", [0.5, None])

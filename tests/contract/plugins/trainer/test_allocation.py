@@ -80,10 +80,10 @@ def played(score: float) -> dict[str, Any]:
 
 def play(batch: Any) -> dict[str, int]:
     """Each prompt as often as it says, through verl's own worker; returns how often."""
-    asked: dict[str, int] = {}
+    rollouts: dict[str, int] = {}
 
     async def session(self: Any, *_: Any, session_id: int, **prompt: Any) -> None:
-        asked[prompt["uid"]] = asked.get(prompt["uid"], 0) + 1
+        rollouts[prompt["uid"]] = rollouts.get(prompt["uid"], 0) + 1
 
     worker = type("Counting", (Worker,), {"_run_agent_loop": session})()
     rollout = {"n": 4, "val_kwargs": SimpleNamespace(n=1)}
@@ -92,31 +92,31 @@ def play(batch: Any) -> dict[str, int]:
     for i, uid in enumerate(fields["uid"]):
         prompt = {n: v[i] for n, v in fields.items() if n != "global_steps"} | {"global_steps": 1}
         asyncio.run(worker._run_prompt(dict(prompt), {}, trajectory={"validate": False}))
-        given = {
+        of_task = {
             name: prompt[name]
             for name in ("index", "data_source", "raw_prompt", "turnkey_hint_share")
             if name in prompt
         }
-        for number in range(asked[uid]):
-            score = float(number < round(share(uid) * asked[uid]))
-            lost = uid[0] == "f" and given.get("turnkey_hint_share", 0) > 0  # its hint does not fit into the prompt
+        for number in range(rollouts[uid]):
+            score = float(number < round(share(uid) * rollouts[uid]))
+            lost = uid[0] == "f" and of_task.get("turnkey_hint_share", 0) > 0  # its hint does not fit into the prompt
             record = make_record([], failed="PromptTooLongError: too long") if lost else played(score)
-            put(uid, number, [output(record, 2, score, masked=lost)], given)
-    return asked
+            put(uid, number, [output(record, 2, score, masked=lost)], of_task)
+    return rollouts
 
 
 def step(trainer: Any, number: int, tasks: str = "abcd") -> tuple[dict[str, int], dict[str, float]]:
     """One step up to its advantages: how often each task was played, and the metrics."""
-    found: dict[str, int] = {}
-    trainer.agent_loop_manager = SimpleNamespace(generate_sequences=lambda batch: found.update(play(batch)))
+    rollouts: dict[str, int] = {}
+    trainer.agent_loop_manager = SimpleNamespace(generate_sequences=lambda batch: rollouts.update(play(batch)))
     trainer._submit_batch_to_rollout(prompts(number, tasks))
     items = tq.kv_list(PARTITION)[PARTITION]
     batch = batch_of({key: tag for key, tag in items.items() if not tag.get("is_prompt")})
-    trainer.rollout_counter._sampled, trainer.rollout_counter._prompts = list(found), len(tasks)
+    trainer.rollout_counter._sampled, trainer.rollout_counter._prompts = list(rollouts), len(tasks)
     metrics: dict[str, float] = {}
     batch = advance(trainer, trainer._balance_batch(batch, metrics), metrics)
     tq.kv_clear(keys=list(tq.kv_list(PARTITION)[PARTITION]), partition_id=PARTITION)
-    return {uid[0]: n for uid, n in found.items()}, metrics
+    return {uid[0]: n for uid, n in rollouts.items()}, metrics
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -219,12 +219,12 @@ def test_every_other_group_of_a_task_that_nobody_solves_has_a_hint(build, tmp_pa
 
 def test_a_task_without_a_hint_is_not_taken_for_one_with_it(build):
     trainer = build("sync", "turnkey.groups.hint_high=0.5", rule="even")
-    said = [step(trainer, number, "ce")[1]["groups/hinted"] for number in range(1, 5)]
-    assert said == [0, 0.5, 0, 0.5]  # c alone
+    hinted = [step(trainer, number, "ce")[1]["groups/hinted"] for number in range(1, 5)]
+    assert hinted == [0, 0.5, 0, 0.5]  # c alone
     assert sorted(history.episodes for history in trainer.allocation.histories.values()) == [8, 16]
 
 
 def test_a_hint_that_its_episodes_fail_of_is_not_shown_again_at_once(build):
     trainer = build("sync", "turnkey.groups.hint_high=0.5", rule="even")
-    said = [step(trainer, number, "af")[1]["groups/hinted"] for number in range(1, 5)]
-    assert said == [0, 0.5, 0, 0.5]
+    hinted = [step(trainer, number, "af")[1]["groups/hinted"] for number in range(1, 5)]
+    assert hinted == [0, 0.5, 0, 0.5]

@@ -142,10 +142,10 @@ def test_a_checkpoint_without_the_state_is_warned_of_once(build: Build, tmp_path
     resumed._load_checkpoint()
     assert (resumed.global_steps, resumed.advantage_step.state) == (1, {})
     why = "there is no" if other == "none" else "is of the method 'raae'"
-    said = [record.getMessage() for record in caplog.records if record.name == "verl_turnkey"]
-    assert len(said) == 1
-    assert why in said[0]
-    assert said[0].endswith(": rae starts without the state of the steps before")
+    messages = [record.getMessage() for record in caplog.records if record.name == "verl_turnkey"]
+    assert len(messages) == 1
+    assert why in messages[0]
+    assert messages[0].endswith(": rae starts without the state of the steps before")
 
 
 GIVEN = "turnkey.credit.prior=given"
@@ -232,8 +232,8 @@ def test_the_trainer_falls_back_too(build: Build, tmp_path: Path, caplog, mode: 
     resumed = build(mode)
     resumed._load_checkpoint()
     assert (resumed.global_steps, resumed.advantage_step.state) == (1, held)
-    (said,) = (record.getMessage() for record in caplog.records if record.name == "verl_turnkey")
-    assert f"{broken} is truncated" in said
+    (message,) = (record.getMessage() for record in caplog.records if record.name == "verl_turnkey")
+    assert f"{broken} is truncated" in message
     broken = tmp_path / "global_step_1" / "data.pt"
     broken.write_bytes(b"")
     with pytest.raises(ConfigError, match=r"global_step_2/actor/.* is truncated .*no other checkpoint"):
@@ -249,11 +249,11 @@ def test_a_full_disk_says_where_and_how_to_resume(build: Build, tmp_path: Path, 
     (tmp_path / "global_step_2" / "data.pt").symlink_to("/dev/full")  # every write fails as on a full disk
     with pytest.raises(CheckpointError) as raised:
         trainer._save_checkpoint()
-    said = str(raised.value)
-    assert said.startswith(f"the checkpoint {tmp_path}/global_step_2 could not be written (")
-    assert re.search(r"\d+\.\d\d GiB are free there", said)
-    assert f"Of the checkpoints in {tmp_path} global_step_1 is the newest complete one" in said
-    assert "the same command with trainer.resume_mode=auto" in said
+    message = str(raised.value)
+    assert message.startswith(f"the checkpoint {tmp_path}/global_step_2 could not be written (")
+    assert re.search(r"\d+\.\d\d GiB are free there", message)
+    assert f"Of the checkpoints in {tmp_path} global_step_1 is the newest complete one" in message
+    assert "the same command with trainer.resume_mode=auto" in message
     resumed = build(mode)
     resumed._load_checkpoint()
     assert resumed.global_steps == 1

@@ -60,15 +60,15 @@ def groups(batch: Any) -> set[str]:
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
 @pytest.mark.parametrize(
-    ("asked", "kept", "share"),
+    ("overrides", "kept", "share"),
     [
         (["turnkey.groups.keep=0.4"], {"wild", "half"}, (0.5**0.5 + (1 / 3) ** 0.5)),
         (["turnkey.groups.keep=0.95", "turnkey.groups.keep_by=spread"], {"wild", "half", "near"}, None),
         (["turnkey.groups.keep=0.2"], {"wild"}, 0.5**0.5),
     ],
 )
-def test_the_groups_that_differ_most_are_left_and_the_others_leave_the_queue(made, mode, asked, kept, share):
-    trainer, metrics = made(mode, *asked), {}
+def test_the_groups_that_differ_most_are_left_and_the_others_leave_the_queue(made, mode, overrides, kept, share):
+    trainer, metrics = made(mode, *overrides), {}
     whole = fill(BATCH)
     whole.extra_info["temperature"] = 0.7
     batch = trainer._balance_batch(whole, metrics)
@@ -92,14 +92,14 @@ def test_the_groups_that_differ_most_are_left_and_the_others_leave_the_queue(mad
 
 def test_the_advantages_of_the_kept_groups_are_those_without_the_others(made):
     alone = made("sync", "turnkey.groups.keep=0.4")
-    found = read(advance(alone, alone._balance_batch(fill(BATCH), {})), "advantages")
+    advantages = read(advance(alone, alone._balance_batch(fill(BATCH), {})), "advantages")
     tq.kv_clear(keys=list(tq.kv_list(PARTITION)[PARTITION]), partition_id=PARTITION)
     whole = made("sync")
     expected = read(advance(whole, whole._balance_batch(fill(BATCH), {})), "advantages")
-    real = [key for key in found if key.split("_")[0] in ("half", "wild")]
+    real = [key for key in advantages if key.split("_")[0] in ("half", "wild")]
     assert len(real) == 17
-    assert {key: found[key][:1] for key in real} == {key: expected[key][:1] for key in real}
-    assert len({value for key in real for value in found[key]}) > 2
+    assert {key: advantages[key][:1] for key in real} == {key: expected[key][:1] for key in real}
+    assert len({value for key in real for value in advantages[key]}) > 2
 
 
 def test_episodes_that_left_no_row_are_missed_in_every_group_once(made):

@@ -146,12 +146,12 @@ class Done:
 
 
 def by_label(lines: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     label = ""
     for line in lines[1:]:
         label = line[2:14].strip() or label
-        found[label] = f"{found.get(label, '')} {line[15:]}".strip()
-    return found
+        texts[label] = f"{texts.get(label, '')} {line[15:]}".strip()
+    return texts
 
 
 Run = Callable[..., Done]
@@ -187,7 +187,7 @@ def run(queue, compose: Compose, tokenizer, tmp_path: Path) -> Run:
             "turnkey.rollout.max_tokens_per_turn=8",
             *overrides,
         )
-        said = by_label(header(config))
+        labels = by_label(header(config))
         trainer: Any = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
         trainer._init_tokenizer()
         trainer._init_dataloader()
@@ -202,7 +202,7 @@ def run(queue, compose: Compose, tokenizer, tmp_path: Path) -> Run:
         trainer.critic_wg = WorkerCalls(critic, trainer.actor_update.before_call)
         trainer._compute_metrics = lambda *_, **__: None
         trainer._load_checkpoint()
-        done = Done(said, trainer, actor.trained, critic.trained, actor.called, set())
+        done = Done(labels, trainer, actor.trained, critic.trained, actor.called, set())
         update_metrics = trainer._val_metrics_update
 
         def validated(data_sources: Any, sample_uids: list[str], *more: Any, **named: Any) -> Any:
@@ -343,8 +343,8 @@ def test_queries_of_the_model(run: Run):
     reward = "reward: {name: length, weight: -1}"
     done = run(CONVERSATION, f"turnkey.rollout.strategy={{name: probe, answers: 2, {reward}}}")
     check_step(done)
-    asked = sum(info["branching/measured"] for info in done.actor[0].infos.values())
-    assert done.numbers("strategy", r"at most (\d+) queries") == [asked] == [2 * 8 * TURNS]
+    queries = sum(info["branching/measured"] for info in done.actor[0].infos.values())
+    assert done.numbers("strategy", r"at most (\d+) queries") == [queries] == [2 * 8 * TURNS]
 
 
 # --- which groups are trained -----------------------------------------------------------------------------------------

@@ -46,20 +46,20 @@ def test_summary_over_hosts():
 
 
 def test_hosts_that_did_nothing_have_no_latency():
-    found = summary([reading([], [])])
-    assert found["steps"] == found["resets"] == 0
-    assert not [name for name in found if "_ms" in name]
+    metrics = summary([reading([], [])])
+    assert metrics["steps"] == metrics["resets"] == 0
+    assert not [name for name in metrics if "_ms" in name]
     assert summary([]) == {}
 
 
 def test_nobody_waits_for_hosts(ray_queue, monkeypatch):
     monkeypatch.setattr(metrics, "SECONDS", 0.2)
     times = [{"model": 3.0, "environment": 1.0, "waiting": 0.0}, {"model": 5.0, "environment": 0.5, "waiting": 0.25}]
-    answer, never, asked = ray.put(([ray.put(reading([0.01], [0.1], open=2))], times[:1])), hanging(), []
+    answer, never, refs = ray.put(([ray.put(reading([0.01], [0.1], open=2))], times[:1])), hanging(), []
 
     def worker(ref: Any) -> Any:
         def remote(_: Any) -> Any:
-            asked.append(ref)
+            refs.append(ref)
             return ref
 
         return SimpleNamespace(__ray_call__=SimpleNamespace(remote=remote))
@@ -69,9 +69,9 @@ def test_nobody_waits_for_hosts(ray_queue, monkeypatch):
     assert made.read() == {}
     for _ in range(2):
         made.ask()
-        found = made.read()
-        assert [found[name] for name in ("hosts/count", "hosts/open", "hosts/silent")] == [2, 3, 2]
-        assert [found[f"rollout_s/{name}"] for name in times[0]] == [4, 0.75, 0.125]
-    assert asked.count(never) == 1, "a worker that hangs is asked once"
-    assert asked.count(answer) == 2
+        numbers = made.read()
+        assert [numbers[name] for name in ("hosts/count", "hosts/open", "hosts/silent")] == [2, 3, 2]
+        assert [numbers[f"rollout_s/{name}"] for name in times[0]] == [4, 0.75, 0.125]
+    assert refs.count(never) == 1, "a worker that hangs is asked once"
+    assert refs.count(answer) == 2
     ray.cancel(never, force=True)

@@ -26,15 +26,15 @@ class Worker:
 
     def __init__(self) -> None:
         self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"agent": {"default_agent_loop": "mine"}}}})
-        self.given: list[int] = []
+        self.prompts: list[int] = []
         self.marked: list[bool] = []
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        self.given += prompts["prompt"].tolist()
+        self.prompts += prompts["prompt"].tolist()
         self.marked.append(VALIDATION in prompts and prompts[VALIDATION])
 
     def seen(self) -> list[int]:
-        return self.given
+        return self.prompts
 
     def marks(self) -> list[bool]:
         return self.marked

@@ -65,11 +65,11 @@ def play(groups: dict[str, tuple[str, list[float | str]]], token: int = 7) -> An
 
 
 def fields(keys: list[str]) -> list[dict[str, Any]]:
-    found = []
+    columns = []
     for key in keys:
         data = tq.kv_batch_get(keys=[key], partition_id=PARTITION)
-        found.append({name: data[name] for name in data.keys()})  # noqa: SIM118
-    return found
+        columns.append({name: data[name] for name in data.keys()})  # noqa: SIM118
+    return columns
 
 
 def plain(value: Any) -> Any:
@@ -233,15 +233,15 @@ def test_a_stored_row_holds_no_more_memory_than_its_own(made):
 
 @pytest.mark.parametrize(("inputs", "stored"), [({"pixel_values": 1}, 0), ({"mm_token_type_ids": 1}, 1), ({}, 1)])
 def test_episodes_with_images_are_passed_over_and_that_is_said(made, monkeypatch, inputs, stored):
-    said = []
-    monkeypatch.setattr("verl_turnkey.plugins.trainer.replay.warn_once", said.append)
+    warned = []
+    monkeypatch.setattr("verl_turnkey.plugins.trainer.replay.warn_once", warned.append)
     trainer = made()
     batch = play({"a": ("t", [1.0])})
     rows = trainer.replay.read
     read_rows = "verl_turnkey.plugins.trainer.replay._rows"
     monkeypatch.setattr(read_rows, lambda data: [{"multi_modal_inputs": inputs} for _ in range(data.batch_size[0])])
     assert len(rows(batch, {"a_0"})) == stored
-    assert len(said) == 1 - stored
+    assert len(warned) == 1 - stored
     clear(batch)
 
 
@@ -276,19 +276,19 @@ def test_none_is_the_default(made):
         ("actor_rollout_ref.rollout.calculate_log_probs=false", "calculate_log_probs=true"),
     ],
 )
-@pytest.mark.parametrize("asked", [REPLAY, BUFFER])
-def test_what_does_not_go_with_it_is_refused(compose, asked, line, named, monkeypatch):
+@pytest.mark.parametrize("switch", [REPLAY, BUFFER])
+def test_what_does_not_go_with_it_is_refused(compose, switch, line, named, monkeypatch):
     monkeypatch.setattr("verl_turnkey.plugins.checks.groups.check_hints", lambda *_: None)
-    if asked == BUFFER and "hint" in line:
+    if switch == BUFFER and "hint" in line:
         line, named = "actor_rollout_ref.rollout.n=1", "rollout.n=1: raise it to 2"
-    config = compose("+turnkey=grpo_steps", asked, *line.split())
+    config = compose("+turnkey=grpo_steps", switch, *line.split())
     with pytest.raises(ConfigError, match=named):
         check_groups(Run(config, turnkey_config(config)))
 
 
-@pytest.mark.parametrize("asked", [REPLAY, BUFFER])
-def test_older_weights_without_correction_are_warned_of(compose, asked):
-    config = compose("+turnkey=grpo_steps", asked, "actor_rollout_ref.rollout.calculate_log_probs=true")
+@pytest.mark.parametrize("switch", [REPLAY, BUFFER])
+def test_older_weights_without_correction_are_warned_of(compose, switch):
+    config = compose("+turnkey=grpo_steps", switch, "actor_rollout_ref.rollout.calculate_log_probs=true")
     config.algorithm.rollout_correction.rollout_is = None
     config.algorithm.rollout_correction.bypass_mode = False
     with pytest.warns(UserWarning, match="rollout_is=token"):

@@ -41,13 +41,13 @@ def test_a_run_that_died_plays_what_an_unbroken_one_plays(runs: Runs, tmp_path: 
         assert not waiting[name] & set(trained.index)
     assert Counter(groups_of["broken"]["seed"]) == Counter(groups_of["unbroken"]["seed"])
     (saved,) = broken.saved
-    before = broken.asked[:saved]
-    assert before + resumed.asked == unbroken.asked
-    assert unbroken.asked[:TASKS] != unbroken.asked[TASKS : 2 * TASKS], "the order of an epoch"
+    before = broken.prompts[:saved]
+    assert before + resumed.prompts == unbroken.prompts
+    assert unbroken.prompts[:TASKS] != unbroken.prompts[TASKS : 2 * TASKS], "the order of an epoch"
     if mode == "sync":
         steps = [groups.groupby("step")["seed"].apply(sorted).to_list() for groups in groups_of.values()]
-        asked = [sorted(unbroken.asked[at : at + BATCH]) for at in range(0, BATCH * STEPS, BATCH)]
-        assert steps == [asked, asked]
+        batches = [sorted(unbroken.prompts[at : at + BATCH]) for at in range(0, BATCH * STEPS, BATCH)]
+        assert steps == [batches, batches]
         assert not resumed.again
     else:
         assert resumed.again, "nothing was in flight in the checkpoint"

@@ -61,14 +61,14 @@ def test_a_server_that_comes_back_lets_the_run_go_on(runs: Runs, server: Server,
 
     runs.start(mode, "run", "turnkey.env.patience=120", action="search[lamp]", on_update=restart)
     back.join()
-    said = [record.getMessage() for record in caplog.records if "Trying again in" in record.getMessage()]
-    assert said
-    assert f"ServerError: the server at {server.url}/" in said[0]
-    assert "cannot be reached" in said[0]
+    pauses = [record.getMessage() for record in caplog.records if "Trying again in" in record.getMessage()]
+    assert pauses
+    assert f"ServerError: the server at {server.url}/" in pauses[0]
+    assert "cannot be reached" in pauses[0]
     log = tmp_path / "run" / "log"
     episodes, credit = read(log, "episodes"), read(log, "credit")
     failed = episodes["failed"].notna().sum()
-    print(f"{mode}: away for {DOWN_SECONDS:g} s, {failed} episodes failed, {len(said)} pauses")
+    print(f"{mode}: away for {DOWN_SECONDS:g} s, {failed} episodes failed, {len(pauses)} pauses")
     assert episodes["failed"].notna().any()
     assert not credit.duplicated(["episode", "turn"]).any()
     trained = credit.merge(episodes[["episode", "group"]]).groupby("train_step")["group"].nunique()

@@ -112,7 +112,7 @@ def test_progress_is_steps_their_phases_and_rollouts(build: Build):
     seen.append(trainer.shutdown.progress())
     trainer.global_steps += 1
     seen.append(trainer.shutdown.progress())
-    assert len({str(each) for each in seen}) == len(seen)
+    assert len({str(progress) for progress in seen}) == len(seen)
     assert trainer.shutdown.progress() == seen[-1]
 
 

@@ -75,13 +75,13 @@ def prompts(uids: list[str], status: str) -> None:
 
 def endless(play: Callable[[str], Any], status: str = "finished", name: str = "group") -> Callable[[int], int]:
     """Ever more groups that go as ``play`` says; verl's own trainers would ask for them until the night is over."""
-    asked = 0
+    total = 0
 
     def refill(number: int) -> int:
-        nonlocal asked
-        asked += number
-        assert asked < 50, "nobody stops this"
-        uids = [f"{name}{asked - i}" for i in range(number)]
+        nonlocal total
+        total += number
+        assert total < 50, "nobody stops this"
+        uids = [f"{name}{total - i}" for i in range(number)]
         for uid in uids:
             play(uid)
         prompts(uids, status)

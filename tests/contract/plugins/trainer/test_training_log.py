@@ -70,7 +70,9 @@ class Trained:
 
     def trained(self) -> dict[Step, list[int]]:
         """Tokens of each step that a rejection has left; steps without any are not there."""
-        kept = {step: [i for i, one in enumerate(mask) if one] for step, mask in self.of["response_mask"].items()}
+        kept = {
+            step: [i for i, trained in enumerate(mask) if trained] for step, mask in self.of["response_mask"].items()
+        }
         return {step: tokens for step, tokens in kept.items() if tokens}
 
     def ratios(self, step: Step, of_turn: bool) -> list[float]:
@@ -111,20 +113,20 @@ def test_updates_are_those_of_plain_loops_and_join_each_trained_turn_once(
 ):
     made = ready(world, *log(tmp_path), *overrides)
     done = Trained(made, rollout if layout == "steps" else merged(rollout))
-    credit, found = (table(made, tmp_path, name) for name in ("credit", "updates"))
+    credit, updates = (table(made, tmp_path, name) for name in ("credit", "updates"))
     epochs = 2 if EPOCHS in overrides else 1
     assert credit.groupby(["episode", "turn"]).size().eq(1).all()
     assert credit.groupby(KEY).size().eq(1).all()
     assert {step_of(row) for row in credit.to_dict("records")} >= set(done.of["now"])
-    joined = credit.merge(found, on=KEY, validate="one_to_many")
-    assert len(joined) == len(found) == epochs * len(done.trained())
-    assert set(found["epoch"]) == set(range(epochs))
+    joined = credit.merge(updates, on=KEY, validate="one_to_many")
+    assert len(joined) == len(updates) == epochs * len(done.trained())
+    assert set(updates["epoch"]) == set(range(epochs))
     assert joined.groupby(["episode", "turn"])["epoch"].nunique().eq(epochs).all()
     of_turn = made.advantage_step.loss is not None
     for row in joined.to_dict("records"):
         expected = done.by_hand(step_of(row), of_turn)
         assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-4), row
-    assert 0 < found["clip_share"].mean() < 1
+    assert 0 < updates["clip_share"].mean() < 1
 
 
 @pytest.mark.parametrize(
@@ -139,10 +141,10 @@ def test_updates_in_phases_have_each_turn_once_an_epoch(ready, rollout, tmp_path
     assert made.batching.in_phases
     done = Trained(made, rollout)
     joined = table(made, tmp_path, "credit").merge(table(made, tmp_path, "updates"), on=KEY, validate="one_to_many")
-    found = {(step_of(row), row["epoch"]): row for row in joined.to_dict("records")}
-    assert len(found) == len(joined)
-    assert set(found) == {(step, epoch) for step in done.trained() for epoch in range(2)}
-    for (step, _), row in found.items():
+    by_turn = {(step_of(row), row["epoch"]): row for row in joined.to_dict("records")}
+    assert len(by_turn) == len(joined)
+    assert set(by_turn) == {(step, epoch) for step in done.trained() for epoch in range(2)}
+    for (step, _), row in by_turn.items():
         expected = done.by_hand(step)
         assert {name: row[name] for name in ("ratio", "ratio_max")} == pytest.approx(
             {name: expected[name] for name in ("ratio", "ratio_max")}, rel=1e-3
@@ -165,7 +167,7 @@ def test_without_a_log_nothing_is_written_and_nothing_recorded(ready, rollout, t
     assert made.log.flush() == []
     made.logger = Loggers()
     made.logger.log(data={"a": 1.0}, step=1)
-    assert made.logger.said == [(1, {"a": 1.0})]
+    assert made.logger.logged == [(1, {"a": 1.0})]
 
 
 # --- credit -----------------------------------------------------------------------------------------------------------
@@ -182,23 +184,23 @@ def test_credit_is_that_of_the_batch_with_its_parts_and_groups(queue, trainer, t
     batch.reorder(list(range(16))[::-1])
     write(batch, "ref_log_prob", lambda key, i: -1.5)  # the policy is likelier by 0.5 of each token
     batch = advance(made, batch)
-    found = credit_of(made, tmp_path)
+    credit = credit_of(made, tmp_path)
     tokens = read(batch, "advantages")
-    assert len(found) == 10, "neither the failed episode nor padding"
-    for row in found.to_dict("records"):
+    assert len(credit) == 10, "neither the failed episode nor padding"
+    for row in credit.to_dict("records"):
         key = batch.keys[row["row_id"]]
         assert key == f"{row['episode']}_{row['turn']}"
         assert tokens[key] == pytest.approx([row["advantage"]] * len(tokens[key]), rel=1e-5, abs=1e-6)
-        parts = [row[name] for name in found if name.startswith("part.")]
+        parts = [row[name] for name in credit if name.startswith("part.")]
         assert sum(parts) == pytest.approx(row["advantage"], abs=1e-5)
         assert row["kl"] == pytest.approx(0.1 * 0.5 * len(tokens[key]), rel=1e-4)
-    assert {"part.episode_level", "part.step_level", "part.penalty"} <= set(found)
-    assert found["train_step"].eq(1).all()
-    assert found["value"].isna().all()
-    whole = found.groupby("group.episode_level")
+    assert {"part.episode_level", "part.step_level", "part.penalty"} <= set(credit)
+    assert credit["train_step"].eq(1).all()
+    assert credit["value"].isna().all()
+    whole = credit.groupby("group.episode_level")
     assert {tuple(sorted({e.split("_")[0] for e in part["episode"]})) for _, part in whole} == {("a",), ("b",)}
-    sizes = found.groupby("group.step_level").size()
-    shared = found[found["group.step_level"] >= 0]
+    sizes = credit.groupby("group.step_level").size()
+    shared = credit[credit["group.step_level"] >= 0]
     assert shared["size.step_level"].tolist() == [sizes[number] for number in shared["group.step_level"]]
 
 
@@ -210,9 +212,9 @@ def test_a_step_of_several_batches_numbers_their_rows_on(queue, trainer, tmp_pat
         made.log.begin_step()
         advance(made, batch)
         advance(made, batch)
-    found = credit_of(made, tmp_path)
-    assert set(found["train_step"]) == {1, 2}
-    for _, part in found.groupby("train_step"):
+    credit = credit_of(made, tmp_path)
+    assert set(credit["train_step"]) == {1, 2}
+    for _, part in credit.groupby("train_step"):
         assert part.groupby(KEY).size().eq(1).all()
         assert part["row_id"].max() < 2 * len(batch)
         halves = part["row_id"] >= len(batch)
@@ -224,10 +226,12 @@ def test_a_step_of_several_batches_numbers_their_rows_on(queue, trainer, tmp_pat
 def test_rows_that_are_not_logged_are_not_recorded_either(queue, trainer, tmp_path):
     made = trainer(*log(tmp_path), "turnkey.log.share=0.5")
     batch = advance(made, fill({f"{i}": [[{"reward": float(e), "anchor": "s"}] for e in range(2)] for i in range(20)}))
-    found = credit_of(made, tmp_path)
-    assert {episode.split("_")[0] for episode in found["episode"]} == {f"{i}" for i in range(20) if chosen(f"{i}", 0.5)}
+    credit = credit_of(made, tmp_path)
+    assert {episode.split("_")[0] for episode in credit["episode"]} == {
+        f"{i}" for i in range(20) if chosen(f"{i}", 0.5)
+    }
     marked = {key.rsplit("_", 1)[0] for key, turn in read(batch, updates.TURN).items() if max(turn) >= 0}
-    assert marked == set(found["episode"])
+    assert marked == set(credit["episode"])
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -246,16 +250,16 @@ def test_verls_own_estimators_tell_their_advantage(queue, trainer, tmp_path, rec
     batch = batch_of(tq.kv_list(PARTITION)[PARTITION])
     write(batch, "ref_log_prob", lambda key, i: -1.5)
     batch = advance(made, batch)
-    advantages, found = read(batch, "advantages"), credit_of(made, tmp_path)
-    turns = sorted(zip(found["episode"], found["turn"], strict=True))
+    advantages, credit = read(batch, "advantages"), credit_of(made, tmp_path)
+    turns = sorted(zip(credit["episode"], credit["turn"], strict=True))
     assert turns == [(f"g_{session}", turn) for session in range(2) for turn in range(4)]
-    for row in found.to_dict("records"):
+    for row in credit.to_dict("records"):
         of_row = advantages[f"{row['episode']}_{row['turn'] // 2}"]
         positions = [[0, 1], [4]][row["turn"] % 2]
         assert row["turn_in_row"] == row["turn"] % 2
         assert row["advantage"] == pytest.approx(np.mean([of_row[i] for i in positions]), abs=1e-6)
         assert row["kl"] == pytest.approx(0.1 * 0.5 * len(positions), rel=1e-4)
-    assert found["advantage"].abs().max() > 0.1
+    assert credit["advantage"].abs().max() > 0.1
     assert read(batch, updates.TURN)["g_1_1"] == [0, 0, -1, -1, 1, -1]
 
 
@@ -280,7 +284,7 @@ def test_what_verl_survives_the_log_survives_too(queue, trainer, tmp_path, caplo
     assert credit_of(made, tmp_path).empty
     made.logger = Loggers()
     made.logger.log(data={"a": 1.0, "b": np.array(["x"])}, step=1)
-    assert made._logger._inner.said[-1][0] == 1
+    assert made._logger._inner.logged[-1][0] == 1
 
 
 def test_a_resumed_run_writes_its_steps_again_and_counts(queue, trainer, tmp_path):
@@ -295,9 +299,9 @@ def test_a_resumed_run_writes_its_steps_again_and_counts(queue, trainer, tmp_pat
             advance(made, batch)
         assert made.log.tables.drain(5.0)
     with pytest.warns(UserWarning, match="did steps 2 to 3 again"):
-        found = reading.read(tmp_path, "credit")
-    assert found.groupby(KEY).size().eq(1).all()
-    assert found.groupby("train_step")["segment"].unique().map(list).to_dict() == {
+        credit = reading.read(tmp_path, "credit")
+    assert credit.groupby(KEY).size().eq(1).all()
+    assert credit.groupby("train_step")["segment"].unique().map(list).to_dict() == {
         1: [names[0]],
         **{step: [names[1]] for step in (2, 3, 4)},
     }
@@ -310,10 +314,10 @@ class Loggers:
     """In the place of verl's Tracking."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[int, dict[str, Any]]] = []
+        self.logged: list[tuple[int, dict[str, Any]]] = []
 
     def log(self, data: dict[str, Any], step: int, backend: Any = None) -> None:
-        self.said.append((step, dict(data)))
+        self.logged.append((step, dict(data)))
 
     def finish(self, exit_code: int = 0) -> str:
         return f"finished {exit_code}"
@@ -322,38 +326,38 @@ class Loggers:
 def test_every_number_that_verl_logs_is_in_the_table_of_steps(trainer, tmp_path):
     made = trainer(*log(tmp_path))
     made.logger = Loggers()
-    given = {"a": 1, "b/c": np.float32(0.5), "d": torch.tensor(2.0), "e": np.array([3.0]), "f": math.nan}
-    made.logger.log(data={**given, "text": "x", "list": [1.0], "none": None, "many": torch.ones(2)}, step=0)
+    numbers = {"a": 1, "b/c": np.float32(0.5), "d": torch.tensor(2.0), "e": np.array([3.0]), "f": math.nan}
+    made.logger.log(data={**numbers, "text": "x", "list": [1.0], "none": None, "many": torch.ones(2)}, step=0)
     made.logger.log(data={"a": 7.0}, step=1)
     assert made.logger.finish(3) == "finished 3"
     assert made.log.tables.drain(5.0)
-    found = reading.read(tmp_path, "steps")
-    values = {(row["train_step"], row["name"]): row["value"] for row in found.to_dict("records")}
+    table_of_steps = reading.read(tmp_path, "steps")
+    values = {(row["train_step"], row["name"]): row["value"] for row in table_of_steps.to_dict("records")}
     own = {f"turnkey/log/{name}" for name in ("written", "lost", "seconds")}
-    assert set(values) == {(0, name) for name in {*given, *own}} | {(1, name) for name in {"a", *own}}
+    assert set(values) == {(0, name) for name in {*numbers, *own}} | {(1, name) for name in {"a", *own}}
     assert [values[0, name] for name in ("a", "b/c", "d", "e")] == [1.0, 0.5, 2.0, 3.0]
     assert math.isnan(values[0, "f"])
-    (_, first), (step, second) = made._logger._inner.said
+    (_, first), (step, second) = made._logger._inner.logged
     assert first["text"] == "x", "verl's loggers are told everything"
     assert (step, second["a"], second["turnkey/log/lost"]) == (1, 7.0, 0.0)
 
 
 def test_every_process_that_writes_looks_for_the_log(trainer, tmp_path):
-    asked = []
+    calls = []
 
     def worker(name: str) -> SimpleNamespace:
-        return SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda *call: asked.append((name, *call))))
+        return SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda *call: calls.append((name, *call))))
 
     made = trainer(*log(tmp_path))
     made.actor_rollout_wg = SimpleNamespace(workers=[worker("rank0"), worker("rank1")])
     made.log.look_for([worker("player")])
-    assert asked == [(name, look_for, str(tmp_path), SEGMENT) for name in ("player", "rank0", "rank1")]
+    assert calls == [(name, look_for, str(tmp_path), SEGMENT) for name in ("player", "rank0", "rank1")]
 
 
 def test_metrics_of_the_log_count_the_rows_of_all_processes(ready, rollout, tmp_path):
     made = ready(2, *log(tmp_path))
-    told = [Counts(1000, 7, 0.5), Counts(10, 0, 0.5)]
-    players = [SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda _, t=t: ray.put(t))) for t in told]
+    counts = [Counts(1000, 7, 0.5), Counts(10, 0, 0.5)]
+    players = [SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda _, t=t: ray.put(t))) for t in counts]
     made.agent_loop_manager.agent_loop_workers = players
     made.logger = Loggers()
     Trained(made, rollout)
@@ -364,11 +368,11 @@ def test_metrics_of_the_log_count_the_rows_of_all_processes(ready, rollout, tmp_
     players[0].__ray_call__.remote = lambda _: late
     made.log.flush()
     made.logger.log(data={}, step=5)
-    (_, said) = made._logger._inner.said[-1]
-    assert said["turnkey/log/written"] == sum(written.values()) + 1010
-    assert said["turnkey/log/lost"] == 7
+    (_, metrics) = made._logger._inner.logged[-1]
+    assert metrics["turnkey/log/written"] == sum(written.values()) + 1010
+    assert metrics["turnkey/log/lost"] == 7
     ray.cancel(late, force=True)
-    assert said["turnkey/log/seconds"] > 1
+    assert metrics["turnkey/log/seconds"] > 1
 
 
 def test_what_an_agent_loop_worker_tells_of_its_log(trainer, tmp_path, monkeypatch):

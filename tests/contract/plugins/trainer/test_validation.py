@@ -76,9 +76,11 @@ def validate(queue, trainer, tokenizer, worker) -> Callable[..., dict[str, float
     """
 
     def run(tasks: dict[str, list[list[str]]], *overrides: str, later: Sequence[Any] = ()) -> dict[str, float]:
-        rounds = [[(source, outcomes) for source, of in each.items() for outcomes in of] for each in (tasks, *later)]
+        rounds = [
+            [(source, outcomes) for source, of in sources.items() for outcomes in of] for sources in (tasks, *later)
+        ]
         flat = rounds[0]
-        (number,) = {len(outcomes) for each in rounds for _, outcomes in each}
+        (number,) = {len(outcomes) for sources in rounds for _, outcomes in sources}
         made = trainer(f"actor_rollout_ref.rollout.val_kwargs.n={number}", *overrides)
 
         def play(batch: TensorDict) -> None:
@@ -126,12 +128,12 @@ def test_tasks_with_fewer_played_episodes_stay_on_the_same_curve(validate):
     assert metrics["val-aux/sea/failed/mean@2"] == 0.0
 
 
-@pytest.mark.parametrize(("dead", "said"), [(0, False), (1, False), (2, True)])
-def test_a_warning_above_a_twentieth(validate, caplog, dead, said):
+@pytest.mark.parametrize(("dead", "warns"), [(0, False), (1, False), (2, True)])
+def test_a_warning_above_a_twentieth(validate, caplog, dead, warns):
     metrics = validate({"lake": [["lost"]] * (20 - dead) + [["dead"]] * dead})
     assert metrics["val-aux/lake/failed/mean@1"] == pytest.approx(dead / 20)
     assert metrics["val-core/lake/acc/mean@1"] == 0.0
-    assert ("validation episodes failed" in caplog.text) is said
+    assert ("validation episodes failed" in caplog.text) is warns
 
 
 @pytest.fixture

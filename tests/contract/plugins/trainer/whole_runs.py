@@ -39,10 +39,10 @@ class Script:
     def __init__(self, answer: list[int], held: int) -> None:
         self.answer, self.held, self.calls = answer, held, itertools.count()
 
-    async def generate(self, request_id: str, **asked: Any) -> TokenOutput:
+    async def generate(self, request_id: str, **arguments: Any) -> TokenOutput:
         await asyncio.sleep(3600.0 if next(self.calls) < self.held else 0.02)
-        said = {"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1, "num_cached_tokens": None}
-        return TokenOutput(token_ids=self.answer, log_probs=[-1.0] * len(self.answer), extra_fields=said)
+        fields = {"global_steps": 1, "min_global_steps": 1, "max_global_steps": 1, "num_cached_tokens": None}
+        return TokenOutput(token_ids=self.answer, log_probs=[-1.0] * len(self.answer), extra_fields=fields)
 
 
 class Idle(Saves):
@@ -64,7 +64,7 @@ class Killed(Exception):
 class Start:
     """What a start of a run asked its agent-loop workers for: seeds of tasks, in order."""
 
-    asked: list[int] = field(default_factory=list)
+    prompts: list[int] = field(default_factory=list)
     again: list[int] = field(default_factory=list)
     """those that the checkpoint had in flight"""
     saved: list[int] = field(default_factory=list)
@@ -144,7 +144,7 @@ class Runs:
         answer = [*self.tokenizer.encode(f"<action>{action}</action>"), self.tokenizer.eos_token_id]
         script = Script(answer, held)
         manager = AgentLoopManagerTQ.create(config=config, llm_client=script, reward_loop_worker_handles=[])
-        found = watched(trainer, manager)
+        begun = watched(trainer, manager)
         try:
             trainer.fit(manager)
         except Killed:
@@ -152,21 +152,21 @@ class Runs:
         finally:
             for worker in manager.agent_loop_workers:
                 ray.kill(worker)
-        return found
+        return begun
 
 
 def watched(trainer: Any, manager: Any) -> Start:
     """What is asked for from now on."""
-    found = Start()
+    begun = Start()
     reissue, save, generate = trainer._reissue_inflight_prompts, trainer._save_checkpoint, manager.generate_sequences
-    into = [found.asked]
+    into = [begun.prompts]
 
-    def asked(prompts: Any) -> Any:
+    def generated(prompts: Any) -> Any:
         into[-1].extend(json.loads(task)["seed"] for task in prompts["turnkey_task"])
         return generate(prompts)
 
     def again() -> int:
-        into.append(found.again)
+        into.append(begun.again)
         try:
             return reissue()
         finally:
@@ -174,10 +174,10 @@ def watched(trainer: Any, manager: Any) -> Start:
 
     def saved() -> None:
         save()
-        found.saved.append(len(found.asked))
+        begun.saved.append(len(begun.prompts))
 
-    manager.generate_sequences, trainer._reissue_inflight_prompts, trainer._save_checkpoint = asked, again, saved
-    return found
+    manager.generate_sequences, trainer._reissue_inflight_prompts, trainer._save_checkpoint = generated, again, saved
+    return begun
 
 
 @pytest.fixture

@@ -101,8 +101,10 @@ def test_other_rows_and_other_fields_are_the_queues(queue):
     where = {"partition_id": PARTITION, "keys": batch.keys}
     with trip.for_verl():
         inside = trainer_base.tq
-        one = inside.kv_batch_get(keys=batch.keys[:1], partition_id=PARTITION, select_fields=["uid", "old_log_probs"])
-        assert one.get("uid").tolist() == ["a"]
+        fields = inside.kv_batch_get(
+            keys=batch.keys[:1], partition_id=PARTITION, select_fields=["uid", "old_log_probs"]
+        )
+        assert fields.get("uid").tolist() == ["a"]
         assert "num_turns" in inside.kv_batch_get(**where, select_fields=["num_turns"])
         columns = inside.kv_batch_get(**where, select_fields=["uid", "ref_log_prob"])
         assert set(columns.keys()) == {"uid"}

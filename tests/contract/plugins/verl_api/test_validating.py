@@ -17,14 +17,14 @@ INFOS = {
 
 
 def test_a_failed_episode_has_no_length_and_is_not_solved():
-    found = without_missing(SOURCES, TASKS, INFOS)
-    lake = found["Lake"]
+    infos = without_missing(SOURCES, TASKS, INFOS)
+    lake = infos["Lake"]
     assert (lake["acc"]["mean@2"], lake["acc"]["mean@1"]) == (0.5, 0.0)
     assert lake["acc_success_only"]["mean@1"] == pytest.approx((1.0 + 0.0) / 2)
     assert lake["episode_length"]["mean@1"] == pytest.approx((4 + 10) / 2)
     assert lake["failed"]["mean@2"] == 0.5
     assert lake["env_return"]["mean@2"] == pytest.approx((0.5 + 0.25) / 2)
-    assert found["Grid"]["episode_length"]["mean@1"] == 7
+    assert infos["Grid"]["episode_length"]["mean@1"] == 7
 
 
 def test_verls_own_counts_are_passed_on_where_it_takes_them():

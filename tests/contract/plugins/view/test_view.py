@@ -195,8 +195,8 @@ def test_filter_and_sort(browser, page):
     assert counted(browser) == len(here)
     assert "outcome=won" in browser.run("return location.hash")
     browser.run("[...document.querySelectorAll('.sort')].find((e) => e.textContent.startsWith('turns')).click()")
-    shown = [int(text) for text in browser.texts(".rows tbody td:nth-child(5)") if text]
-    assert shown == sorted(shown)
+    numbers = [int(text) for text in browser.texts(".rows tbody td:nth-child(5)") if text]
+    assert numbers == sorted(numbers)
     assert browser.run("return document.querySelector('th[aria-sort=ascending]').textContent") == "turns ↑"
     limit = int(here["turns"].min())
     browser.choose("turns", str(limit))
@@ -212,8 +212,8 @@ def test_filter_and_sort(browser, page):
     # the address holds it all
     browser.open(page.address, "#/episodes?step=2&outcome=won&sort=-turns")
     assert counted(browser) == len(here)
-    shown = [int(text) for text in browser.texts(".rows tbody td:nth-child(5)") if text]
-    assert shown == sorted(shown, reverse=True)
+    numbers = [int(text) for text in browser.texts(".rows tbody td:nth-child(5)") if text]
+    assert numbers == sorted(numbers, reverse=True)
 
 
 def test_the_histogram_filters_by_credit(browser, page):
@@ -251,8 +251,8 @@ def test_an_episode_shows_each_turn_with_its_credit_and_texts(browser, page):
         action or "no action" for action in turns["action"]
     ]
     signed = [f"{value:+.2f}".replace("-", "−") for value in turns["advantage"]]
-    shown = [text.split()[-1] for text in browser.texts(".turn > header .badge")]
-    assert [float(a.replace("−", "-")) for a in shown] == pytest.approx(
+    badges = [text.split()[-1] for text in browser.texts(".turn > header .badge")]
+    assert [float(a.replace("−", "-")) for a in badges] == pytest.approx(
         [float(b.replace("−", "-")) for b in signed], abs=0.011
     )
     for glyph, value in zip(browser.texts(".turn > header .badge span"), turns["advantage"], strict=True):
@@ -272,8 +272,8 @@ def test_an_episode_shows_each_turn_with_its_credit_and_texts(browser, page):
     # another part of the credit, in the address too
     browser.choose("part", "part.step_level")
     browser.until("return document.querySelector('.turn .badge') && location.hash.includes('part=part.step_level')")
-    shown = [float(text.split()[-1].replace("−", "-")) for text in browser.texts(".turn > header .badge")]
-    assert shown == pytest.approx(turns["part.step_level"].tolist(), abs=0.011)
+    badges = [float(text.split()[-1].replace("−", "-")) for text in browser.texts(".turn > header .badge")]
+    assert badges == pytest.approx(turns["part.step_level"].tolist(), abs=0.011)
 
 
 GAPS = (2.0, 0.02, -2.0, -0.5)
@@ -296,7 +296,7 @@ def with_tokens(folder: Path) -> dict[tuple[str, int], list[str]]:
         numbers = [len(pieces[key]) - (last[key[0]] == key[1]) for key in keys]
         gaps = [[GAPS[i % len(GAPS)] for i in range(number)] for number in numbers]
         columns = [(name, rows[name]) for name in rows.column_names]
-        columns += [("gap", gaps), ("advantage", [[0.25 * gap for gap in each] for each in gaps])]
+        columns += [("gap", gaps), ("advantage", [[0.25 * gap for gap in row] for row in gaps])]
         where = folder / "tokens" / path.parent.name
         where.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table(dict(columns), schema=schema("tokens")), where / path.name)
@@ -359,8 +359,8 @@ def test_the_buttons_of_turns_have_names(browser, page):
     _, key = winner(page.run)
     browser.open(page.address, f"#/episode/{key}")
     names = "return [...document.querySelectorAll('.turnstrip button')].map((e) => e.getAttribute('aria-label'))"
-    shown = [text.split()[-1] for text in browser.texts(".turn > header .badge")]
-    assert browser.run(names) == [f"turn {turn}, credit {credit}" for turn, credit in enumerate(shown)]
+    badges = [text.split()[-1] for text in browser.texts(".turn > header .badge")]
+    assert browser.run(names) == [f"turn {turn}, credit {credit}" for turn, credit in enumerate(badges)]
     failed = int(page.run.turns["at"][page.run.turns["reason"] == REASONS.index("the episode failed")].iloc[0])
     browser.go(f"#/episode/{page.run.episodes['episode'][failed]}")
     assert browser.run(names)[0] == "turn 0, no credit"
@@ -429,9 +429,9 @@ def test_the_graph_of_a_group(browser, page):
     assert browser.run("return document.querySelectorAll('.node.won, .node.lost').length") == 2
     assert browser.run("return document.querySelectorAll('.node.fork').length") > 0
     # in words: the difference that makes a fork, the best action first
-    said = [[int(share) for share in re.findall(r"(\d+) % solved", fork)] for fork in browser.texts(".forks li")]
-    assert said
-    assert all(best - worst >= 25 for best, worst in said)
+    shares = [[int(share) for share in re.findall(r"(\d+) % solved", fork)] for fork in browser.texts(".forks li")]
+    assert shares
+    assert all(best - worst >= 25 for best, worst in shares)
     boxes = browser.run(
         "return [...document.querySelectorAll('.node rect')].map((e) => ['x', 'y', 'width', 'height']"
         ".map((name) => Number(e.getAttribute(name))))"
@@ -499,14 +499,14 @@ def test_hostile_texts_are_shown_and_do_nothing(browser, tmp_path):
         browser.go(f"#/{where}")
     assert browser.run("return window.broken") is None
     assert browser.run("return document.querySelectorAll('main img, main script, main iframe, main b > *').length") == 0
-    said = browser.text("main")
-    assert "</script><img src=x onerror='window.broken = 1'>" in said
-    assert "␛[31mred" in said
-    assert "nul ␀" in said
-    assert "⟦RLO⟧gnp.exe⟦PDF⟧" in said
-    assert "\\ud800 alone" in said
-    assert "show all 1,000," in said
-    assert len(said) < 900_000
+    text = browser.text("main")
+    assert "</script><img src=x onerror='window.broken = 1'>" in text
+    assert "␛[31mred" in text
+    assert "nul ␀" in text
+    assert "⟦RLO⟧gnp.exe⟦PDF⟧" in text
+    assert "\\ud800 alone" in text
+    assert "show all 1,000," in text
+    assert len(text) < 900_000
     assert browser.run("return document.documentElement.scrollWidth") <= 1280
 
 

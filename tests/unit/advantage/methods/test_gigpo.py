@@ -243,11 +243,11 @@ def test_similarity_rules_out_no_text_that_is_just_similar_enough(before):
 
     Clusters before it take the comparison through the longest common subsequence, too.
     """
-    one, other = "abcdefghi", "abcXdefXghi"
+    text, other = "abcdefghi", "abcXdefXghi"
     others = [chr(ord("A") + k) * 9 for k in range(before)]
-    assert clusters_of([*others, one, other], 18 / 20)[-1] == before
-    assert clusters_of([*others, other, one], 18 / 20)[-1] == before
-    assert clusters_of([*others, one, other], 18.1 / 20)[-1] == before + 1
+    assert clusters_of([*others, text, other], 18 / 20)[-1] == before
+    assert clusters_of([*others, other, text], 18 / 20)[-1] == before
+    assert clusters_of([*others, text, other], 18.1 / 20)[-1] == before + 1
 
 
 def test_similarity_never_matches_none_nor_another_group():

@@ -144,8 +144,8 @@ def test_graft_sees_no_difference_where_there_is_none():
     assert not compute_credit("graph", lost, rule="graft").advantage.any()
     won = StepBatch(**{**WALKS, "reward": [0.1 if at in (1, 4, 6) else 0.0 for at in range(7)]})
     assert not compute_credit("graph", won, rule="graft", gamma=1.0).advantage.any()
-    one = StepBatch(**{name: column[:2] for name, column in WALKS.items()})
-    assert not compute_credit("graph", one, rule="graft").advantage.any()
+    same_end = StepBatch(**{name: column[:2] for name, column in WALKS.items()})
+    assert not compute_credit("graph", same_end, rule="graft").advantage.any()
 
 
 def test_graft_converges_on_a_walk_that_comes_back():
@@ -179,15 +179,15 @@ def wandering(order=None, loud=1.0):
 def test_graft_is_the_same_in_any_order_of_the_rows(seed):
     """Bit by bit: sums over the edges of a state are exact."""
     order = np.random.default_rng(seed).permutation(24 * 30)
-    one, other = (compute_credit("graph", wandering(rows), rule="graft").advantage for rows in (None, order))
-    assert one[order].tolist() == other.tolist()
+    in_order, other = (compute_credit("graph", wandering(rows), rule="graft").advantage for rows in (None, order))
+    assert in_order[order].tolist() == other.tolist()
 
 
 def test_graft_computes_each_group_in_its_own_scale():
     """Rewards of 1e12 in one group change no bit in the others."""
-    one, other = (compute_credit("graph", wandering(loud=by), rule="graft").advantage[8 * 30 :] for by in (1.0, 1e12))
-    assert one.any()
-    assert one.tolist() == other.tolist()
+    plain, other = (compute_credit("graph", wandering(loud=by), rule="graft").advantage[8 * 30 :] for by in (1.0, 1e12))
+    assert plain.any()
+    assert plain.tolist() == other.tolist()
 
 
 @pytest.mark.parametrize(("loops", "converged"), [(20, 1.0), (3000, 0.5)])

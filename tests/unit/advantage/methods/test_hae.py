@@ -89,17 +89,17 @@ def mask_of(case):
 def test_equals_its_naive_twin(rows, params):
     credit = compute_credit("hae", as_batch(rows), **params)
     assert_same_credit(credit.advantage, naive.hae(rows, **params))
-    found = streams(rows, **params)
-    assert_same_credit(credit.extra["subgoal_advantages"], found["subgoal"])
-    assert_same_credit(credit.extra["switch_advantages"], found["switch"])
-    assert_same_credit(credit.returns, found["low"])
+    expected = streams(rows, **params)
+    assert_same_credit(credit.extra["subgoal_advantages"], expected["subgoal"])
+    assert_same_credit(credit.extra["switch_advantages"], expected["switch"])
+    assert_same_credit(credit.returns, expected["low"])
     assert credit.targets["low"] is credit.returns
     learnt = ~np.isnan(credit.targets["high"])
-    assert_same_credit(credit.targets["high"][learnt], np.array(found["high"])[learnt])
-    assert learnt.tolist() == found["opens"]
-    assert_same_credit(credit.targets["term"], found["term"])
-    assert_same_credit(credit.extra["high_returns"], found["high"])
-    assert_same_credit(credit.extra["term_returns"], found["term"])
+    assert_same_credit(credit.targets["high"][learnt], np.array(expected["high"])[learnt])
+    assert learnt.tolist() == expected["opens"]
+    assert_same_credit(credit.targets["term"], expected["term"])
+    assert_same_credit(credit.extra["high_returns"], expected["high"])
+    assert_same_credit(credit.extra["term_returns"], expected["term"])
 
 
 #: Two segments of two turns; the subgoal of the second one pays.

@@ -28,9 +28,9 @@ def credit(success, calls, group=None, trajectory=None):
 
 
 def test_check_values():
-    found = credit([True, True, True, False], [0, 1, 3, 0])
-    np.testing.assert_allclose(found.extra["tool_advantages"], [1.0911, -0.2182, -0.8729, 0.0], atol=1e-4)
-    np.testing.assert_allclose(found.advantage, [0.5, 0.5, 0.5, -1.5], atol=1e-4)
+    hdpo = credit([True, True, True, False], [0, 1, 3, 0])
+    np.testing.assert_allclose(hdpo.extra["tool_advantages"], [1.0911, -0.2182, -0.8729, 0.0], atol=1e-4)
+    np.testing.assert_allclose(hdpo.advantage, [0.5, 0.5, 0.5, -1.5], atol=1e-4)
 
 
 @settings(max_examples=100, deadline=None)
@@ -38,14 +38,14 @@ def test_check_values():
 def test_equals_its_naive_twin(rows, random, params):
     solved = {row["trajectory"]: row["success"] for row in rows}
     rows = [{**row, "success": solved[row["trajectory"]], "tool_calls": random.randint(0, 3)} for row in rows]
-    found = compute_credit("hdpo", as_batch(rows), **params)
-    assert_same_credit(found.advantage, naive.hdpo(rows, **params))
-    assert_same_credit(found.extra["tool_advantages"], tool_advantages(rows, **params))
+    hdpo = compute_credit("hdpo", as_batch(rows), **params)
+    assert_same_credit(hdpo.advantage, naive.hdpo(rows, **params))
+    assert_same_credit(hdpo.extra["tool_advantages"], tool_advantages(rows, **params))
 
 
 def test_calls_of_all_steps_count():
-    found = credit([True] * 3, [1, 2, 0], trajectory=["a", "a", "b"]).extra["tool_advantages"]
-    assert found[0] == found[1] < 0 < found[2]
+    tool_part = credit([True] * 3, [1, 2, 0], trajectory=["a", "a", "b"]).extra["tool_advantages"]
+    assert tool_part[0] == tool_part[1] < 0 < tool_part[2]
 
 
 def test_one_solved_trajectory_is_no_comparison():

@@ -38,11 +38,11 @@ def read(case):
 @pytest.mark.parametrize("case", cases("marshal"))
 def test_equals_the_reference(case):
     batch, tokens = read(case)
-    found = compute_credit("marshal", batch, **RELEASED).advantage
+    advantage = compute_credit("marshal", batch, **RELEASED).advantage
     if case["id"] in TWICE:
-        found = counted_twice(case, tokens)
+        advantage = counted_twice(case, tokens)
     expected = case["expected"]["advantages"]  # the first column is dropped there
-    for value, turn in zip(found, tokens, strict=True):
+    for value, turn in zip(advantage, tokens, strict=True):
         for row, t in turn:
             assert value == pytest.approx(expected[row][t - 1], abs=2e-5)
 

@@ -68,8 +68,8 @@ def test_a_success_weighs_the_more_the_rarer_it_is(k):
 def test_the_scale_of_the_rewards_does_not_matter(rows, scale):
     free = [{**row, "penalty": 0.0} for row in rows]
     scaled = [{key: v * scale if key in ("reward", "score") else v for key, v in row.items()} for row in free]
-    one, other = (compute_credit("maxrl", as_batch(x)).advantage for x in (free, scaled))
-    np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-9)
+    unscaled, other = (compute_credit("maxrl", as_batch(x)).advantage for x in (free, scaled))
+    np.testing.assert_allclose(other, unscaled, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("key", "value"), [("epsilon", -1.0), ("epsilon", float("nan")), ("singleton", "one")])

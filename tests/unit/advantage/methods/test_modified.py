@@ -127,9 +127,9 @@ def test_shrinkage_is_the_papers_on_any_range(rows):
     """Outcomes in [0, 1] as they are, and mapped to the paper's [-1, 1]: twice the advantage."""
     free = [{**row, "penalty": 0.0} for row in rows]
     mapped = [{**row, "score": 2 * row["score"] - 1, "prior": 2 * row["prior"] - 1} for row in free]
-    one = compute_credit("shrinkage", as_batch(free), prior="given").advantage
+    advantage = compute_credit("shrinkage", as_batch(free), prior="given").advantage
     other = compute_credit("shrinkage", as_batch(mapped), prior="given", low=-1.0).advantage
-    np.testing.assert_allclose(other, 2 * one, atol=1e-9)
+    np.testing.assert_allclose(other, 2 * advantage, atol=1e-9)
 
 
 def test_shrinkage_remembers_a_task():
@@ -240,8 +240,8 @@ def test_rounding_makes_no_rollout_likelier_than_another():
 
 def test_a_log_probability_may_exceed_zero_by_rounding():
     batches = (table([1, 0], tokens=[1, 1], entropy=[0.1, 0.2], log_prob=[value, -0.5]) for value in (1e-12, 0.0))
-    one, other = (compute_credit("dynamo_modulation", batch).advantage.tolist() for batch in batches)
-    assert one == other
+    in_range, other = (compute_credit("dynamo_modulation", batch).advantage.tolist() for batch in batches)
+    assert in_range == other
     with pytest.raises(ConfigError, match=r"log_prob: expected a finite number <= .* got 0.1"):
         compute_credit("dynamo_modulation", table([1, 0], tokens=[1, 1], entropy=[0.1, 0.2], log_prob=[0.1, -0.5]))
 

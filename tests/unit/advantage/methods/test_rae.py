@@ -47,10 +47,10 @@ def test_the_given_order_is_not_that_of_the_rows():
 @pytest.mark.parametrize("outcomes", [[1.0], [1.0, -1.0], [1.0, -1.0, 0.25, 1.0]])
 def test_without_an_order_it_is_the_mean_over_all_orders(outcomes, decay):
     orders = list(itertools.permutations(range(len(outcomes))))
-    each = [compute_credit("rae", games(outcomes, order), state={"p": 0.3}, decay=decay) for order in orders]
+    credits = [compute_credit("rae", games(outcomes, order), state={"p": 0.3}, decay=decay) for order in orders]
     got = compute_credit("rae", games(outcomes), state={"p": 0.3}, decay=decay)
-    np.testing.assert_allclose(got.advantage, np.mean([credit.advantage for credit in each], axis=0), atol=1e-12)
-    assert got.state["p"] == pytest.approx(np.mean([credit.state["p"] for credit in each]), abs=1e-12)
+    np.testing.assert_allclose(got.advantage, np.mean([credit.advantage for credit in credits], axis=0), atol=1e-12)
+    assert got.state["p"] == pytest.approx(np.mean([credit.state["p"] for credit in credits]), abs=1e-12)
 
 
 def test_the_average_goes_on_from_batch_to_batch_through_a_checkpoint():
@@ -67,10 +67,10 @@ def test_the_average_goes_on_from_batch_to_batch_through_a_checkpoint():
 
 
 def test_roles_that_a_batch_lacks_keep_their_average():
-    given = {"p": 0.5, "absent": -0.25}
-    credit = compute_credit("rae", games([1]), state=given)
+    averages = {"p": 0.5, "absent": -0.25}
+    credit = compute_credit("rae", games([1]), state=averages)
     assert credit.state == pytest.approx({"p": 0.525, "absent": -0.25})
-    assert given == {"p": 0.5, "absent": -0.25}, "the caller's own is not changed"
+    assert averages == {"p": 0.5, "absent": -0.25}, "the caller's own is not changed"
 
 
 def test_constant_outcomes_decay_to_nothing():

@@ -38,8 +38,8 @@ def test_each_outcome_against_the_mean_of_the_others():
 def test_it_has_the_scale_of_the_rewards(rows, scale):
     free = [{**row, "penalty": 0.0} for row in rows]
     scaled = [{key: v * scale if key in ("reward", "score") else v for key, v in row.items()} for row in free]
-    one, other = (compute_credit("rloo_steps", as_batch(x)).advantage for x in (free, scaled))
-    np.testing.assert_allclose(other, scale * one, rtol=1e-9, atol=1e-9)
+    unscaled, other = (compute_credit("rloo_steps", as_batch(x)).advantage for x in (free, scaled))
+    np.testing.assert_allclose(other, scale * unscaled, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=50, deadline=None)

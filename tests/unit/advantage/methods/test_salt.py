@@ -94,10 +94,10 @@ def test_an_edge_walked_twice_by_one_trajectory():
         "anchor": ["A", "A", "A", "A", "A"],
         "action": ["x", "x", "y", "x", "z"],
     }
-    one = 0.5**0.5
+    share = 0.5**0.5
     got = credit(rows)
-    np.testing.assert_allclose(got, [one / 3, one / 3, one, one / 3, -one], atol=1e-6)
-    np.testing.assert_allclose(credit(rows, average="trajectories"), [0, 0, one, 0, -one], atol=1e-6)
+    np.testing.assert_allclose(got, [share / 3, share / 3, share, share / 3, -share], atol=1e-6)
+    np.testing.assert_allclose(credit(rows, average="trajectories"), [0, 0, share, 0, -share], atol=1e-6)
 
 
 def test_an_edge_of_one_trajectory_alone_keeps_its_own_credit():
@@ -201,11 +201,11 @@ def test_a_given_next_state_counts_more_than_the_next_row():
     ],
 )
 def test_a_given_next_state_is_of_any_kind_and_none_is_the_end(states):
-    one, other = states
+    state, other = states
     rows = two_walks([("A", "x"), ("B", "x")], [("A", "x"), ("B", "x")])
-    assert merged(rows, [one, None, one, None]) == [True] * 4
-    assert merged(rows, [one, None, other, None]) == [False, True] * 2
-    assert merged(rows, [one, None, one, other]) == [True, False] * 2
+    assert merged(rows, [state, None, state, None]) == [True] * 4
+    assert merged(rows, [state, None, other, None]) == [False, True] * 2
+    assert merged(rows, [state, None, state, other]) == [True, False] * 2
     assert merged(rows, [None] * 4) == [True] * 4
 
 

@@ -26,9 +26,9 @@ def test_every_turn_equals_the_reference(case):
     for turn in case["turns_in_update_order"]:
         mask = np.array(turn["response_mask"])
         score = np.array(turn["token_level_rewards"]).sum(1)
-        found = credit(score, case["inputs"]["uid"], clamp=params["clamp_adv"]) * ratio.numpy()
+        advantage = credit(score, case["inputs"]["uid"], clamp=params["clamp_adv"]) * ratio.numpy()
         expected = np.array(turn["expected"]["advantages"])
-        np.testing.assert_allclose(found[:, None] * mask, expected, atol=2e-5, rtol=0)
+        np.testing.assert_allclose(advantage[:, None] * mask, expected, atol=2e-5, rtol=0)
         before, after = (torch.tensor(turn[f"log_prob_{when}"]) for when in ("before", "after"))
         clip = {"clip_low": params["adv_clip_ratio_low"], "clip_high": params["adv_clip_ratio_high"]}
         ratio = accumulated_ratio(ratio, before, after, torch.tensor(mask), **clip)

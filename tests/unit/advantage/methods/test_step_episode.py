@@ -56,9 +56,9 @@ def test_step_scores_by_hand(baseline, expected):
 
 @pytest.mark.parametrize("estimator", ["grpo", "reinforce_pp"])
 def test_the_scale_of_the_scores_does_not_matter(estimator):
-    one = credit([0, 0, 0, 0], [1, 2, 0, 5], estimator=estimator).advantage
+    advantage = credit([0, 0, 0, 0], [1, 2, 0, 5], estimator=estimator).advantage
     other = credit([0, 0, 0, 0], [10, 20, 0, 50], estimator=estimator).advantage
-    np.testing.assert_allclose(one, other, atol=1e-5)
+    np.testing.assert_allclose(advantage, other, atol=1e-5)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

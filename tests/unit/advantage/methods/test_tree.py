@@ -162,9 +162,9 @@ def test_the_outcome_that_a_branch_brings_along_is_its_own():
     shared = {"group": [0] * 3, "trajectory": [*"aab"], "step": [0, 1, 1], "reward": [4, 0, 1]}
     extra = {"parent": ["", "x", "x"]}
     rebuilt = compute_credit("tree", StepBatch(**shared, extra=extra), norm="mean", trajectory_w=0).advantage
-    given = StepBatch(**shared, extra=extra | {"leaf_outcome": [4.0, 4.0, 1.0]})
+    batch = StepBatch(**shared, extra=extra | {"leaf_outcome": [4.0, 4.0, 1.0]})
     assert rebuilt.tolist() == [0, -0.5, 0.5]
-    assert compute_credit("tree", given, norm="mean", trajectory_w=0).advantage.tolist() == [0, 1.5, -1.5]
+    assert compute_credit("tree", batch, norm="mean", trajectory_w=0).advantage.tolist() == [0, 1.5, -1.5]
 
 
 def test_groups_are_apart():

@@ -142,7 +142,7 @@ def test_the_columns_of_a_run_are_those_of_estimator_and_modifiers():
     spec = estimators()["hdpo"]
     assert spec.columns(spec.params(), modify) == ("success", "extra.tool_calls", "extra.entropy")
     assert spec.columns(spec.params()) == ("success", "extra.tool_calls")
-    assert [one.entry for one in modify][1] == {"name": "empg", "k": 1.0, "k_next": 1.0, "zeta": 0.05}
+    assert [modifier.entry for modifier in modify][1] == {"name": "empg", "k": 1.0, "k_next": 1.0, "zeta": 0.05}
     assert parse_modify(modify) == modify
     assert parse_modify(None) == ()
 

@@ -41,8 +41,8 @@ def own():
     def plus(batch, params, estimate):
         from dataclasses import replace
 
-        found = estimate(batch)
-        return replace(found, advantage=found.advantage + params.by)
+        estimated = estimate(batch)
+        return replace(estimated, advantage=estimated.advantage + params.by)
 
     yield
     modifying._MODIFIERS.clear()

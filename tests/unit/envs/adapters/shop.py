@@ -48,7 +48,7 @@ class Shop:
             return {"has_search_bar": True, "clickables": ["search"]}
         if self.where == "results":
             moves = ["back to search", *(["< prev"] if self.number > 1 else []), "next >"]
-            return {"has_search_bar": False, "clickables": [*moves, *(p["asin"] for p in self._shown())]}
+            return {"has_search_bar": False, "clickables": [*moves, *(p["asin"] for p in self._results())]}
         if self.where == "item":
             values = [value for choices in self.item["options"].values() for value in choices]
             buttons = ["back to search", "< prev", "description", "features", "reviews", "buy now"]
@@ -60,8 +60,8 @@ class Shop:
         argument = argument.rstrip("]").lower()
         reward, done = 0.0, False
         if kind == "search" and argument:
-            asked = argument.split()
-            scored = [(sum(w in (p["kind"], p["trait"]) for w in asked), p) for p in self.products]
+            words = argument.split()
+            scored = [(sum(w in (p["kind"], p["trait"]) for w in words), p) for p in self.products]
             self.hits = [p for score, p in sorted(scored, key=lambda s: -s[0]) if score][:50]
             self.where, self.number, self.item, self.options = "results", 1, None, {}
         elif kind == "click" and argument in self.get_available_actions()["clickables"] and argument != "search":
@@ -84,7 +84,7 @@ class Shop:
                 self.options[name] = argument
         return self.page(), reward, done, None
 
-    def _shown(self) -> list[dict]:
+    def _results(self) -> list[dict]:
         return self.hits[(self.number - 1) * 10 : self.number * 10]
 
     def _reward(self) -> float:
@@ -106,7 +106,7 @@ class Shop:
         if self.where == "results":
             parts.append(f"Page {self.number} (Total results: {len(self.hits)})")
             parts += ["< Prev"] * (self.number > 1) + ["Next >"]
-            for p in self._shown():
+            for p in self._results():
                 parts += [p["asin"].upper(), f"{p['trait']} {p['kind']}", f"${p['price']}.0"]
         elif self.where == "item":
             parts.append("< Prev")

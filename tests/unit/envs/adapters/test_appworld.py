@@ -74,20 +74,20 @@ def locks(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server():
-    with serve(World().routes) as (url, asked):
-        yield {"urls": url, "tasks": list(TASKS)}, asked
+    with serve(World().routes) as (url, requests):
+        yield {"urls": url, "tasks": list(TASKS)}, requests
 
 
 def test_an_episode(server):
-    kwargs, asked = server
+    kwargs, requests = server
     env = make(ID, kwargs)
     observation, info = env.reset(seed=2)
     assert info["task"].startswith("How much is 20 + 22?\n(Asked by Ann Lee, e-mail ann@example.com, phone 555.")
     assert observation == "Nothing has run yet."
-    assert asked[0][1]["timeout_seconds"] == 20
+    assert requests[0][1]["timeout_seconds"] == 20
     code = "total = 0\nfor n in (20, 22):\n    total += n\nprint(total)"
     observation, reward, terminated, truncated, info = env.step(code)
-    assert asked[1] == ("/execute", {"task_id": "sum_1", "code": code})
+    assert requests[1] == ("/execute", {"task_id": "sum_1", "code": code})
     assert (observation, reward, terminated, info["invalid"]) == ("42\n", 0.0, False, False)
     observation, reward, terminated, truncated, info = env.step("Done:\n```python\ncomplete_task(total)\n```\n")
     assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
@@ -141,14 +141,14 @@ def test_long_output_is_cut_in_the_middle(server):
 
 
 def test_each_instance_has_a_server_of_its_own():
-    with serve(World().routes) as (one, asked_one), serve(World().routes) as (two, asked_two):
-        kwargs = {"urls": [one, two], "tasks": ["sum_1"]}
+    with serve(World().routes) as (url, requests), serve(World().routes) as (other_url, other_requests):
+        kwargs = {"urls": [url, other_url], "tasks": ["sum_1"]}
         first, second, third = (make(ID, kwargs) for _ in range(3))
         first.reset(seed=0)
         second.reset(seed=0)
         first.step("complete_task(42)")
         assert not second.step("print(1)")[2]
-        assert asked_one[0][1]["experiment_name"] != asked_two[0][1]["experiment_name"]
+        assert requests[0][1]["experiment_name"] != other_requests[0][1]["experiment_name"]
         with pytest.raises(ServerError, match=r"2 of 2 are in use .* lower turnkey\.env\.instances_per_host"):
             third.reset(seed=0)
         first.reset(seed=1)  # it keeps its server

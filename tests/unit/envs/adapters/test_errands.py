@@ -49,7 +49,7 @@ def test_no_way_is_shorter_than_that_of_the_oracle(kwargs, seed):
             info = replay.step(action)[4]
         for action in info["admissible"] or ():
             after, _, _ = house(kwargs, seed)
-            answers = [after.step(each) for each in (*actions, action)]
+            answers = [after.step(move) for move in (*actions, action)]
             if not (answers[-1][2] and not answers[-1][4]["success"]):
                 yield action, (*actions, action), answers[-1][4]["success"]
 

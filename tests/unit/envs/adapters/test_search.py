@@ -43,12 +43,12 @@ def server(tmp_path_factory):
     file = tmp_path_factory.mktemp("search") / "questions.jsonl"
     rows = [{"id": i, "question": q.text, "golden_answers": list(q.answers)} for i, q in enumerate(WORLD.questions)]
     file.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
-    with serve({"/retrieve": retriever}) as (url, asked):
-        yield {"url": f"{url}/retrieve", "questions": str(file)}, asked
+    with serve({"/retrieve": retriever}) as (url, requests):
+        yield {"url": f"{url}/retrieve", "questions": str(file)}, requests
 
 
 def test_an_episode_and_the_wire_format(server):
-    kwargs, asked = server
+    kwargs, requests = server
     env = make(ID, {**kwargs, "topk": 2})
     seed = next(i for i, q in enumerate(WORLD.questions) if q.hops == 2)
     question = WORLD.questions[seed]
@@ -56,9 +56,9 @@ def test_an_episode_and_the_wire_format(server):
     assert info["task"] == question.text
     assert info["admissible"] is None
     assert "search:" in observation
-    asked.clear()
+    requests.clear()
     observation, reward, terminated, truncated, info = env.step(f"search: {question.searches[0]}")
-    assert asked == [("/retrieve", {"queries": [question.searches[0]], "topk": 2, "return_scores": True})]
+    assert requests == [("/retrieve", {"queries": [question.searches[0]], "topk": 2, "return_scores": True})]
     assert observation.startswith('[1] "')
     assert observation.count("\n[") == 1
     assert (reward, terminated, truncated, info["success"], info["invalid"]) == (0.0, False, False, False, False)
@@ -81,9 +81,9 @@ def test_the_key_is_what_is_known_and_not_how_it_was_found(server):
             *_, info = env.step(action)
         return info["state_key"]
 
-    one, two = "search: capital of " + WORLD.passages[0].split('"')[1], "search: " + WORLD.passages[8].split('"')[1]
-    assert key_after(3, one, two) == key_after(3, two, one) == key_after(3, one, "search: " + two, two, one)
-    assert key_after(3, one) not in (key_after(3), key_after(3, two), key_after(4, one))
+    a, b = "search: capital of " + WORLD.passages[0].split('"')[1], "search: " + WORLD.passages[8].split('"')[1]
+    assert key_after(3, a, b) == key_after(3, b, a) == key_after(3, a, "search: " + b, b, a)
+    assert key_after(3, a) not in (key_after(3), key_after(3, b), key_after(4, a))
     assert key_after(3, "nonsense") == key_after(3) == key_after(3, "search: qqqqq")
 
 
@@ -163,13 +163,13 @@ def test_a_split_without_questions_is_refused_by_number(tmp_path, number, empty)
 def test_the_world_is_the_same_in_every_process():
     code = "from verl_turnkey.envs.adapters.search.data import generate; import hashlib; w = generate(5); "
     code += "print(hashlib.sha1(repr((w.passages, w.questions)).encode()).hexdigest())"
-    found = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
         ).stdout
         for seed in ("0", "1")
     ]
-    assert found[0] == found[1]
+    assert outputs[0] == outputs[1]
     assert generate(5) != WORLD
     assert (len(WORLD.passages), len(WORLD.questions)) == (600, 1000)
     assert len(set(WORLD.passages)) == 600
@@ -234,27 +234,27 @@ def test_errors_of_http():
         post_json(dead, {}, timeout=1.0, key="some.key")
 
     def flaky(payload):
-        if len(asked) < 3:
+        if len(requests) < 3:
             raise Refusal(503)
-        return {"calls": len(asked)}
+        return {"calls": len(requests)}
 
     def slow(payload):
         answered.wait(60.0)
 
     answered = threading.Event()
     routes = {"/flaky": flaky, "/no": lambda _: b"<html>", "/cut": lambda _: None, "/slow": slow}
-    with serve(routes) as (url, asked):
+    with serve(routes) as (url, requests):
         assert post_json(f"{url}/flaky", {}, timeout=20.0, key="k", repeatable=True) == {"calls": 3}
-        asked.clear()
+        requests.clear()
         with pytest.raises(ServerError, match="answered 503"):
             post_json(f"{url}/flaky", {}, timeout=20.0, key="k")
         with pytest.raises(ServerError, match="no JSON"):
             post_json(f"{url}/no", {}, timeout=20.0, key="k")
         for path in ("/cut", "/slow"):  # neither may be sent a second time: it may have been carried out
-            asked.clear()
+            requests.clear()
             with pytest.raises(ServerError, match=r"did not answer within 0\.5 s or broke off"):
                 post_json(url + path, {}, timeout=0.5, key="k")
-            assert len(asked) == 1
+            assert len(requests) == 1
         answered.set()
     for bad in ("127.0.0.1:80", "ftp://x", "http://", "http://x:port", 7, None):
         with pytest.raises(EnvironmentKwargsError, match=r"some\.key must be a URL"):

@@ -212,8 +212,8 @@ def test_a_seed_is_an_episode_and_the_global_random_state_is_left_alone():
 
 def test_the_template_names_every_tool_and_its_parameters():
     template = load_template("service")
-    for each in ServiceText.tools():
-        function = each["function"]
+    for tool in ServiceText.tools():
+        function = tool["function"]
         assert f"{function['name']}({', '.join(function['parameters']['properties'])})" in template
         for parameter in function["parameters"]["properties"].values():
             assert all(f'"{choice}"' in template for choice in parameter.get("enum", ()))

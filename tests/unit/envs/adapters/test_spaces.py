@@ -120,9 +120,9 @@ SAMPLES: list[tuple[Any, str, Any, str]] = [
 
 @pytest.mark.parametrize(("space", "text", "value", "how"), SAMPLES, ids=[str(sample[0]) for sample in SAMPLES])
 def test_a_space_is_read_and_described(space, text, value, how):
-    found = read(space, text, ())
-    assert space.contains(found)
-    np.testing.assert_equal(found if isinstance(value, str | tuple) else np.asarray(found).tolist(), value)
+    action = read(space, text, ())
+    assert space.contains(action)
+    np.testing.assert_equal(action if isinstance(value, str | tuple) else np.asarray(action).tolist(), value)
     assert how_to_write(space, ()).startswith(how)
 
 

@@ -109,8 +109,8 @@ def test_chosen_options_are_part_of_the_state_though_the_page_reads_the_same(kwa
     env.reset(seed=2)
     *_, other = env.step(plan(1)[0])
     env.reset(seed=1)
-    *_, one = env.step(plan(1)[0])
-    assert one["state_key"] != other["state_key"]  # same results, another wish
+    *_, info = env.step(plan(1)[0])
+    assert info["state_key"] != other["state_key"]  # same results, another wish
 
 
 def test_what_a_page_does_not_offer_is_invalid_and_does_not_reach_the_shop(kwargs):

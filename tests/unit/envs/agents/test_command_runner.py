@@ -34,14 +34,14 @@ def shell(script: str, **kwargs: Any) -> Outcome:
 
 def marked(word: str) -> list[int]:
     """Processes whose command line holds ``word``."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if word.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
+                pids.append(int(path.parent.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def test_what_a_command_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

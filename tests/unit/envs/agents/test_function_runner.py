@@ -134,7 +134,7 @@ def test_episodes_run_side_by_side_and_a_cancelled_one_leaves_nothing() -> None:
 
 
 def children() -> set[int]:
-    own, found = os.getpid(), set()
+    own, pids = os.getpid(), set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -142,8 +142,8 @@ def children() -> set[int]:
             except OSError:
                 continue
             if int(fields[1]) == own and fields[0] != "Z":
-                found.add(int(entry.name))
-    return found
+                pids.add(int(entry.name))
+    return pids
 
 
 def test_a_function_that_is_not_there_is_named() -> None:

@@ -25,14 +25,14 @@ def key(folder: Path, call: str | None = None) -> str | None:
 
 
 def test_equal_files_are_equal_states_in_any_folder(tmp_path: Path) -> None:
-    one = fill(tmp_path / "one", a="1", sub__b="2")
-    two = fill(tmp_path / "two", sub__b="2", a="1")
-    os.utime(two / "a", (0, 0))
-    assert key(one) == key(two)
-    assert key(one, "bash") == f"{key(one)} bash"
+    folder = fill(tmp_path / "one", a="1", sub__b="2")
+    other = fill(tmp_path / "two", sub__b="2", a="1")
+    os.utime(other / "a", (0, 0))
+    assert key(folder) == key(other)
+    assert key(folder, "bash") == f"{key(folder)} bash"
     for name in (".git", "__pycache__", "node_modules"):
-        fill(two / name, x=name)
-    assert key(one) == key(two)
+        fill(other / name, x=name)
+    assert key(folder) == key(other)
 
 
 def test_each_change_is_another_state(tmp_path: Path) -> None:

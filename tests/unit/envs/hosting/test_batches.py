@@ -47,7 +47,7 @@ class Wire:
         self.target = Target()
         self.server = BatchServer(self.target)
         self.sizes: list[int] = []
-        self.given: list[int] = []
+        self.answered: list[int] = []
         self.broken: Exception | None = None
 
     def __call__(self, name: str, window: float, batch: list[Any]) -> Future[Any]:
@@ -63,7 +63,7 @@ class Wire:
             elif self.broken is not None:
                 answer.set_exception(self.broken)
             else:
-                self.given.append(len(task.result()))
+                self.answered.append(len(task.result()))
                 answer.set_result(task.result())
 
         task.add_done_callback(done)
@@ -104,12 +104,12 @@ def test_calls_that_come_one_by_one_travel_together_when_many_episodes_are_open(
         calls = batched(wire, episodes)
         held = calls.call("held", "gate")  # so that the end need not ask for answers
         await asyncio.sleep(0)
-        found = []
+        answers = []
         for n in range(5):
-            found.append(calls.call("echo", str(n)))
+            answers.append(calls.call("echo", str(n)))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-        assert await asyncio.gather(*found) == [str(n) for n in range(5)]
+        assert await asyncio.gather(*answers) == [str(n) for n in range(5)]
         assert [size for size in wire.sizes if size] == sizes
         await calls.call("open", "gate")
         await held
@@ -128,13 +128,13 @@ def test_answers_that_come_one_by_one_travel_together_when_many_episodes_are_ope
         held = [calls.call("held", f"gate {n}") for n in range(5)]
         while len(wire.target.gates) < 5:
             await asyncio.sleep(0.001)
-        sent = len(wire.given)
+        sent = len(wire.answered)
         for n in range(5):
             await wire.target.open(f"gate {n}")
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         await asyncio.gather(*held)
-        assert [size for size in wire.given[sent:] if size] in ([5], [1, 4])  # the first may end a window
+        assert [size for size in wire.answered[sent:] if size] in ([5], [1, 4])  # the first may end a window
 
     run(main())
 
@@ -157,12 +157,12 @@ def test_a_call_that_fails_fails_alone():
     async def main():
         wire = Wire()
         calls = batched(wire)
-        asked = [("echo", "a"), ("fail", "step"), ("echo", "unsendable"), ("fail", "strange"), ("echo", "b")]
-        found = await asyncio.gather(*(calls.call(*one) for one in asked), return_exceptions=True)
-        assert [found[0], found[4]] == ["a", "b"]
-        assert (type(found[1]), found[1].kind) == (EnvironmentFailure, "step")
-        assert (type(found[2]), str(found[2])) == (TypeError, "cannot be sent")
-        assert (type(found[3]), str(found[3])) == (RuntimeError, "Strange: of no module")
+        requests = [("echo", "a"), ("fail", "step"), ("echo", "unsendable"), ("fail", "strange"), ("echo", "b")]
+        answers = await asyncio.gather(*(calls.call(*request) for request in requests), return_exceptions=True)
+        assert [answers[0], answers[4]] == ["a", "b"]
+        assert (type(answers[1]), answers[1].kind) == (EnvironmentFailure, "step")
+        assert (type(answers[2]), str(answers[2])) == (TypeError, "cannot be sent")
+        assert (type(answers[3]), str(answers[3])) == (RuntimeError, "Strange: of no module")
         assert await calls.call("echo", "c") == "c"
 
     run(main())
@@ -175,8 +175,8 @@ def test_the_end_of_the_host_fails_all_that_wait_and_later_calls():
         waiting = [calls.call("held", "never") for _ in range(2)]
         await asyncio.sleep(0.05)
         wire.broken = ConnectionError("gone")
-        found = await asyncio.gather(calls.call("echo", "a"), *waiting, return_exceptions=True)
-        assert found == [wire.broken] * 3
+        answers = await asyncio.gather(calls.call("echo", "a"), *waiting, return_exceptions=True)
+        assert answers == [wire.broken] * 3
         with pytest.raises(ConnectionError):
             await calls.call("echo", "b")
         await wire.target.open("never")
@@ -190,10 +190,10 @@ def test_what_is_told_is_done_after_what_was_asked_before_even_when_the_loop_end
     async def main():
         calls = batched(wire)
         seen.append(await calls.call("echo", "a"))
-        asked = calls.call("echo", "b")
+        answer = calls.call("echo", "b")
         calls.tell("echo", "c")
         assert wire.sizes[-1] == 2
-        await asked
+        await answer
         calls.tell("fail", "step")  # nobody hears of it
         assert await calls.call("echo", "d") == "d"
 

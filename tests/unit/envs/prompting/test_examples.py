@@ -78,7 +78,7 @@ def test_an_example_in_which_no_action_is_found_is_refused(turn, fmt, words):
         check_examples(load_examples([{"observation": "x", **turn}]), fmt)
 
 
-def shown(template: str, conversation: bool = False, fmt: str = "plain") -> str:
+def rendered(template: str, conversation: bool = False, fmt: str = "plain") -> str:
     text = Examples(TURNS, fmt, template, "Be quick.", conversation).text
     [message] = build_messages(
         system=None, template=template, task="T", history=(), observation="O", admissible=None, examples=text
@@ -91,9 +91,9 @@ def test_a_template_shows_them_as_text_where_it_says_or_first():
         "Examples of what you see and what you answer:\n\nObservation: a red ball\nPossible actions: pick up, "
         "go forward\nAnswer: pick up\n\nObservation: you carry it\nAnswer: drop"
     )
-    assert shown("Do {task}.\n{examples}\nNow: {observation}") == f"Do T.\n{block}\nNow: O"
-    assert shown("Do {task}.\nNow: {observation}") == f"{block}\n\nDo T.\nNow: O"
-    assert shown("Do {task}.\n{examples}\nNow: {observation}", conversation=True) == "Do T.\nNow: O"
+    assert rendered("Do {task}.\n{examples}\nNow: {observation}") == f"Do T.\n{block}\nNow: O"
+    assert rendered("Do {task}.\nNow: {observation}") == f"{block}\n\nDo T.\nNow: O"
+    assert rendered("Do {task}.\n{examples}\nNow: {observation}", conversation=True) == "Do T.\nNow: O"
 
 
 def test_a_conversation_has_them_as_turns():

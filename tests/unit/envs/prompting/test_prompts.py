@@ -69,16 +69,16 @@ def test_the_default_template_says_what_there_is_to_say():
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_template_shows_task_observation_and_history(name):
-    shown = user(load_template(name), task="the TASK", observation="the OBSERVATION")
+    prompt = user(load_template(name), task="the TASK", observation="the OBSERVATION")
     for part in ("the TASK", "the OBSERVATION", "turn left", "go forward"):
-        assert part in shown
+        assert part in prompt
     assert "{" not in user(load_template(name), history=[])
 
 
 def test_past_turns_read_as_the_line_says():
     line = "[Step {step}] saw {observation}, did {action}"
-    shown = user("{history}\n{observation}", line=line, step=7)
-    assert shown == "[Step 5] saw a {task} wall, did turn left\n[Step 6] saw free, did go forward\nO"
+    prompt = user("{history}\n{observation}", line=line, step=7)
+    assert prompt == "[Step 5] saw a {task} wall, did turn left\n[Step 6] saw free, did go forward\nO"
     assert user("{history}\n{observation}", line="{action}") == "turn left\ngo forward\nO"
 
 
@@ -122,12 +122,12 @@ def test_a_line_has_fields_of_its_own():
 @given(st.text(st.characters()), st.text(st.characters()))
 def test_any_text_becomes_a_prompt(observation, action):
     """Also half surrogate pairs, which no tokenizer takes."""
-    shown = user(
+    prompt = user(
         "{step}{history}|{observation}", observation=observation, history=[PromptTurn("", action)], line="{action}"
     )
-    assert shown.encode("utf-8").decode("utf-8") == shown
+    assert prompt.encode("utf-8").decode("utf-8") == prompt
     if not any("\ud800" <= character <= "\udfff" for character in observation + action):
-        assert shown == f"2{action}|{observation}"
+        assert prompt == f"2{action}|{observation}"
 
 
 def test_a_megabyte_is_no_matter():
@@ -140,10 +140,10 @@ def test_a_megabyte_is_no_matter():
 
 
 def test_the_window_moves_and_the_rest_is_summarized_once():
-    asked = []
+    counts = []
 
     def summarize(turns):
-        asked.append(len(turns))
+        counts.append(len(turns))
         return " ".join(turn.action for turn in turns)
 
     memory = past(4, window=3, summarize=summarize)
@@ -153,7 +153,7 @@ def test_the_window_moves_and_the_rest_is_summarized_once():
     assert memory.history(4) == PromptHistory()
     assert memory.cuts == 4
     assert memory.history() == PromptHistory(memory.turns[1:], "a0")
-    assert asked == [1, 2, 4]
+    assert counts == [1, 2, 4]
 
 
 def test_nothing_fell_out_yet():
@@ -178,7 +178,7 @@ class _Special(_Token):
 
 
 @pytest.mark.parametrize(
-    ("text", "whole", "shown"),
+    ("text", "whole", "expected"),
     [
         ("Turn  left", False, "turn left"),
         ("fly\n  over it", False, "fly over it"),
@@ -191,8 +191,8 @@ class _Special(_Token):
         ("", True, "(nothing)"),
     ],
 )
-def test_a_turn_without_an_action_is_shown_by_its_beginning(text, whole, shown):
-    assert history_text(parse_action(text, "plain", ["turn left"]), text, whole) == shown
+def test_a_turn_without_an_action_is_shown_by_its_beginning(text, whole, expected):
+    assert history_text(parse_action(text, "plain", ["turn left"]), text, whole) == expected
 
 
 def test_control_tokens_become_plain_text():
@@ -210,18 +210,18 @@ def cost(history: PromptHistory) -> list[int]:
     return [0] * (10 + 10 * len(history.turns) + len(history.summary))
 
 
-@pytest.mark.parametrize(("budget", "shown"), [(100, 5), (60, 5), (59, 4), (31, 2), (20, 1), (19, 0), (10, 0)])
-def test_the_oldest_turns_go_first(budget, shown):
+@pytest.mark.parametrize(("budget", "turns"), [(100, 5), (60, 5), (59, 4), (31, 2), (20, 1), (19, 0), (10, 0)])
+def test_the_oldest_turns_go_first(budget, turns):
     memory = past(7, window=5)
     ids, history = fit_prompt(cost, memory, budget)
-    assert history == PromptHistory(memory.turns[7 - shown :])
+    assert history == PromptHistory(memory.turns[7 - turns :])
     assert ids == cost(history)
 
 
-@pytest.mark.parametrize(("budget", "shown", "summary"), [(28, 1, "xxxxx"), (15, 0, "xxxxx"), (14, 0, ""), (10, 0, "")])
-def test_the_summary_goes_last(budget, shown, summary):
+@pytest.mark.parametrize(("budget", "turns", "summary"), [(28, 1, "xxxxx"), (15, 0, "xxxxx"), (14, 0, ""), (10, 0, "")])
+def test_the_summary_goes_last(budget, turns, summary):
     ids, history = fit_prompt(cost, past(7, window=3, summarize=lambda turns: "xxxxx"), budget)
-    assert (len(history.turns), history.summary) == (shown, summary)
+    assert (len(history.turns), history.summary) == (turns, summary)
     assert len(ids) <= budget
 
 

@@ -178,12 +178,12 @@ def test_the_pivots_seeding_games_count_as_one(way, options, third):
     seeding = {a: 9, b: 4, c: 8}  # against the pivot, which makes 6 of each
     played: list[str] = []
 
-    async def judge(one, other):
-        played.append(one)
+    async def judge(contestant, other):
+        played.append(contestant)
         if len(played) <= 6:
-            return (seeding[one] / 2, 3.0) if other == pivot else (3.0, seeding[other] / 2)
+            return (seeding[contestant] / 2, 3.0) if other == pivot else (3.0, seeding[other] / 2)
         points = {a: 5, c: 5, b: 1.5, pivot: 0}
-        return points[one], points[other]
+        return points[contestant], points[other]
 
     order = way({key: key for key in lot}, judge, options)
     assert order[2] == {"b": b, "pivot": pivot}[third]

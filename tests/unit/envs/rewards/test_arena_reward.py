@@ -45,51 +45,50 @@ def meet(entries: list[dict[str, Any]], rewards: list[float | None], groups: Gro
             member.leave()
 
     async def together() -> list[Any]:
-        playing = [asyncio.create_task(play(*each)) for each in enumerate(rewards)]
+        playing = [asyncio.create_task(play(*pair)) for pair in enumerate(rewards)]
         return await asyncio.wait_for(asyncio.gather(*playing, return_exceptions=True), 20)
 
     return asyncio.run(together())
 
 
 def test_places_are_rewards():
-    found = meet([{"name": "arena", "compare": RULE}], [0.1, 0.4, 0.2, 0.3])
-    assert [each.rewards for each in found] == [[0, 0], [0, 1], [0, pytest.approx(1 / 3)], [0, pytest.approx(2 / 3)]]
+    results = meet([{"name": "arena", "compare": RULE}], [0.1, 0.4, 0.2, 0.3])
+    places = [0, 1, pytest.approx(1 / 3), pytest.approx(2 / 3)]
+    assert [shaped.rewards for shaped in results] == [[0, place] for place in places]
     # Three seeding games and three of the bracket, each in both orders.
-    assert [each.sums["arena_calls"] for each in found] == [2 * 6 / 4] * 4
+    assert [shaped.sums["arena_calls"] for shaped in results] == [2 * 6 / 4] * 4
 
 
 def test_it_adds_to_other_components_with_its_weight():
     entries = [{"name": "step"}, {"name": "arena", "compare": f"{__name__}:slower", "weight": 0.5, "label": "best"}]
-    found = meet(entries, [0.1, 0.4])
-    assert [each.rewards[1] for each in found] == [0.1 + 0.5, 0.4]
+    results = meet(entries, [0.1, 0.4])
+    assert [shaped.rewards[1] for shaped in results] == [0.1 + 0.5, 0.4]
     assert compose(entries).labels == ("step", "best", "best_calls")
-    assert found[0].sums == {"step": 0.1, "best": 0.5, "best_calls": 2.0}
+    assert results[0].sums == {"step": 0.1, "best": 0.5, "best_calls": 2.0}
 
 
 def test_episodes_that_failed_take_no_part():
-    assert [each and each.rewards[1] for each in meet([{"name": "arena", "compare": RULE}], [0.1, None, 0.2])] == [
-        0.0,
-        None,
-        1.0,
-    ]
-    assert [each and each.rewards[1] for each in meet([{"name": "arena", "compare": RULE}], [None, 0.2])] == [None, 0]
+    entries = [{"name": "arena", "compare": RULE}]
+    assert [shaped and shaped.rewards[1] for shaped in meet(entries, [0.1, None, 0.2])] == [0.0, None, 1.0]
+    assert [shaped and shaped.rewards[1] for shaped in meet(entries, [None, 0.2])] == [None, 0]
 
 
 def test_an_episode_that_another_component_fails_takes_no_part():
     entries = [{"name": "potential", "gamma": 1.0, "weight": 0}, {"name": "arena", "compare": RULE}]
-    found = meet(entries, [0.1, 0.2])
-    assert all(isinstance(each, RewardError) and "potential" in str(each) for each in found)
+    results = meet(entries, [0.1, 0.2])
+    assert all(isinstance(shaped, RewardError) and "potential" in str(shaped) for shaped in results)
 
 
 def test_a_rule_that_fails_costs_the_group():
-    found = meet([{"name": "arena", "compare": f"{__name__}:broken"}], [0.1, 0.2])
-    assert all("expected two scores" in str(each) for each in found)
+    results = meet([{"name": "arena", "compare": f"{__name__}:broken"}], [0.1, 0.2])
+    assert all("expected two scores" in str(shaped) for shaped in results)
 
 
 def test_groups_of_one_key_that_follow_each_other_are_not_one():
     groups = Groups()
     for _ in range(2):
-        assert [each.rewards[1] for each in meet([{"name": "arena", "compare": RULE}], [0.1, 0.2], groups)] == [0, 1]
+        results = meet([{"name": "arena", "compare": RULE}], [0.1, 0.2], groups)
+        assert [shaped.rewards[1] for shaped in results] == [0, 1]
     assert len(groups._open) <= 1
 
 
@@ -119,10 +118,10 @@ def test_a_model_compares_what_it_is_shown():
         async def together() -> list[Shaped]:
             return await asyncio.gather(*map(play, range(3)))
 
-        found = asyncio.run(together())
-    assert [each.rewards for each in found] == [[0.0], [0.5], [1.0]]
-    assert sum(each.sums["arena_calls"] for each in found) >= server.calls > 0
-    assert all("Which is more?" in each["messages"][0]["content"] for each in server.questions)
+        results = asyncio.run(together())
+    assert [shaped.rewards for shaped in results] == [[0.0], [0.5], [1.0]]
+    assert sum(shaped.sums["arena_calls"] for shaped in results) >= server.calls > 0
+    assert all("Which is more?" in question["messages"][0]["content"] for question in server.questions)
 
 
 @pytest.mark.parametrize(

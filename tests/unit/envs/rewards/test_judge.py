@@ -37,8 +37,8 @@ def judge(server: JudgeServer, **options) -> Judge:
 
 def score(judge: Judge, *questions: str) -> list[float]:
     async def ask():
-        asked = [[{"role": "user", "content": question}] for question in questions] or [ASK]
-        return await asyncio.gather(*(judge.score(messages) for messages in asked))
+        conversations = [[{"role": "user", "content": question}] for question in questions] or [ASK]
+        return await asyncio.gather(*(judge.score(messages) for messages in conversations))
 
     return asyncio.run(ask())
 
@@ -67,8 +67,8 @@ def test_busy_then_answered(server, monkeypatch, edge, factor):
     server.replies = [(429, {"Retry-After": "7"}, "busy"), (503, {}, ""), (408, {"Retry-After": "999"}, "")]
     assert score(judge(server, backoff=1.0)) == [7.0]
     assert server.calls == 4
-    told, doubled, longest = waits
-    assert told == 7.0, "the server said how long to wait"
+    requested, doubled, longest = waits
+    assert requested == 7.0, "the server said how long to wait"
     assert doubled == 2 * factor, "within a quarter of twice the first wait"
     assert longest == LONGEST_WAIT
 
@@ -216,10 +216,10 @@ def test_a_binary_question_without_an_answer(server, answer, message):
 
 def test_equal_questions_are_asked_once(server):
     server.delay = 0.05
-    one = judge(server)
-    assert score(one, "a", "a", "b", "a") == [7.0] * 4
+    model = judge(server)
+    assert score(model, "a", "a", "b", "a") == [7.0] * 4
     assert server.calls == 2, "a question under way is waited for"
-    assert score(one, "b", "a") == [7.0] * 2
+    assert score(model, "b", "a") == [7.0] * 2
     assert server.calls == 2
     score(judge(server, params={"temperature": 1}), "a")
     score(judge(server, model="n"), "a")
@@ -228,33 +228,33 @@ def test_equal_questions_are_asked_once(server):
 
 def test_another_url_is_another_judge(server, tmp_path):
     with JudgeServer(lambda question: "Score: 1") as other:
-        answers = [score(judge(asked, cache=str(tmp_path))) for asked in (server, other, server, other)]
+        answers = [score(judge(endpoint, cache=str(tmp_path))) for endpoint in (server, other, server, other)]
     assert answers == [[7.0], [1.0], [7.0], [1.0]]
     assert (server.calls, other.calls) == (1, 1)
 
 
 def test_a_failure_is_not_kept(server):
     server.replies = [(400, {}, "")]
-    one = judge(server)
+    model = judge(server)
     with pytest.raises(JudgeError):
-        score(one)
-    assert score(one) == [7.0]
+        score(model)
+    assert score(model) == [7.0]
     assert server.calls == 2
 
 
 def test_memory_is_bounded(server):
-    one = judge(server, cache_size=2)
-    score(one, "a"), score(one, "b"), score(one, "c"), score(one, "b")
+    model = judge(server, cache_size=2)
+    score(model, "a"), score(model, "b"), score(model, "c"), score(model, "b")
     assert server.calls == 3
-    score(one, "a")
+    score(model, "a")
     assert server.calls == 4, "the oldest went"
 
 
 def test_a_folder_that_takes_no_answers_is_said_once_and_costs_nothing(server, tmp_path, caplog):
     (tmp_path / "full").write_text("a file, where folders cannot be made")
     assert score(judge(server, cache=str(tmp_path / "full")), "a", "b") == [7.0, 7.0]
-    [said] = caplog.messages
-    assert said.startswith(f"cache: answers of the judge are not kept in {tmp_path}/full: ")
+    [warning] = caplog.messages
+    assert warning.startswith(f"cache: answers of the judge are not kept in {tmp_path}/full: ")
 
 
 def test_answers_are_read_beside_the_event_loop():
@@ -266,8 +266,8 @@ def test_answers_are_read_beside_the_event_loop():
         return answer["choices"][0]["message"]["content"]
 
     with JudgeServer() as server:
-        one = Endpoint(JudgeConfig(url=server.url, model="m"), "/x", who="it", expected="x", read=read)
-        assert asyncio.run(one.ask({})) == "Score: 7"
+        endpoint = Endpoint(JudgeConfig(url=server.url, model="m"), "/x", who="it", expected="x", read=read)
+        assert asyncio.run(endpoint.ask({})) == "Score: 7"
     assert threads
     assert threading.main_thread() not in threads
 
@@ -304,10 +304,10 @@ def test_waiting_keeps_nobody_from_asking(server):
     server.replies = [(429, {"Retry-After": "60"}, "")]
 
     async def both():
-        one = judge(server, concurrency=1)
-        waiting = asyncio.ensure_future(one.score([{"role": "user", "content": "first"}]))
+        model = judge(server, concurrency=1)
+        waiting = asyncio.ensure_future(model.score([{"role": "user", "content": "first"}]))
         await asyncio.sleep(0)  # it asks first
-        return await one.score(ASK), waiting.done()
+        return await model.score(ASK), waiting.done()
 
     assert asyncio.run(both()) == (7.0, False)
     assert server.calls == 2
@@ -317,8 +317,8 @@ def test_who_gives_up_takes_nothing_from_the_others(server):
     server.delay = 0.2
 
     async def both():
-        one = judge(server)
-        hasty, patient = (asyncio.ensure_future(one.score(ASK)) for _ in range(2))
+        model = judge(server)
+        hasty, patient = (asyncio.ensure_future(model.score(ASK)) for _ in range(2))
         await asyncio.sleep(0.05)
         hasty.cancel()
         return await patient
@@ -341,10 +341,10 @@ def test_a_key_is_never_shown(server, monkeypatch):
     server.replies = [(401, {}, f"bad key {SECRET}, Bearer {SECRET}")]
     with pytest.raises(JudgeError, match=r"bad key \*\*\*, Bearer \*\*\*") as caught:
         score(judge(server, **options))
-    shown: BaseException | None = caught.value
-    while shown is not None:
-        assert SECRET not in f"{shown!r}"
-        shown = shown.__cause__ or shown.__context__
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert SECRET not in f"{error!r}"
+        error = error.__cause__ or error.__context__
     assert SECRET not in repr(judge(server, **options).config)
 
 
@@ -399,10 +399,10 @@ def test_every_step_is_judged(server):
     entry |= {"prompt": "{transcript} | {observation} | {action}", "system": "Be fair.", "label": "prm"}
     shaped = compose([{"name": "step"}, entry])(episode())
     assert shaped.parts == {"step": [0.0, 0.0], "prm": [0.25, 0.5]}
-    asked = sorted((question["messages"] for question in server.questions), key=lambda m: len(m[1]["content"]))
-    assert asked[0][0] == {"role": "system", "content": "Be fair."}
-    assert asked[0][1]["content"].endswith("</action> | a {action} door | open")
-    assert asked[1][1]["content"].endswith("Agent 2: leave | a hall | leave")
+    prompts = sorted((question["messages"] for question in server.questions), key=lambda m: len(m[1]["content"]))
+    assert prompts[0][0] == {"role": "system", "content": "Be fair."}
+    assert prompts[0][1]["content"].endswith("</action> | a {action} door | open")
+    assert prompts[1][1]["content"].endswith("Agent 2: leave | a hall | leave")
 
 
 def test_a_binary_judge_asks_whether_the_task_will_be_solved(server):
@@ -427,7 +427,7 @@ def test_a_long_transcript_loses_its_middle(server):
 
 
 @pytest.mark.parametrize(
-    ("step", "shown"),
+    ("step", "prompt"),
     [
         (RewardStep("a hall", "leave", text="<think>stay</think>leave"), "leave"),
         (RewardStep("a hall", None, text="<think>stay</think>fly"), "fly"),
@@ -435,9 +435,9 @@ def test_a_long_transcript_loses_its_middle(server):
         (RewardStep("a hall", None, text="stay", content=""), "(no action)"),  # the prompt opened the thoughts
     ],
 )
-def test_thoughts_are_not_judged_as_the_action(server, step, shown):
+def test_thoughts_are_not_judged_as_the_action(server, step, prompt):
     compose([{"name": "judge", "url": server.url, "model": "m", "prompt": "{action}"}])([step])
-    assert server.questions[0]["messages"][0]["content"] == shown
+    assert server.questions[0]["messages"][0]["content"] == prompt
 
 
 def test_the_score_is_not_read_from_the_thoughts_of_the_judge(server):

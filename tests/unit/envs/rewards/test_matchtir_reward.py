@@ -228,5 +228,5 @@ def test_matching_is_an_option():
         *([ToolCall(call["name"], call["arguments"]) for call in side] for side in (calls, gold)),
     )
     for matching, rewards in (("optimal", hard_rewards(scores)), ("greedy", greedy_rewards(scores))):
-        found = compose([{"name": "matchtir", "matching": matching}])([step]).rewards
-        assert found == pytest.approx([sum(rewards) / 2])
+        composed = compose([{"name": "matchtir", "matching": matching}])([step]).rewards
+        assert composed == pytest.approx([sum(rewards) / 2])

@@ -82,8 +82,8 @@ COSINE = (4 * 2 + 1 * 2) / math.sqrt(17 * 8)
 
 @pytest.mark.parametrize("name", ["lengths", "slow_lengths"])
 def test_an_episode(name):
-    found = compose([{"name": "r1_router", "embed": f"{__name__}:{name}"}])(STEPS).rewards
-    assert found == pytest.approx([0.5 * COSINE + 0.5, 0.0, 0.0, 1.0])
+    rewards = compose([{"name": "r1_router", "embed": f"{__name__}:{name}"}])(STEPS).rewards
+    assert rewards == pytest.approx([0.5 * COSINE + 0.5, 0.0, 0.0, 1.0])
 
 
 def test_embeddings_of_a_server(monkeypatch):

@@ -43,9 +43,9 @@ def test_costs():
 
 def test_the_options_of_the_judge():
     table = PAGE.split("## A model as the judge\n")[1].split("\n## ")[0]
-    shown = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
+    cells = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
     options = {option.name: option for option in fields(rewards()["judge"].cls)}
-    assert {*shown, "url", "model"} == set(options)
+    assert {*cells, "url", "model"} == set(options)
     for name in (
         "api_key_env",
         "per",
@@ -60,17 +60,17 @@ def test_the_options_of_the_judge():
         "cache_size",
     ):
         default = options[name].default
-        assert yaml.safe_load(shown[name]) == (list(default) if isinstance(default, tuple) else default)
+        assert yaml.safe_load(cells[name]) == (list(default) if isinstance(default, tuple) else default)
 
 
 def test_the_options_of_the_scorer():
     section = PAGE.split("## A process reward model\n")[1]
-    shown = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE))
+    cells = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE))
     [others] = re.findall(r"^(`api_key_env`.*) are those of the judge", section, re.MULTILINE)
     options = {option.name: option for option in fields(rewards()["scorer"].cls)}
-    assert {*shown, *re.findall(r"`(\w+)`", others)} == set(options)
+    assert {*cells, *re.findall(r"`(\w+)`", others)} == set(options)
     for name in ("model", "api", "max_chars"):
-        assert yaml.safe_load(shown[name]) == options[name].default
+        assert yaml.safe_load(cells[name]) == options[name].default
     judged = {option.name: option.default for option in fields(rewards()["judge"].cls)}
     assert all(options[name].default == judged[name] for name in re.findall(r"`(\w+)`", others))
 
@@ -81,8 +81,8 @@ def test_the_examples(monkeypatch, tmp_path):
     for block in BLOCKS["yaml"]:
         assert compose(yaml.safe_load(block)["turnkey"]["rewards"]).labels
     for block in BLOCKS["python"]:
-        said = re.findall(r"print\(.*\)  # (.*)", block)
+        comments = re.findall(r"print\(.*\)  # (.*)", block)
         with redirect_stdout(io.StringIO()) as printed:
             exec(compile(block, "docs/rewards.md", "exec"), {})
-        assert printed.getvalue().splitlines() == said
+        assert printed.getvalue().splitlines() == comments
     assert BLOCKS["yaml"]

@@ -75,14 +75,14 @@ def test_a_server_of_ones_own(server):
 
 def test_asked_again_kept_and_given_up(server, tmp_path):
     server.replies = [(503, {}, "busy"), classes(0, 0, 1)]
-    one = {"cache": str(tmp_path), "retries": 1}
-    assert scored(server, **one).columns == scored(server, **one).columns == {"turn_score": [0.0, 0.0, 1.0]}
+    options = {"cache": str(tmp_path), "retries": 1}
+    assert scored(server, **options).columns == scored(server, **options).columns == {"turn_score": [0.0, 0.0, 1.0]}
     assert len(server.questions) == 2, "the second episode is the first one's answer, from the folder"
     server.replies = [(500, {}, "out of memory")] * 2
     with pytest.raises(
         JudgeError, match=r"\(scorer\): the scorer at http.*/classify gave no .* 2 .*500\): 'out of mem"
     ):
-        scored(server, STEPS[:2], **one)
+        scored(server, STEPS[:2], **options)
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ def test_wrong_options(options, message):
 
 def test_a_turn_without_an_action_before_anything_was_done_is_not_close():
     """Its episode counts: losing the bad beginnings would bias what is learned."""
-    silent, said = {}, {"closeness": 0.25}
-    [first, second] = [RewardStep("", None, valid=False, extra=e, next_extra=e) for e in (silent, said)]
+    silent, scored = {}, {"closeness": 0.25}
+    [first, second] = [RewardStep("", None, valid=False, extra=e, next_extra=e) for e in (silent, scored)]
     last = episode(0.75)
     assert compose([{"name": "sweet_spot", "zones": 2}])([first, *last]).rewards == [0, 0], "the mean of 0 and 0.75"
     assert compose([{"name": "sweet_spot", "zones": 2}])([second, *last]).rewards == [0, 1], "of 0.25 and 0.75"

@@ -16,8 +16,8 @@ def test_means_and_maxima_are_over_the_trained_tokens_of_each_turn():
     ratio = [1.0, 3.0, 99.0, 99.0, 0.5, 1.0, 1.5, 99.0, 99.0]
     outside = [0, 1, 1, 1, 0, 1, 1, 1, 1]
     entropy = [2.0, 4.0, 99.0, 99.0, 1.0, 0.0, 1.0, 99.0, 99.0]
-    found = of_turns(np.array([row, turn, trained, ratio, outside, entropy], dtype=np.float32))
-    assert {name: column.tolist() for name, column in found.items()} == {
+    columns = of_turns(np.array([row, turn, trained, ratio, outside, entropy], dtype=np.float32))
+    assert {name: column.tolist() for name, column in columns.items()} == {
         "row_id": [3, 3, 4],
         "turn_in_row": [0, 1, 1],
         "ratio": [2.0, 0.5, 1.25],
@@ -28,8 +28,8 @@ def test_means_and_maxima_are_over_the_trained_tokens_of_each_turn():
 
 
 def test_a_micro_batch_of_padding_has_no_turns():
-    found = of_turns(np.array([[0.0], [-1.0], [0.0], [1.0], [0.0], [1.0]], dtype=np.float32))
-    assert {len(column) for column in found.values()} == {0}
+    columns = of_turns(np.array([[0.0], [-1.0], [0.0], [1.0], [0.0], [1.0]], dtype=np.float32))
+    assert {len(column) for column in columns.values()} == {0}
 
 
 class Kept:

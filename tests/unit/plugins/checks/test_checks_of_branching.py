@@ -34,9 +34,9 @@ def config(method: str = "progress", algorithm: Any = None, mode: str = "turnkey
     )
 
 
-def check_branching(config: Any, turnkey: TurnkeyConfig, given: tuple[str, ...]) -> tuple[str, ...]:
+def check_branching(config: Any, turnkey: TurnkeyConfig, columns: tuple[str, ...]) -> tuple[str, ...]:
     loops = [config.actor_rollout_ref.rollout.agent.default_agent_loop]
-    return branching.check_branching(Run(config, turnkey, loops), given)
+    return branching.check_branching(Run(config, turnkey, loops), columns)
 
 
 def turnkey(strategy: Any = "vine", **options: Any) -> TurnkeyConfig:
@@ -65,7 +65,7 @@ def test_the_columns_of_a_strategy_are_known():
 
 
 @pytest.mark.parametrize(
-    ("rollout", "options", "given", "said"),
+    ("rollout", "options", "columns", "message"),
     [
         ({"agent": {"default_agent_loop": "tool_agent"}}, {}, (), "no effect with the agent loop tool_agent"),
         ({}, {"branch_tokens": 63}, (), "branch_tokens=63 allows no branch: one turn may take 64 tokens"),
@@ -99,10 +99,10 @@ def test_the_columns_of_a_strategy_are_known():
         ({}, {}, ("turn_value",), "vine adds the column turn_value, and so does a component of turnkey.rewards"),
     ],
 )
-def test_a_strategy_that_cannot_work_is_refused(rollout, options, given, said):
+def test_a_strategy_that_cannot_work_is_refused(rollout, options, columns, message):
     with pytest.raises(ConfigError) as error:
-        check_branching(config(**rollout), turnkey(**options), given)
-    assert said in str(error.value)
+        check_branching(config(**rollout), turnkey(**options), columns)
+    assert message in str(error.value)
 
 
 def test_an_estimator_of_verls_knows_no_branches():
@@ -134,12 +134,12 @@ def test_branches_that_a_method_compares_with_whole_episodes_are_said():
 )
 def test_a_budget_without_room_for_early_branches_is_said(options, turn):
     """Ten turns of at most 64 tokens."""
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         check_branching(config(), turnkey(max_turns=10, **options), ())
         short = {"name": "vine", "turns": 2}
         check_branching(config(), turnkey(short, max_turns=10, **options), ())
-    assert [f"before turn {turn}" in str(each.message) for each in said] == ([] if turn is None else [True])
+    assert [f"before turn {turn}" in str(warning.message) for warning in caught] == ([] if turn is None else [True])
 
 
 def test_measuring_for_nobody_is_said():
@@ -157,19 +157,19 @@ class Rooms:
     """In place of the process: shows a number that goes on with each step, or with each call if it is unsteady."""
 
     def __init__(self, steady: bool, copies: bool) -> None:
-        self.steady, self.copies, self.calls, self.shown = steady, copies, itertools.count(), 0
+        self.steady, self.copies, self.calls, self.room = steady, copies, itertools.count(), 0
         self.resets, self.copy_is_off = 0, 0
 
     async def call(self, method: str, *_: Any) -> Any:
         if method == "load":
             return Declared(copies=self.copies)
         if method == "step_clone":
-            return f"room {self.shown + self.copy_is_off + 1}", {"state_key": None}
+            return f"room {self.room + self.copy_is_off + 1}", {"state_key": None}
         self.resets += method == "start"
-        self.shown = 0 if method == "start" else self.shown + 1
-        seen = f"room {self.shown if self.steady else next(self.calls)}"
+        self.room = 0 if method == "start" else self.room + 1
+        seen = f"room {self.room if self.steady else next(self.calls)}"
         info = {"admissible": ["go"], "extra": {}, "invalid": False, "state_key": None}
-        return (seen, info) if method == "start" else (seen, 0.0, self.shown == 3, False, info)
+        return (seen, info) if method == "start" else (seen, 0.0, self.room == 3, False, info)
 
     async def retire(self, seconds: float) -> None:
         pass
@@ -186,11 +186,11 @@ def played(monkeypatch: pytest.MonkeyPatch, rooms: Rooms, seed: int | None, fork
 
 def test_what_cannot_be_cloned_is_refused_before_training(monkeypatch: pytest.MonkeyPatch):
     assert played(monkeypatch, Rooms(steady=True, copies=False), 3) == 2
-    for rooms, seed, said in (
+    for rooms, seed, message in (
         (Rooms(steady=False, copies=False), 3, "reached another state after 0 actions"),
         (Rooms(steady=True, copies=False), None, "without a seed cannot be replayed"),
     ):
-        with pytest.raises(EnvironmentFailure, match=said) as failure:
+        with pytest.raises(EnvironmentFailure, match=message) as failure:
             played(monkeypatch, rooms, seed)
         assert failure.value.kind == "clone"
     # What copies itself needs no seed, and independent episodes are not cloned.
@@ -203,7 +203,7 @@ def test_what_cannot_be_cloned_is_refused_before_training(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("n", "strategy", "said"),
+    ("n", "strategy", "message"),
     [
         (
             1,
@@ -216,7 +216,7 @@ def test_what_cannot_be_cloned_is_refused_before_training(monkeypatch: pytest.Mo
         (4, "probe", None),
     ],
 )
-def test_rollouts_are_compared_where_there_are_some_and_no_branches(n, strategy, said):
+def test_rollouts_are_compared_where_there_are_some_and_no_branches(n, strategy, message):
     whole = config(n=n)
     whole.reward = {"reward_model": {"enable": False}, "reward_manager": {"name": "naive", "source": "register"}}
     compared = TurnkeyConfig(
@@ -224,10 +224,10 @@ def test_rollouts_are_compared_where_there_are_some_and_no_branches(n, strategy,
     )
     composed = check_rewards(Run(whole, compared))  # all that an evaluation asks for: it compares nobody
     assert composed.labels == ("arena", "arena_calls")
-    if said is None:
+    if message is None:
         check_compared(Run(whole, compared), composed)
     else:
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             check_compared(Run(whole, compared), composed)
 
 

@@ -51,7 +51,7 @@ def test_groups_of_one_are_said():
 
 
 @pytest.mark.parametrize(
-    ("groups", "changes", "said"),
+    ("groups", "changes", "message"),
     [
         ({"keep": 0.5}, {"mode": "sync"}, "trainer.v1.trainer_mode=turnkey_sync"),
         ({"keep": 0.5}, {"n": 1}, "rollout.n=1: raise it to 2 or more"),
@@ -84,10 +84,10 @@ def test_groups_of_one_are_said():
         ({"allocation": "prior"}, {"mode": "sync"}, "trainer.v1.trainer_mode=turnkey_sync"),
     ],
 )
-def test_what_cannot_work_is_refused(groups, changes, said):
+def test_what_cannot_work_is_refused(groups, changes, message):
     with pytest.raises(ConfigError) as error:
         checked(groups, **changes)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_what_a_method_remembers_of_kept_groups_is_said():

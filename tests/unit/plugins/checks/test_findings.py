@@ -65,8 +65,8 @@ def test_all_refusals_are_in_one_error_with_their_ids() -> None:
 
 
 def test_an_ignored_refusal_is_a_warning_and_the_check_goes_on() -> None:
-    with pytest.warns(RuleWarning, match="ignored: value=-1"), collecting(config("no-tasks")) as found:
-        assert found.run(first, -1) == -1
+    with pytest.warns(RuleWarning, match="ignored: value=-1"), collecting(config("no-tasks")) as findings:
+        assert findings.run(first, -1) == -1
 
 
 def test_an_ignored_warning_is_silent() -> None:
@@ -79,17 +79,17 @@ def test_an_ignored_warning_is_silent() -> None:
 
 
 def test_a_check_that_cannot_go_on_after_what_was_ignored_says_so() -> None:
-    with warnings.catch_warnings(record=True) as caught, collecting(config("no-tasks")) as found:
+    with warnings.catch_warnings(record=True) as caught, collecting(config("no-tasks")) as findings:
         warnings.simplefilter("always")
-        found.run(first, -1)
-        found.run(broken)
+        findings.run(first, -1)
+        findings.run(broken)
     assert [warning.message.id for warning in caught] == ["no-tasks", "check-incomplete"]
 
 
 @pytest.mark.parametrize("ignored", [(), ("no-tasks",)])
 def test_an_error_of_a_check_itself_is_not_hidden(ignored: tuple[str, ...]) -> None:
-    with pytest.raises(TypeError), collecting(config(*ignored)) as found:
-        found.run(broken)
+    with pytest.raises(TypeError), collecting(config(*ignored)) as findings:
+        findings.run(broken)
 
 
 @pytest.mark.parametrize("ignored", ["data-file-empty", "critic-model-defaulted", "range:turnkey.credit.gamma"])

@@ -66,9 +66,9 @@ def test_a_run_that_begins_anew_is_warned_of_its_own_log(tmp_path: Path, mode):
     """As one that stopped before its first checkpoint; the latest start says whose log it is."""
     log(tmp_path, experiment_name="salt")
     log(tmp_path, NAMES[1])
-    [said] = check(run(tmp_path, resume_mode=mode))
-    assert f"trajectories={tmp_path}/log" in said
-    assert f"starts over (trainer.resume_mode={mode})" in said
+    [warning] = check(run(tmp_path, resume_mode=mode))
+    assert f"trajectories={tmp_path}/log" in warning
+    assert f"starts over (trainer.resume_mode={mode})" in warning
 
 
 def test_equal_names_with_checkpoints_elsewhere_are_another_run_unless_it_resumes(tmp_path: Path):

@@ -15,7 +15,7 @@ from verl_turnkey.plugins.config.update import UpdateConfig
 ALFWORLD = EnvConfig(id="turnkey/ALFWorld-v0")
 
 
-def said(size: int, loops: tuple[str, ...] = ("turnkey_env",), method: str = "gigpo", **node: object) -> str:
+def advice(size: int, loops: tuple[str, ...] = ("turnkey_env",), method: str = "gigpo", **node: object) -> str:
     config = OmegaConf.create(
         {
             "data": {"train_batch_size": 16, "train_files": None},
@@ -30,34 +30,34 @@ def said(size: int, loops: tuple[str, ...] = ("turnkey_env",), method: str = "gi
 
 
 def test_the_line_of_verl_agents_example_names_the_key_and_the_preset():
-    text = said(256)
+    text = advice(256)
     assert "16 x 8 episodes have about 4224: set turnkey.update.mini_batches=16" in text
     assert "+turnkey/preset=gigpo_alfworld_1.5b sets turnkey.update.mini_batches=16 and" in text
     assert "'turnkey.rewards=[{name: step, weight: 10}]'" in text
 
 
 def test_rewards_that_are_the_presets_are_not_named():
-    text = said(256, rewards=[{"name": "step", "weight": 10}])
+    text = advice(256, rewards=[{"name": "step", "weight": 10}])
     assert "gigpo_alfworld_1.5b sets turnkey.update.mini_batches=16" in text
     assert "turnkey.rewards" not in text
 
 
 def test_a_method_without_a_preset_gets_the_number_alone():
-    text = said(256, method="rebn")
+    text = advice(256, method="rebn")
     assert "turnkey.update.mini_batches=16" in text
     assert "preset" not in text
 
 
 @pytest.mark.parametrize(("size", "number"), [(17, 248), (64, 66), (2112, 2)])
 def test_the_number_is_that_of_the_optimizer_steps(size, number):
-    assert f"set turnkey.update.mini_batches={number} " in said(size)
+    assert f"set turnkey.update.mini_batches={number} " in advice(size)
 
 
 def test_a_row_of_several_turns_is_counted_once():
     conversation = RolloutConfig(prompt="conversation")
-    assert "have about 128: set turnkey.update.mini_batches=2 " in said(64, rollout=conversation)
-    assert said(128, rollout=conversation) == ""
-    assert "have about 128" in said(64, loops=("tool_agent",))
+    assert "have about 128: set turnkey.update.mini_batches=2 " in advice(64, rollout=conversation)
+    assert advice(128, rollout=conversation) == ""
+    assert "have about 128" in advice(64, loops=("tool_agent",))
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_a_row_of_several_turns_is_counted_once():
     ],
 )
 def test_nothing_is_said_where_both_ways_to_count_agree_or_the_number_is_set(size, update):
-    assert said(size, update=update) == ""
+    assert advice(size, update=update) == ""

@@ -23,8 +23,8 @@ class Says:
         self.columns, self.t = columns, 0
 
     async def call(self, method: str, *_: Any) -> Any:
-        said = self.columns[self.t].split()
-        info = {"admissible": None, "extra": dict.fromkeys(said, 1.0), "invalid": "refused" in said}
+        names = self.columns[self.t].split()
+        info = {"admissible": None, "extra": dict.fromkeys(names, 1.0), "invalid": "refused" in names}
         self.t += method != "load"
         return ("a room", info) if method == "start" else ("a room", 0.0, self.t == len(self.columns), False, info)
 
@@ -33,7 +33,7 @@ class Says:
 
 
 @pytest.mark.parametrize(
-    ("columns", "given"),
+    ("columns", "expected"),
     [
         (["role", "score"], {"role", "score"}),  # the state of the only step, and its answer
         (["", "role score"], {"score"}),
@@ -45,14 +45,14 @@ class Says:
         (["role", "refused", "refused"], None),
     ],
 )
-def test_columns_are_those_that_a_method_gets_on_every_step(monkeypatch: pytest.MonkeyPatch, columns, given):
+def test_columns_are_those_that_a_method_gets_on_every_step(monkeypatch: pytest.MonkeyPatch, columns, expected):
     """Of the state before the step and of the answer to it; a batch has a column only if all of its steps have it."""
 
     async def spawn(modules: Any) -> Says:
         return Says(columns)
 
     monkeypatch.setattr(probe.ProcessWorker, "spawn", spawn)
-    assert asyncio.run(probe.play(TurnkeyConfig(), Task("own/Says-v0", 3), {"role"}))[2] == given
+    assert asyncio.run(probe.play(TurnkeyConfig(), Task("own/Says-v0", 3), {"role"}))[2] == expected
 
 
 @pytest.mark.parametrize(

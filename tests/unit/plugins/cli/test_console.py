@@ -38,9 +38,9 @@ def run(program: str, folder: Path, **options) -> int:
 def test_header_warnings_once_a_line_a_step_and_the_end(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(RUN, tmp_path / "run") == 0
-    shown = capfd.readouterr().out.splitlines()
-    assert {*shown[:7]} > {"verl-turnkey 1.0: this run", "  estimator    gigpo", "warning: a group of one"}
-    assert shown[7:] == [
+    lines = capfd.readouterr().out.splitlines()
+    assert {*lines[:7]} > {"verl-turnkey 1.0: this run", "  estimator    gigpo", "warning: a group of one"}
+    assert lines[7:] == [
         "validation after step 0: success 0.250 (greedy)",
         "step 1/2  success 0.50  env return 0.50  turns 4.0  invalid 12%  seconds 10",
         "step 2/2  success 0.50  env return 0.50  turns 4.0  invalid 12%  failed 3  seconds 10",
@@ -53,9 +53,9 @@ def test_header_warnings_once_a_line_a_step_and_the_end(tmp_path, capfd, monkeyp
 
 def test_verbose_shows_all(tmp_path, capfd):
     assert run(RUN, tmp_path, verbose=True) == 0
-    shown = capfd.readouterr().out
-    assert "noise of vLLM" in shown
-    assert "validation (greedy): success 0.250 after step 0, 0.750 after step 2" in shown
+    output = capfd.readouterr().out
+    assert "noise of vLLM" in output
+    assert "validation (greedy): success 0.250 after step 0, 0.750 after step 2" in output
 
 
 def test_a_sampled_validation_is_not_called_greedy(tmp_path, capfd):
@@ -77,11 +77,13 @@ def test_a_run_with_hydras_record_is_resumed_on_this_console(tmp_path, capfd, mo
     record = tmp_path / "my run" / "hydra" / ".hydra" / "hydra.yaml"
     record.parent.mkdir(parents=True)
     record.touch()
-    for further, shown in (("", ""), (" trainer.resume_mode=auto", " trainer.resume_mode=auto")):
+    for further, repeated in (("", ""), (" trainer.resume_mode=auto", " trainer.resume_mode=auto")):
         program = f"print('verl-turnkey: SIGTERM: stopped. To resume:\\npython -m x{further}'); raise SystemExit(75)"
         assert run(program, tmp_path / "my run") == 75
         errors = capfd.readouterr().err
-        assert errors.startswith(f"verl-turnkey: SIGTERM: stopped. To resume:\nturnkey resume 'my run'{shown}\nthe run")
+        assert errors.startswith(
+            f"verl-turnkey: SIGTERM: stopped. To resume:\nturnkey resume 'my run'{repeated}\nthe run"
+        )
 
 
 def test_a_failure_shows_its_last_lines_and_keeps_the_exit_code(tmp_path, capfd):
@@ -94,9 +96,9 @@ def test_a_failure_shows_its_last_lines_and_keeps_the_exit_code(tmp_path, capfd)
 def test_an_earlier_start_in_the_same_log_is_not_shown_again(tmp_path, capfd):
     (tmp_path / "train.log").write_text("step:1 - episode/length/mean:4.0\n")
     assert run("print('step:2 - episode/length/mean:5.0')", tmp_path) == 0
-    shown = capfd.readouterr().out
-    assert "step 2  turns 5.0" in shown
-    assert "step 1" not in shown
+    output = capfd.readouterr().out
+    assert "step 2  turns 5.0" in output
+    assert "step 1" not in output
 
 
 START = Path(__file__).parents[3] / "data" / "start.txt"

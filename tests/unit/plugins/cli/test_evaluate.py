@@ -20,7 +20,7 @@ SERVER = ["--server", "http://127.0.0.1:1/v1", "--model", "m"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "give a RUN, or either --checkpoint or --server"),
         ([*SERVER, "--checkpoint", "c"], "give a RUN, or either --checkpoint or --server"),
@@ -33,11 +33,11 @@ SERVER = ["--server", "http://127.0.0.1:1/v1", "--model", "m"]
         (["--checkpoint", "nowhere"], "neither a Hugging Face folder"),
     ],
 )
-def test_what_is_refused_before_anything_is_written(tmp_path, arguments, said):
+def test_what_is_refused_before_anything_is_written(tmp_path, arguments, message):
     out = tmp_path / "out"
     done = CliRunner().invoke(app, ["eval", "frozenlake", "--out", str(out), *arguments], terminal_width=200)
     assert done.exit_code != 0
-    assert said in " ".join(done.output.split()) or said in str(done.exception)
+    assert message in " ".join(done.output.split()) or message in str(done.exception)
     assert not out.exists()
 
 
@@ -133,8 +133,8 @@ def test_the_bar_tells_success_of_what_was_played_and_how_many_failed():
         advance = begin(0, 5)
         for success in (True, False, False, None):
             advance(success)
-        (shown,) = progress._bar.tasks
-        assert (shown.description, shown.completed, shown.total) == ("success 0.33, 1 failed", 4, 5)
+        (bar,) = progress._bar.tasks
+        assert (bar.description, bar.completed, bar.total) == ("success 0.33, 1 failed", 4, 5)
 
 
 def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, capsys):

@@ -25,15 +25,15 @@ def test_a_paper_is_explained_by_the_command():
 
 
 def test_one_of_ours_is_explained_with_its_papers():
-    said = explain("hae")
-    assert said.startswith("hae is a method of this package (also: HiPER, 2602.16165)\n\n    +turnkey=hae\n")
-    assert "  needs extra.switch" in said
+    text = explain("hae")
+    assert text.startswith("hae is a method of this package (also: HiPER, 2602.16165)\n\n    +turnkey=hae\n")
+    assert "  needs extra.switch" in text
 
 
 def test_parts_beside_the_method_are_explained():
-    said = explain("SPO")
+    text = explain("SPO")
     for words in ("method progress: ", "loss segment_mask: ", "strategy spo_chain: ", "  turnkey.loss.threshold=0.9"):
-        assert words in said
+        assert words in text
     assert "\nmodifier empg: " in explain("empg")
 
 

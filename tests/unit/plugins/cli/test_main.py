@@ -19,9 +19,9 @@ LAKE = "turnkey/FrozenLake-v0"
 
 def test_no_summary_is_cut_at_80_columns():
     group = typer.main.get_command(app)
-    shown = CliRunner().invoke(app, ["--help"], terminal_width=80).output.split("Commands:\n")[1].splitlines()
+    lines = CliRunner().invoke(app, ["--help"], terminal_width=80).output.split("Commands:\n")[1].splitlines()
     whole = {name: command.get_short_help_str(limit=1000) for name, command in group.commands.items()}
-    assert dict(line.split(maxsplit=1) for line in shown) == whole
+    assert dict(line.split(maxsplit=1) for line in lines) == whole
 
 
 @pytest.mark.parametrize(
@@ -62,19 +62,19 @@ def test_a_module_is_advised_by_the_option_of_the_command(tmp_path, monkeypatch,
     with pytest.raises(SystemExit) as exit:
         main()
     assert exit.value.code == 2
-    said = capsys.readouterr().err
-    assert "--module: cannot import 'absent_xyz.py'" in said if module else "by --module in the commands" in said
+    errors = capsys.readouterr().err
+    assert "--module: cannot import 'absent_xyz.py'" in errors if module else "by --module in the commands" in errors
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("command", ["methods", "modifiers", "losses", "keys", "envs", "presets"])
 def test_tables_are_for_a_terminal_or_for_a_page(command):
-    shown = CliRunner().invoke(app, [command], catch_exceptions=False).output
+    output = CliRunner().invoke(app, [command], catch_exceptions=False).output
     page = CliRunner().invoke(app, [command, "--markdown"], catch_exceptions=False).output
     assert page.startswith("| ")
     assert "|---|" in page
-    assert "|" not in shown
-    assert max(map(len, shown.splitlines())) <= 190
+    assert "|" not in output
+    assert max(map(len, output.splitlines())) <= 190
 
 
 @pytest.mark.parametrize("command", ["methods", "modifiers", "losses", "keys", "envs", "presets"])
@@ -94,10 +94,10 @@ def test_environments_fit_80_columns(monkeypatch):
 
 
 def test_a_preset_is_shown_with_switches_values_and_sources():
-    shown = CliRunner().invoke(app, ["presets", "gigpo_webshop_7b"], catch_exceptions=False).output
-    assert "+turnkey=gigpo +turnkey/env=webshop +turnkey/preset=gigpo_webshop_7b" in shown
-    assert re.search(r"turnkey\.credit\.gamma +0\.95 ", shown)
-    assert "paper: GiGPO, arXiv:2505.10978" in shown
+    output = CliRunner().invoke(app, ["presets", "gigpo_webshop_7b"], catch_exceptions=False).output
+    assert "+turnkey=gigpo +turnkey/env=webshop +turnkey/preset=gigpo_webshop_7b" in output
+    assert re.search(r"turnkey\.credit\.gamma +0\.95 ", output)
+    assert "paper: GiGPO, arXiv:2505.10978" in output
     page = CliRunner().invoke(app, ["presets", "gigpo_webshop_7b", "--markdown"], catch_exceptions=False).output
     assert "| `turnkey.credit.gamma` | `0.95` |" in page
     unknown = CliRunner().invoke(app, ["presets", "gigpo_webshp_7b"])

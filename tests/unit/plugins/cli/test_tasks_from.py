@@ -80,9 +80,9 @@ def write(name: str, rows: list[dict[str, Any]] = ROWS) -> str:
 
 @pytest.mark.parametrize("name", ["q.jsonl", "q.json", "q.csv", "q.tsv", "q.parquet"])
 def test_columns_are_taken_by_their_names(run, name):
-    said = run("--from", write(name))
-    assert "question -> question, level -> level, answers -> answer, question -> prompt; not used: id" in said
-    assert "3 tasks in out/train.parquet" in said
+    output = run("--from", write(name))
+    assert "question -> question, level -> level, answers -> answer, question -> prompt; not used: id" in output
+    assert "3 tasks in out/train.parquet" in output
     rows = written() | written("val")
     assert {question: row["reward_model"]["ground_truth"].tolist() for question, row in rows.items()} == {
         row["question"]: row["answers"] for row in ROWS

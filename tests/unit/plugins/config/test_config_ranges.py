@@ -83,7 +83,7 @@ def test_modifiers_are_no_parameters_of_the_method():
     config = {"algorithm": {"adv_estimator": "gigpo"}}
     turnkey = TurnkeyConfig(credit={"gamma": 0.5, "modify": [{"name": "a_grae", "alpha": 0.5}, "empg"]})
     assert credit_params(config, turnkey).gamma == 0.5
-    assert [one.spec.name for one in credit_modify(config, turnkey)] == ["a_grae", "empg"]
+    assert [modifier.spec.name for modifier in credit_modify(config, turnkey)] == ["a_grae", "empg"]
     assert credit_modify(config, turnkey)[0].params.alpha == 0.5
     assert credit_modify(config, TurnkeyConfig()) == ()
     with pytest.raises(

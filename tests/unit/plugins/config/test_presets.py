@@ -43,9 +43,9 @@ def test_each_value_has_a_source(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_each_source_is_used_and_says_what_it_is(name):
     preset = presets.read(name)
-    said = " ".join(setting.source for setting in preset.settings)
+    sources = " ".join(setting.source for setting in preset.settings)
     for word, text in preset.sources.items():
-        assert re.search(rf"\b{word}\b", said), f"{name}.yaml explains {word!r}, which no value names"
+        assert re.search(rf"\b{word}\b", sources), f"{name}.yaml explains {word!r}, which no value names"
         assert re.search(r"arXiv:\d{4}\.\d{5}", text) if word == "paper" else True
         assert re.search(r"[\w.-]+/[\w./-]+ at [0-9a-f]{8}\b", text) if word == "script" else True
 
@@ -104,11 +104,12 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_file_is_read(own):
-    found = presets.read("mine")
-    assert (found.title, found.method, found.loss, found.env) == ("Mine on a thing, in two lines", "gigpo", None, None)
-    assert found.sources == {"paper": "Mine, arXiv:0000.00000"}
-    assert found.not_found == ("a.b", "c")
-    assert [(one.key, one.value, one.source) for one in found.settings] == [
+    preset = presets.read("mine")
+    assert preset.title == "Mine on a thing, in two lines"
+    assert (preset.method, preset.loss, preset.env) == ("gigpo", None, None)
+    assert preset.sources == {"paper": "Mine, arXiv:0000.00000"}
+    assert preset.not_found == ("a.b", "c")
+    assert [(setting.key, setting.value, setting.source) for setting in preset.settings] == [
         ("turnkey.rewards", [{"name": "step", "weight": 10}], "paper"),
         ("data.deep.number", 1e-6, 'script: of "this" # and that'),
         ("data.deep.nothing", None, ""),
@@ -119,12 +120,12 @@ def test_a_file_is_read(own):
 def test_one_that_builds_on_another_has_its_settings(own):
     more = "# @package _global_\n# More\ndefaults: [mine, _self_]\nturnkey:\n  preset:\n    name: more\n"
     (own / "more.yaml").write_text(f"{more}data:\n  text: other  # paper\n  new: 1  # paper\n", encoding="utf-8")
-    found, base = presets.read("more"), presets.read("mine")
-    assert (found.name, found.base, found.title, found.method) == ("more", "mine", "More", "gigpo")
-    assert found.sources == base.sources
-    assert found.not_found == base.not_found
-    assert {one.key: one.value for one in found.settings} == {
-        **{one.key: one.value for one in base.settings},
+    preset, base = presets.read("more"), presets.read("mine")
+    assert (preset.name, preset.base, preset.title, preset.method) == ("more", "mine", "More", "gigpo")
+    assert preset.sources == base.sources
+    assert preset.not_found == base.not_found
+    assert {setting.key: setting.value for setting in preset.settings} == {
+        **{setting.key: setting.value for setting in base.settings},
         "data.text": "other",
         "data.new": 1,
     }

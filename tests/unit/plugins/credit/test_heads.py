@@ -101,7 +101,7 @@ def test_a_record_with_values_keeps_its_own_and_a_turn_without_tokens_has_that_o
         [{"turnkey": record} for record in records],
         jagged([[1, 1], [0, 0]]),
         values=fields[VALUES],
-        heads=lambda *given: head_values(heads, fields, *given),
+        heads=lambda *arguments: head_values(heads, fields, *arguments),
     )
     assert rows.steps.extra["value_own"].tolist() == [7.0, 8.0]
     assert rows.steps.extra["value_low"].tolist() == rows.steps.value.tolist() == [1.5, 2.5]

@@ -41,9 +41,9 @@ def batch(lengths: list[int], solved: int, failed: int, groups: int, seed: int) 
 
 def test_each_is_a_mean_of_what_it_counts():
     parts = [batch([5] * 8, 8, 0, 10, 1), batch([50] * 6, 0, 2, 20, 2), batch([], 0, 4, 0, 0)]
-    found = combine([metrics for metrics, _ in parts])
+    combined = combine([metrics for metrics, _ in parts])
     credit = np.concatenate([credit for _, credit in parts])
-    assert found == pytest.approx(
+    assert combined == pytest.approx(
         {
             "episode/count": 20,
             "episode/failed": 6,
@@ -75,9 +75,9 @@ def test_a_density_of_covered_turns_weighs_by_their_number():
             (4.0, 0.0, {}),
         ]
     ]
-    found = combine(parts)
-    assert found["episode/decisions/covered"] == pytest.approx(15 / 118)
-    assert found["episode/decisions/density"] == pytest.approx((5 * 0.2 + 10 * 0.5) / 15)
+    combined = combine(parts)
+    assert combined["episode/decisions/covered"] == pytest.approx(15 / 118)
+    assert combined["episode/decisions/density"] == pytest.approx((5 * 0.2 + 10 * 0.5) / 15)
 
 
 def test_one_batch_stays_as_it_is():
@@ -116,10 +116,10 @@ def test_of_a_rollout_that_forked_the_first_trajectory_counts():
     """Two rollouts; the first forked at its step 1, and two branches go on from there."""
     held = [(1, range(1, 2), True), (2, range(1, 5), False), (0, range(3), False)]
     steps = [[make_step(step=t, reward=1.0, success=s) for t in numbers] for _, numbers, s in held]
-    records = [make_record(each, branch=branch) for each, (branch, *_) in zip(steps, held, strict=True)]
+    records = [make_record(turns, branch=branch) for turns, (branch, *_) in zip(steps, held, strict=True)]
     records.append(make_record([make_step(step=0, reward=0.5, success=True)]))
-    said = [{"branching/branches": 2.0, "composed_return.step": float(i)} for i in (0, 1, 2, 0)]
-    extra_fields = [{"turnkey": record, "reward_extra_info": info} for record, info in zip(records, said, strict=True)]
+    infos = [{"branching/branches": 2.0, "composed_return.step": float(i)} for i in (0, 1, 2, 0)]
+    extra_fields = [{"turnkey": record, "reward_extra_info": info} for record, info in zip(records, infos, strict=True)]
     keys = ["g_0_0", "g_0_1", "g_0_2", "g_1_0"]
     table = read_rows(keys, [{}] * 4, extra_fields, jagged([[1], [1, 0, 1, 0, 1, 0, 1], [1, 0, 1, 0, 1], [1]]))
     assert table.steps.ids["trajectory"] == ["g_0.1", "g_0.2", "g_0", "g_1"]
@@ -136,9 +136,9 @@ def test_of_a_rollout_that_forked_the_first_trajectory_counts():
     assert "branching/cached_prompt_share" not in row_metrics(table, tags, extra_fields)
     for fields, shares in zip(extra_fields, ([0.5], [0.9, 0, 0, 0], [0, 0, 0], [0]), strict=True):
         fields["turnkey_cached"] = shares
-    found = row_metrics(table, tags, extra_fields)
-    assert found["branching/cached_prompt_share"] == 0.7  # of the branches' first turns
-    assert found["rows/cached_prompt_share"] == pytest.approx(1.4 / 9)
+    of_rows = row_metrics(table, tags, extra_fields)
+    assert of_rows["branching/cached_prompt_share"] == 0.7  # of the branches' first turns
+    assert of_rows["rows/cached_prompt_share"] == pytest.approx(1.4 / 9)
 
 
 def test_what_rows_hold():
@@ -188,11 +188,11 @@ def test_a_failed_episode_has_nothing_to_train():
 
 
 def test_a_batch_whose_branches_all_failed_is_said(monkeypatch: pytest.MonkeyPatch):
-    said: list[str] = []
-    monkeypatch.setattr("verl_turnkey.plugins.credit.metrics.warn_once", said.append)
+    warnings: list[str] = []
+    monkeypatch.setattr("verl_turnkey.plugins.credit.metrics.warn_once", warnings.append)
     for failed, measured in ((0.0, 0.0), (2.0, 0.5), (0.0, 3.0)):
         warn_of_branches({"branching/failed": failed, "branching/measured": measured, "branching/trained": 0.0})
     warn_of_branches({})
-    assert said == []
+    assert warnings == []
     warn_of_branches({"branching/failed": 0.5, "branching/measured": 0.0, "branching/trained": 0.0})
-    assert "all branches of a batch failed" in said[0]
+    assert "all branches of a batch failed" in warnings[0]

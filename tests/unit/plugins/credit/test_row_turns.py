@@ -21,14 +21,14 @@ def jagged(rows: list[list[int]]) -> torch.Tensor:
 
 def naive(rows: list[list[int]]) -> list[tuple[int, int, int]]:
     """Row, start in the flat mask and length of each run."""
-    found, at = [], 0
+    turns, at = [], 0
     for number, row in enumerate(rows):
-        for one, run in groupby(row):
+        for trained, run in groupby(row):
             length = len([*run])
-            if one:
-                found.append((number, at, length))
+            if trained:
+                turns.append((number, at, length))
             at += length
-    return found
+    return turns
 
 
 @given(rows=ROWS)
@@ -63,8 +63,8 @@ def test_what_is_written_on_runs_is_on_their_tokens_alone(rows: list[list[int]])
 )
 def test_the_step_of_each_run(rows, row, turn, of_run, tokens):
     runs = Runs.of(jagged(rows))
-    found = runs.steps(np.array(row), np.array(turn))
-    assert found.tolist() == of_run
-    turns = runs.turns(found, len(row))
+    steps = runs.steps(np.array(row), np.array(turn))
+    assert steps.tolist() == of_run
+    turns = runs.turns(steps, len(row))
     assert turns.tokens.tolist() == tokens
     assert turns.n == len(row)

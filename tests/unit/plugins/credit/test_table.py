@@ -31,8 +31,8 @@ def rows() -> Rows:
 
 
 def columns(rows: Rows, credit: Credit, **more) -> dict[str, list]:
-    given = {"train_step": 7, "first_row": 10, "numbers": Numbers(), "chosen": np.ones(3, dtype=bool), **more}
-    return {name: np.asarray(column).tolist() for name, column in credit_columns(rows, credit, **given).items()}
+    arguments = {"train_step": 7, "first_row": 10, "numbers": Numbers(), "chosen": np.ones(3, dtype=bool), **more}
+    return {name: np.asarray(column).tolist() for name, column in credit_columns(rows, credit, **arguments).items()}
 
 
 def test_a_row_for_each_turn_with_all_that_the_method_tells(rows):
@@ -59,9 +59,9 @@ def test_a_row_for_each_turn_with_all_that_the_method_tells(rows):
 
 def test_what_is_not_chosen_has_no_row_but_counts_in_the_sizes_of_groups(rows):
     credit = Credit(np.arange(3.0), np.arange(3.0) + 5, groups={"all": np.array([3, 3, 3])})
-    found = columns(rows, credit, chosen=np.array([False, True, False]), kl=np.array([0.1, 0.2, 0.3]))
-    assert (found["turn"], found["advantage"], found["value_target"], found["size.all"]) == ([1], [1.0], [6.0], [3])
-    assert found["kl"] == pytest.approx([0.2])
+    table = columns(rows, credit, chosen=np.array([False, True, False]), kl=np.array([0.1, 0.2, 0.3]))
+    assert (table["turn"], table["advantage"], table["value_target"], table["size.all"]) == ([1], [1.0], [6.0], [3])
+    assert table["kl"] == pytest.approx([0.2])
 
 
 def test_groups_are_numbered_through_all_batches_of_a_step():

@@ -17,23 +17,23 @@ def test_a_key_ends_with_session_and_index_whatever_the_uid_is(uid):
 
 
 def test_records_are_there_when_every_row_but_the_padding_has_one():
-    said = {"turnkey": make_record([make_step(step=0, reward=0.0)])}
+    with_record = {"turnkey": make_record([make_step(step=0, reward=0.0)])}
     tags = [{}, {}, {"is_padding": True}]
 
     def step(*extra_fields):
         return CreditStep(None, ["a_0_0", "b_0_0", "p_0_0"], tags, extra_fields, torch.ones(3, 1))
 
-    assert step(said, said, {}).has_records
-    assert not step(said, {}, {}).has_records
-    assert not step({}, {}, said).has_records
+    assert step(with_record, with_record, {}).has_records
+    assert not step(with_record, {}, {}).has_records
+    assert not step({}, {}, with_record).has_records
 
 
 def test_an_answer_is_an_empty_text_on_the_steps_before_it():
     """As copo's page says: a record holds no None, and a step with an action that lacks it takes the column away."""
 
     def extra(*answers):
-        given = [{} if answer is None else {"answer": answer} for answer in answers]
-        steps = [make_step(step=t, reward=0.0, action="go", extra=more) for t, more in enumerate(given)]
+        extras = [{} if answer is None else {"answer": answer} for answer in answers]
+        steps = [make_step(step=t, reward=0.0, action="go", extra=more) for t, more in enumerate(extras)]
         rows = [{"turnkey": make_record([step])} for step in steps]
         mask = torch.nested.as_nested_tensor([torch.ones(1)] * len(rows), layout=torch.jagged)
         return read_rows([f"a_0_{t}" for t in range(len(rows))], [{}] * len(rows), rows, mask).steps.extra
@@ -53,9 +53,9 @@ def test_a_step_without_an_action_may_leave_out_what_its_answer_would_say():
     mask = torch.nested.as_nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
     answer = {"turn_score": [0.0, 1.0], "said": [None, "yes"]}
 
-    def found(*before):
+    def columns(*before):
         extra = read_rows(["a_0_0", "a_0_1"], [{}, {}], rows, mask, before=before).steps.extra
         return {name: column.tolist() for name, column in extra.items()}
 
-    assert found("role", "turn_value") == answer
-    assert found("role") == {**answer, "turn_value": [0.0, 0.5]}  # of a method that takes it from the answer
+    assert columns("role", "turn_value") == answer
+    assert columns("role") == {**answer, "turn_value": [0.0, 0.5]}  # of a method that takes it from the answer

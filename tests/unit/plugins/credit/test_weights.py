@@ -44,20 +44,20 @@ def nested(rows: list[list[int]]) -> torch.Tensor:
 
 def weights(by: str, rows: list[Row]) -> list[list[float]]:
     turn = turn_ids(nested([mask for _, mask, _, _ in rows]))
-    found = token_weights(by, [key for key, *_ in rows], turn, nested([after for _, _, after, _ in rows]))
-    return [row.tolist() for row in found.unbind()]
+    by_row = token_weights(by, [key for key, *_ in rows], turn, nested([after for _, _, after, _ in rows]))
+    return [row.tolist() for row in by_row.unbind()]
 
 
 def of_units(by: str, rows: list[Row]) -> dict[tuple[int, ...], list[float]]:
     """The weights of the tokens that count, by unit."""
-    found: dict[tuple[int, ...], list[float]] = {}
+    by_unit: dict[tuple[int, ...], list[float]] = {}
     for (_, _, after, whose), weight in zip(rows, weights(by, rows), strict=True):
-        for one, who, w in zip(after, whose, weight, strict=True):
-            if one:
-                found.setdefault(who[: 1 + UNITS[::-1].index(by)], []).append(w)
+        for trained, who, w in zip(after, whose, weight, strict=True):
+            if trained:
+                by_unit.setdefault(who[: 1 + UNITS[::-1].index(by)], []).append(w)
             else:
                 assert w == 0
-    return found
+    return by_unit
 
 
 TASKS = st.lists(
@@ -70,9 +70,9 @@ TASKS = st.lists(
 @given(tasks=TASKS, per_row=st.sampled_from([1, 2, 6]), seed=st.none() | st.integers(0, 99))
 def test_units_with_a_token_weigh_alike(by, tasks, per_row, seed):
     rows = rows_of(tasks, per_row, None if seed is None else random.Random(seed))
-    found = of_units(by, rows)
-    for tokens in found.values():
-        assert sum(tokens) == pytest.approx(1 / len(found))
+    by_unit = of_units(by, rows)
+    for tokens in by_unit.values():
+        assert sum(tokens) == pytest.approx(1 / len(by_unit))
         if by != "task":
             assert set(tokens) == {tokens[0]}
     episodes = of_units("episode", rows)
@@ -90,8 +90,8 @@ def test_the_layout_and_the_order_of_rows_change_nothing(by, tasks, per_row, see
     merged = rows_of(tasks, per_row, random.Random(seed))
     expected = of_units(by, steps)
     for rows in (merged, random.Random(seed).sample(merged, len(merged))):
-        found = of_units(by, rows)
-        assert {unit: sorted(tokens) for unit, tokens in found.items()} == {
+        by_unit = of_units(by, rows)
+        assert {unit: sorted(tokens) for unit, tokens in by_unit.items()} == {
             unit: pytest.approx(sorted(tokens)) for unit, tokens in expected.items()
         }
 
@@ -112,8 +112,8 @@ def test_what_has_no_token_left_does_not_count():
     mask = nested([[1, 1], [1, 0], [0], [1, 1, 1], [1, 1, 1, 1], [0, 0]])
     after = nested([[1, 0], [0, 0], [0], [0, 0, 0], [1, 1, 1, 1], [0, 0]])
     for by in UNITS:
-        found = [row.tolist() for row in token_weights(by, keys, turn_ids(mask), after).unbind()]
-        assert found == [[0.5, 0], [0, 0], [0], [0, 0, 0], [0.125] * 4, [0, 0]]
+        by_row = [row.tolist() for row in token_weights(by, keys, turn_ids(mask), after).unbind()]
+        assert by_row == [[0.5, 0], [0, 0], [0], [0, 0, 0], [0.125] * 4, [0, 0]]
     nothing = nested([[0], [0, 0]])
     assert not token_weights("step", ["a_0_0", "padding"], turn_ids(nothing), nothing).values().any()
     assert not token_weights("task", ["a_0_0", "padding"], turn_ids(nothing), nothing).values().any()

@@ -27,13 +27,13 @@ def test_a_folder_of_hugging_face_is_served_as_it_is(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("given", ["", "global_step_20", "global_step_20/actor"])
-def test_weights_that_verl_saved_for_hugging_face_are_found(tmp_path, given):
+@pytest.mark.parametrize("path", ["", "global_step_20", "global_step_20/actor"])
+def test_weights_that_verl_saved_for_hugging_face_are_found(tmp_path, path):
     folder = hugging_face(tmp_path / "run" / "global_step_20" / "actor" / "huggingface")
     hugging_face(tmp_path / "run" / "global_step_10" / "actor" / "huggingface")
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("20\n")
-    assert checkpoint.resolve(tmp_path / "run" / given, tmp_path / "out") == folder
-    assert checkpoint.name(tmp_path / "run" / given) == "global_step_20"
+    assert checkpoint.resolve(tmp_path / "run" / path, tmp_path / "out") == folder
+    assert checkpoint.name(tmp_path / "run" / path) == "global_step_20"
 
 
 def test_a_folder_that_is_neither_is_refused(tmp_path):

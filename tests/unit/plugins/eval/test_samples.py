@@ -143,14 +143,14 @@ def test_secrets_are_told_apart_but_neither_written_nor_shown(tmp_path):
 
 def test_files_of_the_user_count_by_name_and_content(tmp_path):
     """Not by their folder: the same evaluation on another machine has the same id."""
-    found = []
+    identities = []
     for folder in ("here", "there"):
         file = tmp_path / folder / "own.py"
         file.parent.mkdir()
         file.write_text("def score(steps): ...\n")
         value = [{"name": f"{file}:score", "weight": 2.0, "note": "a .py: file"}, "tags", 3]
         assert identity._files(value) == [file]
-        found.append(identity._without_folders(value))
-    assert found[0] == found[1]
-    assert found[0][0]["name"] == "own.py:score"
-    assert found[0][1:] == ["tags", 3]
+        identities.append(identity._without_folders(value))
+    assert identities[0] == identities[1]
+    assert identities[0][0]["name"] == "own.py:score"
+    assert identities[0][1:] == ["tags", 3]

@@ -22,9 +22,9 @@ def came(success: bool) -> dict[str, Any]:
 
 @pytest.fixture
 def kept(tmp_path):
-    found = Samples(tmp_path, {"model": "m"})
-    yield found
-    found.close()
+    samples = Samples(tmp_path, {"model": "m"})
+    yield samples
+    samples.close()
 
 
 def test_every_task_has_its_first_sample_before_a_second(kept):
@@ -57,7 +57,7 @@ def test_no_more_at_once_than_asked_for(kept, concurrency):
 def test_a_failed_episode_is_played_again_and_then_left_out(kept):
     tries: dict[int, int] = {}
     sessions: list[Any] = []
-    told: list[bool | None] = []
+    outcomes: list[bool | None] = []
 
     async def play(key: str, row: Any) -> dict[str, Any] | str:
         task = Task.from_json(row[COLUMN]).seed
@@ -65,16 +65,16 @@ def test_a_failed_episode_is_played_again_and_then_left_out(kept):
         sessions.append(row["session_id"])
         return "EnvironmentFailure: it died" if task == 1 or (task == 2 and tries[2] < ATTEMPTS) else came(task == 3)
 
-    failures = asyncio.run(play_all(jobs(ROWS, 1, kept), play, kept, concurrency=1, advance=told.append))
+    failures = asyncio.run(play_all(jobs(ROWS, 1, kept), play, kept, concurrency=1, advance=outcomes.append))
     assert tries == {1: ATTEMPTS, 2: ATTEMPTS, 3: 1}
     assert sessions == [0, "0-1", "0-2"] * 2 + [0], "each attempt has a key of its own in the log"
-    assert [(each["task"], each["seed"], each["reason"]) for each in failures] == [
+    assert [(failure["task"], failure["seed"], failure["reason"]) for failure in failures] == [
         (0, 1, "EnvironmentFailure: it died")
     ]
-    assert told == [None, False, True]
-    found = finish(kept, ROWS, 1, failures)
-    assert (found["samples"], found["failed"]["samples"], found["complete"]) == (2, 1, False)
-    assert [task["solved"] for task in found["tasks"]] == [0, 0, 1]
+    assert outcomes == [None, False, True]
+    numbers = finish(kept, ROWS, 1, failures)
+    assert (numbers["samples"], numbers["failed"]["samples"], numbers["complete"]) == (2, 1, False)
+    assert [task["solved"] for task in numbers["tasks"]] == [0, 0, 1]
     assert [job.task for job in jobs(ROWS, 1, kept)] == [0], "the next call tries it again"
     mark = {"name": "small-3", "sha256": "0" * 64}
     for panel in (None, mark):

@@ -43,8 +43,8 @@ def test_parallel_calls_are_answered_and_come_back():
     message = ask(api, tools=TOOLS).choices[0].message
     assert message.content == "I ask."
     assert message.reasoning_content == "Two of them."
-    assert [json.loads(each.function.arguments) for each in message.tool_calls] == [{"city": "Bern"}, {"city": "Genf"}]
-    results = [{"role": "tool", "tool_call_id": each.id, "content": "sun"} for each in message.tool_calls]
+    assert [json.loads(call.function.arguments) for call in message.tool_calls] == [{"city": "Bern"}, {"city": "Genf"}]
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "sun"} for call in message.tool_calls]
     history = [*ASK, message.model_dump(exclude_none=True), *results]
     ask(api, messages=history, tools=TOOLS)
     first, second = api.requests
@@ -73,10 +73,10 @@ def test_a_stream_adds_up_to_the_reply(reply: Reply):
     for name in ("content", "role", "reasoning_content"):
         assert (choice["message"].get(name) or "") == (expected["message"].get(name) or ""), name
     calls = [
-        (each["id"], each["function"]["name"], each["function"]["arguments"])
-        for each in choice["message"].get("tool_calls") or []
+        (call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in choice["message"].get("tool_calls") or []
     ]
-    assert calls == [(each.id, each.name, json.dumps(dict(each.arguments), ensure_ascii=False)) for each in reply.calls]
+    assert calls == [(call.id, call.name, json.dumps(dict(call.arguments), ensure_ascii=False)) for call in reply.calls]
     assert choice["finish_reason"] == expected["finish_reason"]
     assert (choice.get("logprobs") or {}).get("content") == (expected.get("logprobs") or {}).get("content")
     assert usage == whole["usage"]
@@ -101,7 +101,7 @@ def test_a_reply_that_was_cut_and_one_of_calls_and_an_empty_one():
 
 def test_log_probabilities_of_the_sampled_tokens():
     content = ask(ScriptedApi(Chat(), [TOKENS]), logprobs=True).choices[0].logprobs.content
-    assert [(each.token, each.logprob, bytes(each.bytes).decode()) for each in content] == [
+    assert [(token.token, token.logprob, bytes(token.bytes).decode()) for token in content] == [
         ("a", -0.5, "a"),
         (" é", -1.25, " é"),
     ]

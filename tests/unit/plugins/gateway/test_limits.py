@@ -112,7 +112,7 @@ def test_tools_that_are_no_functions_are_left_out(dialect, body):
 
 
 @pytest.mark.parametrize(
-    ("index", "choice", "names", "shown"),
+    ("index", "choice", "names", "kept"),
     [
         (0, "auto", (), True),
         (0, None, (), True),
@@ -127,10 +127,10 @@ def test_tools_that_are_no_functions_are_left_out(dialect, body):
         (2, {"type": "auto", "disable_parallel_tool_use": True}, ("parallel_tool_calls",), True),
     ],
 )
-def test_choice_of_a_tool(index, choice, names, shown):
+def test_choice_of_a_tool(index, choice, names, kept):
     dialect, body = CASES[index]
     request = dialect.parse({**body, "tool_choice": choice}, unsupported="refuse")
-    assert request.tools == (KEPT if shown else ())
+    assert request.tools == (KEPT if kept else ())
     assert request.overruled == ("strict", "tools/custom", *names)
 
 

@@ -35,7 +35,7 @@ def test_thoughts_and_parallel_calls_are_answered_and_come_back():
     thought, text, *calls = answer.content
     assert answer.stop_reason == "tool_use"
     assert (thought.thinking, thought.signature, text.text) == ("Two of them.", "e1_3", "I ask.")
-    assert [(each.name, each.input) for each in calls] == [("weather", {"city": "Bern"}), ("weather", {"city": "Genf"})]
+    assert [(call.name, call.input) for call in calls] == [("weather", {"city": "Bern"}), ("weather", {"city": "Genf"})]
     results = [
         {"type": "tool_result", "tool_use_id": calls[0].id, "content": [{"type": "text", "text": "sun"}]},
         {"type": "tool_result", "tool_use_id": calls[1].id, "content": "no such city", "is_error": True},

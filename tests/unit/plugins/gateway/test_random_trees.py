@@ -66,7 +66,7 @@ def messages_after(draw: st.DrawFn, past: Sequence[Message]) -> tuple[Message, .
         if message.role == "assistant":
             message = replace(message, reasoning=draw(st.sampled_from([None, message.reasoning, "other"])))
             message = replace(message, item_id=draw(st.sampled_from([None, message.item_id, "foreign"])))
-            respelled = [replace(each, arguments=json.loads(json.dumps(each.arguments))) for each in message.calls]
+            respelled = [replace(call, arguments=json.loads(json.dumps(call.arguments))) for call in message.calls]
             message = replace(message, calls=tuple(respelled))
         if draw(st.integers(0, 9)) == 0:
             message = replace(message, text=draw(st.sampled_from(TEXTS)))
@@ -99,7 +99,7 @@ def test_the_longest_turn_that_a_request_begins_with(data: st.DataObject):
         elif match.parent is None:
             assert match.reason in ("history", "tools", "edited", "branch")
         calls = data.draw(st.lists(st.sampled_from(ARGUMENTS), max_size=2))
-        made = tuple(ToolCall("f", each, f"call_e_{number}_{j}") for j, each in enumerate(calls))
+        made = tuple(ToolCall("f", arguments, f"call_e_{number}_{j}") for j, arguments in enumerate(calls))
         reply = Reply(f"e_{number}", data.draw(st.sampled_from(TEXTS)), made, data.draw(st.sampled_from([None, "so"])))
         node = tree.commit(request, reply, match.parent)
         assert (node.reason, node.new) == (match.reason, match.new)
@@ -116,11 +116,13 @@ def test_a_client_that_changes_nothing_has_one_chain(data: st.DataObject):
     for number in range(data.draw(st.integers(1, 8))):
         past.append(Message("user", data.draw(st.sampled_from(TEXTS))))
         drops = data.draw(st.booleans())
-        sent = [replace(each, reasoning=None, item_id=None) if drops else each for each in past]
+        sent = [replace(message, reasoning=None, item_id=None) if drops else message for message in past]
         request = Request(tuple(sent), data.draw(st.sampled_from(TOOLS[2:])))
         match = tree.match(request)
         assert match.reason is None
-        calls = tuple(ToolCall("f", each, f"call_e_{number}_{j}") for j, each in enumerate(ARGUMENTS[: number % 3]))
+        calls = tuple(
+            ToolCall("f", arguments, f"call_e_{number}_{j}") for j, arguments in enumerate(ARGUMENTS[: number % 3])
+        )
         reply = Reply(f"e_{number}", data.draw(st.sampled_from(TEXTS)), calls, "so")
         tree.commit(request, reply, match.parent)
         past += [reply.message, *(Message("tool", "b", call_id=call.id) for call in calls)]

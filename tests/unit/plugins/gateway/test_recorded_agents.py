@@ -18,12 +18,17 @@ from verl_turnkey.plugins.gateway.tree import Match, Node, Tree
 DATA = Path(__file__).parents[3] / "data/agents"
 # agent -> turns, side calls among them, why trained turns do not extend the one before
 EXPECTED = {
+    "aider": (4, 1, ["history", "history"]),  # it shows files before the conversation and repeats its rules at the end
     "codex": (3, 0, []),
+    "langgraph": (3, 0, []),
     "mini_swe": (4, 0, ["branch"]),  # it drops a turn without a call
+    "openai_agents": (3, 0, []),
+    "openai_agents_chat": (3, 0, []),
     "opencode": (4, 1, ["history"]),  # its first turn is another conversation than the title before it
     "pi": (3, 0, []),
     "pydantic_ai": (3, 0, []),
     "qwen_code": (3, 0, []),
+    "smolagents": (3, 0, ["history", "history"]),  # it writes each turn anew, as text
 }
 
 
@@ -46,7 +51,7 @@ def replay(name: str) -> list[tuple[dict[str, Any], Request, Match, Node]]:
     """Each request, what it is parsed to, where it goes on and the turn that it becomes."""
     tree, played = Tree(), []
     for line in requests(name):
-        (dialect,) = (each for each in DIALECTS if each.path == line["path"])
+        (dialect,) = (known for known in DIALECTS if known.path == line["path"])
         request = tree.whole(dialect.parse(line["body"], unsupported="refuse"))
         match = tree.match(request)
         played.append((line, request, match, tree.commit(request, reply(line), match.parent)))
@@ -69,6 +74,14 @@ def test_turns_side_calls_and_breaks_are_those_that_are_known(name: str, expecte
     assert (len(played), side_calls, breaks) == expected
 
 
+@pytest.mark.parametrize("name", ["langgraph", "openai_agents_chat"])
+def test_turns_go_on_although_the_client_drops_reasoning(name: str) -> None:
+    first, second, third = replay(name)
+    assert reply(first[0]).reasoning
+    assert [message.reasoning for message in second[1].messages if message.role == "assistant"] == [None]
+    assert [match.parent for _, _, match, _ in (second, third)] == [first[3], second[3]]
+
+
 def test_each_recorded_agent_is_known_and_holds_nothing_of_a_machine() -> None:
     assert {path.stem for path in DATA.glob("*.jsonl")} == {*EXPECTED}
     for path in DATA.glob("*.jsonl"):
@@ -82,7 +95,7 @@ def test_a_history_that_is_edited_breaks_the_replay() -> None:
     """The matches are found in what was sent, not taken from the record."""
     first, second, *_ = requests("pydantic_ai")
     tree = Tree()
-    (chat,) = (each for each in DIALECTS if each.path == first["path"])
+    (chat,) = (known for known in DIALECTS if known.path == first["path"])
     tree.commit(chat.parse(first["body"], unsupported="refuse"), reply(first), None)
     body = json.loads(json.dumps(second["body"]))
     body["messages"][1]["tool_calls"][0]["function"]["arguments"] = '{"a": 3, "b": 3}'

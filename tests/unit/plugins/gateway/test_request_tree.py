@@ -22,7 +22,7 @@ OTHER: dict[str, Any] = {"type": "function", "function": {"name": "time", "param
 
 
 def turn(number: int, text: str = "", *arguments: dict[str, Any], reasoning: str | None = "Hm.\n") -> Reply:
-    calls = tuple(ToolCall("weather", each, f"call_e_{number}_{j}") for j, each in enumerate(arguments))
+    calls = tuple(ToolCall("weather", values, f"call_e_{number}_{j}") for j, values in enumerate(arguments))
     return Reply(f"e_{number}", text, calls, reasoning)
 
 
@@ -185,11 +185,11 @@ def test_tools():
 def test_a_sub_agent_has_a_chain_of_its_own():
     episode = begun()
     helper = [Message("system", "You look things up."), Message("user", "Bern")]
-    found = turn(1, "Sunny.")
-    assert episode.answer(helper, found, (OTHER,)).reason == "history"
+    reply = turn(1, "Sunny.")
+    assert episode.answer(helper, reply, (OTHER,)).reason == "history"
     main = turn(2, "", {"city": "Genf"})
     assert episode.answer([SYSTEM, USER, sent(CITY), result(CITY, "Sunny.")], main).reason is None
-    assert episode.answer([*helper, sent(found), Message("user", "Genf")], turn(3, "Rain."), (OTHER,)).reason is None
+    assert episode.answer([*helper, sent(reply), Message("user", "Genf")], turn(3, "Rain."), (OTHER,)).reason is None
     assert episode.chains() == [["e_0", "e_2"], ["e_1", "e_3"]]
     assert [node.depth for node in episode.tree.nodes] == [0, 0, 1, 1]
 

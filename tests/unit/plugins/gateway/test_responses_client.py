@@ -88,7 +88,7 @@ def without_parsed(response) -> dict:
     return made
 
 
-@pytest.mark.parametrize("reply", [each for each in REPLIES if each is not CUT], ids=lambda reply: reply.id)
+@pytest.mark.parametrize("reply", [reply for reply in REPLIES if reply is not CUT], ids=lambda reply: reply.id)
 def test_a_stream_adds_up_to_the_reply(reply: Reply):
     api = ScriptedApi(Responses(), [reply, reply])
     whole = ask(api, tools=TOOLS)
@@ -134,7 +134,7 @@ def test_log_probabilities_of_the_sampled_tokens():
     api = ScriptedApi(Responses(), [TOKENS])
     part = ask(api, include=["message.output_text.logprobs"]).output[0].content[0]
     assert api.requests[0].log_probs
-    assert [(each.token, each.logprob) for each in part.logprobs] == [("a", -0.5), (" é", -1.25)]
+    assert [(token.token, token.logprob) for token in part.logprobs] == [("a", -0.5), (" é", -1.25)]
 
 
 def test_errors_reach_the_agent_with_our_words():

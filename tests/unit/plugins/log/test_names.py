@@ -114,11 +114,11 @@ def test_no_former_name_is_left(room: str, ends: tuple[str, ...]):
     columns = r'(?<!Literal)(?:\[|at\(|of\()"(?:state_key|return|score)"'
     former = re.compile(names if room == "docs" else f"{names}|{columns}")  # a page shows info["state_key"]
     files = [path for end in ends for path in (ROOT / room).rglob(f"*.{end}")]
-    found = {
+    matches = {
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path in files
         if path.name not in ("former_names.py", "former_values.py") and "vendor" not in path.parts
         for match in former.finditer(path.read_text(encoding="utf-8"))
     }
     assert len(files) > 20
-    assert not found
+    assert not matches

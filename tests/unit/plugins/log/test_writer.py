@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from pyarrow import parquet
 
+from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.plugins.log.schema import TABLES
 from verl_turnkey.plugins.log.writer import Tables
 from verl_turnkey.plugins.view.reading import read
@@ -105,8 +106,30 @@ def test_numpy_columns_and_texts_of_any_kind(tmp_path: Path):
     assert pd.isna(texts[1])
 
 
+def test_credit_computed_again_from_the_log_is_that_of_the_run(tmp_path: Path):
+    """Three episodes win with 1.1 + 5 * 0.1, a fourth collects 16 * 0.1: equal returns, but for their rounding."""
+    writer = tables(tmp_path)
+    won, lost = [*[0.1] * 5, 1.1], [0.1] * 16
+    steps: dict[str, list] = {name: [] for name in ("trajectory", "step", "reward", "penalty", "anchor")}
+    for episode, rewards in zip("abcd", (won, won, won, lost), strict=True):
+        number = len(rewards)
+        penalties, anchors = [*[0.0] * (number - 1), 0.3], [f"{episode}{t}" for t in range(number)]
+        numbers = {"composed_reward": rewards, "penalty": penalties}
+        writer.put("turns", 1, turns(*range(number), episode=episode, anchor=anchors, **numbers))
+        for column, values in zip(steps, ([episode] * number, range(number), rewards, penalties, anchors), strict=True):
+            steps[column] += values
+    assert writer.drain(SECONDS)
+    columns = dict(zip(steps, ("episode", "turn", "composed_reward", "penalty", "anchor"), strict=True))
+    logged = read(tmp_path / "log", "turns")
+    again = {name: logged[column].tolist() for name, column in columns.items()}
+    assert again == steps
+    of_run, of_log = (compute_credit("gigpo", StepBatch(group=[0] * 34, **table)) for table in (steps, again))
+    assert not of_run.parts["episode_level"].any()
+    assert of_log.advantage.tolist() == of_run.advantage.tolist()
+
+
 @pytest.mark.parametrize(
-    ("table", "rows", "said"),
+    ("table", "rows", "reason"),
     [
         ("turns", turns(0, turn_in_row=["x"]), "ValueError: turns.turn_in_row: Could not convert"),
         ("turns", turns(0, turn_in_row=[2**40]), "ValueError: turns.turn_in_row: "),
@@ -115,7 +138,7 @@ def test_numpy_columns_and_texts_of_any_kind(tmp_path: Path):
         ("thoughts", turns(0), "ValueError: there is no table 'thoughts'"),
     ],
 )
-def test_rows_that_do_not_fit_cost_themselves(tmp_path: Path, caplog, table, rows, said):
+def test_rows_that_do_not_fit_cost_themselves(tmp_path: Path, caplog, table, rows, reason):
     writer = tables(tmp_path)
     for _ in range(2):
         writer.put("turns", 1, turns(0))
@@ -123,7 +146,7 @@ def test_rows_that_do_not_fit_cost_themselves(tmp_path: Path, caplog, table, row
     assert writer.drain(SECONDS)
     assert (writer.written, writer.lost) == (2, 2 * len(rows["turn"]))
     [record] = caplog.records  # once
-    assert record.getMessage().startswith(f"rows of turnkey.log.trajectories cannot be written: {said}")
+    assert record.getMessage().startswith(f"rows of turnkey.log.trajectories cannot be written: {reason}")
 
 
 def test_rows_that_are_made_in_the_thread_are_written_all_or_none(tmp_path: Path, caplog):
@@ -184,9 +207,11 @@ def test_a_folder_that_cannot_be_made_is_tried_again(tmp_path: Path, caplog):
     (tmp_path / "log").unlink()
     writer.put("turns", 1, turns(2))
     assert writer.drain(SECONDS)
-    said = [record.getMessage() for record in caplog.records]
-    assert "until this is over: FileExistsError" in said[0] or "until this is over: NotADirectoryError" in said[0]
-    assert said[1:] == ["rows of turnkey.log.trajectories are written again; 2 were lost, 2 in all"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert (
+        "until this is over: FileExistsError" in messages[0] or "until this is over: NotADirectoryError" in messages[0]
+    )
+    assert messages[1:] == ["rows of turnkey.log.trajectories are written again; 2 were lost, 2 in all"]
     assert read(tmp_path / "log", "turns")["turn"].tolist() == [2]
 
 

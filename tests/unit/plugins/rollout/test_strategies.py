@@ -49,9 +49,9 @@ def test_spos_chain_is_cut_before_the_turn_with_another_n_unlikely_tokens():
     turns = [[sure] * 9, [unsure, sure, unsure], [unsure], [unsure] * 5, [sure], [unsure]]
     played = [SimpleNamespace(turn=SimpleNamespace(log_probs=turn)) for turn in turns]
     chain = SpoChain(rollouts=4, every=3, turns=2)
-    found = [chain.doubt(ForkPoint(t, 0, 0, played[:t]), played[t].turn) for t in range(len(turns))]
+    doubts = [chain.doubt(ForkPoint(t, 0, 0, played[:t]), played[t].turn) for t in range(len(turns))]
     cut = Fork(4, trained=False, turns=2)
-    assert found == [None, None, cut, cut, None, cut]  # 0, 2, 3, 8, 8 and 9 of them so far
+    assert doubts == [None, None, cut, cut, None, cut]  # 0, 2, 3, 8, 8 and 9 of them so far
     assert chain.fork(ForkPoint(2, 0, 0, played[:2])) is None
     assert SpoChain(every=1).doubt(ForkPoint(0, 0, 0, []), played[1].turn) == Fork(9, trained=False)
     assert SpoChain(every=1, below=0.5).doubt(ForkPoint(0, 0, 0, []), played[1].turn) is None
@@ -82,10 +82,10 @@ def test_states_that_were_not_measured_move_no_credit(measured, values, credit):
 
 def test_probes_ask_where_they_are_to():
     probe, gold = Probe(answers=2, tokens=7, every=2), ProbeGold(every=3)
-    asked = [probe.fork(point(t)) for t in range(3)]
-    assert [each and (each.times, each.tokens) for each in asked] == [(2, 7), None, (2, 7)]
-    asked = [gold.fork(point(t)) for t in range(4)]
-    assert [each and (each.times, each.tokens) for each in asked] == [(1, 1), None, None, (1, 1)]
+    forks = [probe.fork(point(t)) for t in range(3)]
+    assert [fork and (fork.times, fork.tokens) for fork in forks] == [(2, 7), None, (2, 7)]
+    forks = [gold.fork(point(t)) for t in range(4)]
+    assert [fork and (fork.times, fork.tokens) for fork in forks] == [(1, 1), None, None, (1, 1)]
     assert Probe().columns(REWARDS, [[2.0], [], [4.0], []]) == Vine().columns(REWARDS, [[2.0], [], [4.0], []])
 
 
@@ -146,19 +146,19 @@ def test_arpo_forks_by_chance_as_its_code_does():
     unsure, sure = -math.log(4), 0.0
     random.seed(1)
     chance = EntropyBranch(vocabulary=4, tau=None)
-    found = [doubted(chance, written(sure), written(unsure)) for _ in range(1000)]
-    assert sum(found) / 1000 == pytest.approx(0.7, abs=0.06)  # over 4 deviations
-    found = [doubted(chance, written(unsure), written(sure)) for _ in range(1000)]
-    assert sum(found) / 1000 == pytest.approx(0.3, abs=0.06)
+    forked = [doubted(chance, written(sure), written(unsure)) for _ in range(1000)]
+    assert sum(forked) / 1000 == pytest.approx(0.7, abs=0.06)  # over 4 deviations
+    forked = [doubted(chance, written(unsure), written(sure)) for _ in range(1000)]
+    assert sum(forked) / 1000 == pytest.approx(0.3, abs=0.06)
 
 
 def test_slate_chooses_by_the_advantages_of_the_candidates():
     assert Siblings(candidates=3).fork(point(4)) == Fork(2, trained=True, turns=1)
     random.seed(2)
     scores, drawn = [2.0, 1.0, 0.0, 0.0, -1.0], 4000
-    found = np.bincount([Siblings().choose(scores) for _ in range(drawn)], minlength=5) / drawn
+    shares = np.bincount([Siblings().choose(scores) for _ in range(drawn)], minlength=5) / drawn
     expected = np.array([0.679, 0.194, 0.055, 0.055, 0.016])  # the paper's numbers, worked out by hand
-    assert np.all(np.abs(found - expected) < 4 * np.sqrt(expected / drawn) + 0.001)
+    assert np.all(np.abs(shares - expected) < 4 * np.sqrt(expected / drawn) + 0.001)
     assert {Siblings(eta=0).choose(scores[::-1]) for _ in range(50)} == {4}
     assert {Siblings(eta=0).choose([1.0, 3.0, 3.0]) for _ in range(50)} == {1}, "the first of the best"
     assert Siblings().choose([7.0]) == 0
@@ -178,7 +178,7 @@ def test_strategies_are_read_by_name_or_with_parameters():
     assert read_strategy("independent") is None
     spec, vine = read_strategy({"name": "vine", "rollouts": 2})
     assert (spec.name, vine) == ("vine", Vine(rollouts=2))
-    for value, said in (
+    for value, message in (
         ("vines", "there is no strategy 'vines'; did you mean 'vine'?"),
         ({"name": "vine", "rolouts": 2}, "turnkey.rollout.strategy.rolouts: unknown key; did you mean 'rollouts'?"),
         ({"name": "vine", "rollouts": 0}, "turnkey.rollout.strategy.rollouts: expected an integer >= 1, got 0"),
@@ -198,7 +198,7 @@ def test_strategies_are_read_by_name_or_with_parameters():
     ):
         with pytest.raises(ConfigError) as error:
             read_strategy(value)
-        assert said in str(error.value)
+        assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,9 @@ def test_strategies_are_read_by_name_or_with_parameters():
     ],
 )
 def test_clones_of_an_episode_that_are_open_at_once(strategy, clones):
-    found = read_strategy(strategy)
-    assert found is not None
-    assert most_clones(*found, rollouts=8, measured=4) == clones
+    options = read_strategy(strategy)
+    assert options is not None
+    assert most_clones(*options, rollouts=8, measured=4) == clones
 
 
 def test_what_cannot_be_registered():
@@ -223,13 +223,13 @@ def test_what_cannot_be_registered():
     class Frozen:
         pass
 
-    for name, cls, gives, said in (
+    for name, cls, gives, message in (
         ("vine", Frozen, (), "there already"),
         ("independent", Frozen, (), "there already"),
         ("own", Frozen, ("parent",), "every strategy gives the column 'parent'"),
         ("own", type("Loose", (), {}), (), "frozen"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             register_strategy(name, gives=gives)(cls)
     assert "own" not in strategies()
 
@@ -306,9 +306,9 @@ def test_vines_are_unbiased_in_a_tree_with_known_values():
     value = {"": np.mean(list(leaves.values())), "L": 0.5, "R": 3.5}
     for way, outcome in leaves.items():
         measured = [list(leaves.values()), [leaves[way[0] + move] for move in "LR"]]
-        found = Vine().columns([0.0, outcome], measured)["turn_value"]
+        values = Vine().columns([0.0, outcome], measured)["turn_value"]
         batch = StepBatch(
-            group=[0, 0], trajectory=[0, 0], step=[0, 1], reward=[0.0, outcome], extra={"turn_value": found}
+            group=[0, 0], trajectory=[0, 0], step=[0, 1], reward=[0.0, outcome], extra={"turn_value": values}
         )
         credit = compute_credit("progress", batch, alpha=0).advantage
         np.testing.assert_allclose(credit, [value[way[0]] - value[""], outcome - value[way[0]]])

@@ -61,7 +61,7 @@ every = leftovers._processes
 
 def children() -> dict[int, leftovers._Process]:
     """The processes of this machine, as far as they are of a test: runs may go on beside it."""
-    return {pid: each for pid, each in every().items() if each.parent == os.getpid()}
+    return {pid: process for pid, process in every().items() if process.parent == os.getpid()}
 
 
 def age(path: Path) -> None:
@@ -69,8 +69,8 @@ def age(path: Path) -> None:
     os.utime(path, (when, when))
 
 
-def found(place: Path) -> set[str]:
-    return {str(each.path.relative_to(place)) for each in leftovers.find()}
+def names(place: Path) -> set[str]:
+    return {str(leftover.path.relative_to(place)) for leftover in leftovers.find()}
 
 
 @pytest.fixture
@@ -85,23 +85,23 @@ def process(place: Path) -> Iterator[Callable[[str, str], subprocess.Popen]]:
         return started[-1]
 
     yield start
-    for each in started:
-        each.kill()
-        each.wait()
-        each.stdout.close()
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def test_what_nobody_uses_is_found_and_nothing_else(place: Path):
-    assert found(place) == set(LEFT)
-    size = {each.path.name: each.bytes for each in leftovers.find()}
+    assert names(place) == set(LEFT)
+    size = {leftover.path.name: leftover.bytes for leftover in leftovers.find()}
     assert size[SESSION] >= 5000
 
 
 def test_what_is_new_may_not_be_open_yet(place: Path):
     for name in LEFT:
         os.utime(name)
-        assert name not in found(place)
-    assert found(place) == set()
+        assert name not in names(place)
+    assert names(place) == set()
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_what_is_new_may_not_be_open_yet(place: Path):
 )
 def test_what_a_process_has_open_or_mapped_stays(place: Path, process, used: str, code: str):
     running = process(code.format(place / used))
-    assert found(place) == set(LEFT) - {used}
+    assert names(place) == set(LEFT) - {used}
     running.kill()
     running.wait()
-    assert found(place) == set(LEFT)
+    assert names(place) == set(LEFT)
 
 
 def test_a_socket_that_a_process_listens_at_stays(place: Path, process):
@@ -125,34 +125,34 @@ def test_a_socket_that_a_process_listens_at_stays(place: Path, process):
     path.unlink()
     process(f"import socket; held = socket.socket(socket.AF_UNIX); held.bind({str(path)!r}); held.listen()")
     age(path)
-    assert found(place) == set(LEFT) - {LEFT[3]}
+    assert names(place) == set(LEFT) - {LEFT[3]}
 
 
 def test_a_ray_whose_processes_name_its_folder_stays(place: Path, process):
     process("pass", f"--log-dir={place / LEFT[6]}/logs")
-    assert found(place) == set(LEFT) - {LEFT[6]}
+    assert names(place) == set(LEFT) - {LEFT[6]}
 
 
 def test_what_is_used_without_being_open_stays_while_a_run_is_there_that_is_older(place: Path, process, monkeypatch):
     process("pass", "VLLM::EngineCore")
-    assert found(place) == set(LEFT), "the files are older than this run"
+    assert names(place) == set(LEFT), "the files are older than this run"
     begun = time.time() - leftovers.QUIET_SECONDS
     later = set(LEFT[4:6])
     for name in later:
         os.utime(name, (begun, begun))
-    assert found(place) == set(LEFT)
-    older = {pid: each._replace(began=begun - 1) for pid, each in children().items()}
-    assert any("VLLM::EngineCore" in each.command for each in older.values())
+    assert names(place) == set(LEFT)
+    older = {pid: process._replace(began=begun - 1) for pid, process in children().items()}
+    assert any("VLLM::EngineCore" in process.command for process in older.values())
     monkeypatch.setattr(leftovers, "_processes", lambda: older)
-    assert found(place) == set(LEFT) - later
+    assert names(place) == set(LEFT) - later
 
 
 def test_doctor_shows_and_removes_on_demand(place: Path):
-    shown = CliRunner().invoke(app, ["doctor", "--clean"])
-    assert shown.exit_code == 0, shown.output
-    assert "weights on their way to vLLM" in shown.output
-    assert "turnkey doctor --clean --yes removes them" in shown.output
-    assert found(place) == set(LEFT)
+    result = CliRunner().invoke(app, ["doctor", "--clean"])
+    assert result.exit_code == 0, result.output
+    assert "weights on their way to vLLM" in result.output
+    assert "turnkey doctor --clean --yes removes them" in result.output
+    assert names(place) == set(LEFT)
     assert "7 removed" in CliRunner().invoke(app, ["doctor", "--clean", "--yes"]).output
     assert not any(os.path.lexists(name) for name in (*LEFT, "tmp/ray/session_latest"))
     assert all(os.path.lexists(name) for name in OTHERS)
@@ -162,19 +162,19 @@ def test_doctor_shows_and_removes_on_demand(place: Path):
 
 def test_nothing_is_removed_where_the_files_of_a_process_cannot_be_seen(place: Path, monkeypatch):
     monkeypatch.setattr(leftovers, "_hidden", lambda processes: ["process 7 (python)"])
-    shown = CliRunner().invoke(app, ["doctor", "--clean", "--yes"])
-    assert shown.exit_code == 1
-    assert "process 7 (python) cannot be seen" in " ".join(shown.output.split())
+    result = CliRunner().invoke(app, ["doctor", "--clean", "--yes"])
+    assert result.exit_code == 1
+    assert "process 7 (python) cannot be seen" in " ".join(result.output.split())
     assert all(os.path.lexists(name) for name in LEFT)
 
 
 def test_a_session_whose_logs_are_written_stays(place: Path):
     os.utime(place / LEFT[6] / "raylet.out")
-    assert found(place) == set(LEFT) - {LEFT[6]}
+    assert names(place) == set(LEFT) - {LEFT[6]}
 
 
 def test_what_was_made_anew_since_is_not_removed(place: Path):
-    seen = {each.path: each.identity for each in leftovers.find()}
+    seen = {leftover.path: leftover.identity for leftover in leftovers.find()}
     path = place / LEFT[0]
     path.rename(place / "shm" / "kept")  # or its number might be given again
     path.write_bytes(b"another's")

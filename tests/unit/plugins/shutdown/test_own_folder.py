@@ -29,10 +29,10 @@ def test_a_folder_is_one_runs_until_its_process_ends(tmp_path: Path):
         [sys.executable, "-c", OTHER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout.readline() == "holds\n"
-        said = rf"default_local_dir={folder}: .*\(process {other.pid} on .*experiment_name"
-        with pytest.raises(ConfigError, match=said), own_folder(mine):
+        message = rf"default_local_dir={folder}: .*\(process {other.pid} on .*experiment_name"
+        with pytest.raises(ConfigError, match=message), own_folder(mine):
             pytest.fail("began")
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             guarded(lambda *_, **__: pytest.fail("began"))({"trainer": mine}, None)
         with own_folder({**mine, "save_freq": -1}):  # writes nothing
             pass

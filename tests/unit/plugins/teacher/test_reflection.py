@@ -39,8 +39,11 @@ ALIKE = [episode("b_0", 0.0, "down"), episode("b_1", 0.0, "stay")]
 
 
 def rows(*groups: list[TeacherEpisode]) -> dict[int, TeacherRow]:
-    pairs = [(each, [other for other in group if other is not each]) for group in groups for each in group]
-    return {i: TeacherRow(f"{each.name}_0", {}, each.steps, each, others) for i, (each, others) in enumerate(pairs)}
+    pairs = [(episode, [other for other in group if other is not episode]) for group in groups for episode in group]
+    return {
+        i: TeacherRow(f"{episode.name}_0", {}, episode.steps, episode, others)
+        for i, (episode, others) in enumerate(pairs)
+    }
 
 
 def written(server: JudgeServer, of: dict[int, TeacherRow], **options: Any) -> Texts:

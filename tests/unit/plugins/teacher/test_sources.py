@@ -73,9 +73,9 @@ def test_the_right_answer_is_the_environments_or_the_data_rows():
 def test_feedback_is_the_last_text_of_the_own_episode():
     assert text("feedback", row(LOST)) == "fell into the lake"
     assert text("feedback", row(CLOSE)) is None
-    told = row(CLOSE)
-    told.reward_info = {"feedback": "too slow"}
-    assert text("feedback", told) == "too slow"
+    with_feedback = row(CLOSE)
+    with_feedback.reward_info = {"feedback": "too slow"}
+    assert text("feedback", with_feedback) == "too slow"
     assert text({"name": "feedback", "key": "gold_answer"}, row(LOST)) == "the key"
 
 

@@ -107,8 +107,8 @@ def test_the_order_of_rows_and_how_they_are_merged_do_not_matter():
         kept = sorted({0, *draw.sample(range(6), draw.randint(1, 6))})  # rows of merged turns begin with these
         rows = [(f"a_0_{index}", prompts[t]) for index, t in enumerate(kept)]
         draw.shuffle(rows)
-        found = places([key for key, _ in rows], [prompt for _, prompt in rows], TAIL)
-        assert found == [place_in(prompts[0], TAIL)] * len(rows)
+        positions = places([key for key, _ in rows], [prompt for _, prompt in rows], TAIL)
+        assert positions == [place_in(prompts[0], TAIL)] * len(rows)
 
 
 def test_a_row_with_a_text_keeps_all_of_its_own_ids():

@@ -97,7 +97,7 @@ def test_each_episode_is_as_likely_in_any_optimizer_step():
 
 
 @pytest.mark.parametrize(
-    ("roles", "played", "found"),
+    ("roles", "played", "partition"),
     [
         ([4], 100, 4),
         ([4, 2], 100, 4),  # a mini-batch of the second has two parts
@@ -111,8 +111,8 @@ def test_each_episode_is_as_likely_in_any_optimizer_step():
         ([], 100, 1),
     ],
 )
-def test_parts_serve_every_role_where_the_episodes_suffice(roles, played, found):
-    assert parts(roles, played) == found
+def test_parts_serve_every_role_where_the_episodes_suffice(roles, played, partition):
+    assert parts(roles, played) == partition
 
 
 @pytest.mark.parametrize(("wanted", "of", "number"), [(4, 12, 4), (4, 6, 3), (4, 3, 3), (4, 1, 1), (5, 7, 1)])
@@ -124,9 +124,9 @@ def test_a_mini_batch_has_whole_parts(wanted, of, number):
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=60), st.integers(1, 6))
 def test_bins_hold_equally_many_and_no_bin_much_more_than_another(weights, bins):
     weights = np.array(weights + [1] * (-len(weights) % bins), dtype=float)
-    found = even(weights, bins)
-    assert set(np.bincount(found, minlength=bins).tolist()) == {len(weights) // bins}
-    total = np.bincount(found, weights=weights)
+    assigned = even(weights, bins)
+    assert set(np.bincount(assigned, minlength=bins).tolist()) == {len(weights) // bins}
+    total = np.bincount(assigned, weights=weights)
     # Dealt round by round in the order of weight, whatever the round's order, they would differ by no more.
     assert total.max() - total.min() <= weights.max()
 

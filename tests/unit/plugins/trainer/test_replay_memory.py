@@ -19,8 +19,8 @@ def test_the_newest_of_each_end_are_kept():
     memory = Memory(2, 9, 99)
     memory.learn("t", [episode(1), episode(2)], [episode(1)])
     memory.learn("t", [episode(3)], [])
-    assert [one.step for one in memory.take("t", True, 4)] == [2, 3]
-    assert [one.step for one in memory.take("t", False, 4)] == [1]
+    assert [episode.step for episode in memory.take("t", True, 4)] == [2, 3]
+    assert [episode.step for episode in memory.take("t", False, 4)] == [1]
     assert memory.take("other", True, 4) == []
 
 
@@ -37,10 +37,10 @@ def test_the_task_played_least_recently_is_forgotten():
 def test_old_ones_are_not_taken_and_then_dropped():
     memory = Memory(2, 9, 3)
     memory.learn("a", [episode(1), episode(2)], [])
-    assert [one.step for one in memory.take("a", True, 4)] == [1, 2]
-    assert [one.step for one in memory.take("a", True, 5)] == [2]
+    assert [episode.step for episode in memory.take("a", True, 4)] == [1, 2]
+    assert [episode.step for episode in memory.take("a", True, 5)] == [2]
     assert memory.take("a", True, 1) == []  # its own step, and before those of the other one
-    assert [one.step for one in memory.take("a", True, 2)] == [1]
+    assert [episode.step for episode in memory.take("a", True, 2)] == [1]
     memory.forget(5)
     assert len(memory) == 1
     memory.forget(6)
@@ -59,14 +59,14 @@ def test_a_full_buffer_forgets_the_oldest_group():
     buffer = Buffer(2, 9, 0)
     buffer.learn([group("a", 1)])
     buffer.learn([group("b", 2), group("c", 2)])
-    assert [one.name for one in buffer.draw(3, 3)] == ["b", "c"]
+    assert [group.name for group in buffer.draw(3, 3)] == ["b", "c"]
 
 
 def test_a_group_is_drawn_once_and_not_when_it_is_too_old():
     buffer = Buffer(9, 2, -1)  # a seed that verl takes, too
     buffer.learn([group("a", 1), group("b", 2)])
     buffer.forget(4)
-    assert [one.name for one in buffer.draw(2, 4)] == ["b"]
+    assert [group.name for group in buffer.draw(2, 4)] == ["b"]
     assert buffer.draw(2, 4) == []
     buffer.learn([group("c", 4)])
     assert buffer.draw(1, 4) == []  # of this very step
@@ -92,7 +92,7 @@ def test_the_draws_of_equal_buffers_depend_on_seed_step_and_update():
     def drawn(*when: int, seed: int = 7) -> list[str]:
         buffer = Buffer(40, 9, seed)
         buffer.learn([group(str(i), 1, 1 + i % 3) for i in range(40)])
-        return [one.name for one in buffer.draw(10, *when)]
+        return [group.name for group in buffer.draw(10, *when)]
 
     assert drawn(2) == drawn(2) == sorted(drawn(2), key=int)
-    assert len({tuple(each) for each in (drawn(2), drawn(3), drawn(2, 1), drawn(2, seed=8))}) == 4
+    assert len({tuple(names) for names in (drawn(2), drawn(3), drawn(2, 1), drawn(2, seed=8))}) == 4

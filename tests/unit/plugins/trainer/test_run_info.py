@@ -50,23 +50,23 @@ def test_what_a_start_says_of_itself(tmp_path: Path, monkeypatch):
     config = configured(tmp_path / "log")
     config.data.train_files = "train.json"
     write_start(config, 12)
-    [(name, said)] = read_segments(tmp_path / "log").items()
-    assert (name, said["resumed_from"]) == (SEGMENT, 12)
-    assert said["started"].endswith("+00:00")
-    assert said["versions"].keys() == {"python", "verl", "verl-turnkey", "vllm", "torch", "ray", "transformers"}
-    assert len(said["commit"]) == 40
-    assert said["changed"] is False
-    assert said["files"] == {"train.json": hashlib.sha256(b"[1]").hexdigest()}
-    assert said["hardware"]["cores"] == len(os.sched_getaffinity(0))
-    assert said["hardware"].keys() == {"cores", "memory_gb", "accelerators", "nodes", "per_node"}
+    [(name, start)] = read_segments(tmp_path / "log").items()
+    assert (name, start["resumed_from"]) == (SEGMENT, 12)
+    assert start["started"].endswith("+00:00")
+    assert start["versions"].keys() == {"python", "verl", "verl-turnkey", "vllm", "torch", "ray", "transformers"}
+    assert len(start["commit"]) == 40
+    assert start["changed"] is False
+    assert start["files"] == {"train.json": hashlib.sha256(b"[1]").hexdigest()}
+    assert start["hardware"]["cores"] == len(os.sched_getaffinity(0))
+    assert start["hardware"].keys() == {"cores", "memory_gb", "accelerators", "nodes", "per_node"}
     run = json.loads((tmp_path / "log" / "run.json").read_text())
     assert run["schema"] == 2
     assert (run["project"], run["experiment"], run["method"], run["loss"]) == ("babyai", "gigpo", "gigpo", "vanilla")
     assert run["params"]["gamma"] == 0.9
-    assert [one["name"] for one in run["modify"]] == ["empg"]
-    assert run["config"] == said["config"]
-    for each in (run, said):
-        assert (each["share"], each["validation_share"]) == (0.5, 0.1)
+    assert [modifier["name"] for modifier in run["modify"]] == ["empg"]
+    assert run["config"] == start["config"]
+    for info in (run, start):
+        assert (info["share"], info["validation_share"]) == (0.5, 0.1)
     assert run["config"]["trainer"]["epochs"] == "gigpo"
     assert run["config"]["turnkey"]["env"]["kwargs"] == {"api_key": "***", "url": "https://***@host/x"}
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "log", tmp_path / "log" / "segments")} == {0o700}
@@ -101,5 +101,5 @@ def test_about_an_estimator_and_a_loss_of_others():
     config = configured(None, credit={})
     config.algorithm.adv_estimator = "grpo"
     config.actor_rollout_ref.actor.policy_loss.loss_mode = "gpg"
-    said = about(config)
-    assert (said["method"], said["params"], said["modify"], said["loss"]) == ("grpo", {}, [], "gpg")
+    info = about(config)
+    assert (info["method"], info["params"], info["modify"], info["loss"]) == ("grpo", {}, [], "gpg")

@@ -97,7 +97,7 @@ def test_a_fall_that_was_made_good():
     assert (drop.turn, drop.steps, drop.back) == (3, [5], 6)
     kl = [0.014, 0.018, 0.082, 0.02, 0.001, 0.003, 0.003, 0.003, 0.002, 0.005, 0.002, 0.001]
     told_of = changes({"KL": Curve(STEPS, np.array(kl), "peak", 0.02)}, drop)
-    assert [(each.step, each.before, each.after) for each in told_of] == [(3, 0.003, 0.082)]
+    assert [(change.step, change.before, change.after) for change in told_of] == [(3, 0.003, 0.082)]
     norm = [0.254, 0.351, 3.0, 0.377, 0.153, 0.325, 0.324, 0.228, 0.256, 0.536, 0.273, 0.414]
     assert changes({"norm": Curve(STEPS, np.array(norm), "peak")}, drop) == []  # nothing was usual yet
     assert changes({"KL": Curve(STEPS, np.array(kl), "peak", 0.03)}, drop) == []
@@ -115,7 +115,7 @@ def test_the_run_on_the_page(episodes):
 def test_what_was_usual_is_what_was_before():
     """After the peak the update stays large, which says nothing of what was usual."""
     norm = Curve(STEPS, np.array([1.0, 1, 1, 1, 1, 1, 50, 30, 30, 30, 30, 30]), "peak")
-    assert [(each.step, each.before) for each in changes({"norm": norm}, fall(SUCCESS))] == [(7, 1.0)]
+    assert [(change.step, change.before) for change in changes({"norm": norm}, fall(SUCCESS))] == [(7, 1.0)]
 
 
 def test_of_two_falls_the_last_counts():

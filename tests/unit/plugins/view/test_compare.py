@@ -32,7 +32,7 @@ def seeds(group):
 
 
 def named(tmp_path, *kinds, by=()):
-    return {each.name: seeds(each) for each in group_runs(runs(tmp_path, *kinds), by)}
+    return {group.name: seeds(group) for group in group_runs(runs(tmp_path, *kinds), by)}
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -40,8 +40,8 @@ def named(tmp_path, *kinds, by=()):
 
 def test_seeds_and_folders_do_not_part_runs(tmp_path):
     output = {"trainer.project_name": "other", "trainer.save_freq": 3, "critic.data_loader_seed": 9}
-    found = named(tmp_path, {}, {"seed": 1}, {"seed": 2, "more": output}, {"method": "salt"})
-    assert found == {"gigpo": ["0", "1", "2"], "salt": ["0"]}
+    groups = named(tmp_path, {}, {"seed": 1}, {"seed": 2, "more": output}, {"method": "salt"})
+    assert groups == {"gigpo": ["0", "1", "2"], "salt": ["0"]}
 
 
 def test_what_parts_runs_is_in_the_name_and_the_table(tmp_path):
@@ -51,7 +51,7 @@ def test_what_parts_runs_is_in_the_name_and_the_table(tmp_path):
     assert list(named(tmp_path / "both", {"method": "salt"}, {"more": loss})) == ["salt vanilla", "gigpo st_ppo"]
     assert list(named(tmp_path / "gamma", {}, {"more": gamma})) == ["gigpo gamma=0.95", "gigpo gamma=0.5"]
     groups = group_runs(runs(tmp_path, {}, {"more": {"turnkey.credit.extra": "x"}}))
-    assert [each.config for each in groups] == [{"turnkey.credit.extra": "absent"}, {"turnkey.credit.extra": "x"}]
+    assert [group.config for group in groups] == [{"turnkey.credit.extra": "absent"}, {"turnkey.credit.extra": "x"}]
     many = [{"more": {f"turnkey.credit.{key}": value for key in "abcd"}} for value in (1, 2)]
     many += [{"more": {f"turnkey.credit.{key}": 1 for key in "abc"} | {"turnkey.credit.d": 2}}]
     assert len(named(tmp_path / "many", *many)) == 3
@@ -65,13 +65,13 @@ def test_two_models_are_two_configurations_wherever_they_lie(tmp_path):
 def test_by_groups_by_this_alone_and_says_what_it_mixes(tmp_path):
     kinds = {}, {"seed": 1, "more": {"turnkey.credit.gamma": 0.5}}, {"method": "salt"}
     groups = group_runs(runs(tmp_path, *kinds), ["method"])
-    assert [(each.name, seeds(each)) for each in groups] == [("gigpo", ["0", "1"]), ("salt", ["0"])]
+    assert [(group.name, seeds(group)) for group in groups] == [("gigpo", ["0", "1"]), ("salt", ["0"])]
     assert groups[0].mixed == {"turnkey.credit.gamma": ["0.95", "0.5"]}
     assert groups[1].mixed == {}
-    found = compare(runs(tmp_path, *kinds), by=["method"])
-    assert "the runs of gigpo differ in turnkey.credit.gamma" in found["notes"]
+    comparison = compare(runs(tmp_path, *kinds), by=["method"])
+    assert "the runs of gigpo differ in turnkey.credit.gamma" in comparison["notes"]
     by_key = group_runs(runs(tmp_path, *kinds), ["turnkey.credit.gamma"])
-    assert [each.name for each in by_key] == ["0.95", "0.5"]
+    assert [group.name for group in by_key] == ["0.95", "0.5"]
     with pytest.raises(LookupError, match=r"--by turnkey.credit.gama: no run has this key.*turnkey.credit.gamma"):
         group_runs(runs(tmp_path, *kinds), ["turnkey.credit.gama"])
 
@@ -81,7 +81,7 @@ def test_runs_without_configuration_go_by_their_folders(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "m.jsonl").write_text('{"step":1,"data":{"episode/success_rate":0.5}}\n')
     groups = group_runs([read(folder) for folder in sorted(tmp_path.iterdir())])
-    assert {each.name: seeds(each) for each in groups} == {"gigpo": ["gigpo-0", "gigpo-1"], "salt": ["salt-0"]}
+    assert {group.name: seeds(group) for group in groups} == {"gigpo": ["gigpo-0", "gigpo-1"], "salt": ["salt-0"]}
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -95,9 +95,9 @@ def test_numbers_by_hand(tmp_path):
         ("salt", {0: 0.1, 10: 0.3}),
     ]
     made = [read(write(tmp_path / str(i), c, method=m, seed=i)) for i, (m, c) in enumerate(curves)]
-    found = compare(made, level=0.8)
-    gigpo, salt = found["groups"]
-    assert (found["metric"], found["range"]) == (VAL, [0, 10])
+    comparison = compare(made, level=0.8)
+    gigpo, salt = comparison["groups"]
+    assert (comparison["metric"], comparison["range"]) == (VAL, [0, 10])
     assert gigpo["final"]["of_runs"] == pytest.approx([0.9, 0.8, 0.7])
     assert gigpo["final"]["mean"] == pytest.approx(0.8)
     assert gigpo["final"]["interval"] == list(stats.bootstrap([0.9, 0.8, 0.7], stats.interquartile_mean)[1:])
@@ -112,10 +112,10 @@ def test_numbers_by_hand(tmp_path):
     assert gigpo["curve"]["high"] == pytest.approx([0.2, 0.9, 0.9])
     assert gigpo["seconds_per_step"] == {"step": 20, "gen": 12, "adv": 0.25}
     assert salt["final"]["interval"] is None
-    assert found["notes"] == ["salt: 1 seed; an interval needs 3"]
-    [pair] = found["pairs"]
+    assert comparison["notes"] == ["salt: 1 seed; an interval needs 3"]
+    [pair] = comparison["pairs"]
     assert (pair["a"], pair["b"], pair["final"]) == ("gigpo", "salt", {"improvement": 1.0, "interval": None})
-    json.dumps(found, allow_nan=False)
+    json.dumps(comparison, allow_nan=False)
 
 
 def test_success_that_was_lost_is_told_with_what_changed(tmp_path):
@@ -128,16 +128,16 @@ def test_success_that_was_lost_is_told_with_what_changed(tmp_path):
     (tmp_path / "fallen-0").mkdir()
     (tmp_path / "fallen-0" / "m.jsonl").write_text("\n".join(map(line, range(1, 15))))
     sound = write(tmp_path / "sound-0", dict.fromkeys(range(15), 0.5))
-    found = compare([read(tmp_path / "fallen-0"), read(sound)], by=["method"])
-    first, second = (each["runs"][0]["collapse"] for each in found["groups"])
+    comparison = compare([read(tmp_path / "fallen-0"), read(sound)], by=["method"])
+    first, second = (group["runs"][0]["collapse"] for group in comparison["groups"])
     assert second is None
     assert (first["step"], first["best"], first["last"]) == (8, 0.5, pytest.approx(0.1))
-    [table] = [table for table in report.tables(found) if table.title == "success that was lost in training"]
+    [table] = [table for table in report.tables(comparison) if table.title == "success that was lost in training"]
     [row] = table.rows
     assert row[1:4] == ["0.500 (step 7)", "0.100", "8"]
     assert row[4] == "entropy 0.5 to 0.2 (step 6); turns per episode 10 to 20 (step 8)"
     assert "success that was lost" not in "".join(t.title for t in report.tables(compare([read(sound)])))
-    json.dumps(found, allow_nan=False)
+    json.dumps(comparison, allow_nan=False)
 
 
 def test_other_budgets(tmp_path):
@@ -185,16 +185,16 @@ def test_the_metric(tmp_path):
 
 
 def test_what_cannot_be_compared(tmp_path):
-    [one] = runs(tmp_path, {})
+    [run] = runs(tmp_path, {})
     with pytest.raises(ValueError, match="run-0 is given twice"):
-        compare([one, one])
+        compare([run, run])
     with pytest.raises(ValueError, match="at least one run"):
         compare([])
     late = read(write(tmp_path / "late", {20: 0.5, 30: 0.5}))
     with pytest.raises(
         ValueError, match=r"no common budget: .*late was first evaluated at step 20, another run last at 10"
     ):
-        compare([one, late])
+        compare([run, late])
 
 
 # --- what is written --------------------------------------------------------------------------------------------------
@@ -217,8 +217,8 @@ def test_the_command(tmp_path):
     assert done.exit_code == 0, done.output
     assert re.search(r"gigpo +5 +0\.\d{3}", done.output)
     assert "5 of 5" in done.output
-    found = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert [each["name"] for each in found["groups"]] == ["gigpo", "grpo_steps"]
+    comparison = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [group["name"] for group in comparison["groups"]] == ["gigpo", "grpo_steps"]
     text = (tmp_path / "out" / "comparison.html").read_text()
     tags = Tags(text)
     assert text.count("<polyline") == 12  # ten runs, two means
@@ -241,8 +241,8 @@ def test_the_page_shows_what_the_command_prints(tmp_path, monkeypatch):
 
 def test_a_long_list_of_differences_is_cut(tmp_path):
     many = {f"turnkey.credit.p{number:02}": 1 for number in range(25)}
-    found = compare(runs(tmp_path, {}, {"more": many}))
-    [table] = [table for table in report.tables(found) if table.title == "what differs"]
+    comparison = compare(runs(tmp_path, {}, {"more": many}))
+    [table] = [table for table in report.tables(comparison) if table.title == "what differs"]
     assert len(table.rows) == report.KEYS + 1
     assert table.rows[-1][0] == "5 more, in comparison.json"
 
@@ -268,17 +268,17 @@ def test_an_error_is_one_line(tmp_path, monkeypatch, capsys):
 
 def test_texts_of_others_stay_texts(tmp_path, capsys):
     evil = "<script>alert(1)</script> $\\frac$ \x1b[31m\u202e|[bold]x</svg>"
-    found = compare(runs(tmp_path, {"method": evil}, {"method": "_b"}))
-    page = report.page(found)
+    comparison = compare(runs(tmp_path, {"method": evil}, {"method": "_b"}))
+    page = report.page(comparison)
     assert "<script" not in page
     assert "&lt;script&gt;" in page
-    report.print_tables(found)
-    shown = page + capsys.readouterr().out + "".join(map(report.markdown, report.tables(found)))
-    assert "[bold]x" in shown
-    assert "\x1b" not in shown
-    assert "\u202e" not in shown
-    assert "\\|[bold]" in report.markdown(report.tables(found)[0])
-    report.draw([found], tmp_path / "c.png")
+    report.print_tables(comparison)
+    output = page + capsys.readouterr().out + "".join(map(report.markdown, report.tables(comparison)))
+    assert "[bold]x" in output
+    assert "\x1b" not in output
+    assert "\u202e" not in output
+    assert "\\|[bold]" in report.markdown(report.tables(comparison)[0])
+    report.draw([comparison], tmp_path / "c.png")
 
 
 def test_without_matplotlib_the_rest_is_written(tmp_path, monkeypatch):
@@ -294,12 +294,12 @@ def test_without_matplotlib_the_rest_is_written(tmp_path, monkeypatch):
 
 
 def test_one_evaluation_and_numbers_that_are_not_finite(tmp_path):
-    one = read(write(tmp_path / "one", {0: 0.5}))
-    found = compare([one], level=0.1)
-    assert found["range"] == [0, 0]
-    assert found["groups"][0]["area"]["mean"] == 0.5
-    assert "<polyline" in report.page(found)
-    assert np.isnan(one.metrics[VAL]).sum() == 0
+    run = read(write(tmp_path / "one", {0: 0.5}))
+    comparison = compare([run], level=0.1)
+    assert comparison["range"] == [0, 0]
+    assert comparison["groups"][0]["area"]["mean"] == 0.5
+    assert "<polyline" in report.page(comparison)
+    assert np.isnan(run.metrics[VAL]).sum() == 0
 
 
 def test_it_needs_no_verl():

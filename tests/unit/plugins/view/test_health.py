@@ -41,11 +41,11 @@ def make(steps: int, episode=lambda step, n: {}, turn=lambda step, n, t: {}, met
     return join.Run("made", Path(), {}, tables[0].assign(segment=""), join.join(*tables), logged)
 
 
-def found(run: join.Run, rule: str) -> health.Finding | None:
+def only_finding(run: join.Run, rule: str) -> health.Finding | None:
     """What the rule says, and that no other rule says anything."""
-    said = [health.Finding(**each) for each in health.findings(run)]
-    assert all(each.rule == rule for each in said), said
-    return said[0] if said else None
+    findings = [health.Finding(**fields) for fields in health.findings(run)]
+    assert all(finding.rule == rule for finding in findings), findings
+    return findings[0] if findings else None
 
 
 def test_a_sound_run_has_no_findings():
@@ -55,15 +55,16 @@ def test_a_sound_run_has_no_findings():
 
 def test_groups_without_signal_are_told_with_the_steps_from_which_on():
     run = make(8, lambda step, n: {"composed_return": 0.0, "success": False} if step >= 6 and n < SIZE else {})
-    finding = found(run, "no_signal")
+    finding = only_finding(run, "no_signal")
     assert finding.steps == [6, 7, 8]
     assert "50 % of the groups have no signal in steps 6 to 8" in finding.message
     assert "all lost" in finding.message
     assert "too hard" in finding.message
     easy = make(8, lambda step, n: {"composed_return": 1.0, "success": True} if step >= 6 and n < SIZE else {})
-    assert "too easy" in found(easy, "no_signal").message
+    assert "too easy" in only_finding(easy, "no_signal").message
     assert (
-        found(make(8, lambda step, n: {"composed_return": 0.0} if step == 6 and n < SIZE else {}), "no_signal") is None
+        only_finding(make(8, lambda step, n: {"composed_return": 0.0} if step == 6 and n < SIZE else {}), "no_signal")
+        is None
     )
 
 
@@ -75,31 +76,31 @@ def test_a_group_of_one_finished_episode_is_no_group_without_signal():
         assert "no_signal" not in {finding["rule"] for finding in health.findings(run)}
     # of the two groups with several episodes one has no signal, however many of one there are
     pairs = make(8, lambda step, n: {"group": f"{step}-{n // 2 if n < 4 else n}", "composed_return": float(n == 0)})
-    [said] = [finding["message"] for finding in health.findings(pairs) if finding["rule"] == "no_signal"]
-    assert "50 % of the groups" in said
+    [message] = [finding["message"] for finding in health.findings(pairs) if finding["rule"] == "no_signal"]
+    assert "50 % of the groups" in message
 
 
 def test_states_that_do_not_repeat():
     alone = make(4, turn=lambda step, n, t: {"anchor": f"{n}.{t}"})
-    assert "Only 0 %" in found(alone, "states_do_not_repeat").message
+    assert "Only 0 %" in only_finding(alone, "states_do_not_repeat").message
     # the first state of a group is always the same: it does not count
     first = make(4, turn=lambda step, n, t: {"anchor": f"{n}.{t}" if t else "start"})
-    assert found(first, "states_do_not_repeat").steps == [1, 2, 3, 4]
+    assert only_finding(first, "states_do_not_repeat").steps == [1, 2, 3, 4]
     without = make(4, turn=lambda step, n, t: {"anchor": None})
-    assert found(without, "states_do_not_repeat") is None
+    assert only_finding(without, "states_do_not_repeat") is None
 
 
 @pytest.mark.parametrize(("last", "steps"), [(0.1, [7, 8]), (0.3, None)])
 def test_entropy_that_collapses(last, steps):
     metrics = [(step, "actor/entropy", 1.0 if step < 7 else last) for step in range(1, 9)]
-    finding = found(make(8, metrics=metrics), "entropy_collapse")
+    finding = only_finding(make(8, metrics=metrics), "entropy_collapse")
     assert (finding and finding.steps) == steps
 
 
 def test_a_collapse_names_its_step():
     """Solved by half of the episodes, from step 6 on by none; single successes keep the groups apart."""
     run = make(10, lambda step, n: {"success": n % 2 == 1 and (step < 6)})
-    finding = found(run, "collapse")
+    finding = only_finding(run, "collapse")
     assert finding.steps == [7, 8, 9, 10]  # where the mean of three steps is below half of the best
     assert "Success fell from 50 %" in finding.message
     assert finding.filter == "step=6&outcome=lost&split=training"
@@ -166,7 +167,7 @@ def test_a_collapse_tells_what_changed_and_what_came_first():
     metrics = [(step, "actor/entropy", 1.0 if step < 6 else 0.5) for step in range(1, 13)]
     metrics += [(step, "actor/grad_norm", 30.0 if step == 5 else 1.0) for step in range(1, 13)]
     metrics += [(step, "actor/ppo_kl", 0.01 if step == 5 else 0.001) for step in range(1, 13)]  # as it may be
-    finding = found(make(12, episode, turn, metrics), "collapse")
+    finding = only_finding(make(12, episode, turn, metrics), "collapse")
     assert [(row["step"], row["what"], row["before"], row["after"]) for row in finding.evidence] == [
         (5, "norm of the gradient", "1", "30"),
         (6, "entropy", "1", "0.5"),
@@ -181,33 +182,33 @@ def test_actions_repeated_in_vain():
     def stuck(step, n, t):
         return {"anchor": "s0", "action": "a"} if step > 2 and t < 2 else {}
 
-    assert found(make(4, turn=stuck), "repetition").steps == [3, 4]
+    assert only_finding(make(4, turn=stuck), "repetition").steps == [3, 4]
     # the same action in another state, and in another episode, is none
-    assert found(make(4, turn=lambda step, n, t: {"action": "a"}), "repetition") is None
+    assert only_finding(make(4, turn=lambda step, n, t: {"action": "a"}), "repetition") is None
 
 
 @pytest.mark.parametrize(("share", "steps"), [(1, [3, 4]), (0, None)])
 def test_prompts_cut(share, steps):
-    finding = found(make(4, turn=lambda step, n, t: {"prompt_cut": step > 2 and t < share}), "prompts_cut")
+    finding = only_finding(make(4, turn=lambda step, n, t: {"prompt_cut": step > 2 and t < share}), "prompts_cut")
     assert (finding and finding.steps) == steps
 
 
 def test_invalid_actions_that_rise():
-    finding = found(make(8, turn=lambda step, n, t: {"valid": step < 7 or t > 0}), "invalid_rising")
+    finding = only_finding(make(8, turn=lambda step, n, t: {"valid": step < 7 or t > 0}), "invalid_rising")
     assert finding.steps == [7, 8]
     assert "from 0 % to 20 %" in finding.message
-    assert found(make(8, turn=lambda step, n, t: {"valid": t > 0}), "invalid_rising") is None
+    assert only_finding(make(8, turn=lambda step, n, t: {"valid": t > 0}), "invalid_rising") is None
 
 
 def test_failures_by_kind():
     def failing(step, n):
         return {"failed": "hung", "failed_kind": "timeout", "success": None} if n == 0 and step in (2, 3) else {}
 
-    finding = found(make(8, failing), "failures")
+    finding = only_finding(make(8, failing), "failures")
     assert finding.message == "2 of 64 episodes failed (2 timeout) and train nothing"
     assert (finding.steps, finding.filter) == ([2, 3], "outcome=failed")
     validation = make(8, lambda step, n: failing(step, n) and failing(step, n) | {"validation": True})
-    assert found(validation, "failures") is None
+    assert only_finding(validation, "failures") is None
 
 
 def test_failed_episodes_of_groups_that_were_not_logged_are_no_rate():
@@ -237,8 +238,8 @@ def test_failed_episodes_of_groups_that_were_not_logged_are_no_rate():
 
 
 def test_episodes_that_end_at_a_limit():
-    assert found(make(4, lambda step, n: {"truncated": n > 2}), "too_long").steps == [1, 2, 3, 4]
-    assert found(make(4, lambda step, n: {"truncated": n > 4}), "too_long") is None
+    assert only_finding(make(4, lambda step, n: {"truncated": n > 2}), "too_long").steps == [1, 2, 3, 4]
+    assert only_finding(make(4, lambda step, n: {"truncated": n > 4}), "too_long") is None
 
 
 def test_what_the_rules_look_at_is_drawn():
@@ -262,8 +263,8 @@ def test_every_rule_has_a_test_and_words():
 
 def test_an_invented_run_has_plausible_findings(tmp_path):
     synthetic_run.write(tmp_path / "run", episodes=160, steps=6)
-    said = health.findings(join.load(tmp_path / "run"))
-    assert {finding["rule"] for finding in said} <= {"no_signal", "failures", "too_long"}
+    findings = health.findings(join.load(tmp_path / "run"))
+    assert {finding["rule"] for finding in findings} <= {"no_signal", "failures", "too_long"}
 
 
 def test_invalid_actions_from_the_first_step_come_before_hard_tasks():
@@ -271,29 +272,31 @@ def test_invalid_actions_from_the_first_step_come_before_hard_tasks():
         written = {"valid": t == 0, "parse_note": None if t == 0 else "no <action>", "response_tokens": 4 if t else 2}
         return written if step < 4 else {"valid": True, "response_tokens": 2}
 
-    finding = found(make(8, turn=turn), "invalid")
+    finding = only_finding(make(8, turn=turn), "invalid")
     assert finding.steps == [1, 2, 3]
     assert "80 % of the turns in steps 1 to 3 have no valid action, most often: no <action>" in finding.message
     assert "100 % of them end at 4 tokens" in finding.message
-    assert found(make(8, turn=lambda step, n, t: {"valid": t > 1}), "invalid") is None  # 40 %
+    assert only_finding(make(8, turn=lambda step, n, t: {"valid": t > 1}), "invalid") is None  # 40 %
 
     lost = make(8, lambda step, n: {"composed_return": 0.0, "success": False}, lambda step, n, t: {"valid": False})
-    said = {finding["rule"]: finding["message"] for finding in health.findings(lost)}
-    assert "100 % of their turns have no valid action: fix that first" in said["no_signal"]
-    assert "too hard" not in said["no_signal"]
-    assert "tokens" not in said["invalid"]
+    messages = {finding["rule"]: finding["message"] for finding in health.findings(lost)}
+    assert "100 % of their turns have no valid action: fix that first" in messages["no_signal"]
+    assert "too hard" not in messages["no_signal"]
+    assert "tokens" not in messages["invalid"]
 
 
 def test_probabilities_that_differ_between_rollout_and_trainer():
     name = "training/rollout_probs_diff_mean"
-    finding = found(make(4, metrics=[(s, name, 0.01 if s < 3 else 0.2) for s in range(1, 5)]), "probabilities_differ")
+    finding = only_finding(
+        make(4, metrics=[(s, name, 0.01 if s < 3 else 0.2) for s in range(1, 5)]), "probabilities_differ"
+    )
     assert finding.steps == [3, 4]
-    assert found(make(4, metrics=[(s, name, 0.04) for s in range(1, 5)]), "probabilities_differ") is None
+    assert only_finding(make(4, metrics=[(s, name, 0.04) for s in range(1, 5)]), "probabilities_differ") is None
 
 
 def test_validation_episodes_that_failed():
     name = "val-aux/lake/failed/mean@1"
-    finding = found(make(4, metrics=[(2, name, 0.25), (4, name, 0.0)]), "validation_failures")
+    finding = only_finding(make(4, metrics=[(2, name, 0.25), (4, name, 0.0)]), "validation_failures")
     assert finding.steps == [2]
     assert "25 % of the validation episodes failed at step 2" in finding.message
-    assert found(make(4, metrics=[(2, name, 0.0)]), "validation_failures") is None
+    assert only_finding(make(4, metrics=[(2, name, 0.0)]), "validation_failures") is None

@@ -44,9 +44,9 @@ def credit(episode: str, turn: int, step: int = 1, row: int = 0, advantage: floa
 
 
 def test_zero_credit_and_none_are_two_things():
-    found = joined([credit("a", 0)])
-    assert found["advantage"].notna().tolist() == [True, False, False, False]
-    assert found["reason"].tolist() == [join.HAS_CREDIT, join.TURN_LOST, join.EPISODE_LOST, join.GROUP_LOST]
+    turns = joined([credit("a", 0)])
+    assert turns["advantage"].notna().tolist() == [True, False, False, False]
+    assert turns["reason"].tolist() == [join.HAS_CREDIT, join.TURN_LOST, join.EPISODE_LOST, join.GROUP_LOST]
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_why_a_turn_has_no_credit(of_episode, reason):
     ],
 )
 def test_under_an_asynchronous_trainer_a_group_in_flight_is_not_lost(begun, trained, staleness, played, reason):
-    found = joined([credit("a", 0, step=trained)], begun=begun, staleness=staleness, global_step=played)
-    assert found["reason"].tolist()[3] == reason
+    turns = joined([credit("a", 0, step=trained)], begun=begun, staleness=staleness, global_step=played)
+    assert turns["reason"].tolist()[3] == reason
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_under_an_asynchronous_trainer_a_group_in_flight_is_not_lost(begun, trai
 )
 def test_the_configuration_says_how_long_an_episode_may_wait(tmp_path, mode, threshold, reason):
     folder = synthetic_run.write(tmp_path / "run", episodes=40, steps=2)
-    said = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     sampler = {"max_off_policy_threshold": threshold}
-    said["config"]["trainer"] = {"v1": {"trainer_mode": mode, "sampler": sampler}}
-    (folder / "run.json").write_text(json.dumps(said), encoding="utf-8")
+    info["config"]["trainer"] = {"v1": {"trainer_mode": mode, "sampler": sampler}}
+    (folder / "run.json").write_text(json.dumps(info), encoding="utf-8")
     [path] = folder.glob("credit/step=000001/*.parquet")
     rows = pq.ParquetFile(path).read()
     group = rows["episode"][0].as_py().partition("_")[0]
@@ -109,8 +109,8 @@ def test_without_any_credit_nothing_is_trained_yet():
 
 def test_of_two_steps_that_train_a_turn_the_last_counts():
     """Under asynchronous trainers the step that trains is not the one that played."""
-    found = joined([credit("a", 0, step=7, advantage=2.0), credit("a", 0, step=5, advantage=1.0)])
-    assert found.loc[0, ["train_step", "advantage"]].tolist() == [7, 2.0]
+    turns = joined([credit("a", 0, step=7, advantage=2.0), credit("a", 0, step=5, advantage=1.0)])
+    assert turns.loc[0, ["train_step", "advantage"]].tolist() == [7, 2.0]
 
 
 def test_updates_are_found_through_their_row_and_put_together():
@@ -119,10 +119,10 @@ def test_updates_are_found_through_their_row_and_put_together():
         return dict(train_step=step, row_id=4, turn_in_row=0, epoch=epoch, **numbers)
 
     updates = [update(0, 1.0, 0.0, 0.5), update(1, 2.0, 0.4, 0.3), update(0, 9.0, 1.0, 9.0, step=2)]
-    found = joined([credit("a", 0, row=4), credit("b", 0, row=5)], updates)
+    turns = joined([credit("a", 0, row=4), credit("b", 0, row=5)], updates)
     columns = ["ratio", "ratio_max", "clip_share", "entropy"]
-    assert found.loc[0, columns].tolist() == [1.5, 4.0, 0.2, 0.5]
-    assert found.loc[2, columns].isna().all()
+    assert turns.loc[0, columns].tolist() == [1.5, 4.0, 0.2, 0.5]
+    assert turns.loc[2, columns].isna().all()
 
 
 def test_a_log_on_the_disk(tmp_path):

@@ -35,7 +35,7 @@ def test_each_quantity_has_its_current_name(tmp_path: Path):
     assert named["episode/composed_return/mean"] == named["groups/composed_return/mean"] == 0.6
     assert named["episode/composed_return.chore/mean"] == 0.1
     frames = [read(log, name) for name in ("episodes", "turns", "credit")]
-    assert not {"return", "score", "state_key", "next_key", "env_reward"} & {name for one in frames for name in one}
+    assert not {"return", "score", "state_key", "next_key", "env_reward"} & {name for frame in frames for name in frame}
 
 
 def test_an_old_log_opens_in_the_viewer(tmp_path: Path):
@@ -76,14 +76,14 @@ def with_metric(folder: Path, name: str, seed: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("asked", ["episode/return/mean", "episode/composed_return/mean"])
-def test_old_and_new_runs_are_compared_by_either_name(tmp_path: Path, asked: str):
+@pytest.mark.parametrize("metric", ["episode/return/mean", "episode/composed_return/mean"])
+def test_old_and_new_runs_are_compared_by_either_name(tmp_path: Path, metric: str):
     old = with_metric(tmp_path / "old", "episode/return/mean", 0)
     new = with_metric(tmp_path / "new", "episode/composed_return/mean", 1)
-    found = compare([read_run(old), read_run(new)], metric=asked)
-    assert found["metric"] == "episode/composed_return/mean"
-    assert found["groups"][0]["final"]["of_runs"] == [0.5, 0.5]
-    done = CliRunner().invoke(app, ["compare", str(old), str(new), "--metric", asked])
+    comparison = compare([read_run(old), read_run(new)], metric=metric)
+    assert comparison["metric"] == "episode/composed_return/mean"
+    assert comparison["groups"][0]["final"]["of_runs"] == [0.5, 0.5]
+    done = CliRunner().invoke(app, ["compare", str(old), str(new), "--metric", metric])
     assert done.exit_code == 0, done.output
     assert "episode/composed_return/mean" in done.output
 

@@ -67,10 +67,10 @@ def test_no_text_of_a_run_is_in_the_html(hostile):
 
 @pytest.mark.parametrize(("largest", "full"), [(0.1, 0.1), (0.0, 1.0)])
 def test_where_hardly_a_turn_has_credit_there_is_still_a_scale(run, largest, full):
-    found = load(run)
-    found.turns.loc[found.turns["advantage"].notna(), "advantage"] = np.float32(0.0)
-    found.turns.loc[found.turns["advantage"].first_valid_index(), "advantage"] = np.float32(-largest)
-    assert index(page.blocks([found], 60))["full"] == pytest.approx(full)
+    loaded = load(run)
+    loaded.turns.loc[loaded.turns["advantage"].notna(), "advantage"] = np.float32(0.0)
+    loaded.turns.loc[loaded.turns["advantage"].first_valid_index(), "advantage"] = np.float32(-largest)
+    assert index(page.blocks([loaded], 60))["full"] == pytest.approx(full)
 
 
 def test_hostile_texts_arrive_as_they_were_written(hostile):
@@ -130,11 +130,11 @@ def test_what_exceeds_the_size_is_left_out_by_whole_groups_and_said(run):
     megabytes = (size - 0.7 * texts_of(whole)) / 1e6
     smaller = page.blocks([loaded], megabytes)
     assert len(page.html(smaller, live=False)) <= megabytes * 1e6
-    said = index(smaller)
-    assert 0 < len(said["texts"]) < len(said["groups"])
-    assert said["logged_texts"] == len(said["groups"])
-    assert {name for name in smaller if name.startswith("texts")} == {f"texts-0-{g}" for g in said["texts"]}
-    assert said["episodes"] == everything["episodes"]
+    contents = index(smaller)
+    assert 0 < len(contents["texts"]) < len(contents["groups"])
+    assert contents["logged_texts"] == len(contents["groups"])
+    assert {name for name in smaller if name.startswith("texts")} == {f"texts-0-{g}" for g in contents["texts"]}
+    assert contents["episodes"] == everything["episodes"]
     assert smaller == page.blocks([loaded], megabytes)
 
 
@@ -146,8 +146,8 @@ def test_groups_that_do_not_fit_are_not_built(tmp_path, monkeypatch):
     whole = page.blocks([loaded], 60)
     everything = len(built)
     built.clear()
-    said = index(page.blocks([loaded], (len(page.html(whole, live=False)) - 0.8 * texts_of(whole)) / 1e6))
-    kept = len(said["texts"]) + len(said["numbers"])
+    contents = index(page.blocks([loaded], (len(page.html(whole, live=False)) - 0.8 * texts_of(whole)) / 1e6))
+    kept = len(contents["texts"]) + len(contents["numbers"])
     assert kept > 0
     assert len(built) <= kept + 6 * selection.BATCH < everything
 
@@ -156,19 +156,19 @@ def test_a_group_has_numbers_and_texts_or_neither_until_the_rest_is_for_numbers(
     """Numbers of all groups would leave no conversation to read."""
     loaded = load(run)
     whole = page.blocks([loaded], 60)
-    said = index(page.blocks([loaded], (len(page.html(whole, live=False)) - texts_of(whole)) / 1e6))
-    texts, numbers = set(said["texts"]), set(said["numbers"])
-    assert len(texts) >= 0.2 * len(said["groups"])
-    assert texts <= numbers < set(range(len(said["groups"])))
-    assert (said["logged_numbers"], said["logged_texts"]) == (len(said["groups"]), len(said["groups"]))
+    contents = index(page.blocks([loaded], (len(page.html(whole, live=False)) - texts_of(whole)) / 1e6))
+    texts, numbers = set(contents["texts"]), set(contents["numbers"])
+    assert len(texts) >= 0.2 * len(contents["groups"])
+    assert texts <= numbers < set(range(len(contents["groups"])))
+    assert (contents["logged_numbers"], contents["logged_texts"]) == (len(contents["groups"]), len(contents["groups"]))
 
 
 def test_groups_of_which_the_log_has_no_texts_have_numbers(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(folder / "turnkey_log" / "texts" / "step=000001")
-    said = index(page.blocks([load(folder)], 60))
-    assert len(said["numbers"]) == said["logged_numbers"] == len(said["groups"])
-    assert 0 < len(said["texts"]) == said["logged_texts"] < len(said["groups"])
+    contents = index(page.blocks([load(folder)], 60))
+    assert len(contents["numbers"]) == contents["logged_numbers"] == len(contents["groups"])
+    assert 0 < len(contents["texts"]) == contents["logged_texts"] < len(contents["groups"])
 
 
 def test_of_each_step_a_group_stays_then_mixed_outcomes_and_the_newest(tmp_path):
@@ -189,16 +189,16 @@ def test_of_each_step_a_group_stays_then_mixed_outcomes_and_the_newest(tmp_path)
 
 
 def test_without_a_limit_nothing_is_left_out(run):
-    said = index(page.blocks([load(run)]))
-    assert said["numbers"] == said["texts"] == list(range(len(said["groups"])))
+    contents = index(page.blocks([load(run)]))
+    assert contents["numbers"] == contents["texts"] == list(range(len(contents["groups"])))
 
 
 def test_the_credit_of_all_turns_is_in_the_index(run):
     loaded = load(run)
     data = page.blocks([loaded], 60)
-    raw, said = gzip.decompress(data["run-0"]), index(data)
+    raw, contents = gzip.decompress(data["run-0"]), index(data)
     start = 4 + int.from_bytes(raw[:4], "little")
-    column = said["turns"]["advantage"]
+    column = contents["turns"]["advantage"]
     values = np.frombuffer(raw, "<i2", column["length"], start + column["at"])
     true = loaded.turns["advantage"].to_numpy()
     assert ((values == -32768) == np.isnan(true)).all()
@@ -216,11 +216,11 @@ def test_a_log_of_the_rollout_alone_makes_a_page(tmp_path):
     rows = pq.read_table(turns)
     pq.write_table(rows.filter(pc.not_equal(rows["episode"], rows["episode"][0])), turns)
     data = page.blocks([load(tmp_path / "run")], 60)
-    said = index(data)
-    assert said["texts"] == []
-    assert said["counts"].count(0) == 1
-    assert said["parts"] == ["advantage"]
-    assert [chart["title"] for chart in said["charts"]] == [
+    contents = index(data)
+    assert contents["texts"] == []
+    assert contents["counts"].count(0) == 1
+    assert contents["parts"] == ["advantage"]
+    assert [chart["title"] for chart in contents["charts"]] == [
         "Success", "Env return", "Length", "Invalid actions", "Repetition", "Groups without signal",
     ]  # fmt: skip
 

@@ -156,5 +156,5 @@ def test_a_machine_that_does_not_see_the_trainers_folder_says_so(tmp_path: Path,
     look(tmp_path, FIRST)
     assert caplog.messages == []
     look(tmp_path, SECOND)
-    [said] = caplog.messages
-    assert f"{tmp_path}/segments/{SECOND}.json, which the trainer writes, is not to be seen on " in said
+    [warning] = caplog.messages
+    assert f"{tmp_path}/segments/{SECOND}.json, which the trainer writes, is not to be seen on " in warning

@@ -54,9 +54,9 @@ def test_wilson_of_the_literature(c, n, low, high):
 @few
 @given(c=st.integers(0, 12), n=st.integers(12, 40), confidence=st.sampled_from([0.5, 0.9, 0.99]))
 def test_wilson_inverts_the_test(c, n, confidence):
-    found = stats.wilson(c / n, n, confidence)
-    assert found[1:] == pytest.approx(naive.wilson(c / n, n, confidence), abs=1e-9)
-    assert found.low < found.high
+    interval = stats.wilson(c / n, n, confidence)
+    assert interval[1:] == pytest.approx(naive.wilson(c / n, n, confidence), abs=1e-9)
+    assert interval.low < interval.high
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,8 @@ def test_area_of_curves_by_hand():
 @given(heights=st.lists(st.floats(0, 1), min_size=2, max_size=6), a=st.floats(0, 0.4), b=st.floats(0.6, 1))
 def test_area(heights, a, b):
     x = [float(i * i) for i in range(len(heights))]
-    found = stats.area(x, heights, a * x[-1], b * x[-1])
-    assert found == pytest.approx(naive.area(list(zip(x, heights, strict=True)), a * x[-1], b * x[-1]), abs=2e-3)
+    area = stats.area(x, heights, a * x[-1], b * x[-1])
+    assert area == pytest.approx(naive.area(list(zip(x, heights, strict=True)), a * x[-1], b * x[-1]), abs=2e-3)
 
 
 def test_a_level_must_hold():
@@ -215,7 +215,7 @@ def test_a_level_must_hold():
 
 
 @pytest.mark.parametrize(
-    ("costs", "said"),
+    ("costs", "summary"),
     [
         ([10, 20, 40, math.inf, math.inf], "3 of 5, median 40"),
         ([10, math.inf, math.inf], "1 of 3"),
@@ -225,5 +225,5 @@ def test_a_level_must_hold():
         ([], "0 of 0"),
     ],
 )
-def test_runs_that_did_not_reach_it_count_as_infinite(costs, said):
-    assert stats.reached(costs) == said
+def test_runs_that_did_not_reach_it_count_as_infinite(costs, summary):
+    assert stats.reached(costs) == summary
