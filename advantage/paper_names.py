@@ -30,7 +30,7 @@ class PaperName(NamedTuple):
 _VERLS_LOSS = "+turnkey=grpo_steps actor_rollout_ref.actor.policy_loss.loss_mode="
 _VERLS_ESTIMATOR = "+turnkey=base algorithm.adv_estimator="
 _VINE = "+turnkey=progress turnkey.credit.alpha=0 turnkey.credit.whiten=turns"
-_ROWS = "verl's own; it takes each row for a rollout, so an episode counts as often as it has turns"
+_ROWS = "takes each row for a rollout, so an episode counts as often as it has turns"
 
 PAPER_NAMES = (
     # turns: the same states, returns, critics
@@ -52,8 +52,8 @@ PAPER_NAMES = (
               "turnkey.credit.states=actions: sets of what was done, as in the paper; signatures of actions are yours"),
     PaperName(
         "GTPO / group turn policy optimization / 2511.14846", "turn_norm", "+turnkey=turn_norm",
-        "methods/turn_norm.md", "statistics are of the group; turnkey.credit.over=batch: of the batch. The GTPO of "
-        "arXiv:2508.04349, which weighs tokens by entropy, is another method",
+        "methods/turn_norm.md", "statistics are of the group; turnkey.credit.over=batch: of the batch. Not the GTPO of "
+        "arXiv:2508.04349, which weighs tokens by entropy",
     ),
     PaperName(
         "MT-GRPO / multi-turn GRPO / 2505.11821", "turn_norm with rule=mt_grpo",

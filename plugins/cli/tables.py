@@ -176,16 +176,16 @@ def rules() -> str:
 
 
 def log() -> str:
-    """The tables of the trajectory log: a row per column, where it appears first."""
+    """The tables of the trajectory log: a row per column, for keys in the first table that has them."""
     from verl_turnkey.plugins.log.schema import TABLES
 
-    parts, before = [], set()
+    parts, before, keys = [], set(), {name for columns_of in TABLES.values() for name in columns_of.key}
     for name, columns_of in TABLES.items():
         key = ", ".join(f"`{column}`" for column in columns_of.key)
         rows = [
             (f"`{column.name}`", column.type, re.sub(r"<\w+>(_<\w+>)*", r"`\g<0>`", column.meaning))
             for column in columns_of.columns
-            if column not in before
+            if column not in before or column.name not in keys
         ]
         before.update(columns_of.columns)
         head = f"### {name}\n\nKey: {key}. {WRITERS[columns_of.writer]}\n\n"

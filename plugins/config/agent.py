@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from verl_turnkey.advantage.params import check, did_you_mean
 
@@ -25,13 +25,14 @@ class AgentConfig:
 
     run: str | list[str] | None = None
     """module:function, called with the task and an object that holds base URL, key and client; or a command as a list,
-    in which {instruction} and other fields of the task are filled in; null: no agent"""
+    in which {instruction} and other fields of the task are filled in; or http://host:port/path, a service that runs it;
+    null: no agent"""
     env: dict[str, str] = field(default_factory=dict)
     """environment variables of the agent's process"""
     files: dict[str, str] = field(default_factory=dict)
     """command: files in the agent's HOME, by name, with their text"""
     cwd: str | None = None
-    """folder in which the agents of all episodes work; null: a command has an empty one for each episode"""
+    """folder in which all agents work; null: a command has an empty one for each episode"""
     sandbox: Literal["auto", "none", "bwrap", "docker"] = "auto"
     """command: what it runs in; auto: docker, with an image and where a daemon answers, else bwrap; none: no sandbox"""
     network: Literal["gateway", "host"] = "gateway"
@@ -53,8 +54,8 @@ class AgentConfig:
     listen: str = "127.0.0.1"
     """address at which the worker's HTTP server listens; agents on other machines need one that they reach"""
     reward: Literal["result", "exit_code", "none"] = "result"
-    """where the reward comes from; result: what the agent returns, or posts to /reward; exit_code: 1 for a command that
-    ends with status 0; none: turnkey.rewards alone"""
+    """the reward; result: what the agent returns, or posts to /reward; exit_code: 1 if the command ends with status 0;
+    none: turnkey.rewards alone"""
     reward_key: str = "reward"
     """the reward in the reward.json of a Harbor task, where it holds several numbers"""
     state: str = "history"
@@ -62,13 +63,16 @@ class AgentConfig:
     calls with their results; workspace: the files of the episode's folder (agent.workspace); or module:function. A key
     that the agent posts to /state overrides it"""
     thinking: Literal["keep", "as_sent"] = "keep"
-    """keep: the model goes on seeing its own past thoughts, which many agents do not send back; as_sent: it sees what
-    the agent sends, and each turn with thoughts is a row of its own"""
+    """keep: the model still sees its past thoughts, which many agents do not send back; as_sent: it sees what the agent
+    sends, and each turn with thoughts is a row of its own"""
     unsupported: Literal["refuse", "ignore"] = "refuse"
-    """requests for what would change the policy, such as constrained decoding; refuse: an error that names the
-    parameter; ignore: answered without it, and counted"""
+    """parameters of requests that would change the policy, such as constrained decoding; refuse: an error; ignore:
+    answered without them, and counted"""
     model: str = "policy"
     """name of the model for agents; calls of other models are answered and not trained, unless all are"""
+    leave_out: list[dict[str, Any]] | Literal["auto"] = "auto"
+    """which further calls are answered and not trained: a list of {no_tools: true}, {system: part of its system text},
+    {model: name}, or several of these keys; auto: calls without tools, in an episode whose other calls have tools"""
 
     def __post_init__(self) -> None:
         check(self.timeout > 0, "timeout", "positive seconds", self.timeout)
@@ -80,6 +84,10 @@ class AgentConfig:
             f"{', '.join(STATES)} or module:function{did_you_mean(self.state, STATES)}",
             self.state,
         )
+        for rule in () if self.leave_out == "auto" else self.leave_out:
+            kinds = {"no_tools": bool, "system": str, "model": str}
+            known = bool(rule) and all(isinstance(rule[key], kinds.get(key, ())) for key in rule)
+            check(known, "leave_out", "auto or mappings of no_tools: true or false, system: text, model: name", rule)
         check(bool(self.run) or self.run is None, "run", "null, module:function or a command", self.run)
 
     @property

@@ -18,8 +18,8 @@ class GroupsConfig:
     keep_by: Literal["groups", "spread"] = "groups"
     """what keep is a share of; groups: their number; spread: the sum of their standard deviations"""
     allocation: Literal["even", "variance", "prior"] = "even"
-    """how the episodes of a batch are divided among its tasks; even: rollout.n each; variance: by how uncertain the
-    outcomes of a task were so far (DynaMO); prior: by how far its last outcomes were from earlier ones (V_0.5)"""
+    """how a batch's episodes are divided among its tasks; even: rollout.n each; variance: by how uncertain a task's
+    outcomes were (DynaMO); prior: by how far its last outcomes were from earlier ones (V_0.5)"""
     n_low: int | None = None
     """allocation: fewest episodes of a task; null: half of rollout.n"""
     n_high: int | None = None

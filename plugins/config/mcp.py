@@ -25,7 +25,7 @@ class McpConfig:
     tools: list[str] | None = None
     """names of the tools that are shown; null: all"""
     message_bytes: int = 4194304
-    """bytes that a server may write for one call; a server that writes more fails its episode"""
+    """bytes that a server may write for one call; more fails its episode"""
 
     def __post_init__(self) -> None:
         check(self.message_bytes > 0, "message_bytes", "positive bytes", self.message_bytes)

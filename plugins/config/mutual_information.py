@@ -17,9 +17,9 @@ class MutualInformationConfig:
     every: int = 0
     """at the first training step and at each multiple of it; 0: never"""
     prompts: int = 16
-    """tasks of the batch whose first prompts are compared; the pass has that many squared short rows"""
+    """tasks whose first prompts are compared, in that many squared short rows"""
     tokens: Literal["response", "thoughts"] = "response"
-    """tokens of the first turn that are scored: all, or those between the first marks of thoughts, as RAGEN-2's"""
+    """tokens of the first turn that are scored: all, or its thoughts, as RAGEN-2"""
 
     def __post_init__(self) -> None:
         check(self.every >= 0, "every", "0 or more", self.every)

@@ -75,8 +75,8 @@ class PrmConfig:
     weigh: Literal["pair", "group"] = "pair"
     """preference: unit of equal weight"""
     positive: Literal["success"] | float = "success"
-    """which episodes are good: those with the record's success flag, or without flags a score above 0; or a number: a
-    score above it"""
+    """which episodes are good: those with the success flag, or without flags a score above 0; or a number: a score
+    above it"""
     scores: Literal["after", "before"] = "after"
     """scores of the model after or before it has learnt from the batch"""
     normalise: Literal["none", "max"] = "none"

@@ -47,13 +47,13 @@ class EnvConfig:
     calls_per_host: int | Literal["auto"] = "auto"
     """environment calls that run at once in a host; auto: four for each of its CPUs, at least 8"""
     restarts: int = 100
-    """processes a host may lose in ten minutes, besides those of finished episodes, before it is replaced"""
+    """processes of running episodes that a host may lose in ten minutes before it is replaced"""
     step_timeout: float = 30.0
     """seconds one environment step may take"""
     reset_timeout: float = 120.0
     """seconds one environment start and reset may take"""
     patience: float = 300.0
-    """seconds for which batches with only failed episodes, and validations with mostly failed ones, are repeated"""
+    """seconds for which a batch that failed as a whole, or a validation that mostly failed, is repeated"""
     probe: bool = True
     """play the first task for a few steps, in the driver before Ray starts and then on every node"""
 
@@ -72,19 +72,19 @@ class RolloutConfig:
     """How an episode becomes rows."""
 
     layout: Literal["steps", "merged"] = "merged"
-    """merged: consecutive steps are one row wherever a prompt extends the step before it (prompts of a template never
-    do); steps: one row per step"""
+    """merged: one row for consecutive steps wherever a prompt extends the step before it (a template's never do);
+    steps: a row per step"""
     prompt: Literal["template", "conversation"] = "template"
-    """template: each prompt is rendered from the template, with the last turns; conversation: each prompt is the
-    previous one, followed by the model's turn and the new observation"""
+    """template: each prompt is rendered anew, with the last turns; conversation: each prompt is the previous one, the
+    model's turn and the new observation"""
     observation_role: Literal["auto", "user", "tool"] = "auto"
     """conversation: role of the messages with observations; auto: tool after a tool call where the chat template has
     such messages, else user"""
     thinking: Literal["keep", "drop"] = "keep"
-    """conversation: drop removes the thoughts from past turns, so each step with thoughts is a row of its own"""
+    """conversation: drop removes thoughts from past turns; each step with thoughts is then a row of its own"""
     when_full: Literal["end", "drop_oldest"] = "end"
-    """conversation without room for another turn: end truncates the episode, drop_oldest continues without its first
-    turns, in a new row"""
+    """conversation without room for a turn: end truncates the episode, drop_oldest goes on in a new row without its
+    first turns"""
     history: int = 2
     """template: past turns shown in a prompt; fewer if they do not fit into data.max_prompt_length"""
     history_line: str = LINE
@@ -109,23 +109,23 @@ class RolloutConfig:
     skill: str | None = None
     """column of the data, or key of its extra_info, whose text every prompt shows after the task; null: none"""
     examples: list[Any] | str = field(default_factory=list)
-    """turns shown before the episode's own, each with observation and action (or response), or a file with them (YAML,
-    JSON, JSONL); as turns in a conversation, as text in a template"""
+    """example turns before the episode's own, each with observation and action (or response), or a YAML, JSON or JSONL
+    file with them"""
     anchor: Literal["state_key", "observation"] = "state_key"
-    """what identifies a state: the environment's key of the full state, or the observation (text and images)"""
+    """what identifies a state: the environment's key, or the observation (text and images)"""
     stop: list[str] = field(default_factory=list)
     """strings that end a turn, in addition to the tokenizer's end of turn"""
     stop_token_ids: list[int] = field(default_factory=list)
     """token ids that end a turn"""
     strategy: str | dict[str, Any] = "independent"
-    """when training episodes fork: independent (never), or the name of a strategy, or a mapping with its name and
+    """when training episodes fork: independent (never), the name of a strategy, or a mapping with its name and
     parameters"""
     branch_tokens: int | None = None
     """tokens that the model may write in all branches of an episode; null: any number"""
     branch_steps: int | None = None
     """environment steps in all branches of an episode; null: any number"""
     branches_at_once: int = 4
-    """branches of an episode that are only measured and may run at the same time; before further ones it waits"""
+    """measured branches of an episode that may run at the same time; further ones wait"""
 
     def __post_init__(self) -> None:
         check(self.history >= 0, "history", "zero or more", self.history)
@@ -176,9 +176,9 @@ class LogConfig:
     share: float = 1.0
     """share of the groups that are logged, each with all of its episodes; failed episodes always are"""
     episodes_per_step: int | None = 256
-    """about how many episodes of a step are logged, in whole groups: lowers share for large batches; null: no limit"""
+    """about how many episodes of a step are logged, in whole groups; null: no limit"""
     keep_texts: int | None = 20
-    """last steps whose prompts, responses and observations are kept, besides those of every tenth step; null: all"""
+    """last steps whose texts are kept, besides those of every tenth step; null: all"""
     segment: str | None = None
     """set by the driver: the name of this start of the trainer, which the log's files begin with"""
     validation_tasks: int | None = None
@@ -214,9 +214,9 @@ class TurnkeyConfig:
     rewards: list[dict[str, Any]] = field(default_factory=lambda: [{"name": "step"}])
     """reward of a step: a weighted sum of components, each with a name, a weight, a label and its options"""
     modules: list[str] = field(default_factory=list)
-    """your own estimators and environments: dotted modules or .py files, for driver, trainer and environment hosts"""
+    """your own estimators and environments: dotted modules or .py files"""
     ignore: list[str] = field(default_factory=list)
-    """ids of rules (`turnkey check --rules`) whose refusals become warnings and whose warnings are silenced"""
+    """ids of rules whose refusals become warnings and whose warnings are silenced"""
 
 
 def turnkey_config(config: Mapping[str, Any]) -> TurnkeyConfig:

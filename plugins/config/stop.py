@@ -12,12 +12,12 @@ class StopConfig:
     """When a run stops before its last step, and which checkpoints it leaves."""
 
     grace: float = 600.0
-    """seconds after SIGTERM or SIGINT for the step to end and save a checkpoint; then the run stops without one"""
+    """seconds after SIGTERM or SIGINT for the step to end and save a checkpoint"""
     patience: float | None = 900.0
     """seconds without progress before the run looks for dead processes, and stops if it finds any; null: never"""
 
     whole_checkpoints: int = 2
-    """complete checkpoints that exist at any time, also while one is written: verl's limits are raised to one more"""
+    """complete checkpoints that exist at any time; verl's limits are raised to one more"""
 
     def __post_init__(self) -> None:
         check(self.grace > 0, "grace", "positive seconds", self.grace)

@@ -32,7 +32,7 @@ class TeacherConfig:
     """which rows get a text; mixed_groups: those of groups with a success and a failure; failed: those of episodes
     without success"""
     placebo: bool = False
-    """score each row with a meaningless text of the same length as well, and subtract that in teacher/contrast"""
+    """also score each row with a meaningless text of the same length, subtracted in teacher/contrast"""
 
     def __post_init__(self) -> None:
         check(self.max_tokens > 0, "max_tokens", "positive", self.max_tokens)

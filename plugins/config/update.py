@@ -16,22 +16,21 @@ class UpdateConfig:
     mini_batches: int | None = None
     """optimizer steps per batch and epoch; null: train_batch_size / ppo_mini_batch_size, for any episode length"""
     order: Literal["batch", "reverse_turns"] = "batch"
-    """batch: all turns at once; reverse_turns: turn numbers one by one from the last, each weighted by the accumulated
-    ratio of the updates before it (SeeUPO)"""
+    """batch: all turns at once; reverse_turns: turn numbers one by one from the last (SeeUPO)"""
     old_policy: Literal["turn", "iteration"] = "turn"
-    """reverse_turns: the policy in the denominator of the ratios, before the turn's update (SeeUPO's code) or at the
-    beginning of the step (its paper)"""
+    """reverse_turns: denominator of the ratios, the policy before the turn's update (SeeUPO's code) or at the beginning
+    of the step (its paper)"""
     weight_by: Literal["token", "step", "episode", "task"] = "token"
     """unit of equal weight in the losses of actor and critic; token: set by loss_agg_mode"""
     ratio_clip: float = 0.2
     """reverse_turns: the ratio of a turn and the accumulated one are clipped to [1 - ratio_clip, 1 + ratio_clip]"""
     importance: Literal["token", "turn", "sequence"] | None = None
-    """importance weights of the policy loss, old policy over rollout: one per token, per turn or per row; null: none"""
+    """importance weights of the policy loss, old policy over rollout: per token, turn or row; null: none"""
     importance_ratio: Literal["product", "geometric"] = "product"
     """weight of a turn or row: the product of its tokens' ratios, or their geometric mean"""
     importance_outside: Literal["truncate", "zero_weight", "clear_mask"] = "truncate"
-    """weights above importance_high: truncate to it; or, like those below importance_low: zero_weight keeps the tokens
-    in the mean, entropy, KL and the critic, clear_mask removes them from all"""
+    """units outside the bounds; truncate: the weight to importance_high; zero_weight: tokens stay in the mean, entropy,
+    KL and the critic; clear_mask: they leave all of these"""
     importance_high: float = 2.0
     """upper bound of the weights"""
     importance_low: float | None = None

@@ -66,7 +66,8 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
             or "the agent gave no reward: return a number, POST it to /reward, or set turnkey.rewards to components "
             "other than step"
         )
-    turns = trained(session)
+    if not (turns := trained(session)):
+        raise AgentFailure("turnkey.agent.leave_out leaves out every call of the agent")
     threads = threads_of(turns)
     last = turns[-1]
     numbers = {id(turn): number for number, turn in enumerate(session.turns)}
@@ -84,16 +85,25 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
 
 
 def trained(session: Session) -> list[Turn]:
-    """The turns without side calls: those of another model's name, and those without tools in an episode with tools.
+    """The turns without side calls: those of another model's name, and those of ``turnkey.agent.leave_out``.
 
-    Where all have another name, or none has tools, all are trained.
+    Where all have another name, or with ``auto`` none has tools, all are trained.
     """
-    turns = session.turns
+    turns, rules = session.turns, session.limits.leave_out
     if any(turn.request.model == session.model for turn in turns):
         turns = [turn for turn in turns if turn.request.model == session.model]
-    if any(turn.request.tools for turn in turns):
-        turns = [turn for turn in turns if turn.request.tools]
-    return turns
+    if rules == "auto":
+        rules = [{"no_tools": True}] if any(turn.request.tools for turn in turns) else []
+    return [turn for turn in turns if not any(_matches(turn.request, rule) for rule in rules)]
+
+
+def _matches(request: Request, rule: Mapping[str, Any]) -> bool:
+    """Whether a request is all that ``rule`` says."""
+    return (
+        ("no_tools" not in rule or rule["no_tools"] == (not request.tools))
+        and ("model" not in rule or rule["model"] == request.model)
+        and ("system" not in rule or rule["system"] in text_of([m for m in request.messages if m.role == "system"]))
+    )
 
 
 @dataclass(frozen=True)

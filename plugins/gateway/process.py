@@ -16,6 +16,7 @@ from verl_turnkey.envs.agents.base import AgentHandle, Runner
 from verl_turnkey.envs.agents.command import CommandRunner
 from verl_turnkey.envs.agents.function import FunctionRunner, InProcessFunctionRunner
 from verl_turnkey.envs.agents.harbor_runner import HarborRunner
+from verl_turnkey.envs.agents.remote import RemoteRunner, address_towards, is_url
 from verl_turnkey.envs.agents.states import WorkspaceState
 from verl_turnkey.plugins.config.agent import OWN_REWARD, sandbox_of
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, turnkey_config
@@ -43,6 +44,7 @@ class AgentProcess:
             thinking=agent.thinking,
             stop=tuple(rollout.stop),
             unsupported=agent.unsupported,
+            leave_out=agent.leave_out,
         )
         self.runner: Runner = runner_of(self.turnkey)
         state = self.turnkey.agent.state
@@ -68,8 +70,10 @@ class AgentProcess:
     async def handle(self, server: Gateway, session: Session, workspace: Path | None) -> AgentHandle:
         """The session as the agent sees it."""
         host = self.turnkey.agent.listen
-        here = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-        url = f"http://{here}:{server.port}/{session.secret}/v1"
+        if host in ("0.0.0.0", "::"):
+            remote = isinstance(self.runner, RemoteRunner)
+            host = await asyncio.to_thread(address_towards, self.runner.url) if remote else "127.0.0.1"
+        url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}/{session.secret}/v1"
         command = isinstance(self.runner, CommandRunner) and self.runner.sandbox.name != "none"
         socket = await server.unix_socket() if command else None
         return AgentHandle(url, session.secret, session.model, workspace, socket)
@@ -111,6 +115,8 @@ def runner_of(turnkey: TurnkeyConfig) -> Runner:
             files=agent.files,
             reward="exit_code" if agent.reward == "exit_code" else "result",
         )
+    if is_url(agent.run):
+        return RemoteRunner(agent.run, timeout=agent.timeout)
     if agent.in_process:
         return InProcessFunctionRunner(agent.run, timeout=agent.timeout)
     return FunctionRunner(agent.run, timeout=agent.timeout, env=agent.env)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +32,8 @@ class Limits:
             what the agent sends, so that each turn is a row of its own.
         stop: strings that end a turn, besides those of a request.
         unsupported: whether requests are refused that ask for what would change the policy, or answered without it.
+        leave_out: which turns are side calls, answered and not trained: those that match all of a mapping's keys, as in
+            ``turnkey.agent.leave_out``; ``auto``: those without tools in an episode whose other turns have tools.
     """
 
     room: int
@@ -40,6 +42,7 @@ class Limits:
     thinking: Literal["keep", "as_sent"] = "keep"
     stop: Sequence[str] = ()
     unsupported: Literal["refuse", "ignore"] = "refuse"
+    leave_out: Sequence[Mapping[str, Any]] | Literal["auto"] = "auto"
 
 
 @dataclass

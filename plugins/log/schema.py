@@ -59,20 +59,20 @@ TABLES = {
         "rollout",
         ("episode",),
         _columns("""
-            episode           string   <uid>_<session>: one episode of a group; .<branch> follows of a branch
-            group             string   uid: the episodes that are compared with each other
-            branch            int32    of its rollout; 0 or null: the first way through
-            parent            string   the episode that a branch forked from; null: it is none
+            episode           string   <uid>_<session>; of a branch, a dot and its number follow
+            group             string   uid: the episodes that are compared
+            branch            int32    number in its rollout; 0 or null: the original episode
+            parent            string   episode that a branch forked from; null: no branch
             split             string   of the data row: train, val, ...
             validation        bool     played to validate, not to train
             global_step       int32    the trainer's step when the episode began
-            task              string   the task as the data row has it
+            task              string   as in the data row
             env               string   gymnasium id of the environment
             kwargs            string   arguments of the environment, JSON
             seed              int64    of the task
             package           string   package of the environment and its version
-            weights_min       int32    version of the oldest weights that wrote a turn; null: not known
-            weights_max       int32    version of the newest
+            weights_min       int32    oldest version of the weights that wrote a turn; null: unknown
+            weights_max       int32    newest version
             host              string   where the rollout ran
             started           double   Unix time in seconds
             seconds_model     float    waiting for the model
@@ -80,35 +80,35 @@ TABLES = {
             seconds_waiting   float    for a place to run the environment
             turns             int32    number of steps
             env_return        float    sum of the environment's rewards
-            composed_return   float    sum of the composed rewards, which verl sees as the score; null: it failed
-            success           bool     solved the task; null: the episode failed
+            composed_return   float    sum of the composed rewards, verl's score; null: failed
+            success           bool     solved the task; null: failed
             truncated         bool     cut by a limit
-            failed            string   the reason why it does not train; null: it did not fail
-            failed_kind       string   kind of that reason
+            failed            string   reason of the failure; null: not failed
+            failed_kind       string   kind of the failure
         """),
     ),
     "turns": Table(
         "rollout",
         ("episode", "turn"),
         _columns("""
-            episode           string   of which the turn is
+            episode           string   episode of the turn
             turn              int32    0, 1, 2, ...
-            row               int32    the training row that holds it: <uid>_<session>_<row>
-            turn_in_row       int32    its place there
-            trained_by        string   the episode that trains a turn of several branches; null: this one
-            anchor            string   key of the state the action was taken in; equal ones in a group are compared
-            next_anchor       string   key of the state it led to, where that is known
-            action            string   what the parser understood; null: none
-            valid             bool     the action was one
-            parse_note        string   what was wrong with it
+            row               int32    its training row: <uid>_<session>_<row>
+            turn_in_row       int32    place in its row
+            trained_by        string   episode that trains a turn of several branches; null: this one
+            anchor            string   key of the state in which the action was taken
+            next_anchor       string   key of the state it led to, if known
+            action            string   the parsed action; null: none
+            valid             bool     the action is valid
+            parse_note        string   the parser's note
             penalty           double   subtracted from the advantage
             reward            double   the environment's
-            composed_reward   double   sum of turnkey.rewards, which the estimator sees; null: the episode failed
-            composed_reward.* double   value of each component of turnkey.rewards, by label; of those with column, too
-            extra             string   further columns of the step that a method may read, JSON; null: none
+            composed_reward   double   sum of turnkey.rewards, which the estimator reads; null: failed
+            composed_reward.* double   value of each component of turnkey.rewards, by label
+            extra             string   further columns for methods, JSON; null: none
             terminated        bool     the environment ended after it
             truncated         bool     a limit ended the episode after it
-            weights           int32    version of the newest weights that wrote it
+            weights           int32    newest version of the weights that wrote it
             prompt_tokens     int32    in the prompt
             prompt_cut        bool     the prompt was shortened to fit
             response_tokens   int32    in the response
@@ -120,68 +120,68 @@ TABLES = {
         "rollout",
         ("episode", "turn"),
         _columns("""
-            episode           string   of which the turn is
+            episode           string   episode of the turn
             turn              int32    0, 1, 2, ...
-            prompt_tail       string   the end of the prompt: 2,000 characters, of turn 0 all of it
+            prompt_tail       string   last 2,000 characters of the prompt, of turn 0 all
             response          string   of the model
-            token_lengths     ints     characters of it that each token adds; null: no teacher, or they are not known
+            token_lengths     ints     characters that each token adds to the response; null: no teacher, or unknown
             observation       string   the environment's answer
-            task_text         string   the task in words, as rewards see it; null after turn 0
-            first_observation string   what the agent saw before turn 0; null after it
+            task_text         string   the task in words, of turn 0
+            first_observation string   what the agent saw before turn 0
         """),
     ),
     "credit": Table(
         "trainer",
         ("episode", "turn", "train_step"),
         _columns("""
-            episode           string   of which the turn is
+            episode           string   episode of the turn
             turn              int32    0, 1, 2, ...
-            train_step        int32    the step that trained it
+            train_step        int32    step that trained it
             row_id            int32    place of its row in the trainer's batch
-            turn_in_row       int32    its place in that row
-            advantage         float    its credit; of verl's estimators the mean over its tokens
-            part.*            float    what adds up to it, by name
+            turn_in_row       int32    place in its row
+            advantage         float    credit; of verl's estimators the mean over tokens
+            part.*            float    terms of the advantage, by name
             level.*           float    further quantities of the method, by name
-            group.*           int32    number of the comparison group at this level in this step; -1: none
-            size.*            int32    how many turns are in that group
-            value             float    the critic's, before the turn; null: no critic
-            value_target      float    what the critic is fitted to; null: the method gives none
+            group.*           int32    number of its comparison group at this level; -1: none
+            size.*            int32    turns in that group
+            value             float    critic's value before the turn; null: no critic
+            value_target      float    target of the critic; null: none
             kl                float    KL penalty, subtracted from the reward; null: none
-            progress_advantage float  mean of its tokens' old_log_probs less that of ref_log_prob; null: no reference
+            progress_advantage float  mean of old_log_probs minus ref_log_prob over its tokens; null: no reference
         """),
     ),
     "tokens": Table(
         "trainer",
         ("episode", "turn", "train_step"),
         _columns("""
-            episode           string   of which the turn is
+            episode           string   episode of the turn
             turn              int32    0, 1, 2, ...
-            train_step        int32    the step that trained it
-            gap               floats   of each token: log-probability under the teacher's prompt, less the policy's
-            advantage         floats   of each, before any rejection; null: all have that of the turn
+            train_step        int32    step that trained it
+            gap               floats   per token: log-probability under the teacher's prompt minus the policy's
+            advantage         floats   per token, before any rejection; null: that of the turn
         """),
     ),
     "updates": Table(
         "actor",
         ("train_step", "row_id", "turn_in_row", "epoch"),
         _columns("""
-            train_step        int32    of the update
-            row_id            int32    as in credit
-            turn_in_row       int32    as in credit
+            train_step        int32    step that trained it
+            row_id            int32    place of its row in the trainer's batch
+            turn_in_row       int32    place in its row
             epoch             int32    pass over the batch: 0, 1, ...
             ratio             float    mean of the turn's importance ratios
-            ratio_max         float    largest
-            clip_share        float    share of its tokens whose ratio was clipped; null: the loss does not say
-            entropy           float    mean over its tokens; from before the update where the loss takes none
+            ratio_max         float    their maximum
+            clip_share        float    share of its tokens whose ratio was clipped; null: not reported by the loss
+            entropy           float    mean over its tokens; before the update if the loss computes none
         """),
     ),
     "steps": Table(
         "trainer",
         ("train_step", "name"),
         _columns("""
-            train_step        int32    of the metric
-            name              string   as in verl's loggers
-            value             double   the number
+            train_step        int32    step of the metric
+            name              string   metric, as in verl's loggers
+            value             double   its value
         """),
     ),
 }

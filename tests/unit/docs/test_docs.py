@@ -217,7 +217,14 @@ def test_the_readme_computes_credit_without_verl():
     assert credit.metrics["credit/share_steps_with_step_credit"] > 0
 
 
-@pytest.mark.parametrize("method", sorted(recipes.shipped()))
+EXAMPLES = [name for name in sorted(recipes.shipped()) if blocks(f"docs/methods/{name}.md", "python")]
+
+
+def test_the_pages_of_core_methods_have_examples():
+    assert {name for name, spec in recipes.shipped().items() if spec.tier == "core"} <= {*EXAMPLES}
+
+
+@pytest.mark.parametrize("method", EXAMPLES)
 def test_the_numbers_of_a_page_are_what_its_snippet_prints(method):
     """Every number of the printed credits stands in the page's table."""
     code = "\n".join(blocks(f"docs/methods/{method}.md", "python"))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
-from gateway_parts import LOOK, called, openai, rows, run
+from gateway_parts import LIMITS, LOOK, called, openai, rows, run
 from openai import BadRequestError
 from test_clients import ASKED, spelled
 
@@ -173,6 +174,41 @@ def test_side_calls_are_answered_and_left_out() -> None:
     assert [choice.message.content for choice in played.value] == ["A title.", "Small.", "Here."]
     (row,) = played.rows
     assert [step["action"] for step in row.extra_fields["turnkey"]["steps"]] == ["Here."]
+
+
+@pytest.mark.parametrize(
+    ("rules", "actions"),
+    [
+        ([], ["A title.", "Here."]),
+        ([{"no_tools": True}], ["Here."]),
+        ([{"no_tools": False}], ["A title."]),
+        ([{"system": "title generator"}], ["Here."]),
+        ([{"system": "title generator", "no_tools": False}], ["A title.", "Here."]),
+        ([{"model": "small"}, {"system": "You look"}], ["A title."]),
+    ],
+)
+def test_what_is_left_out_can_be_said(rules: list[dict[str, Any]], actions: list[str]) -> None:
+    async def agent(url: str) -> None:
+        async with openai(url) as client:
+            system = {"role": "system", "content": "You are a title generator."}
+            await ask(client, [system, {"role": "user", "content": "Where is it?"}])
+            await client.chat.completions.create(model="small", messages=ASKED, tools=[LOOK])
+            await ask(client, [{"role": "system", "content": "You look."}, *ASKED], tools=[LOOK])
+
+    played = run(agent, ["A title.", "Small.", "Here."], limits=replace(LIMITS, leave_out=rules))
+    assert [step["action"] for row in played.rows for step in row.extra_fields["turnkey"]["steps"]] == actions
+
+
+def test_an_episode_without_a_trained_call_fails() -> None:
+    async def agent(url: str) -> None:
+        async with openai(url) as client:
+            await ask(client)
+
+    session = run(agent, ["Here."], limits=replace(LIMITS, leave_out=[{"no_tools": False}])).session
+    assert len(rows(session, Outcome(reward=1.0))) == 1
+    session.limits = replace(LIMITS, leave_out=[{"no_tools": True}])
+    with pytest.raises(AgentFailure, match=r"turnkey\.agent\.leave_out leaves out every call"):
+        rows(session, Outcome(reward=1.0))
 
 
 def test_all_calls_of_another_name_are_trained() -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import hydra
 import pytest
 import real_tokenizers
+from agents_of_users import chat
 from contract_tools import Compose
 from verl.experimental.agent_loop import agent_loop as verl_agent_loop
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
+from verl_turnkey.envs.agents.base import AgentHandle
 from verl_turnkey.plugins.checks.driver import resolve_and_check
 from verl_turnkey.plugins.gateway import loop as gateway_loop
 from verl_turnkey.plugins.gateway import process
@@ -91,6 +95,33 @@ def test_an_episode_is_one_row_with_a_record_per_turn(play) -> None:
     assert row.extra_fields["reward_extra_info"]["acc"] == 1.0
     assert row.extra_fields["turnkey_agent"] == {"calls": 3.0, "left_out": 0.0}
     assert row.extra_fields["turnkey_break"] == "first"
+
+
+class Service(BaseHTTPRequestHandler):
+    """Runs ``chat`` of :data:`AGENTS` for whoever posts an episode."""
+
+    def do_POST(self) -> None:
+        episode = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        handle = AgentHandle(episode["base_url"], episode["key"], episode["model"])
+        body = json.dumps(asyncio.run(chat(episode["task"], handle))).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1", "0.0.0.0"])
+def test_a_service_runs_the_agent(play, listen: str) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        run = f"turnkey.agent.run=http://127.0.0.1:{server.server_port}/run"
+        overrides = (run, "turnkey.agent.in_process=false", f"turnkey.agent.listen={listen}")
+        ((row,), (unasked,)) = play({"turns": 3}, {"turns": 1, "ends": "nothing"}, overrides=overrides)
+        server.shutdown()
+    assert [step["composed_reward"] for step in row.extra_fields["turnkey"]["steps"]] == [0.25, 0.0, 1.0]
+    assert "the agent gave no reward" in unasked.extra_fields["turnkey"]["failed"]
 
 
 def test_equal_histories_are_equal_states_across_episodes(play) -> None:
