@@ -138,17 +138,17 @@ class Tests:
         return False
 
     def _check(self, tests: list[str]) -> None:
-        for tests_of_stage in tests:
-            if tests_of_stage not in self._sound and self._run(tests_of_stage, tests_of_stage == tests[0])[0]:
-                raise RuntimeError(f"this fails without any mutation: {tests_of_stage}\n{self._output.read_text()}")
-            self._sound.add(tests_of_stage)
+        for entry in tests:
+            if entry not in self._sound and self._run(entry, entry == tests[0])[0]:
+                raise RuntimeError(f"this fails without any mutation: {entry}\n{self._output.read_text()}")
+            self._sound.add(entry)
 
     @property
     def _output(self) -> Path:
         return self._tree / ".output"
 
     def _run(self, tests: str, first: bool = False) -> tuple[int, list[str]]:
-        """What ``os.waitpid`` says of pytest, and what failed. ``one``: an id, not several paths."""
+        """What ``os.waitpid`` says of pytest, and what failed. ``first``: may be an id, not several paths."""
         report = self._tree / ".failed"
         report.write_text("[]")
         process = os.fork()

@@ -1,6 +1,6 @@
 """Launch lines on the way of ``main_ppo``'s driver up to the start of Ray, all in one process.
 
-As a program it drives lines without torch: a JSON list of them on stdin, a JSON list of :func:`told` on stdout.
+As a program it drives lines without torch: a JSON list of them on stdin, a JSON list of :func:`printed_by` on stdout.
 """
 
 from __future__ import annotations
