@@ -1,6 +1,7 @@
-"""Record what published agents send, for tests that need none of them: ``tests/data/agents/NAME.jsonl``.
+r"""Record what published agents send, for tests that need none of them: ``tests/data/agents/NAME.jsonl``.
 
-    python tests/contract/envs/agents/record_agents.py mini_swe pi codex qwen_code opencode pydantic_ai
+    python tests/contract/envs/agents/record_agents.py mini_swe pi codex qwen_code opencode pydantic_ai \
+        openai_agents openai_agents_chat langgraph smolagents aider
 
 Each agent is installed if it is not there yet, and plays one task; the model's turns are a script. A file has a line
 per request, with the turn that answered it and what the gateway made of it. Long texts are cut to their beginning and a
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
-from known_agents import ROOT, TOOLS, end, play, shell
+from known_agents import MEDIAN, NAMES, ROOT, TOOLS, end, play, shell
 
 from verl_turnkey.plugins.gateway import rehearsal
 from verl_turnkey.plugins.gateway.codec import Parsed
@@ -61,18 +62,32 @@ class Recorder(Gateway):
     ) -> None:
         await super()._answer(session, dialect, headers, path, *more)
         kept = {name: headers[name] for name in HEADERS if name in headers}
-        Recorder.calls.append({"path": dialect.path, "headers": kept, "body": more[1]})
+        Recorder.calls.append({"path": dialect.path, "headers": kept, "body": json.loads(more[0])})
 
 
 def script(name: str) -> list[Parsed]:
-    """Three turns, the first of them with thoughts; mini_swe also forgets to call its tool once."""
-    if name == "pydantic_ai":
+    """Three turns, the first of them with thoughts; mini_swe also forgets to call its tool once.
+
+    The first edit of aider fits no line, and its last turn is the message of the commit.
+    """
+    if name == "aider":
+        body = (MEDIAN / "environment/middle.py").read_text().rpartition('"""\n')[2]
+        solved = (MEDIAN / "solution/solve.sh").read_text().rpartition('"""\n')[2].removesuffix("END\n")
+        edits = [Parsed(edit("sort()\n", "sorted()\n")), Parsed(edit(body, solved))]
+        return [Parsed("I need middle.py.", (), "Where is it?\n"), *edits, Parsed("fix: sort a copy")]
+    if name not in TOOLS:
         calls = (ToolCall("add", {"a": 2, "b": 3.0}, ""), ToolCall("add", {"b": 0, "a": 5}, ""))
-        return [Parsed("I add.", calls, "Two numbers. "), Parsed("", (ToolCall("add", {"a": 1}, ""),)), Parsed("5")]
-    solution = (ROOT / "examples/harbor/median/solution/solve.sh").read_text()
+        last = Parsed("", (ToolCall("final_answer", {"answer": "5"}, ""),)) if name == "smolagents" else Parsed("5")
+        return [Parsed("I add.", calls, "Two numbers. "), Parsed("", (ToolCall("add", {"a": 1}, ""),)), last]
+    solution = (MEDIAN / "solution/solve.sh").read_text()
     looks = shell(name, "ls  ; cat middle.py", "I look.\n", "Where is it?\n")
     forgets = [Parsed("I know what is wrong.")] if name == "mini_swe" else []
     return [looks, *forgets, shell(name, solution), end(name)]
+
+
+def edit(before: str, after: str) -> str:
+    """An edit of the task's file as aider reads it."""
+    return f"middle.py\n```python\n<<<<<<< SEARCH\n{before}=======\n{after}>>>>>>> REPLACE\n```"
 
 
 def record(name: str) -> list[dict[str, Any]]:
@@ -95,7 +110,7 @@ def record(name: str) -> list[dict[str, Any]]:
                 "repeated": sorted(key for key, value in body.items() if before.get(key) == value),
                 "reply": {
                     "id": reply.id.replace(session.tag, "episode0"),
-                    "text": reply.text,
+                    "text": short(reply.text),
                     "calls": calls,
                     "reasoning": reply.reasoning,
                 },
@@ -127,7 +142,7 @@ def short(value: Any, key: str = "") -> Any:
 
 if __name__ == "__main__":
     DATA.mkdir(exist_ok=True)
-    for agent in sys.argv[1:] or [*TOOLS, "pydantic_ai"]:
+    for agent in sys.argv[1:] or NAMES:
         file = DATA / f"{agent}.jsonl"
         lines = [json.dumps(request, ensure_ascii=False) for request in record(agent)]
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")

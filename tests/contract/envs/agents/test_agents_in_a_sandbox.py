@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from known_agents import MEDIAN, SIDE_CALLS, end, play, shell
+from record_agents import script
 
 from verl_turnkey.plugins.gateway.codec import Parsed
 from verl_turnkey.plugins.gateway.messages import ToolCall
@@ -42,3 +43,25 @@ def test_a_function_with_a_library_of_agents() -> None:
     episode = play("pydantic_ai", [Parsed("", (call,), "Simple."), Parsed("5")])
     assert (episode.failure, episode.success, episode.rows) == (None, True, 1), episode
     assert [turn.reward for turn in episode.turns] == [0.0, 1.0]
+
+
+@pytest.mark.long
+def test_one_that_writes_its_edits_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    episode = play("aider", script("aider"))
+    assert (episode.failure, episode.success, episode.rows, episode.refused) == (None, True, 3, 0), episode
+    assert [(turn.model, turn.trained) for turn in episode.turns] == [
+        *[("policy", True)] * 3,
+        ("commit-message", False),
+    ]
+    assert [turn.reward for turn in episode.turns if turn.trained] == [0.0, 0.0, 1.0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "rows"), [("openai_agents", 1), ("openai_agents_chat", 1), ("langgraph", 1), ("smolagents", 3)]
+)
+def test_a_program_with_an_environment_of_its_own(name: str, rows: int) -> None:
+    episode = play(name, script(name))
+    assert (episode.failure, episode.success, episode.rows, episode.refused) == (None, True, rows, 0), episode
+    assert [turn.reward for turn in episode.turns] == [0.0, 0.0, 1.0]

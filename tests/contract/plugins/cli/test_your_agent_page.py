@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for language, text in BLOCKS:
         if language == "python":
             (tmp_path / text.split("\n")[0].removeprefix("# ")).write_text(text)
-        if language == "json":
+        if language == "json" and text.startswith("["):  # a list is a script; the other block is a body
             (tmp_path / "replies.json").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

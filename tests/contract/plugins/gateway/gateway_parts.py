@@ -132,11 +132,13 @@ async def play(
     sampling: Mapping[str, Any] | None = None,
     outcome: Outcome | None = None,
     grace: float = 1.0,
+    tag: str | None = None,
 ) -> Played:
-    """Let ``agent(url)`` play an episode against a gateway of its own."""
+    """Let ``agent(url)`` play an episode against a gateway of its own. ``tag``: of the episode's ids."""
     model = model or codec()
     script = Script(model, turns, wait)
     session = Session(model, script, sampling or {"temperature": 1.0, "logprobs": True}, limits)
+    session.tag = tag or session.tag
     server = Gateway()
     await server.start()
     server.add(session)

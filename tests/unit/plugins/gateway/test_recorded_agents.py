@@ -18,12 +18,17 @@ from verl_turnkey.plugins.gateway.tree import Match, Node, Tree
 DATA = Path(__file__).parents[3] / "data/agents"
 # agent -> turns, side calls among them, why trained turns do not extend the one before
 EXPECTED = {
+    "aider": (4, 1, ["history", "history"]),  # it shows files before the conversation and repeats its rules at the end
     "codex": (3, 0, []),
+    "langgraph": (3, 0, []),
     "mini_swe": (4, 0, ["branch"]),  # it drops a turn without a call
+    "openai_agents": (3, 0, []),
+    "openai_agents_chat": (3, 0, []),
     "opencode": (4, 1, ["history"]),  # its first turn is another conversation than the title before it
     "pi": (3, 0, []),
     "pydantic_ai": (3, 0, []),
     "qwen_code": (3, 0, []),
+    "smolagents": (3, 0, ["history", "history"]),  # it writes each turn anew, as text
 }
 
 
@@ -67,6 +72,14 @@ def test_turns_side_calls_and_breaks_are_those_that_are_known(name: str, expecte
     side_calls = sum(not line["trained"] for line, _, _, _ in played)
     breaks = [match.reason for line, _, match, _ in played if match.reason and line["trained"]]
     assert (len(played), side_calls, breaks) == expected
+
+
+@pytest.mark.parametrize("name", ["langgraph", "openai_agents_chat"])
+def test_turns_go_on_although_the_client_drops_reasoning(name: str) -> None:
+    first, second, third = replay(name)
+    assert reply(first[0]).reasoning
+    assert [message.reasoning for message in second[1].messages if message.role == "assistant"] == [None]
+    assert [match.parent for _, _, match, _ in (second, third)] == [first[3], second[3]]
 
 
 def test_each_recorded_agent_is_known_and_holds_nothing_of_a_machine() -> None:

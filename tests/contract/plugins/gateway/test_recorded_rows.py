@@ -1,0 +1,80 @@
+"""Recorded requests of published agents, sent again to a gateway with a real tokenizer: the rows that training gets.
+
+``tests/contract/envs/agents/record_agents.py NAME`` records an agent again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from gateway_parts import Played, run
+
+from verl_turnkey.plugins.gateway.turns import Limits
+
+DATA = Path(__file__).parents[3] / "data/agents"
+EPISODE = "episode0"
+"""what the records have in the place of an episode's tag"""
+# agent -> why its rows begin, parameter -> requests in which it is ignored
+EXPECTED: dict[str, tuple[list[str], dict[str, int]]] = {
+    "aider": (["first", "history", "history"], {"temperature": 4}),
+    "codex": (["first"], {"tools/namespace": 3, "tools/web_search": 3}),
+    "langgraph": (["first"], {"temperature": 3}),
+    "mini_swe": (["first", "branch"], {}),
+    "openai_agents": (["first"], {"strict": 3}),
+    "openai_agents_chat": (["first"], {"strict": 3}),
+    "opencode": (["first"], {}),
+    "pi": (["first"], {}),
+    "pydantic_ai": (["first"], {"strict": 3}),
+    "qwen_code": (["first"], {}),
+    "smolagents": (["first", "history", "history"], {"tool_choice": 3}),
+}
+
+
+def recorded(name: str) -> list[dict[str, Any]]:
+    """The recorded lines, each with its whole body."""
+    lines, body = [], {}
+    for text in (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
+        line = json.loads(text)
+        body = {**{key: body[key] for key in line["repeated"]}, **line["body"]}
+        lines.append({**line, "body": body})
+    return lines
+
+
+def written(reply: dict[str, Any]) -> str:
+    """A recorded reply as Qwen writes it."""
+    thoughts = f"<think>\n{reply['reasoning'].strip()}\n</think>\n\n" if reply["reasoning"] else ""
+    calls = [json.dumps({"name": name, "arguments": arguments}) for name, arguments, _ in reply["calls"]]
+    return thoughts + reply["text"] + "".join(f"\n<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+def replay(name: str) -> Played:
+    """The episode of the agent ``name``, with its recorded requests and replies."""
+    lines = recorded(name)
+
+    async def agent(url: str) -> None:
+        async with httpx.AsyncClient() as client:
+            for line in lines:
+                answer = await client.post(url + line["path"], json=line["body"], timeout=60)
+                assert answer.status_code == 200, answer.text
+
+    turns = [written(line["reply"]) for line in lines]
+    return run(agent, turns, limits=Limits(room=40_000, turn=2_000), tag=EPISODE)
+
+
+@pytest.mark.parametrize(("name", "expected"), EXPECTED.items())
+def test_rows_of_a_recorded_agent(name: str, expected: tuple[list[str], dict[str, int]]) -> None:
+    """``run`` also checks that each prompt is the head of a row, and that each sampled id is under exactly one mask."""
+    lines, played = recorded(name), replay(name)
+    overruled = Counter(key for turn in played.session.turns for key in turn.request.overruled)
+    assert (played.breaks, dict(overruled)) == expected
+    steps = [step["step"] for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
+    assert sorted(steps) == [*range(sum(line["trained"] for line in lines))]
+
+
+def test_every_recorded_agent_is_replayed() -> None:
+    assert {path.stem for path in DATA.glob("*.jsonl")} == {*EXPECTED}
