@@ -63,7 +63,7 @@ def three_errands(model: str) -> Setup:
         env="turnkey/Errands-v0",
         kwargs=kwargs,
         warm_start=("imitation.py", "--model", model, "--episodes", "110", "--kwargs", json.dumps(kwargs)),
-        steps=12,
+        steps=18,
         n_val=64,
         job={**JOB, "lr": 2e-5, "task": (*house, *sizes, cache, BYPASS)},
     )

@@ -61,18 +61,16 @@ def check_agent(run: Run) -> None:
 def _check_run(turnkey: TurnkeyConfig) -> None:
     agent = turnkey.agent
     assert agent.run is not None
-    if isinstance(agent.run, str):
-        if is_url(agent.run):
-            _check_remote(agent)
-        else:
-            load_function(agent.run, RUN)
-        if agent.reward == "exit_code":
-            problem = f"turnkey.agent.reward=exit_code needs a command, and {RUN}={agent.run} is none"
-            refuse("agent-exit-code", f"{problem}: return the reward, and set turnkey.agent.reward=result")
-        return
-    if agent.in_process:
-        problem = f"turnkey.agent.in_process=true calls a function in the worker, and {RUN} is a command"
+    kind = "a command" if not isinstance(agent.run, str) else "a service" if is_url(agent.run) else "a function"
+    if agent.in_process and kind != "a function":
+        problem = f"turnkey.agent.in_process=true calls a function in the worker, and {RUN} is {kind}"
         refuse("agent-command-in-process", f"{problem}: set it to false")
+    if agent.reward == "exit_code" and kind != "a command":
+        problem = f"turnkey.agent.reward=exit_code needs a command, and {RUN}={agent.run} is {kind}"
+        refuse("agent-exit-code", f"{problem}: return the reward, and set turnkey.agent.reward=result")
+    if isinstance(agent.run, str):
+        _check_service(agent) if is_url(agent.run) else load_function(agent.run, RUN)
+        return
     try:
         sandbox = sandbox_of(agent)
     except SandboxError as error:
@@ -83,14 +81,11 @@ def _check_run(turnkey: TurnkeyConfig) -> None:
         refuse("agent-command-missing", f"{problem}: give its path, or install it on every node")
 
 
-def _check_remote(agent: AgentConfig) -> None:
+def _check_service(agent: AgentConfig) -> None:
     host = urlsplit(check_url(agent.run, RUN)).hostname or ""
     if agent.listen.startswith(LOCAL) and not host.startswith(LOCAL):
         problem = f"{RUN}={agent.run} is another machine, which cannot reach turnkey.agent.listen={agent.listen}"
         refuse("agent-remote-listen", f"{problem}: set turnkey.agent.listen=0.0.0.0, in a closed network")
-    if agent.in_process:
-        problem = f"turnkey.agent.in_process=true calls a function in the worker, and {RUN}={agent.run} is a service"
-        refuse("agent-command-in-process", f"{problem}: set it to false")
     if agent.state == "workspace":
         problem = f"turnkey.agent.state=workspace is a key of files of this machine, and {RUN}={agent.run} is a service"
         refuse("agent-remote-workspace", f"{problem}: post keys to /state, or choose another turnkey.agent.state")

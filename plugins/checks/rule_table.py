@@ -45,6 +45,8 @@ _FIX = re.compile(rf"(?:[:.;,]| or|\))\s((?:{_VERBS})\b.*)", re.IGNORECASE | re.
 
 _REASON = re.compile(r"(, (so that|since|whose)|; (?!turnkey)|: every) .*$")
 """how a message goes on that says why; the page leaves it to the message"""
+_REST = re.compile(r"(, got( .*)?|, which( has)?|, relative to|\.* (Either|Its arguments|To train) .*)$")
+"""how a message goes on with a run's values or the fix; the page leaves it to the message"""
 FAMILIES = {
     re.compile(r"there is no [\w.<>]+=.*"): "there is no such name",
     re.compile(r"\S+ needs a trainer of this package.*"): "needs trainer.v1.trainer_mode=turnkey_MODE",
@@ -251,7 +253,7 @@ def _problem(says: str) -> str:
             return shared
     if not brief.startswith("there is no"):
         brief = re.sub(r"(?<=[a-z])=<[\w.]+>(?=[ ,:;)])", "", brief)
-    return _in_capitals(_brief(brief))
+    return _in_capitals(_brief(_REST.sub("", brief)))
 
 
 def _brief(text: str) -> str:

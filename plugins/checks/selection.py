@@ -58,7 +58,7 @@ def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
         refuse(
             "credit-without-method",
             f"turnkey.credit sets {', '.join(parameters)}, but algorithm.adv_estimator={name!r} is none of this "
-            f"package's estimators and reads none of these{did_you_mean(name, estimators())} Either drop "
+            f"package's estimators and reads none of these{did_you_mean(name, estimators()) or '.'} Either drop "
             "algorithm.adv_estimator, to train the method of +turnkey=<method>, or write +turnkey=base "
             f"algorithm.adv_estimator={name}",
         )
