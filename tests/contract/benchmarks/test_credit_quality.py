@@ -195,9 +195,9 @@ def test_half_of_the_branches_begin_where_the_strategy_says():
 def test_each_turn_of_a_tree_is_there_once_with_the_path_that_it_goes_on_from(roots: str, first: dict[str, int]):
     world = _two([1 / 6] * 6, [0, *[1 / 5] * 5], 3)
     batch = world.forked(Branching(Tree(every=1, roots=roots), 2, "siblings"), 1, np.random.default_rng(4))
-    of_one = {"0.0.1": 2, "0.0.2": 2, "0.1.2": 2}
-    of_other = {"1.0.1": 2, "1.0.2": 2, "1.1.2": 2}
-    assert Counter(batch.steps.extra["parent"].tolist()) == {**first, **of_one, **of_other}
+    of_first = {"0.0.1": 2, "0.0.2": 2, "0.1.2": 2}
+    of_second = {"1.0.1": 2, "1.0.2": 2, "1.1.2": 2}
+    assert Counter(batch.steps.extra["parent"].tolist()) == {**first, **of_first, **of_second}
     assert batch.steps.n_trajectories == 8
 
 

@@ -170,9 +170,9 @@ def test_who_goes_away_while_a_copy_is_made_takes_nobodys_answer():
         templates = Templates([FAULTY])
         (await Worker.of(templates)).worker.kill()
         for wait in (0.0, 0.001, 0.002, 0.005):
-            given_up = asyncio.create_task(ProcessWorker.spawn([FAULTY], templates))
+            spawning = asyncio.create_task(ProcessWorker.spawn([FAULTY], templates))
             await asyncio.sleep(wait)
-            given_up.cancel()
+            spawning.cancel()
         workers = await asyncio.gather(*(Worker.of(templates) for _ in range(3)))
         assert [int(await worker.does("pid")) for worker in workers] == [worker.pid for worker in workers]
         for worker in workers:

@@ -564,7 +564,7 @@ def test_text_that_no_encoding_takes_is_replaced(play):
 TALK = ["turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_turn=20", "data.max_response_length=600"]
 
 
-def said_before(script: Script, t: int) -> list[int]:
+def prompt_and_answer(script: Script, t: int) -> list[int]:
     """The prompt ``t`` and the ids that answered it."""
     return script.prompts[t] + script.answers[t]
 
@@ -578,7 +578,7 @@ def test_a_conversation_in_minigrid(play, tokenizer):
     assert len(script.prompts) == 4
     newline = tokenizer.encode("\n")
     for t in range(1, 4):
-        before = said_before(script, t - 1) + newline
+        before = prompt_and_answer(script, t - 1) + newline
         assert script.prompts[t][: len(before)] == before
         added = tokenizer.decode(script.prompts[t][len(before) :])
         assert added.startswith(f"<|im_start|>user\nObservation (step {t + 1}): ")
@@ -626,7 +626,7 @@ def test_a_full_conversation(play, when_full):
     breaks = [
         t
         for t in range(1, len(records))
-        if script.prompts[t][: len(said_before(script, t - 1))] != said_before(script, t - 1)
+        if script.prompts[t][: len(prompt_and_answer(script, t - 1))] != prompt_and_answer(script, t - 1)
     ]
     assert (0 < len(breaks) < 10) if when_full == "drop_oldest" else not breaks
 
@@ -645,7 +645,7 @@ def test_a_conversation_is_a_row_and_in_the_layout_steps_as_many_as_its_steps(pl
     assert script.prompts == scripts["steps"].prompts
     assert whys([row]) == ["first"]
     assert row.prompt_ids == script.prompts[0]
-    assert row.prompt_ids + row.response_ids == said_before(script, -1)
+    assert row.prompt_ids + row.response_ids == prompt_and_answer(script, -1)
     assert masked_in([row]) == masked_in(rows["steps"]) == script.answers
     own = [p for p, trained in zip(row.response_logprobs, row.response_mask, strict=True) if trained]
     assert own == [p for alone in rows["steps"] for p in alone.response_logprobs]
@@ -823,7 +823,7 @@ def test_a_dead_episode_is_one_masked_row_with_the_reason(play, tmp_path, turns,
     assert log.episode["turns"] == len(log.turns) == len(log.texts) == max(0, len(turns) - 1)
 
 
-def said_by_us(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+def own_records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """Without what verl says at the level that a test before this one left its loggers at."""
     return [record for record in caplog.records if record.name == "verl_turnkey"]
 
@@ -839,7 +839,7 @@ def test_failed_episodes_are_said_once_for_each_kind_with_their_number(play, cap
         ("10 failed episodes of the kind 'step'", "the step is broken"),
         ("1 failed episode of the kind 'reset'", "the reset is broken"),
     ]
-    for record, (number, reason) in zip(said_by_us(caplog), expected, strict=True):
+    for record, (number, reason) in zip(own_records(caplog), expected, strict=True):
         count, _, latest = record.getMessage().partition(" in this process so far, the latest: ")
         assert count == number
         assert latest.startswith("EnvironmentFailure: environment failure (")
@@ -1194,7 +1194,7 @@ def test_a_disk_that_refuses_costs_the_log_and_not_the_episode(play, tmp_path: P
     (tmp_path / "log").unlink()
     play(["win"], awkward(), override, session=2, fresh=False)
     assert logged(tmp_path / "log").episode["episode"] == "u_2"
-    messages = [record.getMessage() for record in said_by_us(caplog)]
+    messages = [record.getMessage() for record in own_records(caplog)]
     assert len(messages) == 2
     assert "turnkey.log.trajectories are not written until this is over: FileExistsError" in messages[0]
     assert "are written again; 8 were lost" in messages[1]  # two episodes of three turns, a row in two tables each

@@ -210,10 +210,10 @@ def test_reserved_names_of_parameters():
 
 
 def test_a_table_with_other_numbers():
-    given_once = batch(penalty=[0.0, 0.5])
-    other = given_once.replaced(reward=np.array([5.0, 6.0]), score=np.array([7.0, 8.0]))
+    table = batch(penalty=[0.0, 0.5])
+    other = table.replaced(reward=np.array([5.0, 6.0]), score=np.array([7.0, 8.0]))
     assert (other.reward.tolist(), other.score.tolist()) == ([5.0, 6.0], [7.0, 8.0])
-    assert (given_once.reward.tolist(), given_once.score.tolist()) == ([1.0, 3.0], [1.0, 3.0])
+    assert (table.reward.tolist(), table.score.tolist()) == ([1.0, 3.0], [1.0, 3.0])
     assert other.penalty.tolist() == [0.0, 0.5]
     assert other.given == {"penalty", "score"}
     with pytest.raises(ValueError, match="read-only"):
@@ -225,7 +225,7 @@ def test_a_table_with_other_numbers():
         ({"reward": np.array([0.0, np.nan])}, "reward: row 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            given_once.replaced(**columns)
+            table.replaced(**columns)
 
 
 def test_a_score_that_was_not_given_follows_the_rewards():

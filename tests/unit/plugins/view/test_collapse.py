@@ -96,8 +96,8 @@ def test_a_fall_that_was_made_good():
     assert drop.last == pytest.approx((0.203 + 0.266 + 0.109) / 3)
     assert (drop.turn, drop.steps, drop.back) == (3, [5], 6)
     kl = [0.014, 0.018, 0.082, 0.02, 0.001, 0.003, 0.003, 0.003, 0.002, 0.005, 0.002, 0.001]
-    told_of = changes({"KL": Curve(STEPS, np.array(kl), "peak", 0.02)}, drop)
-    assert [(change.step, change.before, change.after) for change in told_of] == [(3, 0.003, 0.082)]
+    reported = changes({"KL": Curve(STEPS, np.array(kl), "peak", 0.02)}, drop)
+    assert [(change.step, change.before, change.after) for change in reported] == [(3, 0.003, 0.082)]
     norm = [0.254, 0.351, 3.0, 0.377, 0.153, 0.325, 0.324, 0.228, 0.256, 0.536, 0.273, 0.414]
     assert changes({"norm": Curve(STEPS, np.array(norm), "peak")}, drop) == []  # nothing was usual yet
     assert changes({"KL": Curve(STEPS, np.array(kl), "peak", 0.03)}, drop) == []
