@@ -12,6 +12,10 @@ from verl_turnkey.envs.errors import EnvironmentFailure, EnvironmentKwargsError
 from verl_turnkey.envs.rewards.endpoint import EndpointConfig, JudgeError, chat_endpoint
 from verl_turnkey.envs.thoughts import after_first_thoughts
 
+POLICY = "policy"
+"""``url`` of a user played by the model that is trained; the agent loop ``turnkey_env`` replaces it by an address"""
+_NOWHERE = "http://policy.invalid/v1"
+
 
 class Line(NamedTuple):
     """One line of a dialogue."""
@@ -57,13 +61,16 @@ class EndpointUser:
     role ``assistant``. Thoughts at the beginning of an answer are left out.
 
     Args:
-        config: keys of :class:`UserConfig`; ``url`` and ``model`` are required.
+        config: keys of :class:`UserConfig`; ``url`` and ``model`` are required. ``url: policy`` is the model that is
+            trained, in an episode of the agent loop ``turnkey_env``; elsewhere nobody answers.
 
     Raises:
         EnvironmentKwargsError: a key or value of ``config`` is wrong.
     """
 
     def __init__(self, config: Mapping[str, Any] | UserConfig) -> None:
+        if isinstance(config, Mapping) and _is_policy(config):
+            config = _at(_NOWHERE, config)
         try:
             self.config = config if isinstance(config, UserConfig) else parse(UserConfig, config, "user")
         except ConfigError as error:
@@ -75,6 +82,8 @@ class EndpointUser:
 
     def reply(self, scenario: str, dialogue: Sequence[Line]) -> str:
         """As :meth:`User.reply`. Blocks; not to be called from a running event loop."""
+        if self.config.url == _NOWHERE:
+            raise EnvironmentFailure("user", f"url: {POLICY} is a model only in episodes of the agent loop turnkey_env")
         roles = {"agent": "user", "user": "assistant"}
         lines = [{"role": roles[line.speaker], "content": line.text} for line in dialogue]
         question = {"messages": [{"role": "system", "content": scenario}, *lines]}
@@ -90,3 +99,22 @@ class EndpointUser:
                 f"or turn thinking off; got {text[-200:]!r}",
             )
         return answer
+
+
+def asks_policy(kwargs: Mapping[str, Any]) -> bool:
+    """Whether an argument of an environment is a user with ``url: policy``."""
+    return any(map(_is_policy, kwargs.values()))
+
+
+def with_policy(kwargs: Mapping[str, Any], url: str) -> dict[str, Any]:
+    """``kwargs`` of an environment in which users with ``url: policy`` are found at ``url``."""
+    return {name: _at(url, value) if _is_policy(value) else value for name, value in kwargs.items()}
+
+
+def _is_policy(user: Any) -> bool:
+    return isinstance(user, Mapping) and user.get("url") == POLICY
+
+
+def _at(url: str, user: Mapping[str, Any]) -> dict[str, Any]:
+    """``user`` at ``url``, asked once: the server is busy, not lost, and a second request is another sample."""
+    return {"model": POLICY, "params": {}, "timeout": 25.0, "retries": 0, **user, "url": url}

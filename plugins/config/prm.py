@@ -48,8 +48,8 @@ class PrmConfig:
     """Which model scores the turns, what it learns, and what its scores are for."""
 
     kind: Literal["implicit", "head"] | None = None
-    """implicit: a language model, a turn's score is beta times the sum of its log-ratios to reference; head: a token
-    classifier, the score is read at the turn's last token; null: no model"""
+    """implicit: a language model, scores are beta times the sum of a turn's log-ratios to reference; head: a token
+    classifier, read at the turn's last token; null: no model"""
     objective: str = "preference"
     """what it learns: preference (a group's successes over its failures), outcome_ce (each episode's success),
     sum_to_outcome (a head's scores add up to the outcome), or module:function"""

@@ -75,7 +75,7 @@ class RolloutConfig:
     """merged: one row for consecutive steps wherever a prompt extends the step before it (a template's never do);
     steps: a row per step"""
     prompt: Literal["template", "conversation"] = "template"
-    """template: each prompt is rendered anew, with the last turns; conversation: each prompt is the previous one, the
+    """template: each prompt is rendered from the last turns; conversation: each prompt is the previous one, the
     model's turn and the new observation"""
     observation_role: Literal["auto", "user", "tool"] = "auto"
     """conversation: role of the messages with observations; auto: tool after a tool call where the chat template has
@@ -83,7 +83,7 @@ class RolloutConfig:
     thinking: Literal["keep", "drop"] = "keep"
     """conversation: drop removes thoughts from past turns; each step with thoughts is then a row of its own"""
     when_full: Literal["end", "drop_oldest"] = "end"
-    """conversation without room for a turn: end truncates the episode, drop_oldest goes on in a new row without its
+    """conversation without room for a turn: end truncates the episode, drop_oldest continues in a new row without its
     first turns"""
     history: int = 2
     """template: past turns shown in a prompt; fewer if they do not fit into data.max_prompt_length"""

@@ -36,8 +36,7 @@ class UpdateConfig:
     importance_low: float | None = None
     """zero_weight, clear_mask: lower bound of the weights; null: none"""
     observation_coefficient: float = 0.0
-    """coefficient of a further loss beside any policy loss: the mean cross-entropy of the observations' tokens in
-    conversations (ECHO); 0: none"""
+    """coefficient of the mean cross-entropy of observations in conversations, beside any policy loss (ECHO); 0: none"""
 
     def __post_init__(self) -> None:
         check(self.mini_batches is None or self.mini_batches > 0, "mini_batches", "positive", self.mini_batches)

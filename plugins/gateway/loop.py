@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -20,11 +21,11 @@ from verl_turnkey.plugins.gateway import episode as episodes
 from verl_turnkey.plugins.gateway.process import AgentProcess, shared
 from verl_turnkey.plugins.gateway.server import gateway
 from verl_turnkey.plugins.gateway.session import Session
-from verl_turnkey.plugins.gateway.turns import Aborted
+from verl_turnkey.plugins.gateway.turns import policy_turn
 from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.branching import FAILURES
-from verl_turnkey.plugins.rollout.episode import Episode, Generated, Prompt, RowBuilder
-from verl_turnkey.plugins.rollout.generation import generate, group_member
+from verl_turnkey.plugins.rollout.episode import Episode, RowBuilder
+from verl_turnkey.plugins.rollout.generation import group_member
 from verl_turnkey.plugins.verl_api import builders
 
 
@@ -57,7 +58,7 @@ class UserAgentLoop(AgentLoopBase):
         member = group_member(self.shared, kwargs)  # before the first await: the rollouts of a task begin together
         try:
             task = task_of(kwargs)
-            session = self.agents.session(self._generate, sampling_params)
+            session = self.agents.session(partial(policy_turn, self), sampling_params)
             outcome = await self._play(session, task, episode)
             order = episodes.played(session, outcome, self.agents.step_options(worker), episode)
             await episode.apply_rewards(self.shared.rewards, kwargs, member)
@@ -114,14 +115,6 @@ class UserAgentLoop(AgentLoopBase):
                 if not future.done():
                     future.cancel()
             await asyncio.gather(run, finished, return_exceptions=True)
-
-    async def _generate(self, request_id: str, prompt: Prompt, sampling: dict[str, Any]) -> Generated:
-        if prompt.images:
-            builders.check_takes_images(self)
-        turn = await generate(self, request_id, prompt, sampling)
-        if turn.stop_reason in ("aborted", "abort") or not turn.ids:
-            raise Aborted(f"after {len(turn.ids)} tokens")
-        return turn
 
 
 def agent_counts(session: Session, steps: int) -> dict[str, float]:

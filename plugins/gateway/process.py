@@ -23,7 +23,7 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, tu
 from verl_turnkey.plugins.gateway.codec import Codec, TurnCodec
 from verl_turnkey.plugins.gateway.episode import StepOptions
 from verl_turnkey.plugins.gateway.messages import Request
-from verl_turnkey.plugins.gateway.server import Gateway
+from verl_turnkey.plugins.gateway.server import ANYWHERE, Gateway
 from verl_turnkey.plugins.gateway.session import Session
 from verl_turnkey.plugins.gateway.states import StateKey, View, state_key
 from verl_turnkey.plugins.gateway.turns import Generate, Limits
@@ -34,18 +34,9 @@ class AgentProcess:
 
     def __init__(self, config: DictConfig, codec: TurnCodec) -> None:
         self.turnkey: TurnkeyConfig = turnkey_config(config)
-        agent, rollout, verl_rollout = self.turnkey.agent, self.turnkey.rollout, config.actor_rollout_ref.rollout
+        agent = self.turnkey.agent
         self.codec = codec
-        whole = verl_rollout.prompt_length + verl_rollout.response_length
-        self.limits = Limits(
-            room=min(whole, verl_rollout.max_model_len or whole),
-            turn=rollout.max_tokens_per_turn or verl_rollout.response_length,
-            turns=rollout.max_turns,
-            thinking=agent.thinking,
-            stop=tuple(rollout.stop),
-            unsupported=agent.unsupported,
-            leave_out=agent.leave_out,
-        )
+        self.limits = limits_of(config)
         self.runner: Runner = runner_of(self.turnkey)
         state = self.turnkey.agent.state
         self._state: StateKey = state_key("history" if state == "workspace" else state)
@@ -70,13 +61,11 @@ class AgentProcess:
     async def handle(self, server: Gateway, session: Session, workspace: Path | None) -> AgentHandle:
         """The session as the agent sees it."""
         host = self.turnkey.agent.listen
-        if host in ("0.0.0.0", "::"):
-            remote = isinstance(self.runner, RemoteRunner)
-            host = await asyncio.to_thread(address_towards, self.runner.url) if remote else "127.0.0.1"
-        url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}/{session.secret}/v1"
+        if isinstance(self.runner, RemoteRunner) and host in ANYWHERE:
+            host = await asyncio.to_thread(address_towards, self.runner.url)
         command = isinstance(self.runner, CommandRunner) and self.runner.sandbox.name != "none"
         socket = await server.unix_socket() if command else None
-        return AgentHandle(url, session.secret, session.model, workspace, socket)
+        return AgentHandle(server.url(session.secret, host), session.secret, session.model, workspace, socket)
 
     def step_options(self, recorded: Any) -> StepOptions:
         """``recorded``: what the method reads of records, as ``keep_texts`` and ``before``."""
@@ -122,15 +111,34 @@ def runner_of(turnkey: TurnkeyConfig) -> Runner:
     return FunctionRunner(agent.run, timeout=agent.timeout, env=agent.env)
 
 
+def limits_of(config: DictConfig) -> Limits:
+    """What an episode may use."""
+    turnkey, verl_rollout = turnkey_config(config), config.actor_rollout_ref.rollout
+    whole = verl_rollout.prompt_length + verl_rollout.response_length
+    return Limits(
+        room=min(whole, verl_rollout.max_model_len or whole),
+        turn=turnkey.rollout.max_tokens_per_turn or verl_rollout.response_length,
+        turns=turnkey.rollout.max_turns,
+        thinking=turnkey.agent.thinking,
+        stop=tuple(turnkey.rollout.stop),
+        unsupported=turnkey.agent.unsupported,
+        leave_out=turnkey.agent.leave_out,
+    )
+
+
+def codec_of(config: DictConfig, tokenizer: Any, builder: Any) -> Codec:
+    """The codec of the model."""
+    tool_format = config.actor_rollout_ref.rollout.multi_turn.format
+    return Codec(tokenizer, builder, tool_format, turnkey_config(config).rollout.stop_token_ids)
+
+
 _process: AgentProcess | None = None
 
 
 def shared(config: DictConfig, tokenizer: Any, builder: Any) -> AgentProcess:
     global _process
     if _process is None:
-        tool_format = config.actor_rollout_ref.rollout.multi_turn.format
-        stop_token_ids = turnkey_config(config).rollout.stop_token_ids
-        _process = AgentProcess(config, Codec(tokenizer, builder, tool_format, stop_token_ids))
+        _process = AgentProcess(config, codec_of(config, tokenizer, builder))
     return _process
 
 

@@ -40,6 +40,8 @@ SLOW_BYTES = 100_000
 """bytes from which a body is read outside the event loop, as any with images is"""
 PING_SECONDS = 10.0
 """a stream that waits for the model sends a comment as often, so that nothing between cuts it"""
+ANYWHERE = ("0.0.0.0", "::")
+"""hosts for listening on all addresses"""
 KEEP_ALIVE_SECONDS = 600
 """an agent's connection may be idle as long: uvicorn's 5 seconds cut it while a tool runs"""
 
@@ -56,6 +58,11 @@ class Gateway:
 
     def add(self, session: Session) -> None:
         self._sessions[session.secret] = session
+
+    def url(self, secret: str, host: str) -> str:
+        """The base URL of an episode, at an address that :meth:`start` listens on."""
+        host = "127.0.0.1" if host in ANYWHERE else host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/{secret}/v1"
 
     def remove(self, session: Session) -> None:
         """From now on calls with its secret are answered with 404."""

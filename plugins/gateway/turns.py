@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from verl_turnkey.plugins.gateway.messages import Reply, Request
 from verl_turnkey.plugins.gateway.shared_ids import SharedIds
 from verl_turnkey.plugins.gateway.tree import Match, Node
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
+from verl_turnkey.plugins.rollout.generation import generate
+from verl_turnkey.plugins.verl_api import builders
+
+if TYPE_CHECKING:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 Generate = Callable[[str, Prompt, dict[str, Any]], Awaitable[Generated]]
 """``generate(request_id, prompt, sampling)``: the model's turn. Requests with equal ids come to the same server, and
@@ -18,6 +23,16 @@ never run at the same time. :class:`Aborted`: the server dropped it."""
 
 class Aborted(RuntimeError):
     """The server stopped a turn before its end, for example because the weights change."""
+
+
+async def policy_turn(loop: AgentLoopBase, request_id: str, prompt: Prompt, sampling: Mapping[str, Any]) -> Generated:
+    """The policy's turn, as ``Generate``, by verl's client of the agent loop ``loop``."""
+    if prompt.images:
+        builders.check_takes_images(loop)
+    turn = await generate(loop, request_id, prompt, sampling)
+    if turn.stop_reason in ("aborted", "abort") or not turn.ids:
+        raise Aborted(f"after {len(turn.ids)} tokens")
+    return turn
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ fails: a failed episode is exactly one masked row with the reason.
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import replace
+from importlib import import_module
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -19,6 +21,7 @@ from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormat
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
 from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.envs.users import asks_policy, with_policy
 from verl_turnkey.plugins.rollout import hints, streams, worker
 from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ToolsReader, action_reader
 from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching
@@ -36,6 +39,8 @@ from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.rollout.turn_answer import answer_turn
 from verl_turnkey.plugins.rollout.worker_tools import VerlTools, WorkerTools
 from verl_turnkey.plugins.verl_api import builders
+
+POLICY_USER = "verl_turnkey.plugins.gateway.policy_user"  # by name: its floor is higher
 
 
 class EnvAgentLoop(AgentLoopBase):
@@ -89,12 +94,13 @@ class EnvAgentLoop(AgentLoopBase):
             timeout = self.shared.turnkey.env.step_timeout
             verls = VerlTools(self._verl_tools, kwargs.get("tools_kwargs"), timeout)
             self.worker_tools = WorkerTools(verls, self.shared.mcp_servers)
-        branching, episodes = self._branching(kwargs), [episode]
+        branching, episodes, users = self._branching(kwargs), [episode], AsyncExitStack()
         member = group_member(self.shared, kwargs)  # before the first await: the rollouts of a task begin together
         try:
             task = self._task(kwargs)
             hint = hints.hint_line(kwargs) + hints.skill_line(kwargs, self.options.skill)
-            trajectory = await self._play(episode, self._sampling(sampling_params), task, branching, hint)
+            played = await self._with_policy(task, sampling_params, users)
+            trajectory = await self._play(episode, self._sampling(sampling_params), played, branching, hint)
             await episode.apply_rewards(self.shared.rewards, kwargs, member)
             if branching is not None:
                 await branching.finished()
@@ -110,6 +116,7 @@ class EnvAgentLoop(AgentLoopBase):
                 member.leave()
             if branching is not None:
                 await branching.close()
+            await users.aclose()
         self.shared.times.append(episode.seconds)
         for branch in episodes:
             self.shared.log.write(kwargs, task, branch, outputs, failed, self.tokenizer.decode)
@@ -140,6 +147,13 @@ class EnvAgentLoop(AgentLoopBase):
         task = Task.from_json(kwargs[COLUMN])
         env = self.shared.turnkey.env
         return Task(task.env_id or env.id or "", task.seed, {**env.kwargs, **task.kwargs})
+
+    async def _with_policy(self, task: Task, sampling_params: dict[str, Any], users: AsyncExitStack) -> Task:
+        """``task``, with this model as the user where it names the policy."""
+        if not asks_policy(task.kwargs):
+            return task
+        address = import_module(POLICY_USER).address(self, sampling_params)
+        return replace(task, kwargs=with_policy(task.kwargs, await users.enter_async_context(address)))
 
     def _sampling(self, params: dict[str, Any]) -> dict[str, Any]:
         """verl's sampling parameters, with the number of tokens and the stops that end a turn."""

@@ -51,7 +51,8 @@ class ServiceText(ToolEnv):
         subgoal_reward: reward of each subgoal when it is reached: the customer is found; and of each request the order
             is looked up, the change is confirmed, and it is done (or refused).
         user: who plays the customer. null: rules; or the keys of a model's endpoint (``url``, ``model``,
-            ``api_key_env``, ``params``, ``timeout``, ``retries``, ...).
+            ``api_key_env``, ``params``, ``timeout``, ``retries``, ...); ``{"url": "policy"}``: the model that is
+            trained, which answers untrained.
         max_steps: steps after which the episode is truncated.
 
     The reward is 1 for a closed case if the database is as it should be and no rule of the policy was broken, which is

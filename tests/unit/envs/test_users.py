@@ -8,7 +8,7 @@ import pytest
 from judge_server import JudgeServer
 
 from verl_turnkey.envs import EnvironmentFailure, EnvironmentKwargsError
-from verl_turnkey.envs.users import EndpointUser, Line, UserConfig
+from verl_turnkey.envs.users import EndpointUser, Line, UserConfig, asks_policy, with_policy
 
 DIALOGUE = [Line("user", "Hello!"), Line("agent", "What is your name?")]
 
@@ -44,6 +44,26 @@ def test_a_server_that_is_down_is_a_failure_of_the_user_after_all_attempts():
             user(server).reply("You are Ann.", DIALOGUE)
         assert server.calls == 3
         assert failure.value.kind == "user"
+
+
+def test_the_policy_answers_only_where_an_agent_loop_gives_its_address():
+    kwargs = {
+        "user": {"url": "policy", "params": {"max_tokens": 8}},
+        "judge": {"url": "http://h/v1"},
+        "level": "policy",
+    }
+    assert asks_policy(kwargs)
+    with pytest.raises(EnvironmentFailure, match="only in episodes of the agent loop turnkey_env"):
+        EndpointUser(kwargs["user"]).reply("", DIALOGUE)
+    with JudgeServer(lambda question: "Yes.") as server:
+        played = with_policy(kwargs, server.url)
+        assert EndpointUser(played["user"]).reply("", DIALOGUE) == "Yes."
+    [question] = server.questions
+    assert (question["model"], question["max_tokens"]) == ("policy", 8)
+    assert "temperature" not in question
+    assert not asks_policy(played)
+    assert {name: played[name] for name in ("judge", "level")} == {name: kwargs[name] for name in ("judge", "level")}
+    assert kwargs["user"]["url"] == "policy"
 
 
 def test_all_attempts_stay_below_the_deadline_of_a_step():

@@ -52,9 +52,8 @@ def written(reply: dict[str, Any]) -> str:
     return thoughts + reply["text"] + "".join(f"\n<tool_call>\n{call}\n</tool_call>" for call in calls)
 
 
-def replay(name: str) -> Played:
-    """The episode of the agent ``name``, with its recorded requests and replies."""
-    lines = recorded(name)
+def replay(lines: list[dict[str, Any]], **limits: Any) -> Played:
+    """An episode with recorded requests and replies."""
 
     async def agent(url: str) -> None:
         async with httpx.AsyncClient() as client:
@@ -63,17 +62,30 @@ def replay(name: str) -> Played:
                 assert answer.status_code == 200, answer.text
 
     turns = [written(line["reply"]) for line in lines]
-    return run(agent, turns, limits=Limits(room=40_000, turn=2_000), tag=EPISODE)
+    return run(agent, turns, limits=Limits(room=40_000, turn=2_000, **limits), tag=EPISODE)
+
+
+def steps(played: Played) -> list[int]:
+    """The steps of all rows."""
+    return [step["step"] for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
 
 
 @pytest.mark.parametrize(("name", "expected"), EXPECTED.items())
 def test_rows_of_a_recorded_agent(name: str, expected: tuple[list[str], dict[str, int]]) -> None:
     """``run`` also checks that each prompt is the head of a row, and that each sampled id is under exactly one mask."""
-    lines, played = recorded(name), replay(name)
+    lines = recorded(name)
+    played = replay(lines)
     overruled = Counter(key for turn in played.session.turns for key in turn.request.overruled)
     assert (played.breaks, dict(overruled)) == expected
-    steps = [step["step"] for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
-    assert sorted(steps) == [*range(sum(line["trained"] for line in lines))]
+    assert sorted(steps(played)) == [*range(sum(line["trained"] for line in lines))]
+
+
+def test_a_commit_message_of_the_policys_own_name_is_left_out_by_a_rule() -> None:
+    """aider without ``--weak-model`` asks the policy for it, and none of its requests has tools."""
+    lines = recorded("aider")
+    lines = [{**line, "body": line["body"] | {"model": "policy"}} for line in lines]
+    assert sorted(steps(replay(lines))) == [0, 1, 2, 3]
+    assert sorted(steps(replay(lines, leave_out=[{"system": "Git commit messages"}]))) == [0, 1, 2]
 
 
 def test_every_recorded_agent_is_replayed() -> None:

@@ -1,0 +1,102 @@
+"""The model that is trained as the customer of turnkey/Service-v0: it answers over HTTP, and no row holds its turns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import hydra
+import pytest
+import real_tokenizers
+from contract_tools import Compose
+from verl.experimental.agent_loop import agent_loop as verl_agent_loop
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_turnkey.plugins.rollout import worker as loop_worker
+
+ASKS = "What is your email address?"
+TALK = f'talk(message="{ASKS}")'
+SIZES = (
+    "turnkey.rollout.action_format=plain",
+    "data.max_prompt_length=1500",
+    "data.max_response_length=1500",
+    "turnkey.rollout.max_tokens_per_turn=40",
+)
+
+
+class Model:
+    """verl's client: asks the customer as the agent, and answers with a number as the customer."""
+
+    def __init__(self, tokenizer: Any, silent: bool) -> None:
+        self.tokenizer, self.silent = tokenizer, silent
+        self.as_customer: list[str] = []
+        self.params: list[dict[str, Any]] = []
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: Any, **_: Any) -> TokenOutput:
+        prompt, text = self.tokenizer.decode(prompt_ids), TALK
+        if "You are" in prompt and "a customer of a shop" in prompt:
+            self.as_customer.append(prompt)
+            self.params.append(sampling_params)
+            text = "" if self.silent else f"Answer {len(self.as_customer)}."
+        ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
+        versions = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7, "num_cached_tokens": 0}
+        return TokenOutput(token_ids=ids, log_probs=[-0.1] * len(ids), extra_fields=versions)
+
+
+@pytest.fixture
+def play(compose: Compose, ray_queue, monkeypatch):
+    """``play(episodes, silent)``: the rows of each, and the model."""
+
+    def run(episodes: int, silent: bool = False) -> tuple[list[list[Any]], Model]:
+        config = compose("+turnkey=gigpo", "+turnkey/env=service", "turnkey.rollout.max_turns=3", *SIZES)
+        monkeypatch.setattr(loop_worker, "_process", None)
+        tokenizer = real_tokenizers.tokenizer("qwen3")
+        model = Model(tokenizer, silent)
+        task = {"env_id": "turnkey/Service-v0", "seed": 3, "kwargs": {"user": {"url": "policy"}}}
+
+        async def episode(session: int) -> list[Any]:
+            loop = hydra.utils.instantiate(
+                config=verl_agent_loop._agent_loop_registry["turnkey_env"],
+                trainer_config=DictConfigWrap(config=config),
+                server_manager=model,
+                tokenizer=tokenizer,
+                processor=None,
+                hf_model_type="qwen3",
+                dataset_cls=RLHFDataset,
+                data_config=DictConfigWrap(config.data),
+                tools=ToolListWrap([]),
+            )
+            row = {"uid": "u", "session_id": session, "global_steps": 7, "turnkey_task": json.dumps(task)}
+            return await loop.run({"temperature": 0.7, "logprobs": True}, **row)
+
+        async def group() -> list[list[Any]]:
+            return list(await asyncio.gather(*map(episode, range(episodes))))
+
+        rows = asyncio.run(group())
+        loop_worker.finish(None)
+        return rows, model
+
+    return run
+
+
+def test_the_policy_answers_and_is_not_trained_on_it(play) -> None:
+    episodes, model = play(2)
+    assert len(model.as_customer) == 6
+    assert {params["temperature"] for params in model.params} == {0.7}
+    assert sorted(prompt.count(ASKS) for prompt in model.as_customer) == [1, 1, 2, 2, 3, 3]
+    for rows in episodes:
+        steps = [step for row in rows for step in row.extra_fields["turnkey"]["steps"]]
+        assert [step["action"] for step in steps] == [TALK] * 3
+        for row in rows:
+            sampled = [token for token, bit in zip(row.response_ids, row.response_mask, strict=True) if bit]
+            assert "Answer" not in model.tokenizer.decode(sampled)
+    assert any("Customer: Answer" in model.tokenizer.decode(row.prompt_ids + row.response_ids) for row in episodes[0])
+
+
+def test_a_policy_that_says_nothing_costs_the_episode(play) -> None:
+    ((row,),), _ = play(1, silent=True)
+    assert row.response_mask == [0]
+    assert "said nothing" in row.extra_fields["turnkey"]["failed"]
