@@ -159,10 +159,12 @@ class Gateway:
                 else:
                     session.report(path[1:], sent)
                     await exchange.json(200, {"ok": True})
-        except GatewayError as error:
+        except (GatewayError, RecursionError) as error:
+            deep = GatewayError(400, "invalid_request", "a message, tool or argument is nested too deeply")
+            refusal = error if isinstance(error, GatewayError) else deep
             if session is not None:
-                session.refuse(error)
-            await exchange.error(error, dialect)
+                session.refuse(refusal)
+            await exchange.error(refusal, dialect)
         except (Gone, asyncio.CancelledError):
             pass
         except Exception as error:  # costs this call; the server goes on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -34,6 +35,8 @@ async def play(task: dict[str, Any], agent: Any) -> dict[str, Any]:
     game = Corridor(task["seed"])
     if task.get("mood") == "idle":
         return {"reward": 1.0}
+    if task.get("mood") == "slow":
+        await asyncio.sleep(3600)
     menu = f"Your admissible actions: {', '.join(ACTIONS)}"
     messages: list[Any] = [{"role": "user", "content": f"Reach the door.\n{game.text()}\n{menu}"}]
     async with agent.client() as client:

@@ -12,16 +12,16 @@ from launch import Run, train
 from transformers import AutoTokenizer
 
 AGENT = Path(__file__).with_name("black_box.py")
-STEPS = 3
+STEPS = 2
 
 
 @pytest.fixture(scope="module")
 def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Three steps; of the tasks one breaks the agent, and one lets it ask nothing."""
+    """Of the training tasks one breaks the agent, one lets it ask nothing, and one lets it sleep."""
     out = tmp_path_factory.mktemp("agent")
-    moods = {1: "broken", 2: "idle"}
-    for split in ("train", "val"):
-        tasks = [{"seed": seed, "mood": moods.get(seed, "well")} for seed in range(4)]
+    moods = {1: "broken", 2: "idle", 4: "slow"}
+    for split, count in (("train", 5), ("val", 4)):
+        tasks = [{"seed": seed, "mood": moods.get(seed, "well")} for seed in range(count)]
         frame = pd.DataFrame({"turnkey_task": [json.dumps(task) for task in tasks]})
         frame["prompt"] = [[{"role": "user", "content": "-"}]] * len(frame)
         frame["data_source"] = "corridor"
@@ -33,17 +33,18 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         "+turnkey/device=cpu",
         f"turnkey.agent.run={AGENT}:play",
         "turnkey.agent.state=observation",
+        "turnkey.agent.timeout=30",
         "turnkey.rollout.max_turns=8",
         "turnkey.rollout.max_tokens_per_turn=8",
         f"data.train_files={out}/train.parquet",
         f"data.val_files={out}/val.parquet",
-        "data.train_batch_size=4",
+        "data.train_batch_size=5",
         "data.max_prompt_length=256",
         "data.max_response_length=600",
         f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.rollout.n=4",
         f"trainer.total_training_steps={STEPS}",
-        "trainer.test_freq=3",
+        f"trainer.test_freq={STEPS}",
     )
 
 
@@ -66,11 +67,12 @@ def test_credit_is_per_turn(run: Run, step: int) -> None:
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
-def test_agents_that_break_down_or_ask_nothing_cost_their_episodes(run: Run, step: int) -> None:
-    assert run.metrics[step]["episode/failed"] == 8
-    assert run.metrics[step]["episode/failed/AgentFailure"] == 8
+def test_agents_that_break_down_ask_nothing_or_sleep_cost_their_episodes(run: Run, step: int) -> None:
+    assert run.metrics[step]["episode/failed"] == 12
+    assert run.metrics[step]["episode/failed/AgentFailure"] == 12
     reasons = {e["failed"] for e in run.episodes("train") if e["failed"] and e["global_step"] == step}
     assert any("the agent made no request" in reason for reason in reasons)
+    assert any("the agent ran longer than turnkey.agent.timeout=30" in reason for reason in reasons)
     assert any("ValueError: this agent breaks down on seed 1 (black_box.py:" in reason for reason in reasons)
 
 

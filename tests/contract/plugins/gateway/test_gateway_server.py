@@ -166,7 +166,12 @@ def test_hostile_clients_cost_their_own_episode_alone() -> None:
             deep = "[" * 100_000 + "]" * 100_000
             bodies = (b"\xff", b"[1]", b"{}", f'{{"messages": {deep}}}'.encode(), b'{"messages": [{"role": "x"}]}')
             statuses += [(await web.post(url, content=body)).status_code for body in bodies]
-            assert statuses == [413, 413, 400, 400, 400, 400, 400]
+            arguments = '{"a":' * 600 + "1" + "}" * 600
+            call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+            nested = [*ASKED, {"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "And?"}]
+            statuses.append((await web.post(url, json={"model": "policy", "messages": nested})).status_code)
+            assert statuses == [413, 413, 400, 400, 400, 400, 400, 400]
+            assert hostile.failed is None
             await works(port, honest)
             for _, writer in slow:
                 writer.close()
