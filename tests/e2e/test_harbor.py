@@ -32,9 +32,9 @@ def harbor_task(folder: Path, modulus: int) -> None:
 @pytest.fixture(scope="module")
 def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("harbor")
-    for modulus in (5, 7):
-        harbor_task(out / f"tasks/sums_{modulus}", modulus)
-    command = ["-m", "verl_turnkey", "tasks", out / "data", "--harbor", out / "tasks", "--val-from", out / "tasks"]
+    for folder, modulus in (("train", 5), ("train", 7), ("val", 3)):
+        harbor_task(out / folder / f"sums_{modulus}", modulus)
+    command = ["-m", "verl_turnkey", "tasks", out / "data", "--harbor", out / "train", "--val-from", out / "val"]
     subprocess.run([sys.executable, *command], check=True)
     return train(
         out,
