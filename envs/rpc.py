@@ -30,10 +30,11 @@ def check_url(url: Any, key: str) -> str:
     parts = urlsplit(url) if isinstance(url, str) else None
     try:
         good = parts is not None and parts.scheme in _CONNECTIONS and bool(parts.hostname) and parts.port != 0
+        good = good and "@" not in parts.netloc  # a login would not be sent, and errors would show it
     except ValueError:  # a port that is not a number
         good = False
     if not good:
-        raise EnvironmentKwargsError(f"{key} must be a URL like http://127.0.0.1:8000, not {url!r}")
+        raise EnvironmentKwargsError(f"{key} must be a URL like http://127.0.0.1:8000, without a login, not {url!r}")
     return url.rstrip("/")
 
 

@@ -14,6 +14,8 @@ from verl_turnkey.envs.thoughts import after_first_thoughts
 
 POLICY = "policy"
 """``url`` of a user played by the model that is trained; the agent loop ``turnkey_env`` replaces it by an address"""
+PROBE = "http://probe.invalid/v1"
+"""``url`` of a user who always says the same, for trying an environment before there is a model"""
 _NOWHERE = "http://policy.invalid/v1"
 
 
@@ -52,6 +54,8 @@ class UserConfig(EndpointConfig):
     """further attempts after an answer 408, 429 or 5xx, a timeout or a broken connection"""
     backoff: float = 0.5
     """seconds before the second attempt, doubled for each further one"""
+    silence: str | None = None
+    """what the user says where the model says nothing; null: such an episode fails"""
 
 
 class EndpointUser:
@@ -70,7 +74,7 @@ class EndpointUser:
 
     def __init__(self, config: Mapping[str, Any] | UserConfig) -> None:
         if isinstance(config, Mapping) and _is_policy(config):
-            config = _at(_NOWHERE, config)
+            config = _at(_NOWHERE, config, 25.0)
         try:
             self.config = config if isinstance(config, UserConfig) else parse(UserConfig, config, "user")
         except ConfigError as error:
@@ -84,6 +88,8 @@ class EndpointUser:
         """As :meth:`User.reply`. Blocks; not to be called from a running event loop."""
         if self.config.url == _NOWHERE:
             raise EnvironmentFailure("user", f"url: {POLICY} is a model only in episodes of the agent loop turnkey_env")
+        if self.config.url == PROBE:
+            return "I cannot say."
         roles = {"agent": "user", "user": "assistant"}
         lines = [{"role": roles[line.speaker], "content": line.text} for line in dialogue]
         question = {"messages": [{"role": "system", "content": scenario}, *lines]}
@@ -91,7 +97,7 @@ class EndpointUser:
             text = asyncio.run(self._endpoint.ask(question))
         except JudgeError as error:
             raise EnvironmentFailure("user", str(error)) from None
-        answer = (after_first_thoughts(text) or "").strip()
+        answer = (after_first_thoughts(text) or "").strip() or self.config.silence
         if not answer:
             raise EnvironmentFailure(
                 "user",
@@ -106,15 +112,16 @@ def asks_policy(kwargs: Mapping[str, Any]) -> bool:
     return any(map(_is_policy, kwargs.values()))
 
 
-def with_policy(kwargs: Mapping[str, Any], url: str) -> dict[str, Any]:
-    """``kwargs`` of an environment in which users with ``url: policy`` are found at ``url``."""
-    return {name: _at(url, value) if _is_policy(value) else value for name, value in kwargs.items()}
+def with_policy(kwargs: Mapping[str, Any], url: str, seconds: float = 25.0) -> dict[str, Any]:
+    """``kwargs`` of an environment with users of ``url: policy`` at ``url``, who have ``seconds`` for an answer."""
+    return {name: _at(url, value, seconds) if _is_policy(value) else value for name, value in kwargs.items()}
 
 
 def _is_policy(user: Any) -> bool:
     return isinstance(user, Mapping) and user.get("url") == POLICY
 
 
-def _at(url: str, user: Mapping[str, Any]) -> dict[str, Any]:
-    """``user`` at ``url``, asked once: the server is busy, not lost, and a second request is another sample."""
-    return {"model": POLICY, "params": {}, "timeout": 25.0, "retries": 0, **user, "url": url}
+def _at(url: str, user: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """``user`` at ``url``. Asked once, as a second request is another sample; nothing is cached, as weights change."""
+    fixed = {"url": url, "cache": None, "cache_size": 0}
+    return {"model": POLICY, "params": {}, "timeout": seconds, "retries": 0, "silence": "...", **user, **fixed}

@@ -9,16 +9,19 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from verl_turnkey.envs.agents.base import AgentHandle, Outcome, cut
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut
 from verl_turnkey.envs.agents.calls import KEY
 from verl_turnkey.envs.agents.results import read_result
 from verl_turnkey.envs.daemon_threads import DaemonThreads
 from verl_turnkey.envs.rpc import ServerError, check_url, post_json
 
+LATE = 60.0
+"""seconds after which a thread gives up a service that answers too late"""
+
 
 def is_url(run: str) -> bool:
     """Whether ``turnkey.agent.run`` is the address of a service."""
-    return run.startswith(("http://", "https://"))
+    return run.lower().startswith(("http://", "https://"))
 
 
 class RemoteRunner:
@@ -28,21 +31,22 @@ class RemoteRunner:
     number, ``{"reward", "success", "turns", "extra"}``, or null if the agent reports its reward itself.
 
     Args:
-        url: of the service; a call that did not arrive is repeated, another never.
-        timeout: seconds that an episode may take. The service notices its end by a 404 of the gateway.
+        url: of the service; a request that never reached it is sent again, any other is not.
+        timeout: seconds that an episode may take; after them the gateway answers 404.
 
     Raises:
         EnvironmentKwargsError: ``url`` is not a URL.
     """
 
     def __init__(self, url: str, *, timeout: float, most_threads: int = 256) -> None:
-        self.url, self._timeout = check_url(url, KEY), timeout
+        check_url(url, KEY)
+        self.url, self._timeout = url, timeout
         self._threads = DaemonThreads(most_threads, "remote-agent")
 
     async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> Outcome:
         """As ``Runner.run``."""
         episode = {"task": dict(task), "base_url": agent.base_url, "key": agent.key, "model": agent.model}
-        post = partial(post_json, self.url, episode, timeout=self._timeout, key=KEY)
+        post = partial(post_json, self.url, episode, timeout=self._timeout + LATE, key=KEY)
         try:
             answer = asyncio.get_running_loop().run_in_executor(self._threads, post)
             result = await asyncio.wait_for(answer, self._timeout)
@@ -56,14 +60,17 @@ class RemoteRunner:
         """Nothing to end."""
 
 
-def address_towards(url: str) -> str:
+def address_towards(url: str, ipv6: bool = False) -> str:
     """The IP address of this machine from which it reaches the host of ``url``; nothing is sent.
 
     Raises:
-        OSError: the host has no address, or none is reachable.
+        AgentFailure: the host has no address of that version of IP, or is not reachable.
     """
-    parts = urlsplit(url)
-    family, kind, _, _, place = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(place)
-        return probe.getsockname()[0]
+    parts, family = urlsplit(url), socket.AF_INET6 if ipv6 else socket.AF_INET
+    try:
+        place = socket.getaddrinfo(parts.hostname, parts.port or 80, family, socket.SOCK_DGRAM)[0][4]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)
+            return probe.getsockname()[0]
+    except OSError as error:
+        raise AgentFailure(f"{KEY}={url} cannot be reached: {error}") from None

@@ -84,10 +84,10 @@ def _check_run(turnkey: TurnkeyConfig) -> None:
 def _check_service(agent: AgentConfig) -> None:
     host = urlsplit(check_url(agent.run, RUN)).hostname or ""
     if agent.listen.startswith(LOCAL) and not host.startswith(LOCAL):
-        problem = f"{RUN}={agent.run} is another machine, which cannot reach turnkey.agent.listen={agent.listen}"
+        problem = f"{RUN}={agent.run} runs on another machine, which cannot reach turnkey.agent.listen={agent.listen}"
         refuse("agent-remote-listen", f"{problem}: set turnkey.agent.listen=0.0.0.0, in a closed network")
     if agent.state == "workspace":
-        problem = f"turnkey.agent.state=workspace is a key of files of this machine, and {RUN}={agent.run} is a service"
+        problem = f"turnkey.agent.state=workspace hashes files on this machine, and {RUN}={agent.run} is a service"
         refuse("agent-remote-workspace", f"{problem}: post keys to /state, or choose another turnkey.agent.state")
 
 

@@ -28,6 +28,7 @@ from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt, load
 from verl_turnkey.envs.rewards import RewardError, RewardStep, right_answers
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.envs.tool_info import random_call
+from verl_turnkey.envs.users import PROBE, with_policy
 from verl_turnkey.plugins.checks.data import without_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
 from verl_turnkey.plugins.checks.findings import Refusal, refuse
@@ -115,7 +116,7 @@ def _configured(task: Task, turnkey: TurnkeyConfig) -> Task:
             "probe-without-environment",
             "neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>",
         )
-    return Task(env_id, task.seed, {**turnkey.env.kwargs, **task.kwargs})
+    return Task(env_id, task.seed, with_policy({**turnkey.env.kwargs, **task.kwargs}, PROBE))
 
 
 def _refusal(task: Task, error: Exception, where: str = "") -> Refusal:

@@ -1,10 +1,11 @@
-"""The model that is trained as somebody the agent talks to (``user: {url: policy}``): it answers, untrained.
+"""Lets the policy play the simulated user (``user: {url: policy}``); its lines are not trained.
 
 Imported by name from ``rollout/agent_loop.py``, which lies on a lower floor.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -16,18 +17,28 @@ from verl_turnkey.plugins.gateway.codec import Codec
 from verl_turnkey.plugins.gateway.process import codec_of, limits_of
 from verl_turnkey.plugins.gateway.server import gateway
 from verl_turnkey.plugins.gateway.session import Session
-from verl_turnkey.plugins.gateway.turns import policy_turn
+from verl_turnkey.plugins.gateway.turns import Aborted, policy_turn
+from verl_turnkey.plugins.rollout.episode import Generated
 from verl_turnkey.plugins.verl_api import builders
 
 if TYPE_CHECKING:
     from verl_turnkey.plugins.rollout.agent_loop import EnvAgentLoop
 
 TURNS = 10_000
-"""most answers in an episode: its own limits end it long before"""
+"""upper bound of answers; the limits of the environment end the episode first"""
 
 _codecs: dict[int, Codec] = {}
 _free: list[str] = []
 """secrets of episodes that have ended; with them again, environments of equal arguments are reused"""
+
+
+async def _turn(loop: EnvAgentLoop, *call: Any) -> Generated:
+    """The policy's turn. A server that drops it, as while weights change, is asked again until the episode ends."""
+    while True:
+        try:
+            return await policy_turn(loop, *call)
+        except Aborted:
+            await asyncio.sleep(0.5)
 
 
 @asynccontextmanager
@@ -38,7 +49,7 @@ async def address(loop: EnvAgentLoop, sampling: Mapping[str, Any]) -> AsyncItera
         _codecs[id(tokenizer)] = codec_of(loop.config, tokenizer, builders.builder_of_loop(loop))
     session = Session(
         _codecs[id(tokenizer)],
-        partial(policy_turn, loop),
+        partial(_turn, loop),
         sampling,
         replace(limits_of(loop.config), turns=TURNS),
         secret=_free.pop() if _free else secrets.token_urlsafe(18),

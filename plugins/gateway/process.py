@@ -62,7 +62,7 @@ class AgentProcess:
         """The session as the agent sees it."""
         host = self.turnkey.agent.listen
         if isinstance(self.runner, RemoteRunner) and host in ANYWHERE:
-            host = await asyncio.to_thread(address_towards, self.runner.url)
+            host = await asyncio.to_thread(address_towards, self.runner.url, host == "::")
         command = isinstance(self.runner, CommandRunner) and self.runner.sandbox.name != "none"
         socket = await server.unix_socket() if command else None
         return AgentHandle(server.url(session.secret, host), session.secret, session.model, workspace, socket)
@@ -105,7 +105,7 @@ def runner_of(turnkey: TurnkeyConfig) -> Runner:
             reward="exit_code" if agent.reward == "exit_code" else "result",
         )
     if is_url(agent.run):
-        return RemoteRunner(agent.run, timeout=agent.timeout)
+        return RemoteRunner(agent.run, timeout=agent.timeout, most_threads=agent.places)
     if agent.in_process:
         return InProcessFunctionRunner(agent.run, timeout=agent.timeout)
     return FunctionRunner(agent.run, timeout=agent.timeout, env=agent.env)

@@ -70,7 +70,7 @@ class Gateway:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Listen on ``host``; returns the port, which the system chooses for 0."""
-        listener = socket.socket()
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         await self._serve(listener)

@@ -100,7 +100,7 @@ TABLES = {
             next_anchor       string   key of the state it led to, if known
             action            string   the parsed action; null: none
             valid             bool     the action is valid
-            parse_note        string   the parser's note
+            parse_note        string   why the parser rejected the response
             penalty           double   subtracted from the advantage
             reward            double   the environment's
             composed_reward   double   sum of turnkey.rewards, which the estimator reads; null: failed

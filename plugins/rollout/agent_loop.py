@@ -7,6 +7,7 @@ fails: a failed episode is exactly one masked row with the reason.
 
 from __future__ import annotations
 
+import re
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib import import_module
@@ -41,6 +42,8 @@ from verl_turnkey.plugins.rollout.worker_tools import VerlTools, WorkerTools
 from verl_turnkey.plugins.verl_api import builders
 
 POLICY_USER = "verl_turnkey.plugins.gateway.policy_user"  # by name: its floor is higher
+SECRET_URL = re.compile(r"http://[^\s/]+/[\w-]{24}/v1")
+"""the address of one episode at the gateway"""
 
 
 class EnvAgentLoop(AgentLoopBase):
@@ -108,15 +111,15 @@ class EnvAgentLoop(AgentLoopBase):
             # The episode comes last: verl gives all rows of a rollout the score and the numbers of the last one.
             outputs = [row for branch in reversed(episodes) for row in self.rows.played(branch)]
         except FAILURES as error:
-            failed = f"{type(error).__name__}: {error}"
+            failed = SECRET_URL.sub("policy", f"{type(error).__name__}: {error}")
             self.shared.failures.add(failed)
             outputs = self.rows.failed(failed, kwargs["global_steps"], {} if branching is None else NOTHING)
         finally:
             if member is not None:
                 member.leave()
-            if branching is not None:
-                await branching.close()
-            await users.aclose()
+            async with users:
+                if branching is not None:
+                    await branching.close()
         self.shared.times.append(episode.seconds)
         for branch in episodes:
             self.shared.log.write(kwargs, task, branch, outputs, failed, self.tokenizer.decode)
@@ -153,7 +156,8 @@ class EnvAgentLoop(AgentLoopBase):
         if not asks_policy(task.kwargs):
             return task
         address = import_module(POLICY_USER).address(self, sampling_params)
-        return replace(task, kwargs=with_policy(task.kwargs, await users.enter_async_context(address)))
+        url, seconds = await users.enter_async_context(address), 0.8 * self.shared.turnkey.env.step_timeout
+        return replace(task, kwargs=with_policy(task.kwargs, url, seconds))
 
     def _sampling(self, params: dict[str, Any]) -> dict[str, Any]:
         """verl's sampling parameters, with the number of tokens and the stops that end a turn."""

@@ -15,6 +15,9 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.checks import probe
+from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.rollout import worker as loop_worker
 
 ASKS = "What is your email address?"
@@ -30,8 +33,8 @@ SIZES = (
 class Model:
     """verl's client: asks the customer as the agent, and answers with a number as the customer."""
 
-    def __init__(self, tokenizer: Any, silent: bool) -> None:
-        self.tokenizer, self.silent = tokenizer, silent
+    def __init__(self, tokenizer: Any, silent: bool, fails: bool) -> None:
+        self.tokenizer, self.silent, self.fails = tokenizer, silent, fails
         self.as_customer: list[str] = []
         self.params: list[dict[str, Any]] = []
 
@@ -40,6 +43,8 @@ class Model:
         if "You are" in prompt and "a customer of a shop" in prompt:
             self.as_customer.append(prompt)
             self.params.append(sampling_params)
+            if self.fails:
+                raise ValueError("the server is gone")
             text = "" if self.silent else f"Answer {len(self.as_customer)}."
         ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
         versions = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7, "num_cached_tokens": 0}
@@ -50,11 +55,11 @@ class Model:
 def play(compose: Compose, ray_queue, monkeypatch):
     """``play(episodes, silent)``: the rows of each, and the model."""
 
-    def run(episodes: int, silent: bool = False) -> tuple[list[list[Any]], Model]:
+    def run(episodes: int, silent: bool = False, fails: bool = False) -> tuple[list[list[Any]], Model]:
         config = compose("+turnkey=gigpo", "+turnkey/env=service", "turnkey.rollout.max_turns=3", *SIZES)
         monkeypatch.setattr(loop_worker, "_process", None)
         tokenizer = real_tokenizers.tokenizer("qwen3")
-        model = Model(tokenizer, silent)
+        model = Model(tokenizer, silent, fails)
         task = {"env_id": "turnkey/Service-v0", "seed": 3, "kwargs": {"user": {"url": "policy"}}}
 
         async def episode(session: int) -> list[Any]:
@@ -96,7 +101,27 @@ def test_the_policy_answers_and_is_not_trained_on_it(play) -> None:
     assert any("Customer: Answer" in model.tokenizer.decode(row.prompt_ids + row.response_ids) for row in episodes[0])
 
 
-def test_a_policy_that_says_nothing_costs_the_episode(play) -> None:
-    ((row,),), _ = play(1, silent=True)
-    assert row.response_mask == [0]
-    assert "said nothing" in row.extra_fields["turnkey"]["failed"]
+def test_nothing_said_is_an_answer(play) -> None:
+    ((row,),), model = play(1, silent=True)
+    assert row.extra_fields["turnkey"]["failed"] is None
+    assert "Customer: ..." in model.tokenizer.decode(row.prompt_ids + row.response_ids)
+
+
+def test_every_episode_asks_anew_and_no_failure_shows_the_address(play) -> None:
+    _, model = play(2)
+    _, again = play(2)
+    assert len(model.as_customer) == len(again.as_customer) == 6
+    ((row,), (other,)), _ = play(2, fails=True)
+    for failed in (row.extra_fields["turnkey"]["failed"], other.extra_fields["turnkey"]["failed"]):
+        assert "the simulated user" in failed
+        assert "at policy" in failed
+        assert "/v1" not in failed
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_probe_plays_with_a_user_who_always_answers(compose: Compose, seed: int) -> None:
+    """With two of these seeds random steps speak to the customer."""
+    config = compose("+turnkey=gigpo", "+turnkey/env=service", "+turnkey.env.kwargs.user={url: policy}", *SIZES)
+    turnkey = turnkey_config(config)
+    observation, _, _ = asyncio.run(probe.play(turnkey, probe._configured(Task("turnkey/Service-v0", seed), turnkey)))
+    assert "Customer: Hello!" in observation

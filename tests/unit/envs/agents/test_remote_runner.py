@@ -77,7 +77,11 @@ def test_a_service_that_is_not_there_is_named() -> None:
     assert "turnkey.agent.run" in outcome("http://127.0.0.1:9/run", answer=1).reason
     with pytest.raises(EnvironmentKwargsError, match=r"turnkey\.agent\.run must be a URL"):
         RemoteRunner("http://", timeout=1)
+    with pytest.raises(EnvironmentKwargsError, match="without a login"):
+        RemoteRunner("http://me:secret@host/run", timeout=1)
 
 
 def test_the_address_of_this_machine_is_that_of_the_route(url: str) -> None:
     assert address_towards(url) == "127.0.0.1"
+    with pytest.raises(AgentFailure, match=r"turnkey\.agent\.run=http://nobody\.invalid/run cannot be reached"):
+        address_towards("http://nobody.invalid/run")
