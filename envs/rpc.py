@@ -27,9 +27,9 @@ class ServerError(RuntimeError):
 
 def check_url(url: Any, key: str) -> str:
     """``url`` without a slash at its end. ``key`` is the argument that the error names."""
-    parts = urlsplit(url) if isinstance(url, str) else None
+    parts = urlsplit(url if isinstance(url, str) else "")
     try:
-        good = parts is not None and parts.scheme in _CONNECTIONS and bool(parts.hostname) and parts.port != 0
+        good = parts.scheme in _CONNECTIONS and bool(parts.hostname) and parts.port != 0
         good = good and "@" not in parts.netloc  # a login would not be sent, and errors would show it
     except ValueError:  # a port that is not a number
         good = False
