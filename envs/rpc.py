@@ -27,11 +27,11 @@ class ServerError(RuntimeError):
 
 def check_url(url: Any, key: str) -> str:
     """``url`` without a slash at its end. ``key`` is the argument that the error names."""
-    parts = urlsplit(url if isinstance(url, str) else "")
     try:
+        parts = urlsplit(url if isinstance(url, str) else "")
         good = parts.scheme in _CONNECTIONS and bool(parts.hostname) and parts.port != 0
         good = good and "@" not in parts.netloc  # a login would not be sent, and errors would show it
-    except ValueError:  # a port that is not a number
+    except ValueError:  # half an IPv6 address, or a port that is not a number
         good = False
     if not good:
         raise EnvironmentKwargsError(f"{key} must be a URL like http://127.0.0.1:8000, without a login, not {url!r}")

@@ -79,6 +79,8 @@ def test_a_service_that_is_not_there_is_named() -> None:
         RemoteRunner("http://", timeout=1)
     with pytest.raises(EnvironmentKwargsError, match="without a login"):
         RemoteRunner("http://me:secret@host/run", timeout=1)
+    with pytest.raises(EnvironmentKwargsError, match="must be a URL"):
+        RemoteRunner("http://[::1/run", timeout=1)
 
 
 def test_the_address_of_this_machine_is_that_of_the_route(url: str) -> None:
