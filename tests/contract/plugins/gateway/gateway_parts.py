@@ -7,9 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import hydra
 import real_tokenizers
 from anthropic import AsyncAnthropic
+from omegaconf import DictConfig
 from openai import AsyncOpenAI
+from verl.experimental.agent_loop import agent_loop as verl_agent_loop
+from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from verl_turnkey.envs.agents.base import Outcome
@@ -180,3 +184,18 @@ def openai(url: str, **options: Any) -> AsyncOpenAI:
 
 def anthropic(url: str, **options: Any) -> AsyncAnthropic:
     return AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="none", **options)
+
+
+def loop_of_verl(name: str, config: DictConfig, model: Any, tokenizer: Any) -> Any:
+    """The registered agent loop ``name``, made as verl makes it; ``model`` is its client of the servers."""
+    return hydra.utils.instantiate(
+        config=verl_agent_loop._agent_loop_registry[name],
+        trainer_config=verl_agent_loop.DictConfigWrap(config=config),
+        server_manager=model,
+        tokenizer=tokenizer,
+        processor=None,
+        hf_model_type="qwen3",
+        dataset_cls=RLHFDataset,
+        data_config=verl_agent_loop.DictConfigWrap(config.data),
+        tools=verl_agent_loop.ToolListWrap([]),
+    )

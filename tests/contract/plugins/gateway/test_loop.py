@@ -9,14 +9,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import hydra
 import pytest
 import real_tokenizers
 from agents_of_users import chat
 from contract_tools import Compose
-from verl.experimental.agent_loop import agent_loop as verl_agent_loop
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
-from verl.utils.dataset.rl_dataset import RLHFDataset
+from gateway_parts import loop_of_verl
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.envs.agents.base import AgentHandle
@@ -57,17 +54,7 @@ def play(compose: Compose, ray_queue, monkeypatch):
         tokenizer = real_tokenizers.tokenizer("qwen3")
 
         async def episode(session: int, task: dict[str, Any]) -> list[Any]:
-            loop = hydra.utils.instantiate(
-                config=verl_agent_loop._agent_loop_registry["turnkey_agent"],
-                trainer_config=DictConfigWrap(config=config),
-                server_manager=Model(tokenizer),
-                tokenizer=tokenizer,
-                processor=None,
-                hf_model_type="qwen3",
-                dataset_cls=RLHFDataset,
-                data_config=DictConfigWrap(config.data),
-                tools=ToolListWrap([]),
-            )
+            loop = loop_of_verl("turnkey_agent", config, Model(tokenizer), tokenizer)
             assert type(loop) is gateway_loop.UserAgentLoop
             row = {"uid": "u", "session_id": session, "global_steps": 7, "turnkey_task": json.dumps(task)}
             return await loop.run({"temperature": 1.0, "logprobs": True}, **row)

@@ -6,13 +6,10 @@ import asyncio
 import json
 from typing import Any
 
-import hydra
 import pytest
 import real_tokenizers
 from contract_tools import Compose
-from verl.experimental.agent_loop import agent_loop as verl_agent_loop
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
-from verl.utils.dataset.rl_dataset import RLHFDataset
+from gateway_parts import loop_of_verl
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.envs.tasks import Task
@@ -63,17 +60,7 @@ def play(compose: Compose, ray_queue, monkeypatch):
         task = {"env_id": "turnkey/Service-v0", "seed": 3, "kwargs": {"user": {"url": "policy"}}}
 
         async def episode(session: int) -> list[Any]:
-            loop = hydra.utils.instantiate(
-                config=verl_agent_loop._agent_loop_registry["turnkey_env"],
-                trainer_config=DictConfigWrap(config=config),
-                server_manager=model,
-                tokenizer=tokenizer,
-                processor=None,
-                hf_model_type="qwen3",
-                dataset_cls=RLHFDataset,
-                data_config=DictConfigWrap(config.data),
-                tools=ToolListWrap([]),
-            )
+            loop = loop_of_verl("turnkey_env", config, model, tokenizer)
             row = {"uid": "u", "session_id": session, "global_steps": 7, "turnkey_task": json.dumps(task)}
             return await loop.run({"temperature": 0.7, "logprobs": True}, **row)
 
