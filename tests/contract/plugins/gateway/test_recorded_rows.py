@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from gateway_parts import Played, run
+from recorded_traffic import DATA, recorded
 
 from verl_turnkey.plugins.gateway.turns import Limits
 
-DATA = Path(__file__).parents[3] / "data/agents"
 EPISODE = "episode0"
 """what the records have in the place of an episode's tag"""
 # agent -> why its rows begin, parameter -> requests in which it is ignored
@@ -33,16 +32,6 @@ EXPECTED: dict[str, tuple[list[str], dict[str, int]]] = {
     "qwen_code": (["first"], {}),
     "smolagents": (["first", "history", "history"], {"tool_choice": 3}),
 }
-
-
-def recorded(name: str) -> list[dict[str, Any]]:
-    """The recorded lines, each with its whole body."""
-    lines, body = [], {}
-    for text in (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
-        line = json.loads(text)
-        body = {**{key: body[key] for key in line["repeated"]}, **line["body"]}
-        lines.append({**line, "body": body})
-    return lines
 
 
 def written(reply: dict[str, Any]) -> str:

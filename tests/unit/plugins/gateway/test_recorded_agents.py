@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_traffic import DATA, recorded
 
 from verl_turnkey.plugins.gateway.dialects import DIALECTS
 from verl_turnkey.plugins.gateway.messages import Reply, Request, ToolCall
 from verl_turnkey.plugins.gateway.tree import Match, Node, Tree
 
-DATA = Path(__file__).parents[3] / "data/agents"
 # agent -> turns, side calls among them, why trained turns do not extend the one before
 EXPECTED = {
     "aider": (4, 1, ["history", "history"]),  # it shows files before the conversation and repeats its rules at the end
@@ -32,16 +31,6 @@ EXPECTED = {
 }
 
 
-def requests(name: str) -> list[dict[str, Any]]:
-    """The recorded lines, each with its whole body."""
-    lines, body = [], {}
-    for text in (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
-        line = json.loads(text)
-        body = {**{key: body[key] for key in line["repeated"]}, **line["body"]}
-        lines.append({**line, "body": body})
-    return lines
-
-
 def reply(line: dict[str, Any]) -> Reply:
     turn = line["reply"]
     return Reply(turn["id"], turn["text"], tuple(ToolCall(*call) for call in turn["calls"]), turn["reasoning"])
@@ -50,7 +39,7 @@ def reply(line: dict[str, Any]) -> Reply:
 def replay(name: str) -> list[tuple[dict[str, Any], Request, Match, Node]]:
     """Each request, what it is parsed to, where it goes on and the turn that it becomes."""
     tree, played = Tree(), []
-    for line in requests(name):
+    for line in recorded(name):
         (dialect,) = (known for known in DIALECTS if known.path == line["path"])
         request = tree.whole(dialect.parse(line["body"], unsupported="refuse"))
         match = tree.match(request)
@@ -93,7 +82,7 @@ def test_each_recorded_agent_is_known_and_holds_nothing_of_a_machine() -> None:
 
 def test_a_history_that_is_edited_breaks_the_replay() -> None:
     """The matches are found in what was sent, not taken from the record."""
-    first, second, *_ = requests("pydantic_ai")
+    first, second, *_ = recorded("pydantic_ai")
     tree = Tree()
     (chat,) = (known for known in DIALECTS if known.path == first["path"])
     tree.commit(chat.parse(first["body"], unsupported="refuse"), reply(first), None)
