@@ -14,7 +14,7 @@ from verl_turnkey.plugins.checks.agent_loop import check_routing
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.rewards import supplied_columns
 from verl_turnkey.plugins.checks.run import AGENT, ROLLOUT, Run
-from verl_turnkey.plugins.config.agent import COLUMNS, OWN_REWARD, STATES, AgentConfig, sandbox_of
+from verl_turnkey.plugins.config.agent import ANYWHERE, COLUMNS, OWN_REWARD, STATES, AgentConfig, sandbox_of
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 RUN = "turnkey.agent.run"
@@ -50,6 +50,12 @@ def check_agent(run: Run) -> None:
     if not agent.listen.startswith(LOCAL):
         problem = f"turnkey.agent.listen={agent.listen}: whoever reaches this address and knows an episode's secret"
         warn("agent-listens-openly", f"{problem} can query the model; requests are not encrypted")
+        nodes = max(run.config.trainer.nnodes, run.config.actor_rollout_ref.rollout.nnodes or 0)
+        if nodes > 1 and agent.listen not in ANYWHERE:
+            problem = (
+                f"turnkey.agent.listen={agent.listen} is an address of one machine, and {nodes} nodes listen on it"
+            )
+            refuse("agent-listen-one-node", f"{problem}: set it to 0.0.0.0, in a closed network")
     default = type(turnkey.rollout)()
     for key in (*UNREAD, "anchor"):
         if (value := getattr(turnkey.rollout, key)) != getattr(default, key):

@@ -16,6 +16,8 @@ COLUMNS = ("chain", "depth", "tool_calls", "tool_errors", "seconds_tools")
 it there, its calls, how many of them the agent answered with an error, and the seconds until its next request"""
 OWN_REWARD = "step"
 """the reward component that is what the agent itself reports"""
+ANYWHERE = ("0.0.0.0", "::")
+"""values of ``listen`` that are all addresses of a machine"""
 STATES = ("history", "observation", "call", "workspace")
 
 

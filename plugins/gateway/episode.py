@@ -68,9 +68,14 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
         )
     if not (turns := trained(session)):
         raise AgentFailure("turnkey.agent.leave_out leaves out every call of the agent")
+    numbers = {id(turn): number for number, turn in enumerate(session.turns)}
+    if untrained := {turn for turn, reward in rewards.items() if reward} - {numbers[id(turn)] for turn in turns}:
+        raise AgentFailure(
+            f"a reward of turn {min(untrained)}, which is not trained (turnkey.agent.leave_out, or another model's "
+            "name): turns count from 0, those that are not trained included"
+        )
     threads = threads_of(turns)
     last = turns[-1]
-    numbers = {id(turn): number for number, turn in enumerate(session.turns)}
     steps: dict[int, PlayedStep] = {}
     ended = perf_counter()
     for t, turn in enumerate(turns):

@@ -18,12 +18,12 @@ from verl_turnkey.envs.agents.function import FunctionRunner, InProcessFunctionR
 from verl_turnkey.envs.agents.harbor_runner import HarborRunner
 from verl_turnkey.envs.agents.remote import RemoteRunner, address_towards, is_url
 from verl_turnkey.envs.agents.states import WorkspaceState
-from verl_turnkey.plugins.config.agent import OWN_REWARD, sandbox_of
+from verl_turnkey.plugins.config.agent import ANYWHERE, OWN_REWARD, sandbox_of
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, turnkey_config
 from verl_turnkey.plugins.gateway.codec import Codec, TurnCodec
 from verl_turnkey.plugins.gateway.episode import StepOptions
 from verl_turnkey.plugins.gateway.messages import Request
-from verl_turnkey.plugins.gateway.server import ANYWHERE, Gateway
+from verl_turnkey.plugins.gateway.server import Gateway
 from verl_turnkey.plugins.gateway.session import Session
 from verl_turnkey.plugins.gateway.states import StateKey, View, state_key
 from verl_turnkey.plugins.gateway.turns import Generate, Limits

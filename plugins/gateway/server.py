@@ -28,6 +28,7 @@ from typing import Any, Literal
 from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.envs.agents.base import AgentFailure
 from verl_turnkey.envs.answers import read_json
+from verl_turnkey.plugins.config.agent import ANYWHERE
 from verl_turnkey.plugins.gateway.dialects import DIALECTS
 from verl_turnkey.plugins.gateway.exchange import Exchange, Gone, Receive, Send
 from verl_turnkey.plugins.gateway.messages import Dialect, GatewayError, Request
@@ -40,8 +41,6 @@ SLOW_BYTES = 100_000
 """bytes from which a body is read outside the event loop, as any with images is"""
 PING_SECONDS = 10.0
 """a stream that waits for the model sends a comment as often, so that nothing between cuts it"""
-ANYWHERE = ("0.0.0.0", "::")
-"""hosts for listening on all addresses"""
 KEEP_ALIVE_SECONDS = 600
 """an agent's connection may be idle as long: uvicorn's 5 seconds cut it while a tool runs"""
 

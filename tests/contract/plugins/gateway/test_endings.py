@@ -211,6 +211,19 @@ def test_an_episode_without_a_trained_call_fails() -> None:
         rows(session, Outcome(reward=1.0))
 
 
+def test_a_reward_of_a_call_that_is_left_out_is_not_lost_in_silence() -> None:
+    async def agent(url: str) -> None:
+        async with openai(url) as client:
+            await ask(client, [{"role": "user", "content": "A title for: Where is it?"}])
+            await ask(client, tools=[LOOK])
+
+    session = run(agent, ["A title.", "Here."]).session
+    (row,) = rows(session, Outcome(turn_rewards={0: 0.0, 1: 0.5}))
+    assert [step["reward"] for step in row.extra_fields["turnkey"]["steps"]] == [0.5]
+    with pytest.raises(AgentFailure, match="a reward of turn 0, which is not trained"):
+        rows(session, Outcome(turn_rewards={0: 0.5, 1: 0.5}))
+
+
 def test_all_calls_of_another_name_are_trained() -> None:
     async def agent(url: str) -> Any:
         async with openai(url) as client:
