@@ -124,8 +124,8 @@ def credit_command(model: Path, rollouts: int, groups: int, out: Path) -> list[s
         data.max_response_length=400
         actor_rollout_ref.rollout.n=8
         actor_rollout_ref.actor.ppo_mini_batch_size={groups}
-        actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048
-        actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=2048
+        actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024
+        actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=1024
         actor_rollout_ref.actor.optim.lr=0.0
         trainer.val_before_train=false
         trainer.test_freq=-1

@@ -48,7 +48,8 @@ def errands(model: str) -> Setup:
         warm_start=("imitation.py", "--model", model),
         steps=10,
         n_val=64,
-        job={**JOB, "task": ("data.max_prompt_length=160", "data.max_response_length=400", BYPASS)},
+        # Two rows a micro-batch: as fast as four, with a third less memory.
+        job={**JOB, "tokens": 1024, "task": ("data.max_prompt_length=160", "data.max_response_length=400", BYPASS)},
     )
 
 
