@@ -26,16 +26,14 @@ TASKS = 8
 
 VALIDATION = "actor_rollout_ref.rollout.val_kwargs"
 # verl's V1 trainers are greedy at temperature 0, whatever do_sample says.
-GREEDY = ["--override", f"{VALIDATION}.temperature=0", "--override", f"{VALIDATION}.do_sample=false"]
+GREEDY = [f"--override={VALIDATION}.temperature=0", f"--override={VALIDATION}.do_sample=false"]
 
 
 def precision(generation: str, training: str) -> list[str]:
     """Overrides that fix what depends on the processor."""
-    options = [f"actor_rollout_ref.rollout.dtype={generation}"]
-    options += [
-        f"actor_rollout_ref.{role}.fsdp_config.mixed_precision.param_dtype={training}" for role in ("actor", "ref")
-    ]
-    return [word for option in options for word in ("--override", option)]
+    trained = "fsdp_config.mixed_precision.param_dtype"
+    options = [f"rollout.dtype={generation}", f"actor.{trained}={training}", f"ref.{trained}={training}"]
+    return [f"--override=actor_rollout_ref.{option}" for option in options]
 
 
 FLOAT32 = precision("float32", "fp32")
@@ -44,8 +42,8 @@ BFLOAT16 = precision("bfloat16", "bf16")
 
 def quickstart(out: Path, *options: str) -> Path:
     """A run of the quickstart with SmolLM2-135M on errands, which computes log-probabilities on both sides."""
-    both = ["--override", "algorithm.rollout_correction.bypass_mode=false"]
-    command = [sys.executable, QUICKSTART, "--out", out, "--n-val", str(TASKS), *both, *options]
+    both = "--override=algorithm.rollout_correction.bypass_mode=false"
+    command = [sys.executable, QUICKSTART, "--out", out, "--n-val", str(TASKS), both, *options]
     result = subprocess.run(command, text=True, stdout=subprocess.PIPE)
     assert result.returncode == 0, result.stdout[-4000:]
     return out
@@ -54,7 +52,7 @@ def quickstart(out: Path, *options: str) -> Path:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two steps of gigpo in bf16, validated greedily."""
-    options = ["--steps", "2", "--override", "trainer.save_freq=2", *GREEDY, *BFLOAT16]
+    options = ["--steps", "2", "--override=trainer.save_freq=2", *GREEDY, *BFLOAT16]
     return quickstart(tmp_path_factory.mktemp("real") / "run", *options)
 
 
@@ -115,7 +113,7 @@ def test_a_critic_trains_on_merged_rows(tmp_path: Path) -> None:
 def test_lora_trains_it_as_vllm_plays_it(tmp_path: Path) -> None:
     options = ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=16"]
     options += ["actor_rollout_ref.actor.optim.lr=1e-3"]
-    overrides = [word for option in options for word in ("--override", option)]
+    overrides = [f"--override={option}" for option in options]
     steps = metrics(quickstart(tmp_path / "run", "--steps", "2", *overrides))
     assert all(steps[step]["training/rollout_probs_diff_mean"] < 0.02 for step in (1, 2))
     assert steps[2]["actor/grad_norm"] > 0
