@@ -28,6 +28,7 @@ from page_tables import cell
 
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.plugins.cli.tables import table as markdown
+from verl_turnkey.plugins.config.machine import choose
 from verl_turnkey.plugins.view.reading import read
 
 ROOT = Path(__file__).parents[1]
@@ -61,6 +62,7 @@ def run(
                 subprocess.run([sys.executable, str(QUICKSTART), *options], check=True)
                 summary = json.loads((out / "summary.json").read_text())
                 results = {"curve": curve(out), "solved_after": solved(out)}
+                results["dtype"] = choose("param_dtype", out / "model")  # bf16 where the processor has it
                 keep({"kind": "run", **key, **{name: summary[name] for name in SUMMARY}, **results})
 
 

@@ -50,7 +50,7 @@ def check_agent(run: Run) -> None:
     if not agent.listen.startswith(LOCAL):
         problem = f"turnkey.agent.listen={agent.listen}: whoever reaches this address and knows an episode's secret"
         warn("agent-listens-openly", f"{problem} can query the model; requests are not encrypted")
-        nodes = max(run.config.trainer.nnodes, run.rollout.nnodes or 0)
+        nodes = max(nodes for nodes, _ in run.pools.values())
         if nodes > 1 and agent.listen not in ANYWHERE:
             problem = (
                 f"turnkey.agent.listen={agent.listen} is an address of one machine, and {nodes} nodes listen on it"

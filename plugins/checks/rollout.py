@@ -170,13 +170,10 @@ def _last_cause(error: BaseException) -> str:
 
 def _check_gpus(run: Run) -> None:
     """Refuse rollout servers whose GPUs do not divide the GPUs of their pool."""
-    rollout, trainer = run.rollout, run.config.trainer
+    rollout, pools = run.rollout, run.pools
     per_server = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    pools = {"trainer": (trainer.nnodes, trainer.n_gpus_per_node)}
-    if run.mode.endswith("separate_async") and rollout.nnodes:
-        pools[ROLLOUT] = (rollout.nnodes, rollout.n_gpus_per_node)
-        if not run.config.actor_rollout_ref.hybrid_engine:
-            del pools["trainer"]
+    if ROLLOUT in pools and not run.config.actor_rollout_ref.hybrid_engine:
+        del pools["trainer"]
     for where, (nodes, gpus) in pools.items():
         if nodes * gpus % per_server:
             refuse(

@@ -102,6 +102,15 @@ class Run:
         return self.config.actor_rollout_ref.rollout
 
     @property
+    def pools(self) -> dict[str, tuple[int, int]]:
+        """Nodes and GPUs per node of each pool; two pools may share a node."""
+        trainer, rollout = self.config.trainer, self.rollout
+        pools = {"trainer": (trainer.nnodes, trainer.n_gpus_per_node)}
+        if self.mode.endswith("separate_async") and rollout.nnodes:
+            pools[ROLLOUT] = (rollout.nnodes, rollout.n_gpus_per_node)
+        return pools
+
+    @property
     def estimator(self) -> EstimatorSpec | None:
         """The method, if it is one of this package; ``params``, ``modifiers``: of it."""
         return estimator_of(self.config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import count
 from typing import Any
 
 import hydra
@@ -20,16 +21,17 @@ from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.rollout import agent_loop
 from verl_turnkey.plugins.rollout import worker as loop_worker
 
+TAGS = count()  # of the session: a tag used again would meet hosts of the last file that are about to end
+
 
 @pytest.fixture(scope="module")
 def hosts(ray_queue) -> Iterator[None]:
     """The tests of this file share host processes, and each still parses its own configuration."""
     real = loop_worker.HostPool
-    tags = iter(range(10))
 
     @cache
     def pool(**options: Any) -> HostPool:
-        return real(namespace_tag=f"contract{next(tags)}", **options)
+        return real(namespace_tag=f"contract{next(TAGS)}", **options)
 
     def shared(*, namespace_tag: str, modules: list[str], **options: Any) -> HostPool:
         return pool(modules=(AWKWARD, TOOL_ENV), **options)
