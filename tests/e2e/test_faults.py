@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -62,10 +63,18 @@ def until_step(out: Path, process: subprocess.Popen) -> int:
     pytest.fail((out / "log.txt").read_text()[-6000:])
 
 
+def commands(pid: int, recursive: bool = True) -> dict[psutil.Process, str]:
+    """The command lines of the processes below ``pid``."""
+    lines = {}
+    for child in psutil.Process(pid).children(recursive=recursive):
+        with suppress(psutil.Error):  # some are short-lived
+            lines[child] = " ".join(child.cmdline())
+    return lines
+
+
 def kill(process: subprocess.Popen, name: str) -> None:
     """Kill the process of a run whose command line has ``name``."""
-    children = psutil.Process(process.pid).children(recursive=True)
-    (victim,) = [child for child in children if name in " ".join(child.cmdline())]
+    (victim,) = [child for child, command in commands(process.pid).items() if name in command]
     victim.kill()
 
 

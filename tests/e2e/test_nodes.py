@@ -15,7 +15,7 @@ from launch import started
 from measured import Fault, own_tmp, suffered
 from ray.cluster_utils import Cluster
 from test_faults import beginner as beginner
-from test_faults import play, steps, until_step
+from test_faults import commands, play, steps, until_step
 
 pytestmark = pytest.mark.long
 
@@ -52,15 +52,15 @@ def cluster() -> Iterator[Cluster]:
 def on(node) -> list[str]:
     """The agent-loop workers and hosts of environments that a node runs."""
     [raylet] = node.all_processes["raylet"]
-    titles = [child.cmdline()[0] for child in psutil.Process(raylet.process.pid).children() if child.cmdline()]
+    titles = [command.split(" ")[0] for command in commands(raylet.process.pid, recursive=False).values()]
     return sorted(title for title in titles if title.startswith(("ray::AgentLoopWorker", "ray::EnvHost")))
 
 
 def below(node) -> list[psutil.Process]:
     """The processes that a node runs for a run: its own stay."""
     [raylet] = node.all_processes["raylet"]
-    family = psutil.Process(raylet.process.pid).children(recursive=True)
-    return [process for process in family if not " ".join(process.cmdline()).startswith(OF_NODE)]
+    family = commands(raylet.process.pid).items()
+    return [process for process, command in family if not command.startswith(OF_NODE)]
 
 
 @pytest.fixture(scope="module")

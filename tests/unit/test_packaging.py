@@ -21,7 +21,7 @@ def test_a_wheel_ships_code_configuration_and_types(tmp_path: Path) -> None:
     source.mkdir()
     for name in (*ROOMS, "src", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, symlinks=True)
+            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, source / name)
     build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"  # what pip calls

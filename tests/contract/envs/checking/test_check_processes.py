@@ -24,7 +24,7 @@ def in_processes() -> dict[str, Report]:
     """All at the same time: they mostly wait for processes to start, or to time out."""
 
     def report(name: str) -> Report:
-        return check(f"defect/{name}-v0", modules=[DEFECTIVE], processes=1, step_timeout=2, **SMALL)
+        return check(f"defect/{name}-v0", modules=[DEFECTIVE], processes=1, step_timeout=6, **SMALL)
 
     names = ["Corridor", *(env.__name__ for env, *_ in IN_PROCESSES)]
     with ThreadPoolExecutor(4) as pool:

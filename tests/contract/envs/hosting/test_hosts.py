@@ -152,8 +152,9 @@ def test_a_host_measures_its_environments_calls(run, made, env_id):
         names = [(await opened(host, env_id))[0] for _ in range(2)]
         await host.measure()
         await host.step(names[0], "sleep 0.2", 5)
-        busy = asyncio.create_task(host.step(names[0], "sleep 0.2", 5))
-        await asyncio.sleep(0.05)
+        busy = asyncio.create_task(host.step(names[0], "sleep 1", 5))
+        while not host._instances.measures.in_flight:
+            await asyncio.sleep(0.01)
         measured = await host.measure()
         assert [measured[name] for name in ("open", "waiting", "in_flight", "lost")] == [2, 0, 1, 0]
         assert len(measured["step"]) == 1
@@ -395,7 +396,7 @@ def test_a_class_that_cannot_be_imported(run, made, tmp_path, monkeypatch, code,
 
     async def main():
         host = made([FAULTY, str(register)])
-        error = await failure(opened(host, "test/Broken-v0", timeout=1))
+        error = await failure(opened(host, "test/Broken-v0", timeout=1 if kind == "timeout" else 30))
         assert error.kind == kind
         assert re.search(words, error.message)
         assert (await host.load())["open"] == 0
@@ -839,7 +840,7 @@ def test_a_clone_whose_caller_goes_away_gives_its_place_back(run, made):
     async def main():
         host = made(places=1)
         name, *_ = await opened(host, SAFE)
-        await host.step(name, "sleep 0.5", 5)
+        await host.step(name, "sleep 2", 5)
         clone = next(_names)
         cloning = asyncio.create_task(host.clone(clone, name, 20, 5))
         await asyncio.sleep(0.2)  # in the replay of the step

@@ -32,7 +32,7 @@ def run(ray_queue) -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
 
 @pytest.fixture(scope="module")
 def pool(run) -> HostPool:
-    return HostPool(2, "t", places=2, step_timeout=1.0, modules=[FAULTY])
+    return HostPool(2, "t", places=2, step_timeout=5.0, modules=[FAULTY])
 
 
 async def failure(awaitable: Any) -> EnvironmentFailure:
@@ -87,7 +87,8 @@ def test_the_hosts_tell_what_they_measured(run, pool):
         await episodes[0].step("reward 0.25")
         metrics = summary(ray.get(pool.measure()))
         assert [metrics[name] for name in ("count", "open", "resets", "steps", "lost")] == [2, 2, 2, 1, 0]
-        assert 0 < metrics["step_ms/max"] < metrics["reset_ms/max"] * 100
+        assert 0 < metrics["step_ms/max"] < 60_000
+        assert 0 < metrics["reset_ms/max"] < 60_000
         for episode in episodes:
             episode.close()
 

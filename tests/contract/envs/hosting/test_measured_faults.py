@@ -20,7 +20,7 @@ from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.envs.hosting.pool import Episode, HostPool
 
 FAULTY = str(Path(__file__).with_name("faulty_envs.py"))
-DEADLINE = 1.0
+DEADLINE = 5.0
 CASES = {
     "raise": ("step", "Strange: strange 1"),
     "reward nan": ("reward", "nan"),

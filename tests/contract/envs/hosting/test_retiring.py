@@ -56,21 +56,22 @@ async def dead_soon(pid: int) -> bool:
 
 
 def test_environments_that_nobody_needs_are_closed(modules, monkeypatch):
-    monkeypatch.setattr(instances, "IDLE_SECONDS", 2.0)
+    monkeypatch.setattr(instances, "IDLE_SECONDS", 600.0)
     monkeypatch.setattr(instances, "LOOK_SECONDS", 0.1)
 
     async def main():
         host = EnvHost(modules, places=4)
         pids = [int((await host.start(name, ENV, {}, 1, 60))[0]) for name in ("a", "b")]
         await host.step("a", "0", 20)
-        await asyncio.sleep(1.0)
         await host.step("b", "0", 20)
         assert (await host.load())["idle"] == 2
+        host._instances.idle[0].released -= 600
         assert await dead_soon(pids[0])
         assert int((await host.start("c", ENV, {}, 1, 60))[0]) == pids[1]  # its time had not come
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(0.5)
         assert alive(pids[1])  # in use
         await host.step("c", "0", 20)
+        host._instances.idle[0].released -= 600
         assert await dead_soon(pids[1])
         assert (await host.load())["idle"] == 0
         await host.shutdown()

@@ -48,7 +48,7 @@ def play(servers: Servers, *calls: tuple[str, dict[str, Any]], task: Task | None
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:  # also while it is read
         return False
 
 
@@ -65,6 +65,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
             time.sleep(0.05)
+        assert server.poll() is None
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         server.kill()

@@ -133,7 +133,7 @@ def test_files_are_the_key_of_a_state(play) -> None:
     ("task", "reason"),
     [
         ({"ends": "raise"}, "KeyError: 'lostlost"),
-        ({"ends": "hang"}, "the agent ran longer than turnkey.agent.timeout=2"),
+        ({"ends": "hang"}, "the agent ran longer than turnkey.agent.timeout=5"),
         ({"ends": "nothing"}, "the agent gave no reward"),
         ({"turns": 0}, "the agent made no request"),
         ({"reward": "much"}, "must return a finite number"),
@@ -141,7 +141,7 @@ def test_files_are_the_key_of_a_state(play) -> None:
     ],
 )
 def test_an_episode_that_cannot_be_trained_is_one_masked_row(play, task: dict[str, Any], reason: str) -> None:
-    (failed,), (good,) = play(task, {"turns": 1}, overrides=("turnkey.agent.timeout=2", "turnkey.agent.grace=0.2"))
+    (failed,), (good,) = play(task, {"turns": 1}, overrides=("turnkey.agent.timeout=5", "turnkey.agent.grace=0.2"))
     assert failed.response_mask == [0]
     assert reason in failed.extra_fields["turnkey"]["failed"]
     assert len(failed.extra_fields["turnkey"]["failed"]) < 360

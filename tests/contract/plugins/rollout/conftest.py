@@ -63,7 +63,7 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
         **model: Any,
     ) -> tuple[list[Any], Script]:
         model = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", **model}
-        config = compose("+turnkey=gigpo", "turnkey.env.step_timeout=2", *overrides)
+        config = compose("+turnkey=gigpo", "turnkey.env.step_timeout=20", *overrides)
         if fresh:
             monkeypatch.setattr(loop_worker, "_process", None)
             for name in ("keep_texts", "before"):  # which a rollout settles for its process

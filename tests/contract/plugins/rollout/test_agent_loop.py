@@ -811,7 +811,8 @@ def test_models_that_cannot_talk_stop_the_run(compose: Compose, tokenizer, hosts
     ],
 )
 def test_a_dead_episode_is_one_masked_row_with_the_reason(play, tmp_path, turns, kwargs, words):
-    outputs, script = play(turns, awkward(**kwargs), f"turnkey.log.trajectories={tmp_path}")
+    settings = (f"turnkey.log.trajectories={tmp_path}", "turnkey.env.step_timeout=2")
+    outputs, script = play(turns, awkward(**kwargs), *settings)
     assert words in reason(outputs)
     assert len(script.prompts) == len(turns)
     log = logged(tmp_path)

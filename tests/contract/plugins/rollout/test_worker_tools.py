@@ -124,14 +124,14 @@ def test_a_name_that_two_tools_have_fails_the_episode(shelf, tools):  # noqa: F8
 
 
 @pytest.mark.parametrize(
-    ("arguments", "content"),
+    ("arguments", "seconds", "content"),
     [
-        ({"a": -1}, "Error: add raised ValueError: a negative number"),
-        ({"a": 1000}, "Error: add took more than 0.2 seconds"),
+        ({"a": -1}, 20.0, "Error: add raised ValueError: a negative number"),
+        ({"a": 1000}, 0.2, "Error: add took more than 0.2 seconds"),
     ],
 )
-def test_a_tool_that_fails_gives_an_error(tools, arguments, content):
-    own = VerlTools(tools, None, 0.2)
+def test_a_tool_that_fails_gives_an_error(tools, arguments, seconds, content):
+    own = VerlTools(tools, None, seconds)
     assert asyncio.run(own.result(Call("add", arguments))) == {"content": content, "is_error": True}
 
 

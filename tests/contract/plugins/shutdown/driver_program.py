@@ -24,6 +24,19 @@ BEFORE = ("loads", "validates")
 """no step begins: models are loaded; a server dies while verl validates"""
 
 
+class Ending(driver.Ending):
+    """The driver's, within reach of this program."""
+
+    made: Ending
+
+    def __init__(self, grace: float) -> None:
+        super().__init__(grace)
+        Ending.made = self
+
+
+driver.Ending = Ending  # type: ignore[misc]
+
+
 @ray.remote(num_cpus=0)
 class Worker:
     def end(self) -> None:
@@ -55,9 +68,8 @@ def run_ppo(config, task_runner_class) -> None:
     runner = task_runner_class.options(num_cpus=1).remote()
     call = runner.run.remote(config)
     if WHAT not in BEFORE:
-        while channel.get("begun") is None and not ray.wait([call], timeout=0.1)[0]:
+        while not Ending.made._begun and not ray.wait([call], timeout=0.1)[0]:
             pass
-        time.sleep(1.5)  # the driver looks once a second
     print("waiting", file=sys.stderr, flush=True)
     ray.get(call)
 

@@ -6,6 +6,7 @@ Environments and the trajectory log are real, too. A script writes the actions, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import sys
@@ -22,6 +23,7 @@ import ray
 import transfer_queue as tq
 from contract_tools import PARTITION, SEPARATE, Compose, Saves, unchanged, write
 from ray import cloudpickle
+from ray.exceptions import RayActorError
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
@@ -152,6 +154,9 @@ class Runs:
         finally:
             for worker in manager.agent_loop_workers:
                 ray.kill(worker)
+                with contextlib.suppress(RayActorError):
+                    while True:  # Ray kills in the background: it must not write into the next start's queue
+                        ray.get(worker.__ray_ready__.remote())
         return begun
 
 
