@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 from uuid import uuid4
 
 from verl_turnkey.envs import reaper
@@ -25,7 +27,7 @@ _SECRETS = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _FOREIGN = ("RAY_", "OPENAI_", "ANTHROPIC_", "CUDA_VISIBLE_DEVICES")
 _END_SECONDS = 15.0  # more than the guard takes at most
 _CHUNK = 1 << 16
-_prefix, _numbers = uuid4().hex, itertools.count()
+_numbers = itertools.count()
 
 
 def scrubbed(variables: Mapping[str, str]) -> dict[str, str]:
@@ -56,6 +58,17 @@ def without_proxy() -> dict[str, str]:
     others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
     value = ",".join(filter(None, (others, "127.0.0.1,localhost")))
     return {"NO_PROXY": value, "no_proxy": value}
+
+
+@functools.cache
+def _start_reaper() -> tuple[str, IO[bytes]]:
+    """Start the reaper of this process: Ray kills the children of a worker that ends, and so the guards.
+
+    Returns the mark of the processes to kill, and the pipe whose end does it. A guard that lives is faster, and also
+    kills what has changed its environment variables.
+    """
+    mark = uuid4().hex
+    return mark, reaper.start(f"{mark}.", seconds=_END_SECONDS)  # cached, so the pipe stays open
 
 
 class _Output:
@@ -114,8 +127,8 @@ class AgentProcess:
         Raises:
             AgentFailure: there are no descriptors or processes left, or ``cwd`` is not a folder.
         """
-        mark = f"{_prefix}.{next(_numbers)}."
         try:
+            mark = f"{_start_reaper()[0]}.{next(_numbers)}."
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", guard.__file__, *command],
                 stdin=subprocess.PIPE,

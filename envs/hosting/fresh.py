@@ -34,13 +34,7 @@ _numbers = itertools.count()
 def _start_reaper() -> tuple[str, IO[bytes]]:
     """Start the reaper of this process. Returns the mark of the processes to kill, and the pipe whose end does it."""
     mark = uuid4().hex
-    command = [sys.executable, "-I", "-S", reaper.__file__, f"{mark}."]
-    started = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    started.wait()  # short: the script forks, and its parent exits
-    assert started.stdin is not None
-    return mark, started.stdin  # cached, so it stays open until this process ends
+    return mark, reaper.start(f"{mark}.")  # cached, so the pipe stays open until this process ends
 
 
 class Fresh:

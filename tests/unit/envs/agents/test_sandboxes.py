@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
 import shutil
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -301,3 +304,25 @@ def test_a_container_gets_its_mounts_and_is_removed(monkeypatch: pytest.MonkeyPa
     assert "secret-of-the-episode" not in run
     assert outcome.extra["output"] == "secret-of-the-episode\n"
     assert json.dumps(outcome.extra)
+
+
+def test_the_containers_of_a_dead_process_are_removed(tmp_path: Path) -> None:
+    """As above; the process ends while its container runs, and leaves the removal to the reaper."""
+    log = tmp_path / "log"
+    fake = tmp_path / "docker"
+    fake.write_text(f'#!/bin/sh\nprintf \'%s\\n\' "$*" >> {log}\n[ "$1" = ps ] && echo c1 c2\n')
+    fake.chmod(0o755)
+    code = (
+        "import os; from pathlib import Path; from verl_turnkey.envs.agents import docker, jobs; "
+        "docker._END_SECONDS = 0; job = jobs.Job(['true'], Path(), Path(), {}); "
+        "print(docker.Docker('debian').launch(job).command, flush=True); os._exit(9)"
+    )
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 9, ended.stderr
+    command = ast.literal_eval(ended.stdout)
+    label = command[command.index("--label") + 1]
+    end = time.monotonic() + 30
+    while not (log.exists() and "rm" in log.read_text()) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert log.read_text().splitlines() == [f"ps --all --quiet --filter label={label}", "rm --force c1 c2"]
