@@ -45,6 +45,15 @@ class HarborRunner(CommandRunner):
         except (TaskFormatError, TypeError) as error:  # the latter: other arguments
             raise AgentFailure(str(error)) from None
 
+    def scoring_seconds(self, task: Mapping[str, Any]) -> float:
+        """How long the verifier of ``task`` may run once the agent has ended."""
+        if task.get("env_id") != ENV_ID:
+            return 0.0
+        try:
+            return HarborTask.load(**task.get("kwargs") or {}).verifier_seconds
+        except (TaskFormatError, TypeError):  # which ``run`` reports
+            return 0.0
+
     async def play(
         self, task: HarborTask, row: Mapping[str, Any], agent: AgentHandle, *, solution: bool = False
     ) -> Outcome:

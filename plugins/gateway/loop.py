@@ -94,14 +94,15 @@ class UserAgentLoop(AgentLoopBase):
 
     async def _run(self, session: Session, task: Mapping[str, Any], handle: AgentHandle) -> Outcome:
         """The agent's outcome; one that says ``/finish`` has ``grace`` seconds to return."""
-        options = self.shared.turnkey.agent
+        options, scoring = self.shared.turnkey.agent, self.agents.scoring_seconds(task)
         run = asyncio.ensure_future(self.agents.runner.run(task, handle))
         finished = asyncio.ensure_future(session.finished.wait())
         try:
             # Runners keep the limit themselves; one that does not must not hold the step.
-            await asyncio.wait({run, finished}, timeout=options.timeout + 60, return_when=asyncio.FIRST_COMPLETED)
+            longest = options.timeout + 60 + scoring
+            await asyncio.wait({run, finished}, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
             if not run.done():
-                await asyncio.wait({run}, timeout=options.grace)
+                await asyncio.wait({run}, timeout=options.grace + scoring)
             if run.done():
                 return run.result()
             late = f"the agent ran longer than turnkey.agent.timeout={options.timeout:g}"

@@ -58,6 +58,10 @@ class AgentProcess:
             session.observe = _observer(WorkspaceState(Path(folder)))
             yield Path(folder)
 
+    def scoring_seconds(self, task: Mapping[str, Any]) -> float:
+        """How long the runner may score an episode once its agent has ended."""
+        return self.runner.scoring_seconds(task) if isinstance(self.runner, HarborRunner) else 0.0
+
     async def handle(self, server: Gateway, session: Session, workspace: Path | None) -> AgentHandle:
         """The session as the agent sees it."""
         host = self.turnkey.agent.listen

@@ -157,3 +157,28 @@ def test_agents_wait_for_their_place_outside_their_time(play) -> None:
     few = ("turnkey.agent.at_once=1", "turnkey.agent.timeout=3")
     rows = play(*[{"turns": 2}] * 6, overrides=few)
     assert [outputs[0].extra_fields["turnkey"]["failed"] for outputs in rows] == [None] * 6
+
+
+FINISHES = """
+import json, os, urllib.request
+def post(url, value):
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(value).encode(), headers), timeout=30).read()
+messages = [{"role": "user", "content": "Go on."}]
+post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", {"model": "policy", "messages": messages})
+post(os.environ["TURNKEY_URL"] + "/finish", {})
+"""
+
+
+def test_a_verifier_has_its_time_after_an_agent_that_finishes(play, tmp_path: Path) -> None:
+    for name in ("environment", "tests"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "instruction.md").write_text("Go on.")
+    (tmp_path / "task.toml").write_text("[verifier]\ntimeout_sec = 30.0\n")
+    (tmp_path / "tests/test.sh").write_text("sleep 3; echo 1 > /logs/verifier/reward.txt")
+    (tmp_path / "environment/agent.py").write_text(FINISHES)
+    run = ("turnkey.agent.run=[/usr/bin/python3, agent.py]", "turnkey.agent.in_process=false", "turnkey.agent.sandbox=bwrap")
+    task = {"env_id": "harbor", "kwargs": {"path": str(tmp_path)}}
+    ((row,),) = play(task, overrides=(*run, "turnkey.agent.grace=0.5"))
+    assert row.extra_fields["turnkey"]["failed"] is None
+    assert row.reward_score == 1.0
