@@ -177,8 +177,8 @@ def test_a_verifier_has_its_time_after_an_agent_that_finishes(play, tmp_path: Pa
     (tmp_path / "task.toml").write_text("[verifier]\ntimeout_sec = 30.0\n")
     (tmp_path / "tests/test.sh").write_text("sleep 3; echo 1 > /logs/verifier/reward.txt")
     (tmp_path / "environment/agent.py").write_text(FINISHES)
-    run = ("turnkey.agent.run=[/usr/bin/python3, agent.py]", "turnkey.agent.in_process=false", "turnkey.agent.sandbox=bwrap")
+    agent = {"run": "[/usr/bin/python3, agent.py]", "in_process": "false", "sandbox": "bwrap", "grace": 0.5}
     task = {"env_id": "harbor", "kwargs": {"path": str(tmp_path)}}
-    ((row,),) = play(task, overrides=(*run, "turnkey.agent.grace=0.5"))
+    ((row,),) = play(task, overrides=tuple(f"turnkey.agent.{name}={value}" for name, value in agent.items()))
     assert row.extra_fields["turnkey"]["failed"] is None
     assert row.reward_score == 1.0
