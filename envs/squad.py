@@ -27,8 +27,8 @@ def normalize(text: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    """The words of :func:`normalize`; where it leaves nothing (``A``, ``?!``), the words as written."""
-    return normalize(text).split() or text.split()
+    """The words of :func:`normalize`; with articles where nothing else is left (``(A)``), or as written (``?!``)."""
+    return normalize(text).split() or " ".join(map(_plain, text.lower().split())).split() or text.split()
 
 
 def same(answer: str, gold: str) -> bool:

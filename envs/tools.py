@@ -22,6 +22,7 @@ from verl_turnkey.envs.errors import ToolError
 
 _MARK = "_verl_turnkey_tool"
 _LONGEST_CALL = 20_000
+_FENCED = re.compile(r"\s*```\w*[ \t]*\n(.*)\n\s*```\s*", re.DOTALL)
 """characters of a call that is written as text"""
 NOT_UNDERSTOOD = "Error: this is not a call of a tool."
 OVER = "Error: the episode is over."
@@ -148,7 +149,12 @@ def call_text(name: str, **arguments: Any) -> str:
 
 
 def read_turn(action: str) -> list[Call] | str | None:
-    """The calls of an action, or the text of a turn without a call; None: it is neither."""
+    """The calls of an action, or the text of a turn without a call; None: it is neither.
+
+    A Markdown fence around all of it does not count.
+    """
+    if fenced := _FENCED.fullmatch(action):
+        action = fenced[1]
     try:
         turn = json.loads(action)
     except (ValueError, RecursionError):

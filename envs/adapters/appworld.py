@@ -26,7 +26,7 @@ REWARDS = ("success", "tests")
 KEY = "turnkey.env.kwargs.urls"
 LEASE_SECONDS = 30.0
 _PORTS = re.compile(r"(.*):(\d+)-(\d+)/*")
-_FENCE = re.compile(r"```[\w+]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```[\w+]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 # Beginnings of the server's answers to code that it did not run.
 _FAILED = "Execution failed. Traceback:\n"
 _NOT_RUN = (f"{_FAILED}Syntax error", f"{_FAILED}Usage of the following", "No code available to execute.")

@@ -45,7 +45,7 @@ def load_template(name_or_path: str) -> str:
             f"no prompt template {name_or_path!r}{did_you_mean(name_or_path, shipped) or '.'} "
             f"It is the path of a text file or one of {', '.join(sorted(shipped))}"
         )
-    template = path.read_text(encoding="utf-8")
+    template = path.read_text(encoding="utf-8-sig")
     check_fields(template, FIELDS, "observation", f"prompt template {name_or_path!r}")
     return template
 

@@ -166,9 +166,9 @@ def _starts(files: tuple[tuple[str, int], ...], env_id: str | None, kwargs: str)
 
 def json_rows(path: Path) -> list[Mapping[str, Any]]:
     """The rows of a JSON file: one list of objects, or an object per line."""
-    text = path.read_text(encoding="utf-8")
-    is_list = text.lstrip().startswith("[")
-    objects = json.loads(text) if is_list else [json.loads(line) for line in text.splitlines() if line.strip()]
+    text = path.read_text(encoding="utf-8-sig")
+    is_list = text.lstrip().startswith("[")  # splitlines() would also split at U+2028, inside of a text
+    objects = json.loads(text) if is_list else [json.loads(line) for line in text.split("\n") if line.strip()]
     if not all(isinstance(row, dict) for row in objects):
         raise ValueError("a row is not an object")
     return objects

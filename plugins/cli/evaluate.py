@@ -102,6 +102,9 @@ def evaluate(
         raise typer.BadParameter(f"either {environment} is played, or the agent of turnkey.agent.run: leave out one")
     if (checkpoint is None) == (server is None):
         raise typer.BadParameter("give a RUN, or either --checkpoint or --server")
+    of_server = {"--model": model, "--tag": tag, "--api-key-env": api_key_env}
+    if server is None and (names := [name for name, value in of_server.items() if value is not None]):
+        raise typer.BadParameter(f"{' and '.join(names)} go with --server; other weights: --checkpoint")
     if checkpoint is None and model is None:
         raise typer.BadParameter("--server needs --model, the name of the model there")
     method, overridden, ignored = _method(further)

@@ -183,8 +183,16 @@ def write_tasks(played: Played, folder: Path, train: int, val: int, seed: int = 
     files = {split: folder / f"{split}.parquet" for split in ("train", "val")}
     if all(file.is_file() for file in files.values()):
         for file in files.values():
-            if (env_id := first_task(str(file)).env_id) != played.id:
-                raise ConfigError(f"{file} holds tasks of {env_id!r}, not of {played.id!r}: choose another --tasks")
+            first = first_task(str(file))
+            if first.env_id != played.id:
+                raise ConfigError(
+                    f"{file} holds tasks of {first.env_id!r}, not of {played.id!r}: choose another --tasks"
+                )
+            if first.kwargs != played.held_out(file.stem):
+                raise ConfigError(
+                    f"{file} holds tasks with {dict(first.kwargs)}, which override turnkey.env.kwargs: choose another "
+                    "--tasks"
+                )
         return False
     for file, seeds in zip(files.values(), split_seeds(train, val, seed), strict=True):
         own = played.held_out(file.stem)  # others would override turnkey.env.kwargs on the command line

@@ -224,3 +224,8 @@ def main() -> None:
             words = f"{words}: install the package that provides it"
         typer.echo(f"turnkey: {words}", err=True)
         raise SystemExit(2) from None
+    except RuntimeError as error:
+        if not type(error).__module__.startswith("verl_turnkey."):  # ours have words for the user: a server is down
+            raise
+        typer.echo(f"turnkey: {error}", err=True)
+        raise SystemExit(2) from None

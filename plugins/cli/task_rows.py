@@ -7,6 +7,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,7 @@ def _task(row: Row, kwargs: Mapping[str, str], other: Mapping[str, str | None]) 
     extra = {target: None if column is None else _value(row, column) for target, column in other.items()}
     answer, seed, hint = extra["answer"], extra["seed"], extra["hint"]
     if isinstance(answer, Mapping):
-        answer = next((answer[key] for key in ANSWER_FIELDS if answer.get(key)), None)
+        answer = next((answer[key] for key in ANSWER_FIELDS if answer.get(key) not in (None, "", [])), None)
     return TaskRow(
         {name: value for name, value in values.items() if value is not None},
         None if seed is None else int(seed),
@@ -185,11 +186,14 @@ def _plain(value: Any) -> Any:
         return [_plain(entry) for entry in value]
     if isinstance(value, float) and math.isnan(value):
         return None
-    if isinstance(value, str) and value[:1] in "[{":  # a list in a cell of a CSV file
-        try:
+    return value
+
+
+def _cell(value: Any) -> Any:
+    """A cell of a CSV file, which can hold a list or an object only as JSON."""
+    if isinstance(value, str) and value[:1] in "[{":
+        with suppress(ValueError):
             return json.loads(value)
-        except ValueError:
-            return value
     return value
 
 
@@ -200,7 +204,8 @@ def _frame(path: Path, sep: str) -> list[Row]:
         raise MissingPackageError(f"reading {path.suffix} needs pandas: pip install pandas") from error
     # An answer may be NA, or None. With converted types integers stay integers beside an empty cell.
     frame = pd.read_csv(path, sep=sep, keep_default_na=False, na_values=[""]).convert_dtypes()
-    return frame.astype(object).where(frame.notna(), None).to_dict("records")
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return [{name: _cell(value) for name, value in row.items()} for row in rows]
 
 
 def _table(path: Path) -> list[Row]:

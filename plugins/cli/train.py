@@ -59,6 +59,8 @@ def train(
     if launch.write_tasks(played, tasks, n_train, n_val):
         written = f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}"
         typer.echo(f"# {written}" if print_only else written, err=not print_only)
+    else:
+        typer.echo(f"tasks: those in {tasks}; --train and --val are for new ones", err=True)
     if print_only:
         typer.echo(launch.shell_line(lines))
         return

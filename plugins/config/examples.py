@@ -25,8 +25,8 @@ def load_examples(value: str | Sequence[Any]) -> tuple[ExampleTurn, ...]:
         path = Path(value).expanduser()
         where = f"{KEY}={value}"
         try:
-            text = path.read_text(encoding="utf-8")
-            lines = [line for line in text.splitlines() if line.strip()]
+            text = path.read_text(encoding="utf-8-sig")
+            lines = [line for line in text.split("\n") if line.strip()]
             entries = [json.loads(line) for line in lines] if path.suffix == ".jsonl" else yaml.safe_load(text)
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(f"{where}: a list of turns cannot be read from this file: {error}") from None

@@ -39,7 +39,7 @@ def test_lower_case_without_punctuation_and_articles(text, read):
 @pytest.mark.parametrize(
     ("gold", "right", "wrong"),
     [
-        ("A", ["A"], [".", "?!", "the", "B", ""]),
+        ("A", ["A", "a", "A.", "(A)", "**A**"], [".", "?!", "the", "B", ""]),
         ("?!", ["?!"], ["A", ".", ""]),
         ("the A", ["the A"], ["."]),
         ("3.14", ["3.14", "3.140", "(3.14)"], ["314", "3,14"]),

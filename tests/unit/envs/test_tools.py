@@ -233,6 +233,13 @@ def test_call_text_is_read_back():
     assert (call.name, call.arguments) == ("say", arguments)
 
 
+def test_a_fence_around_a_turn_does_not_count():
+    for text in ('{"name": "say", "arguments": {"n": 1}}', "say(n=1)"):
+        (plain,), (fenced,) = read_turn(text), read_turn(f"\n```json \n{text}\n```\n")
+        assert (plain.name, plain.arguments) == (fenced.name, fenced.arguments) == ("say", {"n": 1})
+    assert read_turn("```json\nnot a call\n```") is None
+
+
 def test_tools_of_a_base_class_are_tools_unless_they_are_replaced():
     class Closed(Depot):
         def crash(self) -> int:

@@ -89,7 +89,7 @@ def test_an_episode(server):
     observation, reward, terminated, truncated, info = env.step(code)
     assert requests[1] == ("/execute", {"task_id": "sum_1", "code": code})
     assert (observation, reward, terminated, info["invalid"]) == ("42\n", 0.0, False, False)
-    observation, reward, terminated, truncated, info = env.step("Done:\n```python\ncomplete_task(total)\n```\n")
+    observation, reward, terminated, truncated, info = env.step("Done:\n```python \ncomplete_task(total)\n")
     assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
     with pytest.raises(EpisodeOverError):
         env.step("print(1)")

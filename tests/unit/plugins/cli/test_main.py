@@ -42,6 +42,26 @@ def test_train_refuses_a_line_before_it_writes_tasks(tmp_path, arguments, words)
     assert done.stdout.startswith(f"{comment}python -m verl.trainer.main_ppo")
     again = CliRunner().invoke(app, ["train", "frozenlake", *small], catch_exceptions=False)
     assert again.stdout.startswith("python -m")
+    assert "--train and --val are for new ones" in again.stderr
+
+
+def test_tasks_of_another_split_are_not_kept(tmp_path):
+    words = ["train", "search", "--model", "m", "--device", "cpu", "--train", "2", "--val", "2", "--print"]
+    words += ["--out", str(tmp_path / "run")]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    done = CliRunner().invoke(app, [*words, "turnkey.env.kwargs.split=all"])
+    assert "val.parquet holds tasks with {'split': 'test'}, which override turnkey.env.kwargs" in str(done.exception)
+
+
+def test_errors_of_servers_are_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    url = "turnkey.env.kwargs.url=http://127.0.0.1:9"
+    monkeypatch.setattr(sys, "argv", ["turnkey", "panel", "mine", "turnkey/WebShop-v0", url])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("turnkey: the server at http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize("option", ["--train", "--val"])

@@ -94,6 +94,16 @@ def test_columns_are_taken_by_their_names(run, name):
     assert rows["H2O?"]["data_source"] == "Quiz-v0"
 
 
+def test_only_cells_of_tables_of_text_are_read_as_json(run):
+    """An interval stays one text, and zero is an answer."""
+    rows = [{"question": f"Where?\u2028{n}", "answer": "[0, 1]"} for n in range(2)]
+    rows += [{"question": f"{n}?", "answer": {"ground_truth": 0}} for n in range(2)]
+    Path("q.jsonl").write_text("\ufeff" + "\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    run("--from", "q.jsonl", "--val", "1")
+    everything = pd.concat([pd.read_parquet(f"out/{split}.parquet") for split in ("train", "val")])
+    assert sorted(model["ground_truth"] for model in everything["reward_model"]) == ["0", "0", "[0, 1]", "[0, 1]"]
+
+
 def test_columns_are_chosen_by_options(run):
     rows = [
         {"q": "2 + 2?", "gold": {"text": ["4"]}, "s": 7, "tip": "count"},
