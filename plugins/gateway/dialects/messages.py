@@ -36,7 +36,7 @@ class Messages:
         ]
         return Request(
             parts.conversation(messages),
-            parts.tools(schemas, body.get("tool_choice"), reading),
+            **parts.tools(schemas, body.get("tool_choice"), reading),
             model=str(body.get("model") or ""),
             max_tokens=parts.limit(body, "max_tokens"),
             stop=parts.stops(body.get("stop_sequences"), "stop_sequences"),

@@ -36,7 +36,7 @@ class Responses:
         previous = body.get("previous_response_id")
         return Request(
             parts.conversation(turns.messages),
-            parts.tools(parts.items(body.get("tools"), "tools"), body.get("tool_choice"), reading),
+            **parts.tools(parts.items(body.get("tools"), "tools"), body.get("tool_choice"), reading),
             model=str(body.get("model") or ""),
             max_tokens=parts.limit(body, "max_output_tokens"),
             stream=bool(body.get("stream")),

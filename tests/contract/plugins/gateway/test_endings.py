@@ -176,6 +176,18 @@ def test_side_calls_are_answered_and_left_out() -> None:
     assert [step["action"] for step in row.extra_fields["turnkey"]["steps"]] == ["Here."]
 
 
+def test_a_turn_that_may_call_no_tool_is_no_side_call() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            reply = await ask(client, tools=[LOOK])
+            return await ask(client, later(reply, "Sum up."), tools=[LOOK], tool_choice="none")
+
+    played = run(agent, ["Here.", called('{"place": "cave"}')], outcome=Outcome(reward=2.0))
+    assert played.value.message.tool_calls is None, "the prompt shows no tools"
+    steps = [step for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
+    assert [step["reward"] for step in steps] == [0.0, 2.0]
+
+
 @pytest.mark.parametrize(
     ("rules", "actions"),
     [
