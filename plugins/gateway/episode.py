@@ -56,7 +56,7 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
     if not session.turns:
         refused = f"; the last answer of the gateway was: {session.refused}" if session.refused else ""
         raise AgentFailure(session.too_long or outcome.reason or f"the agent made no request{refused}")
-    rewards = {**outcome.turn_rewards, **({} if outcome.verified else session.turn_rewards)}
+    rewards = {**({} if outcome.verified else session.turn_rewards), **outcome.turn_rewards}
     if unknown := [turn for turn in rewards if turn >= len(session.turns)]:
         raise AgentFailure(f"a reward of turn {unknown[0]}, but the episode has {len(session.turns)}, counted from 0")
     whole = outcome.reward if outcome.reward is not None else session.reward

@@ -258,6 +258,19 @@ def test_what_an_agent_reports_does_not_count_beside_tests_of_its_work() -> None
         assert step["reward"] == reward
 
 
+def test_a_returned_reward_of_a_turn_counts_before_a_posted_one() -> None:
+    async def posts(url: str) -> None:
+        async with openai(url) as client, httpx.AsyncClient(base_url=url.removesuffix("/v1")) as http:
+            for turn in range(2):
+                await ask(client)
+                assert (await http.post("/reward", json={"reward": 5.0, "turn": turn})).status_code == 200
+
+    session = run(posts, ["Here.", "There."]).session
+    for verified, rewards in ((False, [0.25, 5.0]), (True, [0.25, 0.0])):
+        played = rows(session, Outcome(reward=0.0, turn_rewards={0: 0.25}, verified=verified))
+        assert [step["reward"] for row in played for step in row.extra_fields["turnkey"]["steps"]] == rewards
+
+
 def test_without_requests_or_a_reward_an_episode_fails() -> None:
     async def nothing(url: str) -> None: ...
 
