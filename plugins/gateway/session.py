@@ -12,14 +12,15 @@ from typing import Any
 from uuid import uuid4
 
 from verl_turnkey.envs import EnvironmentFailure
-from verl_turnkey.plugins.gateway.codec import Parsed, TurnCodec
+from verl_turnkey.plugins.gateway.codec import TurnCodec
 from verl_turnkey.plugins.gateway.exchange import Bodies
-from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request, ToolCall
+from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request
+from verl_turnkey.plugins.gateway.replies import reply_of
 from verl_turnkey.plugins.gateway.reports import reward_of, state_of
 from verl_turnkey.plugins.gateway.shared_ids import SharedIds
 from verl_turnkey.plugins.gateway.tree import Match, Tree
 from verl_turnkey.plugins.gateway.turns import Aborted, Generate, Limits, Turn
-from verl_turnkey.plugins.rollout.episode import Generated, Prompt
+from verl_turnkey.plugins.rollout.episode import Prompt
 from verl_turnkey.plugins.rollout.prompts import PromptError, guarded
 
 AT_ONCE = 64
@@ -170,7 +171,8 @@ class Session:
         stop = sampling.get("stop") or ()
         tools = request.tools if self.codec.shows_tools else ()
         parsed = await self.codec.read(generated.ids, prompt.ids, tools, stop)
-        reply = self._reply(number, request, prompt, generated, parsed, sampling)
+        turn = f"{self.tag}_{number}"
+        reply = reply_of(turn, request, prompt, generated, parsed, sampling, self.codec)
         return Turn(number, request, match, prompt, generated, reply, parsed.unparsed, began, state, request_id)
 
     async def _prompt(self, match: Match) -> Prompt:
@@ -229,35 +231,6 @@ class Session:
         if self.codec.stop_token_ids:
             params["stop_token_ids"] = self.codec.stop_token_ids
         return params
-
-    def _reply(
-        self,
-        number: int,
-        request: Request,
-        prompt: Prompt,
-        generated: Generated,
-        parsed: Parsed,
-        sampling: Mapping[str, Any],
-    ) -> Reply:
-        turn = f"{self.tag}_{number}"
-        calls = tuple(ToolCall(call.name, call.arguments, f"call_{turn}_{j}") for j, call in enumerate(parsed.calls))
-        stopped = self.codec.ended(generated.ids) or any(
-            string in generated.text for string in sampling.get("stop") or ()
-        )
-        log_probs: list[tuple[str, float]] = []
-        if request.log_probs and generated.log_probs is not None:
-            log_probs = [(self.codec.token(i), p) for i, p in zip(generated.ids, generated.log_probs, strict=True)]
-        return Reply(
-            id=turn,
-            text=parsed.text,
-            calls=calls,
-            reasoning=parsed.reasoning,
-            finish="length" if len(generated.ids) >= sampling["max_tokens"] and not stopped else "stop",
-            prompt_tokens=len(prompt.ids),
-            completion_tokens=len(generated.ids),
-            log_probs=log_probs,
-            cached_tokens=generated.extra_fields.get("num_cached_tokens") or 0,
-        )
 
     def _request_id(self, match: Match) -> str:
         """That of the turn before, whose prompt the same server has cached, unless another call uses it."""
