@@ -152,9 +152,18 @@ class Session:
         return error
 
     async def _turn(self, number: int, request: Request) -> Turn:
+        posted, self._next_state = self._next_state, None
+        try:
+            return await self._generated(number, request, posted)
+        except BaseException:
+            if self._next_state is None:
+                self._next_state = posted  # the client sends the request again, in the same state
+            raise
+
+    async def _generated(self, number: int, request: Request, state: str | None) -> Turn:
+        """The turn of a request; ``state``: the key that the agent gave, if any."""
         began = perf_counter()
         request = self._tree.whole(request)
-        state, self._next_state = self._next_state, None
         if state is None and self.observe is not None:
             state = await asyncio.to_thread(self.observe, request) or f"(no other) {self.tag}_{number}"
         match = self._tree.match(request)

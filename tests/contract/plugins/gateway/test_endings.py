@@ -13,7 +13,7 @@ from openai import BadRequestError
 from test_clients import ASKED, spelled
 
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome
-from verl_turnkey.plugins.gateway.turns import Limits
+from verl_turnkey.plugins.gateway.turns import Aborted, Limits
 
 
 async def ask(client: Any, messages: Any = ASKED, **options: Any) -> Any:
@@ -286,6 +286,28 @@ def test_without_requests_or_a_reward_an_episode_fails() -> None:
         rows(run(asks, ["Here."]).session, Outcome(reward=1.0, turn_rewards={1: 0.5}))
     with pytest.raises(AgentFailure, match="KeyError"):
         rows(run(asks, ["Here."]).session, Outcome(reason="KeyError: 'x' (agent.py:3)"))
+
+
+def test_a_state_outlives_a_turn_that_fails() -> None:
+    fails = iter((True, False, False, False))
+
+    async def model() -> None:
+        if next(fails):
+            raise Aborted("while the weights change")
+
+    async def agent(url: str) -> None:
+        root = url.removesuffix("/v1")
+        async with openai(url, max_retries=1) as client, httpx.AsyncClient() as web:
+            for number in range(2):
+                await web.post(f"{root}/state", json={"key": f"room {number}"})
+                if number:
+                    with pytest.raises(BadRequestError, match="maximum context length"):
+                        await ask(client, [{"role": "user", "content": "word " * 3900}])
+                await ask(client)
+            await ask(client)
+
+    played = run(agent, [*["Here."] * 4], wait=model)
+    assert [turn.state for turn in played.session.turns] == ["room 0", "room 1", None]
 
 
 def test_an_agent_reports_rewards_and_states() -> None:
