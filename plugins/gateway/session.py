@@ -14,6 +14,7 @@ from uuid import uuid4
 from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.plugins.gateway.codec import TurnCodec
 from verl_turnkey.plugins.gateway.exchange import Bodies
+from verl_turnkey.plugins.gateway.limits import without_log_probs
 from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request
 from verl_turnkey.plugins.gateway.replies import reply_of
 from verl_turnkey.plugins.gateway.reports import reward_of, state_of
@@ -94,7 +95,8 @@ class Session:
                 an equal request is another sample.
 
         Raises:
-            GatewayError: the episode is over, has no turn left, or the messages are too many for any prompt.
+            GatewayError: the episode is over, has no turn left, the messages are too many for any prompt, or the model
+                does not have what is requested.
         """
         self._check_open()
         self._check_room(f"more than {len(request.messages)}", len(request.messages))  # before any is looked at
@@ -114,6 +116,8 @@ class Session:
             self.full = True
             words = f"turn limit reached: the episode has {self.limits.turns} turns (turnkey.rollout.max_turns)"
             raise GatewayError(400, "turn_limit", words)
+        if not self.sampling.get("logprobs"):
+            request = without_log_probs(request, self.limits.unsupported)
         number, self._started = self._started, self._started + 1
         task = asyncio.create_task(self._turn(number, request))
         self._tasks.add(task)

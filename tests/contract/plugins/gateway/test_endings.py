@@ -73,6 +73,28 @@ def test_sampling_parameters_of_a_client_are_ignored_and_counted() -> None:
     assert len(played.rows[0].response_ids) == 5, "the row has all that was sampled"
 
 
+def test_log_probabilities_that_no_turn_has_are_refused_or_counted() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            return await ask(client, logprobs=True)
+
+    played = run(agent, ["Here."])
+    assert [token.logprob for token in played.value.logprobs.content] == [0.0, -0.01, -0.02]
+    without = {"temperature": 1.0, "logprobs": False}  # as turnkey eval samples
+    ignored = run(agent, ["Here."], sampling=without, limits=replace(LIMITS, unsupported="ignore"))
+    assert ignored.value.logprobs is None
+    assert ignored.session.counts == {"overruled/logprobs": 1}
+
+    async def refused(url: str) -> None:
+        async with openai(url) as client:
+            with pytest.raises(BadRequestError, match="logprobs is not supported: only training with") as error:
+                await ask(client, logprobs=True)
+            assert (error.value.code, error.value.param) == ("unsupported_parameter", "logprobs")
+            await ask(client)
+
+    assert len(run(refused, ["Here."], sampling=without).script.prompts) == 1, "no generation is spent"
+
+
 def test_a_turn_that_was_cut_ends_with_length() -> None:
     async def agent(url: str) -> Any:
         async with openai(url) as client:
