@@ -91,9 +91,9 @@ def test_an_agent_of_anthropics_api_is_one_row() -> None:
 
 def test_a_reply_names_the_stop_string_of_the_client_that_ended_it() -> None:
     async def agent(url: str) -> Any:
-        asked: Any = {"model": "policy", "max_tokens": 100, "messages": ASKED[1:], "stop_sequences": ["STOP", "END"]}
+        request: Any = {"model": "policy", "max_tokens": 100, "messages": ASKED[1:], "stop_sequences": ["STOP", "END"]}
         async with anthropic(url) as client:
-            return [await client.messages.create(**asked) for _ in range(3)]
+            return [await client.messages.create(**request) for _ in range(3)]
 
     model = codec()
     cut = [model.tokenizer.encode(text, add_special_tokens=False) for text in ("Here. END", "There. OVER")]

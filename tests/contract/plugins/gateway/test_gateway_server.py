@@ -331,10 +331,10 @@ def test_images_in_results_of_tools_follow_the_last_result() -> None:
     model, look = seeing(), '{"place": "cave"}'
     played = run(agent, [called(look, look), called(look), "Here."], model=model)
     assert played.breaks == ["first"]
-    shown = [[image.getpixel((0, 0))[0] for image in turn.prompt.images or ()] for turn in played.session.turns]
-    assert shown == [[], [10, 20], [10, 20, 30, 40]]
+    levels = [[image.getpixel((0, 0))[0] for image in turn.prompt.images or ()] for turn in played.session.turns]
+    assert levels == [[], [10, 20], [10, 20, 30, 40]]
     patch = model.tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    assert [prompt.count(patch) for prompt in played.script.prompts] == [4 * len(grays) for grays in shown]
+    assert [prompt.count(patch) for prompt in played.script.prompts] == [4 * len(grays) for grays in levels]
     last = played.session.turns[2]
     for ids in (last.prompt.ids, model.first(last.request.messages, [LOOK], last.prompt.images)):
         text = model.tokenizer.decode([*ids]).replace("<|image_pad|>" * 4, "<image>")
