@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Protocol
 
 from verl_turnkey.advantage import ConfigError
@@ -120,8 +121,7 @@ class Codec(TurnCodec):
         self._special = re.compile("|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)))
 
     def first(self, messages: Sequence[Message], tools: Tools, images: list[Any] | None = None) -> list[int]:
-        if images and not builders.takes_images(self._builder):
-            raise ValueError("this model takes no images")
+        self._check_images(messages)
         return builders.first_tokens(self._builder, self._rendered(messages, {}), [*tools] or None, images)
 
     def continued(
@@ -132,6 +132,7 @@ class Codec(TurnCodec):
         new: Sequence[Message],
         tools: Tools,
     ) -> list[int] | None:
+        self._check_images(new)
         if self._tail is None or not new:
             return None
         text_arguments = self._tail.text_arguments
@@ -204,24 +205,38 @@ class Codec(TurnCodec):
             text = text.partition(string)[0]
         return text.lstrip() if stripped else text
 
+    def _check_images(self, messages: Sequence[Message]) -> None:
+        """Raise ValueError about images that the model, or a prompt of its template, does not show."""
+        with_images = {message.role for message in messages if message.images}
+        if with_images and not builders.takes_images(self._builder):
+            raise ValueError("this model takes no images")
+        if with_images & {"system", "assistant"}:
+            raise ValueError("images belong in messages of the user and in results of tools")
+
     def _rendered(
         self, messages: Sequence[Message], names: Mapping[str, str], head: bool = True
     ) -> list[dict[str, Any]]:
         """The messages as chat templates take them.
 
-        The system messages at the start are joined; later ones are the user's, since few templates take them.
+        The system messages at the start are joined; later ones are the user's, since few templates take them. So are
+        the images in results of tools, which follow the last of these: few templates show them where they are.
 
         Args:
             names: the tool of each call made before these messages.
             head: whether they begin the conversation.
         """
-        names, system, rendered = {**names}, [], []
-        for message in messages:
+        names, system, rendered, images = {**names}, [], [], []
+        for message, after in zip_longest(messages, messages[1:]):
             if message.role == "system" and head and not rendered:
                 system.append(message.text)
                 continue
             rendered.append(self._message(message, names))
             names |= {call.id: call.name for call in message.calls}
+            if message.role == "tool" and self.shows_tools:
+                images += _image_parts(message)
+                if images and (after is None or after.role != "tool"):
+                    rendered.append({"role": "user", "content": images})
+                    images = []
         return [{"role": "system", "content": "\n\n".join(system)}, *rendered] if system else rendered
 
     def _message(self, message: Message, names: Mapping[str, str]) -> dict[str, Any]:
@@ -236,8 +251,7 @@ class Codec(TurnCodec):
             return {"role": "tool", "content": text, **more}
         if not message.images:
             return {"role": "user", "content": text}
-        images = [{"type": "image", "image": image} for image in message.images]
-        return {"role": "user", "content": [*images, {"type": "text", "text": text}]}
+        return {"role": "user", "content": [*_image_parts(message), {"type": "text", "text": text}]}
 
     def _shows_tools(self) -> bool:
         """Whether the model's chat template shows tools."""
@@ -266,6 +280,10 @@ def _id(call_id: str) -> str:
     """
     ours = re.fullmatch(r"call_\w+?_(\d+)_(\d+)", call_id)
     return f"{int(ours[1]) % 10**7:07d}{int(ours[2]) % 100:02d}" if ours else call_id
+
+
+def _image_parts(message: Message) -> list[dict[str, Any]]:
+    return [{"type": "image", "image": image} for image in message.images]
 
 
 def _call_message(calls: Sequence[ToolCall], text_arguments: bool) -> dict[str, Any]:

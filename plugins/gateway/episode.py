@@ -56,7 +56,7 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
     if not session.turns:
         refused = f"; the last answer of the gateway was: {session.refused}" if session.refused else ""
         raise AgentFailure(session.too_long or outcome.reason or f"the agent made no request{refused}")
-    rewards = {**outcome.turn_rewards, **({} if outcome.verified else session.turn_rewards)}
+    rewards = {**({} if outcome.verified else session.turn_rewards), **outcome.turn_rewards}
     if unknown := [turn for turn in rewards if turn >= len(session.turns)]:
         raise AgentFailure(f"a reward of turn {unknown[0]}, but the episode has {len(session.turns)}, counted from 0")
     whole = outcome.reward if outcome.reward is not None else session.reward
@@ -98,14 +98,14 @@ def trained(session: Session) -> list[Turn]:
     if any(turn.request.model == session.model for turn in turns):
         turns = [turn for turn in turns if turn.request.model == session.model]
     if rules == "auto":
-        rules = [{"no_tools": True}] if any(turn.request.tools for turn in turns) else []
+        rules = [{"no_tools": True}] if any(turn.request.offers_tools for turn in turns) else []
     return [turn for turn in turns if not any(_matches(turn.request, rule) for rule in rules)]
 
 
 def _matches(request: Request, rule: Mapping[str, Any]) -> bool:
     """Whether a request is all that ``rule`` says."""
     return (
-        ("no_tools" not in rule or rule["no_tools"] == (not request.tools))
+        ("no_tools" not in rule or rule["no_tools"] != request.offers_tools)
         and ("model" not in rule or rule["model"] == request.model)
         and ("system" not in rule or rule["system"] in text_of([m for m in request.messages if m.role == "system"]))
     )

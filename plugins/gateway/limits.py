@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from verl_turnkey.plugins.gateway.messages import GatewayError
+from verl_turnkey.plugins.gateway.messages import GatewayError, Request
 
 Api = Literal["chat", "responses", "messages"]
 Treatment = Literal["read", "no effect", "ignored", "refused"]
@@ -21,6 +21,10 @@ Treatment = Literal["read", "no effect", "ignored", "refused"]
 
 UNSUPPORTED = "turnkey.agent.unsupported"
 CONSTRAINED = "constrained decoding would change the policy that is trained"
+NO_LOG_PROBS = (
+    "only training with actor_rollout_ref.rollout.calculate_log_probs=true has log-probabilities, not turnkey eval and "
+    "turnkey agent"
+)
 UNKEPT = "the gateway keeps nothing beyond the episode"
 
 
@@ -138,6 +142,19 @@ class Reading:
                 self.refuse(name, row.why, value)
             elif row.treatment == "ignored":
                 self.ignore(name)
+
+
+def without_log_probs(request: Request, unsupported: Literal["refuse", "ignore"]) -> Request:
+    """The request to a model whose turns come without log-probabilities.
+
+    Raises:
+        GatewayError: it asks for them.
+    """
+    if not request.log_probs:
+        return request
+    reading = Reading("chat", unsupported, [*request.overruled])
+    reading.refuse("logprobs", NO_LOG_PROBS)
+    return replace(request, log_probs=False, overruled=tuple(reading.overruled))
 
 
 def _flat(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -57,6 +57,13 @@ class Request:
     """names of parameters that were sent and are ignored"""
     instructions: bool = False
     """whether the first message holds for this request alone, not for those that name its reply as ``previous``"""
+    hides_tools: bool = False
+    """whether tools were sent, of which the model sees none"""
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether tools were sent, shown to the model or not."""
+        return self.hides_tools or bool(self.tools)
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,8 @@ class Reply:
     log_probs: Sequence[tuple[str, float]] = ()
     """text and log-probability of each token, if the request asked for them"""
     cached_tokens: int = 0
+    stop: str | None = None
+    """the request's stop string at which it ends, which its text does not include"""
 
     @property
     def message(self) -> Message:

@@ -12,14 +12,16 @@ from typing import Any
 from uuid import uuid4
 
 from verl_turnkey.envs import EnvironmentFailure
-from verl_turnkey.plugins.gateway.codec import Parsed, TurnCodec
+from verl_turnkey.plugins.gateway.codec import TurnCodec
 from verl_turnkey.plugins.gateway.exchange import Bodies
-from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request, ToolCall
+from verl_turnkey.plugins.gateway.limits import without_log_probs
+from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request
+from verl_turnkey.plugins.gateway.replies import reply_of
 from verl_turnkey.plugins.gateway.reports import reward_of, state_of
 from verl_turnkey.plugins.gateway.shared_ids import SharedIds
 from verl_turnkey.plugins.gateway.tree import Match, Tree
 from verl_turnkey.plugins.gateway.turns import Aborted, Generate, Limits, Turn
-from verl_turnkey.plugins.rollout.episode import Generated, Prompt
+from verl_turnkey.plugins.rollout.episode import Prompt
 from verl_turnkey.plugins.rollout.prompts import PromptError, guarded
 
 AT_ONCE = 64
@@ -93,7 +95,8 @@ class Session:
                 an equal request is another sample.
 
         Raises:
-            GatewayError: the episode is over, has no turn left, or the messages are too many for any prompt.
+            GatewayError: the episode is over, has no turn left, the messages are too many for any prompt, or the model
+                does not have what is requested.
         """
         self._check_open()
         self._check_room(f"more than {len(request.messages)}", len(request.messages))  # before any is looked at
@@ -113,6 +116,8 @@ class Session:
             self.full = True
             words = f"turn limit reached: the episode has {self.limits.turns} turns (turnkey.rollout.max_turns)"
             raise GatewayError(400, "turn_limit", words)
+        if not self.sampling.get("logprobs"):
+            request = without_log_probs(request, self.limits.unsupported)
         number, self._started = self._started, self._started + 1
         task = asyncio.create_task(self._turn(number, request))
         self._tasks.add(task)
@@ -151,9 +156,18 @@ class Session:
         return error
 
     async def _turn(self, number: int, request: Request) -> Turn:
+        posted, self._next_state = self._next_state, None
+        try:
+            return await self._generated(number, request, posted)
+        except BaseException:
+            if self._next_state is None:
+                self._next_state = posted  # the client sends the request again, in the same state
+            raise
+
+    async def _generated(self, number: int, request: Request, state: str | None) -> Turn:
+        """The turn of a request; ``state``: the key that the agent gave, if any."""
         began = perf_counter()
         request = self._tree.whole(request)
-        state, self._next_state = self._next_state, None
         if state is None and self.observe is not None:
             state = await asyncio.to_thread(self.observe, request) or f"(no other) {self.tag}_{number}"
         match = self._tree.match(request)
@@ -170,7 +184,8 @@ class Session:
         stop = sampling.get("stop") or ()
         tools = request.tools if self.codec.shows_tools else ()
         parsed = await self.codec.read(generated.ids, prompt.ids, tools, stop)
-        reply = self._reply(number, request, prompt, generated, parsed, sampling)
+        turn = f"{self.tag}_{number}"
+        reply = reply_of(turn, request, prompt, generated, parsed, sampling, self.codec)
         return Turn(number, request, match, prompt, generated, reply, parsed.unparsed, began, state, request_id)
 
     async def _prompt(self, match: Match) -> Prompt:
@@ -229,35 +244,6 @@ class Session:
         if self.codec.stop_token_ids:
             params["stop_token_ids"] = self.codec.stop_token_ids
         return params
-
-    def _reply(
-        self,
-        number: int,
-        request: Request,
-        prompt: Prompt,
-        generated: Generated,
-        parsed: Parsed,
-        sampling: Mapping[str, Any],
-    ) -> Reply:
-        turn = f"{self.tag}_{number}"
-        calls = tuple(ToolCall(call.name, call.arguments, f"call_{turn}_{j}") for j, call in enumerate(parsed.calls))
-        stopped = self.codec.ended(generated.ids) or any(
-            string in generated.text for string in sampling.get("stop") or ()
-        )
-        log_probs: list[tuple[str, float]] = []
-        if request.log_probs and generated.log_probs is not None:
-            log_probs = [(self.codec.token(i), p) for i, p in zip(generated.ids, generated.log_probs, strict=True)]
-        return Reply(
-            id=turn,
-            text=parsed.text,
-            calls=calls,
-            reasoning=parsed.reasoning,
-            finish="length" if len(generated.ids) >= sampling["max_tokens"] and not stopped else "stop",
-            prompt_tokens=len(prompt.ids),
-            completion_tokens=len(generated.ids),
-            log_probs=log_probs,
-            cached_tokens=generated.extra_fields.get("num_cached_tokens") or 0,
-        )
 
     def _request_id(self, match: Match) -> str:
         """That of the turn before, whose prompt the same server has cached, unless another call uses it."""

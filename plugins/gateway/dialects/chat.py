@@ -36,7 +36,7 @@ class Chat:
         options = body.get("stream_options")
         return Request(
             parts.conversation([_message(item, reading, f"messages[{n}]") for n, item in enumerate(sent)]),
-            parts.tools(schemas, body.get("tool_choice"), reading),
+            **parts.tools(schemas, body.get("tool_choice"), reading),
             model=str(body.get("model") or ""),
             max_tokens=parts.limit(body, "max_tokens", "max_completion_tokens"),
             stop=parts.stops(body.get("stop"), "stop"),

@@ -36,7 +36,7 @@ class Messages:
         ]
         return Request(
             parts.conversation(messages),
-            parts.tools(schemas, body.get("tool_choice"), reading),
+            **parts.tools(schemas, body.get("tool_choice"), reading),
             model=str(body.get("model") or ""),
             max_tokens=parts.limit(body, "max_tokens"),
             stop=parts.stops(body.get("stop_sequences"), "stop_sequences"),
@@ -45,7 +45,7 @@ class Messages:
         )
 
     def render(self, reply: Reply, request: Request) -> dict[str, Any]:
-        return {**_head(reply, request), "content": _blocks(reply), "stop_reason": _stop(reply), "usage": _usage(reply)}
+        return {**_head(reply, request), "content": _blocks(reply), **_stop(reply), "usage": _usage(reply)}
 
     def stream(self, reply: Reply, request: Request) -> list[str]:
         def event(kind: str, **data: Any) -> str:
@@ -58,8 +58,7 @@ class Messages:
             events.append(event("content_block_start", index=index, content_block=empty))
             events += [event("content_block_delta", index=index, delta=delta) for delta in deltas]
             events.append(event("content_block_stop", index=index))
-        end = {"stop_reason": _stop(reply), "stop_sequence": None}
-        return [*events, event("message_delta", delta=end, usage=_usage(reply)), event("message_stop")]
+        return [*events, event("message_delta", delta=_stop(reply), usage=_usage(reply)), event("message_stop")]
 
     def error(self, error: GatewayError) -> dict[str, Any]:
         return parts.anthropic_error(error)
@@ -106,8 +105,7 @@ def _head(reply: Reply, request: Request) -> dict[str, Any]:
         "type": "message",
         "role": "assistant",
         "model": request.model,
-        "stop_reason": None,
-        "stop_sequence": None,
+        **_why(None),
     }
 
 
@@ -136,8 +134,16 @@ def _streamed(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, 
     return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
 
 
-def _stop(reply: Reply) -> str:
-    return "max_tokens" if reply.finish == "length" else "tool_use" if reply.calls else "end_turn"
+def _stop(reply: Reply) -> dict[str, Any]:
+    if reply.finish == "length":
+        return _why("max_tokens")
+    if reply.calls:  # also before a stop string: clients answer calls for this reason alone
+        return _why("tool_use")
+    return _why("end_turn") if reply.stop is None else _why("stop_sequence", reply.stop)
+
+
+def _why(reason: str | None, sequence: str | None = None) -> dict[str, Any]:
+    return {"stop_reason": reason, "stop_sequence": sequence}
 
 
 def _usage(reply: Reply) -> dict[str, Any]:

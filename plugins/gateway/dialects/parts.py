@@ -109,8 +109,8 @@ def _image(part: Mapping[str, Any], kind: str, reading: Reading, place: str) -> 
         raise GatewayError(400, "invalid_request", f"{place}: not a base64 image ({error})") from None
 
 
-def tools(schemas: Sequence[Mapping[str, Any]], choice: Any, reading: Reading) -> tuple[Mapping[str, Any], ...]:
-    """Function tools in one form, from entries ``{"type", "name", "description", "parameters"}``.
+def tools(schemas: Sequence[Mapping[str, Any]], choice: Any, reading: Reading) -> dict[str, Any]:
+    """``tools`` and ``hides_tools`` of a request, from entries ``{"type", "name", "description", "parameters"}``.
 
     Tools of other types are left out and counted. ``choice``: the request's ``tool_choice``, whose ``none`` hides all
     tools; other demands cannot be enforced on what the model samples.
@@ -129,10 +129,10 @@ def tools(schemas: Sequence[Mapping[str, Any]], choice: Any, reading: Reading) -
     if isinstance(choice, Mapping) and choice.get("disable_parallel_tool_use"):
         reading.ignore("parallel_tool_calls")
     if kind == "none":
-        return ()
+        return {"tools": (), "hides_tools": bool(functions)}
     if kind not in (None, "auto"):
         reading.ignore("tool_choice")
-    return tuple(functions)
+    return {"tools": tuple(functions)}
 
 
 def arguments(value: Any) -> Mapping[str, Any]:

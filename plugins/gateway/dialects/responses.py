@@ -13,6 +13,10 @@ from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, 
 
 ORDER = ("reasoning", "message", "function_call")
 """items of one turn of the model, in the order in which replies have them"""
+REFERENCES = (
+    "item_reference is not supported: the gateway keeps no items. Send each in full: in the Vercel AI SDK set "
+    "providerOptions.openai.store=false, or take openai.chat(model)"
+)
 LOG_PROBS = "message.output_text.logprobs"
 
 
@@ -36,7 +40,7 @@ class Responses:
         previous = body.get("previous_response_id")
         return Request(
             parts.conversation(turns.messages),
-            parts.tools(parts.items(body.get("tools"), "tools"), body.get("tool_choice"), reading),
+            **parts.tools(parts.items(body.get("tools"), "tools"), body.get("tool_choice"), reading),
             model=str(body.get("model") or ""),
             max_tokens=parts.limit(body, "max_output_tokens"),
             stream=bool(body.get("stream")),
@@ -110,6 +114,8 @@ class _Turns:
             self._append(Message(role, text, images=images))
         elif kind in ORDER:
             self._turn(kind, item, where)
+        elif kind == "item_reference":  # without the item a turn of the model would be missing
+            raise GatewayError(400, "unsupported_parameter", f"{where}: {REFERENCES}", {"param": f"input/{kind}"})
         else:
             self._reading.refuse(f"input/{kind}", "the gateway reads messages, reasoning and function calls, in full")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,12 +45,45 @@ def called(*arguments: str, text: str = "") -> str:
     return text + calls
 
 
+SHOWS_IMAGES = """\
+{% if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content -%}
+{{ '<|image_pad|>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}{% for call in m.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
 def codec(package: str = "qwen3", model_type: str = "qwen3", tool_format: str = "hermes") -> Codec:
     tokenizer = real_tokenizers.tokenizer(package)
     builder = create_continuous_token_builder(
         tokenizer, hf_model_type=model_type, chat_template_kwargs={}, mm_processor_kwargs={}, processor=None
     )
     return Codec(tokenizer, builder, tool_format)
+
+
+def seeing() -> Codec:
+    """The codec of a model that sees each image as 4 patches, which its template shows for users alone."""
+    from transformers import CLIPImageProcessor, LlavaProcessor
+
+    tokenizer = copy.deepcopy(real_tokenizers.tokenizer("qwen3"))
+    tokenizer.chat_template, tokenizer.image_token = SHOWS_IMAGES, "<|image_pad|>"
+    processor = LlavaProcessor(
+        CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}),
+        tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=SHOWS_IMAGES,
+    )
+    builder = create_continuous_token_builder(
+        tokenizer, hf_model_type="qwen2_5_vl", chat_template_kwargs={}, mm_processor_kwargs={}, processor=processor
+    )
+    return Codec(tokenizer, builder)
 
 
 @dataclass

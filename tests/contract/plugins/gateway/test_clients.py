@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway_parts import LOOK, anthropic, called, openai, run
+from gateway_parts import LIMITS, LOOK, anthropic, called, codec, openai, run
 
 ASKED: list[Any] = [{"role": "system", "content": "You look."}, {"role": "user", "content": "Where is it?"}]
 
@@ -88,14 +89,26 @@ def test_an_agent_of_anthropics_api_is_one_row() -> None:
     assert played.value[1].content[0].text == "There."
 
 
+def test_a_reply_names_the_stop_string_of_the_client_that_ended_it() -> None:
+    async def agent(url: str) -> Any:
+        request: Any = {"model": "policy", "max_tokens": 100, "messages": ASKED[1:], "stop_sequences": ["STOP", "END"]}
+        async with anthropic(url) as client:
+            return [await client.messages.create(**request) for _ in range(3)]
+
+    model = codec()
+    cut = [model.tokenizer.encode(text, add_special_tokens=False) for text in ("Here. END", "There. OVER")]
+    played = run(agent, [*cut, "At the END"], model=model, limits=replace(LIMITS, stop=("OVER",)))
+    ends = [(reply.content[0].text, reply.stop_reason, reply.stop_sequence) for reply in played.value]
+    assert ends[:2] == [("Here. ", "stop_sequence", "END"), ("There. ", "end_turn", None)]
+    assert ends[2][1:] == ("end_turn", None), "the model ended the turn itself"
+
+
 def test_ids_that_the_tokenizer_would_not_write_survive() -> None:
     async def agent(url: str) -> Any:
         async with openai(url) as client:
             first = await client.chat.completions.create(model="policy", messages=ASKED)
             messages = [*ASKED, spelled(first.choices[0].message), {"role": "user", "content": "Sure?"}]
             return await client.chat.completions.create(model="policy", messages=messages)
-
-    from gateway_parts import codec
 
     model = codec()
     letters = [model.tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "hello"]

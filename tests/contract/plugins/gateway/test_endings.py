@@ -13,7 +13,7 @@ from openai import BadRequestError
 from test_clients import ASKED, spelled
 
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome
-from verl_turnkey.plugins.gateway.turns import Limits
+from verl_turnkey.plugins.gateway.turns import Aborted, Limits
 
 
 async def ask(client: Any, messages: Any = ASKED, **options: Any) -> Any:
@@ -71,6 +71,28 @@ def test_sampling_parameters_of_a_client_are_ignored_and_counted() -> None:
     assert played.session.counts == {"overruled/temperature": 1, "overruled/top_p": 1}
     assert played.value.message.content == "Here", "the text without the stop string"
     assert len(played.rows[0].response_ids) == 5, "the row has all that was sampled"
+
+
+def test_log_probabilities_that_no_turn_has_are_refused_or_counted() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            return await ask(client, logprobs=True)
+
+    played = run(agent, ["Here."])
+    assert [token.logprob for token in played.value.logprobs.content] == [0.0, -0.01, -0.02]
+    without = {"temperature": 1.0, "logprobs": False}  # as turnkey eval samples
+    ignored = run(agent, ["Here."], sampling=without, limits=replace(LIMITS, unsupported="ignore"))
+    assert ignored.value.logprobs is None
+    assert ignored.session.counts == {"overruled/logprobs": 1}
+
+    async def refused(url: str) -> None:
+        async with openai(url) as client:
+            with pytest.raises(BadRequestError, match="logprobs is not supported: only training with") as error:
+                await ask(client, logprobs=True)
+            assert (error.value.code, error.value.param) == ("unsupported_parameter", "logprobs")
+            await ask(client)
+
+    assert len(run(refused, ["Here."], sampling=without).script.prompts) == 1, "no generation is spent"
 
 
 def test_a_turn_that_was_cut_ends_with_length() -> None:
@@ -176,6 +198,18 @@ def test_side_calls_are_answered_and_left_out() -> None:
     assert [step["action"] for step in row.extra_fields["turnkey"]["steps"]] == ["Here."]
 
 
+def test_a_turn_that_may_call_no_tool_is_no_side_call() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            reply = await ask(client, tools=[LOOK])
+            return await ask(client, later(reply, "Sum up."), tools=[LOOK], tool_choice="none")
+
+    played = run(agent, ["Here.", called('{"place": "cave"}')], outcome=Outcome(reward=2.0))
+    assert played.value.message.tool_calls is None, "the prompt shows no tools"
+    steps = [step for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
+    assert [step["reward"] for step in steps] == [0.0, 2.0]
+
+
 @pytest.mark.parametrize(
     ("rules", "actions"),
     [
@@ -246,6 +280,19 @@ def test_what_an_agent_reports_does_not_count_beside_tests_of_its_work() -> None
         assert step["reward"] == reward
 
 
+def test_a_returned_reward_of_a_turn_counts_before_a_posted_one() -> None:
+    async def posts(url: str) -> None:
+        async with openai(url) as client, httpx.AsyncClient(base_url=url.removesuffix("/v1")) as http:
+            for turn in range(2):
+                await ask(client)
+                assert (await http.post("/reward", json={"reward": 5.0, "turn": turn})).status_code == 200
+
+    session = run(posts, ["Here.", "There."]).session
+    for verified, rewards in ((False, [0.25, 5.0]), (True, [0.25, 0.0])):
+        played = rows(session, Outcome(reward=0.0, turn_rewards={0: 0.25}, verified=verified))
+        assert [step["reward"] for row in played for step in row.extra_fields["turnkey"]["steps"]] == rewards
+
+
 def test_without_requests_or_a_reward_an_episode_fails() -> None:
     async def nothing(url: str) -> None: ...
 
@@ -261,6 +308,28 @@ def test_without_requests_or_a_reward_an_episode_fails() -> None:
         rows(run(asks, ["Here."]).session, Outcome(reward=1.0, turn_rewards={1: 0.5}))
     with pytest.raises(AgentFailure, match="KeyError"):
         rows(run(asks, ["Here."]).session, Outcome(reason="KeyError: 'x' (agent.py:3)"))
+
+
+def test_a_state_outlives_a_turn_that_fails() -> None:
+    fails = iter((True, False, False, False))
+
+    async def model() -> None:
+        if next(fails):
+            raise Aborted("while the weights change")
+
+    async def agent(url: str) -> None:
+        root = url.removesuffix("/v1")
+        async with openai(url, max_retries=1) as client, httpx.AsyncClient() as web:
+            for number in range(2):
+                await web.post(f"{root}/state", json={"key": f"room {number}"})
+                if number:
+                    with pytest.raises(BadRequestError, match="maximum context length"):
+                        await ask(client, [{"role": "user", "content": "word " * 3900}])
+                await ask(client)
+            await ask(client)
+
+    played = run(agent, [*["Here."] * 4], wait=model)
+    assert [turn.state for turn in played.session.turns] == ["room 0", "room 1", None]
 
 
 def test_an_agent_reports_rewards_and_states() -> None:

@@ -6,15 +6,15 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from gateway_parts import LIMITS, Script, codec, openai, run
-from openai import NotFoundError
+from gateway_parts import LIMITS, LOOK, Script, called, codec, openai, run, seeing
+from openai import BadRequestError, NotFoundError
 from PIL import Image
 from test_clients import ASKED, spelled
 from test_endings import ask
@@ -301,13 +301,65 @@ def test_refused_requests_are_not_kept() -> None:
     assert asyncio.run(refused()) == [400, 400, 1, 0]
 
 
+def picture(image: Image.Image) -> dict[str, Any]:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def results(calls: Sequence[Any], *grays: int) -> list[Any]:
+    """A result for each call, with a picture in it."""
+    return [
+        {"role": "tool", "tool_call_id": call.id, "content": [picture(Image.new("L", (9, 9), gray))]}
+        for call, gray in zip(calls, grays, strict=True)
+    ]
+
+
+def test_images_in_results_of_tools_follow_the_last_result() -> None:
+    async def agent(url: str) -> Any:
+        messages = [*ASKED]
+        async with openai(url) as client:
+            for grays in ((10, 20), (30,), ()):
+                reply = (await ask(client, messages, tools=[LOOK])).message
+                messages += [spelled(reply), *results(reply.tool_calls or [], *grays)]
+                messages += [{"role": "user", "content": [picture(Image.new("L", (9, 9), 40))]}] * (len(grays) == 1)
+            drawn = [*ASKED, {"role": "assistant", "content": [picture(Image.new("L", (9, 9)))]}, *ASKED[1:]]
+            with pytest.raises(BadRequestError, match="images belong in messages of the user and in results of tools"):
+                await ask(client, drawn)
+
+    model, look = seeing(), '{"place": "cave"}'
+    played = run(agent, [called(look, look), called(look), "Here."], model=model)
+    assert played.breaks == ["first"]
+    levels = [[image.getpixel((0, 0))[0] for image in turn.prompt.images or ()] for turn in played.session.turns]
+    assert levels == [[], [10, 20], [10, 20, 30, 40]]
+    patch = model.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    assert [prompt.count(patch) for prompt in played.script.prompts] == [4 * len(grays) for grays in levels]
+    last = played.session.turns[2]
+    for ids in (last.prompt.ids, model.first(last.request.messages, [LOOK], last.prompt.images)):
+        text = model.tokenizer.decode([*ids]).replace("<|image_pad|>" * 4, "<image>")
+        assert "<|im_start|>tool\n<|im_end|>\n<|im_start|>user\n<image><image><|im_end|>\n<|im_start|>assist" in text
+    assert played.rows[0].multi_modal_data["images"] == last.prompt.images
+
+
+def test_a_model_without_images_takes_none_in_results_of_tools() -> None:
+    async def agent(url: str) -> Any:
+        async with openai(url) as client:
+            reply = (await ask(client, tools=[LOOK])).message
+            past = [*ASKED, spelled(reply)]
+            with pytest.raises(BadRequestError, match="this model takes no images"):
+                await ask(client, [*past, *results(reply.tool_calls, 10)], tools=[LOOK])
+            dark = [{"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "dark"}]
+            return await ask(client, [*past, *dark], tools=[LOOK])
+
+    played = run(agent, [called('{"place": "cave"}'), "Here."])
+    assert played.value.message.content == "Here."
+    assert played.session.failed is None
+
+
 def test_images_are_bounded_and_for_models_that_take_them() -> None:
     def body(image: Image.Image, times: int) -> Any:
-        file = io.BytesIO()
-        image.save(file, "PNG")
-        url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-        parts = [{"type": "image_url", "image_url": {"url": url}}] * times
-        return {"model": "policy", "messages": [{"role": "user", "content": parts}]}
+        return {"model": "policy", "messages": [{"role": "user", "content": [picture(image)] * times}]}
 
     async def agent(url: str) -> Any:
         async with httpx.AsyncClient(timeout=60) as web:

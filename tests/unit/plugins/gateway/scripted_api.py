@@ -24,9 +24,10 @@ THOUGHT = Reply("e1_1", "Sunny in Zürich.", reasoning="Which city?\n", prompt_t
 CALL = Reply("e1_2", "", (call("e1_2", 0, "Zürich"),), prompt_tokens=5, completion_tokens=4)
 CALLS = Reply("e1_3", "I ask.", (call("e1_3", 0, "Bern"), call("e1_3", 1, "Genf")), "Two of them.", "stop", 11, 12)
 CUT = Reply("e1_4", "It is", finish="length", prompt_tokens=3, completion_tokens=2)
+STOPPED = Reply("e1_7", "So ", prompt_tokens=3, completion_tokens=3, stop="END")
 EMPTY = Reply("e1_5", "", prompt_tokens=3, completion_tokens=1)
 TOKENS = Reply("e1_6", "a é", log_probs=[("a", -0.5), (" é", -1.25)], prompt_tokens=1, completion_tokens=2)
-REPLIES = (ONE, THOUGHT, CALL, CALLS, CUT, EMPTY, TOKENS)
+REPLIES = (ONE, THOUGHT, CALL, CALLS, CUT, STOPPED, EMPTY, TOKENS)
 
 
 OVER = GatewayError(404, "episode_over", "the episode has ended")

@@ -131,6 +131,8 @@ def test_choice_of_a_tool(index, choice, names, kept):
     dialect, body = CASES[index]
     request = dialect.parse({**body, "tool_choice": choice}, unsupported="refuse")
     assert request.tools == (KEPT if kept else ())
+    assert (request.offers_tools, request.hides_tools) == (True, not kept)
+    assert not dialect.parse({**body, "tools": [], "tool_choice": choice}, unsupported="refuse").offers_tools
     assert request.overruled == ("strict", "tools/custom", *names)
 
 

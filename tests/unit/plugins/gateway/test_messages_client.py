@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import anthropic
 import pytest
-from scripted_api import CALL, CALLS, CUT, EMPTY, ERRORS, ONE, READ_TOOLS, REPLIES, THOUGHT, TURN, WEATHER, ScriptedApi
+from scripted_api import (
+    CALL,
+    CALLS,
+    CUT,
+    EMPTY,
+    ERRORS,
+    ONE,
+    READ_TOOLS,
+    REPLIES,
+    STOPPED,
+    THOUGHT,
+    TURN,
+    WEATHER,
+    ScriptedApi,
+)
 
 from verl_turnkey.plugins.gateway.dialects import Messages
 from verl_turnkey.plugins.gateway.messages import Message, Reply, ToolCall
@@ -67,8 +83,10 @@ def test_a_stream_adds_up_to_the_reply(reply: Reply):
 
 
 def test_why_a_reply_ends():
-    api = ScriptedApi(Messages(), [CUT, CALL, EMPTY, THOUGHT])
-    assert [ask(api).stop_reason for _ in range(4)] == ["max_tokens", "tool_use", "end_turn", "end_turn"]
+    api = ScriptedApi(Messages(), [CUT, CALL, EMPTY, THOUGHT, STOPPED, replace(CALL, stop="END")])
+    ends = [(answer.stop_reason, answer.stop_sequence) for answer in (ask(api) for _ in range(6))]
+    words = ["max_tokens", "tool_use", "end_turn", "end_turn", "stop_sequence", "tool_use"]
+    assert ends == [(word, "END" if word == "stop_sequence" else None) for word in words]
 
 
 def test_errors_reach_the_agent_with_our_words():

@@ -166,7 +166,7 @@ def test_what_clients_make_of_items():
     [
         ([], "no messages"),
         ([{"role": "tool", "content": ""}], r"input\[0\].role: expected user, assistant, system or developer"),
-        ([{"type": "item_reference", "id": "msg_1"}], "input/item_reference is not supported: .* in full"),
+        ([{"type": "computer_call_output"}], "input/computer_call_output is not supported: .* in full"),
         ([{"type": "function_call_output", "output": ""}], r"input\[0\].call_id: expected a string, got NoneType"),
         (7, "input: expected a list, got int"),
     ],
@@ -174,3 +174,14 @@ def test_what_clients_make_of_items():
 def test_malformed_items(sent, words):
     with pytest.raises(openai.BadRequestError, match=words):
         ask(ScriptedApi(Responses(), [ONE]), input=sent)
+
+
+@pytest.mark.parametrize("unsupported", ["refuse", "ignore"])
+def test_references_to_items_are_always_refused(unsupported):
+    """Ignored, they would delete turns of the model from its conversation."""
+    api = ScriptedApi(Responses(), [ONE], unsupported)
+    sent = [{"role": "user", "content": "Weather?"}, {"type": "item_reference", "id": "msg_1"}]
+    with pytest.raises(openai.BadRequestError, match=r"input\[1\]: item_reference .* in full: .*store=false") as caught:
+        ask(api, input=[*sent, {"role": "user", "content": "And now?"}])
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "input/item_reference")
+    assert "unsupported=ignore" not in caught.value.message
