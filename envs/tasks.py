@@ -75,12 +75,16 @@ def task_of(row: Mapping[str, Any]) -> dict[str, Any]:
     try:
         task = json.loads(text)
     except (TypeError, ValueError) as error:
-        raise TaskFormatError(
-            f"column {COLUMN!r}: expected a JSON object, got {str(text)[:200]!r} ({error})"
-        ) from error
+        raise _no_object(text, f" ({error})") from error
     if not isinstance(task, dict):
-        raise TaskFormatError(f"column {COLUMN!r}: expected a JSON object, got {str(text)[:200]!r}")
+        raise _no_object(text)
     return task
+
+
+def _no_object(text: Any, reason: str = "") -> TaskFormatError:
+    return TaskFormatError(
+        f"column {COLUMN!r}: expected a JSON object, got {str(text)[:200]!r}{reason}. Write it with json.dumps"
+    )
 
 
 def _bad(text: Any, reason: str) -> TaskFormatError:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 from verl_turnkey.envs.registry import check_call
-from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.envs.tasks import COLUMN, Task, task_of
 from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, patterns, rows, shared_tasks, taken
 from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
 from verl_turnkey.plugins.checks.harbor import check_harbor
@@ -113,6 +113,10 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
             problem = f"{where}: there is no agent loop {loop!r} (column {LOOP_COLUMN!r})"
             refuse("unknown-agent-name", f"{problem}{closest(str(loop), list(loops))}")
         if loop == "turnkey_agent" and COLUMN in row and turnkey.agent.run is not None:
+            try:
+                task_of(row)
+            except TaskFormatError as error:
+                raise TaskFormatError(f"{where}: {error}") from error
             check_harbor(turnkey.agent, where, row[COLUMN])
         if loop != "turnkey_env":
             continue

@@ -83,9 +83,9 @@ class Gateway:
         return await asyncio.shield(self._socket)
 
     async def _listen_on_socket(self) -> str:
-        folder = tempfile.mkdtemp(prefix="tk-")  # for its owner alone, and short: such paths have at most 107 bytes
+        folder = tempfile.mkdtemp(prefix="turnkey-gw-")  # for its owner alone
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        path = f"{folder}/gateway.sock"
+        path = f"{folder}/s"  # short: such paths have at most 107 bytes
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
         await self._serve(listener)

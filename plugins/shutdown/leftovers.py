@@ -26,6 +26,8 @@ LOOK_SECONDS = 20.0
 CLEAN_SECONDS = 60.0
 """for which the end of a run waits for processes that end"""
 _HEX = "[0-9a-f]"
+_RANDOM = "[a-z0-9_]{8}"
+"""what ``tempfile`` ends a name with"""
 
 
 Identity = tuple[int, int]
@@ -51,6 +53,7 @@ class Kind(NamedTuple):
 
 
 _RUNS = re.compile(r"ray::|vllm|verl", re.IGNORECASE)
+_PLAYERS = re.compile(r"ray::|vllm|verl|turnkey", re.IGNORECASE)
 _HOLDERS = re.compile(r"ray|vllm|verl|python", re.IGNORECASE)
 
 KINDS = (
@@ -60,6 +63,8 @@ KINDS = (
     Kind("socket of vLLM", "", re.compile(rf"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"), stat.S_IFSOCK),
     Kind("meeting point of vLLM's processes", "", re.compile(rf"vllm_dist_{_HEX}{{32}}"), stat.S_IFREG, _RUNS),
     Kind("lock of a folder of checkpoints", "", re.compile(rf"ckpt_{_HEX}{{8}}\.lock"), stat.S_IFREG, _RUNS),
+    Kind("files of an agent's episode", "", re.compile(rf"turnkey-agent-{_RANDOM}"), stat.S_IFDIR, _PLAYERS),
+    Kind("socket of the gateway", "", re.compile(rf"turnkey-gw-{_RANDOM}"), stat.S_IFDIR),
     Kind("logs and sockets of a Ray", "ray", re.compile(r"session_\d{4}-\d\d-\d\d_[\d_-]+"), stat.S_IFDIR),
 )
 
@@ -247,7 +252,7 @@ def _extent(path: Path) -> tuple[int, float]:
 
 
 def _used_by(pids: Collection[int]) -> set[str]:
-    """Paths that ``pids`` have open, mapped or in their command lines, and of all sockets of this container."""
+    """Paths that ``pids`` have open, mapped, in their command lines or as their folder, and of all sockets."""
     paths = _open_in(pids) | set(_sockets().values())
     for pid in pids:
         with suppress(OSError):  # it has ended, or is another user's
@@ -256,6 +261,7 @@ def _used_by(pids: Collection[int]) -> set[str]:
                     paths.add(words[5])
             words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
             paths.update(word.partition("=")[2] or word for word in words)
+            paths.add(os.readlink(PROC / str(pid) / "cwd"))
     return paths
 
 

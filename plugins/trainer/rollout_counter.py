@@ -13,6 +13,9 @@ from verl_turnkey.plugins.credit.rows import REPLAYED
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta
 
+REMEMBERED = 100_000
+"""prompts whose number of rollouts is kept; those of dropped groups never come back"""
+
 
 class RolloutCounter:
     """Remembers the prompts that a replay buffer samples, including those without any row.
@@ -37,6 +40,7 @@ class RolloutCounter:
         if ROLLOUTS in batch:
             self._varies = True
             self._own.update(zip(map(str, batch["uid"]), map(int, batch[ROLLOUTS]), strict=True))
+            self._own = dict(list(self._own.items())[-REMEMBERED:])
 
     def _on_batch(self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: Any) -> Any:
         assert self._materialize is not None

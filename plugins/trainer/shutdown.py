@@ -14,7 +14,7 @@ from verl_turnkey.plugins.shutdown.watchdog import Watchdog
 from verl_turnkey.plugins.trainer.checkpointing import Checkpointing
 from verl_turnkey.plugins.trainer.logging import TrainingLog
 from verl_turnkey.plugins.trainer.starvation import StarvedError
-from verl_turnkey.plugins.verl_api import internals
+from verl_turnkey.plugins.verl_api import internals, queue
 
 
 class Shutdown:
@@ -23,9 +23,11 @@ class Shutdown:
     def __init__(self, trainer: PPOTrainer, checkpointing: Checkpointing, log: TrainingLog) -> None:
         self._trainer, self._checkpointing, self._log = trainer, checkpointing, log
         self._begun = False
+        self._controller: Any = None
 
     def watchdog(self, patience: float | None) -> Watchdog:
         """A watchdog that looks for dead processes during verl's loop. ``patience``: ``turnkey.stop.patience``."""
+        self._controller = queue.controller()  # while it lives: once it is dead, its name leads nowhere
         return Watchdog(patience, self.progress, lambda: dict(self.processes()), self.died)
 
     @contextmanager
@@ -82,6 +84,8 @@ class Shutdown:
         ]
         for i, server in enumerate(servers):
             yield f"inference server {i}", server
+        if self._controller is not None:
+            yield "TransferQueue's controller", self._controller
 
     def died(self, reason: str) -> None:
         """Report a dead process: the driver ends the run."""

@@ -28,6 +28,8 @@ ALIKE = 3
 """batches of groups that all end alike before time counts: a single large batch may take longer than the patience"""
 FIRST_PAUSE = 2.0
 """seconds; each further pause is twice as long"""
+LOOK_SECONDS = 1.0
+"""after which a pause looks for a signal: the time until the run is killed may be shorter than the patience"""
 
 
 class StarvedError(RuntimeError):
@@ -51,14 +53,19 @@ class Patience:
 
         Raises:
             StarvedError: no time is left for another.
+            StoppedError: a signal arrived.
         """
+        _stop_on_signal(reason)
         now = time.monotonic()
         self._end = now + self._seconds if self._end is None else self._end
         if now >= self._end:
             raise StarvedError(reason)
         pause = min(self._pause, self._end - now)
         logger.warning("%s\nTrying again in %.0f s.", reason, pause)
-        time.sleep(pause)
+        end = now + pause
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_SECONDS))
+            _stop_on_signal(reason)
         self._pause *= 2
 
 
@@ -166,8 +173,8 @@ class StarvationGuard:
             f"step {self._step}: group filtering dropped {self._equal} groups, whose episodes all ended alike "
             f"({batches}), and kept {'some' if some_kept else 'none'}"
         )
-        if not some_kept and dropped and (name := channel.get("signal")):
-            raise channel.StoppedError(f"{name}: {summary}")
+        if not some_kept and dropped:
+            _stop_on_signal(summary)
         if dropped > self._reported:
             self._reported = dropped
             logger.warning("%s. More tasks are played", summary)
@@ -183,6 +190,16 @@ class StarvationGuard:
     def _lose(self, reason: str) -> None:
         self._patience.lose(f"step {self._step}: {reason}")
         self._begin(self._step)
+
+
+def _stop_on_signal(state: str) -> None:
+    """Stop the run if its driver got a signal. ``state``: of the step, for the message.
+
+    Raises:
+        StoppedError: it did.
+    """
+    if name := channel.get("signal"):
+        raise channel.StoppedError(f"{name}: {state}")
 
 
 def _nothing_played(batch: KVBatchMeta) -> set[str]:

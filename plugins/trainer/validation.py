@@ -19,6 +19,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout.worker import latest_failures
+from verl_turnkey.plugins.shutdown.channel import StoppedError
 from verl_turnkey.plugins.trainer.checkpointing import Checkpointing
 from verl_turnkey.plugins.trainer.starvation import Patience, StarvedError, listed
 from verl_turnkey.plugins.verl_api import internals
@@ -39,6 +40,7 @@ class Validation:
 
         Raises:
             StarvedError: most failed for ``turnkey.env.patience`` seconds; the last trained step is saved.
+            StoppedError: a signal arrived and most failed; the last trained step is saved.
         """
         patience = Patience(self._seconds)
         try:
@@ -47,7 +49,7 @@ class Validation:
                     return verls()
                 except StarvedError as error:
                     patience.lose(str(error))
-        except StarvedError:
+        except (StarvedError, StoppedError):
             if self._trainer.global_steps:
                 self._checkpointing.save_stopping(self._trainer.global_steps)
             raise

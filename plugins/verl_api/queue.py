@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+import ray
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -19,6 +20,17 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 READ = ("uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values")
 """the fields that verl's ``_compute_advantage`` requests from the queue, in a single call"""
+
+CONTROLLER, NAMESPACE = "TransferQueueController", "transfer_queue"
+"""under which the queue names its controller in Ray"""
+
+
+def controller() -> Any:
+    """The handle of the actor that every call to the queue waits for; None without one. Ray knows no dead ones."""
+    try:
+        return ray.get_actor(CONTROLLER, namespace=NAMESPACE)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True)

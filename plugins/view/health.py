@@ -184,7 +184,7 @@ def invalid(history: TrainingHistory) -> Iterator[Finding]:
     curve = history.by_step(~history.turns["valid"], history.turns["step"])
     first = [int(step) for step in curve.index[:RECENT]]
     share = float(curve.iloc[:RECENT].mean())
-    if share < MOSTLY_INVALID:
+    if not first or share < MOSTLY_INVALID:  # without turns, all episodes having failed, the share is NaN
         return
     turns = history.turns[~history.turns["valid"] & history.turns["step"].isin(first)]
     reasons = turns["parse_note"].dropna().value_counts()

@@ -410,6 +410,21 @@ def test_malformed_task(compose: Compose, tmp_path, task_files):
         checked(compose("+turnkey=gigpo", f"data.train_files={tmp_path}/bad.parquet"))
 
 
+@pytest.mark.parametrize("task", ["{'question': '1 + 1?'}", {"question": "1 + 1?"}, "[1]", None])
+def test_malformed_task_of_an_agent(compose: Compose, tmp_path, task_files, task):
+    """A dict written as it is, and its ``str``; a row without a task gives the agent its prompt."""
+    rows = pd.read_parquet(task_files / "train.parquet")
+    rows["turnkey_task"] = [task] * len(rows)
+    rows.to_parquet(tmp_path / "bad.parquet")
+    agent = ("turnkey.agent.run=verl_turnkey.envs:make", "turnkey.rollout.max_tokens_per_turn=8")
+    line = compose("+turnkey=gigpo", *agent, f"data.train_files={tmp_path}/bad.parquet")
+    if task is None:
+        checked(line)
+        return
+    with pytest.raises(TaskFormatError, match=r"bad\.parquet, row 0: column .*1.*Write it with json\.dumps"):
+        checked(line)
+
+
 def test_functions_in_files_are_found_from_every_working_directory(compose: Compose, tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text("def act(text, admissible): ...\ndef summary(turns): ...\n")
     monkeypatch.chdir(tmp_path)

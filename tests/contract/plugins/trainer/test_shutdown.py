@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import ray
 from contract_tools import PARTITION, SEPARATE, Compose, Saves, batch_of
+from transfer_queue.controller import TransferQueueController
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.shutdown import channel
 from verl_turnkey.plugins.shutdown.watchdog import examine
+from verl_turnkey.plugins.verl_api import queue as queue_access
 from verl_turnkey.plugins.view.reading import read
 
 MODES = ("sync", "colocate_async", "separate_async")
@@ -148,6 +150,35 @@ def test_every_kind_of_process_is_looked_at(build: Build, mode: str):
     assert (sorted(dead), silent) == (sorted(names), [])
     trainer.shutdown.died("dead are: inference server 0")
     assert channel.get("dead") == "dead are: inference server 0; the newest checkpoint is global_step_1"
+
+
+@pytest.fixture
+def controller(ray_queue, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A controller of the queue's, beside the one of this session, which other tests need."""
+    monkeypatch.setattr(queue_access, "NAMESPACE", "another_queue")
+    made = TransferQueueController.options(name=queue_access.CONTROLLER, namespace="another_queue", num_cpus=0).remote()
+    ray.get(made.__ray_ready__.remote())
+    yield made
+    ray.kill(made)
+
+
+def test_the_queues_controller_is_looked_at(build: Build):
+    """Every call to the queue waits for it without end."""
+    trainer = build("sync")
+    trainer.shutdown.watchdog(None)
+    name, actor = list(trainer.shutdown.processes())[-1]
+    assert name == "TransferQueue's controller"
+    assert actor == ray.get_actor("TransferQueueController", namespace="transfer_queue")
+    assert examine({name: actor}, 60) == ({}, [])
+
+
+def test_a_dead_controller_of_the_queue_is_named(build: Build, controller: Any):
+    trainer = build("sync")
+    trainer.shutdown.watchdog(None)
+    ray.kill(controller)
+    dead, silent = examine(dict(trainer.shutdown.processes()), 60)
+    assert ([*dead], silent) == (["TransferQueue's controller"], [])
+    assert queue_access.controller() is None
 
 
 def test_what_was_played_before_a_process_died_is_in_the_log(build: Build, tmp_path: Path):

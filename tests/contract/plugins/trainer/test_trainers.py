@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -60,6 +60,13 @@ def build(compose: Compose) -> Callable[..., Any]:
         return trainer
 
     return made
+
+
+@pytest.fixture
+def signalled(ray_queue) -> Iterator[Callable[[str], None]]:
+    """``signalled(name)``: the driver gets the signal."""
+    yield lambda name: channel.put("signal", name)
+    channel.delete("signal")
 
 
 # --- groups that are lost before there is a batch ---------------------------------------------------------------------
@@ -142,28 +149,56 @@ def test_an_exhausted_host_costs_its_episodes_and_not_the_run(queue, build):
     assert (metrics["episode/count"], metrics["episode/failed"]) == (8, 4)
 
 
-def test_pauses_grow_until_patience_ends(monkeypatch):
+@pytest.fixture
+def clock(ray_queue, monkeypatch) -> list[float]:
+    """The time, which passes where somebody sleeps, and the seconds of each sleep behind it."""
     clock = [100.0]
-    pauses: list[float] = []
 
     def sleep(seconds: float) -> None:
-        pauses.append(seconds)
+        clock.append(seconds)
         clock[0] += seconds
 
     monkeypatch.setattr(starvation.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(starvation.time, "sleep", sleep)
+    return clock
+
+
+def test_pauses_grow_until_patience_ends(clock):
     patience = starvation.Patience(seconds=20)
     for _ in range(2):
-        pauses.clear()
-        patience.lose("a")
-        clock[0] += 3  # what the attempt takes
-        for _ in range(2):
+        for pause, attempt in ((2, 3), (4, 0), (8, 0), (3, 0)):  # and seconds that the attempt after it takes
+            began = clock[0]
             patience.lose("a")
-        patience.lose("a")
-        assert pauses == [2, 4, 8, 3]
+            assert clock[0] - began == pause
+            clock[0] += attempt
+        assert max(clock[1:]) <= starvation.LOOK_SECONDS
         with pytest.raises(StarvedError, match="the reason"):
             patience.lose("the reason")
         patience.restore()
+
+
+def test_a_signal_ends_a_pause(clock, monkeypatch, signalled):
+    sleep = starvation.time.sleep
+
+    def interrupted(seconds: float) -> None:
+        sleep(seconds)
+        if clock[0] >= 104:
+            signalled("SIGTERM")
+
+    monkeypatch.setattr(starvation.time, "sleep", interrupted)
+    patience = starvation.Patience(seconds=600)
+    patience.lose("a")
+    with pytest.raises(channel.StoppedError, match=r"^SIGTERM: the reason$"):
+        patience.lose("the reason")
+    assert clock[0] == 104, "of a pause until 106"
+
+
+def test_a_signal_ends_a_step_whose_episodes_all_fail(starving, signalled):
+    made, saves = starving("trainer.save_freq=20")
+    signalled("SIGINT")
+    with pytest.raises(channel.StoppedError, match=r"SIGINT: step 5: all 8 episodes of a batch failed"):
+        made.step({}, {})
+    assert saves.calls == ["sleep", "global_step_4 4"]
 
 
 @pytest.fixture
@@ -282,13 +317,10 @@ def test_groups_that_all_end_alike_are_reported_and_stop_the_run(queue, build, c
     assert f"(1 batch of {size}), and kept none. More tasks are played" in caplog.text
 
 
-def test_a_signal_ends_a_step_that_keeps_no_group(queue, build):
-    channel.put("signal", "SIGINT")
-    try:
-        with pytest.raises(channel.StoppedError, match=r"SIGINT: step 1: group filtering dropped .* and kept none"):
-            sample(build("colocate_async", *FILTERED), endless(alike))
-    finally:
-        channel.delete("signal")
+def test_a_signal_ends_a_step_that_keeps_no_group(queue, build, signalled):
+    signalled("SIGINT")
+    with pytest.raises(channel.StoppedError, match=r"SIGINT: step 1: group filtering dropped .* and kept none"):
+        sample(build("colocate_async", *FILTERED), endless(alike))
 
 
 def test_losses_of_another_step_do_not_count(queue, build):

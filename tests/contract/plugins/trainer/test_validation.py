@@ -19,6 +19,7 @@ from verl_turnkey.advantage import make_step
 from verl_turnkey.plugins.notices import Failures
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
+from verl_turnkey.plugins.shutdown import channel
 from verl_turnkey.plugins.trainer import starvation
 from verl_turnkey.plugins.trainer.starvation import StarvedError
 
@@ -138,7 +139,7 @@ def test_a_warning_above_a_twentieth(validate, caplog, dead, warns):
 
 @pytest.fixture
 def pauses(monkeypatch) -> list[float]:
-    """Seconds of the pauses between two attempts, which nobody waits for; the clock stands still in between."""
+    """Seconds slept between attempts, which nobody waits for; the clock stands still in between."""
     waited: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: sum(waited), sleep=waited.append)
     monkeypatch.setattr(starvation, "time", clock)
@@ -160,7 +161,7 @@ def test_a_host_that_dies_costs_a_validation_its_time(validate, pauses, saved, c
     metrics = validate(died, "trainer.save_freq=5", later=[died, whole])
     assert metrics["val-core/lake/acc/mean@1"] == pytest.approx(0.75)
     assert metrics["val-aux/lake/failed/mean@1"] == 0.0
-    assert pauses == [2, 4]
+    assert sum(pauses) == 2 + 4
     assert saved == []
     assert caplog.text.count("3 of 4 validation episodes failed; latest reasons:") == 2
     assert not tq.kv_list("val").get("val")  # nothing of the attempts is left for the next
@@ -171,8 +172,18 @@ def test_failures_that_last_as_long_as_the_patience_stop_the_run(validate, pause
     dead = {"lake": [["won"], ["dead"], ["dead"]]}
     with pytest.raises(StarvedError, match=r"2 of 3 validation episodes failed; latest reasons:\n  .*30 s"):
         validate(dead, "trainer.save_freq=5", "turnkey.env.patience=10")
-    assert pauses == [2, 4, 4]
+    assert sum(pauses) == 2 + 4 + 4
     assert saved == [1]
+
+
+def test_a_signal_stops_a_validation_that_would_be_repeated(validate, pauses, saved):
+    channel.put("signal", "SIGTERM")
+    try:
+        with pytest.raises(channel.StoppedError, match=r"^SIGTERM: 2 of 3 validation episodes failed"):
+            validate({"lake": [["won"], ["dead"], ["dead"]]}, "trainer.save_freq=5", "turnkey.env.patience=10")
+    finally:
+        channel.delete("signal")
+    assert (pauses, saved) == ([], [1])
 
 
 def test_half_are_not_most(validate, pauses, saved):

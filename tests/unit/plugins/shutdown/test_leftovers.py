@@ -27,8 +27,14 @@ LEFT = (
     f"tmp/vllm_dist_{'a' * 32}",
     "tmp/ckpt_0123abcd.lock",
     f"tmp/ray/{SESSION}",
+    "tmp/turnkey-agent-0abc_def",
+    "tmp/turnkey-gw-0abc_def",
 )
-OTHERS = ("shm/psm_mine", "shm/sem.loky-1-x", f"tmp/{SOCKET}0", "tmp/ckpt_0123abcd.lock2", "tmp/ray/notes", "tmp/tk0")
+FOLDERS = (SESSION, "turnkey-agent-0abc_def", "turnkey-gw-0abc_def", "turnkey-agent-mine")
+OTHERS = (
+    *("shm/psm_mine", "shm/sem.loky-1-x", f"tmp/{SOCKET}0", "tmp/ckpt_0123abcd.lock2", "tmp/ray/notes", "tmp/tk0"),
+    *("tmp/turnkey-agent-mine", "tmp/turnkey-agent-afilexxx"),
+)
 
 
 @pytest.fixture
@@ -39,11 +45,12 @@ def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     for name in (*LEFT, *OTHERS):
         path = Path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.name == SESSION:
+        if path.name in FOLDERS:
             path.mkdir()
             (path / "raylet.out").write_bytes(b"." * 5000)
             age(path / "raylet.out")
-            (path.parent / "session_latest").symlink_to(path.name)
+            if path.name == SESSION:
+                (path.parent / "session_latest").symlink_to(path.name)
         elif path.suffix == ".sock" or path.name == SOCKET:
             with socket.socket(socket.AF_UNIX) as made:
                 made.bind(name)
@@ -133,6 +140,28 @@ def test_a_ray_whose_processes_name_its_folder_stays(place: Path, process):
     assert names(place) == set(LEFT) - {LEFT[6]}
 
 
+def test_the_folder_of_an_episode_stays_while_its_agent_is_in_it(place: Path, process):
+    process(f"import os; os.chdir({str(place / LEFT[7])!r})")
+    assert names(place) == set(LEFT) - {LEFT[7]}
+
+
+def test_the_folder_of_a_gateway_that_listens_stays(place: Path, process):
+    path = place / LEFT[8] / "s"
+    process(f"import socket; held = socket.socket(socket.AF_UNIX); held.bind({str(path)!r}); held.listen()")
+    age(path)
+    age(path.parent)
+    assert names(place) == set(LEFT) - {LEFT[8]}
+
+
+@pytest.mark.parametrize("command", ["ray::AgentLoopWorker", "/usr/bin/turnkey eval"])
+def test_the_folder_of_an_episode_stays_while_a_run_is_there_that_is_older(place: Path, process, monkeypatch, command):
+    process("pass", command)
+    assert names(place) == set(LEFT)
+    older = {pid: process._replace(began=time.time() - 2 * LONG_AGO) for pid, process in children().items()}
+    monkeypatch.setattr(leftovers, "_processes", lambda: older)
+    assert LEFT[7] not in names(place)
+
+
 def test_what_is_used_without_being_open_stays_while_a_run_is_there_that_is_older(place: Path, process, monkeypatch):
     process("pass", "VLLM::EngineCore")
     assert names(place) == set(LEFT), "the files are older than this run"
@@ -153,7 +182,7 @@ def test_doctor_shows_and_removes_on_demand(place: Path):
     assert "weights on their way to vLLM" in result.output
     assert "turnkey doctor --clean --yes removes them" in result.output
     assert names(place) == set(LEFT)
-    assert "7 removed" in CliRunner().invoke(app, ["doctor", "--clean", "--yes"]).output
+    assert "9 removed" in CliRunner().invoke(app, ["doctor", "--clean", "--yes"]).output
     assert not any(os.path.lexists(name) for name in (*LEFT, "tmp/ray/session_latest"))
     assert all(os.path.lexists(name) for name in OTHERS)
     assert "nothing is left" in CliRunner().invoke(app, ["doctor", "--clean", "--yes"]).output

@@ -211,6 +211,15 @@ def test_failures_by_kind():
     assert only_finding(validation, "failures") is None
 
 
+def test_a_run_of_which_every_episode_failed_has_no_turn_to_look_at():
+    run = make(4, lambda step, n: {"failed": "hung", "failed_kind": "timeout", "success": None, "turns": 0})
+    episodes = run.episodes.drop(columns="segment")
+    joined = join.join(episodes, table("turns", []), table("credit", []), table("updates", []))
+    empty = join.Run("made", Path(), {}, run.episodes, joined, run.steps)
+    assert only_finding(empty, "failures").message == "32 of 32 episodes failed (32 timeout) and train nothing"
+    assert charts(empty)
+
+
 def test_failed_episodes_of_groups_that_were_not_logged_are_no_rate():
     """The log has all failed episodes, and of a share of the groups the others: rates are over these groups."""
 
