@@ -94,7 +94,7 @@ def test_a_manager_of_ones_own_needs_no_workers(ray_queue, trainer, monkeypatch,
         steps.append(self.hosts.read())
         self.log.flush()
         self.log.keep()
-        steps.append(dict(self.shutdown.processes()))
+        steps.append([*dict(self.shutdown.processes())])
 
     monkeypatch.setattr(PPOTrainer, "fit", fit)
     made = trainer(f"turnkey.log.trajectories={tmp_path}")
@@ -104,7 +104,7 @@ def test_a_manager_of_ones_own_needs_no_workers(ray_queue, trainer, monkeypatch,
     made.fit(manager)
     assert manager.prompts == [0, 1, 0, 1]
     assert manager.marked == [False, True]
-    assert steps == [{}, {}]
+    assert steps == [{}, ["TransferQueue's controller"]]
     assert "the agent-loop manager Manager has no agent_loop_workers" in caplog.text
 
 
