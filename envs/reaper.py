@@ -14,9 +14,9 @@ import os
 import signal
 import sys
 import time
-from typing import IO
 
 MARK = "TURNKEY_ENV_PROCESS"
+_pipes = []  # of the reapers of this process: they stay open until it ends
 
 
 def sweep(mark: str) -> None:
@@ -32,19 +32,22 @@ def sweep(mark: str) -> None:
         time.sleep(0.01)
 
 
-def start(mark: str, *, seconds: float = 0.0, command: tuple[str, ...] = ()) -> IO[bytes]:
-    """Start the reaper of this process, for the processes of ``mark``. Returns the pipe whose end makes it act.
+def start(*, seconds: float = 0.0, command: tuple[str, ...] = ()) -> str:
+    """Start a reaper, which acts when this process ends. Returns the new mark of the processes that it kills.
 
-    ``seconds``: how long it waits then, for others that clean up. ``command``: what it runs last.
+    Args:
+        seconds: how long it waits before it acts, so that gentler cleaners can finish.
+        command: a command that it runs last, with the mark as a further argument.
     """
-    import subprocess  # not in the script, which must start fast
+    import subprocess  # these two here, because the script must start fast
+    from uuid import uuid4
 
+    mark, nowhere = uuid4().hex, subprocess.DEVNULL
     words = [sys.executable, "-I", "-S", __file__, mark, str(seconds), *command]
-    nowhere = subprocess.DEVNULL
     started = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
     started.wait()  # short: the script forks, and its parent exits
-    assert started.stdin is not None
-    return started.stdin
+    _pipes.append(started.stdin)
+    return mark
 
 
 def _pids() -> list[int]:
@@ -65,8 +68,9 @@ def _variables(pid: int) -> list[bytes]:
 if __name__ == "__main__":
     if os.fork():
         os._exit(0)  # no longer a child of its owner: Ray kills these when the owner ends
+    mark, seconds, *command = sys.argv[1:]
     sys.stdin.buffer.read()
-    time.sleep(float(sys.argv[2]))
-    sweep(sys.argv[1])
-    if sys.argv[3:]:
-        os.execvp(sys.argv[3], sys.argv[3:])
+    time.sleep(float(seconds))
+    sweep(mark)
+    if command:
+        os.execvp(command[0], [*command, mark])

@@ -23,12 +23,12 @@ def normalize(text: str) -> str:
 
     It reads 3.14 as 314 and -5 as 5; here a number keeps its sign and its decimals, and 7.0 is 7.
     """
-    return " ".join(_ARTICLES.sub(" ", " ".join(map(_plain, text.lower().split()))).split())
+    return " ".join(_ARTICLES.sub(" ", _with_articles(text)).split())
 
 
 def words(text: str) -> list[str]:
     """The words of :func:`normalize`; with articles where nothing else is left (``(A)``), or as written (``?!``)."""
-    return normalize(text).split() or " ".join(map(_plain, text.lower().split())).split() or text.split()
+    return normalize(text).split() or _with_articles(text).split() or text.split()
 
 
 def same(answer: str, gold: str) -> bool:
@@ -41,6 +41,10 @@ def f1(answer: str, gold: str) -> float:
     ours, theirs = Counter(words(answer)), Counter(words(gold))
     common = (ours & theirs).total()
     return 2 * common / (ours.total() + theirs.total()) if common else 0.0
+
+
+def _with_articles(text: str) -> str:
+    return " ".join(map(_plain, text.lower().split()))
 
 
 def _plain(word: str) -> str:

@@ -21,8 +21,8 @@ from verl_turnkey.envs.base import StepResult, TextEnv
 from verl_turnkey.envs.errors import ToolError
 
 _MARK = "_verl_turnkey_tool"
-_LONGEST_CALL = 20_000
 _FENCED = re.compile(r"\s*```\w*[ \t]*\n(.*)\n\s*```\s*", re.DOTALL)
+_LONGEST_CALL = 20_000
 """characters of a call that is written as text"""
 NOT_UNDERSTOOD = "Error: this is not a call of a tool."
 OVER = "Error: the episode is over."

@@ -5,22 +5,21 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass
-from typing import IO, ClassVar
+from typing import ClassVar
 from uuid import uuid4
 
 from verl_turnkey.envs import reaper
 from verl_turnkey.envs.agents.base import AgentHandle
 from verl_turnkey.envs.agents.jobs import HOME, PATH, Job, Launch, Network, own_mounts, relayed, seen_inside
 
-_REMOVE = 'docker ps --all --quiet --filter "label=$1" | xargs --no-run-if-empty docker rm --force'
+_REMOVE = 'docker ps --all --quiet --filter "label=turnkey=$1" | xargs --no-run-if-empty docker rm --force'
 _END_SECONDS = 15.0  # by then the clients of a dead process have ended, and start no container
 
 
 @functools.cache
-def _label() -> tuple[str, IO[bytes]]:
-    """The label of this process's containers, and the pipe whose end removes them: they outlive a killed process."""
-    label = f"turnkey={uuid4().hex}"
-    return label, reaper.start(label, seconds=_END_SECONDS, command=("sh", "-c", _REMOVE, "sh", label))
+def _label() -> str:
+    """The label of this process's containers, by which a reaper removes those that outlive the process."""
+    return f"turnkey={reaper.start(seconds=_END_SECONDS, command=('sh', '-c', _REMOVE, 'sh'))}"
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Docker:
     def launch(self, job: Job) -> Launch:
         container = f"turnkey-{uuid4().hex[:16]}"
         command = ["docker", "run", "--rm", "--init", "--name", container, "--hostname", "sandbox"]
-        command += ["--label", _label()[0], "--workdir", job.cwd]
+        command += ["--label", _label(), "--workdir", job.cwd]
         command += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
         command += ["--user", f"{os.getuid()}:{os.getgid()}"]  # files that it writes can be removed by this user
         command += ["--network", "none" if self.network == "gateway" else "host"]

@@ -13,8 +13,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
-from uuid import uuid4
 
 from verl_turnkey.envs import reaper
 from verl_turnkey.envs.agents import guard
@@ -61,14 +59,12 @@ def without_proxy() -> dict[str, str]:
 
 
 @functools.cache
-def _start_reaper() -> tuple[str, IO[bytes]]:
-    """Start the reaper of this process: Ray kills the children of a worker that ends, and so the guards.
+def _owner() -> str:
+    """The mark of what the reaper of this process kills; Ray kills the children of a worker that ends, so the guards.
 
-    Returns the mark of the processes to kill, and the pipe whose end does it. A guard that lives is faster, and also
-    kills what has changed its environment variables.
+    The reaper waits because a guard that lives also kills processes that have changed their environment variables.
     """
-    mark = uuid4().hex
-    return mark, reaper.start(f"{mark}.", seconds=_END_SECONDS)  # cached, so the pipe stays open
+    return reaper.start(seconds=_END_SECONDS)
 
 
 class _Output:
@@ -128,7 +124,7 @@ class AgentProcess:
             AgentFailure: there are no descriptors or processes left, or ``cwd`` is not a folder.
         """
         try:
-            mark = f"{_start_reaper()[0]}.{next(_numbers)}."
+            mark = f"{_owner()}.{next(_numbers)}."
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", guard.__file__, *command],
                 stdin=subprocess.PIPE,

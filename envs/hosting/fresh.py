@@ -13,8 +13,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import IO
-from uuid import uuid4
 
 from verl_turnkey.envs import reaper
 
@@ -30,11 +28,8 @@ main(fd, modules)
 _numbers = itertools.count()
 
 
-@functools.cache
-def _start_reaper() -> tuple[str, IO[bytes]]:
-    """Start the reaper of this process. Returns the mark of the processes to kill, and the pipe whose end does it."""
-    mark = uuid4().hex
-    return mark, reaper.start(f"{mark}.")  # cached, so the pipe stays open until this process ends
+_owner = functools.cache(reaper.start)
+"""the mark of what the reaper of this process kills; the first call starts the reaper"""
 
 
 class Fresh:
@@ -84,4 +79,4 @@ def start(main: str, mark: str, connection: socket.socket, modules: Sequence[str
 
 def new_mark() -> str:
     """By which the reaper finds a process and all that it starts."""
-    return f"{_start_reaper()[0]}.{next(_numbers):09d}."  # all of one length
+    return f"{_owner()}.{next(_numbers):09d}."  # all of one length

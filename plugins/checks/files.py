@@ -167,7 +167,8 @@ def _starts(files: tuple[tuple[str, int], ...], env_id: str | None, kwargs: str)
 def json_rows(path: Path) -> list[Mapping[str, Any]]:
     """The rows of a JSON file: one list of objects, or an object per line."""
     text = path.read_text(encoding="utf-8-sig")
-    is_list = text.lstrip().startswith("[")  # splitlines() would also split at U+2028, inside of a text
+    is_list = text.lstrip().startswith("[")
+    # Not splitlines(), which also splits at U+2028, in the middle of a string.
     objects = json.loads(text) if is_list else [json.loads(line) for line in text.split("\n") if line.strip()]
     if not all(isinstance(row, dict) for row in objects):
         raise ValueError("a row is not an object")

@@ -225,7 +225,7 @@ def main() -> None:
         typer.echo(f"turnkey: {words}", err=True)
         raise SystemExit(2) from None
     except RuntimeError as error:
-        if not type(error).__module__.startswith("verl_turnkey."):  # ours have words for the user: a server is down
+        if not type(error).__module__.startswith("verl_turnkey."):  # ours say what to do: a server is down
             raise
         typer.echo(f"turnkey: {error}", err=True)
         raise SystemExit(2) from None

@@ -206,7 +206,7 @@ class Codec(TurnCodec):
         return text.lstrip() if stripped else text
 
     def _check_images(self, messages: Sequence[Message]) -> None:
-        """Raise ValueError about images that the model, or a prompt of its template, does not show."""
+        """Raise ValueError if the model takes no images, or a message has some whose role cannot show them."""
         with_images = {message.role for message in messages if message.images}
         if with_images and not builders.takes_images(self._builder):
             raise ValueError("this model takes no images")

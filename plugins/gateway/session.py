@@ -95,8 +95,8 @@ class Session:
                 an equal request is another sample.
 
         Raises:
-            GatewayError: the episode is over, has no turn left, the messages are too many for any prompt, or the model
-                does not have what is requested.
+            GatewayError: the episode is over or has no turn left, the messages are too many for any prompt, or the
+                request asks for log-probabilities and turns have none.
         """
         self._check_open()
         self._check_room(f"more than {len(request.messages)}", len(request.messages))  # before any is looked at

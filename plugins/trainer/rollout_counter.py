@@ -40,7 +40,8 @@ class RolloutCounter:
         if ROLLOUTS in batch:
             self._varies = True
             self._own.update(zip(map(str, batch["uid"]), map(int, batch[ROLLOUTS]), strict=True))
-            self._own = dict(list(self._own.items())[-REMEMBERED:])
+            while len(self._own) > REMEMBERED:
+                del self._own[next(iter(self._own))]
 
     def _on_batch(self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: Any) -> Any:
         assert self._materialize is not None

@@ -139,7 +139,7 @@ def test_a_warning_above_a_twentieth(validate, caplog, dead, warns):
 
 @pytest.fixture
 def pauses(monkeypatch) -> list[float]:
-    """Seconds slept between attempts, which nobody waits for; the clock stands still in between."""
+    """The seconds of each sleep between attempts. No test waits for them: the clock moves by these alone."""
     waited: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: sum(waited), sleep=waited.append)
     monkeypatch.setattr(starvation, "time", clock)
