@@ -14,7 +14,7 @@ class StopConfig:
     grace: float = 600.0
     """seconds after SIGTERM or SIGINT for the step to end and save a checkpoint"""
     patience: float | None = 900.0
-    """seconds without progress before the run looks for dead processes, and stops if it finds any; null: never"""
+    """seconds without progress until the run warns that nothing moves; null: nor does it look for dead processes"""
 
     whole_checkpoints: int = 2
     """complete checkpoints that exist at any time; verl's limits are raised to one more"""
