@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import group_stats, next_values, normalize, ordinals
+from verl_turnkey.advantage.group_ops import distances, group_stats, next_values, normalize
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import check
@@ -65,7 +65,7 @@ def hcapo(batch: StepBatch, params: HcapoParams, estimate: Estimate) -> Credit:
     average = group_stats(h, batch.trajectory, batch.n_trajectories, weights=known.astype(np.int64)).mean
     ratio = np.divide(h, average[batch.trajectory], out=np.ones_like(h), where=known)
     rho = np.clip(ratio, 1 - params.clip, 1 + params.clip)
-    left = batch.runs.lengths[batch.trajectory] - 1 - ordinals(batch.runs)
+    left = distances(batch.runs)
     score = batch.score[batch.first_rows][batch.trajectory]
     q = rho * params.gamma**left * score
     if params.smooth:

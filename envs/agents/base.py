@@ -53,8 +53,8 @@ class Outcome:
     """of the whole episode; None: the runner has none, and the agent's reports count"""
     success: bool | None = None
     """None: unknown"""
-    turn_rewards: Mapping[int, float] = field(default_factory=dict)
-    """turn, counted from 0 -> reward, besides ``reward``"""
+    turn_rewards: Mapping[int | str, float] = field(default_factory=dict)
+    """turn -> reward, besides ``reward``; a turn is its number, counted from 0, or the id of its reply"""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """further plain values by name, for reward components and estimators"""
     truncated: bool = False
@@ -87,12 +87,19 @@ class AgentHandle:
         kwargs.setdefault("http_client", DefaultAsyncHttpxClient(trust_env=False))  # a proxy cannot reach this machine
         return AsyncOpenAI(base_url=self.base_url, api_key=self.key, **kwargs)
 
-    async def state(self, key: str) -> None:
-        """Set the key of the agent's state for its next turn; equal states have equal keys."""
-        await asyncio.to_thread(self.report, "state", {"key": str(key)})
+    async def state(self, key: str, turn: int | str | None = None) -> None:
+        """Set the key of the state before the agent's next turn, or before ``turn``; equal states have equal keys.
 
-    async def reward(self, value: float, turn: int | None = None) -> None:
-        """Report the reward of the episode, or of one turn, counted from 0. The last report counts."""
+        An agent whose calls run at the same time gives the id of the turn's reply.
+        """
+        await asyncio.to_thread(self.report, "state", {"key": str(key)} | _named(turn))
+
+    async def reward(self, value: float, turn: int | str | None = None) -> None:
+        """Report the reward of the episode, or of one turn. The last report counts.
+
+        ``turn``: the id of its reply (``reply.id`` in the clients of all APIs), or its number, counted from 0, which is
+        refused once calls of the episode ran at the same time.
+        """
         await asyncio.to_thread(self.report, "reward", _reward(value, turn))
 
     def report(self, what: str, body: Mapping[str, Any]) -> None:
@@ -138,17 +145,21 @@ class SyncAgentHandle:
         kwargs.setdefault("http_client", DefaultHttpxClient(trust_env=False))
         return OpenAI(base_url=self.base_url, api_key=self.key, **kwargs)
 
-    def state(self, key: str) -> None:
+    def state(self, key: str, turn: int | str | None = None) -> None:
         """As ``AgentHandle.state``."""
-        self.handle.report("state", {"key": str(key)})
+        self.handle.report("state", {"key": str(key)} | _named(turn))
 
-    def reward(self, value: float, turn: int | None = None) -> None:
+    def reward(self, value: float, turn: int | str | None = None) -> None:
         """As ``AgentHandle.reward``."""
         self.handle.report("reward", _reward(value, turn))
 
 
-def _reward(value: float, turn: int | None) -> dict[str, Any]:
-    return {"reward": float(value)} | ({} if turn is None else {"turn": int(turn)})
+def _reward(value: float, turn: int | str | None) -> dict[str, Any]:
+    return {"reward": float(value)} | _named(turn)
+
+
+def _named(turn: int | str | None) -> dict[str, int | str]:
+    return {} if turn is None else {"turn": turn if isinstance(turn, str) else int(turn)}
 
 
 class Runner(Protocol):

@@ -19,6 +19,7 @@ from typing import Any
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut
 from verl_turnkey.envs.agents.calls import KEY, call
 from verl_turnkey.envs.agents.processes import AgentProcess, scrubbed, without_proxy
+from verl_turnkey.envs.agents.results import turn_name
 from verl_turnkey.envs.daemon_threads import DaemonThreads
 from verl_turnkey.envs.user_modules import load_function
 
@@ -70,7 +71,7 @@ class FunctionRunner:
         if "failure" in answer:
             raise AgentFailure(answer["failure"])
         fields = answer["outcome"]
-        turns = {int(turn): reward for turn, reward in fields.pop("turn_rewards").items()}  # JSON made texts of them
+        turns = {turn_name(turn): reward for turn, reward in fields.pop("turn_rewards").items()}  # JSON made texts
         return Outcome(**fields, turn_rewards=turns)
 
     async def close(self) -> None:

@@ -208,11 +208,13 @@ def _check_row(key: str, record: Any, turns: int) -> None:
 
 
 _COLUMNS = ("step", "anchor", "action", "valid", "penalty", "terminated", "truncated", "success")
+_OF_TREES = ("after", "request", "outcome")
 
 
 def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The columns of a StepBatch. A column without any value is left out; estimators that need it are refused."""
     columns = {name: [step[name] for step in steps] for name in _COLUMNS}
+    columns |= {name: [step.get(name) for step in steps] for name in _OF_TREES}
     columns["reward"] = [step.get("composed_reward", step["reward"]) for step in steps]
     return {name: column for name, column in columns.items() if not column or any(v is not None for v in column)}
 

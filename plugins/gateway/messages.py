@@ -82,6 +82,8 @@ class Reply:
     log_probs: Sequence[tuple[str, float]] = ()
     """text and log-probability of each token, if the request asked for them"""
     cached_tokens: int = 0
+    number: int = 0
+    """turns of the episode that were answered before it"""
     stop: str | None = None
     """the request's stop string at which it ends, which its text does not include"""
 

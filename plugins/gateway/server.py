@@ -3,8 +3,8 @@
 ==========================================  =============================================================
 ``POST /{secret}/v1/chat/completions`` ...  a call of the model, in any of the dialects
 ``GET  /{secret}/v1/models``                the policy, with the tokens that fit into its context
-``POST /{secret}/reward``                   ``{"reward": 1.0}``, of a turn with ``"turn": 0``
-``POST /{secret}/state``                    ``{"key": "..."}``: the state before the next turn
+``POST /{secret}/reward``                   ``{"reward": 1.0}``, of a turn with ``"turn": ID`` of its reply
+``POST /{secret}/state``                    ``{"key": "..."}``: the state before the next turn, or before ``"turn": ID``
 ``POST /{secret}/finish``                   the agent has ended; may hold a reward
 ==========================================  =============================================================
 
@@ -200,21 +200,24 @@ class Gateway:
         request: Request,
         exchange: Exchange,
     ) -> None:
-        once = headers.get("idempotency-key")
-        key = hashlib.blake2b(f"{path}\0{once or ''}\0".encode() + (b"" if once else raw)).digest()
-        retried = once is not None or headers.get("x-stainless-retry-count", "0") not in ("", "0")
-        running = session.begin(key, request, retried)
-        while not await exchange.wait(running, PING_SECONDS):
+        once, body = headers.get("idempotency-key"), hashlib.blake2b(raw).digest()
+        key = hashlib.blake2b(f"{path}\0{once or ''}\0".encode() + (b"" if once else body)).digest()
+        retried = headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        running, answered = session.begin(key, request, retried, body if once else None), False
+        try:
+            while not await exchange.wait(running, PING_SECONDS):
+                if request.stream:
+                    await exchange.ping()
+            turn: Turn = running.result()
+            if exchange.gone:
+                return  # without a reply that arrives there is no turn
+            reply, answered = session.commit(turn), True
             if request.stream:
-                await exchange.ping()
-        turn: Turn = running.result()
-        if exchange.gone:
-            return  # without a reply that arrives there is no turn
-        reply = session.commit(turn)
-        if request.stream:
-            await exchange.events(dialect.stream(reply, request))
-        else:
-            await exchange.json(200, dialect.render(reply, request))
+                await exchange.events(dialect.stream(reply, request))
+            else:
+                await exchange.json(200, dialect.render(reply, request))
+        finally:
+            session.end(key, running, answered)
 
 
 def _read(raw: bytes, dialect: Dialect | None, unsupported: Literal["refuse", "ignore"]) -> Any:

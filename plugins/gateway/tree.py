@@ -53,6 +53,10 @@ class Node:
     """messages of its conversation, the reply included"""
     key: bytes
     """hash of these messages"""
+    asked: bytes
+    """equal for equal requests"""
+    before: Node | None
+    """the turn whose reply the request holds last: its parent, or one that came back edited or with other tools"""
     children: list[Node] = field(default_factory=list)
 
     @property
@@ -159,6 +163,8 @@ class Tree:
             depth=0 if parent is None else parent.depth + 1,
             length=len(request.messages) + 1,
             key=_key(keys[-1] if keys else b"", reply.message),
+            asked=tools + (keys[-1] if keys else b""),
+            before=self._before(request.messages, keys, parent),
         )
         if parent is not None:
             parent.children.append(node)
@@ -195,6 +201,17 @@ class Tree:
                 return next((node for node in reversed(ends) if not node.children), ends[-1])
         return None
 
+    def _before(self, messages: Sequence[Message], keys: Sequence[bytes], parent: Node | None) -> Node | None:
+        for length in range(len(messages) - 1, 0 if parent is None else parent.length, -1):
+            key, message = keys[length - 1], messages[length - 1]
+            ends = [node for tools in self._tools.get(key, ()) for node in self._ends[tools, key]]
+            ends = [node for node in ends if self._named(node, messages)]
+            if message.role == "assistant" and (edited := self._turn_of(message)) is not None:
+                ends = ends or [edited]
+            if ends:
+                return next((node for node in reversed(ends) if not node.children), ends[-1])
+        return parent
+
     def _named(self, end: Node, messages: Sequence[Message]) -> bool:
         """Whether no message of ``messages`` has the id of another turn than the one that stands there."""
         node: Node | None = end
@@ -219,12 +236,16 @@ class Tree:
             return "branch" if parent.children else None
         return "branch" if keys and (tools, keys[-1]) in self._starts else "history"
 
+    def _turn_of(self, message: Message) -> Node | None:
+        """The turn that a message names by the ids of its calls, or by its own."""
+        named = (self._by_call.get(call.id) for call in message.calls)
+        return next(filter(None, named), None) or self._by_reply.get(message.item_id or "")
+
     def _edited(self, message: Message) -> bool:
         """Whether a message has an id of a reply, and other content."""
         if message.role != "assistant":
             return False
-        named = (self._by_call.get(call.id) for call in message.calls)
-        node = next(filter(None, named), None) or self._by_reply.get(message.item_id or "")
+        node = self._turn_of(message)
         return node is not None and _key(b"", message) != _key(b"", node.reply.message)
 
 

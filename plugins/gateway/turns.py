@@ -76,10 +76,15 @@ class Turn:
     """seconds of a clock, when the request came"""
     state: str | None = None
     """the key of the state before it, where the agent gave one or its files are looked at"""
+    posted: float | None = None
+    """when the agent gave it for its next turn, whichever that would be"""
     request_id: str = ""
     replied: float = 0.0
     """when it was answered"""
     parent: Turn | None = None
+    """the turn that its prompt continues"""
+    before: Turn | None = None
+    """the turn whose reply its request holds last, in whatever wording"""
     node: Node | None = None
     """its place in the tree, once the agent has the reply"""
 

@@ -84,6 +84,7 @@ class PlayedStep:
             unparsed=self.unparsed,
             reason=self.invalid,
             reward=self.record["reward"],
+            outcome=self.record.get("outcome", 0.0),
             success=success,
             terminated=self.record["terminated"],
             truncated=self.record["truncated"],
@@ -156,6 +157,8 @@ class Episode:
             if clash := columns.keys() & step.record["extra"].keys():
                 raise RewardError(column_clash(min(clash)))
             step.record["extra"] |= columns
+        if "outcome" in self.steps[-1].record:
+            self.steps[-1].record["outcome"] = shaped.outcome
         self.rewards, self.parts = shaped.sums, shaped.parts
 
     @property

@@ -102,6 +102,7 @@ def _messages(item: Mapping[str, Any], reading: Reading, where: str) -> list[Mes
 def _head(reply: Reply, request: Request) -> dict[str, Any]:
     return {
         "id": f"msg_{reply.id}",
+        "turn": reply.number,
         "type": "message",
         "role": "assistant",
         "model": request.model,
