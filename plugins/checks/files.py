@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.tasks import COLUMN, HELD_OUT_SPLITS, Task
 from verl_turnkey.plugins.verl_api.internals import own_manager
 
@@ -165,8 +166,12 @@ def _starts(files: tuple[tuple[str, int], ...], env_id: str | None, kwargs: str)
 
 
 def json_rows(path: Path) -> list[Mapping[str, Any]]:
-    """The rows of a JSON file: one list of objects, or an object per line."""
-    text = path.read_text(encoding="utf-8-sig")
+    """The rows of a JSON file of verl's: one list of objects, or an object per line."""
+    return json_objects(read_text(path, only_utf8=True))
+
+
+def json_objects(text: str) -> list[Mapping[str, Any]]:
+    """The rows of a JSON text, as :func:`json_rows`."""
     is_list = text.lstrip().startswith("[")
     # Not splitlines(), which also splits at U+2028, in the middle of a string.
     objects = json.loads(text) if is_list else [json.loads(line) for line in text.split("\n") if line.strip()]

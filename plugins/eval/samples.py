@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.plugins.eval.identity import differing, eval_id
 from verl_turnkey.plugins.log.former_names import current_sample
 
@@ -85,9 +86,7 @@ class Samples:
     def _identify(self, fields: Mapping[str, Any]) -> None:
         file = self.folder / IDENTITY
         if not file.exists():
-            part = file.with_suffix(".part")
-            part.write_text(json.dumps({"eval_id": self.id, **fields}, indent=1) + "\n", encoding="utf-8")
-            part.replace(file)
+            write_text(file, json.dumps({"eval_id": self.id, **fields}, indent=1) + "\n")
             return
         before = json.loads(file.read_text(encoding="utf-8"))
         if before.pop("eval_id", None) != self.id:
