@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.tasks import COLUMN, HELD_OUT_SPLITS, Task
+from verl_turnkey.plugins.log.segments import sha256
 from verl_turnkey.plugins.verl_api.internals import own_manager
 
 FORMATS = (".parquet", ".json", ".jsonl")
@@ -88,6 +89,13 @@ def tasks(config: DictConfig, key: str) -> int | None:
     if (config.data.get("custom_cls") or {}).get("path") or not all(file.is_file() for file in files):
         return None
     return taken(config, key, sum(map(_number_of_rows, files)))
+
+
+def data_mark(config: DictConfig) -> dict[str, Any] | None:
+    """Number and hashes of the training tasks, by which a checkpoint recognizes them; None as :func:`tasks`."""
+    if (number := tasks(config, "train_files")) is None:
+        return None
+    return {"tasks": number, "files": [sha256(Path(file).expanduser()) for file in listed(config, "train_files")]}
 
 
 def _number_of_rows(path: Path) -> int:

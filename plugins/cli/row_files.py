@@ -102,8 +102,10 @@ def _hub(source: str) -> list[Row]:
         raise MissingPackageError(
             f"{source}: there is no such file. A data set of the hub needs its library: pip install datasets"
         ) from error
+    loaded: Any
+    files: Any
     try:
-        load = partial(datasets.load_dataset, name, config or None, split=split or None)
+        load: Any = partial(datasets.load_dataset, name, config or None, split=split or None)
         loaded, files = load(), datasets.load_dataset_builder(name, config or None).config
     except Exception as error:  # of the network, the hub, the data set's own files
         words = str(error).splitlines()[0] if str(error) else ""

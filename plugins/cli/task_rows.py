@@ -228,7 +228,7 @@ _IN_WORDS = {int: "an integer", float: "a number", bool: "true or false"}
 def _json(value: Any, *, as_written: bool = False) -> Any:
     """The list or object that a cell holds as JSON, ``as_written`` with its numbers as text; else the value itself."""
     if isinstance(value, Cell) and value[:1] in ("[", "{"):
-        numbers = {"parse_int": str, "parse_float": str} if as_written else {}
+        numbers: dict[str, Any] = {"parse_int": str, "parse_float": str} if as_written else {}
         with suppress(ValueError):
             return json.loads(value, **numbers)
     return value
