@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from verl_turnkey.advantage.text_files import whole_file
 from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 
 COLUMN = "turnkey_task"
@@ -174,9 +174,9 @@ def write_parquet(
             zip(tasks, prompts or [None] * len(tasks), truths, hints or [None] * len(tasks), strict=True)
         )
     ]
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pandas(pd.DataFrame(rows), preserve_index=False)
-    pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **(metadata or {})}), path)
+    with whole_file(path) as part:
+        pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **(metadata or {})}), part)
 
 
 def _messages(prompt: Any) -> list[dict[str, str]]:

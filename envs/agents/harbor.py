@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verl_turnkey.advantage.params import ConfigError
+from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.agents.jobs import APP
 from verl_turnkey.envs.errors import TaskFormatError
 
@@ -96,7 +98,7 @@ class HarborTask:
             )
         return cls(
             folder=folder,
-            instruction=(folder / "instruction.md").read_text(encoding="utf-8").strip(),
+            instruction=_text(folder / "instruction.md").strip(),
             workdir=workdir,
             docker_image=image,
             agent_seconds=_seconds(folder, "agent", tables["agent"]),
@@ -176,11 +178,18 @@ def _number(what: str, value: Any) -> float:
     return number
 
 
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except ConfigError as error:
+        raise TaskFormatError(f"Harbor task {error}") from None
+
+
 def _toml(path: Path) -> dict[str, Any]:
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        return toml.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        return toml.loads(_text(path))
+    except toml.TOMLDecodeError as error:
         raise TaskFormatError(f"{path}: {error}") from None
 
 

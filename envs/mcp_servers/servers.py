@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from verl_turnkey.advantage.text_files import read_text
+
 KEY = "turnkey.mcp.servers"
 HTTP = ("http", "streamable-http", "streamableHttp", "streamable_http")
 """what clients call the transport of a URL"""
@@ -92,7 +94,7 @@ def read_servers(value: str | Mapping[str, Any]) -> list[Server]:
     entries: Any = value
     if isinstance(value, str):
         try:
-            entries = json.loads(Path(value).expanduser().read_text(encoding="utf-8"))
+            entries = json.loads(read_text(Path(value).expanduser()))
         except (OSError, ValueError) as error:
             raise ValueError(f"{KEY}={value} cannot be read: {error}") from None
     if isinstance(entries, Mapping) and "mcpServers" in entries:

@@ -22,9 +22,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.envs.daemon_threads import DaemonThreads
 from verl_turnkey.envs.rewards.components import JudgeError
 
@@ -234,15 +234,9 @@ class Endpoint(Generic[T]):
             return None
 
     def _save(self, key: str, answer: T) -> None:
-        file = self._file(key)
-        part = file.with_suffix(f".{uuid4().hex}")
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps({"model": self.config.model, "answer": answer}), encoding="utf-8")
-            part.replace(file)  # atomic, for processes that read meanwhile
+            write_text(self._file(key), json.dumps({"model": self.config.model, "answer": answer}))
         except OSError as error:  # a full disk: the answer itself is good
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
             if not self._unsaved:
                 self._unsaved = True
                 logger.warning("cache: answers of %s are not kept in %s: %s", self._who, self.config.cache, error)

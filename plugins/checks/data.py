@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 from verl_turnkey.envs.registry import check_call
 from verl_turnkey.envs.tasks import COLUMN, Task, task_of
+from verl_turnkey.plugins.checks.cells import check_cells
 from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, patterns, rows, shared_tasks, taken
 from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
 from verl_turnkey.plugins.checks.harbor import check_harbor
@@ -105,10 +106,11 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
     own_loops = own_manager(config) is not None
     checked: set[tuple[str, ...]] = set()
     read_columns = [column for column in (LOOP_COLUMN, COLUMN) if column in file_columns]
-    number = 0
+    number, loops_of_rows = 0, set[str]()
     for number, values in enumerate(rows(file, read_columns or file_columns[:1]), start=1):
         row = dict(zip(read_columns, values, strict=False))
         loop, where = row.get(LOOP_COLUMN, default), f"{key}={file}, row {number - 1}"
+        loops_of_rows.add(str(loop))
         if loop not in loops and not own_loops:
             problem = f"{where}: there is no agent loop {loop!r} (column {LOOP_COLUMN!r})"
             refuse("unknown-agent-name", f"{problem}{closest(str(loop), list(loops))}")
@@ -123,6 +125,7 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
         if COLUMN not in row:
             raise without_tasks(file, file_columns)
         _check_task(turnkey, where, row[COLUMN], checked)
+    check_cells(config, turnkey, key, file, file_columns, loops_of_rows)
     return number
 
 

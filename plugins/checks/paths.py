@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.run import MODEL, ROLLOUT, Run
 from verl_turnkey.plugins.config import machine
@@ -142,8 +143,32 @@ def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:
     if is_local(path) and not folder.is_dir():
         default = ", which is verl's default" if path == VERLS_CRITIC else ""
         absent(config, f"{key}={path}{default}: there is no such folder; give that of a model, or its name on the hub")
+    elif not folder.is_dir() and (problem := _typed(path)):
+        absent(config, f"{key}={path}: {problem}")
     elif weights and folder.is_dir() and not (folder / "config.json").is_file():
         refuse("model-without-config", f"{key}={path} is not a Hugging Face model: it contains no config.json")
+
+
+def _typed(path: str) -> str | None:
+    """Why ``path``, which may be a name on the hub, is a mistyped folder; None if it is such a name, or may be one."""
+    parent = Path(path).parent
+    siblings = [str(parent / entry.parent.name) for entry in parent.glob("*/config.json")] if parent.is_dir() else []
+    hint = did_you_mean(path, siblings)
+    if "://" in path or not (hint or ("/" in path and parent.is_dir())) or os.environ.get("VERL_USE_MODELSCOPE"):
+        return None
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    try:
+        if not isinstance(try_to_load_from_cache(path, "config.json"), str):
+            HfApi(endpoint=os.environ.get("HF_ENDPOINT")).model_info(path, timeout=10)
+    except GatedRepoError:
+        return None
+    except RepositoryNotFoundError:
+        return f"there is no such folder and no such model on the hub{hint}"
+    except Exception as error:  # offline
+        return f"there is no such folder, and the hub cannot be asked for a model of that name ({error}){hint}"
+    return None
 
 
 def _unwritable(folder: Path) -> str | None:

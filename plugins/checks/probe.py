@@ -16,6 +16,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.answers import Info
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting.host import fingerprint
@@ -258,7 +259,7 @@ def _measure(config: DictConfig, turnkey: TurnkeyConfig, observation: str, info:
         from verl_turnkey.plugins.rollout.turn_tail import learn
         from verl_turnkey.plugins.verl_api.builders import builder_of
 
-        model_type = json.loads((path / "config.json").read_text()).get("model_type")
+        model_type = json.loads(read_text(path / "config.json", only_utf8=True)).get("model_type")
         builder = builder_of(config, tokenizer, None, model_type)
         if turnkey.rollout.prompt == "conversation":
             learn(builder, tokenizer, tools, turnkey.rollout.observation_role)

@@ -18,7 +18,7 @@ from verl_turnkey.plugins.checks.agent import check_agent
 from verl_turnkey.plugins.checks.agent_loop import check_agent_loop
 from verl_turnkey.plugins.checks.algorithm import check_algorithm
 from verl_turnkey.plugins.checks.branching import check_branching
-from verl_turnkey.plugins.checks.checkpoints import check_checkpoints
+from verl_turnkey.plugins.checks.checkpoints import check_checkpoints, check_resumed_data
 from verl_turnkey.plugins.checks.combinations import warn_of_combinations
 from verl_turnkey.plugins.checks.data import check_data, warn_of_shared
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, training_loops
@@ -137,6 +137,8 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     if run.files and OURS in loops:
         check(warn_of_shared, config)
         check(check_panel, config)
+    if run.trains and run.files:
+        check(check_resumed_data, config)
     check(check_steps, config)
     for check_run in (check_groups, check_skill, check_teacher, check_hidden_rank):
         check(check_run, run)

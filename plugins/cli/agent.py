@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.tasks import json_object
 
@@ -52,7 +53,7 @@ def agent(
         raise typer.BadParameter("--replies goes with --model fake")
     script = Script(read_replies(replies) if replies else ())
     stand_in = script if model == FAKE else Server(model, model_name, api_key_env)
-    text = Path(task).read_text(encoding="utf-8") if task.endswith(".json") else task
+    text = read_text(task) if task.endswith(".json") else task
     settings = _settings(overrides or ())
     settings.setdefault("agent", {})["run"] = run if FUNCTION.fullmatch(run) else shlex.split(run)
     episode = asyncio.run(rehearse(settings, json_object(text, "--task"), stand_in))

@@ -115,7 +115,8 @@ def follow(command: Sequence[str], folder: Path, *, verbose: bool, cwd: Path | N
     path = folder / "train.log"
     with path.open("ab") as log:
         began = log.tell()
-        process = subprocess.Popen(command, cwd=cwd, stdout=log, stderr=subprocess.STDOUT)
+        encoded = {**os.environ, "PYTHONIOENCODING": "utf-8:backslashreplace"}  # as the log is read, on any terminal
+        process = subprocess.Popen(command, cwd=cwd, env=encoded, stdout=log, stderr=subprocess.STDOUT)
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),

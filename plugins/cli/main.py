@@ -214,12 +214,15 @@ def tables() -> None:
 
 def main() -> None:
     """Entry point of the console script: errors of the user's input in one line, not in a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # texts of environments and models go to any terminal
+        getattr(stream, "reconfigure", dict)(errors="backslashreplace")
     try:
         if not getattr(sys.flags, "safe_path", False) and os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())  # as `python -m` does: modules in the current folder, for us as for verl
         app()
     except (ValueError, LookupError, ImportError, TypeError, OSError) as error:
-        words = error.args[0] if error.args and isinstance(error.args[0], str) else error
+        plain = error.args and isinstance(error.args[0], str) and not isinstance(error, UnicodeError)
+        words = error.args[0] if plain else error
         if isinstance(error, ModuleNotFoundError) and error.name:
             words = f"{words}: install the package that provides it"
         typer.echo(f"turnkey: {words}", err=True)

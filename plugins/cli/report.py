@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import read_text, write_text
 from verl_turnkey.plugins.cli.packages import require_pandas
 from verl_turnkey.plugins.cli.run_folder import METRICS, MISSING, RunFolder
 from verl_turnkey.plugins.config.overrides import literal, override, read
@@ -51,9 +52,8 @@ def report(
     from verl_turnkey.plugins.view.reproduction import page
 
     out = out or run
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "report.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    (out / "report.html").write_text(page(content, figure), encoding="utf-8")
+    write_text(out / "report.json", json.dumps(content, indent=1) + "\n")
+    write_text(out / "report.html", page(content, figure))
     typer.echo(f"report.json, report.html in {out}")
 
 
@@ -238,7 +238,7 @@ def _read(path: Path) -> dict[str, Any]:
     from verl_turnkey.plugins.view.reproduction import SCHEMA
 
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
         if content["schema"] == SCHEMA and {"launch", "results"} <= content.keys():
             return content
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from verl_turnkey.advantage.params import ConfigError, check
+from verl_turnkey.advantage.text_files import read_text
 
 COLUMN = "teacher_log_prob"
 """field of verl's queue, (B, L) nested like ``old_log_probs``"""
@@ -47,8 +48,8 @@ class TeacherConfig:
         if SLOT in self.template:
             return self.template
         try:
-            text = Path(self.template).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(Path(self.template).expanduser())
+        except (OSError, ConfigError) as error:
             raise ConfigError(
                 f"turnkey.teacher.template: expected a text with {SLOT}, or a file with one, got {self.template!r} "
                 f"({type(error).__name__}: {error})"

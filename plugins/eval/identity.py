@@ -58,7 +58,9 @@ def identity(
         "model": dict(model),
         **({"panel": panel} if panel else {}),
         **(_without_folders(own) or {"environment": spec_of(turnkey.env.id or "", turnkey.env.kwargs)}),
-        "modules": {file.name: text_digest(file.read_text(encoding="utf-8")) for file in files},
+        "modules": {
+            file.name: text_digest(file.read_text(encoding="utf-8", errors="backslashreplace")) for file in files
+        },
         "rollout": _without_folders(options),
         "template": text_digest(load_template(turnkey.rollout.template)),
         **({"examples": text_digest(str(turns))} if turns else {}),

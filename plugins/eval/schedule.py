@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.envs.tasks import COLUMN, Task, task_of
 from verl_turnkey.plugins.eval.identity import without_secrets
 from verl_turnkey.plugins.eval.result import result
@@ -131,7 +132,5 @@ def finish(
     }
     tasks = [without_secrets(json.loads(row[COLUMN])) for row in rows]
     summary = {"eval_id": kept.id, "panel": panel, **result(finished, failures, tasks=tasks, samples_per_task=samples)}
-    part = kept.folder / f"{RESULT}.part"
-    part.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    part.replace(kept.folder / RESULT)
+    write_text(kept.folder / RESULT, json.dumps(summary, indent=1) + "\n")
     return summary

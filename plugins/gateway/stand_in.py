@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig
 from verl_turnkey.plugins.gateway.codec import Parsed, TurnCodec
 from verl_turnkey.plugins.gateway.dialects import parts
@@ -135,7 +136,7 @@ def read_replies(file: Path) -> list[Parsed]:
         ConfigError: the file has another form.
     """
     try:
-        entries = yaml.safe_load(file.read_text(encoding="utf-8"))
+        entries = yaml.safe_load(read_text(file))
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: neither JSON nor YAML ({str(error)[:200]})") from None
     if not isinstance(entries, list):

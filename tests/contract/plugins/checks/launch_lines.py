@@ -105,6 +105,14 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
     rows = good.to_dict("records")
     for row in rows:
         row["prompt"] = list(row["prompt"])
+    for name, cells in {
+        "null_prompt_in_row_3": {"prompt": [*good["prompt"][:3], None, *good["prompt"][4:]]},
+        "text_info": {"extra_info": '{"index": 0}'},
+        "text_truth": {"reward_model": '{"ground_truth": "7"}'},
+        "pictures": {"images": [[]] * 7 + [["a.png"]]},
+    }.items():
+        good.assign(**cells).to_parquet(folder / f"{name}.parquet")
+    (folder / "odd_tools.yaml").write_bytes("tools: []  # Tür\n".encode("latin-1"))
     good.assign(__rollout_n__=2).to_parquet(folder / "counted.parquet")
     good.assign(turnkey_hint="go left").to_parquet(folder / "hinted.parquet")
     (folder / "run[1]").mkdir()
@@ -326,6 +334,10 @@ DATA = [
     (
         f"{FILTER} algorithm.filter_groups.metric=acc data.gen_batch_size=64",
         "data.train_files gives 8 tasks | data.gen_batch_size=64",
+    ),
+    (
+        "data.val_files={tmp}/null_prompt_in_row_3.parquet",
+        "data.val_files | null_prompt_in_row_3.parquet, row 3, column 'prompt' | null",
     ),
     ("data.train_files={tmp}/prose_in_row_5.parquet", "row 5 | turnkey_task | DoorKey, please"),
     ("data.val_files={tmp}/prose_in_row_5.parquet", "data.val_files | row 5 | DoorKey, please"),

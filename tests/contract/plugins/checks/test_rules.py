@@ -36,6 +36,8 @@ WITHOUT_A_LINE = {
     "answer-missing": "an environment with answers: tests/unit/plugins/checks/test_probe.py",
     "check-incomplete": "a check that stumbles: tests/unit/plugins/checks/test_findings.py",
     "data-file-empty": "a file for `turnkey eval`; in training `too-few-tasks` comes first",
+    "data-changed": "a checkpoint of other tasks: test_whole_checkpoints.py",
+    "data-fewer-than-played": "a checkpoint of other tasks: test_whole_checkpoints.py",
     "environment-arguments": "a task for `turnkey eval`; in training `task-invalid` comes first",
     "environment-unknown": "a task for `turnkey eval`; in training `task-invalid` comes first",
     "environment-package": "an environment without its package: test_config.py",

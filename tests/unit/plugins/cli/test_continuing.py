@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli.continuing import announce
+from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.shutdown.own_folder import locked
 
 
 @pytest.fixture
@@ -54,6 +57,26 @@ def test_a_run_without_a_checkpoint_starts_over(
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert announce(line(run.with_name("y"), 3), "runs/y", started=True)
     assert capsys.readouterr().out == ""
+
+
+def test_of_two_in_a_folder_the_second_is_refused(run: Path) -> None:
+    small = ["--model", "m", "--device", "cpu", "--train", "1", "--val", "1"]
+    lines = (["train", "frozenlake", *small, "--out", str(run)], ["resume", str(run)])
+    config = run / "hydra" / ".hydra" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text(f"turnkey: {{env: {{id: a}}}}\ntrainer: {{default_local_dir: {run / 'checkpoints'}}}\n")
+    sources = "[{path: hydra.conf, provider: hydra}, {path: /verl/trainer/config, provider: main}]"
+    runtime = f"{{cwd: {run.parents[1]}, config_sources: {sources}}}"
+    job, overrides = "{config_name: ppo_trainer}", "{hydra: [], task: ['a=1']}"
+    (config.parent / "hydra.yaml").write_text(f"hydra: {{overrides: {overrides}, job: {job}, runtime: {runtime}}}\n")
+    with locked(run, "", ""):
+        before = sorted(run.rglob("*"))
+        for line in lines:
+            error = str(CliRunner().invoke(app, line).exception)
+            assert f"{run}: another turnkey train or resume is at work there (process {os.getpid()} on " in error
+        assert sorted(run.rglob("*")) == before
+        for line in lines:
+            assert CliRunner().invoke(app, [*line, "--print"]).exit_code == 0
 
 
 @pytest.mark.parametrize(("steps", "end"), [(9, " of 9"), (None, "")])
