@@ -175,7 +175,10 @@ def _recipes() -> dict[str, dict[str, Any]]:
 
 
 def write_tasks(played: Played, folder: Path, train: int, val: int, seed: int = 0) -> bool:
-    """Write the tasks unless both files exist; returns whether it wrote them."""
+    """Write the tasks unless both files exist; returns whether it wrote them.
+
+    Arguments in existing tasks are meant, and win over the recipe's.
+    """
     from verl_turnkey.envs import make
     from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
     from verl_turnkey.plugins.checks.probe import first_task
@@ -188,11 +191,18 @@ def write_tasks(played: Played, folder: Path, train: int, val: int, seed: int = 
                 raise ConfigError(
                     f"{file} holds tasks of {first.env_id!r}, not of {played.id!r}: choose another --tasks"
                 )
-            if first.kwargs != played.held_out(file.stem):
+            lacking = {key: value for key, value in played.held_out(file.stem).items() if key not in first.kwargs}
+            if lacking:
+                arguments = " ".join(override(f"turnkey.env.kwargs.{key}", value) for key, value in lacking.items())
                 raise ConfigError(
-                    f"{file} holds tasks with {dict(first.kwargs)}, which override turnkey.env.kwargs: choose another "
-                    "--tasks"
+                    f"{file} holds tasks that do not say which split they are of, and validation is on {arguments}: "
+                    "choose another --tasks, or name the split on the line"
                 )
+            for key in sorted(played.chosen & first.kwargs.keys()):
+                if first.kwargs[key] != played.kwargs.get(key):
+                    problem = f"{file} holds tasks with {key}={first.kwargs[key]!r}, which override"
+                    setting = override(f"turnkey.env.kwargs.{key}", played.kwargs.get(key))
+                    raise ConfigError(f"{problem} {setting}: choose another --tasks, or leave it out")
         return False
     for file, seeds in zip(files.values(), split_seeds(train, val, seed), strict=True):
         own = played.held_out(file.stem)  # others would override turnkey.env.kwargs on the command line
