@@ -62,7 +62,7 @@ def reorder(items: list[pytest.Item], order: str) -> None:
 
 
 def of_day(item: pytest.Item, share: int, day: int) -> bool:
-    """Whether ``item`` is in the share of ``day``: by its file, whose tests share fixtures; a long test by its own name."""
+    """Whether ``item`` is in the share of ``day``: by its file, whose tests share fixtures; a long test by its name."""
     name = item.nodeid if item.get_closest_marker("long") else item.nodeid.partition("::")[0]
     return crc32(name.encode()) % share == day % share
 
