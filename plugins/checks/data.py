@@ -38,6 +38,7 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
         if not files:
             unused = ", also for a run that never validates (the training file will do)" if key == "val_files" else ""
             refuse("data-file-missing", f"data.{key} is empty: verl needs a file{unused}")
+            continue
         for name in patterns(config, key):
             if Path(name).is_file() and not glob(name):  # verl would read no file
                 problem = (
@@ -59,11 +60,13 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
     path, setting = Path(file).expanduser(), f"{key}={file}"
     if path.suffix not in FORMATS:
         refuse("data-format", f"{setting}: verl reads {', '.join(FORMATS)}, got {path.suffix or 'no suffix'}")
+        return False
     if "://" in file:
         return False
     if file.startswith("~"):
         problem = f"{setting}: there is no such file, since verl does not expand the ~"
         refuse("data-tilde", f"{problem}: write {path}, or $HOME without single quotes")
+        return False
     if not path.is_file():
         absent(config, f"{setting}: there is no such file; `turnkey tasks` writes them")
         return False
@@ -71,6 +74,7 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
         columns(file)
     except Exception as error:
         refuse("data-unreadable", f"{setting} cannot be read as {path.suffix} ({type(error).__name__}: {error})")
+        return False
     return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from verl_turnkey.plugins.log.segments import read_segments
 
 NAMES, CHECKPOINTS = ("project_name", "experiment_name"), "default_local_dir"
 """keys below ``trainer`` that identify a run, and the one with its checkpoint folder"""
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""files of a vision-language model"""
 
 
 def check_paths(run: Run) -> None:
@@ -98,7 +101,8 @@ def absent(config: DictConfig, message: str) -> None:
     """Report what is missing on this machine: an error, or a warning if the run joins a cluster."""
     if not joins_cluster(config):
         refuse("path-missing", message)
-    warn("path-missing-here", f"{message} (on this machine; the Ray cluster may have it)")
+    else:
+        warn("path-missing-here", f"{message} (on this machine; the Ray cluster may have it)")
 
 
 def searched(path: str) -> str:
@@ -131,6 +135,37 @@ def model_config(config: DictConfig) -> dict[str, Any]:
     """The configuration of the actor's model; empty if it is not on this machine."""
     model = config.actor_rollout_ref.model
     return machine.model_config(model.hf_config_path or model.path)
+
+
+def check_takes_images(config: DictConfig) -> None:
+    """Refuse a model on this machine to which verl cannot show images, which would fail every episode."""
+    model = config.actor_rollout_ref.model
+    folder = Path(model.get("tokenizer_path") or model.path).expanduser()
+    why = _without_images(config, str(folder), model.get("trust_remote_code", False)) if folder.is_dir() else None
+    if why:
+        problem = f"the environment gives images, and {MODEL}.path={model.path} cannot take them: {why}"
+        refuse("images-model", f"{problem}; choose a vision-language model that verl supports")
+
+
+def _without_images(config: DictConfig, folder: str, trust_remote_code: bool) -> str | None:
+    """Why verl's agent loops cannot show images to the model; None if they can."""
+    from verl.utils import hf_processor, hf_tokenizer
+
+    from verl_turnkey.plugins.verl_api.builders import builder_of, takes_images
+
+    if not any((Path(folder) / name).is_file() for name in PROCESSORS):
+        return "it is a text model"
+    with warnings.catch_warnings(record=True) as caught:  # verl says why it has none, and goes on
+        warnings.simplefilter("always")
+        processor = hf_processor(folder, trust_remote_code=trust_remote_code)
+    model_type = model_config(config).get("model_type")
+    if processor is None:
+        reasons = [str(warning.message) for warning in caught if "processor" in str(warning.message)]
+        return (reasons or ["verl has no processor for it"])[-1].removesuffix(". This may affect multimodal processing")
+    tokenizer = hf_tokenizer(folder, trust_remote_code=trust_remote_code)
+    if takes_images(builder_of(config, tokenizer, processor, model_type)):
+        return None
+    return f"verl renders prompts of model_type={model_type} without images"
 
 
 def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:

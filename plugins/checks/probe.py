@@ -34,6 +34,7 @@ from verl_turnkey.plugins.checks.data import without_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
 from verl_turnkey.plugins.checks.findings import Refusal, refuse
 from verl_turnkey.plugins.checks.mcp import with_servers
+from verl_turnkey.plugins.checks.paths import PROCESSORS, check_takes_images
 from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, credit_modify, estimator_of, turnkey_config
 from verl_turnkey.plugins.rollout.extra_columns import countable
@@ -82,7 +83,9 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
                 f"{task.env_id} gives no info['tools'], which turnkey.rollout.action_format={TOOLS} calls: set tags, "
                 "or json for the one tool act",
             )
-    if not info.get("images"):  # with images the agent loop measures the prompt: it has the processor
+    if info.get("images"):  # the agent loop measures the prompt: it has the processor
+        check_takes_images(config)
+    else:
         _measure(config, turnkey, observation, info)
     return columns_given
 
@@ -254,8 +257,7 @@ def _measure(config: DictConfig, turnkey: TurnkeyConfig, observation: str, info:
         check_tool_template(tokenizer, fmt, **kwargs)
         tools = info.get("tools") if fmt == TOOLS else [ACT]
     # With images the workers check, which have a processor.
-    processors = ("preprocessor_config.json", "processor_config.json")
-    if not any((path / name).is_file() for name in processors):
+    if not any((path / name).is_file() for name in PROCESSORS):
         from verl_turnkey.plugins.rollout.turn_tail import learn
         from verl_turnkey.plugins.verl_api.builders import builder_of
 

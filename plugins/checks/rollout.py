@@ -203,7 +203,7 @@ def _check_separate(run: Run) -> None:
     if run.get(backend) == "naive":
         problem = f"{mode} sends weights between machines"
         refuse("separate-weights-naive", f"{problem}: set {backend} to nccl, nixl or another engine, got naive")
-    if not rollout.checkpoint_engine.get("custom_backend_module"):
+    elif not rollout.checkpoint_engine.get("custom_backend_module"):
         needs_name("unknown-weights-engine", backend, str(run.get(backend)), SENDERS)
 
 

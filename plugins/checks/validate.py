@@ -24,7 +24,7 @@ from verl_turnkey.plugins.checks.data import check_data, warn_of_shared
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, training_loops
 from verl_turnkey.plugins.checks.findings import Findings, collecting, refuse, warn
 from verl_turnkey.plugins.checks.groups import check_groups
-from verl_turnkey.plugins.checks.late import check_late
+from verl_turnkey.plugins.checks.late import check_classes, check_late
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.lora import check_lora
 from verl_turnkey.plugins.checks.mcp import check_mcp
@@ -79,11 +79,12 @@ def check_values(config: DictConfig, *, use_critic: bool) -> None:
     Raises:
         ConfigError: one line per key.
     """
-    check_ignored(config)
-    _check_root_keys(config)
-    if involved(config):
-        check_ranges(config, use_critic=use_critic)
-    turnkey_config(config)
+    with collecting(config) as findings:
+        findings.run(check_ignored, config)
+        findings.run(_check_root_keys, config)
+        if involved(config):
+            findings.run(check_ranges, config, use_critic=use_critic)
+        findings.run(turnkey_config, config)
 
 
 def involved(config: DictConfig) -> bool:
@@ -113,7 +114,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         warn("verl-version", warning)
     ledger.verify(("config",))
     if run.our_trainer:
-        _check_trainer(run)
+        check(_check_trainer, run)
         check(_check_warm_up, run)
         for node in dataclasses(use_critic=use_critic, use_reference=run.use_reference):
             check(check_accepted, config, node)
@@ -156,6 +157,8 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         check(_check_recorded, run)
     check(check_agent, run)
     check(check_mcp, run)
+    if run.our_trainer and not findings.errors:
+        check(check_classes, run)
     if OURS in loops and not findings.errors:
         run = run if loops == {OURS} else replace(run, files=[])
         check_agent_loop(run, reward_columns, strategy_columns)
@@ -204,8 +207,8 @@ def _check_trainer(run: Run) -> None:
     if run.config.algorithm.adv_estimator is None:
         fix = f"set {ESTIMATOR} to one of your own (turnkey.modules), of this package or of verl"
         refuse("estimator-missing", f"+turnkey=base chooses no estimator: {fix}")
-    name = str(run.config.algorithm.adv_estimator)
-    if name not in ADV_ESTIMATOR_REGISTRY:  # verl would find out after the first rollout
+    # verl would find out after the first rollout.
+    elif (name := str(run.config.algorithm.adv_estimator)) not in ADV_ESTIMATOR_REGISTRY:
         instead = known_as(name) or closest(name, [*ADV_ESTIMATOR_REGISTRY])
         refuse("unknown-estimator", f"there is no {ESTIMATOR}={name!r}{instead}")
 

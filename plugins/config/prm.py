@@ -94,7 +94,8 @@ class PrmConfig:
 
     def __post_init__(self) -> None:
         check(self.lora_rank >= 0, "lora_rank", "zero or more", self.lora_rank)
-        check(self.lora_alpha is None or self.lora_alpha > 0, "lora_alpha", "null or positive", self.lora_alpha)
+        alpha = self.lora_alpha if self.lora_rank else None  # which alone reads it
+        check(alpha is None or alpha > 0, "lora_alpha", "null or positive", alpha)
         check(self.beta > 0, "beta", "a number > 0", self.beta)
         check(self.every >= 0, "every", "zero or more", self.every)
         tokens = self.max_token_len_per_gpu

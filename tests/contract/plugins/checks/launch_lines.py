@@ -40,6 +40,33 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
     return 1.0
 """
 
+PICTURES = """
+import gymnasium
+import numpy
+
+class Pictures(gymnasium.Env):
+    def __init__(self, images=1):
+        self.images = images
+
+    def reset(self, *, seed=None, options=None):
+        return "you see", {"task": "look", "images": [numpy.zeros((28, 28, 3), "uint8")] * self.images}
+
+    def step(self, action):
+        return "you saw", 1.0, True, False, {}
+
+gymnasium.register("lines/Pictures-v0", Pictures)
+"""
+
+
+def write_llava(folder: Path, model: Path) -> None:
+    """A vision-language model that transformers knows and verl does not."""
+    from transformers import CLIPImageProcessor, LlavaConfig, LlavaProcessor
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<image>"]})
+    LlavaProcessor(CLIPImageProcessor(), tokenizer, patch_size=14).save_pretrained(folder)
+    LlavaConfig().save_pretrained(folder)
+
 
 def columns_from_answers(spec: EstimatorSpec) -> str:
     """The rewards of a line with the method ``spec``: where it reads columns, components that give them."""
@@ -129,6 +156,9 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
     (folder / "plain_file").write_text("")
     (folder / "odd.txt").write_text("{observaton}\n{observation}\n")
     (folder / "bare").mkdir()
+    (folder / "pictures.py").write_text(PICTURES)
+    write_parquet(folder / "pictures.parquet", [Task("lines/Pictures-v0", seed) for seed in range(8)], "x", "train")
+    write_llava(folder / "llava", model)
     (folder / "reward.py").write_text(REWARD)
     (folder / "loops.yaml").write_text("- name: mine\n  _target_: mine.Loop\n")
     (folder / "no_loops.yaml").write_text("name: mine\n")

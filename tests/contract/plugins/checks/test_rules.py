@@ -147,6 +147,8 @@ def test_a_value_out_of_the_range_trips_and_one_within_does_not(row: Range):
     for value, refused in ((bad, True), (good, False), ("many", True)):
         config = OmegaConf.create({})
         OmegaConf.update(config, row.key, value, force_add=True)
+        if row.read_with:
+            OmegaConf.update(config, row.read_with, 1, force_add=True)
         with warnings.catch_warnings(), suppress(ConfigError), collecting(config) as findings:
             findings.run(check_ranges, config, use_critic=True)
         assert {id_of(error) for error in findings.errors} == ({f"{RANGE}{row.key}"} if refused else set())
