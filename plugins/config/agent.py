@@ -72,9 +72,9 @@ class AgentConfig:
     answered without them, and counted"""
     model: str = "policy"
     """name of the model for agents; calls of other models are answered and not trained, unless all are"""
-    leave_out: list[dict[str, Any]] | Literal["auto"] = "auto"
-    """which further calls are answered and not trained: a list of {no_tools: true}, {system: part of its system text},
-    {model: name}, or several of these keys; auto: calls without tools, in an episode whose other calls have tools"""
+    leave_out: list[dict[str, Any]] = field(default_factory=list)
+    """which further calls, such as for titles, are answered and not trained: a list of {no_tools: true}, {system: part
+    of its system text}, {model: name}, or several of these keys"""
 
     def __post_init__(self) -> None:
         check(self.timeout > 0, "timeout", "positive seconds", self.timeout)
@@ -86,10 +86,10 @@ class AgentConfig:
             f"{', '.join(STATES)} or module:function{did_you_mean(self.state, STATES)}",
             self.state,
         )
-        for rule in () if self.leave_out == "auto" else self.leave_out:
+        for rule in self.leave_out:
             kinds = {"no_tools": bool, "system": str, "model": str}
             known = bool(rule) and all(isinstance(rule[key], kinds.get(key, ())) and rule[key] != "" for key in rule)
-            check(known, "leave_out", "auto or mappings of no_tools: true or false, system: text, model: name", rule)
+            check(known, "leave_out", "mappings of no_tools: true or false, system: text, model: name", rule)
         check(bool(self.run) or self.run is None, "run", "null, module:function or a command", self.run)
 
     @property

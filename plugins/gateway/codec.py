@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from verl_turnkey.envs.answers import read_json
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.thoughts import opens_thoughts, split_thoughts
 from verl_turnkey.plugins.gateway.messages import Message, ToolCall
+from verl_turnkey.plugins.gateway.token_bound import TokenBound
 from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.rollout.action_reader import ACT, HEADER, OPENING
 from verl_turnkey.plugins.rollout.tool_parsers import call_parser, unread_calls
@@ -43,6 +44,8 @@ class TurnCodec(Protocol):
     """whether the model's prompts show tools"""
     stop_token_ids: Sequence[int]
     """ids that end a turn, besides those of the model"""
+    at_least: Callable[[Sequence[Message]], int]
+    """a number of ids that a prompt with all of these messages has at least; quick, however long they are"""
 
     def first(self, messages: Sequence[Message], tools: Tools, images: list[Any] | None = None) -> list[int]:
         """The ids of a prompt with all of ``messages``."""
@@ -109,6 +112,7 @@ class Codec(TurnCodec):
         self.tokenizer, self._builder = tokenizer, builder
         self._parser = call_parser(tool_format, tokenizer)
         self._control = ControlTokens(tokenizer)
+        self.at_least = TokenBound(tokenizer)
         self.shows_tools = self._shows_tools()
         self._tail = self._learn()
         self.stop_token_ids = [*stop_token_ids, *self._parser.stop_token_ids]
@@ -141,10 +145,10 @@ class Codec(TurnCodec):
         past = [ASKED, turn]
         role = "tool" if new[0].role == "tool" else "user"
         past_ids = [*prompt, *sampled, *self._tail.close(sampled, role)]
-        names = {call.id: call.name for call in calls}
+        made = {call.id: call for call in calls}
         try:
             return builders.appended_tokens(
-                self._builder, past, [*past, *self._rendered(new, names, head=False)], past_ids, [*tools] or None
+                self._builder, past, [*past, *self._rendered(new, made, head=False)], past_ids, [*tools] or None
             )
         except Exception as error:  # of a template, which may refuse any order of roles
             warn_once(f"messages cannot be appended to a conversation, so a new row begins: {str(error)[:200]}")
@@ -214,7 +218,7 @@ class Codec(TurnCodec):
             raise ValueError("images belong in messages of the user and in results of tools")
 
     def _rendered(
-        self, messages: Sequence[Message], names: Mapping[str, str], head: bool = True
+        self, messages: Sequence[Message], made: Mapping[str, ToolCall], head: bool = True
     ) -> list[dict[str, Any]]:
         """The messages as chat templates take them.
 
@@ -222,16 +226,16 @@ class Codec(TurnCodec):
         the images in results of tools, which follow the last of these: few templates show them where they are.
 
         Args:
-            names: the tool of each call made before these messages.
+            made: the calls before these messages, by their ids.
             head: whether they begin the conversation.
         """
-        names, system, rendered, images = {**names}, [], [], []
+        made, system, rendered, images = {**made}, [], [], []
         for message, after in zip_longest(messages, messages[1:]):
             if message.role == "system" and head and not rendered:
                 system.append(message.text)
                 continue
-            rendered.append(self._message(message, names))
-            names |= {call.id: call.name for call in message.calls}
+            rendered.append(self._message(message, made))
+            made |= {call.id: call for call in message.calls}
             if message.role == "tool" and self.shows_tools:
                 images += _image_parts(message)
                 if images and (after is None or after.role != "tool"):
@@ -239,16 +243,16 @@ class Codec(TurnCodec):
                     images = []
         return [{"role": "system", "content": "\n\n".join(system)}, *rendered] if system else rendered
 
-    def _message(self, message: Message, names: Mapping[str, str]) -> dict[str, Any]:
+    def _message(self, message: Message, made: Mapping[str, ToolCall]) -> dict[str, Any]:
         if message.role == "assistant":
             text_arguments = self._tail is not None and self._tail.text_arguments
-            made = _call_message(message.calls, text_arguments) if message.calls else {"role": "assistant"}
+            turn = _call_message(message.calls, text_arguments) if message.calls else {"role": "assistant"}
             thoughts = {"reasoning_content": message.reasoning} if message.reasoning else {}
-            return {**made, "content": message.text, **thoughts}
+            return {**turn, "content": message.text, **thoughts}
         text = message.text if message.role == "system" else self._control.plain(message.text)
         if message.role == "tool" and self.shows_tools:
-            more = {"name": names.get(message.call_id or "", "tool"), "tool_call_id": _id(message.call_id or "")}
-            return {"role": "tool", "content": text, **more}
+            call = made.get(message.call_id or "") or ToolCall("tool", {}, message.call_id or "")
+            return {"role": "tool", "content": text, "name": call.name, "tool_call_id": _id(call)}
         if not message.images:
             return {"role": "user", "content": text}
         return {"role": "user", "content": [*_image_parts(message), {"type": "text", "text": text}]}
@@ -273,13 +277,13 @@ class Codec(TurnCodec):
             return None
 
 
-def _id(call_id: str) -> str:
-    """A call's id as the prompt shows it, if the template does: the same in all episodes of a task, nine digits.
+def _id(call: ToolCall) -> str:
+    """A call's id as the prompt shows it, if the template does: the model's own, or else nine digits.
 
-    Ids of clients stay.
+    Both are the same in all episodes of a task. Ids of clients stay.
     """
-    ours = re.fullmatch(r"call_\w+?_(\d+)_(\d+)", call_id)
-    return f"{int(ours[1]) % 10**7:07d}{int(ours[2]) % 100:02d}" if ours else call_id
+    ours = re.fullmatch(r"call_\w+?_(\d+)_(\d+)", call.id)
+    return call.written or (f"{int(ours[1]) % 10**7:07d}{int(ours[2]) % 100:02d}" if ours else call.id)
 
 
 def _image_parts(message: Message) -> list[dict[str, Any]]:
@@ -289,7 +293,7 @@ def _image_parts(message: Message) -> list[dict[str, Any]]:
 def _call_message(calls: Sequence[ToolCall], text_arguments: bool) -> dict[str, Any]:
     made = [
         {
-            "id": _id(call.id),
+            "id": _id(call),
             "type": "function",
             "function": {
                 "name": call.name,

@@ -10,6 +10,7 @@ from typing import Any
 
 from verl_turnkey.advantage import RecordError, make_step
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome
+from verl_turnkey.envs.answers import images_key
 from verl_turnkey.plugins.gateway.messages import Message, Reply, Request
 from verl_turnkey.plugins.gateway.reports import BY_NUMBER, USE_ID, reply_id, unclear
 from verl_turnkey.plugins.gateway.session import Session
@@ -117,13 +118,11 @@ def _turn_rewards(session: Session, outcome: Outcome) -> dict[str, float]:
 def trained(session: Session) -> list[Turn]:
     """The turns without side calls: those of another model's name, and those of ``turnkey.agent.leave_out``.
 
-    Where all have another name, or with ``auto`` none has tools, all are trained.
+    Where all have another name, that rule does not hold.
     """
     turns, rules = session.turns, session.limits.leave_out
     if any(turn.request.model == session.model for turn in turns):
         turns = [turn for turn in turns if turn.request.model == session.model]
-    if rules == "auto":
-        rules = [{"no_tools": True}] if any(turn.request.offers_tools for turn in turns) else []
     return [turn for turn in turns if not any(_matches(turn.request, rule) for rule in rules)]
 
 
@@ -175,7 +174,9 @@ def _step(
     seconds = max(0.0, (ended if after is None else after.began) - turn.replied)
     extra = {**outcome.extra, "chain": threads.chain[id(turn)], "depth": threads.depth[id(turn)]}
     next_extra = {**extra, "tool_calls": len(turn.reply.calls), "tool_errors": errors, "seconds_tools": seconds}
-    observation = text_of(_arrived(turn.request))
+    arrived = _arrived(turn.request)
+    observation = text_of(arrived)
+    shown = {"text": observation, "images": images_key(image for message in arrived for image in message.images)}
     answer = "" if after is None else text_of(_arrived(after.request))
     invalid = (
         "a tool call that cannot be read"
@@ -199,7 +200,7 @@ def _step(
         truncated=last and truncated,
         version=turn.generated.version,
         **tree,
-        extra=columns | ({"text": observation, "images": ""} if options.texts else {}),
+        extra=columns | (shown if options.texts else {}),
     )
     return PlayedStep(
         prompt=turn.prompt,

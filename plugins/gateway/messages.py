@@ -15,6 +15,8 @@ class ToolCall:
     arguments: Mapping[str, Any]
     id: str
     """``call_<episode>_<turn>_<position>`` if the gateway made it"""
+    written: str = field(default="", compare=False)
+    """the id that the model wrote, under which its prompts show the call and the result; empty: it wrote none"""
 
 
 @dataclass(frozen=True)

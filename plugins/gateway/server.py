@@ -17,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import hashlib
+import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -69,7 +70,8 @@ class Gateway:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Listen on ``host``; returns the port, which the system chooses for 0."""
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, proto=socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only with it
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         await self._serve(listener)
@@ -94,23 +96,19 @@ class Gateway:
     async def _serve(self, listener: socket.socket) -> None:
         import uvicorn
 
+        from verl_turnkey.plugins.gateway.connection import Connection, Server
+
         listener.listen(1024)
         listener.setblocking(False)
         config = uvicorn.Config(
             self,
-            http="h11",  # httptools lets a URL or headers grow without end
+            http=Connection,
             log_config=None,
             access_log=False,
             lifespan="off",
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=1,
         )
-
-        class Server(uvicorn.Server):
-            @contextmanager
-            def capture_signals(self) -> Iterator[None]:
-                yield  # those of this process are not uvicorn's
-
         server = Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
@@ -147,10 +145,12 @@ class Gateway:
             with session.bodies.receiving() as take:
                 raw = await exchange.body(headers.get("content-length"), take)
                 read = partial(_read, raw, dialect, session.limits.unsupported)
-                slow = len(raw) > SLOW_BYTES or b"image" in raw
-                sent = await asyncio.to_thread(read) if slow else read()
+                images = b"image" in raw
+                async with session.bodies.decoding if images else nullcontext():
+                    sent = await asyncio.to_thread(read) if images or len(raw) > SLOW_BYTES else read()
+                    pictures = [picture for message in getattr(sent, "messages", ()) for picture in message.images]
+                    await take(sum(3 * picture.width * picture.height for picture in pictures))
                 if dialect is not None and isinstance(sent, Request):
-                    take(sum(3 * image.width * image.height for m in sent.messages for image in m.images))
                     if path == COUNT_TOKENS:
                         await exchange.json(200, {"input_tokens": await session.tokens(sent)})
                     else:
@@ -179,16 +179,18 @@ class Gateway:
 
     def _session(self, path: str, headers: Mapping[str, str]) -> tuple[Session, str]:
         """The session of a call, and the path below its secret."""
-        first, _, rest = path.lstrip("/").partition("/")
-        session, below = self._sessions.get(first), f"/{rest}"
-        if session is None:
-            key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ").strip()
-            session, below = self._sessions.get(key), path
+        names = [name for name in path.split("/") if name]  # clients join URLs with too many slashes
+        session = self._sessions.get(names[0]) if names else None
+        if session is not None:
+            del names[0]
+        else:
+            keys = headers.get("x-api-key", ""), re.sub("(?i)^bearer ", "", headers.get("authorization", "").strip())
+            session = next(filter(None, (self._sessions.get(key.strip()) for key in keys)), None)
         if session is None:
             raise GatewayError(404, "episode_over", "there is no such episode, or it is over")
-        while below.startswith("/v1/v1/"):  # clients that add it themselves
-            below = below[3:]
-        return session, below
+        while names[:2] == ["v1", "v1"]:  # clients that add it themselves
+            del names[0]
+        return session, "/" + "/".join(names)
 
     async def _answer(
         self,

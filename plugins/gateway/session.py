@@ -25,7 +25,7 @@ from verl_turnkey.plugins.rollout.episode import Prompt
 from verl_turnkey.plugins.rollout.prompts import PromptError, guarded
 
 AT_ONCE = 64
-"""most calls of one episode that run at the same time"""
+"""most calls of one episode that run at the same time; further ones wait in line"""
 
 
 @dataclass
@@ -85,6 +85,7 @@ class Session:
         self._running = Retries()
         self._tasks: set[asyncio.Task[Turn]] = set()
         self._busy: set[str] = set()
+        self._line = asyncio.Semaphore(AT_ONCE)
         self._next_state: tuple[str, float] | None = None
         self._started = self._failed = 0
 
@@ -105,8 +106,6 @@ class Session:
             self._count("retried")
             return earlier
         running = sum(not task.done() for task in self._tasks)
-        if running >= AT_ONCE:
-            raise GatewayError(503, "overloaded", f"{AT_ONCE} calls of this episode are running")
         unread = self._started - self._failed - running - len(self.turns)
         if unread >= self.limits.turns + AT_ONCE:
             raise GatewayError(
@@ -166,16 +165,18 @@ class Session:
 
     async def _turn(self, number: int, request: Request) -> Turn:
         posted, self._next_state = self._next_state, None
+        began = perf_counter()
         try:
-            return await self._generated(number, request, posted)
+            async with self._line:
+                self._check_open()
+                return await self._generated(number, request, posted, began)
         except BaseException:
             if self._next_state is None:
                 self._next_state = posted  # the client sends the request again, in the same state
             raise
 
-    async def _generated(self, number: int, request: Request, given: tuple[str, float] | None) -> Turn:
+    async def _generated(self, number: int, request: Request, given: tuple[str, float] | None, began: float) -> Turn:
         """The turn of a request; ``given``: the key of the state that the agent posted for it, if any, and when."""
-        began = perf_counter()
         state, posted = given or (None, None)
         request = self._tree.whole(request)
         if state is None and self.observe is not None:
@@ -213,6 +214,8 @@ class Session:
         before = parent.ids if parent is not None else self.turns[-1].ids if self.turns else None
         appended = None
         try:
+            least = await guarded(self.codec.at_least, request.messages)
+            self._check_room(f"more than {least}", least)
             if parent is not None and self.limits.thinking == "keep":
                 past = parent.prompt.ids, parent.generated.ids
                 appended = await guarded(self.codec.continued, *past, parent.reply.calls, match.new, tools)

@@ -37,6 +37,7 @@ class StandIn(TurnCodec):
     def __init__(self, model: Model) -> None:
         self.shows_tools = True
         self.stop_token_ids = []
+        self.at_least = len
         self._model = model
         self._parts: list[Any] = []
 

@@ -20,6 +20,7 @@ import yaml
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.envs.answers import images_key
 from verl_turnkey.envs.base import digest
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.user_modules import load_function
@@ -151,10 +152,6 @@ def _checked(function: Callable[..., Any], name: str) -> StateFunction:
 def _compared(message: Message) -> list[Any]:
     """A message as states compare it: without ids and reasoning; what the model did not write is in normal form."""
     if message.role != "assistant":
-        return [message.role, _normal_digest(message.text), message.error, *map(digest, map(_pixels, message.images))]
+        return [message.role, _normal_digest(message.text), message.error, images_key(message.images)]
     calls = [[call.name, json.dumps(plain(call.arguments), sort_keys=True)] for call in message.calls]
     return [message.role, message.text.strip(), calls]
-
-
-def _pixels(image: Any) -> tuple[Any, bytes]:
-    return image.size, image.tobytes()

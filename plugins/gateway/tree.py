@@ -6,7 +6,8 @@ compared by what clients keep:
 
 - texts without white space around them, the ids of calls, names and parsed arguments, the call that a result is of;
 - reasoning not at all: many drop it, and some change its white space;
-- the ids of calls are the gateway's own and name a turn. So do the ids of items, where an API sends them back;
+- the ids of calls are the gateway's own and name a turn. So do the ids of items, where an API sends them back. Where a
+  client gives calls other ids, the turn is the one with equal content in that place, if there is exactly one;
 - tools as a set of schemas with sorted keys.
 
 Where nothing else tells them apart, replies with equal texts are the same turn.
@@ -21,7 +22,9 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Literal
 
+from verl_turnkey.envs.answers import images_key
 from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, Request
+from verl_turnkey.plugins.gateway.own_calls import OwnCalls
 
 Tools = tuple[Mapping[str, Any], ...]
 Reason = Literal["history", "tools", "branch", "edited"]
@@ -94,6 +97,7 @@ class Tree:
         """in the order of their commits"""
         self._by_reply: dict[str, Node] = {}
         self._by_call: dict[str, Node] = {}
+        self._own_calls = OwnCalls(_key)
         self._ends: defaultdict[tuple[bytes, bytes], list[Node]] = defaultdict(list)
         """by tools and conversation"""
         self._tools: defaultdict[bytes, set[bytes]] = defaultdict(set)
@@ -109,13 +113,14 @@ class Tree:
     def whole(self, request: Request) -> Request:
         """The request with all messages of its conversation, where it names the reply before by its id.
 
-        The instructions of the request before do not hold for this one.
+        The instructions of the request before do not hold for this one. Calls have the ids of the replies that they
+        stand in, whatever ids a client gave them.
 
         Raises:
             GatewayError: there is no such reply.
         """
         if request.previous is None:
-            return request
+            return replace(request, messages=self._own_calls.restored(request.messages))
         node = self._by_reply.get(request.previous)
         if node is None:
             raise GatewayError(
@@ -127,7 +132,7 @@ class Tree:
         first = int(request.instructions)
         past = node.messages[int(node.request.instructions) :]
         messages = (*request.messages[:first], *past, *request.messages[first:])
-        return replace(request, messages=messages, previous=None)
+        return replace(request, messages=self._own_calls.restored(messages), previous=None)
 
     def match(self, request: Request) -> Match:
         """Where a request goes on, in time linear in its body.
@@ -178,6 +183,7 @@ class Tree:
         self._tools[node.key].add(tools)
         if keys:
             self._starts.add((tools, keys[-1]))
+        self._own_calls.add(keys[-1] if keys else b"", reply)
         return node
 
     def chains(self) -> list[list[Node]]:
@@ -260,8 +266,8 @@ def _keys(messages: Iterable[Message]) -> list[bytes]:
 
 def _key(before: bytes, message: Message) -> bytes:
     calls = [[call.id, call.name, plain(call.arguments)] for call in message.calls]
-    images = [blake2b(image.tobytes(), digest_size=16).hexdigest() for image in message.images]
-    content = json.dumps([message.role, message.text.strip(), calls, message.call_id, images], sort_keys=True)
+    compared = [message.role, message.text.strip(), calls, message.call_id, images_key(message.images)]
+    content = json.dumps(compared, sort_keys=True)
     return blake2b(before + content.encode(), digest_size=16).digest()
 
 

@@ -48,7 +48,7 @@ class Limits:
         stop: strings that end a turn, besides those of a request.
         unsupported: whether requests are refused that ask for what would change the policy, or answered without it.
         leave_out: which turns are side calls, answered and not trained: those that match all of a mapping's keys, as in
-            ``turnkey.agent.leave_out``; ``auto``: those without tools in an episode whose other turns have tools.
+            ``turnkey.agent.leave_out``.
     """
 
     room: int
@@ -57,7 +57,7 @@ class Limits:
     thinking: Literal["keep", "as_sent"] = "keep"
     stop: Sequence[str] = ()
     unsupported: Literal["refuse", "ignore"] = "refuse"
-    leave_out: Sequence[Mapping[str, Any]] | Literal["auto"] = "auto"
+    leave_out: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass
