@@ -11,15 +11,15 @@ from itertools import zip_longest
 from typing import Any, Protocol
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.answers import read_json
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.thoughts import opens_thoughts, split_thoughts
 from verl_turnkey.plugins.gateway.messages import Message, ToolCall
 from verl_turnkey.plugins.gateway.token_bound import TokenBound
 from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.rollout.action_reader import ACT, HEADER, OPENING
-from verl_turnkey.plugins.rollout.tool_parsers import call_parser, unread_calls
-from verl_turnkey.plugins.rollout.turn_tail import ASKED, TurnTail, learn
+from verl_turnkey.plugins.rollout.tool_calls import read_calls, tools_of
+from verl_turnkey.plugins.rollout.tool_parsers import call_parser
+from verl_turnkey.plugins.rollout.turn_tail import ASKED, TurnTail, end_tokens, learn
 from verl_turnkey.plugins.verl_api import builders
 
 Tools = Sequence[Mapping[str, Any]]
@@ -33,8 +33,12 @@ class Parsed:
     calls: tuple[ToolCall, ...] = ()
     """with the ids that the model wrote, or empty ones"""
     reasoning: str | None = None
-    unparsed: bool = False
-    """it holds a tool call that cannot be read; then ``text`` is all of its answer, unless other calls could be"""
+    refused: str | None = None
+    """why a tool call in it is invalid; one that is not finished or cannot be read is no call, but text"""
+
+    @property
+    def unparsed(self) -> bool:
+        return self.refused is not None
 
 
 class TurnCodec(Protocol):
@@ -73,7 +77,9 @@ class TurnCodec(Protocol):
         """
         ...
 
-    async def read(self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parsed:
+    async def read(
+        self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = (), cut: bool = False
+    ) -> Parsed:
         """The thoughts, calls and text of a turn.
 
         Args:
@@ -81,6 +87,7 @@ class TurnCodec(Protocol):
             prompt: ids that it answers.
             tools: that its prompt shows; without any, calls are text.
             stop: strings that ended the turn, which its text does not include.
+            cut: the limit of tokens ended the turn.
         """
         ...
 
@@ -116,10 +123,7 @@ class Codec(TurnCodec):
         self.shows_tools = self._shows_tools()
         self._tail = self._learn()
         self.stop_token_ids = [*stop_token_ids, *self._parser.stop_token_ids]
-        ends = {tokenizer.eos_token_id, *self.stop_token_ids}
-        if self._tail is not None:
-            ends |= {*self._tail.user[:1], *self._tail.ends}
-        self._ends = frozenset(ends - {None})
+        self._ends = end_tokens(tokenizer, self.stop_token_ids, self._tail)
         special = {str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values() if token.special}
         special |= {str(token) for token in tokenizer.all_special_tokens}
         self._special = re.compile("|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)))
@@ -154,7 +158,9 @@ class Codec(TurnCodec):
             warn_once(f"messages cannot be appended to a conversation, so a new row begins: {str(error)[:200]}")
             return None
 
-    async def read(self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parsed:
+    async def read(
+        self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = (), cut: bool = False
+    ) -> Parsed:
         text, thoughts, answer = await asyncio.to_thread(self.split, ids, prompt)
         if answer is None:
             return Parsed("", reasoning=thoughts)
@@ -162,11 +168,14 @@ class Codec(TurnCodec):
         if not tools:
             return Parsed(plain, reasoning=thoughts)
         kept = [*ids] if answer == text else self.tokenizer.encode(answer, add_special_tokens=False)
-        content, calls = await self._calls(kept, tools)
-        unparsed = calls is None or unread_calls(answer, len(calls)) > 0
+        turn = await read_calls(self._parser, kept, tools_of(tools, strict=False), cut)
+        refused = turn.broken or (turn.refused.error if turn.refused else None)
+        # A call of no tool, or with arguments that do not fit, goes to the agent as it is: who runs tools answers it.
+        calls = [] if turn.broken else [call for call in turn.named if call.error is None or call.kind == "admissible"]
         if not calls:
-            return Parsed(plain, reasoning=thoughts, unparsed=unparsed)
-        return Parsed(self._text(content, stop, stripped=True).rstrip(), tuple(calls), thoughts, unparsed)
+            return Parsed(plain, reasoning=thoughts, refused=refused)
+        made = tuple(ToolCall(call.name, call.arguments, call.id or "") for call in calls)
+        return Parsed(self._text(turn.text, stop, stripped=True).rstrip(), made, thoughts, refused)
 
     def split(self, ids: Sequence[int], prompt: Sequence[int]) -> tuple[str, str | None, str | None]:
         """The text of a turn, its thoughts, and what follows them; None: it has no thoughts, or nothing else."""
@@ -180,24 +189,6 @@ class Codec(TurnCodec):
 
     def token(self, token_id: int) -> str:
         return self.tokenizer.decode([token_id], skip_special_tokens=False)
-
-    async def _calls(self, ids: list[int], tools: Tools) -> tuple[str, list[ToolCall] | None]:
-        """The text beside the calls, and the calls; None: one of them cannot be read."""
-        try:
-            content, calls = await self._parser.read(ids, tools)
-        except Exception as error:  # parsers may raise anything on what the model wrote
-            warn_once(f"the tool parser raised {type(error).__name__}: {str(error)[:200]}")
-            return "", None
-        read = []
-        for call in calls:
-            try:
-                arguments = read_json(call.arguments)
-            except (ValueError, RecursionError):
-                return "", None
-            if not isinstance(arguments, dict) or not isinstance(call.name, str):
-                return "", None
-            read.append(ToolCall(call.name, arguments, call.id or ""))
-        return content, read
 
     def _plain(self, text: str) -> str:
         return self._special.sub("", re.sub(HEADER, "", text))

@@ -178,13 +178,7 @@ def _step(
     observation = text_of(arrived)
     shown = {"text": observation, "images": images_key(image for message in arrived for image in message.images)}
     answer = "" if after is None else text_of(_arrived(after.request))
-    invalid = (
-        "a tool call that cannot be read"
-        if turn.unparsed
-        else "the agent answered a call with an error"
-        if errors
-        else None
-    )
+    invalid = turn.refused or ("the agent answered a call with an error" if errors else None)
     columns: dict[str, Any] = {
         **{name: value for name, value in countable(extra, next_extra, options.before).items() if _short(value)},
         "next_anchor": END if after is None else _anchor(after, options),
@@ -209,7 +203,7 @@ def _step(
         observation=observation,
         answer=answer,
         invalid=invalid,
-        unparsed=turn.unparsed,
+        unparsed=turn.refused is not None,
         seconds=seconds,
         extra=extra,
         next_extra=next_extra,

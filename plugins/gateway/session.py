@@ -22,6 +22,7 @@ from verl_turnkey.plugins.gateway.shared_ids import SharedIds
 from verl_turnkey.plugins.gateway.tree import Match, Tree
 from verl_turnkey.plugins.gateway.turns import Aborted, Generate, Limits, Turn
 from verl_turnkey.plugins.rollout.episode import Prompt
+from verl_turnkey.plugins.rollout.generation import was_cut
 from verl_turnkey.plugins.rollout.prompts import PromptError, guarded
 
 AT_ONCE = 64
@@ -147,7 +148,7 @@ class Session:
             self.turns.append(turn)
             for name in turn.request.overruled:
                 self._count(f"overruled/{name}")
-            if turn.unparsed:
+            if turn.refused:
                 self._count("unparsed")
         return turn.reply
 
@@ -194,10 +195,12 @@ class Session:
             self._busy.discard(request_id)
         stop = sampling.get("stop") or ()
         tools = request.tools if self.codec.shows_tools else ()
-        parsed = await self.codec.read(generated.ids, prompt.ids, tools, stop)
+        cut = was_cut(generated, sampling, self.codec.ended(generated.ids))
+        parsed = await self.codec.read(generated.ids, prompt.ids, tools, stop, cut)
         turn = f"{self.tag}_{number}"
-        reply = reply_of(turn, request, prompt, generated, parsed, sampling, self.codec)
-        return Turn(number, request, match, prompt, generated, reply, parsed.unparsed, began, state, posted, request_id)
+        reply = reply_of(turn, request, prompt, generated, parsed, sampling, self.codec, cut)
+        refused = parsed.refused
+        return Turn(number, request, match, prompt, generated, reply, refused, began, state, posted, request_id)
 
     async def _prompt(self, match: Match) -> Prompt:
         """The prompt of a request."""

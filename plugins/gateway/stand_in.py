@@ -57,7 +57,9 @@ class StandIn(TurnCodec):
             self._parts[sampled[0]] = Message("assistant", turn.text, tuple(calls), turn.reasoning)
         return [*prompt, *sampled, *map(self._add, new)]
 
-    async def read(self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parsed:
+    async def read(
+        self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = (), cut: bool = False
+    ) -> Parsed:
         turn = self._parts[ids[0]]
         return turn if isinstance(turn, Parsed) else Parsed(turn.text, turn.calls, turn.reasoning)
 

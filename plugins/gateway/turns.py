@@ -71,7 +71,8 @@ class Turn:
     prompt: Prompt
     generated: Generated
     reply: Reply
-    unparsed: bool
+    refused: str | None
+    """why a tool call in it is invalid"""
     began: float
     """seconds of a clock, when the request came"""
     state: str | None = None

@@ -30,7 +30,7 @@ from verl_turnkey.plugins.rollout.budget import Budget, Cost
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 from verl_turnkey.plugins.rollout.extra_columns import countable, extras
-from verl_turnkey.plugins.rollout.generation import generate, group_member
+from verl_turnkey.plugins.rollout.generation import generate, group_member, was_cut
 from verl_turnkey.plugins.rollout.images import processed
 from verl_turnkey.plugins.rollout.prompts import Prompts, PromptSettings, TemplatePrompts, guarded
 from verl_turnkey.plugins.rollout.query import Query
@@ -38,6 +38,7 @@ from verl_turnkey.plugins.rollout.strategies import Ask
 from verl_turnkey.plugins.rollout.trajectories import Trajectory
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.rollout.turn_answer import answer_turn
+from verl_turnkey.plugins.rollout.turn_tail import end_tokens
 from verl_turnkey.plugins.rollout.worker_tools import VerlTools, WorkerTools
 from verl_turnkey.plugins.verl_api import builders
 
@@ -73,6 +74,8 @@ class EnvAgentLoop(AgentLoopBase):
             marks_observations=self.shared.turnkey.update.observation_coefficient > 0,
         )
         self.tail = self.shared.turn_tail(builder, self.tokenizer, self.reader.tools)
+        self.stop_token_ids = [*self.options.stop_token_ids, *self.reader.stop_token_ids]
+        self.ends = end_tokens(self.tokenizer, self.stop_token_ids, self.tail)
         self.rows = RowBuilder(
             self.tokenizer.eos_token_id or 0,
             self.shared.log_probs,
@@ -165,8 +168,8 @@ class EnvAgentLoop(AgentLoopBase):
         params["max_tokens"] = self.options.max_tokens_per_turn or self.shared.response_length
         if self.options.stop:
             params["stop"] = self.options.stop
-        if stop := [*self.options.stop_token_ids, *self.reader.stop_token_ids]:
-            params["stop_token_ids"] = stop
+        if self.stop_token_ids:
+            params["stop_token_ids"] = self.stop_token_ids
         return params
 
     async def _play(
@@ -213,7 +216,8 @@ class EnvAgentLoop(AgentLoopBase):
             if forks is not None:
                 await forks.written(trajectory, turn)
             seen, trajectory.prompt = trajectory.seen, None
-            parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"], prompt.ids)
+            cut = was_cut(turn, trajectory.sampling, self.ends.issuperset(turn.ids[-1:]))
+            parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"], prompt.ids, cut)
             started = perf_counter()
             answer = await answer_turn(trajectory, parsed, self.worker_tools)
             seconds = perf_counter() - started

@@ -60,6 +60,7 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
         cached: int | None = None,
         fields: dict[str, Any] | None = None,
         tools: Sequence[Any] = (),
+        served: bool = False,
         **model: Any,
     ) -> tuple[list[Any], Script]:
         model = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", **model}
@@ -75,7 +76,7 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
             loop = hydra.utils.instantiate(
                 config=verl_agent_loop._agent_loop_registry["turnkey_env"],
                 trainer_config=DictConfigWrap(config=config),
-                server_manager=script,
+                server_manager=SeededTurns(Served(script), "k") if served else script,
                 **{"dataset_cls": RLHFDataset, **model},
                 data_config=DictConfigWrap(config.data),
                 tools=ToolListWrap(tools),

@@ -347,7 +347,7 @@ def test_every_spelling_of_a_call_in_the_harmony_format(header, begin):
     text = f'{begin}{header}{{"action": "go"}}<|call|>'
     assert read(REAL["GPT-OSS"], "json", "gpt-oss", text).action == "go"
     other = text.replace("functions.act", "functions.run")
-    assert "a call of 'run'" in read(REAL["GPT-OSS"], "json", "gpt-oss", other).reason
+    assert "there is no tool 'run'" in read(REAL["GPT-OSS"], "json", "gpt-oss", other).reason
     for no_call in (text.replace(" to=functions.act", ""), text.removesuffix("<|call|>")):
         parsed = read(REAL["GPT-OSS"], "json", "gpt-oss", no_call)
         assert (parsed.action, parsed.kind) == (None, "format")
