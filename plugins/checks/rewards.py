@@ -104,8 +104,9 @@ def check_success(run: Run) -> None:
     if not run.verls_loops:
         return
     teacher, prm = run.turnkey.teacher, run.turnkey.prm
+    most, never = "to the most that a failure may score", f"{FUNCTION} to one that gives failures at most 0"
     readers = {
-        f"{modifier.spec.name} (turnkey.credit.modify)": "set its parameter success to"
+        f"{modifier.spec.name} (turnkey.credit.modify)": f"its parameter success {most}"
         for modifier in run.modifiers
         if getattr(modifier.params, "success", 0.0) is None
     }
@@ -113,15 +114,15 @@ def check_success(run: Run) -> None:
         from verl_turnkey.learned import objectives  # torch, which a bare installation lacks
 
         if (objective := objectives().get(prm.objective)) and "positive" in objective.reads:
-            readers[f"turnkey.prm.objective={prm.objective}"] = "set turnkey.prm.positive to"
+            readers[f"turnkey.prm.objective={prm.objective}"] = f"turnkey.prm.positive {most}"
     source = None if teacher.source is None else read_source(teacher.source)[0]
     if source is not None and source.name in OF_GROUPS:
-        readers[f"turnkey.teacher.source={source.name}"] = "let the reward function subtract"
+        readers[f"turnkey.teacher.source={source.name}"] = never
     elif teacher.source is not None and teacher.rows != "all":
-        readers[f"turnkey.teacher.rows={teacher.rows}"] = "let the reward function subtract"
+        readers[f"turnkey.teacher.rows={teacher.rows}"] = never
     for reader, fix in readers.items():
-        problem = f"{reader} takes every score above 0 for a success, as rows of {run.verls_loops[0]} have no flag of it"
-        warn("success-by-score", f"{problem}: {fix} the most that a failure may score")
+        problem = f"{reader} takes every score above 0 for a success, as rows of {run.verls_loops[0]} have no flag"
+        warn("success-by-score", f"{problem}: set {fix}")
 
 
 def _below_zero(entry: Mapping[str, Any]) -> str:

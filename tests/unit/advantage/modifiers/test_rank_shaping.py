@@ -61,7 +61,7 @@ def test_a_turn_without_tokens_has_no_rank(gap):
     assert [*first.state.values()] == [8.0] * 3
     assert first.metrics["credit/rank_shaping/rank/mean"] == 8.0
     assert run([0, 0], first.state).state == first.state
-    lower = {key: 4.0 for key in first.state}
+    lower = dict.fromkeys(first.state, 4.0)
     assert (run([5, 0], lower).advantage > 1).tolist() == [True, False]
 
 
