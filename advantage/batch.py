@@ -19,7 +19,7 @@ from verl_turnkey.advantage.group_ops import Floats, Ints, Runs, joint_codes, ru
 
 #: Columns an estimator can need, apart from the four required ones and ``extra.<name>``.
 OPTIONAL_COLUMNS = tuple(
-    "score penalty anchor action valid terminated truncated success value tokens text".split()  # noqa: SIM905
+    "score penalty anchor action valid terminated truncated success env_return value tokens text".split()  # noqa: SIM905
 )
 
 
@@ -44,6 +44,8 @@ class StepBatch:
     terminated      the environment ended the episode here; default False
     truncated       a limit ended the episode here; default False
     success         did the trajectory solve the task; default False
+    env_return      the environment's return of the trajectory, given per row, before KL, process rewards and shaping: a
+                    trajectory is solved by it where there is no success; default: the score
     value           critic value before the first token of the turn; default nan
     tokens          number of model tokens of the turn; default 0
     text            observation text; default None
@@ -84,6 +86,7 @@ class StepBatch:
     terminated: Bools
     truncated: Bools
     success: Bools
+    env_return: Floats
     value: Floats
     tokens: Ints
     text: NDArray[np.object_]
@@ -111,6 +114,7 @@ class StepBatch:
         terminated: Column | None = None,
         truncated: Column | None = None,
         success: Column | None = None,
+        env_return: Column | None = None,
         value: Column | None = None,
         tokens: Column | None = None,
         text: Column | None = None,
@@ -128,6 +132,7 @@ class StepBatch:
             "terminated": terminated,
             "truncated": truncated,
             "success": success,
+            "env_return": env_return,
             "value": value,
             "tokens": tokens,
             "text": text,
@@ -179,6 +184,7 @@ class StepBatch:
         self.valid = bools("valid", True)
         self.terminated, self.truncated = bools("terminated", False), bools("truncated", False)
         self.success = bools("success", False)
+        self.env_return = self.score if env_return is None else col.amounts("env_return", env_return, self._place)
         self.value = constant(np.nan) if value is None else col.values("value", value, self._place)
         self.tokens = np.broadcast_to(np.int64(0), size)
         if tokens is not None:

@@ -32,7 +32,13 @@ from verl_turnkey.plugins.checks.panel import check_panel
 from verl_turnkey.plugins.checks.paths import check_address, check_joining, check_log_folder, check_paths
 from verl_turnkey.plugins.checks.prm import check_prm
 from verl_turnkey.plugins.checks.resources import check_resources
-from verl_turnkey.plugins.checks.rewards import check_bounds, check_compared, check_rewards, supplied_columns
+from verl_turnkey.plugins.checks.rewards import (
+    check_bounds,
+    check_compared,
+    check_rewards,
+    check_success,
+    supplied_columns,
+)
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.rule_table import check_ignored
 from verl_turnkey.plugins.checks.run import ESTIMATOR, MODE, OURS, N, Run, needs_name
@@ -143,7 +149,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     check(check_steps, config)
     for check_run in (check_groups, check_skill, check_teacher, check_hidden_rank):
         check(check_run, run)
-    for check_run in (check_value_heads, check_streams, check_prm):
+    for check_run in (check_value_heads, check_streams, check_prm, check_success):
         check(check_run, run)
     if not run.our_loops and turnkey.rewards != TurnkeyConfig().rewards:
         idle = f"turnkey.rewards has no effect with the agent loop {min(loops)}"

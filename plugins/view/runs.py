@@ -22,6 +22,8 @@ from verl_turnkey.plugins.log.former_names import current_metric
 Steps = dict[int, dict[str, float]]
 """step -> metric -> value"""
 
+VALIDATION = re.compile(r"val-core/.+/acc/mean@\d+")
+"""verl's mean success of a data source; beside it stand the best of several samples, and deviations"""
 CONSOLE = re.compile(r"(?:^|\s)step:(\d+) - (\S.*)")
 NUMBER = re.compile(r"(?:np|numpy)\.\w+\((.*)\)")
 ENDINGS = (".log", ".txt", ".out")

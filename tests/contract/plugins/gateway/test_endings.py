@@ -332,6 +332,28 @@ def test_a_state_outlives_a_turn_that_fails() -> None:
     assert [turn.state for turn in played.session.turns] == ["room 0", "room 1", None]
 
 
+def test_a_newer_state_outlives_an_older_one_whose_turn_fails() -> None:
+    began, posted = asyncio.Event(), asyncio.Event()
+
+    async def model() -> None:
+        if not began.is_set():
+            began.set()
+            await posted.wait()
+            raise Aborted("while the weights change")
+
+    async def agent(url: str) -> None:
+        root = url.removesuffix("/v1")
+        async with openai(url, max_retries=1) as client, httpx.AsyncClient() as web:
+            await web.post(f"{root}/state", json={"key": "old"})
+            call = asyncio.create_task(ask(client))
+            await began.wait()
+            await web.post(f"{root}/state", json={"key": "new"})
+            posted.set()
+            await call
+
+    assert [turn.state for turn in run(agent, ["Here."] * 2, wait=model).session.turns] == ["new"]
+
+
 def test_an_agent_reports_rewards_and_states() -> None:
     async def agent(url: str) -> Any:
         root = url.removesuffix("/v1")

@@ -192,6 +192,19 @@ def test_parallel_calls_come_back_all_or_edited():
     assert episode.chains() == [["e_0", "e_1"], ["e_2"], ["e_3"]]
 
 
+def test_a_result_is_that_of_its_call():
+    """The same texts under each other's ids are another conversation, from the results on."""
+    both = turn(0, "Two.", {"city": "Bern"}, {"city": "Genf"})
+    first, second = result(both, "sun", 0), result(both, "rain", 1)
+    episode, after = Episode(), turn(1, "Done.")
+    node = episode.answer([USER], both)
+    episode.answer([USER, sent(both), first, second], after)
+    swapped = [replace(first, call_id=second.call_id), replace(second, call_id=first.call_id)]
+    again = episode.answer([USER, sent(both), *swapped, sent(after), Message("user", "And?")], turn(2, "Rain."))
+    assert again.parent is node
+    assert again.new[:2] == tuple(swapped)
+
+
 def test_a_turn_that_is_dropped_from_the_history():
     episode = begun()
     talk = turn(1, "No call.")
