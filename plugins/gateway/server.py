@@ -41,6 +41,8 @@ SLOW_BYTES = 100_000
 """bytes from which a body is read outside the event loop, as any with images is"""
 PING_SECONDS = 10.0
 """a stream that waits for the model sends a comment as often, so that nothing between cuts it"""
+MOST_EPISODES = 20_000
+"""whose calls are counted"""
 KEEP_ALIVE_SECONDS = 600
 """an agent's connection may be idle as long: uvicorn's 5 seconds cut it while a tool runs"""
 
@@ -57,6 +59,9 @@ class Gateway:
 
     def add(self, session: Session) -> None:
         self._sessions[session.secret] = session
+        _calls.setdefault(session.secret, 0)
+        if len(_calls) > MOST_EPISODES:
+            del _calls[next(iter(_calls))]
 
     def url(self, secret: str, host: str) -> str:
         """The base URL of an episode, at an address that :meth:`start` listens on."""
@@ -180,10 +185,13 @@ class Gateway:
     def _session(self, path: str, headers: Mapping[str, str]) -> tuple[Session, str]:
         """The session of a call, and the path below its secret."""
         first, _, rest = path.lstrip("/").partition("/")
-        session, below = self._sessions.get(first), f"/{rest}"
+        session, below, secret = self._sessions.get(first), f"/{rest}", first
         if session is None:
             key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ").strip()
             session, below = self._sessions.get(key), path
+            secret = first if first in _calls else key
+        if secret in _calls and "/v1/" in path:
+            _calls[secret] += 1
         if session is None:
             raise GatewayError(404, "episode_over", "there is no such episode, or it is over")
         while below.startswith("/v1/v1/"):  # clients that add it themselves
@@ -261,6 +269,15 @@ def _models(session: Session, path: str) -> dict[str, Any]:
     if path.startswith("/v1/models/"):
         return {**model, "id": path.removeprefix("/v1/models/")}
     raise GatewayError(404, "not_found", f"there is no GET {path[:80]} here")
+
+
+_calls: dict[str, int] = {}
+"""by an episode's secret, of running episodes and of the last :data:`MOST_EPISODES`"""
+
+
+def calls_of(secret: str) -> int:
+    """Calls that came for an episode of this process, after its end included."""
+    return _calls.get(secret, 0)
 
 
 _gateways: dict[asyncio.AbstractEventLoop, asyncio.Task[Gateway]] = {}
