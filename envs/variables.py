@@ -32,7 +32,7 @@ def inherited(names: Collection[str] = ()) -> dict[str, str]:
 
 def without_proxy(*hosts: str) -> dict[str, str]:
     """``NO_PROXY``, by which clients ask servers on this machine, and ``hosts``, directly: no proxy reaches them."""
-    names = [name for name in (os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or "").split(",") if name]
+    names = (os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or "").split(",")
     if names != ["*"]:
-        names += [host for host in (*_HERE, *hosts) if host not in names]
+        names = list(filter(None, dict.fromkeys((*names, *_HERE, *hosts))))
     return dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(names))

@@ -9,6 +9,7 @@ import logging
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 from verl_turnkey.envs.agents.base import REASON_CHARS, AgentHandle, Outcome, SyncAgentHandle, without_secret
@@ -33,8 +34,8 @@ async def call(
         elif threads is None:
             value = function(task, SyncAgentHandle(agent))
         else:
-            loop, run = asyncio.get_running_loop(), contextvars.copy_context().run
-            value = await loop.run_in_executor(threads, run, _without_exit, function, task, SyncAgentHandle(agent))
+            run = partial(contextvars.copy_context().run, _without_exit, function, task, SyncAgentHandle(agent))
+            value = await asyncio.get_running_loop().run_in_executor(threads, run)
     except (Exception, SystemExit) as error:
         logger.debug("the agent's function raised", exc_info=True)
         source = inspect.getsourcefile(inspect.unwrap(function)) or ""

@@ -71,7 +71,7 @@ class FunctionRunner:
         process = self._idle.pop() if self._idle else None
         if process is None or self._calls is None:
             return await self._play(process, task, agent)
-        calls, keys = self._calls, process.keys
+        calls, keys = self._calls, [*process.keys]
         before = sum(map(calls, keys))
         try:
             outcome, failure = await self._play(process, task, agent), None
@@ -83,6 +83,7 @@ class FunctionRunner:
             strays |= calls(agent.key) > 0
         if strays:
             self._leave(_KEPT)
+            await self.close()
             if own:
                 raise AgentFailure(f"{KEY}={self._path} {_KEPT}")
         if failure is not None:

@@ -150,8 +150,8 @@ class Session:
         client = create_mcp_http_client(headers=dict(self.server.headers))
         if on_this_machine(self.server.url):  # directly: a proxy cannot reach it
             options: Any = {"timeout": client.timeout, "follow_redirects": client.follow_redirects}
-            directly = dict.fromkeys(("all://", "http://", "https://"))
-            client = type(client)(headers=client.headers, mounts=directly, **options)
+            options["mounts"] = dict.fromkeys(("all://", "http://", "https://"))
+            client = type(client)(headers=client.headers, **options)
         async with client:
             _watch(client, self._most_bytes, self._breaks)
             async with streamable_http.streamable_http_client(self.server.url, http_client=client) as streams:
