@@ -85,8 +85,9 @@ def key_repeats(record: Record, limits: Limits) -> Verdict:
 def roles(record: Record, limits: Limits) -> Verdict:
     """The states of an episode name one role: prompts with a memory show each role what the others saw."""
     for trace in record.traces():
-        extras = [answer.info.get("extra") or {} for answer in trace.answers if not answer.terminated]
-        named = {str(extra["role"]): None for extra in extras if extra.get("role") is not None}
+        named = {
+            str(answer.role): None for answer in trace.answers if answer.role is not None and not answer.terminated
+        }
         if len(named) > 1:
             return "warn", (
                 f"seed {trace.seed}: an episode of the roles {', '.join(named)}: prompts with a memory would show each "

@@ -36,7 +36,7 @@ from verl_turnkey.plugins.checks.mcp import with_servers
 from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, credit_modify, estimator_of, turnkey_config
 from verl_turnkey.plugins.rollout.extra_columns import countable
-from verl_turnkey.plugins.rollout.prompts import role_of, several_roles, shares_memory
+from verl_turnkey.plugins.rollout.prompts import several_roles, shares_memory
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 
 STEPS = 5
@@ -199,7 +199,7 @@ async def play(
 
 def _check_roles(turnkey: TurnkeyConfig, states: list[Answer]) -> None:
     """Refuse states of several roles, which are prompted, with prompts that have one memory."""
-    roles = [role for role in map(role_of, states) if role is not None]
+    roles = [state.role for state in states if state.role is not None]
     other = next((role for role in roles if role != roles[0]), None)
     if other is not None and shares_memory(turnkey, load_template(turnkey.rollout.template)):
         refuse("roles-share-memory", several_roles(roles[0], other))

@@ -163,11 +163,6 @@ def shares_memory(turnkey: TurnkeyConfig, template: str) -> bool:
     return options.prompt == "conversation" or history or (options.summary is not None and "{summary}" in template)
 
 
-def role_of(seen: Answer) -> Any:
-    """Whose move it is, by ``info["extra"]["role"]``; None: the environment has no roles."""
-    return (seen.info.get("extra") or {}).get("role")
-
-
 def several_roles(first: Any, second: Any) -> str:
     """Why an episode of two roles is refused."""
     return (

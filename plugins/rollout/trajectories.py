@@ -10,7 +10,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.plugins.rollout.budget import Cost
 from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep, Prompt
-from verl_turnkey.plugins.rollout.prompts import SHARED, Prompts, role_of, several_roles
+from verl_turnkey.plugins.rollout.prompts import SHARED, Prompts, several_roles
 
 Node = tuple[int, int]
 """A state on a trajectory: the branch that played the step to it, and the number of the step from it."""
@@ -69,7 +69,7 @@ class Trajectory:
 
     def check_role(self, shares_memory: bool) -> None:
         """Raise ConfigError if the state's role is not the first one, and prompts show it what that one saw."""
-        role = role_of(self.seen)
+        role = self.seen.role
         self.role = role if self.role is None else self.role
         if shares_memory and role not in (None, self.role):
             raise ConfigError(f"{several_roles(self.role, role)} [{SHARED}]")
