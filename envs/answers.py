@@ -92,6 +92,11 @@ class Answer:
     def invalid(self) -> bool:
         return self.info["invalid"]
 
+    @property
+    def role(self) -> Any:
+        """Whose move it is; None: the environment has no roles."""
+        return self.info.get("extra", {}).get("role")
+
 
 def read_reset(answer: Any) -> Answer | Fault:
     """What ``reset`` returned, (observation, info); a fault when it has another form."""

@@ -7,7 +7,9 @@ or the key of its state, goes the same way, so that this works from another proc
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 
 REASON_CHARS = 300
 """longest reason of a failure: an agent's exception may hold the whole prompt"""
+
+PLAYED: ContextVar[str | None] = ContextVar("PLAYED", default=None)
+"""in a process that plays several episodes at once: the key of the one that the code here plays; None: unknown"""
+STRAYS: set[str] = set()
+"""keys of episodes that called through a client of another one"""
 
 _REPORT_SECONDS = 30.0
 
@@ -37,6 +44,14 @@ class AgentFailure(EnvironmentFailure):
 
     def __str__(self) -> str:
         return f"agent failure: {self.reason}"
+
+
+def without_secret(text: str, secret: str) -> str:
+    """``text`` with ``***`` for an episode's secret, its key and part of its URL, also where the text cuts it."""
+    if len(secret) < 16:
+        return text
+    head, tail = re.escape(secret[:8]), re.escape(secret[-8:])
+    return re.sub(rf"{head}[\w-]*|[\w-]{{0,{len(secret) - 9}}}{tail}", "***", text)
 
 
 def cut(reason: str) -> str:
@@ -84,7 +99,11 @@ class AgentHandle:
         """An asynchronous client of ``openai`` for this episode. ``kwargs``: further arguments of the client."""
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        kwargs.setdefault("http_client", DefaultAsyncHttpxClient(trust_env=False))  # a proxy cannot reach this machine
+        async def check(_: Any) -> None:
+            self.check_played()
+
+        if "http_client" not in kwargs:  # a proxy cannot reach this machine
+            kwargs["http_client"] = DefaultAsyncHttpxClient(trust_env=False, event_hooks={"request": [check]})
         return AsyncOpenAI(base_url=self.base_url, api_key=self.key, **kwargs)
 
     async def state(self, key: str, turn: int | str | None = None) -> None:
@@ -101,6 +120,12 @@ class AgentHandle:
         refused once calls of the episode ran at the same time.
         """
         await asyncio.to_thread(self.report, "reward", _reward(value, turn))
+
+    def check_played(self) -> None:
+        """Raise RuntimeError if code of another episode calls through this one's client."""
+        if (played := PLAYED.get()) not in (None, self.key):
+            STRAYS.add(played)
+            raise RuntimeError("the client of another episode")
 
     def report(self, what: str, body: Mapping[str, Any]) -> None:
         """Post ``body`` to ``/SECRET/what`` of the gateway; blocks.
@@ -142,7 +167,9 @@ class SyncAgentHandle:
         """A client of ``openai`` for this episode. ``kwargs``: further arguments of the client."""
         from openai import DefaultHttpxClient, OpenAI
 
-        kwargs.setdefault("http_client", DefaultHttpxClient(trust_env=False))
+        if "http_client" not in kwargs:
+            hooks = {"request": [lambda _: self.handle.check_played()]}
+            kwargs["http_client"] = DefaultHttpxClient(trust_env=False, event_hooks=hooks)
         return OpenAI(base_url=self.base_url, api_key=self.key, **kwargs)
 
     def state(self, key: str, turn: int | str | None = None) -> None:

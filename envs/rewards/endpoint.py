@@ -27,6 +27,7 @@ from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.envs.daemon_threads import DaemonThreads
 from verl_turnkey.envs.rewards.components import JudgeError
+from verl_turnkey.envs.rpc import on_this_machine
 
 SHOWN = 200  # characters of an answer that an error quotes
 LONGEST_WAIT = 60.0  # seconds between two attempts, whatever a server asks for
@@ -262,8 +263,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def opener(url: str) -> urllib.request.OpenerDirector:
     """Follows no redirects, and asks a server on this machine itself: a proxy of ``http_proxy`` cannot reach it."""
-    here = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
-    return urllib.request.build_opener(_NoRedirects, *([urllib.request.ProxyHandler({})] if here else []))
+    direct = [urllib.request.ProxyHandler({})] if on_this_machine(url) else []
+    return urllib.request.build_opener(_NoRedirects, *direct)
 
 
 def _body(response: Any, end: float) -> str:

@@ -29,12 +29,18 @@ def check_mcp(run: Run) -> None:
         refuse("mcp-action-format", f"{problem}: set it to {TOOLS}, or the servers to null")
     if find_spec("mcp") is None:
         refuse("mcp-package-missing", f'{SERVERS} needs the package mcp: pip install "verl-turnkey[mcp]"')
+    problems, servers = [], []
     try:
         servers = mcp.read()
-        for server in servers:
-            server.check()
     except ValueError as error:
-        refuse("mcp-servers", f"an MCP server cannot be started or reached: {error}")
+        problems.append(str(error))
+    for server in servers:
+        try:
+            server.check()
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        refuse("mcp-servers", f"an MCP server cannot be started or reached: {'; '.join(problems)}")
         return
     own = [server.name for server in servers if server.name not in mcp.shared]
     if own and run.strategy and run.strategy.clones:

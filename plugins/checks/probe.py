@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_turnkey.advantage.text_files import read_text
-from verl_turnkey.envs.answers import Info
+from verl_turnkey.envs.answers import Answer, Info
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting.host import fingerprint
 from verl_turnkey.envs.hosting.instances import CLOSE_SECONDS, RESET_KEY, STEP_KEY
@@ -38,6 +38,7 @@ from verl_turnkey.plugins.checks.paths import PROCESSORS, check_takes_images
 from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, credit_modify, estimator_of, turnkey_config
 from verl_turnkey.plugins.rollout.extra_columns import countable
+from verl_turnkey.plugins.rollout.prompts import several_roles, shares_memory
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 
 STEPS = 5
@@ -194,9 +195,18 @@ async def play(
             await _replay(process, env, start, actions_taken, states)
     finally:
         await process.retire(CLOSE_SECONDS)
+    _check_roles(turnkey, [Answer(*state) for state in (states[:-1] if terminated or truncated else states)])
     if turnkey.rollout.action_format == TOOLS:
         first[1]["tools"] = await with_servers(turnkey, task, tools or [])
     return *first, common
+
+
+def _check_roles(turnkey: TurnkeyConfig, states: list[Answer]) -> None:
+    """Refuse states of several roles, which are prompted, with prompts that have one memory."""
+    roles = [state.role for state in states if state.role is not None]
+    other = next((role for role in roles if role != roles[0]), None)
+    if other is not None and shares_memory(turnkey, load_template(turnkey.rollout.template)):
+        refuse("roles-share-memory", several_roles(roles[0], other))
 
 
 async def _replay(

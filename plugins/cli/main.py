@@ -115,6 +115,7 @@ def env_check(
     harbor: Annotated[Path | None, typer.Option(help="a Harbor task, or a folder of them, instead")] = None,
     mcp: Annotated[str | None, typer.Option(help="a file with mcpServers, instead: lists the servers' tools")] = None,
     ignore_dockerfile: Annotated[bool, typer.Option(help="Harbor tasks run on this machine's programs")] = False,
+    inherit: Annotated[list[str] | None, typer.Option(help="variable that Harbor tasks may name")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Look for faults in an environment. Plays it; exit 1 when it lacks a property that training needs."""
@@ -128,7 +129,9 @@ def env_check(
     if harbor is not None:
         from verl_turnkey.plugins.cli.harbor import check_tasks
 
-        right = check_tasks(harbor, ignore_dockerfile=ignore_dockerfile, as_json=as_json, write=typer.echo)
+        right = check_tasks(
+            harbor, ignore_dockerfile=ignore_dockerfile, as_json=as_json, write=typer.echo, inherit=inherit or ()
+        )
         raise typer.Exit(0 if right else 1)
     from verl_turnkey.envs.checking.report import check, check_installed, table
 

@@ -31,6 +31,9 @@ class AgentConfig:
     null: no agent"""
     env: dict[str, str] = field(default_factory=dict)
     """environment variables of the agent's process"""
+    inherit: list[str] = field(default_factory=list)
+    """variables of the training process that a function, or a command without a sandbox, inherits besides harmless ones
+    such as PATH, and that Harbor tasks may name as ${NAME}"""
     files: dict[str, str] = field(default_factory=dict)
     """command: files in the agent's HOME, by name, with their text"""
     cwd: str | None = None
@@ -108,4 +111,6 @@ def sandbox_of(agent: AgentConfig) -> Sandbox:
 
     rootfs = None if agent.rootfs is None else Path(agent.rootfs)
     readable = [Path(path).expanduser().absolute() for path in agent.readable]
-    return choose(agent.sandbox, image=agent.image, rootfs=rootfs, readable=readable, network=agent.network)
+    return choose(
+        agent.sandbox, image=agent.image, rootfs=rootfs, readable=readable, network=agent.network, inherit=agent.inherit
+    )

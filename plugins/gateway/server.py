@@ -42,6 +42,8 @@ SLOW_BYTES = 100_000
 """bytes from which a body is read outside the event loop, as any with images is"""
 PING_SECONDS = 10.0
 """a stream that waits for the model sends a comment as often, so that nothing between cuts it"""
+MOST_EPISODES = 20_000
+"""whose calls are counted"""
 KEEP_ALIVE_SECONDS = 600
 """an agent's connection may be idle as long: uvicorn's 5 seconds cut it while a tool runs"""
 
@@ -58,6 +60,9 @@ class Gateway:
 
     def add(self, session: Session) -> None:
         self._sessions[session.secret] = session
+        _calls.setdefault(session.secret, 0)
+        if len(_calls) > MOST_EPISODES:
+            del _calls[next(iter(_calls))]
 
     def url(self, secret: str, host: str) -> str:
         """The base URL of an episode, at an address that :meth:`start` listens on."""
@@ -180,12 +185,13 @@ class Gateway:
     def _session(self, path: str, headers: Mapping[str, str]) -> tuple[Session, str]:
         """The session of a call, and the path below its secret."""
         names = [name for name in path.split("/") if name]  # clients join URLs with too many slashes
-        session = self._sessions.get(names[0]) if names else None
-        if session is not None:
+        keys = headers.get("x-api-key", ""), re.sub("(?i)^bearer ", "", headers.get("authorization", "").strip())
+        secrets = [*names[:1], *(key.strip() for key in keys)]
+        session = next(filter(None, map(self._sessions.get, secrets)), None)
+        if secrets[0] in self._sessions:
             del names[0]
-        else:
-            keys = headers.get("x-api-key", ""), re.sub("(?i)^bearer ", "", headers.get("authorization", "").strip())
-            session = next(filter(None, (self._sessions.get(key.strip()) for key in keys)), None)
+        if "v1" in names and (secret := next((secret for secret in secrets if secret in _calls), None)):
+            _calls[secret] += 1
         if session is None:
             raise GatewayError(404, "episode_over", "there is no such episode, or it is over")
         while names[:2] == ["v1", "v1"]:  # clients that add it themselves
@@ -266,6 +272,15 @@ def _models(session: Session, path: str) -> dict[str, Any]:
     if path.startswith("/v1/models/"):
         return {**model, "id": path.removeprefix("/v1/models/")}
     raise GatewayError(404, "not_found", f"there is no GET {path[:80]} here")
+
+
+_calls: dict[str, int] = {}
+"""by an episode's secret, of running episodes and of the last :data:`MOST_EPISODES`"""
+
+
+def calls_of(secret: str) -> int:
+    """Calls that came for an episode of this process, after its end included."""
+    return _calls.get(secret, 0)
 
 
 _gateways: dict[asyncio.AbstractEventLoop, asyncio.Task[Gateway]] = {}

@@ -7,7 +7,6 @@ fails: a failed episode is exactly one masked row with the reason.
 
 from __future__ import annotations
 
-import re
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib import import_module
@@ -19,6 +18,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from verl_turnkey.advantage import make_step
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
+from verl_turnkey.envs.agents.base import without_secret
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
 from verl_turnkey.envs.tasks import COLUMN, Task
@@ -43,8 +43,6 @@ from verl_turnkey.plugins.rollout.worker_tools import VerlTools, WorkerTools
 from verl_turnkey.plugins.verl_api import builders
 
 POLICY_USER = "verl_turnkey.plugins.gateway.policy_user"  # by name: its floor is higher
-SECRET_URL = re.compile(r"http://[^\s/]+/[\w-]{24}/v1")
-"""the address of one episode at the gateway"""
 
 
 class EnvAgentLoop(AgentLoopBase):
@@ -54,6 +52,8 @@ class EnvAgentLoop(AgentLoopBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.user_url = "http://nobody/-/v1"
+        """where the policy answers as the user; holds the episode's secret"""
         self._verl_tools: list[Any] = getattr(kwargs.get("tools"), "tools", [])
         self.worker_tools: WorkerTools | None = None
         self.shared = worker.shared(self.config)
@@ -114,7 +114,8 @@ class EnvAgentLoop(AgentLoopBase):
             # The episode comes last: verl gives all rows of a rollout the score and the numbers of the last one.
             outputs = [row for branch in reversed(episodes) for row in self.rows.played(branch)]
         except FAILURES as error:
-            failed = SECRET_URL.sub("policy", f"{type(error).__name__}: {error}")
+            failed = f"{type(error).__name__}: {error}".replace(self.user_url, "policy")
+            failed = without_secret(failed, self.user_url.split("/")[-2])
             self.shared.failures.add(failed)
             outputs = self.rows.failed(failed, kwargs["global_steps"], {} if branching is None else NOTHING)
         finally:
@@ -159,7 +160,8 @@ class EnvAgentLoop(AgentLoopBase):
         if not asks_policy(task.kwargs):
             return task
         address = import_module(POLICY_USER).address(self, sampling_params)
-        url, seconds = await users.enter_async_context(address), 0.8 * self.shared.turnkey.env.step_timeout
+        url = self.user_url = await users.enter_async_context(address)
+        seconds = 0.8 * self.shared.turnkey.env.step_timeout
         return replace(task, kwargs=with_policy(task.kwargs, url, seconds))
 
     def _sampling(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -233,6 +235,7 @@ class EnvAgentLoop(AgentLoopBase):
 
     async def _prompt(self, trajectory: Trajectory) -> Prompt:
         """The prompt of the next turn."""
+        trajectory.check_role(self.shared.shares_memory)
         images = await processed(self, trajectory.seen.info.get("images") or [])
         return await guarded(trajectory.prompts.next, trajectory.seen, images)
 

@@ -55,6 +55,7 @@ WITHOUT_A_LINE = {
     "probe-without-environment": "a task for `turnkey eval`; in training `task-without-environment` comes first",
     "resume-path-damaged": "checkpoints of an earlier run: test_whole_checkpoints.py",
     "resumes-from-older-checkpoint": "checkpoints of an earlier run: test_whole_checkpoints.py",
+    "roles-share-memory": "an environment of several roles: tests/unit/plugins/checks/test_probe.py",
     "reward-column-clash": "an environment with columns of its own: test_config.py",
     "strategy-column-clash": "an environment with columns of its own: test_checks_of_branching.py",
     "turnkey-plain-value": "a program without our search path: test_config.py",
