@@ -116,17 +116,12 @@ def test_eight_samples_of_a_state_have_one_return_whatever_came_after_one_of_the
 
 
 def test_a_reward_of_a_reply_belongs_to_it_and_to_what_led_to_it():
-    """A planner, two workers that it started, and a second sample of its first turn."""
-    rows = [
-        {**BASE, "after": -1, "request": 0, "own": 0.0},  # the plan
-        {**BASE, "after": -1, "request": 0, "own": 0.0},  # another sample of it
-        {**BASE, "after": -1, "request": 2, "own": 0.0},  # a worker
-        {**BASE, "after": 2, "request": 3, "own": 0.5},
-        {**BASE, "after": 0, "request": 4, "own": 0.0},  # the answer
-    ]
-    batch = batch_of(paid(rows, [*range(5)], 1.0))
-    assert batch.returns(0.5).tolist() == [0.5, 0.5, 0.5 + 0.25, 1.0 + 0.5, 1.0]
-    assert batch.score.tolist() == [1.5] * 5
+    """The picture of docs/your-agent.md."""
+    tree = {"after": [-1, -1, -1, 2, 3, 0], "request": [0, 0, 2, 3, 4, 5]}
+    paid = {"reward": [0, 0, 0, 0, 0.2, 1], "outcome": [0, 0, 0, 0, 0, 1]}
+    batch = StepBatch(group=["g"] * 6, trajectory=["t"] * 6, step=range(6), **tree, **paid)
+    np.testing.assert_allclose(batch.returns(0.5), [0.5, 0.5, 0.3, 0.6, 1.2, 1.0])
+    assert batch.score.tolist() == [1.2] * 6
 
 
 def shuffled(rows: list[dict], random: Random) -> list[int]:
