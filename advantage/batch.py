@@ -71,7 +71,7 @@ class StepBatch:
     Raises:
         ValueError: a column of another length, a value of the wrong type or not finite, a reward, score or penalty
             beyond 1e18, a negative penalty, a step that is negative or not an integer, a repeated (trajectory, step), a
-            trajectory in two groups, an ``after`` that is no earlier step. Names the column and the row.
+            trajectory in two groups, an ``after`` that names no earlier step. Names the column and the row.
     """
 
     group: Ints

@@ -63,7 +63,7 @@ def read_conversations(
     trajectory is a tree.
 
     Raises:
-        ValueError: an ``after`` is no earlier step of its trajectory, or samples of a request go on after two steps.
+        ValueError: an ``after`` names no earlier step of its trajectory, or samples of a request go on after two steps.
     """
     after = [None if value is None else int(value) for value in after]
     if all(value is None for value in after):

@@ -163,14 +163,15 @@ def distances(runs: Runs) -> Ints:
 def next_values(values: Values, runs: Runs, last: Values | float | int) -> Values:
     """``values`` (S,) of the following step of the same trajectory; ``last`` (a number or (S,)) after its last step.
 
-    In a tree: the mean over the steps that follow on a longest way, of integers the first of them.
+    In a tree: the mean over the steps that follow on a longest way, of integers the smallest.
     """
     if (tree := runs.tree) is not None:
         following: Any = np.broadcast_to(last, values.shape).astype(values.dtype)
         for rows in tree.levels[1:]:
             rows = rows[tree.main[rows]]
             if values.dtype == np.int64:
-                following[tree.parent[rows[::-1]]] = values[rows[::-1]]
+                following[tree.parent[rows]] = np.iinfo(np.int64).max
+                np.minimum.at(following, tree.parent[rows], values[rows])
             else:
                 parents, stats = _of_parents(cast("Floats", values), tree, rows)
                 following[parents] = stats.mean
