@@ -259,14 +259,14 @@ def test_an_edited_reply_begins_a_row() -> None:
 def test_side_calls_are_answered_and_left_out() -> None:
     async def agent(url: str) -> Any:
         async with openai(url) as client:
-            title = await ask(client, [{"role": "user", "content": "A title for: Where is it?"}])
+            plan = await ask(client, [{"role": "user", "content": "A plan for: Where is it?"}])
             other = await client.chat.completions.create(model="small", messages=ASKED, tools=[LOOK])
-            return [title, other.choices[0], await ask(client, tools=[LOOK])]
+            return [plan, other.choices[0], await ask(client, tools=[LOOK]), await ask(client)]
 
-    played = run(agent, ["A title.", "Small.", "Here."])
-    assert [choice.message.content for choice in played.value] == ["A title.", "Small.", "Here."]
-    (row,) = played.rows
-    assert [step["action"] for step in row.extra_fields["turnkey"]["steps"]] == ["Here."]
+    played = run(agent, ["I look.", "Small.", "I see it.", "Here."])
+    assert [choice.message.content for choice in played.value] == ["I look.", "Small.", "I see it.", "Here."]
+    steps = [step for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
+    assert [step["action"] for step in steps] == ["I look.", "I see it.", "Here."], "plans and answers need no tools"
 
 
 def test_a_turn_that_may_call_no_tool_is_no_side_call() -> None:
@@ -322,7 +322,7 @@ def test_a_reward_of_a_call_that_is_left_out_is_not_lost_in_silence() -> None:
             await ask(client, [{"role": "user", "content": "A title for: Where is it?"}])
             await ask(client, tools=[LOOK])
 
-    session = run(agent, ["A title.", "Here."]).session
+    session = run(agent, ["A title.", "Here."], limits=replace(LIMITS, leave_out=[{"no_tools": True}])).session
     (row,) = rows(session, Outcome(turn_rewards={0: 0.0, 1: 0.5}))
     assert [step["reward"] for step in row.extra_fields["turnkey"]["steps"]] == [0.5]
     with pytest.raises(AgentFailure, match="a reward of turn 0, which is not trained"):
