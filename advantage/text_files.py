@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -36,18 +37,20 @@ def read_text(path: str | PathLike[str], *, only_utf8: bool = False, line_ends: 
     encoding, data = _MARKS.get(mark, "utf-8"), data[len(mark) :]
     if only_utf8 and encoding != "utf-8":
         raise _wrong(path, f"it is {encoding[:6].upper()}", encoding[:6])
+    if not mark and b"\0" in data:
+        raise _wrong(path, "it has zero bytes, as UTF-16 without a byte order mark has", "utf-16le")
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
+        if mark:
+            raise _wrong(path, f"it begins like {encoding[:6].upper()} and is broken ({error})", encoding) from None
         line = data.count(b"\n", 0, error.start) + 1
         raise _wrong(path, f"line {line} has the byte 0x{data[error.start]:02x}, as in Latin-1", "latin1") from None
-    if "\0" in text:
-        raise _wrong(path, "it has zero bytes, as UTF-16 without a byte order mark has", "utf-16le")
     return text if line_ends else text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _wrong(path: str | PathLike[str], problem: str, encoding: str) -> ConfigError:
-    convert = f"iconv -f {encoding} -t utf-8 {path} > NEW"
+    convert = f"iconv -f {encoding} -t utf-8 {shlex.quote(str(path))} > NEW"
     return ConfigError(f"{path}: expected text in UTF-8, but {problem}: convert it, e.g. with `{convert}`")
 
 

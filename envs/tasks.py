@@ -179,6 +179,24 @@ def write_parquet(
         pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **(metadata or {})}), part)
 
 
+def open_parquet(path: str | PathLike[str]) -> Any:
+    """A ``pyarrow.parquet.ParquetFile``.
+
+    Raises:
+        ValueError: it was cut while it was written, or is another file; names it.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise ValueError(
+            f"{path} is not a whole parquet file ({error}). Delete it and write it again: `turnkey train` writes tasks "
+            "that are missing, `turnkey tasks` others"
+        ) from None
+
+
 def _messages(prompt: Any) -> list[dict[str, str]]:
     return [{"role": "user", "content": str(prompt)}] if not isinstance(prompt, list) else prompt
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from verl_turnkey.envs.tasks import open_parquet
 from verl_turnkey.plugins.checks.files import json_rows, rows
 from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
@@ -80,14 +81,11 @@ def _first_other(file: str, name: str, allowed: Collection[str]) -> tuple[int, s
     if path.suffix != ".parquet":
         kinds = enumerate(_kind(row.get(name)) for row in json_rows(path))
         return next(((number, kind) for number, kind in kinds if kind not in allowed), None)
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-    whole, before = pq.ParquetFile(path), 0
+    whole, before = open_parquet(path), 0
     kind = _kind_of_type(whole.schema_arrow.field(name).type)
     bad = [null for null, is_null in ((True, NULL), (False, kind)) if is_null not in allowed]
     for batch in whole.iter_batches(columns=[name]) if bad else ():
-        nulls = pc.is_null(batch.column(0))
+        nulls = batch.column(0).is_null()
         first = [place for null in bad if (place := nulls.index(null).as_py()) >= 0]
         if first:
             return before + min(first), NULL if nulls[min(first)].as_py() else kind

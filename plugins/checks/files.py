@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage.text_files import read_text
-from verl_turnkey.envs.tasks import COLUMN, HELD_OUT_SPLITS, Task
+from verl_turnkey.envs.tasks import COLUMN, HELD_OUT_SPLITS, Task, open_parquet
 from verl_turnkey.plugins.log.segments import sha256
 from verl_turnkey.plugins.verl_api.internals import own_manager
 
@@ -65,9 +65,7 @@ def columns(file: str) -> list[str]:
     """The columns of a local file; of a JSON file those of its first row."""
     path = Path(file).expanduser()
     if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        return list(pq.ParquetFile(path).schema_arrow.names)
+        return list(open_parquet(path).schema_arrow.names)
     return list(next(iter(json_rows(path)), {}))
 
 
@@ -77,9 +75,7 @@ def rows(file: str, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     if path.suffix != ".parquet":
         yield from (tuple(row.get(name) for name in names) for row in json_rows(path))
         return
-    import pyarrow.parquet as pq
-
-    for batch in pq.ParquetFile(path).iter_batches(columns=list(names)):
+    for batch in open_parquet(path).iter_batches(columns=list(names)):
         yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
 
 
@@ -101,9 +97,7 @@ def data_mark(config: DictConfig) -> dict[str, Any] | None:
 def _number_of_rows(path: Path) -> int:
     if path.suffix != ".parquet":
         return len(json_rows(path))
-    import pyarrow.parquet as pq
-
-    return int(pq.ParquetFile(path).metadata.num_rows)
+    return int(open_parquet(path).metadata.num_rows)
 
 
 def taken(config: DictConfig, key: str, rows: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.errors import MissingPackageError
+from verl_turnkey.envs.tasks import open_parquet
 from verl_turnkey.plugins.checks.files import json_objects
 
 Row = Mapping[str, Any]
@@ -87,10 +88,9 @@ def _check_columns(path: Path, names: list[str], sep: str, lines: list[str]) -> 
 def _table(path: Path) -> list[Row]:
     """Not by pandas, where a column of integers with a missing entry is one of floats."""
     try:
-        import pyarrow.parquet as pq
+        return open_parquet(path).read().to_pylist()
     except ModuleNotFoundError as error:
         raise MissingPackageError("reading .parquet needs pyarrow: pip install pyarrow") from error
-    return pq.ParquetFile(path).read().to_pylist()
 
 
 def _hub(source: str) -> list[Row]:
@@ -102,11 +102,10 @@ def _hub(source: str) -> list[Row]:
         raise MissingPackageError(
             f"{source}: there is no such file. A data set of the hub needs its library: pip install datasets"
         ) from error
-    loaded: Any
-    files: Any
+    reader: Any = datasets  # whose types do not know the options of each format
     try:
-        load: Any = partial(datasets.load_dataset, name, config or None, split=split or None)
-        loaded, files = load(), datasets.load_dataset_builder(name, config or None).config
+        load = partial(reader.load_dataset, name, config or None, split=split or None)
+        loaded, files = load(), reader.load_dataset_builder(name, config or None).config
     except Exception as error:  # of the network, the hub, the data set's own files
         words = str(error).splitlines()[0] if str(error) else ""
         raise ConfigError(
@@ -123,8 +122,6 @@ def _hub(source: str) -> list[Row]:
         return [{name: cell and Cell(cell) for name, cell in row.items()} for row in loaded]
     times = [name for name, kind in kinds.items() if str(getattr(kind, "dtype", "")).startswith("timestamp")]
     if times and type(files).__name__ == "JsonConfig" and not files.field and split in files.data_files:
-        whole = datasets.load_dataset(
-            "text", data_files=[*files.data_files[split]], split="train", sample_by="document"
-        )
+        whole = reader.load_dataset("text", data_files=[*files.data_files[split]], split="train", sample_by="document")
         return [row for document in whole["text"] for row in json_objects(document)]
     return [dict(row) for row in loaded]

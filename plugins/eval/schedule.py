@@ -11,7 +11,7 @@ from typing import Any
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import write_text
-from verl_turnkey.envs.tasks import COLUMN, Task, task_of
+from verl_turnkey.envs.tasks import COLUMN, Task, open_parquet, task_of
 from verl_turnkey.plugins.eval.identity import without_secrets
 from verl_turnkey.plugins.eval.result import result
 from verl_turnkey.plugins.eval.samples import RESULT, Samples
@@ -43,9 +43,7 @@ def read_rows(file: Path, agent: bool = False) -> list[dict[str, Any]]:
     Raises:
         ConfigError, TaskFormatError: the file holds something else.
     """
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(file)
+    table = open_parquet(file).read()
     if COLUMN not in table.column_names and not agent:
         raise ConfigError(f"{file} has no column {COLUMN!r}: `turnkey tasks` writes files of tasks")
     rows: dict[str, dict[str, Any]] = {}
