@@ -138,8 +138,8 @@ def test_which_call_a_result_is_of_tells_states_apart(name: str):
     """Two calls at once: the same texts in the same order, each the result of the other call."""
     calls = Message("assistant", "", (ToolCall("sh", {"cmd": "a"}, "x"), ToolCall("sh", {"cmd": "b"}, "y")))
     results = [[Message("tool", text, call_id=id) for text, id in zip("st", ids, strict=True)] for ids in ("xy", "yx")]
-    one, other = (state_key(name)(Request((USER, calls, *of))) for of in results)
-    assert one != other
+    straight, crossed = (state_key(name)(Request((USER, calls, *of))) for of in results)
+    assert straight != crossed
 
 
 def test_images_tell_states_apart():
