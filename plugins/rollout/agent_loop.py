@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from importlib import import_module
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -22,7 +21,7 @@ from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormat
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
 from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.envs.users import asks_policy, with_policy
+from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.rollout import hints, streams, worker
 from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ToolsReader, action_reader
 from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching
@@ -41,7 +40,6 @@ from verl_turnkey.plugins.rollout.turn_answer import answer_turn
 from verl_turnkey.plugins.rollout.worker_tools import VerlTools, WorkerTools
 from verl_turnkey.plugins.verl_api import builders
 
-POLICY_USER = "verl_turnkey.plugins.gateway.policy_user"  # by name: its floor is higher
 SECRET_URL = re.compile(r"http://[^\s/]+/[\w-]{24}/v1")
 """the address of one episode at the gateway"""
 
@@ -111,7 +109,7 @@ class EnvAgentLoop(AgentLoopBase):
             # The episode comes last: verl gives all rows of a rollout the score and the numbers of the last one.
             outputs = [row for branch in reversed(episodes) for row in self.rows.played(branch)]
         except FAILURES as error:
-            failed = SECRET_URL.sub("policy", f"{type(error).__name__}: {error}")
+            failed = masked(SECRET_URL.sub("policy", f"{type(error).__name__}: {error}"))
             self.shared.failures.add(failed)
             outputs = self.rows.failed(failed, kwargs["global_steps"], {} if branching is None else NOTHING)
         finally:
@@ -152,12 +150,8 @@ class EnvAgentLoop(AgentLoopBase):
         return Task(task.env_id or env.id or "", task.seed, {**env.kwargs, **task.kwargs})
 
     async def _with_policy(self, task: Task, sampling_params: dict[str, Any], users: AsyncExitStack) -> Task:
-        """``task``, with this model as the user where it names the policy."""
-        if not asks_policy(task.kwargs):
-            return task
-        address = import_module(POLICY_USER).address(self, sampling_params)
-        url, seconds = await users.enter_async_context(address), 0.8 * self.shared.turnkey.env.step_timeout
-        return replace(task, kwargs=with_policy(task.kwargs, url, seconds))
+        """``task``, with this model as the user where it names the policy; ``users`` closes what that opens."""
+        return task
 
     def _sampling(self, params: dict[str, Any]) -> dict[str, Any]:
         """verl's sampling parameters, with the number of tokens and the stops that end a turn."""
