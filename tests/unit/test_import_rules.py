@@ -277,8 +277,8 @@ def test_hidden_imports_are_found() -> None:
         runpy.run_path("guard.py")
     """
     tree = ast.parse(textwrap.dedent(source))
-    found = [name for _, name, *_ in read(tree)]
-    assert found == ["verl_turnkey.plugins.trainer.trainer", "guard", "verl_turnkey.plugins"]
+    imported = [name for _, name, *_ in read(tree)]
+    assert imported == ["verl_turnkey.plugins.trainer.trainer", "guard", "verl_turnkey.plugins"]
     assert [line for line, _ in sorted(hidden("plugins.log.writer", tree))] == [3, 4, 6, 7]
 
 
