@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from verl_turnkey.plugins.config.leaves import leaf_of
+
 MASK = "***"
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SECRET = re.compile(
@@ -48,7 +50,7 @@ _OF_FORM = [(re.compile(pattern), instead) for pattern, instead in _LOOKS]
 def masked(value: Any) -> Any:
     """Plain data without secrets, also where one that stands under such a name is repeated in another text."""
     repeated = sorted({*_under_names(value), *_under_names(dict(os.environ))}, key=len, reverse=True)
-    return _masked(value, False, repeated)
+    return _masked(value, "", False, repeated)
 
 
 def masked_json(text: str) -> str:
@@ -63,21 +65,33 @@ def masked_json(text: str) -> str:
 
 def is_secret(name: str) -> bool:
     """Whether what stands under this name is a secret, by the name."""
-    return bool(_SECRET.search(_CAMEL.sub("_", name)) or _VARIABLE.fullmatch(name))
+    return bool(_SECRET.search(_CAMEL.sub("_", name)) or _VARIABLE.fullmatch(name.rpartition(".")[2]))
 
 
-def _masked(value: Any, secret: bool, repeated: Sequence[str]) -> Any:
+def _masked(value: Any, key: str, secret: bool, repeated: Sequence[str]) -> Any:
     if isinstance(value, Mapping):
-        return {name: _masked(entry, secret or is_secret(str(name)), repeated) for name, entry in value.items()}
+        return {
+            name: _masked(entry, at := f"{key}.{name}".lstrip("."), secret or _hides(at), repeated)
+            for name, entry in value.items()
+        }
     if isinstance(value, list | tuple):
         before: Sequence[Any] = ["", *value]
         return [
-            _masked(entry, secret or _announces(name, entry), repeated)
+            _masked(entry, key, secret or _announces(name, entry), repeated)
             for name, entry in zip(before, value, strict=False)
         ]
     if not isinstance(value, str) or not value or _REFERENCE.fullmatch(value):
         return value
     return MASK if secret else _without(value, repeated)
+
+
+def _hides(key: str) -> bool:
+    """Whether what stands under a key is a secret: by the role of its field, or by a name that is not a field's."""
+    leaf = leaf_of(key)
+    inside = key if leaf is None else key.removeprefix(leaf.key).lstrip(".")
+    if leaf and leaf.secret and leaf.secret.hides(tuple(inside.split(".")) if inside else ()):
+        return True
+    return bool(inside) and is_secret(inside)
 
 
 def _without(text: str, repeated: Sequence[str]) -> str:
@@ -102,13 +116,14 @@ def _announces(name: Any, value: Any) -> bool:
     return (is_secret(name) and not _COUNT.fullmatch(value)) or (name in _LOGIN_OPTIONS and ":" in value)
 
 
-def _under_names(value: Any, secret: bool = False) -> Iterator[str]:
+def _under_names(value: Any, key: str = "", secret: bool = False) -> Iterator[str]:
     """The texts under names of secrets that are too long and mixed to be ordinary words."""
     if isinstance(value, Mapping):
         for name, entry in value.items():
-            yield from _under_names(entry, secret or is_secret(str(name)))
+            at = f"{key}.{name}".lstrip(".")
+            yield from _under_names(entry, at, secret or _hides(at))
     elif isinstance(value, list | tuple):
         for entry in value:
-            yield from _under_names(entry, secret)
+            yield from _under_names(entry, key, secret)
     elif secret and isinstance(value, str) and len(value) >= 8 and re.search(r"\d", value) and "${" not in value:
         yield value

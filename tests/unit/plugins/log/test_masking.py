@@ -87,6 +87,16 @@ def test_forms_of_secrets(text, expected):
     assert masked({"note": text}) == {"note": expected}
 
 
+def test_a_field_says_whether_it_is_a_secret():
+    servers = {"pad": {"command": "serve", "env": {"LEVEL": "x"}}}
+    node = {"agent": {"env": {"LEVEL": "x"}}, "mcp": {"servers": servers}, "mutual_information": {"tokens": "response"}}
+    hidden = {**node, "agent": {"env": {"LEVEL": "***"}}}
+    hidden["mcp"] = {"servers": {"pad": {"command": "serve", "env": {"LEVEL": "***"}}}}
+    assert masked({"turnkey": node}) == {"turnkey": hidden}
+    flat = {"turnkey.agent.env.LEVEL": "x", "turnkey.agent.env": {"LEVEL": "x"}, "turnkey.prm.head_bias": "x"}
+    assert masked(flat) == {**flat, "turnkey.agent.env.LEVEL": "***", "turnkey.agent.env": {"LEVEL": "***"}}
+
+
 def test_words_of_commands():
     assert masked(["run", "--token=abc", "-u", "me:pw", "--x", "y"]) == ["run", "--token=***", "-u", "***", "--x", "y"]
 
