@@ -92,8 +92,11 @@ def _of_servers(text: str, names: Names, beside: Mapping[str, Any], folder: Path
     return not names or names[-1] == "cwd" or (script and _exists(text, names, beside, folder))
 
 
-Played, Sampled, Hosted = Annotated[T, Use.PLAYED], Annotated[T, Use.SAMPLED], Annotated[T, Use.HOSTED]
-Trained, Apart = Annotated[T, Use.TRAINED], Annotated[T, Use.APART]
+Played = Annotated[T, Use.PLAYED]
+Sampled = Annotated[T, Use.SAMPLED]
+Hosted = Annotated[T, Use.HOSTED]
+Trained = Annotated[T, Use.TRAINED]
+Apart = Annotated[T, Use.APART]
 File = Annotated[T, Files(lambda _text, names, *_: not names)]
 FileList = Annotated[T, Files(lambda *_: True)]
 FileOfVerl = Annotated[T, Files(_exists)]

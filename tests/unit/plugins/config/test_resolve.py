@@ -82,8 +82,6 @@ def test_paths_are_absolute_for_workers_elsewhere(tmp_path, monkeypatch, key, va
     config = OmegaConf.create({})
     OmegaConf.update(config, key, value)
     absolute_paths(config)
-    expected = json.loads(
-        json.dumps(absolute or value).replace("{here}", str(tmp_path)).replace("{home}", "/somewhere")
-    )
+    expected = json.dumps(absolute or value).replace("{here}", str(tmp_path)).replace("{home}", "/somewhere")
     left = OmegaConf.select(config, key)
     assert (OmegaConf.to_container(left) if OmegaConf.is_config(left) else left) == json.loads(expected)
