@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from verl_turnkey.plugins.config.roles import (
     FileOfVerl,
@@ -15,6 +18,7 @@ from verl_turnkey.plugins.config.roles import (
     Trained,
     Use,
     leaves,
+    read,
 )
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
@@ -52,3 +56,33 @@ def leaf_of(key: str) -> Leaf | None:
 def uses(*chosen: Use) -> Iterator[Leaf]:
     """The leaves with one of these uses."""
     return (leaf for leaf in every().values() if leaf.use in chosen)
+
+
+def value_of(config: Any, leaf: Leaf) -> Any:
+    """The plain value of a leaf in a whole configuration; its default where the configuration lacks it."""
+    _, value = _place(config, leaf)
+    return leaf.default if value is None else value
+
+
+def make_absolute(config: Any, folder: Path) -> list[str]:
+    """Make the paths in a whole configuration absolute that are relative to ``folder``; returns their keys."""
+    changed = []
+    for leaf in every().values():
+        if leaf.files is None:
+            continue
+        node, value = _place(config, leaf)
+        last = leaf.key.rpartition(".")[2]
+        for names, path in leaf.files.relative(value, folder):
+            changed.append(leaf.key + "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in names))
+            parent = read(node[last], names[:-1]) if names else node
+            parent[names[-1] if names else last] = path
+    return changed
+
+
+def _place(config: Any, leaf: Leaf) -> tuple[Any, Any]:
+    """The node that a leaf lies in, and its plain value."""
+    *parents, last = leaf.key.split(".")
+    for name in parents:
+        config = config.get(name) if isinstance(config, Mapping) else None
+    value: Any = config.get(last) if isinstance(config, Mapping) else None
+    return config, OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

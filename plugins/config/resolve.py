@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.plugins.config import checkpoint_files
 from verl_turnkey.plugins.config.former_values import current_value
-from verl_turnkey.plugins.config.leaves import every
-from verl_turnkey.plugins.config.roles import read
+from verl_turnkey.plugins.config.leaves import make_absolute
 from verl_turnkey.plugins.config.schema import turnkey_config
 
 FILTER = "algorithm.filter_groups"
@@ -42,15 +40,7 @@ class Change:
 def absolute_paths(config: DictConfig) -> Change | None:
     """Make paths absolute that are relative to the driver's working directory: workers have a different one."""
     turnkey_config(config)
-    changed, here = [], Path.cwd()
-    for leaf in every().values():
-        node: Any = OmegaConf.select(config, leaf.key) if leaf.files else None
-        value = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-        for names, path in leaf.files.relative(value, here) if leaf.files else ():
-            changed.append(leaf.key + "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in names))
-            parent = read(node, names[:-1]) if names else OmegaConf.select(config, leaf.key.rpartition(".")[0])
-            with open_dict(parent):
-                parent[names[-1] if names else leaf.key.rpartition(".")[2]] = path
+    changed = make_absolute(config, here := Path.cwd())
     made = f"{', '.join(changed)}: made absolute, relative to {here}"
     return Change("paths-made-absolute", made) if changed else None
 

@@ -45,7 +45,7 @@ class Files:
     def relative(self, value: Any, folder: Path) -> Iterator[tuple[Names, str]]:
         """The texts in ``value`` that are relative to ``folder``: their ways, and the absolute path of each."""
         for names, text, beside in texts(value):
-            here = text and "://" not in text and self.names_file(text, names, beside, folder)
+            here = text and "://" not in text and "${" not in text and self.names_file(text, names, beside, folder)
             if here and (path := str(folder / Path(text).expanduser())) != text:
                 yield names, path
 
@@ -113,7 +113,7 @@ Hidden = Annotated[T, Secret()]
 HiddenInServers = Annotated[T, Secret(lambda names: {"env", "headers"} & {*names[1:2]} != set())]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Leaf:
     """A field without fields of its own."""
 
@@ -130,11 +130,18 @@ class Leaf:
         return cls(key, default, roles.get(Use), roles.get(Files), roles.get(Secret))
 
     def content(self, value: Any) -> Any:
-        """``value`` with each file by its name and a hash of its content, wherever it lies."""
-        files = {} if self.files is None else dict(self.files.read(value, Path()))
-        hashes = {names: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for names, path in files.items()}
-        texts = {names: str(read(value, names)).rpartition("/")[2] for names in files}
-        return replaced(value, {names: f"{text} ({hashes[names]})" for names, text in texts.items()})
+        """``value`` with each file by its name and a hash of its content, wherever it lies; secrets by their hashes."""
+        instead = {}
+        for names, path in self.files.read(value, Path()) if self.files else ():
+            instead[names] = f"{str(read(value, names)).rpartition('/')[2]} ({_hash(path.read_bytes())})"
+        for names, text, _ in texts(value) if self.secret else ():
+            if self.secret and self.secret.hides(names):
+                instead[names] = f"*** ({_hash(text.encode())})"
+        return replaced(value, instead)
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def leaves(cls: Any, where: str) -> Iterator[Leaf]:
