@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from verl_turnkey.plugins.config.roles import (
     FileOfVerl,
     Hosted,
@@ -58,6 +56,16 @@ def uses(*chosen: Use) -> Iterator[Leaf]:
     return (leaf for leaf in every().values() if leaf.use in chosen)
 
 
+def files_of(key: str, value: Any, folder: Path) -> list[Path]:
+    """The files whose content is watched in ``value``, which a launch line gives to ``key``."""
+    leaf = leaf_of(key)
+    if leaf is None or leaf.files is None or not leaf.files.watched:
+        return []
+    for name in reversed(key.removeprefix(leaf.key).split(".")[1:]):
+        value = {name: value}
+    return [path for _, path in leaf.files.read(value, folder, below=True)]
+
+
 def value_of(config: Any, leaf: Leaf) -> Any:
     """The plain value of a leaf in a whole configuration; its default where the configuration lacks it."""
     _, value = _place(config, leaf)
@@ -85,4 +93,8 @@ def _place(config: Any, leaf: Leaf) -> tuple[Any, Any]:
     for name in parents:
         config = config.get(name) if isinstance(config, Mapping) else None
     value: Any = config.get(last) if isinstance(config, Mapping) else None
-    return config, OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    if type(value).__module__.startswith("omegaconf"):  # a command that reads a run's files needs no such package
+        from omegaconf import OmegaConf
+
+        value = OmegaConf.to_container(value, resolve=True)
+    return config, value

@@ -49,12 +49,17 @@ class Files:
             if here and (path := str(folder / Path(text).expanduser())) != text:
                 yield names, path
 
-    def read(self, value: Any, folder: Path) -> Iterator[tuple[Names, Path]]:
-        """The files in ``value`` that are there, also those that a command names by absolute paths, and their ways."""
+    def read(self, value: Any, folder: Path, below: bool = False) -> Iterator[tuple[Names, Path]]:
+        """The files in ``value`` that are there, also those that a command names by absolute paths, and their ways.
+
+        ``below``: of folders the Python files in them, too.
+        """
         for names, text, beside in texts(value):
             named = text and (self.names_file(text, names, beside, folder) or (names and text.startswith(("/", "~"))))
             if named and (path := file_in(text, folder)) is not None:
                 yield names, path
+            elif named and below and os.path.isdir(at := folder / Path(text).expanduser()):
+                yield from ((names, path) for path in sorted(Path(at).rglob("*.py")))
 
 
 @dataclass(frozen=True)
