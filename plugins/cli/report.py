@@ -179,7 +179,7 @@ def differing(original: Mapping[str, Any]) -> list[str]:
 def _files(original: Mapping[str, Any]) -> list[str]:
     from verl_turnkey.plugins.log.segments import sha256
 
-    digests: Mapping[str, str] = _at_home(original["files"])
+    digests: dict[str, str] = _at_home(original["files"])
     words = [read(word) for word in _at_home(original["launch"]) if word.startswith(INPUTS)]
     lines = []
     for key, values in words:
@@ -190,6 +190,12 @@ def _files(original: Mapping[str, Any]) -> list[str]:
                 lines.append(f"{key}: {path} is missing; its sha256 is {digests.get(path, 'not recorded')}")
             elif path in digests and sha256(Path(path)) != digests[path]:
                 lines.append(f"{key}: {path} differs; the report's sha256 is {digests[path]}")
+            digests.pop(path, None)
+    for path, digest in digests.items():  # of agents, servers, templates and whatever else the run read
+        if not Path(path).exists():
+            lines.append(f"{path} is missing; its sha256 is {digest}")
+        elif sha256(Path(path)) != digest:
+            lines.append(f"{path} differs; the report's sha256 is {digest}")
     return lines
 
 

@@ -80,7 +80,8 @@ class RunFolder:
     def task_files(self, split: str) -> list[str]:
         """The patterns of ``data.<split>_files``."""
         files = self.config.get(f"data.{split}_files") or []
-        return [str(file) for file in ([files] if isinstance(files, str) else files)]
+        paths = [str(file) for file in ([files] if isinstance(files, str) else files)]
+        return [path if "://" in path else str(self.last.cwd / Path(path).expanduser()) for path in paths]
 
     @cached_property
     def last(self) -> Start:
