@@ -40,9 +40,10 @@ class Change:
 def absolute_paths(config: DictConfig) -> Change | None:
     """Make paths absolute that are relative to the driver's working directory: workers have a different one."""
     turnkey_config(config)
-    changed = make_absolute(config, here := Path.cwd())
-    made = f"{', '.join(changed)}: made absolute, relative to {here}"
-    return Change("paths-made-absolute", made) if changed else None
+    changed = make_absolute(config, Path.cwd())
+    if not changed:
+        return None
+    return Change("paths-made-absolute", f"{', '.join(changed)}: made absolute, relative to {Path.cwd()}")
 
 
 def home_folders(config: DictConfig, _use_critic: bool) -> Change | None:
