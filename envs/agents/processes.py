@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from verl_turnkey.envs import reaper
-from verl_turnkey.envs.agents import guard
+from verl_turnkey.envs import guard, reaper
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
 from verl_turnkey.envs.variables import without_proxy
 
@@ -111,7 +110,7 @@ class AgentProcess:
         try:
             mark = f"{_owner()}.{next(_numbers)}."
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, *command],
+                [sys.executable, "-I", "-S", guard.__file__, "-", *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

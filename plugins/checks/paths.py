@@ -23,6 +23,7 @@ NAMES, CHECKPOINTS = ("project_name", "experiment_name"), "default_local_dir"
 """keys below ``trainer`` that identify a run, and the one with its checkpoint folder"""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """files of a vision-language model"""
+LOG = "turnkey.log.trajectories"
 
 
 def check_paths(run: Run) -> None:
@@ -33,7 +34,7 @@ def check_paths(run: Run) -> None:
         _check_model(config, key, weights=False)
     if run.use_critic:
         _check_model(config, "critic.model.path")
-    folders = {"turnkey.log.trajectories": run.turnkey.log.trajectories}
+    folders = {LOG: run.turnkey.log.trajectories}
     folders |= {f"trainer.{key}": trainer.get(key) for key in ("rollout_data_dir", "validation_data_dir")}
     if trainer.save_freq > 0:
         folders["trainer.default_local_dir"] = trainer.default_local_dir
@@ -60,7 +61,9 @@ def check_log_folder(run: Run) -> None:
     if not folder or not (starts := [_trainer(differences) for differences in read_segments(Path(folder)).values()]):
         return
     earlier, resumes = starts[-1], _resumes(run.config)
-    compared = NAMES if resumes else (*NAMES, CHECKPOINTS)
+    log, at = (earlier.get(key) for key in (LOG, CHECKPOINTS))
+    with_it = log and at and os.path.relpath(at, log) == os.path.relpath(trainer.get(CHECKPOINTS), folder)
+    compared = NAMES if resumes or with_it else (*NAMES, CHECKPOINTS)  # both may have been moved or copied
     own = {key: masked(trainer.get(key)) for key in compared}
     if different := {key: earlier[key] for key in compared if key in earlier and earlier[key] != own[key]}:
         differences = ", ".join(f"trainer.{key}={value}, here {own[key]}" for key, value in different.items())
@@ -73,10 +76,11 @@ def check_log_folder(run: Run) -> None:
 
 
 def _trainer(segment: dict[str, Any]) -> dict[str, Any]:
-    """The node ``trainer`` of an earlier start's configuration; empty if unknown."""
-    config = segment.get("config")
-    trainer = config.get("trainer") if isinstance(config, dict) else None
-    return trainer if isinstance(trainer, dict) else {}
+    """The node ``trainer`` of an earlier start's configuration, and its folder of the log; empty if unknown."""
+    try:
+        return {**segment["config"]["trainer"], LOG: segment["config"]["turnkey"]["log"]["trajectories"]}
+    except (KeyError, TypeError):
+        return {}
 
 
 def _resumes(config: DictConfig) -> bool:

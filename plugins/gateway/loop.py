@@ -22,6 +22,7 @@ from verl_turnkey.plugins.gateway.process import AgentProcess, shared
 from verl_turnkey.plugins.gateway.server import gateway
 from verl_turnkey.plugins.gateway.session import Session
 from verl_turnkey.plugins.gateway.turns import policy_turn
+from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.branching import FAILURES
 from verl_turnkey.plugins.rollout.episode import Episode, RowBuilder
@@ -65,7 +66,7 @@ class UserAgentLoop(AgentLoopBase):
             outputs = self.rows.played(episodes.in_rows(episode, order))
         except FAILURES as error:
             cause = (session and session.failed) or error  # an agent may break down because a call failed
-            failed = without_secret(f"{type(cause).__name__}: {cause}", session.secret if session else "")
+            failed = masked(without_secret(f"{type(cause).__name__}: {cause}", session.secret if session else ""))
             self.shared.failures.add(failed)
             outputs = self.rows.failed(failed, kwargs["global_steps"])
         finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from importlib import import_module
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -22,7 +21,7 @@ from verl_turnkey.envs.agents.base import without_secret
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
 from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.envs.users import asks_policy, with_policy
+from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.rollout import hints, streams, worker
 from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ToolsReader, action_reader
 from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching
@@ -42,7 +41,6 @@ from verl_turnkey.plugins.rollout.turn_tail import end_tokens
 from verl_turnkey.plugins.rollout.worker_tools import VerlTools, WorkerTools
 from verl_turnkey.plugins.verl_api import builders
 
-POLICY_USER = "verl_turnkey.plugins.gateway.policy_user"  # by name: its floor is higher
 
 
 class EnvAgentLoop(AgentLoopBase):
@@ -115,7 +113,7 @@ class EnvAgentLoop(AgentLoopBase):
             outputs = [row for branch in reversed(episodes) for row in self.rows.played(branch)]
         except FAILURES as error:
             failed = f"{type(error).__name__}: {error}".replace(self.user_url, "policy")
-            failed = without_secret(failed, self.user_url.split("/")[-2])
+            failed = masked(without_secret(failed, self.user_url.split("/")[-2]))
             self.shared.failures.add(failed)
             outputs = self.rows.failed(failed, kwargs["global_steps"], {} if branching is None else NOTHING)
         finally:
@@ -156,13 +154,8 @@ class EnvAgentLoop(AgentLoopBase):
         return Task(task.env_id or env.id or "", task.seed, {**env.kwargs, **task.kwargs})
 
     async def _with_policy(self, task: Task, sampling_params: dict[str, Any], users: AsyncExitStack) -> Task:
-        """``task``, with this model as the user where it names the policy."""
-        if not asks_policy(task.kwargs):
-            return task
-        address = import_module(POLICY_USER).address(self, sampling_params)
-        url = self.user_url = await users.enter_async_context(address)
-        seconds = 0.8 * self.shared.turnkey.env.step_timeout
-        return replace(task, kwargs=with_policy(task.kwargs, url, seconds))
+        """``task``, with this model as the user where it names the policy; ``users`` closes what that opens."""
+        return task
 
     def _sampling(self, params: dict[str, Any]) -> dict[str, Any]:
         """verl's sampling parameters, with the number of tokens and the stops that end a turn."""

@@ -196,7 +196,7 @@ MUTATIONS = [
     ("plugins/view/server.py", "if built.version == version else None", "if version else None"),
     ("plugins/eval/completions.py", "self._turn + 1", "self._turn"),
     ("plugins/eval/completions.py", '"min_p": 0.0, "seed": seed', '"min_p": 0.0, "seed": 0'),
-    ("plugins/eval/identity.py", "_without_folders(rewards)", "rewards"),
+    ("plugins/eval/identity.py", "leaf.content(value)", "value"),
     ("plugins/eval/player.py", 'bool(info["acc"])', "True"),
     ("plugins/eval/result.py", "missing == 0 and", ""),
     ("plugins/eval/samples.py", "        self._file.truncate(whole)", "        # "),

@@ -233,4 +233,4 @@ def test_a_file_of_your_own_is_a_part_of_the_identity(lake, tmp_path):
     assert lake.result()["complete"]
     own.write_text(own.read_text() + "# another version\n")
     done = lake("--tasks", "2", environment=str(own))
-    assert "differs in\n  modules.own_env.py: " in str(done.exception)
+    assert "differs in\n  turnkey.modules: ['own_env.py (" in str(done.exception)

@@ -81,7 +81,7 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
                 data_config=DictConfigWrap(config.data),
                 tools=ToolListWrap(tools),
             )
-            assert type(loop) is agent_loop.EnvAgentLoop
+            assert isinstance(loop, agent_loop.EnvAgentLoop)
             row = {
                 "uid": "u",
                 "session_id": session,

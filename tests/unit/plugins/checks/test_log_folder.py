@@ -71,6 +71,14 @@ def test_a_run_that_begins_anew_is_warned_of_its_own_log(tmp_path: Path, mode):
     assert f"starts over (trainer.resume_mode={mode})" in warning
 
 
+def test_a_log_that_was_moved_or_copied_with_its_checkpoints_is_that_of_the_run(tmp_path: Path):
+    there = tmp_path / "there"
+    config = OmegaConf.to_container(run(there))
+    write_segment(tmp_path / "log", NAMES[0], {"resumed_from": 0, "config": config})
+    [warning] = check(run(tmp_path))
+    assert "the log of an earlier start of this run" in warning
+
+
 def test_equal_names_with_checkpoints_elsewhere_are_another_run_unless_it_resumes(tmp_path: Path):
     """Names are often verl's defaults; a run that was moved has the same log with it."""
     log(tmp_path, default_local_dir="/elsewhere")

@@ -100,3 +100,36 @@ def test_changed_files_are_a_warning_while_steps_are_left_and_then_an_error(
     assert "warning: examples.yaml changed after the last checkpoint" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"^examples.yaml changed after .*, but runs/x has ended.*--out FOLDER"):
         announce(line(run, 3), "runs/x", started=True)
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("turnkey.agent.run=new.py:play", "new.py"),
+        ("turnkey.agent.run=[python, {here}/new.py, --x]", "new.py"),
+        ("turnkey.agent.readable=[tools]", "tool.py"),
+        ("turnkey.mcp.servers=mcp.json", "mcp.json"),
+        ("+turnkey.mcp.servers.pad={{command: python, args: [new.py]}}", "new.py"),
+        ("turnkey.teacher.template=words.txt", "words.txt"),
+        ("+turnkey.teacher.source.name=new.py:text", "new.py"),
+        ("turnkey.rollout.summary=new.py:summary", "new.py"),
+        ("turnkey.rewards=[{{name: new.py:paid}}]", "new.py"),
+        ("actor_rollout_ref.rollout.multi_turn.function_tool_path=new.py", "new.py"),
+        ("reward.custom_reward_function.path=new.py", "new.py"),
+        ("turnkey.agent.run=old.py:play", None),
+        ("turnkey.agent.cwd=tools", None),
+        ("turnkey.rollout.system=new.py", None),
+    ],
+)
+def test_every_field_that_names_a_file_is_looked_at(
+    run: Path, capsys: pytest.CaptureFixture[str], word: str, name: str | None
+) -> None:
+    here = run.parents[1]
+    (here / "tools").mkdir()
+    for file in ("new.py", "old.py", "mcp.json", "words.txt", "tools/tool.py"):
+        (here / file).touch()
+    os.utime(here / "old.py", (1, 1))
+    os.utime(run / "checkpoints" / "latest_checkpointed_iteration.txt", (9, 9))
+    assert announce(line(run, 9, word.format(here=here)), "runs/x", started=True)
+    warning = f"warning: {name} changed after the last checkpoint: the remaining steps use the new files\n"
+    assert capsys.readouterr().out.partition("\n")[2] == (warning if name else "")
