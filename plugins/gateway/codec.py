@@ -34,7 +34,7 @@ class Parsed:
     """with the ids that the model wrote, or empty ones"""
     reasoning: str | None = None
     refused: str | None = None
-    """why a tool call in it is invalid; one that is not finished or cannot be read is no call, but text"""
+    """why a tool call in it is invalid; one that is unfinished or unreadable is left in ``text``"""
 
     @property
     def unparsed(self) -> bool:

@@ -107,11 +107,11 @@ def harmony(text: str) -> TurnText:
 
 
 Reader = Callable[[str], TurnText]
-_INVOKE = r"invoke name=(?P<quote>[\"']?)(?P<name>[^\"'>]+)(?P=quote)>"
-_PARAMETER = r"<parameter name=(?P<quote>[\"']?)(?P<name>[^\"'>]+)(?P=quote)>(?P<value>.*?)</parameter>"
+_INVOKE = r"invoke name=(?P<quote>[\"']?)(?P<name>[^\"'<>]+)(?P=quote)>"
+_PARAMETER = r"<parameter name=(?P<quote>[\"']?)(?P<name>[^\"'<>]+)(?P=quote)>(?P<value>.*?)</parameter>"
 _FUNCTION = {
-    "head": r"<function=(?P<name>[^>\n]+)>",
-    "argument": r"<parameter=(?P<name>[^>\n]+)>(?P<value>.*?)</parameter>",
+    "head": r"<function=(?P<name>[^<>\n]+)>",
+    "argument": r"<parameter=(?P<name>[^<>\n]+)>(?P<value>.*?)</parameter>",
     "tail": "</function>",
     "opening": "<parameter=|<function=",
 }

@@ -1,8 +1,8 @@
 """How families of models write tool calls, and their readers.
 
-A reader takes what a turn says after its thoughts, with its control tokens. It takes no call that is not closed, and
-guesses nothing: what it cannot take word for word is an error of the call. Values that the family writes without a type
-stay :class:`Written` texts until the tool's schema says what they are (``tool_calls.py``).
+A reader gets what a turn says after its thoughts, with its control tokens. It takes only calls that are closed, and
+does not guess: whatever it cannot take word for word is an error of the call. Values that the family writes without a
+type stay :class:`Written` texts until the tool's schema says what they are (``tool_calls.py``).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ Block = Callable[[str, int], tuple[list[WrittenCall], int]]
 
 
 def not_json(constant: str) -> Any:
-    """``parse_constant`` of ``json``: NaN and Infinity are no JSON."""
+    """``parse_constant`` of ``json``: JSON has neither NaN nor Infinity."""
     raise ValueError(f"{constant} is not JSON")
 
 

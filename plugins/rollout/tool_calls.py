@@ -68,14 +68,14 @@ class Tools:
 
     Args:
         schemas: ``{"type": "function", "function": {...}}`` each, as ``envs.tool_info.read_tools`` gives them.
-        strict: whether each must have a JSON Schema; else a tool without one takes any arguments.
+        strict: whether each must have a JSON Schema; else a tool whose schema cannot be used takes any arguments.
 
     Raises:
         EnvironmentFailure: the parameters of a tool are not a JSON Schema.
     """
 
     def __init__(self, schemas: Sequence[dict[str, Any]], strict: bool = True) -> None:
-        self.schemas = list(schemas)
+        self.schemas, self._strict = list(schemas), strict
         self._validators: dict[str, Draft202012Validator] = {}
         for schema in schemas:
             function = schema["function"]
@@ -99,11 +99,9 @@ class Tools:
             return refused(written.error or UNREADABLE)
         validator = self._validators.get(written.name)
         if validator is None:
-            return refused(
-                f"there is no tool {written.name[:80]!r}; the tools are {', '.join(self._validators)}",
-                _readable(written.arguments),
-                readable=True,
-            )
+            readable = _readable(written.arguments)
+            words = f"there is no tool {written.name[:80]!r}; the tools are {', '.join(self._validators)}"
+            return refused(words, readable, readable is not None)
         if written.error is not None:
             return refused(written.error)
         try:
@@ -118,8 +116,9 @@ class Tools:
         except OverflowError as error:
             return refused(f"the arguments of {written.name} are not JSON: {error}")
         except Exception as error:  # of what the model nested, or of a `$ref` to nowhere
-            errors = [f"they cannot be checked: {type(error).__name__}"]
-            arguments = _readable(arguments)
+            readable = _readable(arguments)
+            checked = not self._strict and readable is not None
+            errors, arguments = [] if checked else [f"they cannot be checked: {type(error).__name__}"], readable or {}
         if errors:
             return refused(f"the arguments of {written.name} do not fit: {'; '.join(errors)}", arguments, readable=True)
         return Call(written.name, arguments, written.id)
@@ -139,13 +138,13 @@ def _read(arguments: str | Mapping[str, Any]) -> Any:
     return json.loads(arguments or "{}", **NUMBERS) if isinstance(arguments, str) else arguments
 
 
-def _readable(arguments: str | Mapping[str, Any]) -> Mapping[str, Any]:
-    """Arguments without a schema, as far as they are JSON."""
+def _readable(arguments: str | Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Arguments without a schema; None: they are not JSON."""
     try:
         read = _read(arguments)
-        return {plain_text(k): _value(None, value) for k, value in read.items()} if isinstance(read, Mapping) else {}
+        return {plain_text(k): _value(None, value) for k, value in read.items()} if isinstance(read, Mapping) else None
     except (ValueError, RecursionError, OverflowError):
-        return {}
+        return None
 
 
 def _schema_of(validator: Draft202012Validator, name: str) -> Any:

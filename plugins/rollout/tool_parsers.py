@@ -107,7 +107,7 @@ class _VerlParser:
         if cut and turn.calls:  # its markup is its own: what may go on is not closed
             further = [*ids, *self._tokenizer.encode(MORE, add_special_tokens=False)]
             turn = replace(turn, finished=not _grows(turn.calls, (await self._read(further, views)).calls))
-        return with_unread(turn, self._tokenizer.decode(ids, skip_special_tokens=False))
+        return _with_unread(turn, self._tokenizer.decode(ids, skip_special_tokens=False))
 
     async def _read(self, ids: list[int], views: list[Any]) -> TurnText:
         text, calls = await self._parser.extract_tool_calls(ids, views)
@@ -143,7 +143,7 @@ class _VllmParser:
         ended = ids[: next((n for n in range(len(ids), 0, -1) if ids[n - 1] != self._tokenizer.eos_token_id), 0)]
         further = [*ended, *self._tokenizer.encode(MORE, add_special_tokens=False)]
         finished = not calls or not _grows(calls, self._parsed(further, tools)[1])
-        return with_unread(TurnText(text, calls, finished), whole)
+        return _with_unread(TurnText(text, calls, finished), whole)
 
     def _parsed(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[WrittenCall]]:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
@@ -173,7 +173,7 @@ def _grows(calls: Sequence[WrittenCall], further: Sequence[WrittenCall]) -> bool
     )
 
 
-def with_unread(turn: TurnText, whole: str) -> TurnText:
+def _with_unread(turn: TurnText, whole: str) -> TurnText:
     """``turn`` with the calls of its ``whole`` text that its parser has not read."""
     unread = len(BEGINS.findall(whole)) - len(turn.calls)
     return replace(turn, calls=[*turn.calls, *[WrittenCall("", "", error=UNREADABLE)] * unread])

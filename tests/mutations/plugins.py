@@ -7,6 +7,7 @@ LOOP, READER = f"{C}/rollout/test_agent_loop.py", f"{C}/rollout/test_action_read
 TALK = f"{C}/rollout/test_conversation.py"
 TOOLS, RESULTS = f"{C}/rollout/test_tools.py", f"{C}/rollout/test_results.py"
 WORKER_TOOLS = f"{C}/rollout/test_worker_tools.py"
+PARSERS = f"{C}/rollout/test_tool_parsers.py"
 LOSSES, PHASES = f"{C}/actor/test_policy_losses.py", f"{C}/actor/test_phases.py"
 TRAINERS, DEALING = f"{C}/trainer/test_trainers.py", f"{C}/trainer/test_mini_batches.py"
 TURNS = "tests/unit/plugins/credit/test_turns_of_rows.py"
@@ -35,7 +36,8 @@ TESTS = {
     "plugins/rollout/turn_tail.py": TALK,
     "plugins/rollout/turn_answer.py": TOOLS,
     "plugins/rollout/tool_calls.py": f"{C}/rollout/test_tool_calls.py",
-    "plugins/rollout/tool_parsers.py": f"{C}/rollout/test_tool_parsers.py",
+    "plugins/rollout/tool_parsers.py": PARSERS,
+    "plugins/rollout/call_markup.py": PARSERS,
     "plugins/rollout/worker_tools.py": WORKER_TOOLS,
     "plugins/rollout/worker.py": LOOP,
     "plugins/checks/limits.py": CONFIG,
@@ -303,9 +305,14 @@ MUTATIONS = [
     ("plugins/rollout/turn_tail.py", "    return True\n\n\ndef _calls", "    return False\n\n\ndef _calls", RESULTS),
     ("plugins/rollout/turn_answer.py", "if call.error is not None\n", "if False\n"),
     ("plugins/rollout/turn_answer.py", '{**seen.info, "invalid": False}', "{**seen.info}", WORKER_TOOLS),
-    ("plugins/rollout/tool_calls.py", "return other if of_value.is_valid(other) else value", "return value"),
-    ("plugins/rollout/tool_calls.py", "if of_value.is_valid(value):", "if False:"),
-    ("plugins/rollout/tool_parsers.py", "return max(0, len(BEGINS.findall(text)) - read)", "return 0"),
+    ("plugins/rollout/tool_calls.py", "return other if schema.is_valid(other) else plain", "return plain"),
+    ("plugins/rollout/tool_calls.py", "text if schema.is_valid(text) or not", "text if not", PARSERS),
+    ("plugins/rollout/tool_calls.py", "    if not turn.finished:", "    if False:", PARSERS),
+    ("plugins/rollout/tool_parsers.py", "len(BEGINS.findall(whole)) - len(turn.calls)", "0", TOOLS),
+    ("plugins/rollout/tool_parsers.py", "finished = not calls or not _grows(", "finished = True or not _grows("),
+    ("plugins/rollout/call_markup.py", "if closed < 0 or 0 <= following < closed:", "if False:"),
+    ("plugins/rollout/call_markup.py", "finished=not half", "finished=True"),
+    ("plugins/rollout/generation.py", "len(turn.ids) >= sampling", "len(turn.ids) > sampling", TOOLS),
     ("plugins/rollout/worker_tools.py", "await tool.release(instance)", "pass"),
     (
         "plugins/rollout/action_reader.py",
@@ -349,15 +356,9 @@ MUTATIONS = [
     ),
     ("plugins/credit/metrics.py", "solved.sum() / (played + failed)", "solved.sum() / max(1, played)"),
     ("plugins/rollout/episode.py", "[self.eos], [self.eos], [0], [0.0]", "[self.eos], [self.eos], [1], [0.0]"),
-    (
-        "plugins/rollout/action_reader.py",
-        "isinstance(action, int | float) and not isinstance(action, bool)",
-        "isinstance(action, int | float)",
-        f"{READER}",
-    ),
     ("plugins/log/writer.py", "            if message not in self._refused:\n", "            if True:\n"),
     # --- from configuration to parameters
-    ("plugins/rollout/action_reader.py", "_called(calls[-1], admissible)", "_called(calls[0], admissible)"),
+    ("plugins/rollout/action_reader.py", "admit(turn.calls[-1]", "admit(turn.calls[0]"),
     ("plugins/config/update.py", "check(0 < self.ratio_clip < 1,", "check(0 < self.ratio_clip <= 1,"),
     (
         "plugins/config/schema.py",

@@ -387,6 +387,13 @@ def test_a_parser_of_ones_own(tmp_path):
     assert parser.stop_token_ids == [5]
     calls = [WrittenCall("put", "{}"), WrittenCall("look", "{}")]
     assert asyncio.run(parser.read(made.encode("LOOK and PUT"), TOOLS)).calls == calls
+    (tmp_path / "line.py").write_text(
+        (tmp_path / "own.py").read_text().replace("arguments='{}'", "arguments=text.partition(';')[0]")
+    )
+    parser = call_parser(f"{tmp_path}/line.py:Shout", made)
+    for text, finished in (("LOOK at room 1", False), ("LOOK at room 1;", True)):
+        assert asyncio.run(parser.read(made.encode(text), TOOLS, cut=True)).finished == finished
+        assert asyncio.run(parser.read(made.encode(text), TOOLS)).finished
 
 
 @pytest.mark.parametrize(

@@ -205,16 +205,14 @@ def test_what_the_limit_of_tokens_cut_is_no_action_and_the_model_is_told(play, f
     made = REAL["Qwen3"].tokenizer()
     cut, whole, action = FORMATS[fmt]
     ids = [made.encode(text, add_special_tokens=False) for text in (cut, whole)]
-    closed = [] if fmt == "tags" else [made.eos_token_id]
-    size = max(map(len, ids)) + len(closed)
-    fill = made.encode(" ", add_special_tokens=False) * (size - len(ids[0]))
+    end = [] if fmt == "tags" else [made.eos_token_id]
     rows, script = play(
-        [fill + ids[0] if fmt in ("plain", "words") else ids[0][:1] * 0 + fill + ids[0], ids[1] + closed],
-        Task("contract/Shelf-v0" if fmt in ("tools", "words") else "contract/Corridor-v0", 3, {}),
+        [ids[0], ids[1] + end],
+        Task(f"contract/{'Shelf' if fmt in ('tools', 'words') else 'Awkward'}-v0", 3, {}),
         f"turnkey.rollout.action_format={fmt.replace('words', 'tools')}",
         *LENGTHS,
         *prompts,
-        f"turnkey.rollout.max_tokens_per_turn={size}",
+        f"turnkey.rollout.max_tokens_per_turn={len(ids[0])}",
         "turnkey.rollout.max_turns=2",
         tokenizer=made,
         hf_model_type=REAL["Qwen3"].model_type,
