@@ -34,7 +34,9 @@ async def call(
         elif threads is None:
             value = function(task, SyncAgentHandle(agent))
         else:
-            run = partial(contextvars.copy_context().run, _without_exit, function, task, SyncAgentHandle(agent))
+            run: Callable[[], Any] = partial(
+                contextvars.copy_context().run, _without_exit, function, task, SyncAgentHandle(agent)
+            )
             value = await asyncio.get_running_loop().run_in_executor(threads, run)
     except (Exception, SystemExit) as error:
         logger.debug("the agent's function raised", exc_info=True)

@@ -40,7 +40,8 @@ def check_mcp(run: Run) -> None:
         except ValueError as error:
             problems.append(str(error))
     if problems:
-        refuse("mcp-servers", f"an MCP server cannot be started or reached: {'; '.join(problems)}")
+        error = "; ".join(problems)
+        refuse("mcp-servers", f"an MCP server cannot be started or reached: {error}")
         return
     own = [server.name for server in servers if server.name not in mcp.shared]
     if own and run.strategy and run.strategy.clones:

@@ -206,7 +206,8 @@ def _check_roles(turnkey: TurnkeyConfig, states: list[Answer]) -> None:
     roles = [state.role for state in states if state.role is not None]
     other = next((role for role in roles if role != roles[0]), None)
     if other is not None and shares_memory(turnkey, load_template(turnkey.rollout.template)):
-        refuse("roles-share-memory", several_roles(roles[0], other))
+        reason = several_roles(roles[0], other)
+        refuse("roles-share-memory", f"the states of an episode name several roles: {reason}")
 
 
 async def _replay(

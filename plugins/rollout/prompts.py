@@ -164,11 +164,11 @@ def shares_memory(turnkey: TurnkeyConfig, template: str) -> bool:
 
 
 def several_roles(first: Any, second: Any) -> str:
-    """Why an episode of two roles is refused."""
+    """Which roles an episode has, why that is refused, and what to change."""
     return (
-        f"the states of an episode name the roles {first!r} and {second!r} (info['extra']['role']), and prompts show "
-        "each what the other saw and did. Set turnkey.rollout.prompt=template, turnkey.rollout.history=0 and "
-        "turnkey.rollout.summary=null, so that a prompt shows its own state alone"
+        f"{first!r} and {second!r} (info['extra']['role']), and prompts show each what the other saw and did. Set "
+        "turnkey.rollout.prompt=template, turnkey.rollout.history=0 and turnkey.rollout.summary=null, so that a prompt "
+        "shows its own state alone"
     )
 
 

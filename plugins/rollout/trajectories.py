@@ -72,7 +72,9 @@ class Trajectory:
         role = self.seen.role
         self.role = role if self.role is None else self.role
         if shares_memory and role not in (None, self.role):
-            raise ConfigError(f"{several_roles(self.role, role)} [{SHARED}]")
+            raise ConfigError(
+                f"the states of an episode name several roles: {several_roles(self.role, role)} [{SHARED}]"
+            )
 
     async def step(self, action: str) -> Answer:
         """One step of the environment."""

@@ -173,8 +173,8 @@ def test_a_module_that_keeps_something_plays_each_episode_in_a_new_process(
     play, caplog, function: str, task: dict[str, Any], leaves: str | None
 ) -> None:
     """Said once; no episode is lost, and none gets turns of another."""
-    one = ("turnkey.agent.in_process=false", "turnkey.agent.at_once=1")
-    rows = play(*[task] * 2, overrides=one, function=function)
+    serial = ("turnkey.agent.in_process=false", "turnkey.agent.at_once=1")
+    rows = play(*[task] * 2, overrides=serial, function=function)
     assert [outputs[0].extra_fields["turnkey"]["failed"] for outputs in rows] == [None] * 2
     assert [len(outputs[0].extra_fields["turnkey"]["steps"]) for outputs in rows] == [1] * 2
     messages = [record.message for record in caplog.records]
@@ -185,10 +185,10 @@ def test_a_module_that_keeps_something_plays_each_episode_in_a_new_process(
 
 @pytest.mark.parametrize("in_process", ["true", "false"])
 def test_an_episode_that_also_calls_through_a_client_of_another_fails_with_the_reason(play, in_process: str) -> None:
-    one = (f"turnkey.agent.in_process={in_process}", "turnkey.agent.at_once=1")
+    serial = (f"turnkey.agent.in_process={in_process}", "turnkey.agent.at_once=1")
     first, second, third = (
         outputs[0].extra_fields["turnkey"]["failed"]
-        for outputs in play(*[{"keeps": "client", "mixes": True}] * 3, overrides=one, function="keeps")
+        for outputs in play(*[{"keeps": "client", "mixes": True}] * 3, overrides=serial, function="keeps")
     )
     assert first is None
     assert "keeps calls through a client of an earlier episode: make the client in the function" in second

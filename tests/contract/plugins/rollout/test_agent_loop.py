@@ -1130,7 +1130,7 @@ def test_roles_that_would_see_what_the_others_saw_are_refused(play, tmp_path: Pa
     assert len(play(["win"], awkward(says_more=True, roles=2), *words)[0]) == 1
     if refused:
         with pytest.raises(
-            ConfigError, match=r"the roles 'a' and 'b' .*turnkey\.rollout\.history=0.*roles-share-memory"
+            ConfigError, match=r"several roles: 'a' and 'b' .*turnkey\.rollout\.history=0.*roles-share-memory"
         ):
             play(["look", "win"], awkward(says_more=True, roles=2), *words)
         return

@@ -87,7 +87,7 @@ def test_roles_with_one_memory_are_refused(monkeypatch: pytest.MonkeyPatch, role
     if not refused:
         asyncio.run(play)
         return
-    with pytest.raises(Refusal, match=r"the roles 'a' and 'b' .*turnkey\.rollout\.history=0") as error:
+    with pytest.raises(Refusal, match=r"several roles: 'a' and 'b' .*turnkey\.rollout\.history=0") as error:
         asyncio.run(play)
     assert error.value.id == "roles-share-memory"
 
