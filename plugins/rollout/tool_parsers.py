@@ -156,7 +156,8 @@ class _VllmParser:
         calls = []
         for call in parsed.tool_calls:
             name, _, call_id = call.function.name.partition(CALL_ID)
-            call_id = call_id or call.id  # most parsers draw one by lot
+            # Mistral's templates take no other length; most parsers draw an id by lot.
+            call_id = call_id if len(call_id) == 9 else call.id
             calls.append(WrittenCall(name, call.function.arguments, call_id if call_id in text else None))
         return parsed.content or "", calls
 
