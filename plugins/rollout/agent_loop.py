@@ -42,7 +42,6 @@ from verl_turnkey.plugins.rollout.worker_tools import VerlTools, WorkerTools
 from verl_turnkey.plugins.verl_api import builders
 
 
-
 class EnvAgentLoop(AgentLoopBase):
     """Plays one task of the column ``turnkey_task`` (environment id, seed, kwargs)."""
 
