@@ -18,7 +18,7 @@ from verl_turnkey.plugins.cli.run_folder import METRICS, MISSING, RunFolder
 from verl_turnkey.plugins.config.overrides import literal, override, read
 from verl_turnkey.plugins.log.masking import MASK, masked
 from verl_turnkey.plugins.view.groups import OUTPUTS, SEED
-from verl_turnkey.plugins.view.runs import rebased
+from verl_turnkey.plugins.view.starts import rebased
 
 app = typer.Typer()
 MAIN = "python -m verl.trainer.main_ppo"
@@ -206,7 +206,7 @@ def _from_defaults(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | No
     from omegaconf import OmegaConf
 
     from verl_turnkey.plugins.config.composing import composed
-    from verl_turnkey.plugins.view.runs import flat
+    from verl_turnkey.plugins.view.starts import flat
 
     defaults = dict(flat(OmegaConf.to_container(composed([]), resolve=False)))
     pairs = {key: (value, defaults.get(key, MISSING)) for key, value in config.items() if not OUTPUTS.search(key)}

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from verl_turnkey.plugins.config.leaves import leaf_of
 from verl_turnkey.plugins.config.overrides import literal, read
 from verl_turnkey.plugins.config.roles import Use
-from verl_turnkey.plugins.view.runs import HOME, Start, configuration, flat, rebased, starts
+from verl_turnkey.plugins.view.starts import HOME, Start, configuration, flat, rebased, starts
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

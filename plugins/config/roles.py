@@ -44,8 +44,8 @@ class Files:
 
     def relative(self, value: Any, folder: Path) -> Iterator[tuple[Names, str]]:
         """The texts in ``value`` that are relative to ``folder``: their ways, and the absolute path of each."""
-        for names, text, beside in texts(value):
-            here = text and "://" not in text and "${" not in text and self.names_file(text, names, beside, folder)
+        for names, text, entry in texts(value):
+            here = text and "://" not in text and "${" not in text and self.names_file(text, names, entry, folder)
             if here and (path := str(folder / Path(text).expanduser())) != text:
                 yield names, path
 
@@ -54,8 +54,8 @@ class Files:
 
         ``below``: of folders the Python files in them, too.
         """
-        for names, text, beside in texts(value):
-            named = text and (self.names_file(text, names, beside, folder) or (names and text.startswith(("/", "~"))))
+        for names, text, entry in texts(value):
+            named = text and (self.names_file(text, names, entry, folder) or (names and text.startswith(("/", "~"))))
             if named and (path := file_in(text, folder)) is not None:
                 yield names, path
             elif named and below and os.path.isdir(at := folder / Path(text).expanduser()):
@@ -73,28 +73,28 @@ def _code(text: str, *_: Any) -> bool:
     return text.endswith(".py") or ".py:" in text
 
 
-def _exists(text: str, _names: Names, _beside: Mapping[str, Any], folder: Path) -> bool:
+def _exists(text: str, _names: Names, _entry: Mapping[str, Any], folder: Path) -> bool:
     return os.path.exists(folder / Path(text).expanduser())  # False for what is too long for a path
 
 
-def _of_component(text: str, names: Names, beside: Mapping[str, Any], _folder: Path) -> bool:
+def _of_component(text: str, names: Names, entry: Mapping[str, Any], _folder: Path) -> bool:
     """Of a reward component; one of the user's own defines its options itself."""
-    own = ":" in str(beside.get("name", ":"))
+    own = ":" in str(entry.get("name", ":"))
     code, options = ("name", "path", "embed", "compare"), ("cache", "file")
     return (_code(text) and {*names[-1:]} <= {*code}) or (not own and {*names[-1:]} <= {*options})
 
 
-def _of_template(text: str, names: Names, beside: Mapping[str, Any], folder: Path) -> bool:
-    return not (TEMPLATES / f"{text}.txt").is_file() and _exists(text, names, beside, folder)  # a shipped name wins
+def _of_template(text: str, names: Names, entry: Mapping[str, Any], folder: Path) -> bool:
+    return not (TEMPLATES / f"{text}.txt").is_file() and _exists(text, names, entry, folder)  # a shipped name wins
 
 
-def _of_environment(text: str, names: Names, beside: Mapping[str, Any], folder: Path) -> bool:
-    return {*names[-1:]} <= {*PLACES} and (_code(text) or _exists(text, names, beside, folder))
+def _of_environment(text: str, names: Names, entry: Mapping[str, Any], folder: Path) -> bool:
+    return {*names[-1:]} <= {*PLACES} and (_code(text) or _exists(text, names, entry, folder))
 
 
-def _of_servers(text: str, names: Names, beside: Mapping[str, Any], folder: Path) -> bool:
-    script = names[1:2] == ("args",) and text.endswith(".py") and not beside.get("cwd")
-    return not names or names[-1] == "cwd" or (script and _exists(text, names, beside, folder))
+def _of_servers(text: str, names: Names, entry: Mapping[str, Any], folder: Path) -> bool:
+    script = names[1:2] == ("args",) and text.endswith(".py") and not entry.get("cwd")
+    return not names or names[-1] == "cwd" or (script and _exists(text, names, entry, folder))
 
 
 Played = Annotated[T, Use.PLAYED]
@@ -160,16 +160,16 @@ def leaves(cls: Any, where: str) -> Iterator[Leaf]:
             yield Leaf.of(key, hint, value)
 
 
-def texts(value: Any, names: Names = (), beside: Mapping[str, Any] | None = None) -> Iterator[tuple[Names, str, Any]]:
+def texts(value: Any, names: Names = (), entry: Mapping[str, Any] | None = None) -> Iterator[tuple[Names, str, Any]]:
     """The texts in plain data: the way to each, the text, and the mapping that it stands in."""
     if isinstance(value, str):
-        yield names, value, beside or {}
+        yield names, value, entry or {}
     elif isinstance(value, Mapping):
         for name, part in value.items():
             yield from texts(part, (*names, name), value)
     elif isinstance(value, list | tuple):
         for number, part in enumerate(value):
-            yield from texts(part, (*names, number), beside)
+            yield from texts(part, (*names, number), entry)
 
 
 def read(value: Any, names: Names) -> Any:
