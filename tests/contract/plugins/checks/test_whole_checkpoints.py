@@ -349,11 +349,11 @@ def test_other_tasks_than_those_of_the_checkpoint(
     stops = pytest.raises(StopIteration) if id == "data-fewer-than-played" else nullcontext()
     with stops:
         fetched(second, after // 4 + 1)
-    assert said(config) == id
+    assert rule_of(config) == id
     if id is None:
         seeds = [*range(1, before), 7]
         write_parquet(file, [Task("turnkey/Errands-v0", seed) for seed in seeds], "errands", "train")
-        assert said(config) == "data-changed"  # as many others
+        assert rule_of(config) == "data-changed"  # as many others
 
 
 def test_checkpoints_of_former_versions_are_compared_by_time(compose: Compose, tmp_path: Path):
@@ -362,12 +362,12 @@ def test_checkpoints_of_former_versions_are_compared_by_time(compose: Compose, t
     write_parquet(file, [Task("turnkey/Errands-v0", seed) for seed in range(8)], "errands", "train")
     for at, id in ((1, None), (2**31, "data-changed")):
         os.utime(file, (at, at))
-        assert said(config) == id
+        assert rule_of(config) == id
     (folder / "data.pt").unlink()  # verl begins the data anew
-    assert said(config) is None
+    assert rule_of(config) is None
 
 
-def said(config: Any) -> str | None:
+def rule_of(config: Any) -> str | None:
     """The rule by which the data are refused, or warned about."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
