@@ -78,7 +78,7 @@ class Findings:
         return None
 
     def take(self, error: Exception, name: str) -> None:
-        """Collect what the check ``name`` raised; what may follow from an earlier refusal is no finding."""
+        """Collect what the check ``name`` raised; after a refusal, its consequences are left out."""
         if isinstance(error, EXPECTED):
             self.errors.append(error)
         elif not self.errors and not self.overruled:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
-import traceback
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -79,23 +77,6 @@ def _check_optimizers(run: Run) -> None:
             refuse("unknown-optimizer", f"{setting} has no {role}.optim.optimizer={name}")
     if run.config.actor_rollout_ref.model.get("use_liger") and find_spec("liger_kernel") is None:
         absent(run.config, "actor_rollout_ref.model.use_liger=true needs the package liger_kernel: pip install it")
-
-
-def check_classes(run: Run) -> None:
-    """Refuse values that verl's own classes do not take, some of which it makes in workers only.
-
-    For what another rule has refused this would be a second error: call it where there is none.
-    """
-    from verl.utils.config import omega_conf_to_dataclass
-
-    for node in (ACTOR, ROLLOUT, "critic") if run.use_critic else (ACTOR, ROLLOUT):
-        try:
-            omega_conf_to_dataclass(run.get(node))
-        except Exception as error:
-            cause = error.__cause__ or error
-            where = re.search(r"full_key: (\S+)", str(error))
-            reason = str(cause) or traceback.extract_tb(cause.__traceback__)[-1].line
-            refuse("values-of-class", f"{where[1] if where else node}: verl refuses a value below this key: {reason}")
 
 
 def _check_spread(run: Run) -> None:

@@ -24,7 +24,7 @@ from verl_turnkey.plugins.checks.data import check_data, warn_of_shared
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, training_loops
 from verl_turnkey.plugins.checks.findings import Findings, collecting, refuse, warn
 from verl_turnkey.plugins.checks.groups import check_groups
-from verl_turnkey.plugins.checks.late import check_classes, check_late
+from verl_turnkey.plugins.checks.late import check_late
 from verl_turnkey.plugins.checks.limits import check_counts, check_limits
 from verl_turnkey.plugins.checks.lora import check_lora
 from verl_turnkey.plugins.checks.mcp import check_mcp
@@ -163,8 +163,6 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         check(_check_recorded, run)
     check(check_agent, run)
     check(check_mcp, run)
-    if run.our_trainer and not findings.errors:
-        check(check_classes, run)
     if OURS in loops and not findings.errors:
         run = run if loops == {OURS} else replace(run, files=[])
         check_agent_loop(run, reward_columns, strategy_columns)

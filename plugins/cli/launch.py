@@ -243,13 +243,14 @@ def overrides(
         turn = chosen["data.max_response_length"]
         user_keys |= {"turnkey.rollout.max_tokens_per_turn"} if values(further, "turnkey/agent") else set()
         chosen |= {"data.max_response_length": TURNS * turn, "turnkey.rollout.max_tokens_per_turn": turn}
+    lengths = {key: chosen[key] for key in ("data.max_prompt_length", "data.max_response_length")}
+    row = [(values(further, key) or [published.get(key, own)])[-1] for key, own in lengths.items()]
+    longest = sum(number for number in row if isinstance(number, int))  # another type is refused below
     if device == "gpu":
         chosen["trainer.n_gpus_per_node"] = gpus
-        lengths = {key: chosen[key] for key in ("data.max_prompt_length", "data.max_response_length")}
-        row = [(values(further, key) or [published.get(key, own)])[-1] for key, own in lengths.items()]
-        longest = sum(number for number in row if isinstance(number, int))  # another type is refused below
         room = int(LOGITS_GB * 1e9 / 4 / model_config(model).get("vocab_size", VOCABULARY)) // 1024 * 1024
-        chosen[TOKENS] = max(longest, min(chosen[TOKENS], room))
+        chosen[TOKENS] = min(chosen[TOKENS], room)
+    chosen[TOKENS] = max(chosen[TOKENS], longest)
     if not user_keys & KEEP_TWO.keys():
         chosen |= KEEP_TWO
     chosen |= {

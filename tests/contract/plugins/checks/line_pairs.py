@@ -67,11 +67,6 @@ REFUSED_OR_NOT: list[tuple[str, str, str]] = [
         f"+turnkey=gigpo {ROLLOUT}.temperature=1 trainer.logger=[console] {ACTOR}.policy_loss.loss_mode=gspo",
     ),
     (
-        f"+turnkey=gigpo {ACTOR}.fsdp_config.strategy=fsdp3",
-        f"{ACTOR}.fsdp_config: verl refuses a value below this key: strategy fsdp3 not supported",
-        f"+turnkey=gigpo {ACTOR}.fsdp_config.strategy=fsdp2 {ACTOR}.strategy=fsdp2",
-    ),
-    (
         f"+turnkey=gigpo {ROLLOUT}.temperature=hot trainer.val_only=true",
         "rollout.temperature=hot: expected a number",
         f"+turnkey=gigpo {ROLLOUT}.temperature=0.0 trainer.val_only=true",

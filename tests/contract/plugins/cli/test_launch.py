@@ -116,6 +116,11 @@ def test_the_logits_of_a_micro_batch_have_a_limit(compose: Compose, tmp_path, vo
     assert config.actor.ppo_max_token_len_per_gpu == config.rollout.log_prob_max_token_len_per_gpu == tokens
 
 
+def test_a_row_fits_into_a_micro_batch_on_a_cpu(compose: Compose, tmp_path, model_dir):
+    words = ["service", "--model", str(model_dir), "--out", str(tmp_path), *SMALL, "data.max_response_length=8192"]
+    assert compose(*printed(*words)).actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 512 + 8192
+
+
 def test_further_overrides_win_and_stand_once(tmp_path):
     overrides = printed(
         "babyai", "--model", "m", "--method", "rebn", "--out", str(tmp_path), *SMALL, "data.train_batch_size=2"
