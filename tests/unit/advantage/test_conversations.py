@@ -136,7 +136,7 @@ def shuffled(rows: list[dict], random: Random) -> list[int]:
 RANDOM = ("anchor", "action", "text", "value", "gold_probability", "entropy", "teacher_gap", "teacher_log_prob_mean")
 RANDOM += ("potential", "turn_value", "turn_score", "log_prob")
 CASES = [case for case in VARIANTS if case[1].get("baseline") != "one_per_trajectory"]  # of the step that came first
-CASES += [("grpo_steps", {"modify": [name]}) for name in ("agent_opsd", "empg", "hcapo", "trace", "unlikeliness")]
+CASES += [("gigpo", {"modify": [name]}) for name in ("agent_opsd", "empg", "hcapo", "trace", "unlikeliness")]
 
 
 @pytest.mark.parametrize(("name", "params"), CASES, ids=lambda x: x if isinstance(x, str) else "-".join(map(str, x)))
