@@ -107,7 +107,8 @@ def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
     weight = outcome_weight(rate[batch.group], success, params.alpha, params.beta)
     neighbourhood = batch.group
     if params.neighbours == "same_step":
-        neighbourhood, _ = joint_codes(batch.group, batch.step if batch.runs.tree is None else ordinals(batch.runs))
+        position = batch.step if batch.runs.tree is None else ordinals(batch.runs)
+        neighbourhood, _ = joint_codes(batch.group, position)
     neighbourhood = within_images(batch, neighbourhood)
     step = proximity_level(batch, returns - inside, neighbourhood, params)
     metrics = {

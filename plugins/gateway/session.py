@@ -176,9 +176,11 @@ class Session:
                 self._next_state = posted  # the client sends the request again, in the same state
             raise
 
-    async def _generated(self, number: int, request: Request, given: tuple[str, float] | None, began: float) -> Turn:
-        """The turn of a request; ``given``: the key of the state that the agent posted for it, if any, and when."""
-        state, posted = given or (None, None)
+    async def _generated(
+        self, number: int, request: Request, posted_state: tuple[str, float] | None, began: float
+    ) -> Turn:
+        """The turn of a request; ``posted_state``: the key of its state, if the agent gave one, and when."""
+        state, posted = posted_state or (None, None)
         request = self._tree.whole(request)
         if state is None and self.observe is not None:
             state = await asyncio.to_thread(self.observe, request) or f"(no other) {self.tag}_{number}"

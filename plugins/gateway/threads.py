@@ -42,7 +42,7 @@ def threads_of(every: Sequence[Turn], turns: Sequence[Turn], parallel: bool) -> 
     after, request, first = np.full(len(turns), -1), np.zeros(len(turns), dtype=np.int64), {}
     for turn in turns:
         n, earlier = number[id(turn)], before[id(turn)]
-        request[n] = first.setdefault((None if earlier is None else id(earlier), _asked(turn)), n)
+        request[n] = first.setdefault((None if earlier is None else id(earlier), _request_key(turn)), n)
         while earlier is not None and id(earlier) not in number:
             earlier = before[id(earlier)]
         after[n] = -1 if earlier is None else number[id(earlier)]
@@ -76,19 +76,19 @@ def _before(turns: Sequence[Turn], parallel: bool) -> dict[int, Turn | None]:
         if parallel or n == 0 or turn.before is turns[n - 1]:
             continue
         last = turns[n - 1]
-        asked, sent = last.request.messages, turn.request.messages
-        if _asked(turn) == _asked(last):
+        earlier, messages = last.request.messages, turn.request.messages
+        if _request_key(turn) == _request_key(last):
             before[id(turn)] = before[id(last)]  # another sample
-        elif len(asked) < len(sent) and sent[: len(asked)] == asked and _held(turn) <= len(asked):
+        elif len(earlier) < len(messages) and messages[: len(earlier)] == earlier and _held(turn) <= len(earlier):
             before[id(turn)] = last  # its reply was left out or written anew
         elif turn.before is None and earliest >= n:
             before[id(turn)] = last
     return before
 
 
-def _asked(turn: Turn) -> bytes:
+def _request_key(turn: Turn) -> bytes:
     assert turn.node is not None
-    return turn.node.asked
+    return turn.node.request_key
 
 
 def _held(turn: Turn) -> int:

@@ -56,7 +56,7 @@ class Node:
     """messages of its conversation, the reply included"""
     key: bytes
     """hash of these messages"""
-    asked: bytes
+    request_key: bytes
     """equal for equal requests"""
     before: Node | None
     """the turn whose reply the request holds last: its parent, or one that came back edited or with other tools"""
@@ -168,7 +168,7 @@ class Tree:
             depth=0 if parent is None else parent.depth + 1,
             length=len(request.messages) + 1,
             key=_key(keys[-1] if keys else b"", reply.message),
-            asked=tools + (keys[-1] if keys else b""),
+            request_key=tools + (keys[-1] if keys else b""),
             before=self._before(request.messages, keys, parent),
         )
         if parent is not None:

@@ -571,7 +571,7 @@ MUTATIONS = [
     ("plugins/trainer/starvation.py", "self._dead > max(self._most, self._equal)", "self._dead > self._most"),
     # --- episodes
     ("plugins/rollout/episode.py", "version = max(0, global_steps - 1)", "version = global_steps"),
-    ("plugins/rollout/episode.py", "self.success and t == last", "self.success"),
+    ("plugins/rollout/episode.py", "self.success and step is self.steps[-1]", "self.success"),
     ("plugins/rollout/extra_columns.py", "0.0 if next_extra is extra and name not in before else number", "number"),
     ("plugins/rollout/extra_columns.py", "extra and name not in before else", "extra else"),
     ("plugins/rollout/extra_columns.py", "source = extra if name in before else next_extra", "source = next_extra"),
@@ -812,5 +812,5 @@ MUTATIONS = [
     ("plugins/trainer/allocation.py", "self.histories = {key: TaskHistory(", "_ = {key: TaskHistory("),
     ("plugins/credit/signals.py", "!= calls[t - 1]", ""),
     ("plugins/credit/signals.py", "count += length == least", "count += length >= least"),
-    ("plugins/credit/signals.py", "steps.step[first], ", ""),
+    ("plugins/credit/signals.py", "np.setdiff1d(first, following)", "first"),
 ]

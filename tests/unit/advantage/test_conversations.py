@@ -133,7 +133,13 @@ def shuffled(rows: list[dict], random: Random) -> list[int]:
     return [steps[t] for t in range(len(rows))]
 
 
-@pytest.mark.parametrize(("name", "params"), VARIANTS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+RANDOM = ("anchor", "action", "text", "value", "gold_probability", "entropy", "teacher_gap", "teacher_log_prob_mean")
+RANDOM += ("potential", "turn_value", "turn_score", "log_prob")
+CASES = [case for case in VARIANTS if case[1].get("baseline") != "one_per_trajectory"]  # of the step that came first
+CASES += [("gigpo", {"modify": [name]}) for name in ("agent_opsd", "empg", "hcapo", "trace", "unlikeliness")]
+
+
+@pytest.mark.parametrize(("name", "params"), CASES, ids=lambda x: x if isinstance(x, str) else "-".join(map(str, x)))
 def test_no_credit_by_order_of_arrival(name, params):
     """Steps with other numbers in a possible order have the same credit, or the method says that it follows a line."""
     for seed in range(6):
@@ -145,7 +151,7 @@ def test_no_credit_by_order_of_arrival(name, params):
             if name in OF_RATES:
                 rows = [{**row, "own": 0.0} for row in rows]
             for row in rows:
-                row |= EXTRA | {key: random.choice(COLUMNS[key]) for key in ("anchor", "action", "text", "value")}
+                row |= EXTRA | {key: random.choice(COLUMNS[key]) for key in RANDOM}
                 row |= {"next_anchor": random.choice(["A", "B", None]), "tokens": 3, "success": outcome > 0}
                 row["anchor"] = f"{row['anchor']}" if row["request"] % 2 else "A"
                 row.pop("parent", None)

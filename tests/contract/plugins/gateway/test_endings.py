@@ -98,8 +98,8 @@ def test_equal_requests_whose_clients_give_up_stay_as_many_turns(header: str) ->
 
     watched = Watched()
     played = run(agent, ["One.", "Two.", "Three."], wait=gate.wait, watch=watched)
-    (one, two), three = played.value
-    assert len({one, two, three}) == len(played.session.turns) == len(played.script.prompts) == 3
+    (first_id, second_id), third_id = played.value
+    assert len({first_id, second_id, third_id}) == len(played.session.turns) == len(played.script.prompts) == 3
     assert played.session.counts["retried"] == 2
 
 
@@ -485,7 +485,7 @@ def test_numbers_and_states_for_the_next_turn_are_refused_once_calls_ran_at_the_
             await web.post(f"{root}/state", json={"key": "start"})
             await ask(client, [*ASKED, {"role": "user", "content": "First."}])
             assert (await web.post(f"{root}/reward", json={"reward": 0.5, "turn": 0})).status_code == 200
-            one, _ = await asyncio.gather(
+            sample, _ = await asyncio.gather(
                 *(client.chat.completions.create(model="policy", messages=ASKED) for _ in "ab")
             )
             bodies = [("reward", {"reward": 1, "turn": 0}), ("state", {"key": "x"}), ("state", {"key": "x", "turn": 0})]
@@ -494,7 +494,7 @@ def test_numbers_and_states_for_the_next_turn_are_refused_once_calls_ran_at_the_
                 assert answer.status_code == 400
                 assert re.search(USE_THE_ID, answer.text)
             for what, body in (("reward", {"reward": 0.25}), ("state", {"key": "here"})):
-                assert (await web.post(f"{root}/{what}", json=body | {"turn": one.id})).status_code == 200
+                assert (await web.post(f"{root}/{what}", json=body | {"turn": sample.id})).status_code == 200
 
     watched = Watched((1, 3))
     played = run(agent, ["First.", "A.", "B."], wait=watched.together, watch=watched, outcome=Outcome(reward=1.0))

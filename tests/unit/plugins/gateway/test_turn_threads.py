@@ -39,7 +39,7 @@ class Turns:
         return threads_of(self.turns, chosen, parallel)
 
 
-def shown(threads: Threads, turns: Sequence[Turn]) -> list[tuple[int, int, int | None]]:
+def rows_of(threads: Threads, turns: Sequence[Turn]) -> list[tuple[int, int, int | None]]:
     """Chain, depth and the turn that follows, of each turn."""
     number = {id(turn): n for n, turn in enumerate(turns)}
     after = [threads.following.get(id(turn)) for turn in turns]
@@ -85,7 +85,7 @@ def test_a_tree_of_requests_is_read_as_it_was_made(seed: int):
     threads = made.threads(parallel=True)
     line = after == [*range(-1, len(texts) - 1)]
     assert places(threads, made.turns) == (None if line else [*zip(after, request, strict=True)])
-    got = shown(threads, made.turns)
+    got = rows_of(threads, made.turns)
     assert [row[1:] for row in got] == [*zip(depth, following, strict=True)]
     for t in turns:
         keeps = after[t] >= 0 and following[after[t]] == t
@@ -94,7 +94,7 @@ def test_a_tree_of_requests_is_read_as_it_was_made(seed: int):
 
 
 @pytest.mark.parametrize(
-    ("asked", "parallel", "after"),
+    ("requests", "parallel", "after"),
     [
         # A conversation; one that is shown anew each time; one that was summarized; one whose last reply was left out.
         ([("q",), ("q", "r0", "a"), ("q", "r0", "a", "r1", "b")], False, None),
@@ -114,9 +114,9 @@ def test_a_tree_of_requests_is_read_as_it_was_made(seed: int):
         ([("q",), ("q", "r0", "a"), ("q", "r0", "b")], False, [-1, 0, 0]),
     ],
 )  # fmt: skip
-def test_what_goes_on_after_what(asked: list[tuple[str, ...]], parallel: bool, after: list[int] | None):
+def test_what_goes_on_after_what(requests: list[tuple[str, ...]], parallel: bool, after: list[int] | None):
     made = Turns()
-    for texts in asked:
+    for texts in requests:
         made.ask(*texts)
     got = places(made.threads(parallel), made.turns)
     assert (None if got is None else [place[0] for place in got]) == after
@@ -126,7 +126,7 @@ def test_a_turn_that_is_left_behind_leads_nowhere():
     made = Turns()
     for texts in (("q",), ("q", "r0", "a"), ("q", "r0", "b"), ("q", "r0", "b", "r2", "c")):
         made.ask(*texts)
-    assert shown(made.threads(False), made.turns) == [(0, 0, 2), (1, 1, None), (0, 1, 3), (0, 2, None)]
+    assert rows_of(made.threads(False), made.turns) == [(0, 0, 2), (1, 1, None), (0, 1, 3), (0, 2, None)]
 
 
 def test_other_tools_and_turns_that_are_not_trained_are_no_border():
