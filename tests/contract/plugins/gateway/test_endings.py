@@ -13,6 +13,7 @@ from openai import BadRequestError
 from test_clients import ASKED, spelled
 
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome
+from verl_turnkey.plugins.gateway.exchange import Exchange
 from verl_turnkey.plugins.gateway.turns import Aborted, Limits
 
 
@@ -47,7 +48,10 @@ def test_an_equal_request_is_another_sample() -> None:
     assert sum(len(row.extra_fields["turnkey"]["steps"]) for row in played.rows) == 3
 
 
-def test_a_lost_connection_leaves_no_turn() -> None:
+def test_a_lost_connection_leaves_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    noticed, close = asyncio.Event(), Exchange.close
+    monkeypatch.setattr(Exchange, "close", lambda self: noticed.set() or close(self))
+
     async def agent(url: str) -> Any:
         async with openai(url, timeout=0.2, max_retries=0) as client:
             with pytest.raises(Exception, match="timed out"):
@@ -55,7 +59,7 @@ def test_a_lost_connection_leaves_no_turn() -> None:
         async with openai(url) as client:
             return await ask(client)
 
-    played = run(agent, ["Lost.", "Here."], wait=lambda: asyncio.sleep(0.5))
+    played = run(agent, ["Lost.", "Here."], wait=noticed.wait)
     assert played.value.message.content == "Here."
     assert [turn.reply.text for turn in played.session.turns] == ["Here."]
 
