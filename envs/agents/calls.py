@@ -9,7 +9,6 @@ import logging
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from functools import partial
 from typing import Any
 
 from verl_turnkey.envs.agents.base import REASON_CHARS, AgentHandle, Outcome, SyncAgentHandle, without_secret
@@ -34,10 +33,10 @@ async def call(
         elif threads is None:
             value = function(task, SyncAgentHandle(agent))
         else:
-            run: Callable[[], Any] = partial(
-                contextvars.copy_context().run, _without_exit, function, task, SyncAgentHandle(agent)
+            context, handle = contextvars.copy_context(), SyncAgentHandle(agent)
+            value = await asyncio.get_running_loop().run_in_executor(
+                threads, lambda: context.run(_without_exit, function, task, handle)
             )
-            value = await asyncio.get_running_loop().run_in_executor(threads, run)
     except (Exception, SystemExit) as error:
         logger.debug("the agent's function raised", exc_info=True)
         source = inspect.getsourcefile(inspect.unwrap(function)) or ""

@@ -43,7 +43,7 @@ class Connection(H11Protocol):
             if cycle.transport is not transport and written < len(BEGINNING) and not transport.is_closing():
                 transport.write(BEGINNING[written : written + 1])
                 written += 1
-                self.loop.call_later(PROBE_SECONDS, probe)
+                self.loop.call_later(PROBE_SECONDS * (written > 1), probe)  # this machine answers the first at once
 
         def rest(response: bytes) -> None:
             cycle.transport = transport

@@ -17,6 +17,7 @@ from test_clients import ASKED, spelled
 
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome
 from verl_turnkey.plugins.credit.rows import read_rows
+from verl_turnkey.plugins.gateway.exchange import Exchange
 from verl_turnkey.plugins.gateway.turns import Aborted, Limits
 
 
@@ -118,7 +119,10 @@ def test_a_retry_of_a_call_that_was_refused_is_a_new_call() -> None:
     assert run(agent, ["One.", "lost", "Two."], wait=model).value == ["One.", "Two."]
 
 
-def test_a_lost_connection_leaves_no_turn() -> None:
+def test_a_lost_connection_leaves_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    noticed, close = asyncio.Event(), Exchange.close
+    monkeypatch.setattr(Exchange, "close", lambda self: noticed.set() or close(self))
+
     async def agent(url: str) -> Any:
         async with openai(url, timeout=0.2, max_retries=0) as client:
             with pytest.raises(Exception, match="timed out"):
@@ -126,7 +130,7 @@ def test_a_lost_connection_leaves_no_turn() -> None:
         async with openai(url) as client:
             return await ask(client)
 
-    played = run(agent, ["Lost.", "Here."], wait=lambda: asyncio.sleep(0.5))
+    played = run(agent, ["Lost.", "Here."], wait=noticed.wait)
     assert played.value.message.content == "Here."
     assert [turn.reply.text for turn in played.session.turns] == ["Here."]
 

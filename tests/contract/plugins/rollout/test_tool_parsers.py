@@ -324,8 +324,23 @@ def test_calls_by_vllms_parsers(name):
     assert read(name, made, "no call here") == []
 
 
-@pytest.mark.parametrize("call_id", ["", "[CALL_ID]a1B2c3D4e"])
-def test_calls_as_mistrals_models_since_2025_write_them(call_id):
+def test_the_id_of_a_call_is_the_models_own():
+    """vLLM's parser of Kimi reads it; others draw one."""
+    made = copy.deepcopy(tokenizer("Qwen3"))
+    marks = [
+        f"<|tool_call{mark}|>" for mark in ("s_section_begin", "_begin", "_argument_begin", "_end", "s_section_end")
+    ]
+    made.add_tokens(marks, special_tokens=True)
+    section, begin, argument, end, last = marks
+    text = f"{section}{begin}functions.look:7{argument}{{}}{end}{last}"
+    assert [call.id for call in read("vllm:kimi_k2", made, text)] == ["functions.look:7"]
+    assert [call.id for call in read("vllm:hermes", made, VLLM["vllm:hermes"][1])] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("call_id", "taken"), [("", None), ("[CALL_ID]a1B2c3D4e", "a1B2c3D4e"), ("[CALL_ID]a1B2", None)]
+)
+def test_calls_as_mistrals_models_since_2025_write_them(call_id, taken):
     """Their tokenizers have the token [ARGS], by which vLLM tells the spellings apart."""
     made = copy.deepcopy(tokenizer("Mistral Nemo"))
     made.add_tokens(["[ARGS]", "[CALL_ID]"], special_tokens=True)
@@ -334,7 +349,7 @@ def test_calls_as_mistrals_models_since_2025_write_them(call_id):
     ]
     calls = read("vllm:mistral", made, "".join(written) + made.eos_token)
     assert [(call.name, call.arguments) for call in calls] == [("put", CUP), ("look", {})]
-    assert [call.id for call in calls] == [call_id.removeprefix("[CALL_ID]") or None] * 2
+    assert [call.id for call in calls] == [taken] * 2, "their templates take no id of another length"
 
 
 @pytest.mark.parametrize("name", VLLM)
