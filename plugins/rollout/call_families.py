@@ -77,7 +77,7 @@ def _is_json(text: str) -> bool:
 
 _HARMONY = re.compile(
     r"(?:<\|start\|>assistant)?(?: to=([\w.-]+))?<\|channel\|>\w+(?: to=([\w.-]+))?"
-    r" ?(?:<\|constrain\|>)?(?:json)?<\|message\|>"
+    r" ?(?:<\|constrain\|>)?\w*<\|message\|>"
 )
 """how a message begins in the harmony format: gpt-oss has the tool's name in the channel or, as in its chat template,
 before it, and the generation prompt has the first ``<|start|>assistant``"""
