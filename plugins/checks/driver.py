@@ -55,9 +55,11 @@ def _as_sentence(config: Any) -> Iterator[None]:
     except (AssertionError, ValueError, CompactHydraException) as error:
         if "turnkey" not in config:  # a run of verl alone
             raise
-        cause = error.__cause__ or error
-        reason = str(cause) or str(traceback.extract_tb(cause.__traceback__)[-1].line)
-        node = re.search(r"full_key: (\S+)", str(error))
+        chain: list[BaseException] = [error]
+        while cause := chain[-1].__cause__:
+            chain.append(cause)
+        reason = str(chain[-1]) or str(traceback.extract_tb(chain[-1].__traceback__)[-1].line)
+        node = re.search(r"full_key: (\S+)", " ".join(map(str, chain)))
         names = OmegaConf.select(config, node[1]) if node else {}
         keys = [f"{node[1]}.{name}" for name in names if node and re.search(rf"\b{name}\b", reason)]
         settings = ", ".join(f"{key}={OmegaConf.select(config, key)}" for key in keys) or (node[1] if node else "")

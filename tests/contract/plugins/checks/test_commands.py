@@ -17,6 +17,7 @@ from contract_tools import driven
 from launch_lines import BASE, filled, write_files
 from typer.testing import CliRunner
 
+from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.cli.main import app
 
 ROOT = Path(__file__).parents[4]
@@ -66,8 +67,11 @@ def home(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = write_files(folder, model_dir)
     shutil.copytree(model_dir, folder / "MODEL")
     (folder / "tasks").mkdir()
+    (folder / "runs" / "babyai").mkdir(parents=True)
+    (folder / "runs" / "babyai" / "tasks").symlink_to(folder / "tasks")
     for split in ("train", "val"):
         rows = pd.read_parquet(folder / f"{split}.parquet").assign(skill="look first", turnkey_hint="look")
+        rows["turnkey_task"] = [Task("", seed).to_json() for seed in range(len(rows))]  # of the line's environment
         for file in (folder / f"{split}.parquet", folder / "tasks" / f"{split}.parquet"):
             rows.to_parquet(file)
     shutil.copy(folder / "val.parquet", folder / "babyai-48.parquet")
@@ -110,7 +114,8 @@ def test_it_runs(here: Path, tmp_path: Path, page: str, command: str) -> None:
         method = [] if any(word.startswith("+turnkey=") for word in overrides) else ["+turnkey=gigpo"]
         keys = {word.lstrip("+").partition("=")[0] for word in overrides}
         base = [word for word in shlex.split(Path("base").read_text()) if word.partition("=")[0] not in keys]
-        driven([*method, *overrides, *base, "turnkey.env.probe=false"])
+        played = [] if "+turnkey/env=" in command else ["turnkey.env.id=turnkey/MiniGrid-v0"]
+        driven([*method, *overrides, *base, *played, "turnkey.env.probe=false"])
     elif words[0] == "turnkey":
         turnkey([*words[1:], *further])
     else:
