@@ -21,6 +21,7 @@ from launch_lines import filled, write_files
 from omegaconf import OmegaConf
 from test_rules import ids_of
 
+from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.plugins.checks.rule_table import rules
 from verl_turnkey.plugins.cli.run_folder import RunFolder
 from verl_turnkey.plugins.config.composing import composed, verls_config_dir
@@ -38,7 +39,9 @@ CELL = re.compile(r"here|plain|(?:refused )?(?P<file>\w+)::(?P<test>\w+)|refused
 @pytest.fixture(scope="module")
 def words(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
     """``words(capability)``: those of its launch line, whose files exist."""
-    files = write_files(tmp_path_factory.mktemp("doors"), model_dir)
+    folder = tmp_path_factory.mktemp("doors")
+    files = write_files(folder, model_dir)
+    write_parquet(folder / "service.parquet", [Task("turnkey/Service-v0", seed) for seed in range(8)], "shop", "train")
     return lambda capability: [*shlex.split(filled(LINES[capability], files)), "turnkey.env.probe=false"]
 
 
@@ -160,7 +163,7 @@ HERE: dict[str, Callable[..., None]] = {
 
 
 @cache
-def tests_in(file: str) -> frozenset[str]:
+def names_in(file: str) -> frozenset[str]:
     return frozenset(re.findall(r"^(?:async )?def test_(\w+)\(", (TESTS / FILES[file]).read_text(), re.MULTILINE))
 
 
@@ -183,7 +186,7 @@ def test_what_shows_a_cell_exists(capability: str, door: str):
     match = CELL.fullmatch(CELLS[capability][door])
     assert match is not None
     if match["file"]:
-        assert match["test"] in tests_in(match["file"])
+        assert match["test"] in names_in(match["file"])
     elif match["rule"]:
         assert match["rule"] in rules()
     else:
