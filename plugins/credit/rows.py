@@ -131,9 +131,9 @@ def read_rows(
     of_heads = {} if heads is None else heads(turns, row, parsed.extra)
     known = {**of_heads, **parsed.extra}
     supplied = {name: column(turns, row) for name, column in (supply or {}).items() if name not in known}
-    env_reward = np.array(parsed.reward, dtype=np.float64) if recorded else None
+    rewards_of_env = np.array(parsed.reward, dtype=np.float64) if recorded else None
     trajectory = np.unique(columns["trajectory"], return_inverse=True)[1]
-    returns = np.bincount(trajectory, reward if env_reward is None else env_reward)
+    returns = np.bincount(trajectory, reward if rewards_of_env is None else rewards_of_env)
     before_turn = None if values is None else values_before(values, turns, row)
     penalty = None if kl is None else turns.sum(kl.double()).numpy()
     return Rows(
@@ -151,7 +151,7 @@ def read_rows(
         runs=runs,
         of_run=of_run,
         turns=turns,
-        reward=env_reward,
+        reward=rewards_of_env,
         reward_before_kl=reward,
         kl=penalty,
         version=np.array(parsed.version or [np.nan] * len(row), dtype=np.float64),

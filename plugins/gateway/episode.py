@@ -176,7 +176,7 @@ def _step(
     next_extra = {**extra, "tool_calls": len(turn.reply.calls), "tool_errors": errors, "seconds_tools": seconds}
     arrived = _arrived(turn.request)
     observation = text_of(arrived)
-    shown = {"text": observation, "images": images_key(image for message in arrived for image in message.images)}
+    texts = {"text": observation, "images": images_key(image for message in arrived for image in message.images)}
     answer = "" if after is None else text_of(_arrived(after.request))
     invalid = turn.refused or ("the agent answered a call with an error" if errors else None)
     columns: dict[str, Any] = {
@@ -194,7 +194,7 @@ def _step(
         truncated=last and truncated,
         version=turn.generated.version,
         **tree,
-        extra=columns | (shown if options.texts else {}),
+        extra=columns | (texts if options.texts else {}),
     )
     return PlayedStep(
         prompt=turn.prompt,

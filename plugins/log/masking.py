@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from verl_turnkey.plugins.config.leaves import leaf_of
-
 MASK = "***"
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SECRET = re.compile(
@@ -87,6 +85,8 @@ def _masked(value: Any, key: str, secret: bool, repeated: Sequence[str]) -> Any:
 
 def _hides(key: str) -> bool:
     """Whether what stands under a key is a secret: by the role of its field, or by a name that is not a field's."""
+    from verl_turnkey.plugins.config.leaves import leaf_of  # with the environments; every process of verl masks
+
     leaf = leaf_of(key)
     inside = key if leaf is None else key.removeprefix(leaf.key).lstrip(".")
     if leaf and leaf.secret and leaf.secret.hides(tuple(inside.split(".")) if inside else ()):

@@ -72,7 +72,7 @@ PUT_TOGETHER = {"plugins.entry", "plugins.checks.rule_table"}
 # `python -m` does; and loads the user's own files.
 SEARCHES = {"envs.checking.processes", "envs.adapters.webshop.server", "plugins.cli.main", "envs.user_modules"}
 
-LONGEST = 320
+LONGEST = 600
 
 
 @dataclass(frozen=True)

@@ -177,8 +177,8 @@ def pairs(*kinds: str) -> Iterator[Any]:
 def test_no_cell_is_empty():
     assert CELLS.keys() == LINES.keys()
     assert all(tuple(cells) == NAMES for cells in CELLS.values())
-    shown = [CELL.match(cell) for row in CELLS.values() for cell in row.values()]
-    assert set(FILES) == {match["file"] for match in shown if match} - {None}
+    matches = [CELL.match(cell) for row in CELLS.values() for cell in row.values()]
+    assert set(FILES) == {match["file"] for match in matches if match} - {None}
 
 
 @pytest.mark.parametrize(("capability", "door"), pairs())

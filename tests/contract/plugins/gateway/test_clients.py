@@ -228,14 +228,14 @@ APIS = (
 )
 
 
-def looks(api: Api, asked: Any, found: Any, changed: Callable[[str], str] = str) -> Agent:
-    """An agent that asks with the content ``asked`` and answers each call with ``found``.
+def looks(api: Api, question: Any, result: Any, changed: Callable[[str], str] = str) -> Agent:
+    """An agent that asks with the content ``question`` and answers each call with ``result``.
 
     ``changed`` makes what it sends, as JSON, of what it has got.
     """
 
     async def agent(url: str) -> None:
-        sent, calls = [{"role": "user", "content": asked}], [None]
+        sent, calls = [{"role": "user", "content": question}], [None]
         async with httpx.AsyncClient(timeout=60) as web:
             while calls:
                 body = {"model": "policy", "max_tokens": 100, "tools": [api.tool]}
@@ -243,7 +243,7 @@ def looks(api: Api, asked: Any, found: Any, changed: Callable[[str], str] = str)
                 answer = await web.post(url + api.path, json=body)
                 assert answer.status_code == 200, answer.text
                 made, calls = api.turn(answer.json())
-                sent = [*sent, *made, *(api.result(call, found) for call in calls)]
+                sent = [*sent, *made, *(api.result(call, result) for call in calls)]
 
     return agent
 
@@ -260,15 +260,15 @@ def test_steps_tell_images_apart_by_their_content(api: Api) -> None:
         Image.new("L", (9, 9), gray).save(file, form)
         return [api.image(f"image/{form.lower()}", base64.b64encode(file.getvalue()).decode())]
 
-    def shown(gray: int, form: str, found: int) -> list[Any]:
-        agent = looks(api, content(gray, form), content(found, form))
+    def keys_of(gray: int, form: str, result: int) -> list[Any]:
+        agent = looks(api, content(gray, form), content(result, form))
         session = run(agent, [called('{"place": "cave"}'), "Here."], model=seeing()).session
         options, episode = StepOptions(state_key("observation"), texts=True), Episode()
         played(session, Outcome(reward=1.0), options, episode)
         assert [step.record["extra"]["text"] for step in episode.steps] == ["", ""]
         return [(step.record["extra"]["images"], step.record["anchor"]) for step in episode.steps]
 
-    first, other = shown(10, "PNG", 30), shown(10, "BMP", 40)
+    first, other = keys_of(10, "PNG", 30), keys_of(10, "BMP", 40)
     assert first[0] == other[0]
     assert len({first[0], first[1], other[1]}) == 3
     assert len({key for step in (*first, *other) for key in step}) == 6

@@ -191,7 +191,7 @@ def test_replies_do_not_wait_for_acknowledgements() -> None:
             await asyncio.sleep(0.01)
         sockets = [connection.transport.get_extra_info("socket") for connection in connections]
         writer.close()
-        options = [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for each in sockets]
+        options = [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in sockets]
         await server.stop()
         return options
 
@@ -314,8 +314,8 @@ def test_calls_beyond_those_that_run_wait_in_line(monkeypatch: pytest.MonkeyPatc
 
     async def agent(url: str) -> Any:
         async with openai(url, max_retries=0) as client:
-            asked = [[{"role": "user", "content": str(number)}] for number in range(30)]
-            return await asyncio.gather(*(ask(client, messages) for messages in asked))
+            questions = [[{"role": "user", "content": str(number)}] for number in range(30)]
+            return await asyncio.gather(*(ask(client, messages) for messages in questions))
 
     played = run(agent, lambda prompt: "Here.", wait=model, limits=replace(LIMITS, turns=30))
     assert [choice.message.content for choice in played.value] == ["Here."] * 30

@@ -58,16 +58,16 @@ def test_the_dead_are_told_from_the_busy(actors: dict[str, Any]):
 
 
 def test_a_busy_process_is_asked_once(actors: dict[str, Any]):
-    asked: list[Any] = []
+    calls: list[Any] = []
 
     def remote(function: Any) -> Any:
-        asked.append(function)
+        calls.append(function)
         return actors["busy"].__ray_call__.remote(function)
 
     busy = {"busy": SimpleNamespace(__ray_call__=SimpleNamespace(remote=remote))}
     dog = Watchdog(60, lambda: 1, lambda: busy, lambda _: None, look_seconds=1)
     assert [dog.examine() for _ in range(2)] == [({}, ["busy"])] * 2
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 def test_one_that_ray_killed_for_memory_is_dead(ray_queue):
