@@ -15,9 +15,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from verl_turnkey.envs.panels import PLACES
-from verl_turnkey.envs.prompting.prompts import TEMPLATES
-
 T = TypeVar("T")
 Names = tuple[str | int, ...]
 """the way from a field's value to a text in it: names of mappings and numbers in lists; empty: the value itself"""
@@ -85,10 +82,14 @@ def _of_component(text: str, names: Names, entry: Mapping[str, Any], _folder: Pa
 
 
 def _of_template(text: str, names: Names, entry: Mapping[str, Any], folder: Path) -> bool:
+    from verl_turnkey.envs.prompting.prompts import TEMPLATES  # every process of verl reads roles, and few play
+
     return not (TEMPLATES / f"{text}.txt").is_file() and _exists(text, names, entry, folder)  # a shipped name wins
 
 
 def _of_environment(text: str, names: Names, entry: Mapping[str, Any], folder: Path) -> bool:
+    from verl_turnkey.envs.panels import PLACES
+
     return {*names[-1:]} <= {*PLACES} and (_code(text) or _exists(text, names, entry, folder))
 
 

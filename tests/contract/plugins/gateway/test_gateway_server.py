@@ -191,7 +191,7 @@ def test_replies_do_not_wait_for_acknowledgements() -> None:
             await asyncio.sleep(0.01)
         sockets = [connection.transport.get_extra_info("socket") for connection in connections]
         writer.close()
-        options = [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in sockets]
+        options = [connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for connected in sockets]
         await server.stop()
         return options
 
