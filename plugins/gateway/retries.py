@@ -56,7 +56,7 @@ class Retries:
             return None
         if attempts.named is not None:
             if attempts.named[0] != named:
-                words = "Idempotency-Key: another request of this episode had it: give each request a key of its own"
+                words = "Idempotency-Key: another request of this episode used it: give each request its own key"
                 raise GatewayError(400, "invalid_request", words)
             return None if _failed(attempts.named[1]) else attempts.named[1]
         if not retried:
