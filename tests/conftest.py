@@ -70,9 +70,9 @@ def of_day(item: pytest.Item, share: int, day: int) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     reorder(items, config.getoption("order"))
     if (share := config.getoption("share")) > 1:
-        others = [item for item in items if not of_day(item, share, config.getoption("day"))]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in {*others}]
+        chosen = [of_day(item, share, config.getoption("day")) for item in items]
+        config.hook.pytest_deselected(items=[item for item, today in zip(items, chosen, strict=True) if not today])
+        items[:] = [item for item, today in zip(items, chosen, strict=True) if today]
     for item in items:
         part = item.path.relative_to(Path(__file__).parent).parts[0]
         if item.get_closest_marker("timeout") is None:

@@ -181,7 +181,7 @@ def test_no_cell_is_empty():
     assert set(FILES) == {match["file"] for match in matches if match} - {None}
 
 
-@pytest.mark.parametrize(("capability", "door"), pairs())
+@pytest.mark.parametrize(("capability", "door"), [*pairs()])
 def test_what_shows_a_cell_exists(capability: str, door: str):
     match = CELL.fullmatch(CELLS[capability][door])
     assert match is not None
@@ -193,6 +193,6 @@ def test_what_shows_a_cell_exists(capability: str, door: str):
         assert CELLS["plain"][door] not in ("plain", *HERE), "no run shows this door"
 
 
-@pytest.mark.parametrize(("capability", "door"), pairs("here"))
+@pytest.mark.parametrize(("capability", "door"), [*pairs("here")])
 def test_a_door_that_is_opened_here(capability: str, door: str, words, run, monkeypatch, tmp_path):
     HERE[door](words(capability), run=run, monkeypatch=monkeypatch, tmp_path=tmp_path)
