@@ -39,7 +39,9 @@ def check_cells(
         refuse("extra-info-not-mapping", f"{problem}, and verl's data set reads its fields: write a struct, not JSON")
     elif "data_source" not in columns:
         _check_tools(config, key, file, columns)
-    reader = next((name for name in ("answer", "function") if name in [e["name"] for e in turnkey.rewards]), None)
+    reader = next(
+        (name for name in ("answer", "function") if name in [entry.get("name") for entry in turnkey.rewards]), None
+    )
     reader = f"turnkey.rewards ({reader})" if reader else verls
     if reader and "reward_model" in columns and (other := _first_other(file, "reward_model", (MAPPING, NULL))):
         problem = f"{key}={file}, row {other[0]}, column 'reward_model': expected {MAPPING}, got {other[1]}"

@@ -36,9 +36,9 @@ from verl_turnkey.plugins.checks.findings import Refusal, refuse
 from verl_turnkey.plugins.checks.mcp import with_servers
 from verl_turnkey.plugins.checks.paths import PROCESSORS, check_takes_images
 from verl_turnkey.plugins.config.examples import load_examples
+from verl_turnkey.plugins.config.playing import several_roles, shares_memory
 from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, credit_modify, estimator_of, turnkey_config
 from verl_turnkey.plugins.rollout.extra_columns import countable
-from verl_turnkey.plugins.rollout.prompts import several_roles, shares_memory
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 
 STEPS = 5

@@ -8,9 +8,10 @@ from typing import Any
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.answers import Answer
+from verl_turnkey.plugins.config.playing import SHARED, several_roles
 from verl_turnkey.plugins.rollout.budget import Cost
 from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep, Prompt
-from verl_turnkey.plugins.rollout.prompts import SHARED, Prompts, several_roles
+from verl_turnkey.plugins.rollout.prompts import Prompts
 
 Node = tuple[int, int]
 """A state on a trajectory: the branch that played the step to it, and the number of the step from it."""

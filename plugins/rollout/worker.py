@@ -21,6 +21,7 @@ from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.rewards import Groups, compose
 from verl_turnkey.envs.user_modules import import_modules, load_function
 from verl_turnkey.plugins.config.examples import load_examples
+from verl_turnkey.plugins.config.playing import shares_memory
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
     credit_modify,
@@ -33,7 +34,6 @@ from verl_turnkey.plugins.log.writer import Counts
 from verl_turnkey.plugins.notices import Failures, InvalidActions
 from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
 from verl_turnkey.plugins.rollout.budget import Allowance
-from verl_turnkey.plugins.rollout.prompts import shares_memory
 from verl_turnkey.plugins.rollout.spaces import check_spaces
 from verl_turnkey.plugins.rollout.strategies import Strategy, most_clones, read_strategy
 from verl_turnkey.plugins.rollout.tool_parsers import call_parser

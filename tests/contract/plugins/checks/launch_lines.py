@@ -136,7 +136,7 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
         "null_prompt_in_row_3": {"prompt": [*good["prompt"][:3], None, *good["prompt"][4:]]},
         "text_info": {"extra_info": '{"index": 0}'},
         "text_truth": {"reward_model": '{"ground_truth": "7"}'},
-        "pictures": {"images": [[]] * 7 + [["a.png"]]},
+        "pictured": {"images": [[]] * 7 + [["a.png"]]},
     }.items():
         good.assign(**cells).to_parquet(folder / f"{name}.parquet")
     (folder / "odd_tools.yaml").write_bytes("tools: []  # Tür\n".encode("latin-1"))

@@ -70,7 +70,9 @@ def home(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "runs" / "babyai").mkdir(parents=True)
     (folder / "runs" / "babyai" / "tasks").symlink_to(folder / "tasks")
     for split in ("train", "val"):
-        rows = pd.read_parquet(folder / f"{split}.parquet").assign(skill="look first", turnkey_hint="look")
+        rows = pd.concat([pd.read_parquet(folder / f"{split}.parquet")] * 2, ignore_index=True).assign(
+            skill="look first", turnkey_hint="look"
+        )
         rows["turnkey_task"] = [Task("", seed).to_json() for seed in range(len(rows))]  # of the line's environment
         for file in (folder / f"{split}.parquet", folder / "tasks" / f"{split}.parquet"):
             rows.to_parquet(file)

@@ -177,8 +177,8 @@ def test_a_run_of_an_agent_is_evaluated_with_its_settings(served: Served):
     assert "the run trained on 3 of them" in done.output
     assert "response 200" in done.output
     fields = json.loads((served.folder / "out" / "eval.json").read_text())
-    assert fields["agent"]["files"] == {"a.b/c.toml": 'x = "{model}"\ny = 1'}
-    assert fields["agent"]["timeout"] == 77
+    assert [*fields["turnkey.agent.files"]] == ["a.b/c.toml"]
+    assert fields["turnkey.agent.timeout"] == 77
     assert {request["max_tokens"] for request in served.requests} == {20}
     assert {request["temperature"] for request in served.requests} == {0.7}
     assert [task["question"] for task in served.result()["tasks"]] == [task["question"] for task in asking(4)]

@@ -146,7 +146,7 @@ def test_another_evaluation_in_the_same_folder_is_refused(lake):
     done = lake("--tasks", "1", "--temperature", "0.5", "turnkey.rollout.history=1", "turnkey.env.kwargs.size=5")
     message = str(done.exception)
     assert "holds another evaluation" in message
-    for line in ("rollout.history: 2 there, 1 now", "sampling.temperature: 1.0 there, 0.5 now", "kwargs.size: 4 there"):
+    for line in ("rollout.history: 2 there, 1 now", "rollout.temperature: 1.0 there, 0.5 now", "kwargs.size: 4 there"):
         assert line in message
     assert lake.requests == []
     good(lake("--tasks", "1", "--temperature", "0.5", "--new"))

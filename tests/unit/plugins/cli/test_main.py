@@ -67,7 +67,7 @@ def test_train_refuses_a_line_before_it_writes_tasks(tmp_path, arguments, words)
             "val.parquet holds tasks with split='test', which override turnkey.env.kwargs.split=all",
         ),
         ("search", {"split": "all"}, [], None),
-        ("search", {}, [], "val.parquet holds tasks that do not say .* turnkey.env.kwargs.split=test"),
+        ("search", {}, [], "val.parquet lack the arguments of their split, turnkey.env.kwargs.split=test"),
         ("search", {}, ["turnkey.env.kwargs.split=all"], None),
     ],
 )
