@@ -47,7 +47,9 @@ class Paths:
         number = np.empty(batch.n_trajectories, dtype=np.int64)
         number[_sorted(batch.ids["trajectory"])] = np.arange(batch.n_trajectories)
         order = np.lexsort((batch.step, number[batch.trajectory]))
-        trajectory, group, size = batch.trajectory[order], batch.group[order], len(order)
+        trajectory, size = batch.trajectory[order], len(order)
+        _, first, group = np.unique(batch.group[order], return_index=True, return_inverse=True)
+        group = np.argsort(np.argsort(first))[group.reshape(-1)]  # numbered as they come in this order
         last = np.append(trajectory[1:] != trajectory[:-1], True)[:size]
         begin = np.flatnonzero(np.append(True, last[:-1])[:size])
         length = np.diff(begin, append=size)
@@ -59,12 +61,8 @@ class Paths:
         if horizon is not None:
             limit = np.maximum(longest, horizon)[group]
         elif "extra.turn_limit" in batch.given:
-            rows = batch.first_rows
-            allowed = np.zeros(batch.n_groups, dtype=np.int64)
-            np.maximum.at(
-                allowed, batch.group[rows], step_column(batch, "loo_td", "turn_limit", 1.0, rows=rows).astype(int)
-            )
-            limit = np.maximum(longest, allowed)[group]
+            np.maximum.at(longest, group, step_column(batch, "loo_td", "turn_limit", 1.0)[order].astype(np.int64))
+            limit = longest[group]
         else:
             everywhere = longest.max(initial=0) * (1 if stopped.any() else 2)
             limit = np.where(np.bincount(group, stopped, batch.n_groups) > 0, longest, everywhere)[group]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_turnkey.advantage.group_ops import Floats, Ints
+from verl_turnkey.advantage.group_ops import Floats
 from verl_turnkey.advantage.methods._turns_left import Paths
 
 WIDTH = 128  # places that words are hashed to
@@ -112,8 +112,7 @@ def _features(paths: Paths, words: Floats) -> Floats:
         _, row = paths.at(k)
         past[row] = MEMORY * past[row - 1] + words[row - 1]
     share = (paths.left / (paths.left + paths.position))[:, None]
-    of_group: Ints = np.unique(paths.group, return_inverse=True)[1].reshape(-1)
-    groups = OF_GROUP * (of_group[:, None] == np.arange(of_group.max() + 1))
+    groups = OF_GROUP * (paths.group[:, None] == np.arange(paths.group.max() + 1))
     return np.hstack([words, words * (2 * share - 1), 0.5 * _unit(past), share, share**2, share**0.5, groups])
 
 

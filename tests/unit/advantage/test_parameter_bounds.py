@@ -24,6 +24,7 @@ BOUNDS = {
     "hdpo": {"epsilon": POSITIVE},
     "hgpo": {"gamma": SHARE, "alpha": FACTOR, "epsilon": POSITIVE},
     "information_gain": {"gamma": SHARE},
+    "loo_td": {"gamma": "(0, 1]", "lam": SHARE, "horizon": "[1, inf)", "prior": POSITIVE, "lone": FACTOR},
     "marshal": {"gamma": SHARE},
     "maxrl": {"epsilon": FACTOR},
     "mc_grpo": {"floor": FACTOR, "epsilon": POSITIVE},
