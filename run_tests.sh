@@ -6,6 +6,8 @@
 #   ./run_tests.sh                 # unit tests, and of the others those in tests/fast.txt: each mechanism once
 #   ./run_tests.sh all             # everything but what is marked as long
 #   ./run_tests.sh long            # that: real runs of further methods and modes, lost processes and nodes
+#   ./run_tests.sh rotation        # a third of the files that `all` adds, and a tenth of the long tests, by the date:
+#                                  # each is run within three and ten days (--share and --day of tests/conftest.py)
 #   ./run_tests.sh unit            # only tests/unit; also: fast, rest (what all adds), contract, openenv, e2e
 #   VERL=verl==0.9.0 TURNKEY_VENV=.venv-0.9.0 ./run_tests.sh verl    # what moved in another verl, then what touches verl
 set -euo pipefail
@@ -60,7 +62,7 @@ against_verl() {
 # Compilers for two of the environments' packages, Java for ScienceWorld, a browser for MiniWoB++, sandboxes of agents.
 programs=(g++:g++ make:make java:default-jre-headless chromium:chromium chromedriver:chromium-driver bwrap:bubblewrap)
 case "$parts" in
-    *fast* | *rest* | *contract* | *e2e* | long) debian_packages "${programs[@]}" ;;
+    *fast* | *rest* | *rotation* | *contract* | *e2e* | *long*) debian_packages "${programs[@]}" ;;
     *unit*) debian_packages bwrap:bubblewrap ;;
 esac
 bash examples/install_cpu.sh "$venv" examples/cpu/environments.txt examples/cpu/docs.txt
@@ -76,6 +78,19 @@ fast() {
     grep "^tests/$1" tests/fast.txt
 }
 
+# What fast leaves out; further arguments are pytest's.
+rest() {
+    local tree
+    for tree in contract e2e; do
+        side_by_side "tests/$tree" $(fast "$tree" | sed 's/^/--deselect=/') --dist loadfile -m "not long" "$@"
+    done
+}
+
+long() {
+    local tree
+    for tree in contract e2e; do side_by_side "tests/$tree" --dist loadfile -m long "$@"; done
+}
+
 for part in $parts; do
     echo "== $part"
     case "$part" in
@@ -86,14 +101,15 @@ for part in $parts; do
             ;;
         # Trees one after the other: names of their files repeat.
         fast) for tree in contract e2e; do side_by_side $(fast "$tree") --dist loadfile -m "not long"; done ;;
-        rest)
-            for tree in contract e2e; do
-                side_by_side "tests/$tree" $(fast "$tree" | sed 's/^/--deselect=/') --dist loadfile -m "not long"
-            done
+        rest) rest ;;
+        long) long ;;
+        rotation)
+            day=$(($(date +%s) / 86400)) # one for all, also past midnight
+            rest --share 3 --day "$day"
+            long --share 10 --day "$day"
             ;;
         openenv) openenv ;;
         verl) against_verl ;;
-        long) for tree in contract e2e; do side_by_side "tests/$tree" --dist loadfile -m long; done ;;
         *) side_by_side "tests/$part" --dist loadfile -m "not long" ;;
     esac
 done

@@ -12,22 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_turnkey.advantage import columns as col
+from verl_turnkey.advantage import group_ops as ops
 from verl_turnkey.advantage.columns import Bools, Column
+from verl_turnkey.advantage.conversations import read_conversations
 from verl_turnkey.advantage.group_ops import Floats, Ints, Runs, joint_codes, run_sums, sort_runs
 
 #: Columns an estimator can need, apart from the four required ones and ``extra.<name>``.
-OPTIONAL_COLUMNS = (
-    "score",
-    "penalty",
-    "anchor",
-    "action",
-    "valid",
-    "terminated",
-    "truncated",
-    "success",
-    "value",
-    "tokens",
-    "text",
+OPTIONAL_COLUMNS = tuple(
+    "score penalty anchor action valid terminated truncated success env_return value tokens text".split()  # noqa: SIM905
 )
 
 
@@ -52,9 +44,15 @@ class StepBatch:
     terminated      the environment ended the episode here; default False
     truncated       a limit ended the episode here; default False
     success         did the trajectory solve the task; default False
+    env_return      the environment's return of the trajectory, given per row, before KL, process rewards and shaping: a
+                    trajectory is solved by it where there is no success; default: the score
     value           critic value before the first token of the turn; default nan
     tokens          number of model tokens of the turn; default 0
     text            observation text; default None
+    after           of a trajectory whose steps are a tree: the step whose reply the step's request holds, -1 where it
+                    begins a conversation; default, and None in all steps of a trajectory: the step before
+    request         equal in a trajectory for samples of one request; None: no other step is one
+    outcome         the part of ``reward`` that a tree's trajectory earned as a whole; default 0
     extra           further columns by name: numbers become float64 (None is nan), anything else an object array
     ==============  ===================================================================================================
 
@@ -67,13 +65,13 @@ class StepBatch:
     objects, nan in value and in extra numbers, refused in all other columns.
 
     Further attributes: ``given``, the optional columns that were passed; ``runs``, the rows of each trajectory in step
-    order; ``first_rows`` (n_trajectories,), the row of each trajectory's earliest step; ``n_groups``;
-    ``n_trajectories``.
+    order, with the tree of ``after`` and ``request`` if any is one; ``first_rows`` (n_trajectories,), the row of each
+    trajectory's earliest step; ``n_groups``; ``n_trajectories``.
 
     Raises:
         ValueError: a column of another length, a value of the wrong type or not finite, a reward, score or penalty
             beyond 1e18, a negative penalty, a step that is negative or not an integer, a repeated (trajectory, step), a
-            trajectory in two groups. Names the column and the row.
+            trajectory in two groups, an ``after`` that names no earlier step. Names the column and the row.
     """
 
     group: Ints
@@ -88,9 +86,11 @@ class StepBatch:
     terminated: Bools
     truncated: Bools
     success: Bools
+    env_return: Floats
     value: Floats
     tokens: Ints
     text: NDArray[np.object_]
+    outcome: Floats
     extra: dict[str, NDArray[Any]]
     ids: dict[str, list[Any]]
     given: frozenset[str]
@@ -114,9 +114,13 @@ class StepBatch:
         terminated: Column | None = None,
         truncated: Column | None = None,
         success: Column | None = None,
+        env_return: Column | None = None,
         value: Column | None = None,
         tokens: Column | None = None,
         text: Column | None = None,
+        after: Column | None = None,
+        request: Column | None = None,
+        outcome: Column | None = None,
         extra: Mapping[str, Column] | None = None,
     ) -> None:
         optional: dict[str, Any] = {
@@ -128,9 +132,13 @@ class StepBatch:
             "terminated": terminated,
             "truncated": truncated,
             "success": success,
+            "env_return": env_return,
             "value": value,
             "tokens": tokens,
             "text": text,
+            "after": after,
+            "request": request,
+            "outcome": outcome,
         }
         extra = {name: column for name, column in (extra or {}).items() if column is not None}
         optional |= {f"extra.{name}": column for name, column in extra.items()}
@@ -146,6 +154,9 @@ class StepBatch:
         self.runs = sort_runs(self.trajectory, self.step)
         self.first_rows = self.runs.order[self.runs.starts]
         self._check_trajectories()
+        if after is not None:
+            tree = read_conversations(self.trajectory, self.step, self.runs.order, after, request, self._place)
+            self.runs = sort_runs(self.trajectory, self.step, tree)
 
         def constant(default: float) -> Floats:
             return np.broadcast_to(np.float64(default), size)
@@ -173,10 +184,14 @@ class StepBatch:
         self.valid = bools("valid", True)
         self.terminated, self.truncated = bools("terminated", False), bools("truncated", False)
         self.success = bools("success", False)
+        self.env_return = self.score if env_return is None else col.amounts("env_return", env_return, self._place)
         self.value = constant(np.nan) if value is None else col.values("value", value, self._place)
         self.tokens = np.broadcast_to(np.int64(0), size)
         if tokens is not None:
             self.tokens = col.ints("tokens", tokens, self._place)
+        self.outcome = constant(0.0)
+        if outcome is not None:
+            self.outcome = col.amounts("outcome", [value or 0.0 for value in outcome], self._place)
         self.text = np.broadcast_to(np.array(None, dtype=object), size) if text is None else col.objects(text)
         self.extra = {name: col.numbers_or_objects(column) for name, column in extra.items()}
         for array in (*vars(self).values(), *self.extra.values()):
@@ -191,8 +206,16 @@ class StepBatch:
         """Codes (S,) of the sets of steps taken from the same state in the same group, and the number of sets."""
         return joint_codes(self.group, self.anchor)
 
+    def rewards(self, gamma: float) -> Floats:
+        """Rewards (S,) for recursions over ``runs`` with this discount: ``reward``, unless a trajectory is a tree."""
+        return ops.conversation_rewards(self.reward, self.outcome, self.runs, gamma)
+
+    def returns(self, gamma: float) -> Floats:
+        """Discounted return from each step on (S,), along its conversation: :func:`.conversation_rewards`."""
+        return ops.discounted_returns(self.rewards(gamma), self.runs, gamma)
+
     def replaced(self, **columns: Floats) -> StepBatch:
-        """The same table with other numbers (S,) in ``reward``, ``score`` or ``penalty``.
+        """The same table with other numbers (S,) in ``reward``, ``outcome``, ``score`` or ``penalty``.
 
         A score that was never given stays the sum of the rewards.
 
@@ -202,8 +225,8 @@ class StepBatch:
         other = copy(self)
         col.common_length({"group": self.group, **columns})
         for name, column in columns.items():
-            if name not in ("reward", "score", "penalty"):
-                raise ValueError(f"replaced: expected reward, score or penalty, got {name}")
+            if name not in ("reward", "outcome", "score", "penalty"):
+                raise ValueError(f"replaced: expected reward, outcome, score or penalty, got {name}")
             bounds = {"low": 0.0} if name == "penalty" else {}
             numbers = col.amounts(name, column, self._place, **bounds)
             numbers.setflags(write=False)

@@ -6,11 +6,13 @@ renaming the groups does not change a single bit of the result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from verl_turnkey.advantage.conversations import Conversations, conversations
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -25,23 +27,29 @@ class Runs:
     """The rows of each trajectory in step order.
 
     ``order`` (S,) lists the rows by (trajectory, step); those of trajectory ``k`` begin at ``starts[k]``, and
-    there are ``lengths[k]`` of them.
+    there are ``lengths[k]`` of them. ``tree``: which step goes on after which; None: each after the one before it.
     """
 
     order: Ints
     starts: Ints
     lengths: Ints
+    tree: Conversations | None = None
 
     @property
     def last(self) -> Ints:
         """The row of each trajectory's last step, (n_trajectories,)."""
         return self.order[self.starts + self.lengths - 1]
 
+    @property
+    def ends(self) -> Ints:
+        """The rows after which nothing follows: the last step of each trajectory, or of each of its conversations."""
+        return self.last if self.tree is None else np.flatnonzero(self.tree.distance == 0)
 
-def sort_runs(trajectory: Ints, step: Ints) -> Runs:
+
+def sort_runs(trajectory: Ints, step: Ints, tree: Conversations | None = None) -> Runs:
     """Runs of ``trajectory`` (S,), codes 0..n-1 that all occur, by ``step`` (S,)."""
     lengths = np.bincount(trajectory)
-    return Runs(np.lexsort((step, trajectory)), np.cumsum(lengths) - lengths, lengths)
+    return Runs(np.lexsort((step, trajectory)), np.cumsum(lengths) - lengths, lengths, tree)
 
 
 def run_sums(values: Floats, runs: Runs) -> Floats:
@@ -52,11 +60,19 @@ def run_sums(values: Floats, runs: Runs) -> Floats:
 def discounted_returns(reward: Floats, runs: Runs, gamma: float | Floats) -> Floats:
     """``R_t = r_t + gamma_t * R_{t+1}`` inside each trajectory; ``reward`` and the result are (S,), in row order.
 
-    ``gamma``: one number, or one for each row, (S,).
+    ``gamma``: one number, or one for each row, (S,). Where steps form a tree, ``R_{t+1}`` is the mean over the steps
+    that follow on a longest way: :func:`conversation_rewards` makes rewards for it.
 
     Goes backwards from the end of all trajectories at once: one numpy call per step of the longest, O(S) work in total,
     and exactly the rounding of the plain recursion (dividing by ``gamma**t`` would overflow on long trajectories).
     """
+    if runs.tree is not None:
+        total = reward.copy()
+        discount = np.broadcast_to(gamma, reward.shape)
+        for rows in runs.tree.levels[:0:-1]:
+            parents, stats = _of_parents(total, runs.tree, rows[runs.tree.main[rows]])
+            total[parents] += discount[parents] * stats.mean
+        return total
     total = reward[runs.order]
     discount = np.broadcast_to(gamma, reward.shape)[runs.order]
     longest_first = np.argsort(-runs.lengths, kind="stable")
@@ -71,24 +87,95 @@ def discounted_returns(reward: Floats, runs: Runs, gamma: float | Floats) -> Flo
     return result
 
 
+def conversation_rewards(reward: Floats, outcome: Floats, runs: Runs, gamma: float) -> Floats:
+    """Rewards (S,) whose :func:`discounted_returns` are the returns of a tree of steps; ``reward`` where there is none.
+
+    ::
+
+        R(t) = sum of gamma^k (r - outcome)(u) over t and all steps u that follow it, k steps later
+               + gamma^(distance of t) (sum of outcome over the trajectory)
+
+    ``outcome`` (S,) is the part of ``reward`` (S,) that the trajectory earned as a whole: every step gets it, samples
+    of one request alike, whether anything goes on after them or not.
+    """
+    tree = runs.tree
+    if tree is None:
+        return reward
+    own = reward - outcome
+    below, aside = own.copy(), np.zeros_like(own)  # rewards from the step on; those that no longest way leads to
+    for rows in tree.levels[:0:-1]:
+        parents, every = _of_parents(below, tree, rows)
+        longest = _of_parents(below, tree, rows[tree.main[rows]])[1]  # of the same parents
+        aside[parents] = gamma * np.where(every.size == 1, 0.0, every.size * every.mean - longest.mean)
+        below[parents] += gamma * every.size * every.mean
+    ends = at_the_end(np.repeat(run_sums(outcome, runs), runs.lengths)[np.argsort(runs.order)], runs, gamma)
+    return own + aside + ends
+
+
+def at_the_end(values: Floats, runs: Runs, gamma: float) -> Floats:
+    """Rewards (S,) whose :func:`discounted_returns` are ``gamma^(steps to the end)`` times ``values`` (S,)."""
+    if runs.tree is not None:
+        distance, height = runs.tree.distance, runs.tree.height
+        return values * (np.power(gamma, distance) - np.where(height > 0, np.power(gamma, height), 0.0))
+    result = np.zeros_like(values)
+    result[runs.last] = values[runs.last]
+    return result
+
+
+def _of_parents(values: Floats, tree: Conversations, rows: Ints) -> tuple[Ints, GroupStats]:
+    """The parents of ``rows``, and the statistics of ``values`` over the rows of each."""
+    parents, place = np.unique(tree.parent[rows], return_inverse=True)
+    return parents, group_stats(values[rows], place.reshape(-1), len(parents))
+
+
 def cut_runs(runs: Runs, ends: Bools) -> Runs:
     """``runs`` with a further border after every row where ``ends`` (S,) is true."""
     first = np.zeros(len(runs.order), dtype=bool)
     first[runs.starts] = True
     first[1:] |= ends[runs.order[:-1]]
     starts = np.flatnonzero(first)
-    return Runs(runs.order, starts, np.diff(starts, append=len(first)))
+    tree = runs.tree
+    if tree is not None and (cut := (tree.parent >= 0) & ends[tree.parent]).any():
+        tree = conversations(np.where(cut, -1, tree.parent), tree.request, ordinals(runs))
+    return replace(runs, starts=starts, lengths=np.diff(starts, append=len(first)), tree=tree)
 
 
 def ordinals(runs: Runs) -> Ints:
-    """Position of each step in its trajectory, from 0: (S,), in row order."""
+    """Steps before each step in its trajectory, or in its conversation: (S,), in row order."""
     result = np.empty_like(runs.order)
+    if runs.tree is not None:
+        for depth, rows in enumerate(runs.tree.levels):
+            result[rows] = depth
+        return result
     result[runs.order] = np.arange(len(runs.order)) - np.repeat(runs.starts, runs.lengths)
     return result
 
 
+def distances(runs: Runs) -> Ints:
+    """Steps from each step to the end of its trajectory, or of its conversation: (S,), in row order."""
+    if runs.tree is not None:
+        return runs.tree.distance
+    result = np.empty_like(runs.order)
+    result[runs.order] = np.repeat(runs.starts + runs.lengths, runs.lengths) - 1 - np.arange(len(runs.order))
+    return result
+
+
 def next_values(values: Values, runs: Runs, last: Values | float | int) -> Values:
-    """``values`` (S,) of the following step of the same trajectory; ``last`` (a number or (S,)) after its last step."""
+    """``values`` (S,) of the following step of the same trajectory; ``last`` (a number or (S,)) after its last step.
+
+    In a tree: the mean over the steps that follow on a longest way, of integers the smallest.
+    """
+    if (tree := runs.tree) is not None:
+        following: Any = np.broadcast_to(last, values.shape).astype(values.dtype)
+        for rows in tree.levels[1:]:
+            rows = rows[tree.main[rows]]
+            if values.dtype == np.int64:
+                following[tree.parent[rows]] = np.iinfo(np.int64).max
+                np.minimum.at(following, tree.parent[rows], values[rows])
+            else:
+                parents, stats = _of_parents(cast("Floats", values), tree, rows)
+                following[parents] = stats.mean
+        return following
     result = np.empty_like(values)
     result[runs.order[:-1]] = values[runs.order[1:]]
     final = runs.last
@@ -96,11 +183,31 @@ def next_values(values: Values, runs: Runs, last: Values | float | int) -> Value
     return result
 
 
-def previous_values(values: Values, runs: Runs, first: int) -> Values:
-    """``values`` (S,) of the preceding step of the same trajectory; ``first`` before its first step."""
+def previous_values(values: Values, runs: Runs, first: Values | float | int) -> Values:
+    """``values`` (S,) of the preceding step of the same trajectory; ``first`` (a number or (S,)) before its first."""
+    if runs.tree is not None:
+        before: Any = np.where(runs.tree.parent >= 0, values[runs.tree.parent], first)
+        return before.astype(values.dtype)
     result = np.empty_like(values)
     result[runs.order[1:]] = values[runs.order[:-1]]
-    result[runs.order[runs.starts]] = first
+    begin = runs.order[runs.starts]
+    result[begin] = np.broadcast_to(first, values.shape)[begin]
+    return result
+
+
+def running_sums(values: Values, runs: Runs) -> Values:
+    """Sum of ``values`` (S,) over each step and those before it in its trajectory, or its conversation -> (S,)."""
+    if runs.tree is not None:
+        total = values.copy()
+        for rows in runs.tree.levels[1:]:
+            total[rows] += total[runs.tree.parent[rows]]
+        return total
+    trajectory = np.repeat(np.arange(len(runs.starts)), runs.lengths)
+    place = ordinals(runs)[runs.order]
+    grid = np.zeros((len(runs.starts), int(runs.lengths.max(initial=0))), dtype=values.dtype)
+    grid[trajectory, place] = values[runs.order]
+    result = np.empty_like(values)
+    result[runs.order] = grid.cumsum(axis=1)[trajectory, place]
     return result
 
 

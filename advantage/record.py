@@ -7,11 +7,13 @@
      "branch": int,
      "steps": [{"step": int, "reward": float, "anchor": str | int | None, "action": str | None, "valid": bool,
                 "penalty": float, "terminated": bool, "truncated": bool, "success": bool,
-                "extra": {name: float | str}, "composed_reward": float, "version": int}]}
+                "extra": {name: float | str}, "composed_reward": float, "version": int,
+                "after": int, "request": int, "outcome": float}]}
 
 ``reward`` is the environment's. ``composed_reward`` is optional; where present, the estimators see it instead of
 ``reward``. The ``version`` of a step is that of the newest weights that wrote it, and optional; records of version 1
-have none.
+have none. ``after``, ``request`` and ``outcome`` are those of :class:`~.batch.StepBatch`: optional, on all steps of a
+trajectory whose steps are a tree.
 One row per step: one entry. One row per trajectory: one entry per turn. Group and rollout are not in the record, they
 come from verl's row key. ``branch`` identifies the trajectories of a rollout that forked: absent or 0 on the rows
 of the first one; records before version 3 have none. A failed episode is a single row with a reason and no steps. Only
@@ -43,7 +45,14 @@ _FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
     "success": ((bool,), "a bool"),
     "extra": ((dict,), "a dict of float or str by name"),
 }
-_OPTIONAL = {"composed_reward": _REWARD, "version": ((int,), "an int >= 0, or left out")}
+_OPTIONAL = {
+    "composed_reward": _REWARD,
+    "version": ((int,), "an int >= 0, or left out"),
+    "after": ((int,), "an int >= -1, or left out"),
+    "request": ((int,), "an int >= 0, or left out"),
+    "outcome": _REWARD,
+}
+_LEAST = {"version": 0, "after": -1, "request": 0}
 _ALL = _FIELDS | _OPTIONAL
 _TYPES = tuple((name, types) for name, (types, _) in _FIELDS.items())
 
@@ -66,6 +75,9 @@ def make_step(
     extra: Mapping[str, float | str] | None = None,
     composed_reward: float | None = None,
     version: int | None = None,
+    after: int | None = None,
+    request: int | None = None,
+    outcome: float | None = None,
 ) -> dict[str, Any]:
     """One entry of a record. Numpy scalars are turned into Python's; nothing else is converted.
 
@@ -73,6 +85,7 @@ def make_step(
     the state the action was taken in. ``success``: whether the trajectory solved the task, on all of its steps.
     ``composed_reward``: what the estimators see in the place of ``reward``; None: they see ``reward``. ``version``: of
     the newest weights that wrote the step's tokens, which counts for the staleness of these tokens; None: not known.
+    ``after``, ``request``, ``outcome``: of a trajectory whose steps are a tree, see :class:`~.batch.StepBatch`.
 
     Raises:
         RecordError: a value of the wrong type or range.
@@ -89,10 +102,9 @@ def make_step(
         "success": _plain(success),
         "extra": {name: _plain(value) for name, value in (extra or {}).items()},
     }
-    if composed_reward is not None:
-        entry["composed_reward"] = _plain(composed_reward)
-    if version is not None:
-        entry["version"] = _plain(version)
+    optional = {"composed_reward": composed_reward, "version": version}
+    optional |= {"after": after, "request": request, "outcome": outcome}
+    entry |= {name: _plain(value) for name, value in optional.items() if value is not None}
     _check_step(entry, "make_step")
     return entry
 
@@ -168,11 +180,13 @@ def _check_step(entry: Any, where: str) -> None:
         _raise_value(entry, "step", where)
     if not -LARGEST_REWARD <= entry["reward"] <= LARGEST_REWARD:  # nan neither
         _raise_value(entry, "reward", where)
-    composed = entry.get("composed_reward", 0.0)
-    if type(composed) not in _NUMBER or not -LARGEST_REWARD <= composed <= LARGEST_REWARD:
-        _raise_value(entry, "composed_reward", where)
-    if type(version := entry.get("version", 0)) is not int or version < 0:
-        _raise_value(entry, "version", where)
+    for name in ("composed_reward", "outcome"):
+        amount = entry.get(name, 0.0)
+        if type(amount) not in _NUMBER or not -LARGEST_REWARD <= amount <= LARGEST_REWARD:
+            _raise_value(entry, name, where)
+    for name, least in _LEAST.items():
+        if type(number := entry.get(name, 0)) is not int or number < least:
+            _raise_value(entry, name, where)
     if not 0 <= entry["penalty"] <= LARGEST_REWARD:
         _raise_value(entry, "penalty", where)
     for name, value in entry["extra"].items():

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,11 @@ class Answer:
     @property
     def invalid(self) -> bool:
         return self.info["invalid"]
+
+    @property
+    def role(self) -> Any:
+        """Whose move it is; None: the environment has no roles."""
+        return self.info.get("extra", {}).get("role")
 
 
 def read_reset(answer: Any) -> Answer | Fault:
@@ -217,7 +222,7 @@ def _info(info: Any, faults: list[Fault], of_tools: tuple[str, Callable[[Any], A
         except (TypeError, ValueError) as error:
             fault(str(error))
     if optional.get("images"):
-        optional["images_key"] = _images_key(optional["images"])
+        optional["images_key"] = images_key(optional["images"])
     return {
         **{name: value for name, value in optional.items() if value},
         "state_key": plain_text(key) if isinstance(key, str) else key,
@@ -243,12 +248,13 @@ def _image(image: Any) -> np.ndarray:
     return array
 
 
-def _images_key(images: list[np.ndarray]) -> str:
-    content = hashlib.sha1()
+def images_key(images: Iterable[Any]) -> str:
+    """See :attr:`Answer.images_key`."""
+    content, images = hashlib.sha1(), [_image(image) for image in images]
     for image in images:
         content.update(repr(image.shape).encode())
         content.update(image.data)  # contiguous, see _image
-    return content.hexdigest()[:16]
+    return content.hexdigest()[:16] if images else ""
 
 
 def _extra(value: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from verl_turnkey.envs.errors import TaskFormatError
 from verl_turnkey.envs.registry import make, spec_of
-from verl_turnkey.envs.tasks import Task, held_out_seeds, write_parquet
+from verl_turnkey.envs.tasks import Task, held_out_seeds, open_parquet, write_parquet
 
 METADATA = "turnkey_panel"
 """key of a parquet file's metadata that holds its panel"""
@@ -207,7 +207,5 @@ def panel_of(file: str | PathLike[str]) -> Panel | None:
     path = Path(file).expanduser()
     if path.suffix != ".parquet" or not path.is_file():
         return None
-    import pyarrow.parquet as pq
-
-    text = (pq.read_schema(path).metadata or {}).get(METADATA.encode())
+    text = (open_parquet(path).schema_arrow.metadata or {}).get(METADATA.encode())
     return None if text is None else Panel.read(text.decode("utf-8"), str(path))

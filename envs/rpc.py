@@ -12,6 +12,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +20,16 @@ from verl_turnkey.envs.errors import EnvironmentKwargsError
 
 _CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 _BUSY = (502, 503, 504)  # a proxy or a server that asks the client to retry later
+
+
+def on_this_machine(url: str) -> bool:
+    """Whether a server is reached by this machine's own name or loopback address, as by no proxy."""
+    host = urlsplit(url).hostname or ""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified
 
 
 class ServerError(RuntimeError):

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from verl_turnkey.advantage.text_files import whole_file
 from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 
 COLUMN = "turnkey_task"
@@ -174,9 +174,27 @@ def write_parquet(
             zip(tasks, prompts or [None] * len(tasks), truths, hints or [None] * len(tasks), strict=True)
         )
     ]
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pandas(pd.DataFrame(rows), preserve_index=False)
-    pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **(metadata or {})}), path)
+    with whole_file(path) as part:
+        pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **(metadata or {})}), part)
+
+
+def open_parquet(path: str | PathLike[str]) -> Any:
+    """A ``pyarrow.parquet.ParquetFile``.
+
+    Raises:
+        ValueError: it was cut while it was written, or is another file; names it.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise ValueError(
+            f"{path} is not a whole parquet file ({error}). Delete it and write it again: `turnkey train` writes tasks "
+            "that are missing, `turnkey tasks` others"
+        ) from None
 
 
 def _messages(prompt: Any) -> list[dict[str, str]]:

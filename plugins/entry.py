@@ -29,6 +29,8 @@ def _banner() -> None:
     os.environ["TURNKEY_BANNER_SHOWN"] = "1"
     from importlib.metadata import version
 
+    for stream in (sys.stdout, sys.stderr):  # the header names files and environments on any terminal
+        getattr(stream, "reconfigure", dict)(errors="backslashreplace")
     print(f"verl-turnkey {version('verl-turnkey')} is loaded: {' '.join(overrides)}", flush=True)
 
 

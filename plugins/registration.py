@@ -9,6 +9,11 @@ from typing import Any
 
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS, TRAINERS, claim, guarded
 
+LOOP_CLASSES = (
+    "verl_turnkey.plugins.gateway.policy_user.PolicyUserLoop",
+    "verl_turnkey.plugins.gateway.loop.UserAgentLoop",
+)
+
 
 def register_search_path(module: ModuleType) -> None:
     """Let Hydra find the groups ``turnkey``, ``turnkey/loss``, ``/modifier``, ``/env``, ``/preset`` and ``/device``."""
@@ -77,5 +82,5 @@ def register_agent_loops(module: ModuleType) -> None:
     def register(name: str, target: str) -> None:
         claim("agent_loop", name, module._agent_loop_registry, {"_target_": target})
 
-    for name, target in AGENT_LOOPS.items():
+    for name, target in zip(AGENT_LOOPS, LOOP_CLASSES, strict=True):
         guarded("agent_loop", name, functools.partial(register, name, target))

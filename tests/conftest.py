@@ -1,6 +1,7 @@
 """Holds for every part: a skipped test is a gap, and a gap fails the run; so does a test that hangs.
 
 ``pytest tests/unit --order reversed`` and ``--order random:7`` run the tests in another order; the number is a seed.
+``pytest tests/contract --share 3`` runs those of today: a third of the files, and a third of the tests marked ``long``.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import random
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -41,6 +44,8 @@ def order(value: str) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--order", type=order, default="listed", help="listed (default), reversed, or random:SEED")
+    parser.addoption("--share", type=int, default=1, help="N: run an Nth of the tests, all within N days")
+    parser.addoption("--day", type=int, default=int(time.time()) // 86400, help="of --share; default: since 1970")
 
 
 def reorder(items: list[pytest.Item], order: str) -> None:
@@ -56,8 +61,18 @@ def reorder(items: list[pytest.Item], order: str) -> None:
         items[:] = [item for tests in files for item in tests]
 
 
+def of_day(item: pytest.Item, share: int, day: int) -> bool:
+    """Whether ``item`` is in the share of ``day``: by its file, whose tests share fixtures; a long test by its name."""
+    name = item.nodeid if item.get_closest_marker("long") else item.nodeid.partition("::")[0]
+    return crc32(name.encode()) % share == day % share
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     reorder(items, config.getoption("order"))
+    if (share := config.getoption("share")) > 1:
+        others = [item for item in items if not of_day(item, share, config.getoption("day"))]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in {*others}]
     for item in items:
         part = item.path.relative_to(Path(__file__).parent).parts[0]
         if item.get_closest_marker("timeout") is None:
@@ -78,6 +93,8 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if _gaps:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    elif session.config.getoption("share") > 1 and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK  # none of this day
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -26,7 +26,7 @@ def td_errors(batch: StepBatch, gamma: float, bootstrap: Floats | float = 0.0) -
         )
     episodes = cut_runs(batch.runs, batch.terminated)
     following = next_values(batch.value, episodes, np.where(batch.terminated, 0.0, bootstrap))
-    return batch.reward + gamma * following - batch.value
+    return batch.rewards(gamma) + gamma * following - batch.value
 
 
 def gae(batch: StepBatch, delta: Floats, gamma: float, lam: float | Floats) -> Floats:

@@ -9,7 +9,9 @@ from verl_turnkey.advantage.group_ops import (
     Bools,
     Floats,
     Ints,
+    at_the_end,
     discounted_returns,
+    distances,
     equal,
     group_stats,
     joint_codes,
@@ -47,9 +49,9 @@ def distance_to_success(batch: StepBatch, solved: Bools) -> tuple[Floats, Floats
     has the largest distance of its group plus 1.
     """
     following = next_anchors(batch)
-    last = batch.runs.last
+    ends = batch.runs.ends
     wins = np.zeros(len(batch), dtype=bool)
-    wins[last] = solved[batch.trajectory[last]]
+    wins[ends] = solved[batch.trajectory[ends]]
     state = np.concatenate([batch.anchor, following]) - TERMINAL
     node, n = joint_codes(np.tile(batch.group, 2), state)
     tail, head = np.split(node, 2)
@@ -69,9 +71,9 @@ def distance_to_success(batch: StepBatch, solved: Bools) -> tuple[Floats, Floats
         distance[frontier] = steps
     before, after = distance[tail], distance[head]
     farthest = np.zeros(batch.n_groups)
-    for distances in (before, after):
-        finite = np.isfinite(distances)
-        np.maximum.at(farthest, batch.group[finite], distances[finite])
+    for away in (before, after):
+        finite = np.isfinite(away)
+        np.maximum.at(farthest, batch.group[finite], away[finite])
     beyond = farthest[batch.group] + 1.0
     return np.where(np.isinf(before), beyond, before), np.where(np.isinf(after), beyond, after)
 
@@ -85,22 +87,22 @@ def state_values(batch: StepBatch, gamma: float) -> tuple[Floats, Floats, float]
     adds ``gamma V(next) - V(s)``, exactly 0 where the two are the same but for rounding.
     """
     state, n = batch.anchor_groups
-    last = batch.runs.last
+    following = next_values(state, batch.runs, TERMINAL)
+    last = np.flatnonzero(following == TERMINAL)
     largest, group = np.zeros(batch.n_groups), np.zeros(n, dtype=np.int64)
     np.maximum.at(largest, batch.group[last], np.abs(batch.score[last]))
     group[state] = batch.group
     unit = np.ldexp(1.0, np.frexp(largest)[1])[batch.group]  # a power of two: no score is above it, nor any value
-    score = batch.score[last] / unit[last]
-    outcome = np.zeros(len(batch))
-    outcome[last] = gamma * score
+    score = batch.score / unit
+    outcome = at_the_end(gamma * score, batch.runs, gamma)
     value = group_stats(discounted_returns(outcome, batch.runs, gamma), state, n).mean
+    end = np.power(gamma, distances(batch.runs)) * score
 
-    following = next_values(state, batch.runs, TERMINAL)
     edge, times = np.unique((state * n + following)[following != TERMINAL], return_counts=True)
     tail, head = edge // max(n, 1), edge % max(n, 1)
     steps = np.bincount(state, minlength=n)
     chance = gamma * times / steps[tail]
-    ends = _exact_sums(gamma * score / steps[state[last]], state[last], n)
+    ends = _exact_sums(gamma * end[last] / steps[state[last]], state[last], n)
     moving = np.zeros(batch.n_groups, dtype=bool)
     for _ in range(SWEEPS):
         new = ends + _exact_sums(chance * value[head], tail, n)
@@ -109,7 +111,7 @@ def state_values(batch: StepBatch, gamma: float) -> tuple[Floats, Floats, float]
             break
         value = np.where(moving[group], new, value)
     before = value[state]
-    after = gamma * next_values(before, batch.runs, score[batch.trajectory])
+    after = gamma * next_values(before, batch.runs, end)
     converged = float(np.mean(~moving)) if batch.n_groups else 1.0
     return unit * before, unit * np.where(equal(after, before), 0.0, after - before), converged
 
@@ -120,12 +122,10 @@ def visit_values(batch: StepBatch, gamma: float, end: Floats) -> tuple[Floats, F
     ``V(s) = mean of gamma^k R over the visits of s``: k steps, the one taken in s included, lead to the end of the
     visitor's trajectory, whose score is R. After the last step comes ``end`` (S,).
     """
-    last = batch.runs.last
-    outcome = np.zeros(len(batch))
-    outcome[last] = gamma * batch.score[last]
+    outcome = at_the_end(gamma * batch.score, batch.runs, gamma)
     state, n = batch.anchor_groups
     value = group_stats(discounted_returns(outcome, batch.runs, gamma), state, n).mean[state]
-    return value, next_values(value, batch.runs, end)
+    return value, next_values(value, batch.runs, np.power(gamma, distances(batch.runs)) * end)
 
 
 def _exact_sums(terms: Floats, codes: Ints, n: int) -> Floats:

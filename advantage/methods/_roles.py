@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, Runs, group_stats, joint_codes, run_sums, sort_runs
-from verl_turnkey.advantage.methods._step_columns import key_column
+from verl_turnkey.advantage.methods._step_columns import key_column, refuse_trees
 from verl_turnkey.advantage.params import ConfigError
 
 
@@ -35,6 +35,7 @@ def read_roles(batch: StepBatch) -> Roles:
     Raises:
         ConfigError: two roles have the same text, as 1 and "1" have.
     """
+    refuse_trees(batch, "extra.role")
     role, ids = key_column(batch, "role")
     if len(role) and role.max() >= len(ids):
         role, ids = np.minimum(role, len(ids)), [*ids, None]

@@ -10,7 +10,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.columns import encode
-from verl_turnkey.advantage.group_ops import Ints
+from verl_turnkey.advantage.group_ops import Ints, previous_values
 from verl_turnkey.advantage.methods._step_columns import key_column
 from verl_turnkey.advantage.params import ConfigError
 
@@ -41,12 +41,12 @@ def past_actions(batch: StepBatch, action: Ints, known: int) -> Ints:
     codes: dict[frozenset[int], int] = {}
     result = np.zeros(len(batch), dtype=np.int64)
     taken = action.tolist()
-    for start, length in zip(batch.runs.starts.tolist(), batch.runs.lengths.tolist(), strict=True):
-        past: frozenset[int] = frozenset()
-        for row in batch.runs.order[start : start + length].tolist():
-            result[row] = codes.setdefault(past, len(codes))
-            if taken[row] < known and taken[row] not in past:
-                past |= {taken[row]}
+    before = previous_values(np.arange(len(batch)), batch.runs, -1).tolist()
+    past: dict[int, frozenset[int]] = {-1: frozenset()}  # up to a row, its own action included
+    for row in batch.runs.order.tolist():
+        so_far = past[before[row]]
+        result[row] = codes.setdefault(so_far, len(codes))
+        past[row] = so_far | {taken[row]} if taken[row] < known and taken[row] not in so_far else so_far
     return result
 
 

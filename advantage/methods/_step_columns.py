@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.columns import Bools, encode
-from verl_turnkey.advantage.group_ops import Floats, Ints
+from verl_turnkey.advantage.group_ops import Floats, Ints, previous_values
 from verl_turnkey.advantage.params import ConfigError
 
 
@@ -93,10 +94,18 @@ def value_after(batch: StepBatch, method: str, name: str, low: float = -np.inf, 
     ``turnkey_env`` writes 0 for a turn that never reached the environment. The state stayed, so an invalid step with a
     0 has the value of the last step that has one.
     """
-    order = batch.runs.order
-    values = step_column(batch, method, name, low, high)[order]
-    idle, trajectory = ~batch.valid[order] & (values == 0), batch.trajectory[order]
-    latest: Ints = np.maximum.accumulate(np.where(idle, 0, np.arange(len(values))))
-    result = np.empty_like(values)
-    result[order] = np.where(trajectory[latest] == trajectory, values[latest], 0.0)
+    result = step_column(batch, method, name, low, high)
+    before = previous_values(np.arange(len(batch)), batch.runs, -1)
+    for row in batch.runs.order[(~batch.valid & (result == 0))[batch.runs.order]].tolist():
+        result[row] = result[before[row]] if before[row] >= 0 else 0.0
     return result
+
+
+def refuse_trees(batch: StepBatch, what: str) -> None:
+    """Raises ConfigError: a trajectory is a tree of steps, which ``what`` does not follow."""
+    if (tree := batch.runs.tree) is not None:
+        row = int(np.argmax(tree.parent != previous_values(np.arange(len(batch)), replace(batch.runs, tree=None), -1)))
+        raise ConfigError(
+            f"{what} follows one conversation per episode, but calls of trajectory "
+            f"{batch.ids['trajectory'][batch.trajectory[row]]!r} ran side by side: choose another method"
+        )

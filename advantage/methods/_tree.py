@@ -8,7 +8,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, cut_runs, group_stats, joint_codes, next_values
-from verl_turnkey.advantage.methods._step_columns import key_column, step_column
+from verl_turnkey.advantage.methods._step_columns import key_column, refuse_trees, step_column
 from verl_turnkey.advantage.params import ConfigError
 
 
@@ -42,6 +42,7 @@ def read_tree(batch: StepBatch) -> Tree:
         ConfigError: a step has no key, one node has two origins, or a path comes back to itself: ``parent`` is a key of
             the state then, not of the path.
     """
+    refuse_trees(batch, "extra.parent")
     parent, ids = key_column(batch, "parent")
     if len(nowhere := np.flatnonzero(parent >= len(ids))):
         raise _error(batch, int(nowhere[0]), "it has no key")

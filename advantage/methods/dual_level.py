@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import discounted_returns, joint_codes, ordinals
+from verl_turnkey.advantage.group_ops import joint_codes, ordinals
 from verl_turnkey.advantage.methods._episode_level import Singleton, episode_level
 from verl_turnkey.advantage.methods._two_levels import EPSILON, two_levels, z_scores
 from verl_turnkey.advantage.params import check
@@ -54,7 +54,7 @@ def dual_level(batch: StepBatch, params: DualLevelParams) -> Credit:
     (``trajectory_w=turn_w=0.5``) and gives a turn without counterpart its raw return (``singleton="score"``). That it
     gets 0, and the penalty, are our reading.
     """
-    returns = discounted_returns(batch.reward, batch.runs, params.gamma)
+    returns = batch.returns(params.gamma)
     trajectory = episode_level(batch, norm="mean_std", scope="outcomes", singleton=params.singleton, epsilon=EPSILON)
     ordinal, n = joint_codes(batch.group, ordinals(batch.runs))
     turn = z_scores(returns, ordinal, n)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Norm, discounted_returns, group_stats, normalize
+from verl_turnkey.advantage.group_ops import Norm, group_stats, normalize
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
 from verl_turnkey.advantage.methods._similarity import similar_states
 from verl_turnkey.advantage.metrics import describe_groups
@@ -75,7 +75,7 @@ def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
     float32, where the division amplifies the rounding of a constant group, we give exactly 0. That a group of one gets
     0 is our reading.
     """
-    returns = discounted_returns(batch.reward, batch.runs, params.gamma)
+    returns = batch.returns(params.gamma)
     inside, after = penalties(batch, params.scope)
     episode = episode_level(
         batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon

@@ -19,6 +19,7 @@ from verl_turnkey.advantage.group_ops import (
     next_values,
     normalize,
 )
+from verl_turnkey.advantage.methods._step_columns import refuse_trees
 from verl_turnkey.advantage.params import ConfigError, check
 from verl_turnkey.advantage.registry import ValueHead, register_estimator
 
@@ -90,6 +91,7 @@ def hae(batch: StepBatch, params: HaeParams) -> Credit:
     first; it writes keep penalties with a negative sign, and has a further one for a changed subgoal, not offered. That
     a first turn that says KEEP is charged, though it opens a segment, is our reading.
     """
+    refuse_trees(batch, "hae")
     low, term = _column(batch, "value_low"), _column(batch, "value_term")
     switches = np.nan_to_num(_column(batch, "switch", read=[])) != 0
     episodes = cut_runs(batch.runs, batch.terminated)

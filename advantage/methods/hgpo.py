@@ -13,7 +13,6 @@ from verl_turnkey.advantage.group_ops import (
     Ints,
     Norm,
     Std,
-    discounted_returns,
     group_stats,
     joint_codes,
     normalize,
@@ -78,7 +77,7 @@ def hgpo(batch: StepBatch, params: HgpoParams) -> Credit:
     ``singleton="score"``). Our reading, as in the code: a level is left out by the step's own A_k = 0, also for a step
     that is exactly average; the std is the population's.
     """
-    returns = discounted_returns(batch.reward, batch.runs, params.gamma)
+    returns = batch.returns(params.gamma)
     inside, after = penalties(batch, params.scope)
     own = returns - inside
     metrics = {"credit/groups": float(batch.n_groups)}

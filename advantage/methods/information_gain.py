@@ -11,11 +11,14 @@ from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import (
     Floats,
     Ints,
+    at_the_end,
     discounted_returns,
+    distances,
     equal,
     group_stats,
     next_values,
     normalize,
+    ordinals,
 )
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.methods._two_levels import EPSILON
@@ -69,12 +72,14 @@ def information_gain(batch: StepBatch, params: InformationGainParams) -> Credit:
     value = step_column(batch, "information_gain", "gold_probability", 0.0, 1.0)
     if params.gain == "log_probability":
         value = _logarithm(batch, value)
-    last = np.zeros(len(batch), dtype=bool)
-    last[batch.runs.last] = True
+    last = next_values(np.zeros(len(batch)), batch.runs, 1.0) > 0
     reward = np.where(last, batch.score, next_values(value, batch.runs, 0.0) - value)
     pool = batch.group if params.pool == "joint" else 2 * batch.group + last
-    z = _normalized(reward, pool, 2 * batch.n_groups)
-    gains, outcomes = reward[~last], np.where(last, z, 0.0)
+    counted = np.append(np.flatnonzero(~last), batch.runs.last)  # each outcome once
+    z = _normalized(reward, pool, 2 * batch.n_groups, counted)
+    gains = reward[~last]
+    outcomes = at_the_end(z[batch.runs.last][batch.trajectory], batch.runs, params.gamma)
+    z = np.where(last, 0.0, z) + outcomes
     total = discounted_returns(z, batch.runs, params.gamma)
     return Credit.of_parts(
         {
@@ -92,8 +97,8 @@ def information_gain(batch: StepBatch, params: InformationGainParams) -> Credit:
     )
 
 
-def _normalized(values: Floats, codes: Ints, n: int) -> Floats:
-    stats = group_stats(values, codes, n, "population")
+def _normalized(values: Floats, codes: Ints, n: int, counted: Ints) -> Floats:
+    stats = group_stats(values[counted], codes[counted], n, "population")
     spread = stats.std[codes]
     centred = normalize(values, codes, stats, "mean", EPSILON)
     return np.where(spread > 0, centred / (np.sqrt(spread**2 + VARIANCE_EPSILON) + EPSILON), 0.0)
@@ -101,7 +106,7 @@ def _normalized(values: Floats, codes: Ints, n: int) -> Floats:
 
 def _logarithm(batch: StepBatch, value: Floats) -> Floats:
     """``log(value)`` where a gain reads it: not of a trajectory's only turn."""
-    zero = np.flatnonzero((batch.runs.lengths[batch.trajectory] > 1) & (value == 0))
+    zero = np.flatnonzero((ordinals(batch.runs) + distances(batch.runs) > 0) & (value == 0))
     if len(zero):
         row = int(zero[0])
         raise ConfigError(

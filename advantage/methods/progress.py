@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Runs, next_values
 from verl_turnkey.advantage.methods._gae import Whiten, moments
-from verl_turnkey.advantage.methods._step_columns import step_column
+from verl_turnkey.advantage.methods._step_columns import refuse_trees, step_column
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -78,9 +78,11 @@ def progress(batch: StepBatch, params: ProgressParams) -> Credit:
     prover = step_column(batch, "progress", "prover_value") if by_column else value
     if params.prover == "best_of_k":
         prover = best_of_k(value, params.k)
-    own = batch.reward + next_values(value, batch.runs, 0.0) - value
-    gain = batch.reward + next_values(prover, batch.runs, 0.0) - prover
+    reward = batch.rewards(1.0)
+    own = reward + next_values(value, batch.runs, 0.0) - value
+    gain = reward + next_values(prover, batch.runs, 0.0) - prover
     if params.segments is True or (params.segments == "auto" and "extra.value_rollouts" in batch.given):
+        refuse_trees(batch, "progress.segments")
         measured = step_column(batch, "progress", "value_rollouts", 0.0) > 0
         own, gain = (over_segments(change, measured, batch.runs) for change in (own, gain))
     mean, std = moments(own + params.alpha * gain, batch, params.whiten)

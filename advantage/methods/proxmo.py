@@ -14,10 +14,10 @@ from verl_turnkey.advantage.group_ops import (
     Floats,
     Ints,
     Norm,
-    discounted_returns,
     equal,
     group_stats,
     joint_codes,
+    ordinals,
 )
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
 from verl_turnkey.advantage.methods._similarity import step_texts, within_images
@@ -98,7 +98,7 @@ def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
     ``singleton="score"``). Our reading: "same step number", as third-party readers understand the paper; a group of one
     gets 0; a step whose text is None is not compared with any other.
     """
-    returns = discounted_returns(batch.reward, batch.runs, params.gamma)
+    returns = batch.returns(params.gamma)
     inside, after = penalties(batch, params.scope)
     episode = episode_level(
         batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
@@ -107,7 +107,8 @@ def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
     weight = outcome_weight(rate[batch.group], success, params.alpha, params.beta)
     neighbourhood = batch.group
     if params.neighbours == "same_step":
-        neighbourhood, _ = joint_codes(batch.group, batch.step)
+        position = batch.step if batch.runs.tree is None else ordinals(batch.runs)
+        neighbourhood, _ = joint_codes(batch.group, position)
     neighbourhood = within_images(batch, neighbourhood)
     step = proximity_level(batch, returns - inside, neighbourhood, params)
     metrics = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Std, discounted_returns, group_stats, normalize
+from verl_turnkey.advantage.group_ops import Std, group_stats, normalize
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -46,7 +46,7 @@ def rebn(batch: StepBatch, params: RebnParams) -> Credit:
     std (``train_oat``), the paper does not say. One of its examples normalizes the padded (rows x tokens) tensor, so
     that padding enters the statistics: not offered. The sample std as the default, and the penalty, are our reading.
     """
-    returns = discounted_returns(batch.reward, batch.runs, params.gamma)
+    returns = batch.returns(params.gamma)
     everything = np.zeros(len(batch), dtype=np.int64)
     stats = group_stats(returns, everything, 1, params.std)
     advantage = normalize(returns, everything, stats, "mean_std", params.epsilon)

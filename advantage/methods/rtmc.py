@@ -8,7 +8,15 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import discounted_returns, equal, group_stats, joint_codes
+from verl_turnkey.advantage.group_ops import (
+    at_the_end,
+    discounted_returns,
+    distances,
+    equal,
+    group_stats,
+    joint_codes,
+    ordinals,
+)
 from verl_turnkey.advantage.methods._signatures import action_codes, function_of, past_actions
 from verl_turnkey.advantage.methods._step_columns import key_column
 from verl_turnkey.advantage.params import check
@@ -87,10 +95,8 @@ def rtmc(batch: StepBatch, params: RtmcParams) -> Credit:
     pair, n_pairs = joint_codes(state, action)
 
     last = batch.runs.last
-    outcome = np.zeros(len(batch))
-    outcome[last] = batch.score[last]
-    returns = discounted_returns(outcome, batch.runs, params.gamma)
-    order = batch.runs.order
+    returns = discounted_returns(at_the_end(batch.score, batch.runs, params.gamma), batch.runs, params.gamma)
+    order = np.lexsort((-distances(batch.runs), ordinals(batch.runs), batch.trajectory))
     visit, _ = joint_codes(batch.trajectory, pair)
     first = order[np.unique(visit[order], return_index=True)[1]]
 

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Bools, Floats, Ints, Runs, equal, group_stats, normalize, previous_values
+from verl_turnkey.advantage.group_ops import (
+    Bools,
+    Floats,
+    Ints,
+    Runs,
+    equal,
+    group_stats,
+    normalize,
+    previous_values,
+    running_sums,
+)
 from verl_turnkey.advantage.methods._episode_level import episode_level
 from verl_turnkey.advantage.methods._step_columns import value_after
 from verl_turnkey.advantage.methods._two_levels import EPSILON, token_counts
@@ -81,11 +91,7 @@ def potential(accuracy: Floats, confidence: Floats) -> Floats:
 
 def saturated_before(saturated: Bools, runs: Runs) -> Ints:
     """Number of earlier saturated steps of the same trajectory, (S,)."""
-    earlier = previous_values(saturated.astype(np.int64), runs, 0)[runs.order]
-    total = np.cumsum(earlier)
-    result = np.empty_like(total)
-    result[runs.order] = total - np.repeat(total[runs.starts], runs.lengths)  # the first of a run has none
-    return result
+    return running_sums(saturated.astype(np.int64), runs) - saturated
 
 
 def saturation_factor(count: Ints, alpha: float) -> Floats:

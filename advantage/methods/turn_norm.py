@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Floats, discounted_returns, group_stats, normalize, ordinals, run_sums
+from verl_turnkey.advantage.group_ops import Floats, distances, group_stats, normalize, ordinals, run_sums
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.methods._two_levels import two_levels, z_scores
 from verl_turnkey.advantage.params import check
@@ -68,7 +68,7 @@ def turn_norm(batch: StepBatch, params: TurnNormParams) -> Credit:
 
 
 def _gtpo(batch: StepBatch, params: TurnNormParams) -> Credit:
-    returns = discounted_returns(batch.reward, batch.runs, params.gamma)
+    returns = batch.returns(params.gamma)
     codes, n = (batch.group, batch.n_groups) if params.over == "group" else (np.zeros(len(batch), np.int64), 1)
     return Credit.of_parts(
         {"step_level": z_scores(returns, codes, n)},
@@ -90,8 +90,8 @@ def _mt_grpo(batch: StepBatch, params: TurnNormParams) -> Credit:
             stats.size[batch.group] > 1, normalize(values, batch.group, stats, "mean_std", MT_GRPO_EPSILON), 0.0
         )
 
-    only = batch.runs.lengths[batch.trajectory] == 1
     first = ordinals(batch.runs) == 0
+    only = first & (distances(batch.runs) == 0)
     outcome = np.where(only, z(turn + batch.score), z(batch.score))
     divided = first & ~only
     step = np.where(divided, params.turn_w * z(turn), 0.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Floats
+from verl_turnkey.advantage.group_ops import Floats, distances, ordinals
 from verl_turnkey.advantage.methods._gae import Whiten, describe_critic, gae, td_errors, whiten
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
@@ -60,7 +60,7 @@ def vc_gae(batch: StepBatch, params: VcGaeParams) -> Credit:
     """
     lam: float | Floats = params.lam_actor
     if params.length_alpha is not None:
-        turns = np.bincount(batch.trajectory, minlength=batch.n_trajectories)[batch.trajectory]
+        turns = ordinals(batch.runs) + distances(batch.runs) + 1
         lam = np.maximum(0.0, 1.0 - 1.0 / (params.length_alpha * turns))
     delta = td_errors(batch, params.gamma)
     actor = gae(batch, delta, params.gamma, lam)

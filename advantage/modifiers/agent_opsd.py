@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Floats, Ints, group_stats, normalize, ordinals
+from verl_turnkey.advantage.group_ops import Floats, Ints, group_stats, normalize, previous_values, running_sums
 from verl_turnkey.advantage.methods._solved import solved_trajectories
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
@@ -51,7 +51,7 @@ def of_tokens(advantage: Floats, tokens: Tokens, batch: StepBatch, params: Agent
     first = np.flatnonzero(np.diff(step, prepend=-1))
     number = np.bincount(step, minlength=steps)
     moved -= np.repeat((moved - tokens.gap[order])[first], number[number > 0])
-    change = _changes(moved, _prior(batch, params)[step], first)
+    change = _changes(moved, _prior(batch, params)[step], np.append(0.0, moved)[:-1], first)
     stats = group_stats(change, step, steps, std="population")
     centred = normalize(change, step, stats, "mean", 0.0)
     z = np.empty_like(change)
@@ -86,27 +86,26 @@ def agent_opsd(batch: StepBatch, params: AgentOpsdParams, estimate: Estimate) ->
     credit = estimate(batch)
     if params.by_token:
         return credit
-    runs, place = batch.runs, ordinals(batch.runs)
     gaps = np.nan_to_num(step_column(batch, "agent_opsd", "teacher_gap", gaps=True))
-    grid = np.zeros((batch.n_trajectories, int(runs.lengths.max(initial=0))))
-    grid[batch.trajectory, place] = gaps
-    moved = grid.cumsum(axis=1)[batch.trajectory, place]
-    change = np.empty(len(batch))
-    change[runs.order] = _changes(moved[runs.order], _prior(batch, params)[runs.order], runs.starts)
+    moved = running_sums(gaps, batch.runs)
+    before = previous_values(moved, batch.runs, np.nan)
+    change = _changes(moved, _prior(batch, params), before, np.flatnonzero(np.isnan(before)))
     stats = group_stats(change, batch.trajectory, batch.n_trajectories, std="population")
     z = normalize(change, batch.trajectory, stats, "mean_std", _EPSILON)
     return replace(credit, advantage=_scaled(credit.advantage, z, params), levels={"belief_change": change})
 
 
-def _changes(moved: Floats, prior: Floats, first: Ints) -> Floats:
-    """How far each entry moves the belief; ``moved``: sums of gaps so far, ``first``: where a sequence begins."""
-    logit = np.log(prior / (1 - prior))
-    belief, start = (
-        np.clip(1 / (1 + np.exp(-np.clip(x, -_FAR, _FAR))), _EPSILON, 1 - _EPSILON) for x in (logit + moved, logit)
+def _changes(moved: Floats, prior: Floats, before: Floats, first: Ints) -> Floats:
+    """How far each entry moves the belief; ``moved``: sums of gaps so far, ``before``: those up to the entry before.
+
+    ``first``: the entries before which there is none.
+    """
+    logit, before = np.log(prior / (1 - prior)), before.copy()
+    before[first] = 0.0
+    belief, earlier = (
+        np.clip(1 / (1 + np.exp(-np.clip(logit + x, -_FAR, _FAR))), _EPSILON, 1 - _EPSILON) for x in (moved, before)
     )
-    before = np.append(0.0, belief)[:-1]
-    before[first] = start[first]
-    return belief - before
+    return belief - earlier
 
 
 def _prior(batch: StepBatch, params: AgentOpsdParams) -> Floats:

@@ -8,6 +8,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import group_stats, mean
+from verl_turnkey.advantage.methods._solved import solved_trajectories
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import check
@@ -23,13 +24,14 @@ class GrsdParams:
     lam: float = 0.5  # how much the bounded term changes the credit
     eta: float = 0.0  # terms of at most this size count as 0
     bound: float = 0.2  # of the term; 3 in the released code
-    success: float = 0.0  # a score above it is a success
+    success: float | None = None
+    """an environment's return above it is a success; null: the column success, without one a return above 0"""
 
     def __post_init__(self) -> None:
         check(0 <= self.lam < np.inf, "lam", "a finite number >= 0", self.lam)
         check(0 <= self.eta < np.inf, "eta", "a finite number >= 0", self.eta)
         check(0 <= self.bound < np.inf, "bound", "a finite number >= 0", self.bound)
-        check(np.isfinite(self.success), "success", "a finite number", self.success)
+        check(self.success is None or np.isfinite(self.success), "success", "null or a finite number", self.success)
 
 
 @register_modifier(
@@ -59,7 +61,8 @@ def grsd(batch: StepBatch, params: GrsdParams, estimate: Estimate) -> Credit:
     size = group_stats(np.abs(e), batch.group, batch.n_groups, weights=known.astype(np.int64)).mean
     term = e / (size[batch.group] + _EPSILON)
     term = np.where(np.abs(term) > params.eta, term, 0.0)
-    won = group_stats((batch.score > params.success).astype(np.float64), batch.group, batch.n_groups).mean
+    solved = solved_trajectories(batch, params.success).astype(np.float64)
+    won = group_stats(solved, batch.group[batch.first_rows], batch.n_groups).mean
     changes = known & ((won > 0) & (won < 1))[batch.group]
     bounded = np.clip(term, -params.bound, params.bound)
     factor = np.where(changes, np.maximum(_LEAST, 1 + params.lam * bounded), 1.0)

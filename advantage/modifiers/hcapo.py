@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import group_stats, next_values, normalize, ordinals
+from verl_turnkey.advantage.group_ops import distances, group_stats, next_values, normalize
+from verl_turnkey.advantage.methods._solved import solved_trajectories
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import check
@@ -22,14 +23,16 @@ class HcapoParams:
     temperature: float = 5.0  # divides the mean log-probability of a turn in hindsight
     clip: float = 0.2  # a turn's ratio is clipped to [1 - clip, 1 + clip]
     smooth: bool = False  # average the value of a turn with that of the next
-    success: float = 0.0  # a score above it is a success, whose turns get no negative term
+    success: float | None = None
+    """the turns of a success get no negative term. An environment's return above this number is one; null: the column
+    success, without one a return above 0"""
 
     def __post_init__(self) -> None:
         check(0 <= self.weight < np.inf, "weight", "a finite number >= 0", self.weight)
         check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
         check(0 < self.temperature < np.inf, "temperature", "a finite number > 0", self.temperature)
         check(0 <= self.clip < 1, "clip", "a number in [0, 1)", self.clip)
-        check(np.isfinite(self.success), "success", "a finite number", self.success)
+        check(self.success is None or np.isfinite(self.success), "success", "null or a finite number", self.success)
 
 
 @register_modifier(
@@ -65,12 +68,13 @@ def hcapo(batch: StepBatch, params: HcapoParams, estimate: Estimate) -> Credit:
     average = group_stats(h, batch.trajectory, batch.n_trajectories, weights=known.astype(np.int64)).mean
     ratio = np.divide(h, average[batch.trajectory], out=np.ones_like(h), where=known)
     rho = np.clip(ratio, 1 - params.clip, 1 + params.clip)
-    left = batch.runs.lengths[batch.trajectory] - 1 - ordinals(batch.runs)
+    left = distances(batch.runs)
     score = batch.score[batch.first_rows][batch.trajectory]
     q = rho * params.gamma**left * score
     if params.smooth:
         q = 0.5 * q + 0.5 * next_values(q, batch.runs, q)
     term = normalize(q, batch.group, group_stats(q, batch.group, batch.n_groups), "mean_std", 1e-6)
-    term = np.where(score > params.success, np.maximum(term, 0.0), term)
+    solved = solved_trajectories(batch, params.success)[batch.trajectory]
+    term = np.where(solved, np.maximum(term, 0.0), term)
     levels = {"hindsight_ratio": rho, "hindsight_value": q}
     return replace(credit, advantage=credit.advantage + params.weight * term, levels=levels)

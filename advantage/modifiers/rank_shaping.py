@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Floats, mean
+from verl_turnkey.advantage.group_ops import Bools, Floats, mean
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import check
@@ -52,11 +52,22 @@ def deviation(values: Floats, running: float) -> Floats:
     return np.clip((values - running) / (abs(running) + EPS), -DEVIATION, DEVIATION)
 
 
+def measured(batch: StepBatch) -> tuple[list[Floats], Bools]:
+    """The three columns (S,), and the steps that they are known of: a step without tokens has no hidden states."""
+    columns = [step_column(batch, "rank_shaping", name, gaps=True) for name in NAMES]
+    has_tokens = batch.tokens > 0 if "tokens" in batch.given else np.ones(len(batch), dtype=bool)
+    return columns, has_tokens & ~np.isnan(columns).any(axis=0)
+
+
 def shaping(batch: StepBatch, params: RankShapingParams, state: Mapping[str, float]) -> Floats:
-    """Phi of each step (S,); 0 while there are no running means."""
+    """Phi of each step (S,); 0 while there are no running means, and of a step without numbers."""
     if not all(name in state for name in NAMES):
         return np.zeros(len(batch))
-    er, erv, era = (deviation(step_column(batch, "rank_shaping", name), state[name]) for name in NAMES)
+    columns, known = measured(batch)
+    er, erv, era = (
+        deviation(np.where(known, column, state[name]), state[name])
+        for name, column in zip(NAMES, columns, strict=True)
+    )
     b = 1 / (1 + np.exp(np.clip(-params.gain * era, -500, 500)))
     return params.weight * (b * np.tanh(er) + (1 - b) * np.tanh(erv))
 
@@ -96,7 +107,7 @@ def rank_shaping(batch: StepBatch, params: RankShapingParams, estimate: Estimate
         b      = sigmoid(gain dev(ERA))
         Phi    = weight (b tanh dev(ER) + (1 - b) tanh dev(ERV))
         A'     = A + min(max(0, Phi), |A| / kappa)
-        mu    <- (1 - rate) mu + rate (mean over the batch)     after use
+        mu    <- (1 - rate) mu + rate (mean over the batch)     after use; a step without tokens does not count
 
     The columns are measured in the old policy's forward pass, over the row that holds the step:
     ``plugins/actor/hidden_rank.py`` has their formulas. Steps of one row share them. The first batch is not shaped; its
@@ -107,10 +118,12 @@ def rank_shaping(batch: StepBatch, params: RankShapingParams, estimate: Estimate
     """
     credit = estimate(batch)
     phi = shaping(batch, params, state)
-    means = {name: mean(step_column(batch, "rank_shaping", name)) for name in NAMES}
+    columns, known = measured(batch)
+    means = {name: mean(column[known]) for name, column in zip(NAMES, columns, strict=True)}
     running = {name: mu + params.rate * (means[name] - mu) for name in NAMES for mu in (state.get(name, means[name]),)}
+    running = running if known.any() else state
     added = bonus(credit.advantage, phi, params)
     metrics = {f"{name}/mean": means[name] for name in NAMES}
-    metrics |= {"phi/mean": mean(phi), "raised": mean((added > 0).astype(np.float64))}
+    metrics |= {"phi/mean": mean(phi[known]), "raised": mean((added > 0)[known].astype(np.float64))}
     advantage = credit.advantage if params.by_token else credit.advantage + added
     return replace(credit, advantage=advantage, metrics=metrics, levels={"phi": phi}, state=running)

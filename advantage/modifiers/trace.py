@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import next_values, ordinals
+from verl_turnkey.advantage.group_ops import distances, group_stats, next_values
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import check
@@ -59,7 +59,7 @@ def trace(batch: StepBatch, params: TraceParams, estimate: Estimate) -> Credit:
     """
     credit = estimate(batch)
     probability = step_column(batch, "trace", "gold_probability", 0.0, 1.0)
-    left = batch.runs.lengths[batch.trajectory] - 1 - ordinals(batch.runs)  # n - k, 0 for the answer
+    left = distances(batch.runs)  # n - k, 0 for the answer
     distance = np.log(params.offset - np.log(np.maximum(probability, _LEAST)))
     gain = np.where(left > 0, distance - next_values(distance, batch.runs, 0.0), 0.0)
     total, weight = np.zeros_like(gain), np.zeros_like(gain)
@@ -67,7 +67,8 @@ def trace(batch: StepBatch, params: TraceParams, estimate: Estimate) -> Credit:
     for j in range(min(params.horizon, int(batch.runs.lengths.max(initial=1)))):
         total, weight = total + params.gamma**j * later, weight + params.gamma**j * exists
         later, exists = next_values(later, batch.runs, 0.0), next_values(exists, batch.runs, 0.0)
-    answer = credit.advantage[batch.runs.last][batch.trajectory]
+    ends = batch.runs.ends
+    answer = group_stats(credit.advantage[ends], batch.trajectory[ends], batch.n_trajectories).mean[batch.trajectory]
     end = np.where(left <= params.horizon, params.outcome * params.gamma**left * answer, 0.0)
     term = np.where(left > 0, total / np.maximum(weight, 1.0) + end, 0.0)
     return replace(credit, advantage=credit.advantage + params.weight * term, levels={"gain": gain, "term": term})

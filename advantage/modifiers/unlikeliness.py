@@ -50,7 +50,7 @@ def unlikeliness(batch: StepBatch, params: UnlikelinessParams, estimate: Estimat
     factor = 1 - params.beta * _ranks(likely, group) / np.bincount(group, minlength=batch.n_groups)[group]
     rows = factor[batch.trajectory]
     score = {"score": batch.score * rows} if "score" in batch.given else {}
-    credit = estimate(batch.replaced(reward=batch.reward * rows, **score))
+    credit = estimate(batch.replaced(reward=batch.reward * rows, outcome=batch.outcome * rows, **score))
     metrics = {"factor/mean": mean(factor), "log_prob/mean": mean(likely)}
     return replace(credit, metrics=metrics, levels={"reward_factor": rows})
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_turnkey.plugins.view.runs import Run, Steps, read
+from verl_turnkey.plugins.view.runs import VALIDATION, Run, Steps, read
 
 RESULTS = Path(__file__).parents[1] / "results"
 KEPT = (
@@ -74,7 +74,7 @@ def line(about: Mapping[str, Any], steps: Steps) -> Line:
         LookupError: it was not validated.
     """
     metrics = sorted({name for data in steps.values() for name in data})
-    validation = next((name for name in metrics if name.startswith("val-core/") and "/acc/" in name), None)
+    validation = next((name for name in metrics if VALIDATION.fullmatch(name)), None)
     if validation is None:
         raise LookupError(f"no validation among {', '.join(metrics)}")
     names = [validation, *(name for name in KEPT if name in metrics)]
@@ -96,7 +96,7 @@ def as_run(line: Line, config: Mapping[str, Any]) -> Run:
 
 def validations(line: Line) -> tuple[list[int], list[float]]:
     """Steps and success of the validations."""
-    name = next(name for name in line["metrics"] if name.startswith("val-core/"))
+    name = next(name for name in line["metrics"] if VALIDATION.fullmatch(name))
     pairs = zip(line["steps"], line["metrics"][name], strict=True)
     points = [(step, value) for step, value in pairs if value is not None]
     return [step for step, _ in points], [value for _, value in points]

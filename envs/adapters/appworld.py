@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 from urllib.parse import urlsplit
 
+from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count
 from verl_turnkey.envs.errors import EnvironmentKwargsError
 from verl_turnkey.envs.rpc import ServerError, check_url, post_json
@@ -161,7 +162,7 @@ def _task_ids(tasks: str | Sequence[str]) -> list[str]:
                 f"tasks: there is no file {tasks!r} on this machine. It is a list of task ids, or a text file with one "
                 "per line; `appworld download data` brings data/datasets/train.txt"
             )
-        tasks = path.read_text(encoding="utf-8").split()
+        tasks = read_text(path).split()
     check(bool(tasks) and all(isinstance(id, str) for id in tasks), "tasks", "one task id or more", tasks)
     return list(tasks)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from openenv.core import GenericEnvClient  # pyright: ignore[reportMissingImport
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
 from verl_turnkey.envs.errors import EnvironmentKwargsError
-from verl_turnkey.envs.rpc import ServerError, check_url
+from verl_turnkey.envs.rpc import ServerError, check_url, on_this_machine
+from verl_turnkey.envs.variables import without_proxy
 
 FIELDS = ("observation", "task", "success", "truncated", "admissible", "invalid", "state_key")
 PLACE = "{action}"
@@ -66,6 +68,8 @@ class OpenEnvText(TextEnv):
     ) -> None:
         super().__init__(max_steps)
         self._url = check_url(url, "url")
+        if on_this_machine(self._url):  # its client takes proxies from variables alone
+            os.environ.update(without_proxy())
         whole = isinstance(action, Mapping) and PLACE in json.dumps(action)
         known = action is None or whole or (isinstance(action, str) and action != "")
         check(known, "action", f"a field's name, an action with {PLACE!r} in it, or null", action)

@@ -7,7 +7,9 @@ or the key of its state, goes the same way, so that this works from another proc
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 
 REASON_CHARS = 300
 """longest reason of a failure: an agent's exception may hold the whole prompt"""
+
+PLAYED: ContextVar[str | None] = ContextVar("PLAYED", default=None)
+"""in a process that plays several episodes at once: the key of the one that the code here plays; None: unknown"""
+STRAYS: set[str] = set()
+"""keys of episodes that called through a client of another one"""
 
 _REPORT_SECONDS = 30.0
 
@@ -39,6 +46,14 @@ class AgentFailure(EnvironmentFailure):
         return f"agent failure: {self.reason}"
 
 
+def without_secret(text: str, secret: str) -> str:
+    """``text`` with ``***`` for an episode's secret, its key and part of its URL, also where the text cuts it."""
+    if len(secret) < 16:
+        return text
+    head, tail = re.escape(secret[:8]), re.escape(secret[-8:])
+    return re.sub(rf"{head}[\w-]*|[\w-]{{0,{len(secret) - 9}}}{tail}", "***", text)
+
+
 def cut(reason: str) -> str:
     """``reason`` without white space around it, at most ``REASON_CHARS`` long."""
     reason = reason.strip()
@@ -53,8 +68,8 @@ class Outcome:
     """of the whole episode; None: the runner has none, and the agent's reports count"""
     success: bool | None = None
     """None: unknown"""
-    turn_rewards: Mapping[int, float] = field(default_factory=dict)
-    """turn, counted from 0 -> reward, besides ``reward``"""
+    turn_rewards: Mapping[int | str, float] = field(default_factory=dict)
+    """turn -> reward, besides ``reward``; a turn is its number, counted from 0, or the id of its reply"""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """further plain values by name, for reward components and estimators"""
     truncated: bool = False
@@ -84,16 +99,33 @@ class AgentHandle:
         """An asynchronous client of ``openai`` for this episode. ``kwargs``: further arguments of the client."""
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        kwargs.setdefault("http_client", DefaultAsyncHttpxClient(trust_env=False))  # a proxy cannot reach this machine
+        async def check(_: Any) -> None:
+            self.check_played()
+
+        if "http_client" not in kwargs:  # a proxy cannot reach this machine
+            kwargs["http_client"] = DefaultAsyncHttpxClient(trust_env=False, event_hooks={"request": [check]})
         return AsyncOpenAI(base_url=self.base_url, api_key=self.key, **kwargs)
 
-    async def state(self, key: str) -> None:
-        """Set the key of the agent's state for its next turn; equal states have equal keys."""
-        await asyncio.to_thread(self.report, "state", {"key": str(key)})
+    async def state(self, key: str, turn: int | str | None = None) -> None:
+        """Set the key of the state before the agent's next turn, or before ``turn``; equal states have equal keys.
 
-    async def reward(self, value: float, turn: int | None = None) -> None:
-        """Report the reward of the episode, or of one turn, counted from 0. The last report counts."""
+        An agent whose calls run at the same time gives the id of the turn's reply.
+        """
+        await asyncio.to_thread(self.report, "state", {"key": str(key)} | _named(turn))
+
+    async def reward(self, value: float, turn: int | str | None = None) -> None:
+        """Report the reward of the episode, or of one turn. The last report counts.
+
+        ``turn``: the id of its reply (``reply.id`` in the clients of all APIs), or its number, counted from 0, which is
+        refused once calls of the episode ran at the same time.
+        """
         await asyncio.to_thread(self.report, "reward", _reward(value, turn))
+
+    def check_played(self) -> None:
+        """Raise RuntimeError if code of another episode calls through this one's client."""
+        if (played := PLAYED.get()) not in (None, self.key):
+            STRAYS.add(played)
+            raise RuntimeError("the client of another episode")
 
     def report(self, what: str, body: Mapping[str, Any]) -> None:
         """Post ``body`` to ``/SECRET/what`` of the gateway; blocks.
@@ -135,20 +167,26 @@ class SyncAgentHandle:
         """A client of ``openai`` for this episode. ``kwargs``: further arguments of the client."""
         from openai import DefaultHttpxClient, OpenAI
 
-        kwargs.setdefault("http_client", DefaultHttpxClient(trust_env=False))
+        if "http_client" not in kwargs:
+            hooks = {"request": [lambda _: self.handle.check_played()]}
+            kwargs["http_client"] = DefaultHttpxClient(trust_env=False, event_hooks=hooks)
         return OpenAI(base_url=self.base_url, api_key=self.key, **kwargs)
 
-    def state(self, key: str) -> None:
+    def state(self, key: str, turn: int | str | None = None) -> None:
         """As ``AgentHandle.state``."""
-        self.handle.report("state", {"key": str(key)})
+        self.handle.report("state", {"key": str(key)} | _named(turn))
 
-    def reward(self, value: float, turn: int | None = None) -> None:
+    def reward(self, value: float, turn: int | str | None = None) -> None:
         """As ``AgentHandle.reward``."""
         self.handle.report("reward", _reward(value, turn))
 
 
-def _reward(value: float, turn: int | None) -> dict[str, Any]:
-    return {"reward": float(value)} | ({} if turn is None else {"turn": int(turn)})
+def _reward(value: float, turn: int | str | None) -> dict[str, Any]:
+    return {"reward": float(value)} | _named(turn)
+
+
+def _named(turn: int | str | None) -> dict[str, int | str]:
+    return {} if turn is None else {"turn": turn if isinstance(turn, str) else int(turn)}
 
 
 class Runner(Protocol):

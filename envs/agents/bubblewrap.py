@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
-from verl_turnkey.envs.agents.jobs import HOME, PATH, Job, Launch, Mount, Network, own_mounts, relayed, seen_inside
+from verl_turnkey.envs.agents.jobs import PATH, Job, Launch, Mount, Network, home_of, own_mounts, relayed, seen_inside
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # No files with secrets: a training that runs as root would expose /etc/shadow.
@@ -49,16 +49,20 @@ class Bubblewrap:
         if self.network == "host":
             options += ["--share-net", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
         command, own = ([*job.command], []) if self.rootfs else _program(job.command)
-        mounts = [*own_mounts(job), Mount(job.folder / "tmp", "/tmp", True)]
+        mounts = own_mounts(job)
+        mounts += [] if job.cwd == "/tmp" else [Mount(job.folder / "tmp", "/tmp", True)]
         readable = [path for path in dict.fromkeys([*own, *self.readable]) if not path.is_relative_to("/usr")]
-        mounts += [Mount(path, str(path)) for path in readable]  # after /tmp, in which some of them may lie
+        mounts += [Mount(path, str(path)) for path in readable]
         path = _search_path(Path(command[0])) if own else PATH
         python = sys.executable if self.rootfs is None else "python3"
         relay_mounts, command = relayed(job, self.network, command, python)
-        for mount in (*mounts, *job.mounts, *relay_mounts):
+        mounts += [*job.mounts, *relay_mounts]
+        for mount in sorted(
+            mounts, key=lambda mount: mount.target.count("/")
+        ):  # what lies in another one comes after it
             options += ["--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target]
         # The environment is inherited: options of the command would show the gateway's key to every user.
-        env = {"PATH": path, "HOME": HOME, "LANG": "C.UTF-8", "TERM": "dumb", **job.env}
+        env = {"PATH": path, "HOME": home_of(job), "LANG": "C.UTF-8", "TERM": "dumb", **job.env}
         return Launch([*options, "--chdir", job.cwd, "--", *command], env)
 
     def _root(self, job: Job) -> list[str]:
@@ -73,7 +77,7 @@ class Bubblewrap:
                 options += ["--ro-bind", f"/{name}", f"/{name}"]
         for name in _ETC.split():
             options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-        for name, text in _users().items():
+        for name, text in _users(home_of(job)).items():
             (job.folder / name).write_text(text, encoding="ascii")
             options += ["--ro-bind", str(job.folder / name), f"/etc/{name}"]
         return options
@@ -144,9 +148,9 @@ def _entries(rootfs: Path) -> list[str]:
     return options
 
 
-def _users() -> dict[str, str]:
+def _users(home: str) -> dict[str, str]:
     return {
-        "passwd": f"root:x:0:0:root:{HOME}:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+        "passwd": f"root:x:0:0:root:{home}:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
         "group": "root:x:0:\nnogroup:x:65534:\n",
         "hosts": "127.0.0.1 localhost sandbox\n",
     }

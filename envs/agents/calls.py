@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 import traceback
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any
 
-from verl_turnkey.envs.agents.base import REASON_CHARS, AgentHandle, Outcome, SyncAgentHandle
+from verl_turnkey.envs.agents.base import REASON_CHARS, AgentHandle, Outcome, SyncAgentHandle, without_secret
 from verl_turnkey.envs.agents.results import read_result
 
 logger = logging.getLogger(__name__)
@@ -32,11 +33,14 @@ async def call(
         elif threads is None:
             value = function(task, SyncAgentHandle(agent))
         else:
-            loop = asyncio.get_running_loop()
-            value = await loop.run_in_executor(threads, _without_exit, function, task, SyncAgentHandle(agent))
+            context, handle = contextvars.copy_context(), SyncAgentHandle(agent)
+            value = await asyncio.get_running_loop().run_in_executor(
+                threads, lambda: context.run(_without_exit, function, task, handle)
+            )
     except (Exception, SystemExit) as error:
         logger.debug("the agent's function raised", exc_info=True)
-        return Outcome(reason=_reason(error, inspect.getsourcefile(inspect.unwrap(function)) or ""))
+        source = inspect.getsourcefile(inspect.unwrap(function)) or ""
+        return Outcome(reason=_reason(error, source, agent.key))
     return read_result(value, f"{KEY}={name_of(function)}")
 
 
@@ -56,9 +60,9 @@ def _without_exit(function: Callable[..., Any], task: Mapping[str, Any], agent: 
         raise RuntimeError(f"SystemExit: {error.code}") from error
 
 
-def _reason(error: BaseException, source: str) -> str:
-    """Class and message of an exception, cut if long, and the line of ``source`` where it arose."""
-    what = traceback.format_exception_only(type(error), error)[-1].strip()
+def _reason(error: BaseException, source: str, secret: str) -> str:
+    """Class and message of an exception without ``secret``, cut if long, and the line of ``source`` where it arose."""
+    what = without_secret(traceback.format_exception_only(type(error), error)[-1].strip(), secret)
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in reversed(frames) if frame.filename == source), frames[-1])
     place = f" ({frame.filename.rpartition('/')[2]}:{frame.lineno})"

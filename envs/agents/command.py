@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut, without_secret
 from verl_turnkey.envs.agents.folders import episode_folder
 from verl_turnkey.envs.agents.jobs import APP, Job, NoSandbox, Sandbox
 from verl_turnkey.envs.agents.processes import AgentProcess, model_variables
@@ -85,7 +85,7 @@ class CommandRunner:
             workspace = agent.workspace or folder / "app"
             job = self.job(task, agent, folder, workspace)
             ended = await run_job(self.sandbox, job, self.timeout)
-        return self.outcome(ended)
+        return self.outcome(ended, agent.key)
 
     async def close(self) -> None:
         """Nothing to end."""
@@ -113,9 +113,9 @@ class CommandRunner:
         command = [filled(argument, fields) for argument in self.command]
         return Job(command, folder, workspace, env, socket=agent.socket, cwd=cwd)
 
-    def outcome(self, ended: Ended) -> Outcome:
-        """What the end of the command says about the episode."""
-        extra: dict[str, Any] = {"output": ended.output[-OUTPUT_CHARS:]}
+    def outcome(self, ended: Ended, secret: str) -> Outcome:
+        """What the end of the command says about the episode, without its ``secret``."""
+        extra: dict[str, Any] = {"output": without_secret(ended.output, secret)[-OUTPUT_CHARS:]}
         if ended.status is None:
             reason = f"the agent ran longer than turnkey.agent.timeout={self.timeout:g}"
             reward = 0.0 if self._reward == "exit_code" else None
@@ -123,7 +123,8 @@ class CommandRunner:
         extra["exit_code"] = ended.status
         reason = ""
         if ended.status != 0:
-            reason = cut(f"the agent ended with exit status {ended.status}: {ended.last_line}")
+            last_line = without_secret(ended.last_line, secret)
+            reason = cut(f"the agent ended with exit status {ended.status}: {last_line}")
         if self._reward == "result":
             return Outcome(extra=extra, reason=reason)
         return Outcome(float(ended.status == 0), ended.status == 0, extra=extra, reason=reason)

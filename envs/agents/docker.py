@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from verl_turnkey.envs import reaper
 from verl_turnkey.envs.agents.base import AgentHandle
-from verl_turnkey.envs.agents.jobs import HOME, PATH, Job, Launch, Network, own_mounts, relayed, seen_inside
+from verl_turnkey.envs.agents.jobs import PATH, Job, Launch, Network, home_of, own_mounts, relayed, seen_inside
 
 _REMOVE = 'docker ps --all --quiet --filter "label=turnkey=$1" | xargs --no-run-if-empty docker rm --force'
 _END_SECONDS = 15.0  # by then the clients of a dead process have ended, and start no container
@@ -41,7 +41,7 @@ class Docker:
         for mount in (*own_mounts(job), *job.mounts, *relay_mounts):
             mode = "" if mount.writable else ",readonly"
             command += ["--mount", f"type=bind,source={mount.source},target={mount.target}{mode}"]
-        variables = {"HOME": HOME, **job.env}
+        variables = {"HOME": home_of(job), **job.env}
         for name in variables:
             command += ["--env", name]  # without its value, which docker takes from its own environment
         env = {"PATH": os.environ.get("PATH", PATH), **variables}

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
 from verl_turnkey.envs.agents.calls import KEY, call
 from verl_turnkey.envs.errors import ModuleImportError
 from verl_turnkey.envs.user_modules import load_function
+
+_ENDING_SECONDS = 0.1  # for threads that are about to end
 
 
 def main(fd: int, path: str) -> None:
@@ -33,6 +36,7 @@ def main(fd: int, path: str) -> None:
         except ModuleImportError as error:
             connection.sendall(_line({"failure": str(error)}))
             return
+        loaded = {*threading.enumerate()}
         connection.sendall(_line({}))  # ready
         for line in requests:
             fields = json.loads(line)
@@ -43,19 +47,21 @@ def main(fd: int, path: str) -> None:
                 answer = {"outcome": asdict(asyncio.run(call(function, fields["task"], agent)))}
             except AgentFailure as failure:
                 answer = {"failure": failure.reason}
-            connection.sendall(_line(answer | {"clean": _is_clean()}))
+            connection.sendall(_line(answer | {"leaves": _left(loaded)}))
 
 
 def _line(answer: dict[str, Any]) -> bytes:
     return (json.dumps(answer) + "\n").encode()
 
 
-def _is_clean() -> bool:
-    """Whether nothing of the episode is left running: neither a process nor a thread that Python would wait for."""
-    if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
-        return False
+def _left(loaded: Collection[threading.Thread]) -> str | None:
+    """What the function leaves running besides the threads ``loaded`` with its module, in words; None: nothing."""
+    for thread in set(threading.enumerate()).difference(loaded):
+        thread.join(_ENDING_SECONDS)
+        if thread.is_alive():
+            return f"leaves the thread {thread.name!r} running"
     try:
         os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
-        return True
-    return False
+        return None
+    return "leaves a process running"

@@ -9,16 +9,20 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import posixpath
 import re
 import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from verl_turnkey.advantage.params import ConfigError
+from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.agents.jobs import APP
 from verl_turnkey.envs.errors import TaskFormatError
+from verl_turnkey.envs.variables import HARMLESS, inherited
 
 ENV_ID = "harbor"
 """``env_id`` in the column ``turnkey_task`` of such tasks; ``kwargs`` are the arguments of ``HarborTask.load``"""
@@ -62,6 +66,7 @@ class HarborTask:
     agent_seconds: float = 600.0
     verifier_seconds: float = 600.0
     env: Mapping[str, str] = field(default_factory=dict)
+    """before :meth:`filled` with ``${NAME}`` in it, as the two others"""
     verifier_env: Mapping[str, str] = field(default_factory=dict)
     solution_env: Mapping[str, str] = field(default_factory=dict)
     needs_image: bool = False
@@ -90,21 +95,51 @@ class HarborTask:
             raise TaskFormatError(f"Harbor task {folder}: not supported: {', '.join(refused)}")
         environment = tables["environment"]
         image, workdir = environment.get("docker_image"), environment.get("workdir", APP)
-        if not (isinstance(workdir, str) and workdir.startswith("/") and workdir != "/"):
+        if not (isinstance(workdir, str) and workdir.startswith("/") and workdir.strip("/.")):
             raise TaskFormatError(
                 f"Harbor task {folder}: environment.workdir must be a path like /app, not {workdir!r}"
             )
         return cls(
             folder=folder,
-            instruction=(folder / "instruction.md").read_text(encoding="utf-8").strip(),
-            workdir=workdir,
+            instruction=_text(folder / "instruction.md").strip(),
+            workdir=posixpath.normpath(f"/{workdir.lstrip('/')}"),
             docker_image=image,
             agent_seconds=_seconds(folder, "agent", tables["agent"]),
             verifier_seconds=_seconds(folder, "verifier", tables["verifier"]),
-            env=_variables(folder, "environment", environment),
-            verifier_env=_variables(folder, "verifier", tables["verifier"]),
-            solution_env=_variables(folder, "solution", tables["solution"]),
+            env=_variables(environment),
+            verifier_env=_variables(tables["verifier"]),
+            solution_env=_variables(tables["solution"]),
             needs_image=not ignore_dockerfile and (bool(image) or (folder / "environment/Dockerfile").exists()),
+        )
+
+    def filled(self, names: Collection[str] = ()) -> HarborTask:
+        """With ``${NAME}`` and ``${NAME:-default}`` in its variables replaced by those of this process.
+
+        ``names``: the variables that tasks may read, besides harmless ones: a task may be a stranger's.
+
+        Raises:
+            TaskFormatError: it names another one, or one that is not set, without a default.
+        """
+        values = inherited(names)
+
+        def fill(table: str, variables: Mapping[str, str]) -> dict[str, str]:
+            def value(match: re.Match[str]) -> str:
+                text = values.get(match[1], match[2])
+                if text is None:
+                    known = match[1] in names or match[1] in HARMLESS
+                    fix = "set it" if known else f"tasks may read it with turnkey.agent.inherit=[{match[1]}]"
+                    raise TaskFormatError(
+                        f"Harbor task {self.folder}: {table}.env needs the environment variable {match[1]}: {fix}"
+                    )
+                return text
+
+            return {name: _VARIABLE.sub(value, text) for name, text in variables.items()}
+
+        return replace(
+            self,
+            env=fill("environment", self.env),
+            verifier_env=fill("verifier", self.verifier_env),
+            solution_env=fill("solution", self.solution_env),
         )
 
     def fill(self, workspace: Path, rootfs: Path | None = None) -> None:
@@ -133,7 +168,8 @@ def find_tasks(folder: Path) -> list[Path]:
 def read_reward(folder: Path, key: str = "reward") -> tuple[float, dict[str, float]]:
     """What a verifier left in its log folder: the reward of ``reward.txt``, or ``key`` of ``reward.json``.
 
-    Also all numbers of ``reward.json``. Links are not followed: code of the agent runs in the tests.
+    Also all numbers of ``reward.json``; one in a nested object is ``outer.inner``. Links are not followed: code of the
+    agent runs in the tests.
 
     Raises:
         ValueError: there is neither file, or it cannot be read.
@@ -150,16 +186,30 @@ def read_reward(folder: Path, key: str = "reward") -> tuple[float, dict[str, flo
         raise ValueError(f"reward.json is not JSON: {error}") from None
     if not isinstance(fields, dict) or not fields:
         raise ValueError(f"reward.json must hold names and numbers, not {text[:80]!r}")
-    rewards = {str(name): _number(f"reward.json: {name}", value) for name, value in fields.items()}
-    if key not in rewards and len(rewards) > 1:
-        raise ValueError(f"reward.json has no {key!r} among {sorted(rewards)}: set turnkey.agent.reward_key")
-    return rewards.get(key, next(iter(rewards.values()))), rewards
+    values = _flat(fields)
+    name = next(iter(values)) if values.keys() == fields.keys() and len(values) == 1 else key
+    if name not in values:
+        raise ValueError(f"reward.json has no {key!r} among {sorted(values)}: set turnkey.agent.reward_key")
+    numbers = {
+        other: _number(f"reward.json: {other}", value)
+        for other, value in values.items()
+        if other == name or (isinstance(value, int | float) and not isinstance(value, bool))
+    }
+    return numbers[name], numbers
+
+
+def _flat(fields: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
+    """The values of nested objects by their names with dots."""
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        values |= _flat(value, f"{outer}{name}.") if isinstance(value, dict) else {f"{outer}{name}": value}
+    return values
 
 
 def _read(path: Path) -> str | None:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            return file.read(REWARD_BYTES).decode("utf-8", "replace")
+            return file.read(REWARD_BYTES).decode("utf-8-sig", "replace")
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -176,11 +226,18 @@ def _number(what: str, value: Any) -> float:
     return number
 
 
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except ConfigError as error:
+        raise TaskFormatError(f"Harbor task {error}") from None
+
+
 def _toml(path: Path) -> dict[str, Any]:
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        return toml.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        return toml.loads(_text(path))
+    except toml.TOMLDecodeError as error:
         raise TaskFormatError(f"{path}: {error}") from None
 
 
@@ -202,18 +259,5 @@ def _seconds(folder: Path, table: str, fields: Mapping[str, Any]) -> float:
     return float(value)
 
 
-def _variables(folder: Path, table: str, fields: Mapping[str, Any]) -> dict[str, str]:
-    """Environment variables of a table; ``${NAME}`` and ``${NAME:-default}`` stand for those of this process."""
-    variables = {}
-    for name, value in (fields.get("env") or {}).items():
-
-        def of_this_process(match: re.Match[str], name: str = name) -> str:
-            value = os.environ.get(match[1], match[2])
-            if value is None:
-                raise TaskFormatError(
-                    f"Harbor task {folder}: {table}.env.{name} needs the environment variable {match[1]}: set it"
-                )
-            return value
-
-        variables[name] = _VARIABLE.sub(of_this_process, str(value))
-    return variables
+def _variables(fields: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in (fields.get("env") or {}).items()}

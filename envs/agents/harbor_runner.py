@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import codecs
+import os
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,18 +31,21 @@ class HarborRunner(CommandRunner):
     Args:
         command, further: as of ``CommandRunner``; the sandbox is the verifier's too.
         reward_key: the reward in a ``reward.json`` with several numbers.
+        inherit: variables of this process that tasks may name, besides harmless ones.
     """
 
-    def __init__(self, command: Sequence[str], *, reward_key: str = "reward", **further: Any) -> None:
+    def __init__(
+        self, command: Sequence[str], *, reward_key: str = "reward", inherit: Collection[str] = (), **further: Any
+    ) -> None:
         super().__init__(command, **further)
-        self._reward_key = reward_key
+        self._reward_key, self._inherit = reward_key, inherit
 
     async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> Outcome:
         """As ``Runner.run``."""
         if task.get("env_id") != ENV_ID:
             return await super().run(task, agent)
         try:
-            harbor = HarborTask.load(**task.get("kwargs") or {})
+            harbor = HarborTask.load(**task.get("kwargs") or {}).filled(self._inherit)
             return await self.play(harbor, task, agent)
         except (TaskFormatError, TypeError) as error:  # the latter: other arguments
             raise AgentFailure(str(error)) from None
@@ -57,7 +62,7 @@ class HarborRunner(CommandRunner):
     async def play(
         self, task: HarborTask, row: Mapping[str, Any], agent: AgentHandle, *, solution: bool = False
     ) -> Outcome:
-        """One episode of ``task``. ``solution``: the reference solution is mounted, for the oracle.
+        """One episode of ``task``. ``solution``: the reference solution runs in the agent's place.
 
         Raises:
             TaskFormatError: the sandbox does not have the task's image.
@@ -80,20 +85,24 @@ class HarborRunner(CommandRunner):
             mounts = [Mount(logs / name, f"/logs/{name}", True) for name in ("agent", "artifacts", "verifier")]
             if solution:
                 mounts.append(Mount(task.folder / "solution", "/solution"))
-            outcome = runner.outcome(await run_job(sandbox, replace(job, mounts=mounts), runner.timeout))
+                command, own = _script(task.folder / "solution/solve.sh", "/solution/solve.sh", folder)
+                job, mounts = replace(job, command=command), [*mounts, *own]
+            ended = await run_job(sandbox, replace(job, mounts=mounts), runner.timeout)
+            outcome = runner.outcome(ended, agent.key)
             return await self._verify(task, sandbox, fresh, workspace, logs, outcome)
 
     async def _verify(
         self, task: HarborTask, sandbox: Sandbox, folder: Path, workspace: Path, logs: Path, outcome: Outcome
     ) -> Outcome:
         own = _log_folders(folder)
-        mounts = [
+        command, mounts = _script(task.folder / "tests/test.sh", "/tests/test.sh", folder)
+        mounts += [
             Mount(task.folder / "tests", "/tests"),
             *(Mount(logs / name, f"/logs/{name}", True) for name in ("agent", "artifacts")),
             Mount(own / "verifier", "/logs/verifier", True),
         ]
         env = {**task.env, **task.verifier_env}
-        job = Job(["bash", "/tests/test.sh"], folder, workspace, env, mounts, cwd=task.workdir)
+        job = Job(command, folder, workspace, env, mounts, cwd=task.workdir)
         ended = await run_job(sandbox, job, task.verifier_seconds)
         if ended.status is None:
             raise AgentFailure(f"the verifier of {task.folder.name} ran longer than {task.verifier_seconds:g} s")
@@ -136,7 +145,7 @@ async def check_task(task: HarborTask, sandbox: Sandbox) -> list[str]:
     if not (task.folder / "solution/solve.sh").exists():
         problems.append("there is no solution/solve.sh, so nothing shows that the task can be solved")
     else:
-        oracle = await _reward_of(task, sandbox, ["bash", "/solution/solve.sh"], solution=True)
+        oracle = await _reward_of(task, sandbox, [], solution=True)
         if oracle != 1.0:
             problems.append(f"the reference solution must get reward 1, not {oracle}")
     nothing = await _reward_of(task, sandbox, ["true"])
@@ -158,6 +167,21 @@ async def _reward_of(
     except AgentFailure as failure:
         return f"a failure: {failure.reason}"
     return outcome.reward
+
+
+def _script(path: Path, target: str, folder: Path) -> tuple[list[str], list[Mount]]:
+    """The command that runs a task's script, seen at ``target``, with the program of its first line, else with bash.
+
+    A script with a byte order mark or Windows' line ends is mounted as a copy in ``folder`` without them.
+    """
+    text, mounts = path.read_bytes(), []
+    if (clean := text.removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n")) != text:
+        copy = folder / path.name
+        copy.write_bytes(clean)
+        mounts.append(Mount(copy, target))
+    first = os.fsdecode(clean.partition(b"\n")[0])
+    program = first[2:].strip().split(maxsplit=1) if first.startswith("#!") else []
+    return [*(program or ["bash"]), target], mounts
 
 
 def _log_folders(folder: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import ClassVar, Literal, Protocol
 
 from verl_turnkey.envs.agents import relay
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
-from verl_turnkey.envs.agents.processes import scrubbed
+from verl_turnkey.envs.variables import inherited
 
 APP, HOME, PORT = "/app", "/home/agent", 8000
 """in a sandbox: the working folder, HOME, and the port of 127.0.0.1 at which the gateway is"""
@@ -72,16 +71,20 @@ class Sandbox(Protocol):
 
 @dataclass(frozen=True)
 class NoSandbox:
-    """No sandbox: the rights of the user who trains; HOME, TMPDIR and the working folder are the episode's own."""
+    """No sandbox: the rights of the user who trains; HOME, TMPDIR and the working folder are the episode's own.
 
+    ``inherit``: variables that the command inherits besides harmless ones.
+    """
+
+    inherit: tuple[str, ...] = ()
     name: ClassVar[str] = "none"
 
     def launch(self, job: Job) -> Launch:
         if job.mounts:
             raise AgentFailure("turnkey.agent.sandbox=none cannot mount folders: choose bwrap or docker")
-        inherited = {name: value for name, value in scrubbed(os.environ).items() if not name.startswith("XDG_")}
+        variables = {name: value for name, value in inherited(self.inherit).items() if not name.startswith("XDG_")}
         own = {"HOME": str(job.folder / "home"), "TMPDIR": str(job.folder / "tmp")}
-        return Launch(list(job.command), {**inherited, **own, **job.env}, job.workspace)
+        return Launch(list(job.command), {**variables, **own, **job.env}, job.workspace)
 
     def inside(self, agent: AgentHandle, cwd: str) -> AgentHandle:
         return agent
@@ -89,7 +92,12 @@ class NoSandbox:
 
 def own_mounts(job: Job) -> list[Mount]:
     """The working folder and HOME of the episode."""
-    return [Mount(job.workspace, job.cwd, True), Mount(job.folder / "home", HOME, True)]
+    return [Mount(job.workspace, job.cwd, True), Mount(job.folder / "home", home_of(job), True)]
+
+
+def home_of(job: Job) -> str:
+    """HOME in a sandbox: another folder where the usual one is the working folder, or in it."""
+    return "/root" if Path(HOME).is_relative_to(job.cwd) else HOME
 
 
 def relayed(

@@ -1,4 +1,4 @@
-"""Processes of agents: started under a guard, with an environment free of secrets, their output bounded."""
+"""Processes of agents: started under a guard, their output bounded."""
 
 from __future__ import annotations
 
@@ -7,32 +7,23 @@ import contextlib
 import functools
 import itertools
 import os
-import re
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from verl_turnkey.envs import reaper
-from verl_turnkey.envs.agents import guard
+from verl_turnkey.envs import guard, reaper
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
+from verl_turnkey.envs.variables import without_proxy
 
 OUTPUT_BYTES = 1 << 16
 """kept of each output of a process: its end"""
 
-_SECRETS = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-_FOREIGN = ("RAY_", "OPENAI_", "ANTHROPIC_", "CUDA_VISIBLE_DEVICES")
 _END_SECONDS = 15.0  # more than the guard takes at most
 _CHUNK = 1 << 16
 _numbers = itertools.count()
-
-
-def scrubbed(variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables without names that look like secrets, and without those of Ray and other model servers."""
-    return {
-        name: value for name, value in variables.items() if not _SECRETS.search(name) and not name.startswith(_FOREIGN)
-    }
 
 
 def model_variables(agent: AgentHandle) -> dict[str, str]:
@@ -47,15 +38,8 @@ def model_variables(agent: AgentHandle) -> dict[str, str]:
         "ANTHROPIC_AUTH_TOKEN": agent.key,
         "ANTHROPIC_MODEL": agent.model,
         "TURNKEY_URL": root,
-        **without_proxy(),
+        **without_proxy(urlsplit(root).hostname or ""),
     }
-
-
-def without_proxy() -> dict[str, str]:
-    """Variables by which clients ask servers on this machine themselves: a proxy cannot reach them."""
-    others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
-    value = ",".join(filter(None, (others, "127.0.0.1,localhost")))
-    return {"NO_PROXY": value, "no_proxy": value}
 
 
 @functools.cache
@@ -126,7 +110,7 @@ class AgentProcess:
         try:
             mark = f"{_owner()}.{next(_numbers)}."
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, *command],
+                [sys.executable, "-I", "-S", guard.__file__, "-", *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

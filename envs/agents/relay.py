@@ -35,6 +35,7 @@ def serve(server, path):
 
 
 def connect(client, path):
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     gateway = socket.socket(socket.AF_UNIX)
     try:
         gateway.connect(path)

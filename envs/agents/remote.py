@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut, without_secret
 from verl_turnkey.envs.agents.calls import KEY
 from verl_turnkey.envs.agents.results import read_result
 from verl_turnkey.envs.daemon_threads import DaemonThreads
@@ -53,7 +53,7 @@ class RemoteRunner:
         except (asyncio.TimeoutError, TimeoutError):
             return Outcome(truncated=True, reason=f"the agent ran longer than turnkey.agent.timeout={self._timeout:g}")
         except ServerError as error:
-            return Outcome(reason=cut(str(error)))
+            return Outcome(reason=cut(without_secret(str(error), agent.key)))
         return read_result(result, f"{KEY}={self.url}")
 
     async def close(self) -> None:

@@ -42,16 +42,21 @@ def _outcome(fields: Mapping[str, Any]) -> Outcome:
     return Outcome(
         reward=None if reward is None else finite_reward(reward, "reward"),
         success=None if success is None else bool(success),
-        turn_rewards={_turn(turn): finite_reward(value, f"the reward of turn {turn}") for turn, value in turns.items()},
+        turn_rewards={
+            turn_name(turn): finite_reward(value, f"the reward of turn {turn}") for turn, value in turns.items()
+        },
         extra=plain_values(fields.get("extra") or {}, "extra"),
     )
 
 
-def _turn(turn: Any) -> int:
+def turn_name(turn: Any) -> int | str:
+    """A turn by its number, as text in a JSON object, or by the id of its reply. Raises TypeError."""
+    if isinstance(turn, str) and turn and not turn.removeprefix("-").isdecimal():
+        return turn
     try:
-        number = int(turn)  # a key of a JSON object is text
+        number = int(turn)
     except (TypeError, ValueError):
         number = -1
     if number < 0 or isinstance(turn, bool | float):
-        raise TypeError(f"the keys of turns must be 0, 1, 2, ..., not {short_repr(turn)}")
+        raise TypeError(f"the keys of turns must be 0, 1, 2, ..., not {short_repr(turn)}, or ids of replies")
     return number

@@ -28,16 +28,17 @@ def choose(
     rootfs: Path | None = None,
     readable: Sequence[Path] = (),
     network: Network = "gateway",
+    inherit: Sequence[str] = (),
 ) -> Sandbox:
     """The sandbox ``name``: ``none``, ``bwrap``, ``docker``, or ``auto``: docker if its daemon answers, else bwrap.
 
-    ``image``: for docker; without one ``auto`` takes bwrap.
+    ``image``: for docker; without one ``auto`` takes bwrap. ``inherit``: see ``NoSandbox``; the others inherit nothing.
 
     Raises:
         SandboxError: it cannot be used here; says what is missing.
     """
     if name == "none":
-        return NoSandbox()
+        return NoSandbox(tuple(inherit))
     bubblewrap = Bubblewrap(rootfs, tuple(readable), network)
     if name == "bwrap" or (name == "auto" and image is None):
         problem = bwrap_problem()

@@ -82,6 +82,21 @@ def key_repeats(record: Record, limits: Limits) -> Verdict:
     return "pass", f"shared by two or more rollouts: {rate:.2f} of the steps after the first"
 
 
+def roles(record: Record, limits: Limits) -> Verdict:
+    """The states of an episode name one role: prompts with a memory show each role what the others saw."""
+    for trace in record.traces():
+        named = {
+            str(answer.role): None for answer in trace.answers if answer.role is not None and not answer.terminated
+        }
+        if len(named) > 1:
+            return "warn", (
+                f"seed {trace.seed}: an episode of the roles {', '.join(named)}: prompts with a memory would show each "
+                "what the others saw and did. Training refuses them: set turnkey.rollout.prompt=template and "
+                "turnkey.rollout.history=0"
+            )
+    return "pass", "no episode names more than one in info['extra']['role']"
+
+
 # --- rewards and actions ---------------------------------------------------------------------------------------------
 
 

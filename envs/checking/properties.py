@@ -161,6 +161,7 @@ PROPERTIES: dict[str, Callable[[Record, Limits], Verdict]] = {
         credit.key_stable,
         credit.key_coarse,
         credit.key_repeats,
+        credit.roles,
         credit.reward,
         credit.reward_per_step,
         credit.admissible,

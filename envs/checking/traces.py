@@ -92,8 +92,10 @@ class Calls:
             trace.faults.append((where, f"{what}: {answer.message}"))
             return None
         trace.faults += [(fault.property, f"{what}: {fault.message}") for fault in answer.faults]
-        # Nobody judges pictures and further values: they need not travel to the parent.
-        kept = {name: value for name, value in answer.info.items() if name not in ("images", "extra")}
+        # Nobody judges pictures and further values but the role: they need not travel to the parent.
+        kept = {name: value for name, value in answer.info.items() if name != "images"} | {
+            "extra": {"role": answer.role}
+        }
         trace.answers.append(replace(answer, info=kept, faults=[]))
         trace.seconds.append(seconds)
         return answer

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from verl_turnkey.advantage.text_files import read_text
+
 KEY = "turnkey.mcp.servers"
 HTTP = ("http", "streamable-http", "streamableHttp", "streamable_http")
 """what clients call the transport of a URL"""
@@ -84,15 +86,22 @@ class Server:
 def read_servers(value: str | Mapping[str, Any]) -> list[Server]:
     """The servers of a file with ``mcpServers``, or of what is under that key; without those that are disabled.
 
-    Keys of an entry that only concern other clients are ignored.
-
     Raises:
         ValueError: the file cannot be read, or an entry is not a server: says which, and what was expected.
+    """
+    return [read_server(name, entry) for name, entry in read_entries(value).items()]
+
+
+def read_entries(value: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a file with ``mcpServers``, or of what is under that key, by name; not those that are disabled.
+
+    Raises:
+        ValueError: the file cannot be read, or has no entries.
     """
     entries: Any = value
     if isinstance(value, str):
         try:
-            entries = json.loads(Path(value).expanduser().read_text(encoding="utf-8"))
+            entries = json.loads(read_text(Path(value).expanduser()))
         except (OSError, ValueError) as error:
             raise ValueError(f"{KEY}={value} cannot be read: {error}") from None
     if isinstance(entries, Mapping) and "mcpServers" in entries:
@@ -101,17 +110,23 @@ def read_servers(value: str | Mapping[str, Any]) -> list[Server]:
         raise ValueError(f'{KEY}={value} must hold {{"mcpServers": {{"name": {{"command": ...}}}}}}')
     if not isinstance(entries, Mapping):
         raise ValueError(f"{KEY} must be a mapping of names to servers, not {type(entries).__name__}")
-    servers = [_server(str(name), entry) for name, entry in entries.items() if not _disabled(entry)]
-    if not servers:
+    enabled = {str(name): entry for name, entry in entries.items() if not _disabled(entry)}
+    if not enabled:
         raise ValueError(f"{KEY} names no servers: set it to null, or add one")
-    return servers
+    return enabled
 
 
 def _disabled(entry: Any) -> bool:
     return isinstance(entry, Mapping) and bool(entry.get("disabled"))
 
 
-def _server(name: str, entry: Any) -> Server:
+def read_server(name: str, entry: Any) -> Server:
+    """The server of one entry, whose keys that only concern other clients are ignored.
+
+    Raises:
+        ValueError: it is not a server: says what was expected.
+    """
+
     def wrong(what: str) -> ValueError:
         return ValueError(
             f'{KEY}: {name} {what}; expected {{"command": ..., "args": [...], "env": {{...}}}} or {{"url": ...}}'

@@ -10,15 +10,15 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
+from verl_turnkey.envs import guard
 from verl_turnkey.envs.answers import plain_text
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.mcp_servers.servers import Server
+from verl_turnkey.envs.rpc import on_this_machine
 
 CONNECTION_CLOSED = -32000  # what the package mcp calls an error that is not the server's own
-GUARD = Path(__file__).with_name("stdio_guard.py")
 CLOSE_SECONDS = 10.0  # more than a stdio server is left
 MOST_PAGES = 100
 """of a server's list of tools"""
@@ -128,7 +128,7 @@ class Session:
         from mcp import StdioServerParameters, stdio_client
 
         # Under the guard: no process of the server survives it, and its output is bounded.
-        command = ["-I", "-S", str(GUARD), str(self._most_bytes), *self.server.command]
+        command = ["-I", "-S", guard.__file__, str(self._most_bytes), *self.server.command]
         variables = self.server.variables
         parameters = StdioServerParameters(command=sys.executable, args=command, env=variables, cwd=self.server.cwd)
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
@@ -146,7 +146,12 @@ class Session:
         from mcp.shared._httpx_utils import create_mcp_http_client
 
         assert self.server.url is not None
-        async with create_mcp_http_client(headers=dict(self.server.headers)) as client:
+        client = create_mcp_http_client(headers=dict(self.server.headers))
+        if on_this_machine(self.server.url):  # directly: a proxy cannot reach it
+            options: Any = {"timeout": client.timeout, "follow_redirects": client.follow_redirects}
+            options["mounts"] = dict.fromkeys(("all://", "http://", "https://"))
+            client = type(client)(headers=client.headers, **options)
+        async with client:
             _watch(client, self._most_bytes, self._breaks)
             async with streamable_http.streamable_http_client(self.server.url, http_client=client) as streams:
                 yield streams

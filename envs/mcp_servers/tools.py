@@ -56,16 +56,44 @@ class Servers:
         """
         tools = EpisodeTools(self)
         try:
-            opening = [self._open_for(server, task, tools.own) for server in self._servers]
-            opened = await asyncio.gather(*opening, return_exceptions=True)
-            sessions = {s.server.name: s for s in opened if isinstance(s, Session)}
-            if failure := next((result for result in opened if isinstance(result, BaseException)), None):
+            sessions, failures = await self._all_open(task, tools)
+            for failure in failures.values():
                 raise failure
             tools.name_all(sessions, taken, self._tools)
         except BaseException:
             await tools.close()
             raise
         return tools
+
+    async def listed(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """The schemas of all tools that can be shown, and by server why it has none."""
+        tools = EpisodeTools(self)
+        try:
+            sessions, failures = await self._all_open(None, tools)
+            for name, session in sessions.items():
+                try:
+                    EpisodeTools(self).name_all({name: session}, (), None)
+                except EnvironmentFailure as failure:
+                    failures[name] = failure
+            tools.name_all({name: s for name, s in sessions.items() if name not in failures}, (), None)
+        finally:
+            await tools.close()
+        return tools.schemas, {name: getattr(error, "message", str(error)) for name, error in failures.items()}
+
+    async def _all_open(
+        self, task: Task | None, tools: EpisodeTools
+    ) -> tuple[dict[str, Session], dict[str, BaseException]]:
+        """The sessions with all servers, and what failed, by server."""
+        opening = [self._open_for(server, task, tools.own) for server in self._servers]
+        opened = dict(
+            zip(
+                (server.name for server in self._servers),
+                await asyncio.gather(*opening, return_exceptions=True),
+                strict=True,
+            )
+        )
+        sessions = {name: session for name, session in opened.items() if isinstance(session, Session)}
+        return sessions, {name: error for name, error in opened.items() if isinstance(error, BaseException)}
 
     async def call(self, session: Session | None, server: str, tool: str, arguments: Mapping[str, Any]) -> Any:
         """A result; ``session``: the episode's own with ``server``, None: the shared one."""

@@ -60,7 +60,7 @@ class ParsedAction:
     calls: tuple[Call, ...] = ()
     """all calls of the environment's tools, in order"""
     feedback: str | None = None
-    """what the model is shown in place of the observation, after a turn without an action"""
+    """what the model is shown beside the results of its calls; in place of the observation, if no call has a result"""
 
     def __post_init__(self) -> None:
         if (self.action is None) == (self.reason is None) and (self.action is None or not self.calls):

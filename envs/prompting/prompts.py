@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.errors import PromptTooLongError
 from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn
 
@@ -45,7 +46,7 @@ def load_template(name_or_path: str) -> str:
             f"no prompt template {name_or_path!r}{did_you_mean(name_or_path, shipped) or '.'} "
             f"It is the path of a text file or one of {', '.join(sorted(shipped))}"
         )
-    template = path.read_text(encoding="utf-8-sig")
+    template = read_text(path)
     check_fields(template, FIELDS, "observation", f"prompt template {name_or_path!r}")
     return template
 

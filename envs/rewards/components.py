@@ -43,6 +43,8 @@ class RewardStep:
     """why the step is not valid"""
     reward: float = 0.0
     """the environment's own reward of this step"""
+    outcome: float = 0.0
+    """the part of it that is for the episode as a whole, where an agent says which"""
     success: bool = False
     """the task is solved after this step"""
     terminated: bool = False
@@ -81,6 +83,14 @@ class RewardStep:
 
 Steps = Sequence[RewardStep]
 Values = Sequence[float]
+
+
+class Paid(list[float]):
+    """Numbers per step, of which ``outcome``, a part of the last, is for the episode as a whole."""
+
+    def __init__(self, values: Values, outcome: float) -> None:
+        super().__init__(values)
+        self.outcome = outcome
 
 
 class Component(Protocol):
@@ -137,9 +147,9 @@ def rewards() -> dict[str, RewardSpec]:
     return dict(_REWARDS)
 
 
-def at_the_end(steps: Steps, value: float) -> list[float]:
-    """``value`` on the last step, 0 before."""
-    return [0.0] * (len(steps) - 1) + [value]
+def at_the_end(steps: Steps, value: float) -> Paid:
+    """``value`` on the last step, for the whole episode, 0 before."""
+    return Paid([0.0] * (len(steps) - 1) + [value], value)
 
 
 def number(extra: Mapping[str, Any], key: str, where: str) -> float:
@@ -161,7 +171,7 @@ class StepReward:
     """The environment's own reward of each step."""
 
     def __call__(self, steps: Steps) -> Values:
-        return [step.reward for step in steps]
+        return Paid([step.reward for step in steps], steps[-1].outcome)
 
 
 @register_reward("outcome")

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse
-from verl_turnkey.envs.rewards.components import Component, RewardError, Steps, rewards
+from verl_turnkey.envs.rewards.components import Component, Paid, RewardError, Steps, rewards
 from verl_turnkey.envs.rewards.group import GroupMember
 from verl_turnkey.envs.user_modules import load_function
 
@@ -32,6 +32,8 @@ class Shaped:
     """name of a column -> per step the sum of the parts that give it; no part of the rewards"""
     calls: dict[str, float] = field(default_factory=dict)
     """label of a component that compares episodes, with _calls -> the episode's share of its comparisons"""
+    outcome: float = 0.0
+    """the part of the last reward that is for the episode as a whole"""
 
     @property
     def sums(self) -> dict[str, float]:
@@ -47,6 +49,8 @@ class _Part:
     where: str
     column: str | None = None
     group: bool = False
+    own: bool = False
+    """a function of a user's"""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -100,19 +104,21 @@ class Composition:
                 if abs(total) > LARGEST_REWARD:
                     raise RewardError(f"the {what} sum up to {total:g} at step {t}: expected up to 1e18 in size")
         calls = {part.labels[1]: shares.get(part.label, 0.0) for part in self._parts if part.group}
-        return Shaped(sums, {part.label: values for part, values in pairs}, columns, calls)
+        outcome = math.fsum(values.outcome for part, values in pairs if part.column is None)
+        return Shaped(sums, {part.label: [*values] for part, values in pairs}, columns, calls, outcome)
 
     def __call__(self, steps: Steps) -> Shaped:
         """As :meth:`run`, outside of an event loop."""
         return asyncio.run(self.run(steps))
 
     @staticmethod
-    async def _value(part: _Part, steps: Steps, member: GroupMember | None = None) -> list[float]:
+    async def _value(part: _Part, steps: Steps, member: GroupMember | None = None) -> Paid:
         where = f"{part.where} ({part.label})"
         component: Any = part.values
         try:
             values: Any = component(steps) if member is None else member.values(part.label, component, steps)
             values = await values if inspect.isawaitable(values) else values
+            paid = values.outcome if isinstance(values, Paid) else None
             values = [float(value) for value in values]
         except RewardError as error:
             raise type(error)(f"{where}: {error}") from error
@@ -127,7 +133,9 @@ class Composition:
                 raise RewardError(
                     f"{where}: expected rewards up to 1e18 in size, got {value} at step {t} with weight {part.weight:g}"
                 )
-        return [part.weight * value for value in values]
+        if paid is None:  # a function of a user's that pays on the last step alone pays for the episode
+            paid = values[-1] if part.own and not any(values[:-1]) else 0.0
+        return Paid([part.weight * value for value in values], part.weight * paid)
 
 
 async def gather(awaitables: Iterable[Any]) -> list[Any]:
@@ -230,7 +238,7 @@ def _part(entry: Any, where: str) -> _Part:
             f"got {column!r}{_without_extra(column)}"
         )
     if ":" in name:
-        return _Part(label, float(weight), _own(name, options, where), where, column)
+        return _Part(label, float(weight), _own(name, options, where), where, column, own=True)
     if name not in known:
         raise ConfigError(
             f"{where}.name: no reward component is called {name!r}{did_you_mean(name, known) or '.'} There are "

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.advantage.params import ConfigError, check
+from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.rewards.components import RewardError, Steps, Values, at_the_end, register_reward
 
 
@@ -45,7 +46,7 @@ class Contrastive:
     def _stored(self) -> Mapping[str, Any]:
         path = Path(str(self.file)).expanduser()
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
+            stored = json.loads(read_text(path))
         except (OSError, ValueError) as error:
             raise ConfigError(f"file: {self.file} cannot be read ({type(error).__name__}: {error})") from error
         check(isinstance(stored, dict), "file", "a JSON object from tasks to rewards", type(stored).__name__)

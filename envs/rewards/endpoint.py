@@ -22,11 +22,12 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.envs.daemon_threads import DaemonThreads
 from verl_turnkey.envs.rewards.components import JudgeError
+from verl_turnkey.envs.rpc import on_this_machine
 
 SHOWN = 200  # characters of an answer that an error quotes
 LONGEST_WAIT = 60.0  # seconds between two attempts, whatever a server asks for
@@ -234,15 +235,9 @@ class Endpoint(Generic[T]):
             return None
 
     def _save(self, key: str, answer: T) -> None:
-        file = self._file(key)
-        part = file.with_suffix(f".{uuid4().hex}")
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps({"model": self.config.model, "answer": answer}), encoding="utf-8")
-            part.replace(file)  # atomic, for processes that read meanwhile
+            write_text(self._file(key), json.dumps({"model": self.config.model, "answer": answer}))
         except OSError as error:  # a full disk: the answer itself is good
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
             if not self._unsaved:
                 self._unsaved = True
                 logger.warning("cache: answers of %s are not kept in %s: %s", self._who, self.config.cache, error)
@@ -268,8 +263,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def opener(url: str) -> urllib.request.OpenerDirector:
     """Follows no redirects, and asks a server on this machine itself: a proxy of ``http_proxy`` cannot reach it."""
-    here = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
-    return urllib.request.build_opener(_NoRedirects, *([urllib.request.ProxyHandler({})] if here else []))
+    direct = [urllib.request.ProxyHandler({})] if on_this_machine(url) else []
+    return urllib.request.build_opener(_NoRedirects, *direct)
 
 
 def _body(response: Any, end: float) -> str:

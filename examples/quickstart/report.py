@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import mean
@@ -89,8 +90,8 @@ def draw(metrics: dict[int, dict[str, float]], summary: dict[str, Any], path: Pa
 
 
 def _val(data: dict[str, float], name: str) -> float | None:
-    """verl's validation metric ``val-*/<data source>/<name>/mean@1``."""
-    return next((float(v) for k, v in data.items() if k.startswith("val-") and k.endswith(f"/{name}/mean@1")), None)
+    """verl's validation metric ``val-*/<data source>/<name>/mean@<samples>``."""
+    return next((float(v) for k, v in data.items() if re.fullmatch(rf"val-\w+/.+/{name}/mean@\d+", k)), None)
 
 
 def _mean(rows: list[dict[str, float]], key: str) -> float | None:

@@ -134,7 +134,7 @@ def _check_filter(run: Run) -> None:
     known = [name for name in METRICS if name != "reward" or name == internals.reward_metric()]
     if not metric:
         refuse("filter-metric-missing", f"{FILTER}=true compares a metric of the episodes: set {METRIC}={known[0]}")
-    if {*run.loops} <= {*AGENT_LOOPS} and metric not in known and not str(metric).startswith("composed_return."):
+    elif {*run.loops} <= {*AGENT_LOOPS} and metric not in known and not str(metric).startswith("composed_return."):
         problem = (
             f"there is no {METRIC}={metric!r} with the agent loop {min(run.loops)} and verl {internals.verl_version()}"
         )

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import re
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_turnkey.advantage.text_files import read_text
+from verl_turnkey.plugins.checks.files import data_mark, listed
 from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
 from verl_turnkey.plugins.checks.value_heads import check_resumed_heads
-from verl_turnkey.plugins.config.checkpoint_files import FSDP, NAMES, TRACKER, fault, has_memory, newest_whole, roles
+from verl_turnkey.plugins.config.checkpoint_files import (
+    DATA,
+    FSDP,
+    NAMES,
+    TRACKER,
+    damage,
+    fault,
+    has_memory,
+    newest_whole,
+    resumed_from,
+    roles,
+)
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.prm import FOLDER as PRM
 
@@ -66,6 +82,46 @@ def check_resume(config: DictConfig, *, use_critic: bool, remembers: bool | None
     folder = selected.folder if selected else folder
     if use_critic and folder:
         check_resumed_heads(folder / "critic", config)
+
+
+def check_resumed_data(config: DictConfig) -> None:
+    """Say that the training tasks are not those of the checkpoint; refuse fewer than its epoch has played already."""
+    folder = resumed_from(config.trainer)
+    if folder is None or (now := data_mark(config)) is None:
+        return
+    state, mark = folder / "data.pt", folder / DATA
+    played = None if damage(state) else _played(state)
+    if played is not None and now["tasks"] < played:
+        problem = f"{folder} has played {played} tasks of its epoch, and data.train_files gives {now['tasks']} now"
+        anew = f"remove {state} and set trainer.resume_mode=resume_path trainer.resume_from_path={folder}"
+        refuse("data-fewer-than-played", f"{problem}: verl's loader would stop. Give the former ones, or {anew}")
+        return
+    before = None if damage(mark) else json.loads(read_text(mark))
+    files = [Path(file).expanduser() for file in listed(config, "train_files")]
+    if before is None and state.is_file():  # of a former version
+        newer = [str(file) for file in files if file.stat().st_mtime > state.stat().st_mtime]
+        then = f"{' and '.join(newer)} is newer" if newer else ""
+    else:
+        then = f"{before['tasks']} tasks then, {now['tasks']} now" if before and before != now else ""
+    if then:
+        problem = f"data.train_files changed since the checkpoint {folder} ({then})"
+        effect = f"verl leaves out as many of the new tasks as its epoch has played ({played or 0})"
+        warn("data-changed", f"{problem}: the remaining steps use the new files, and {effect}")
+
+
+def _played(state: Path) -> int | None:
+    """How many tasks of its epoch verl's data loader had given when it wrote ``state``; None: another loader did."""
+    import torch
+
+    def yielded(node: Any) -> int | None:
+        entries = node.items() if isinstance(node, dict) else ()
+        numbers = (value if key == "samples_yielded" else yielded(value) for key, value in entries)
+        return next((number for number in numbers if number is not None), None)
+
+    try:
+        return yielded(torch.load(state, weights_only=True))
+    except pickle.UnpicklingError:  # a loader of the user's
+        return None
 
 
 def _check_mode(trainer: DictConfig) -> None:

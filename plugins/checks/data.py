@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 from verl_turnkey.envs.registry import check_call
 from verl_turnkey.envs.tasks import COLUMN, Task, task_of
+from verl_turnkey.plugins.checks.cells import check_cells
 from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, patterns, rows, shared_tasks, taken
 from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
 from verl_turnkey.plugins.checks.harbor import check_harbor
@@ -37,6 +38,7 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
         if not files:
             unused = ", also for a run that never validates (the training file will do)" if key == "val_files" else ""
             refuse("data-file-missing", f"data.{key} is empty: verl needs a file{unused}")
+            continue
         for name in patterns(config, key):
             if Path(name).is_file() and not glob(name):  # verl would read no file
                 problem = (
@@ -58,11 +60,13 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
     path, setting = Path(file).expanduser(), f"{key}={file}"
     if path.suffix not in FORMATS:
         refuse("data-format", f"{setting}: verl reads {', '.join(FORMATS)}, got {path.suffix or 'no suffix'}")
+        return False
     if "://" in file:
         return False
     if file.startswith("~"):
         problem = f"{setting}: there is no such file, since verl does not expand the ~"
         refuse("data-tilde", f"{problem}: write {path}, or $HOME without single quotes")
+        return False
     if not path.is_file():
         absent(config, f"{setting}: there is no such file; `turnkey tasks` writes them")
         return False
@@ -70,6 +74,7 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
         columns(file)
     except Exception as error:
         refuse("data-unreadable", f"{setting} cannot be read as {path.suffix} ({type(error).__name__}: {error})")
+        return False
     return True
 
 
@@ -105,10 +110,11 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
     own_loops = own_manager(config) is not None
     checked: set[tuple[str, ...]] = set()
     read_columns = [column for column in (LOOP_COLUMN, COLUMN) if column in file_columns]
-    number = 0
+    number, loops_of_rows = 0, set[str]()
     for number, values in enumerate(rows(file, read_columns or file_columns[:1]), start=1):
         row = dict(zip(read_columns, values, strict=False))
         loop, where = row.get(LOOP_COLUMN, default), f"{key}={file}, row {number - 1}"
+        loops_of_rows.add(str(loop))
         if loop not in loops and not own_loops:
             problem = f"{where}: there is no agent loop {loop!r} (column {LOOP_COLUMN!r})"
             refuse("unknown-agent-name", f"{problem}{closest(str(loop), list(loops))}")
@@ -123,6 +129,7 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
         if COLUMN not in row:
             raise without_tasks(file, file_columns)
         _check_task(turnkey, where, row[COLUMN], checked)
+    check_cells(config, turnkey, key, file, file_columns, loops_of_rows)
     return number
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -44,6 +45,25 @@ def _in_sentences(config: Any) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         frame = next((frame for frame in reversed(frames) if frame.filename.startswith(_HERE)), frames[-1])
         raise Refused(unreadable(config, error, f"checks/{Path(frame.filename).name}, line {frame.lineno}")) from error
+
+
+@contextmanager
+def _as_sentence(config: Any) -> Iterator[None]:
+    """Name the key of a value that verl's own checks refuse: their assertions may say nothing."""
+    try:
+        yield
+    except (AssertionError, ValueError, CompactHydraException) as error:
+        if "turnkey" not in config:  # a run of verl alone
+            raise
+        chain: list[BaseException] = [error]
+        while cause := chain[-1].__cause__:
+            chain.append(cause)
+        reason = str(chain[-1]) or str(traceback.extract_tb(chain[-1].__traceback__)[-1].line)
+        node = re.search(r"full_key: (\S+)", " ".join(map(str, chain)))
+        names = OmegaConf.select(config, node[1]) if node else {}
+        keys = [f"{node[1]}.{name}" for name in names if node and re.search(rf"\b{name}\b", reason)]
+        settings = ", ".join(f"{key}={OmegaConf.select(config, key)}" for key in keys) or (node[1] if node else "")
+        raise Refused(f"{f'{settings}: ' if settings else ''}verl refuses this launch line: {reason}") from error
 
 
 def resolve_and_check(config: Any, *, use_critic: bool) -> list[resolve.Change]:
@@ -102,7 +122,8 @@ def _validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: 
             notices.append(described(warning.message))
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    verls(config, use_reference_policy, use_critic)
+    with _as_sentence(config):
+        verls(config, use_reference_policy, use_critic)
     if str(OmegaConf.select(config, MODE)).startswith("turnkey_"):
         guard_run()
     with _in_sentences(config):

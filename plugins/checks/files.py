@@ -12,7 +12,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.envs.tasks import COLUMN, HELD_OUT_SPLITS, Task
+from verl_turnkey.advantage.text_files import read_text
+from verl_turnkey.envs.tasks import COLUMN, HELD_OUT_SPLITS, Task, open_parquet
+from verl_turnkey.plugins.log.segments import sha256
 from verl_turnkey.plugins.verl_api.internals import own_manager
 
 FORMATS = (".parquet", ".json", ".jsonl")
@@ -63,9 +65,7 @@ def columns(file: str) -> list[str]:
     """The columns of a local file; of a JSON file those of its first row."""
     path = Path(file).expanduser()
     if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        return list(pq.ParquetFile(path).schema_arrow.names)
+        return list(open_parquet(path).schema_arrow.names)
     return list(next(iter(json_rows(path)), {}))
 
 
@@ -75,9 +75,7 @@ def rows(file: str, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     if path.suffix != ".parquet":
         yield from (tuple(row.get(name) for name in names) for row in json_rows(path))
         return
-    import pyarrow.parquet as pq
-
-    for batch in pq.ParquetFile(path).iter_batches(columns=list(names)):
+    for batch in open_parquet(path).iter_batches(columns=list(names)):
         yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
 
 
@@ -89,12 +87,17 @@ def tasks(config: DictConfig, key: str) -> int | None:
     return taken(config, key, sum(map(_number_of_rows, files)))
 
 
+def data_mark(config: DictConfig) -> dict[str, Any] | None:
+    """Number and hashes of the training tasks, by which a checkpoint recognizes them; None as :func:`tasks`."""
+    if (number := tasks(config, "train_files")) is None:
+        return None
+    return {"tasks": number, "files": [sha256(Path(file).expanduser()) for file in listed(config, "train_files")]}
+
+
 def _number_of_rows(path: Path) -> int:
     if path.suffix != ".parquet":
         return len(json_rows(path))
-    import pyarrow.parquet as pq
-
-    return int(pq.ParquetFile(path).metadata.num_rows)
+    return int(open_parquet(path).metadata.num_rows)
 
 
 def taken(config: DictConfig, key: str, rows: int) -> int:
@@ -165,8 +168,12 @@ def _starts(files: tuple[tuple[str, int], ...], env_id: str | None, kwargs: str)
 
 
 def json_rows(path: Path) -> list[Mapping[str, Any]]:
-    """The rows of a JSON file: one list of objects, or an object per line."""
-    text = path.read_text(encoding="utf-8-sig")
+    """The rows of a JSON file of verl's: one list of objects, or an object per line."""
+    return json_objects(read_text(path, only_utf8=True))
+
+
+def json_objects(text: str) -> list[Mapping[str, Any]]:
+    """The rows of a JSON text, as :func:`json_rows`."""
     is_list = text.lstrip().startswith("[")
     # Not splitlines(), which also splits at U+2028, in the middle of a string.
     objects = json.loads(text) if is_list else [json.loads(line) for line in text.split("\n") if line.strip()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ ID_BY_ERROR: dict[type[Exception], str] = {
 EXPECTED = (ConfigError, *ID_BY_ERROR)
 _OF_VALUE = re.compile(r"(turnkey\.[\w.\[\]]+): (?:(expected |missing)|unknown key|\w+ has no such parameter)")
 IGNORE = "turnkey.ignore"
+_ROW = re.compile(r", row \d+:")
 Returned = TypeVar("Returned")
 
 
@@ -51,8 +52,12 @@ class RuleWarning(UserWarning):
         self.id = id
 
 
+class _Again(Exception):
+    """A further row of a file that breaks the same rule: one is shown, and no check reads the rest."""
+
+
 class Findings:
-    """The refusals of one launch line. Each check ends at its first one, the next check still runs."""
+    """The refusals of one launch line. A check goes on after each, as it does where the rule is ignored."""
 
     def __init__(self, ignored: frozenset[str] = frozenset()) -> None:
         self.ignored = ignored
@@ -61,24 +66,25 @@ class Findings:
         """whether a refusal has been ignored, after which a later check may fail"""
 
     def run(self, check: Callable[..., Returned], *args: Any, **kwargs: Any) -> Returned | None:
-        """The result of ``check``, or None after a refusal, which is collected.
+        """The result of ``check``, or None after an error that it raised, which is collected.
 
         Raises:
             Exception: an unexpected error, unless something has been refused, which may be its cause.
         """
         try:
             return check(*args, **kwargs)
-        except EXPECTED as error:
-            self.errors.append(error)
         except Exception as error:
-            if not self.errors and not self.overruled:
-                raise
-            if not self.errors:
-                warn(
-                    "check-incomplete",
-                    f"{check.__name__} did not finish, since {IGNORE} let a refused value pass: {error!r}",
-                )
+            self.take(error, check.__name__)
         return None
+
+    def take(self, error: Exception, name: str) -> None:
+        """Collect what the check ``name`` raised; after a refusal, its consequences are left out."""
+        if isinstance(error, EXPECTED):
+            self.errors.append(error)
+        elif not self.errors and not self.overruled:
+            raise error
+        elif not self.errors:
+            warn("check-incomplete", f"{name} did not finish, since {IGNORE} let a refused value pass: {error!r}")
 
     def raise_errors(self) -> None:
         """Raise a single error as it is, and several as one error that lists their messages.
@@ -111,41 +117,31 @@ def collecting(config: DictConfig) -> Iterator[Findings]:
     token = _findings.set(findings)
     try:
         yield findings
-    except EXPECTED as error:  # of a check outside of run(), after which none can go on
-        findings.errors.append(error)
+    except Exception as error:  # of a check outside of run(), after which none can go on
+        findings.take(error, "a check")
     finally:
         _findings.reset(token)
     findings.raise_errors()
 
 
 def refuse(id: str, message: str, *, verl: str = "") -> None:
-    """Refuse the launch line by the rule ``id``; returns where that rule is ignored.
+    """Refuse the launch line by the rule ``id``; returns where refusals are collected, or that rule is ignored.
 
     ``message``: what is wrong, then the key to change. ``verl``: the versions for which the rule holds: ``"<0.10"``.
     """
     if not _holds(verl):
         return
-    findings = _findings.get()
-    if findings is None or id not in findings.ignored:
-        raise Refusal(id, message)
+    findings, refusal = _findings.get(), Refusal(id, message)
+    if findings is None:
+        raise refusal
+    if id not in findings.ignored:
+        file, *row = _ROW.split(message)
+        if row and any(_ROW.split(str(other))[0] == file and id_of(other) == id for other in findings.errors):
+            raise _Again
+        findings.errors.append(refusal)
+        return
     findings.overruled = True
     warnings.warn(RuleWarning(id, f"ignored: {message}"), stacklevel=2)
-
-
-def refuse_each(messages: Iterable[tuple[str, str]]) -> None:
-    """Refuse by several rules, each an id and a message.
-
-    Raises:
-        ConfigError: with the messages of all that are not ignored.
-    """
-    findings = _findings.get()
-    refused = Findings(findings.ignored if findings else frozenset())
-    for id, message in messages:
-        refused.run(refuse, id, message)
-    if findings and refused.errors:
-        findings.errors += refused.errors[:-1]
-        raise refused.errors[-1]
-    refused.raise_errors()
 
 
 def warn(id: str, message: str, *, verl: str = "") -> None:

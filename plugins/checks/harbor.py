@@ -33,7 +33,7 @@ def check_harbor(agent: AgentConfig, where: str, text: Any) -> None:
         problem = f"{where}: a Harbor task fills the working folder, and turnkey.agent.cwd={agent.cwd} is shared"
         refuse("harbor-working-folder", f"{problem} by all episodes: set it to null")
     try:
-        sandbox_for(HarborTask.load(**task.get("kwargs") or {}), sandbox_of(agent))
+        sandbox_for(HarborTask.load(**task.get("kwargs") or {}).filled(agent.inherit), sandbox_of(agent))
     except SandboxError:  # check_agent says so
         pass
     except (TaskFormatError, TypeError) as error:

@@ -16,6 +16,8 @@ from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 FUNCTION, MANAGER = "reward.custom_reward_function", "reward.reward_manager"
 QUEUE = "transfer_queue.backend.SimpleStorage.total_storage_size"
+SCHEDULES = ("constant", "cosine")
+"""of the learning rate, with FSDP"""
 STALE = "trainer.v1.sampler.max_off_policy"
 
 
@@ -61,8 +63,12 @@ def _check_reward_code(run: Run) -> None:
 
 def _check_optimizers(run: Run) -> None:
     for role in (ACTOR, "critic") if run.use_critic else (ACTOR,):
+        if run.get(f"{role}.strategy") not in FSDP:
+            continue
+        schedule = f"{role}.optim.lr_scheduler_type"
+        needs_name("unknown-schedule", schedule, run.get(schedule), SCHEDULES)
         module, name = run.get(f"{role}.optim.optimizer_impl"), run.get(f"{role}.optim.optimizer")
-        if run.get(f"{role}.strategy") not in FSDP or not module:
+        if not module:
             continue
         setting = f"{role}.optim.optimizer_impl={module}"
         if find_spec(str(module).partition(".")[0]) is None:

@@ -29,11 +29,18 @@ def check_mcp(run: Run) -> None:
         refuse("mcp-action-format", f"{problem}: set it to {TOOLS}, or the servers to null")
     if find_spec("mcp") is None:
         refuse("mcp-package-missing", f'{SERVERS} needs the package mcp: pip install "verl-turnkey[mcp]"')
+    problems, servers = [], []
     try:
         servers = mcp.read()
-        for server in servers:
-            server.check()
     except ValueError as error:
+        problems.append(str(error))
+    for server in servers:
+        try:
+            server.check()
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        error = "; ".join(problems)
         refuse("mcp-servers", f"an MCP server cannot be started or reached: {error}")
         return
     own = [server.name for server in servers if server.name not in mcp.shared]

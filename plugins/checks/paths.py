@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.run import MODEL, ROLLOUT, Run
 from verl_turnkey.plugins.config import machine
@@ -19,6 +21,9 @@ from verl_turnkey.plugins.log.segments import read_segments
 
 NAMES, CHECKPOINTS = ("project_name", "experiment_name"), "default_local_dir"
 """keys below ``trainer`` that identify a run, and the one with its checkpoint folder"""
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""files of a vision-language model"""
+LOG = "turnkey.log.trajectories"
 
 
 def check_paths(run: Run) -> None:
@@ -29,7 +34,7 @@ def check_paths(run: Run) -> None:
         _check_model(config, key, weights=False)
     if run.use_critic:
         _check_model(config, "critic.model.path")
-    folders = {"turnkey.log.trajectories": run.turnkey.log.trajectories}
+    folders = {LOG: run.turnkey.log.trajectories}
     folders |= {f"trainer.{key}": trainer.get(key) for key in ("rollout_data_dir", "validation_data_dir")}
     if trainer.save_freq > 0:
         folders["trainer.default_local_dir"] = trainer.default_local_dir
@@ -56,7 +61,9 @@ def check_log_folder(run: Run) -> None:
     if not folder or not (starts := [_trainer(differences) for differences in read_segments(Path(folder)).values()]):
         return
     earlier, resumes = starts[-1], _resumes(run.config)
-    compared = NAMES if resumes else (*NAMES, CHECKPOINTS)
+    log, at = (earlier.get(key) for key in (LOG, CHECKPOINTS))
+    with_it = log and at and os.path.relpath(at, log) == os.path.relpath(trainer.get(CHECKPOINTS), folder)
+    compared = NAMES if resumes or with_it else (*NAMES, CHECKPOINTS)  # both may have been moved or copied
     own = {key: masked(trainer.get(key)) for key in compared}
     if different := {key: earlier[key] for key in compared if key in earlier and earlier[key] != own[key]}:
         differences = ", ".join(f"trainer.{key}={value}, here {own[key]}" for key, value in different.items())
@@ -69,10 +76,11 @@ def check_log_folder(run: Run) -> None:
 
 
 def _trainer(segment: dict[str, Any]) -> dict[str, Any]:
-    """The node ``trainer`` of an earlier start's configuration; empty if unknown."""
-    config = segment.get("config")
-    trainer = config.get("trainer") if isinstance(config, dict) else None
-    return trainer if isinstance(trainer, dict) else {}
+    """The node ``trainer`` of an earlier start's configuration, and its folder of the log; empty if unknown."""
+    try:
+        return {**segment["config"]["trainer"], LOG: segment["config"]["turnkey"]["log"]["trajectories"]}
+    except (KeyError, TypeError):
+        return {}
 
 
 def _resumes(config: DictConfig) -> bool:
@@ -97,7 +105,8 @@ def absent(config: DictConfig, message: str) -> None:
     """Report what is missing on this machine: an error, or a warning if the run joins a cluster."""
     if not joins_cluster(config):
         refuse("path-missing", message)
-    warn("path-missing-here", f"{message} (on this machine; the Ray cluster may have it)")
+    else:
+        warn("path-missing-here", f"{message} (on this machine; the Ray cluster may have it)")
 
 
 def searched(path: str) -> str:
@@ -132,6 +141,37 @@ def model_config(config: DictConfig) -> dict[str, Any]:
     return machine.model_config(model.hf_config_path or model.path)
 
 
+def check_takes_images(config: DictConfig) -> None:
+    """Refuse a model on this machine to which verl cannot show images, which would fail every episode."""
+    model = config.actor_rollout_ref.model
+    folder = Path(model.get("tokenizer_path") or model.path).expanduser()
+    why = _without_images(config, str(folder), model.get("trust_remote_code", False)) if folder.is_dir() else None
+    if why:
+        problem = f"the environment gives images, and {MODEL}.path={model.path} cannot take them: {why}"
+        refuse("images-model", f"{problem}; choose a vision-language model that verl supports")
+
+
+def _without_images(config: DictConfig, folder: str, trust_remote_code: bool) -> str | None:
+    """Why verl's agent loops cannot show images to the model; None if they can."""
+    from verl.utils import hf_processor, hf_tokenizer
+
+    from verl_turnkey.plugins.verl_api.builders import builder_of, takes_images
+
+    if not any((Path(folder) / name).is_file() for name in PROCESSORS):
+        return "it is a text model"
+    with warnings.catch_warnings(record=True) as caught:  # verl says why it has none, and goes on
+        warnings.simplefilter("always")
+        processor = hf_processor(folder, trust_remote_code=trust_remote_code)
+    model_type = model_config(config).get("model_type")
+    if processor is None:
+        reasons = [str(warning.message) for warning in caught if "processor" in str(warning.message)]
+        return (reasons or ["verl has no processor for it"])[-1].removesuffix(". This may affect multimodal processing")
+    tokenizer = hf_tokenizer(folder, trust_remote_code=trust_remote_code)
+    if takes_images(builder_of(config, tokenizer, processor, model_type)):
+        return None
+    return f"verl renders prompts of model_type={model_type} without images"
+
+
 def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:
     path = OmegaConf.select(config, key)
     if path is None:
@@ -142,8 +182,32 @@ def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:
     if is_local(path) and not folder.is_dir():
         default = ", which is verl's default" if path == VERLS_CRITIC else ""
         absent(config, f"{key}={path}{default}: there is no such folder; give that of a model, or its name on the hub")
+    elif not folder.is_dir() and (problem := _typed(path)):
+        absent(config, f"{key}={path}: {problem}")
     elif weights and folder.is_dir() and not (folder / "config.json").is_file():
         refuse("model-without-config", f"{key}={path} is not a Hugging Face model: it contains no config.json")
+
+
+def _typed(path: str) -> str | None:
+    """Why ``path``, which may be a name on the hub, is a mistyped folder; None if it is such a name, or may be one."""
+    parent = Path(path).parent
+    siblings = [str(parent / entry.parent.name) for entry in parent.glob("*/config.json")] if parent.is_dir() else []
+    hint = did_you_mean(path, siblings)
+    if "://" in path or not (hint or ("/" in path and parent.is_dir())) or os.environ.get("VERL_USE_MODELSCOPE"):
+        return None
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    try:
+        if not isinstance(try_to_load_from_cache(path, "config.json"), str):
+            HfApi(endpoint=os.environ.get("HF_ENDPOINT")).model_info(path, timeout=10)
+    except GatedRepoError:
+        return None
+    except RepositoryNotFoundError:
+        return f"there is no such folder and no such model on the hub{hint}"
+    except Exception as error:  # offline
+        return f"there is no such folder, and the hub cannot be asked for a model of that name ({error}){hint}"
+    return None
 
 
 def _unwritable(folder: Path) -> str | None:

@@ -16,7 +16,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_turnkey.envs.answers import Info
+from verl_turnkey.advantage.text_files import read_text
+from verl_turnkey.envs.answers import Answer, Info
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting.host import fingerprint
 from verl_turnkey.envs.hosting.instances import CLOSE_SECONDS, RESET_KEY, STEP_KEY
@@ -33,9 +34,11 @@ from verl_turnkey.plugins.checks.data import without_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
 from verl_turnkey.plugins.checks.findings import Refusal, refuse
 from verl_turnkey.plugins.checks.mcp import with_servers
+from verl_turnkey.plugins.checks.paths import PROCESSORS, check_takes_images
 from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, credit_modify, estimator_of, turnkey_config
 from verl_turnkey.plugins.rollout.extra_columns import countable
+from verl_turnkey.plugins.rollout.prompts import several_roles, shares_memory
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 
 STEPS = 5
@@ -81,7 +84,9 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
                 f"{task.env_id} gives no info['tools'], which turnkey.rollout.action_format={TOOLS} calls: set tags, "
                 "or json for the one tool act",
             )
-    if not info.get("images"):  # with images the agent loop measures the prompt: it has the processor
+    if info.get("images"):  # the agent loop measures the prompt: it has the processor
+        check_takes_images(config)
+    else:
         _measure(config, turnkey, observation, info)
     return columns_given
 
@@ -190,9 +195,19 @@ async def play(
             await _replay(process, env, start, actions_taken, states)
     finally:
         await process.retire(CLOSE_SECONDS)
+    _check_roles(turnkey, [Answer(*state) for state in (states[:-1] if terminated or truncated else states)])
     if turnkey.rollout.action_format == TOOLS:
         first[1]["tools"] = await with_servers(turnkey, task, tools or [])
     return *first, common
+
+
+def _check_roles(turnkey: TurnkeyConfig, states: list[Answer]) -> None:
+    """Refuse states of several roles, which are prompted, with prompts that have one memory."""
+    roles = [state.role for state in states if state.role is not None]
+    other = next((role for role in roles if role != roles[0]), None)
+    if other is not None and shares_memory(turnkey, load_template(turnkey.rollout.template)):
+        reason = several_roles(roles[0], other)
+        refuse("roles-share-memory", f"the states of an episode name several roles: {reason}")
 
 
 async def _replay(
@@ -253,12 +268,11 @@ def _measure(config: DictConfig, turnkey: TurnkeyConfig, observation: str, info:
         check_tool_template(tokenizer, fmt, **kwargs)
         tools = info.get("tools") if fmt == TOOLS else [ACT]
     # With images the workers check, which have a processor.
-    processors = ("preprocessor_config.json", "processor_config.json")
-    if not any((path / name).is_file() for name in processors):
+    if not any((path / name).is_file() for name in PROCESSORS):
         from verl_turnkey.plugins.rollout.turn_tail import learn
         from verl_turnkey.plugins.verl_api.builders import builder_of
 
-        model_type = json.loads((path / "config.json").read_text()).get("model_type")
+        model_type = json.loads(read_text(path / "config.json", only_utf8=True)).get("model_type")
         builder = builder_of(config, tokenizer, None, model_type)
         if turnkey.rollout.prompt == "conversation":
             learn(builder, tokenizer, tools, turnkey.rollout.observation_role)

@@ -74,6 +74,7 @@ def _check_class(config: DictConfig, setting: str, name: str, methods: Iterable[
     module, _, class_name = name.rpartition(".")
     if not module:
         refuse("class-missing", f"{setting}: expected module.Class")
+        return
     try:
         cls = getattr(importlib.import_module(module), class_name)
     except (Exception, SystemExit) as error:  # of the user's code
@@ -129,7 +130,8 @@ def _check_adapter(config: DictConfig) -> None:
     message = f"{MODEL}.target_modules: the model has no module {unknown[0]!r}{closest} There are {', '.join(endings)}"
     if len(unknown) == len(targets):
         refuse("adapter-missing", message)
-    warn("adapter-missing-here", message)
+    else:
+        warn("adapter-missing-here", message)
 
 
 def _modules(folder: Path) -> set[str]:

@@ -10,12 +10,14 @@ from verl_turnkey.advantage.registry import how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, Composition, column_clash, compose, rewards
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.run import KL, N, Run, needs_off
+from verl_turnkey.plugins.checks.teacher import OF_GROUPS
 from verl_turnkey.plugins.checks.value_heads import heads_of
 from verl_turnkey.plugins.checks.values import is_number
 from verl_turnkey.plugins.config.schema import reward_entries
 from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied, from_trainer
 from verl_turnkey.plugins.rollout.strategies import INDEPENDENT, KEY
 from verl_turnkey.plugins.rollout.streams import COLUMNS, FORMAT
+from verl_turnkey.plugins.teacher import read_source
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 FUNCTION = "reward.custom_reward_function.path"
@@ -95,6 +97,32 @@ def check_bounds(run: Run) -> None:
             f"{noisy[0]} makes equal outcomes differ a little, and mc_grpo multiplies by a count of the outcomes that "
             "differ from the median: its credit shrinks by up to the size of the group",
         )
+
+
+def check_success(run: Run) -> None:
+    """Warn where a score above 0 counts as success, because rows without a record have no flag."""
+    if not run.verls_loops:
+        return
+    teacher, prm = run.turnkey.teacher, run.turnkey.prm
+    most, never = "to the most that a failure may score", f"{FUNCTION} to one that gives failures at most 0"
+    readers = {
+        f"{modifier.spec.name} (turnkey.credit.modify)": f"its parameter success {most}"
+        for modifier in run.modifiers
+        if getattr(modifier.params, "success", 0.0) is None
+    }
+    if prm.kind is not None and prm.positive == "success":
+        from verl_turnkey.learned import objectives  # torch, which a bare installation lacks
+
+        if (objective := objectives().get(prm.objective)) and "positive" in objective.reads:
+            readers[f"turnkey.prm.objective={prm.objective}"] = f"turnkey.prm.positive {most}"
+    source = None if teacher.source is None else read_source(teacher.source)[0]
+    if source is not None and source.name in OF_GROUPS:
+        readers[f"turnkey.teacher.source={source.name}"] = never
+    elif teacher.source is not None and teacher.rows != "all":
+        readers[f"turnkey.teacher.rows={teacher.rows}"] = never
+    for reader, fix in readers.items():
+        problem = f"{reader} takes every score above 0 for a success, as rows of {run.verls_loops[0]} have no flag"
+        warn("success-by-score", f"{problem}: set {fix}")
 
 
 def _below_zero(entry: Mapping[str, Any]) -> str:

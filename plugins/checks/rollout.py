@@ -97,7 +97,11 @@ def _check_tools(run: Run) -> None:
         if not os.path.isfile(file):
             absent(run.config, f"{key}={path}: there is no such file, and verl's workers load it with any agent loop")
         elif name == "tool_config_path":
-            content: Any = OmegaConf.load(file)
+            try:
+                content: Any = OmegaConf.load(file)
+            except Exception as error:
+                refuse("tool-config-unreadable", f"{key}={path} cannot be read ({type(error).__name__}: {error})")
+                continue
             for tool in content.get("tools") or []:
                 module = str(tool.class_name).rpartition(".")[0]
                 try:
@@ -199,7 +203,7 @@ def _check_separate(run: Run) -> None:
     if run.get(backend) == "naive":
         problem = f"{mode} sends weights between machines"
         refuse("separate-weights-naive", f"{problem}: set {backend} to nccl, nixl or another engine, got naive")
-    if not rollout.checkpoint_engine.get("custom_backend_module"):
+    elif not rollout.checkpoint_engine.get("custom_backend_module"):
         needs_name("unknown-weights-engine", backend, str(run.get(backend)), SENDERS)
 
 

@@ -1,6 +1,6 @@
 """The run that a launch line describes, as every check reads it, and the requirements that many rules share.
 
-Every check raises a ``ConfigError`` that names the key to change, at the first of its refusals.
+Every refusal names the key to change.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from verl_turnkey.plugins.checks.agent import check_agent
 from verl_turnkey.plugins.checks.agent_loop import check_agent_loop
 from verl_turnkey.plugins.checks.algorithm import check_algorithm
 from verl_turnkey.plugins.checks.branching import check_branching
-from verl_turnkey.plugins.checks.checkpoints import check_checkpoints
+from verl_turnkey.plugins.checks.checkpoints import check_checkpoints, check_resumed_data
 from verl_turnkey.plugins.checks.combinations import warn_of_combinations
 from verl_turnkey.plugins.checks.data import check_data, warn_of_shared
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN, training_loops
@@ -32,7 +32,13 @@ from verl_turnkey.plugins.checks.panel import check_panel
 from verl_turnkey.plugins.checks.paths import check_address, check_joining, check_log_folder, check_paths
 from verl_turnkey.plugins.checks.prm import check_prm
 from verl_turnkey.plugins.checks.resources import check_resources
-from verl_turnkey.plugins.checks.rewards import check_bounds, check_compared, check_rewards, supplied_columns
+from verl_turnkey.plugins.checks.rewards import (
+    check_bounds,
+    check_compared,
+    check_rewards,
+    check_success,
+    supplied_columns,
+)
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
 from verl_turnkey.plugins.checks.rule_table import check_ignored
 from verl_turnkey.plugins.checks.run import ESTIMATOR, MODE, OURS, N, Run, needs_name
@@ -79,11 +85,12 @@ def check_values(config: DictConfig, *, use_critic: bool) -> None:
     Raises:
         ConfigError: one line per key.
     """
-    check_ignored(config)
-    _check_root_keys(config)
-    if involved(config):
-        check_ranges(config, use_critic=use_critic)
-    turnkey_config(config)
+    with collecting(config) as findings:
+        findings.run(check_ignored, config)
+        findings.run(_check_root_keys, config)
+        if involved(config):
+            findings.run(check_ranges, config, use_critic=use_critic)
+        findings.run(turnkey_config, config)
 
 
 def involved(config: DictConfig) -> bool:
@@ -113,7 +120,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         warn("verl-version", warning)
     ledger.verify(("config",))
     if run.our_trainer:
-        _check_trainer(run)
+        check(_check_trainer, run)
         check(_check_warm_up, run)
         for node in dataclasses(use_critic=use_critic, use_reference=run.use_reference):
             check(check_accepted, config, node)
@@ -137,10 +144,12 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     if run.files and OURS in loops:
         check(warn_of_shared, config)
         check(check_panel, config)
+    if run.trains and run.files:
+        check(check_resumed_data, config)
     check(check_steps, config)
     for check_run in (check_groups, check_skill, check_teacher, check_hidden_rank):
         check(check_run, run)
-    for check_run in (check_value_heads, check_streams, check_prm):
+    for check_run in (check_value_heads, check_streams, check_prm, check_success):
         check(check_run, run)
     if not run.our_loops and turnkey.rewards != TurnkeyConfig().rewards:
         idle = f"turnkey.rewards has no effect with the agent loop {min(loops)}"
@@ -202,8 +211,8 @@ def _check_trainer(run: Run) -> None:
     if run.config.algorithm.adv_estimator is None:
         fix = f"set {ESTIMATOR} to one of your own (turnkey.modules), of this package or of verl"
         refuse("estimator-missing", f"+turnkey=base chooses no estimator: {fix}")
-    name = str(run.config.algorithm.adv_estimator)
-    if name not in ADV_ESTIMATOR_REGISTRY:  # verl would find out after the first rollout
+    # verl would find out after the first rollout.
+    elif (name := str(run.config.algorithm.adv_estimator)) not in ADV_ESTIMATOR_REGISTRY:
         instead = known_as(name) or closest(name, [*ADV_ESTIMATOR_REGISTRY])
         refuse("unknown-estimator", f"there is no {ESTIMATOR}={name!r}{instead}")
 

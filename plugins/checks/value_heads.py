@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_turnkey.advantage import ValueHead
+from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.plugins.checks.findings import Refusal, refuse
 from verl_turnkey.plugins.checks.run import Run, warn_idle
 from verl_turnkey.plugins.config.checkpoint_files import FSDP, damage
@@ -54,7 +55,7 @@ def check_resumed_heads(folder: Path, config: DictConfig) -> None:
     file = folder / "huggingface" / "config.json"
     if str(config.critic.strategy) not in FSDP or damage(file):
         return
-    names = json.loads(file.read_text(encoding="utf-8")).get("id2label")
+    names = json.loads(read_text(file, only_utf8=True)).get("id2label")
     heads, method = len(heads_of(config, turnkey_config(config))) or 1, config.algorithm.adv_estimator
     if names is not None and len(names) != heads:
         raise Refusal(

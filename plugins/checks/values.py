@@ -18,7 +18,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_turnkey.plugins.checks.findings import refuse_each
+from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.checks.limits import COUNTS
 from verl_turnkey.plugins.checks.replaced import STOCK
 from verl_turnkey.plugins.config.composing import verls_config_dir
@@ -179,6 +179,8 @@ class Range:
     null: bool = True
     """null is a value, too"""
     note: str = ""
+    read_with: str = ""
+    """the key without which nothing reads this one"""
 
     def fits(self, value: Any) -> bool:
         if value is None:
@@ -203,26 +205,27 @@ RANGES = (
     *(Range(f"{role}.optim.lr_warmup_steps_ratio", 0, 1) for role in (ACTOR, CRITIC)),
     *(Range(f"{role}.optim.lr_warmup_steps", -1, whole=True) for role in (ACTOR, CRITIC)),
     *(Range(f"{role}.optim.min_lr_ratio", 0, 1) for role in (ACTOR, CRITIC)),
-    *(Range(f"{role}.ppo_max_token_len_per_gpu", 1, whole=True) for role in (ACTOR, CRITIC)),
+    Range(f"{ACTOR}.ppo_max_token_len_per_gpu", 1, whole=True, read_with=f"{ACTOR}.use_dynamic_bsz"),
+    Range(f"{CRITIC}.ppo_max_token_len_per_gpu", 1, whole=True),
     Range(CRITIC_TOKENS, 1, whole=True),
     Range(f"{ACTOR}.clip_ratio", 0),
-    Range(f"{ACTOR}.clip_ratio_low", 0, 1),
+    Range(f"{ACTOR}.clip_ratio_low", 0),
     Range(f"{ACTOR}.clip_ratio_high", 0),
     Range(f"{ACTOR}.clip_ratio_c", 1, above=True),
-    Range(f"{ACTOR}.kl_loss_coef", 0),
+    Range(f"{ACTOR}.kl_loss_coef", 0, read_with=f"{ACTOR}.use_kl_loss"),
     Range(f"{CRITIC}.cliprange_value", 0, above=True),
     Range("actor_rollout_ref.model.lora_rank", 0, whole=True),
-    Range("actor_rollout_ref.model.lora_alpha", 0, above=True),
+    Range("actor_rollout_ref.model.lora_alpha", 0, above=True, read_with="actor_rollout_ref.model.lora_rank"),
     Range(f"{ROLLOUT}.gpu_memory_utilization", 0, 1, above=True),
     Range(f"{ROLLOUT}.temperature", 0, above=True, null=False, note="; at 0 every advantage meets a gradient of 0"),
     Range(f"{ROLLOUT}.val_kwargs.temperature", 0),
     *(Range(f"{ROLLOUT}.{at}top_p", 0, 1, above=True) for at in ("", "val_kwargs.")),
     *(Range(f"{ROLLOUT}.{at}top_k", -1, whole=True) for at in ("", "val_kwargs.")),
     *(Range(f"{ROLLOUT}.max_num_{what}", 1, whole=True) for what in ("batched_tokens", "seqs")),
-    Range(f"{ROLLOUT}.log_prob_max_token_len_per_gpu", 1, whole=True),
+    Range(f"{ROLLOUT}.log_prob_max_token_len_per_gpu", 1, whole=True, read_with=f"{ROLLOUT}.log_prob_use_dynamic_bsz"),
     Range("algorithm.gamma", 0, 1),
     Range("algorithm.lam", 0, 1),
-    Range("algorithm.kl_ctrl.kl_coef", 0),
+    Range("algorithm.kl_ctrl.kl_coef", 0, read_with="algorithm.use_kl_in_reward"),
     *(Range(f"trainer.{what}_freq", -1, whole=True, null=False, note=NEVER) for what in ("save", "test")),
     Range("trainer.critic_warmup", 0, whole=True),
     Range("trainer.total_training_steps", 1, whole=True),
@@ -242,7 +245,9 @@ def check_ranges(config: DictConfig, *, use_critic: bool) -> None:
     """Refuse values of another kind than verl's default, and numbers out of range, all at once."""
     idle = () if use_critic else ("critic.",)
     wrong = [*_out_of_range(config), *_of_another_kind(config)]
-    refuse_each((f"range:{key}", text) for key, text in wrong if not key.startswith(idle))
+    for key, text in wrong:
+        if not key.startswith(idle):
+            refuse(f"range:{key}", text)
 
 
 def _out_of_range(config: DictConfig) -> Iterator[tuple[str, str]]:
@@ -250,7 +255,8 @@ def _out_of_range(config: DictConfig) -> Iterator[tuple[str, str]]:
     untrained = TEMPERATURE if OmegaConf.select(config, "trainer.val_only") is True else None
     for row in RANGES:
         value = value_at(config, row.key, _ABSENT)
-        if value is not _ABSENT and not row.fits(value) and not (row.key == untrained and is_number(value)):
+        read = row.key != untrained and (not row.read_with or value_at(config, row.read_with))
+        if value is not _ABSENT and not row.fits(value) and (read or not is_number(value)):
             yield row.key, f"{row.key}={value}: expected {row.expected}{_meant(value)}"
 
 

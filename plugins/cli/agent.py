@@ -6,7 +6,9 @@ import asyncio
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import read_text
+from verl_turnkey.envs.agents.remote import is_url
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.tasks import json_object
 
@@ -29,7 +33,9 @@ REPLY_WIDTH = 100
 
 @app.command()
 def agent(
-    run: Annotated[str, typer.Argument(help="module:function, file.py:function, or a command in quotes")],
+    run: Annotated[
+        str, typer.Argument(help="module:function, file.py:function, the URL of a service, or a command in quotes")
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: turnkey.agent.key=1")] = None,
     task: Annotated[str, typer.Option(help="the task as JSON, or a .json file with it")] = "{}",
     model: Annotated[str, typer.Option(help="fake: scripted replies; or an OpenAI-compatible server's URL")] = FAKE,
@@ -45,19 +51,20 @@ def agent(
     turnkey agent my_agent.py:play --task '{"question": "2 + 3"}' turnkey.agent.state=call
     """
     require_verl("agent")
-    from verl_turnkey.plugins.gateway.rehearsal import rehearse
-    from verl_turnkey.plugins.gateway.stand_in import Script, Server, read_replies
-
     if model != FAKE and replies is not None:
         raise typer.BadParameter("--replies goes with --model fake")
-    script = Script(read_replies(replies) if replies else ())
-    stand_in = script if model == FAKE else Server(model, model_name, api_key_env)
-    text = Path(task).read_text(encoding="utf-8") if task.endswith(".json") else task
-    settings = _settings(overrides or ())
-    settings.setdefault("agent", {})["run"] = run if FUNCTION.fullmatch(run) else shlex.split(run)
-    episode = asyncio.run(rehearse(settings, json_object(text, "--task"), stand_in))
-    report = lines(episode, settings["agent"]["run"])
-    typer.echo(json.dumps(asdict(episode), default=str) if as_json else "\n".join(report))
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):  # verl and the agent print, too
+        from verl_turnkey.plugins.gateway.rehearsal import rehearse
+        from verl_turnkey.plugins.gateway.stand_in import Script, Server, read_replies
+
+        script = Script(read_replies(replies) if replies else ())
+        stand_in = script if model == FAKE else Server(model, model_name, api_key_env)
+        text = read_text(task) if task.endswith(".json") else task
+        settings = _settings(overrides or ())
+        settings.setdefault("agent", {})["run"] = run if is_url(run) or FUNCTION.fullmatch(run) else shlex.split(run)
+        episode = asyncio.run(rehearse(settings, json_object(text, "--task"), stand_in))
+        report = "\n".join(lines(episode, settings["agent"]["run"]))
+    typer.echo(json.dumps(asdict(episode), default=str) if as_json else report)
     raise typer.Exit(0 if episode.failure is None else 1)
 
 
@@ -89,7 +96,8 @@ def lines(episode: Rehearsal, run: str | list[str]) -> Iterator[str]:
         if turn.trained:
             yield f"        state  {turn.state}  reward  {turn.reward:g}"
         else:
-            yield f"        not trained: a side call (model {turn.model!r}, {turn.tools} tools)"
+            side_call = f"a side call (model {turn.model!r}, {turn.tools} tools)"
+            yield f"        not trained: {side_call if turn.side_call else 'the episode failed'}"
     trained = sum(turn.trained for turn in episode.turns)
     yield f"{_number(len(episode.turns), 'turn')}, {trained} of them trained, in {_number(episode.rows, 'row')}"
     for reason in sorted({turn.broke for turn in episode.turns if turn.broke}):
@@ -98,6 +106,8 @@ def lines(episode: Rehearsal, run: str | list[str]) -> Iterator[str]:
         yield f"ignored: {name}, in {_number(count, 'request')}"
     if episode.refused:
         yield f"refused: {_number(episode.refused, 'request')}; the last answer: {episode.last_refusal}"
+    if episode.leaves is not None:
+        yield f"a process for each episode: the agent {episode.leaves}"
     if episode.failure is not None:
         yield f"failed: {episode.failure}"
         return

@@ -20,7 +20,7 @@ from typing import TextIO
 import typer
 
 from verl_turnkey.plugins.cli.phases import Phases
-from verl_turnkey.plugins.view.runs import CONSOLE, console_metrics
+from verl_turnkey.plugins.view.runs import CONSOLE, VALIDATION, console_metrics
 
 RAY = re.compile(r"^(?:\x1b\[\d+m)?\([\w.:]+ pid=\d+(?:, ip=[\w.:]+)?\)(?:\x1b\[0m)? ?")
 """Ray's prefix of a worker's lines"""
@@ -102,7 +102,7 @@ class Reader:
 
 def validation(metrics: Mapping[str, float]) -> float | None:
     """The success rate of a validation in a step's metrics: the mean over data sources; None: no validation."""
-    values = [value for name, value in metrics.items() if name.startswith("val-core/") and "/acc/" in name]
+    values = [value for name, value in metrics.items() if VALIDATION.fullmatch(name)]
     return sum(values) / len(values) if values else None
 
 
@@ -115,7 +115,8 @@ def follow(command: Sequence[str], folder: Path, *, verbose: bool, cwd: Path | N
     path = folder / "train.log"
     with path.open("ab") as log:
         began = log.tell()
-        process = subprocess.Popen(command, cwd=cwd, stdout=log, stderr=subprocess.STDOUT)
+        encoded = {**os.environ, "PYTHONIOENCODING": "utf-8:backslashreplace"}  # as the log is read, on any terminal
+        process = subprocess.Popen(command, cwd=cwd, env=encoded, stdout=log, stderr=subprocess.STDOUT)
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),

@@ -11,10 +11,9 @@ from omegaconf.errors import InterpolationResolutionError
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.checkpoint_files import TRACKER, resumed_step
 from verl_turnkey.plugins.config.cluster import joins_cluster
-from verl_turnkey.plugins.config.overrides import values
+from verl_turnkey.plugins.config.leaves import files_of, leaf_of
+from verl_turnkey.plugins.config.overrides import read, values
 
-READ = ("turnkey.modules", "turnkey.rollout.examples", "turnkey.rollout.template")
-"""keys with files of the user's own that determine what is trained"""
 TRAINER = {
     "default_local_dir": "checkpoints",
     "resume_mode": "auto",
@@ -70,12 +69,8 @@ def _elsewhere(words: Sequence[str]) -> bool:
 
 
 def _changed_since(checkpoint: Path, words: Sequence[str]) -> list[str]:
-    """The files among the values of :data:`READ` that are newer than ``checkpoint``."""
-    entries = [entry for key in READ for value in values(words, key)[-1:] for entry in _listed(value)]
-    files = [Path(entry).expanduser() for entry in entries if isinstance(entry, str)]
+    """The files in the fields of the line that name any, and in their folders, that are newer than ``checkpoint``."""
     saved = checkpoint.stat().st_mtime if checkpoint.is_file() else float("inf")
-    return [file.name for file in files if file.is_file() and file.stat().st_mtime > saved]
-
-
-def _listed(value: object) -> list[object]:
-    return list(value) if isinstance(value, list) else [value]
+    chosen = dict(read(word) for word in words if "=" in word and leaf_of(word.lstrip("+~").partition("=")[0]))
+    files = [file for key, value in chosen.items() for file in files_of(key, value, Path())]
+    return list(dict.fromkeys(file.name for file in files if file.stat().st_mtime > saved))

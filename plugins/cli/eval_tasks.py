@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import whole_file
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -70,7 +71,8 @@ def _write_first(number: int, val_files: Sequence[str], file: Path) -> None:
             f"--tasks {number}: the tasks of an agent are the first of data.val_files, and there are none in "
             f"{', '.join(val_files) or 'it'}: give --tasks FILE, or data.val_files=FILE"
         )
-    pq.write_table(pa.Table.from_pylist(rows), file)
+    with whole_file(file) as part:
+        pq.write_table(pa.Table.from_pylist(rows), part)
 
 
 def _rows(patterns: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -76,7 +76,7 @@ def evaluate(
     from verl_turnkey.plugins.eval import checkpoint as checkpoints
     from verl_turnkey.plugins.eval.run import EvalSettings
     from verl_turnkey.plugins.eval.run import evaluate as play
-    from verl_turnkey.plugins.eval.samples import locked
+    from verl_turnkey.plugins.shutdown.own_folder import locked
 
     further = list(overrides or ())
     if "=" in environment and not Path(environment).exists():
@@ -163,7 +163,8 @@ def evaluate(
         checkpoints.find(checkpoint)
     for line in _header(config, checkpoint, trained):
         typer.echo(line, err=True)
-    with locked(folder), _progress() as begin:
+    taken = f"{folder}: another turnkey eval is writing there"
+    with locked(folder, taken, "; choose another --out"), _progress() as begin:
         weights = None
         if checkpoint is not None:
             if not new:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,17 @@ def _rows(folder: Path, ignore_dockerfile: bool) -> list[TaskRow]:
     return rows
 
 
-def check_tasks(folder: Path, *, ignore_dockerfile: bool, as_json: bool, write: Callable[[str], Any]) -> bool:
+def check_tasks(
+    folder: Path,
+    *,
+    ignore_dockerfile: bool,
+    as_json: bool,
+    write: Callable[[str], Any],
+    inherit: Collection[str] = (),
+) -> bool:
     """Run each task in ``folder`` with its reference solution, with nothing, and with a reward that was planted.
+
+    ``inherit``: as ``turnkey.agent.inherit``.
 
     Returns:
         whether all of them are right.
@@ -59,7 +68,7 @@ def check_tasks(folder: Path, *, ignore_dockerfile: bool, as_json: bool, write: 
     results: dict[str, list[str]] = {}
     for path in find_tasks(folder):
         try:
-            task = HarborTask.load(str(path), ignore_dockerfile)
+            task = HarborTask.load(str(path), ignore_dockerfile).filled(inherit)
             sandbox = sandbox_for(task, choose("auto", image=task.docker_image if task.needs_image else None))
             problems = asyncio.run(check_task(task, sandbox))
         except TaskFormatError as error:

@@ -18,9 +18,11 @@ from typing import Any, cast
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.config import command_line, presets
-from verl_turnkey.plugins.config.machine import is_small
+from verl_turnkey.plugins.config.machine import is_small, model_config
 from verl_turnkey.plugins.config.overrides import override, read, values
 
+TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+"""of a micro-batch of the update; of log-probabilities, too, unless verl's other keys say something else"""
 # Sizes for a first run: on one node with GPUs; on a CPU, with a language model or one of a few million parameters.
 SIZES: dict[str, dict[str, Any]] = {
     "gpu": {
@@ -31,10 +33,9 @@ SIZES: dict[str, dict[str, Any]] = {
         "actor_rollout_ref.rollout.n": 8,
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
         "actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
-        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 32768,
         "actor_rollout_ref.model.enable_gradient_checkpointing": True,
         "actor_rollout_ref.model.use_remove_padding": True,
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 16384,
+        TOKENS: 16384,  # at most, see LOGITS_GB
         "actor_rollout_ref.actor.optim.lr": 1e-6,
     },
     "cpu": {
@@ -42,13 +43,13 @@ SIZES: dict[str, dict[str, Any]] = {
         "data.max_prompt_length": 512,
         "data.max_response_length": 32,
         "actor_rollout_ref.rollout.n": 4,
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 2048,
+        TOKENS: 2048,
         "actor_rollout_ref.actor.optim.lr": 1e-5,
     },
 }
 SIZES["cpu_small"] = {
     **SIZES["cpu"],
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 8192,
+    TOKENS: 8192,
     "actor_rollout_ref.actor.optim.lr": 1e-4,
 }
 ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
@@ -61,6 +62,10 @@ KEEP_TWO = {
 """the newest complete checkpoint and its successor; with a limit of 1 verl, too, needs space for both"""
 TURNS = 16
 """whole turns that a conversation has room for"""
+LOGITS_GB = 10
+"""most memory for the float32 logits of a micro-batch on a GPU, unless a single row takes more"""
+VOCABULARY = 262_144
+"""assumed for a model that is not on this machine"""
 
 
 @dataclass(frozen=True)
@@ -175,7 +180,10 @@ def _recipes() -> dict[str, dict[str, Any]]:
 
 
 def write_tasks(played: Played, folder: Path, train: int, val: int, seed: int = 0) -> bool:
-    """Write the tasks unless both files exist; returns whether it wrote them."""
+    """Write the tasks unless both files exist; returns whether it wrote them.
+
+    Arguments in existing tasks are meant, and win over the recipe's.
+    """
     from verl_turnkey.envs import make
     from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
     from verl_turnkey.plugins.checks.probe import first_task
@@ -188,11 +196,18 @@ def write_tasks(played: Played, folder: Path, train: int, val: int, seed: int = 
                 raise ConfigError(
                     f"{file} holds tasks of {first.env_id!r}, not of {played.id!r}: choose another --tasks"
                 )
-            if first.kwargs != played.held_out(file.stem):
+            lacking = {key: value for key, value in played.held_out(file.stem).items() if key not in first.kwargs}
+            if lacking:
+                arguments = " ".join(override(f"turnkey.env.kwargs.{key}", value) for key, value in lacking.items())
                 raise ConfigError(
-                    f"{file} holds tasks with {dict(first.kwargs)}, which override turnkey.env.kwargs: choose another "
-                    "--tasks"
+                    f"{file} holds tasks that do not say which split they are of, and validation is on {arguments}: "
+                    "choose another --tasks, or name the split on the line"
                 )
+            for key in sorted(played.chosen & first.kwargs.keys()):
+                if first.kwargs[key] != played.kwargs.get(key):
+                    problem = f"{file} holds tasks with {key}={first.kwargs[key]!r}, which override"
+                    setting = override(f"turnkey.env.kwargs.{key}", played.kwargs.get(key))
+                    raise ConfigError(f"{problem} {setting}: choose another --tasks, or leave it out")
         return False
     for file, seeds in zip(files.values(), split_seeds(train, val, seed), strict=True):
         own = played.held_out(file.stem)  # others would override turnkey.env.kwargs on the command line
@@ -220,16 +235,23 @@ def overrides(
     """
     chosen = {**SIZES[sizes or ("cpu_small" if device == "cpu" and is_small(model) else device)]}
     user_keys = {entry.lstrip("+~").partition("=")[0] for entry in further}
-    user_keys |= {key for key in _preset(further) if not key.startswith("trainer.")}  # --steps sets how long to train
+    published = _preset(further)
+    user_keys |= {key for key in published if not key.startswith("trainer.")}  # --steps sets how long to train
     batches = [chosen["data.train_batch_size"], *values(further, "data.train_batch_size")]
     chosen["actor_rollout_ref.actor.ppo_mini_batch_size"] = batches[-1]
     if _prompt(played, further) == "conversation":  # which grows by turns and observations
         turn = chosen["data.max_response_length"]
         user_keys |= {"turnkey.rollout.max_tokens_per_turn"} if values(further, "turnkey/agent") else set()
         chosen |= {"data.max_response_length": TURNS * turn, "turnkey.rollout.max_tokens_per_turn": turn}
+    lengths = {key: chosen[key] for key in ("data.max_prompt_length", "data.max_response_length")}
+    row = [(values(further, key) or [published.get(key, own)])[-1] for key, own in lengths.items()]
+    longest = sum(number for number in row if isinstance(number, int))  # another type is refused below
     if device == "gpu":
         chosen["trainer.n_gpus_per_node"] = gpus
-    elif not user_keys & KEEP_TWO.keys():
+        room = int(LOGITS_GB * 1e9 / 4 / model_config(model).get("vocab_size", VOCABULARY)) // 1024 * 1024
+        chosen[TOKENS] = min(chosen[TOKENS], room)
+    chosen[TOKENS] = max(chosen[TOKENS], longest)
+    if not user_keys & KEEP_TWO.keys():
         chosen |= KEEP_TWO
     chosen |= {
         "trainer.total_training_steps": steps,
@@ -261,10 +283,10 @@ def overrides(
     return lines
 
 
-def _preset(further: Sequence[str]) -> set[str]:
-    """The keys that a preset among the overrides sets: values on the line would replace its own."""
-    chosen = values(further, "turnkey/preset")
-    return {setting.key for name in chosen if name in presets.names() for setting in presets.read(name).settings}
+def _preset(further: Sequence[str]) -> dict[str, Any]:
+    """What a preset among the overrides sets: values on the line would replace its own."""
+    chosen = [presets.read(name) for name in values(further, "turnkey/preset") if name in presets.names()]
+    return {setting.key: setting.value for preset in chosen for setting in preset.settings}
 
 
 def _prompt(played: Played, further: Sequence[str]) -> str:

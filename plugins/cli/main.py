@@ -115,6 +115,7 @@ def env_check(
     harbor: Annotated[Path | None, typer.Option(help="a Harbor task, or a folder of them, instead")] = None,
     mcp: Annotated[str | None, typer.Option(help="a file with mcpServers, instead: lists the servers' tools")] = None,
     ignore_dockerfile: Annotated[bool, typer.Option(help="Harbor tasks run on this machine's programs")] = False,
+    inherit: Annotated[list[str] | None, typer.Option(help="variable that Harbor tasks may name")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Look for faults in an environment. Plays it; exit 1 when it lacks a property that training needs."""
@@ -128,7 +129,9 @@ def env_check(
     if harbor is not None:
         from verl_turnkey.plugins.cli.harbor import check_tasks
 
-        right = check_tasks(harbor, ignore_dockerfile=ignore_dockerfile, as_json=as_json, write=typer.echo)
+        right = check_tasks(
+            harbor, ignore_dockerfile=ignore_dockerfile, as_json=as_json, write=typer.echo, inherit=inherit or ()
+        )
         raise typer.Exit(0 if right else 1)
     from verl_turnkey.envs.checking.report import check, check_installed, table
 
@@ -214,12 +217,15 @@ def tables() -> None:
 
 def main() -> None:
     """Entry point of the console script: errors of the user's input in one line, not in a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # texts of environments and models go to any terminal
+        getattr(stream, "reconfigure", dict)(errors="backslashreplace")
     try:
         if not getattr(sys.flags, "safe_path", False) and os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())  # as `python -m` does: modules in the current folder, for us as for verl
         app()
     except (ValueError, LookupError, ImportError, TypeError, OSError) as error:
-        words = error.args[0] if error.args and isinstance(error.args[0], str) else error
+        plain = error.args and isinstance(error.args[0], str) and not isinstance(error, UnicodeError)
+        words = error.args[0] if plain else error
         if isinstance(error, ModuleNotFoundError) and error.name:
             words = f"{words}: install the package that provides it"
         typer.echo(f"turnkey: {words}", err=True)

@@ -11,6 +11,7 @@ import typer
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.advantage.text_files import read_text, write_text
 from verl_turnkey.plugins.cli.packages import require_verl
 
 if TYPE_CHECKING:
@@ -63,8 +64,7 @@ def panel(
         number = None if tasks == "all" else int(tasks)
         options = {"samples": samples, "split": split, "returns": json.loads(returns), "with_starts": starts}
         there, here = new(name, environment, overrides or (), number=number, **options)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{there.name}.json").write_text(there.text(), encoding="utf-8")
+    write_text(out / f"{there.name}.json", there.text())
     there.write_parquet(out / f"{there.name}.parquet", there.tasks(here))
     different = len({task["start"] for task in there.content["tasks"]} - {None})
     typer.echo(f"{there.name}: {len(there.content['tasks'])} tasks, {different or 'unknown'} different starts")
@@ -93,7 +93,7 @@ def find(name: str) -> Panel:
             f"there is no panel {name!r}{hint} Give the path of a .json file, or one of {', '.join(names)}; "
             "`turnkey panel NAME ENVIRONMENT` makes one"
         )
-    return Panel.read(file.read_text(encoding="utf-8"), str(file))
+    return Panel.read(read_text(file), str(file))
 
 
 def new(name: str, environment: str, overrides: Sequence[str], **options: Any) -> Made:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from verl_turnkey.advantage.params import ConfigError
+from verl_turnkey.advantage.text_files import whole_file
 from verl_turnkey.plugins.cli.packages import require_pandas
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def prm_eval(
         _require_answers(held_out, rows["messages"], binary)
         rows[SCORE] = asyncio.run(_ask(rows["messages"], url, model, binary, samples))
         if out is not None:
-            rows[["episode", "turn", SCORE]].to_parquet(out)
+            _write(out, rows[["episode", "turn", SCORE]])
     elif scores is not None:
         table = pd.read_parquet(scores)
         _require_columns(scores, table, ("episode", "turn", SCORE))
@@ -244,8 +245,8 @@ def _require_columns(file: Path | None, rows: Any, columns: Sequence[str]) -> No
         raise ConfigError(f"{file} lacks {', '.join(missing)}: expected the columns {', '.join(columns)}")
 
 
-def _write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+def _write(file: Path, rows: Any) -> None:
     import pandas as pd
 
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(rows).to_parquet(file)
+    with whole_file(file) as part:
+        pd.DataFrame(rows).to_parquet(part)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,11 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import read_text, write_text
 from verl_turnkey.plugins.cli.packages import require_pandas
 from verl_turnkey.plugins.cli.run_folder import METRICS, MISSING, RunFolder
 from verl_turnkey.plugins.config.overrides import literal, override, read
 from verl_turnkey.plugins.log.masking import MASK, masked
 from verl_turnkey.plugins.view.groups import OUTPUTS, SEED
+from verl_turnkey.plugins.view.starts import rebased
 
 app = typer.Typer()
 MAIN = "python -m verl.trainer.main_ppo"
@@ -51,9 +52,8 @@ def report(
     from verl_turnkey.plugins.view.reproduction import page
 
     out = out or run
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "report.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    (out / "report.html").write_text(page(content, figure), encoding="utf-8")
+    write_text(out / "report.json", json.dumps(content, indent=1) + "\n")
+    write_text(out / "report.html", page(content, figure))
     typer.echo(f"report.json, report.html in {out}")
 
 
@@ -131,20 +131,20 @@ def described(folder: Path) -> tuple[dict[str, Any], str]:
         "modules": trained.modules,
         "seeds": {key: value for key, value in trained.config.items() if SEED.search(key)},
         "hardware": start.get("hardware", {}),
-        "files": start.get("files", {}),
+        "files": rebased(start.get("files", {}), trained.last.moved),
         "starts": len(starts),
         "curves": curves,
         "seconds_per_step": numbers[0]["groups"][0]["seconds_per_step"] if numbers else {},
         "results": results(log),
         "notes": notes,
     }
-    return _shortened(content, str(Path.home()), "~"), "\n".join(map(report.curves, numbers[:1]))
+    return rebased(content, [(str(Path.home()), "~")]), "\n".join(map(report.curves, numbers[:1]))
 
 
 def line(original: Mapping[str, Any], out: Path) -> list[str]:
     """The words after ``python -m verl.trainer.main_ppo`` that repeat a report, with ``out`` as the run's folder."""
     words, own = [], dict(FOLDERS)
-    for word in _shortened(original["launch"], "~", str(Path.home())):
+    for word in _at_home(original["launch"]):
         key = word.lstrip("+").partition("=")[0]
         if key in DROPPED:
             continue
@@ -168,7 +168,7 @@ def differing(original: Mapping[str, Any]) -> list[str]:
         for name, value in original["hardware"].items()
         if name in machine and machine[name] != value
     ]
-    lines += [f"module {name} is missing" for name in original["modules"] if not _exists(name)]
+    lines += [f"module {name} is missing" for name in _at_home(original["modules"]) if not _exists(name)]
     commit, changed = original["code"]["commit"], original["code"]["changed"]
     if commit and (changed or git("rev-parse", "HEAD") != commit):
         lines.append(f"the working folder was at commit {commit}{', with uncommitted changes' if changed else ''}")
@@ -179,9 +179,8 @@ def differing(original: Mapping[str, Any]) -> list[str]:
 def _files(original: Mapping[str, Any]) -> list[str]:
     from verl_turnkey.plugins.log.segments import sha256
 
-    home = str(Path.home())
-    digests: Mapping[str, str] = _shortened(original["files"], "~", home)
-    words = [read(word) for word in _shortened(original["launch"], "~", home) if word.startswith(INPUTS)]
+    digests: dict[str, str] = _at_home(original["files"])
+    words = [read(word) for word in _at_home(original["launch"]) if word.startswith(INPUTS)]
     lines = []
     for key, values in words:
         for path in values if isinstance(values, list) else [values]:
@@ -191,6 +190,12 @@ def _files(original: Mapping[str, Any]) -> list[str]:
                 lines.append(f"{key}: {path} is missing; its sha256 is {digests.get(path, 'not recorded')}")
             elif path in digests and sha256(Path(path)) != digests[path]:
                 lines.append(f"{key}: {path} differs; the report's sha256 is {digests[path]}")
+            digests.pop(path, None)
+    for path, digest in digests.items():  # of agents, servers, templates and whatever else the run read
+        if not Path(path).exists():
+            lines.append(f"{path} is missing; its sha256 is {digest}")
+        elif sha256(Path(path)) != digest:
+            lines.append(f"{path} differs; the report's sha256 is {digest}")
     return lines
 
 
@@ -201,7 +206,7 @@ def _from_defaults(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | No
     from omegaconf import OmegaConf
 
     from verl_turnkey.plugins.config.composing import composed
-    from verl_turnkey.plugins.view.runs import flat
+    from verl_turnkey.plugins.view.starts import flat
 
     defaults = dict(flat(OmegaConf.to_container(composed([]), resolve=False)))
     pairs = {key: (value, defaults.get(key, MISSING)) for key, value in config.items() if not OUTPUTS.search(key)}
@@ -222,23 +227,15 @@ def _masked_word(word: str) -> str:
     return word if clean == value else f"{word.partition('=')[0]}={literal(clean)}"
 
 
-def _shortened(value: Any, old: str, new: str) -> Any:
-    """Plain data with the folder ``old`` at the start of each path in it as ``new``."""
-    again: Callable[[Any], Any] = partial(_shortened, old=old, new=new)
-    if isinstance(value, str):
-        parts = [new] if value == old else value.split(f"{old}/")
-        edges = [before[-1:] in ("", *"=[,'\": (") for before in parts[:-1]]
-        return "".join(p + (f"{new if edge else old}/") for p, edge in zip(parts, edges, strict=False)) + parts[-1]
-    if isinstance(value, Mapping):
-        return {again(key): again(entry) for key, entry in value.items()}
-    return [again(entry) for entry in value] if isinstance(value, Sequence) else value
+def _at_home(value: Any) -> Any:
+    return rebased(value, [("~", str(Path.home()))])
 
 
 def _read(path: Path) -> dict[str, Any]:
     from verl_turnkey.plugins.view.reproduction import SCHEMA
 
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
         if content["schema"] == SCHEMA and {"launch", "results"} <= content.keys():
             return content
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -6,29 +6,23 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from time import strftime
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from verl_turnkey.plugins.config.leaves import leaf_of
 from verl_turnkey.plugins.config.overrides import literal, read
-from verl_turnkey.plugins.view.runs import HOME, configuration, flat
+from verl_turnkey.plugins.config.roles import Use
+from verl_turnkey.plugins.view.starts import HOME, Start, configuration, flat, rebased, starts
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-ROLLOUT = "actor_rollout_ref.rollout"
-PLAYING = (
-    *(f"turnkey.{node}" for node in ("env.kwargs", "agent", "rollout", "rewards", "modules")),
-    *(f"data.{key}" for key in ("max_prompt_length", "max_response_length", "apply_chat_template_kwargs")),
-    *(f"{ROLLOUT}.{key}" for key in ("temperature", "top_p", "top_k", "dtype", "max_model_len", "engine_kwargs.vllm")),
-    f"{ROLLOUT}.multi_turn.format",
-    *(f"actor_rollout_ref.model.{key}" for key in ("trust_remote_code", "external_lib", "custom_chat_template")),
-)
-"""nodes of the configuration that determine how episodes are played"""
-NAMED_BY_USERS = ("turnkey.agent.env", "turnkey.agent.files")
-"""mappings whose names may hold dots"""
+CARRIED = (Use.PLAYED, Use.SAMPLED, Use.HOSTED)
+"""uses of the fields that an evaluation takes from the run"""
 METRICS = "VERL_FILE_LOGGER_ROOT="
 MISSING = object()
 VERLS_CONFIG = ("verl", "trainer", "config")
@@ -37,7 +31,7 @@ VERLS_CONFIG = ("verl", "trainer", "config")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run and its folder; ``config``: dotted key -> value as Hydra wrote it, interpolations unresolved."""
+    """A run and its folder; ``config``: dotted key -> value as Hydra wrote it, with the paths of where it is now."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -86,16 +80,20 @@ class RunFolder:
     def task_files(self, split: str) -> list[str]:
         """The patterns of ``data.<split>_files``."""
         files = self.config.get(f"data.{split}_files") or []
-        return [str(file) for file in ([files] if isinstance(files, str) else files)]
+        paths = [str(file) for file in ([files] if isinstance(files, str) else files)]
+        return [path if "://" in path else str(self.last.cwd / Path(path).expanduser()) for path in paths]
+
+    @cached_property
+    def last(self) -> Start:
+        """The last start."""
+        return starts(self.folder)[-1]
 
     def launch(self) -> tuple[Path, list[str]]:
         """The working directory of the last start, and its arguments of ``verl.trainer.main_ppo``."""
-        files = sorted(self.folder.rglob(".hydra/hydra.yaml"), key=lambda path: path.stat().st_mtime_ns)
-        if not files:
+        if not (record := self.last.hydra):
             raise ValueError(f"{self.folder} holds no .hydra/hydra.yaml, Hydra's record of how the run was started")
-        hydra: Any = OmegaConf.to_container(OmegaConf.load(files[-1]), resolve=False)
-        record = hydra["hydra"]
-        sources = {source["provider"]: source["path"] for source in record["runtime"]["config_sources"]}
+        places = record["runtime"]["config_sources"]
+        sources = {source["provider"]: rebased(source["path"], self.last.moved) for source in places}
         options = []
         if Path(sources["main"]).parts[-3:] != VERLS_CONFIG:
             options += ["--config-path", sources["main"]]
@@ -103,10 +101,17 @@ class RunFolder:
             options += ["--config-name", record["job"]["config_name"]]
         if "command-line" in sources:
             options += ["--config-dir", sources["command-line"]]
-        words = [*record["overrides"]["task"], *record["overrides"]["hydra"]]
+        words = [self._here(word) for word in (*record["overrides"]["task"], *record["overrides"]["hydra"])]
         stamp = f"/{strftime('%Y%m%d-%H%M%S')}"  # verl overwrites its metrics file: a folder for each start
         words = [re.sub(r"/\d{8}-\d{6}$", stamp, word) if METRICS in word else word for word in words]
-        return Path(record["runtime"]["cwd"]), [*options, *words]
+        return self.last.cwd, [*options, *words]
+
+    def _here(self, word: str) -> str:
+        """An override with the paths of where the run is now."""
+        here = rebased(word, self.last.moved)
+        if here == word or "${" in word:
+            return here
+        return f"{word.partition('=')[0]}={literal(rebased(read(word)[1], self.last.moved))}"
 
     def playing(self, base: DictConfig, held_out: Iterable[str] = ()) -> list[str]:
         """Overrides that give ``base`` the run's rollout settings.
@@ -120,9 +125,6 @@ class RunFolder:
             for key, value in self.config.items()
             if _is_playing(key) and key not in kept and there.get(key, MISSING) != value and value != {}
         }
-        for node in NAMED_BY_USERS:
-            entries = {key: own.pop(key) for key in [*own] if key.startswith(f"{node}.")}
-            own |= {node: {key.removeprefix(f"{node}."): value for key, value in entries.items()}} if entries else {}
         return [f"++{key}={_written(value)}" for key, value in own.items()]
 
     def differing(self, words: Sequence[str]) -> list[str]:
@@ -137,7 +139,8 @@ class RunFolder:
 
 
 def _is_playing(key: str) -> bool:
-    return any(key == node or key.startswith(f"{node}.") for node in PLAYING)
+    leaf = leaf_of(key)
+    return leaf is not None and leaf.use in CARRIED
 
 
 def _written(value: Any) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import read_text
 
 MAIN = "verl.trainer.main_ppo"
 CALL = re.compile(rf"^(?!\s*#).*\b{re.escape(MAIN)}(?![\w.])", re.MULTILINE)
@@ -32,7 +33,7 @@ def arguments(script: Path) -> list[str]:
 
     Of several assignments to a variable above the call, the last one counts, also in branches of an ``if``.
     """
-    text = script.read_text(encoding="utf-8").replace("\\\n", "")
+    text = read_text(script, only_utf8=True).replace("\\\n", "")
     calls = list(CALL.finditer(text))
     if len(calls) != 1:
         raise ConfigError(f"{script}: expected one call of {MAIN}, found {len(calls)}: give its arguments instead")

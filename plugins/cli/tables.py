@@ -270,6 +270,21 @@ def plain(cell: str) -> str:
     return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cell).replace("`", "").strip()
 
 
+def doors() -> str:
+    """What works where, from the table that the tests read."""
+    import yaml
+
+    file = Path(__file__).resolve().parents[2] / "tests" / "data" / "doors.yaml"
+    cells = yaml.safe_load(file.read_text(encoding="utf-8"))["cells"]
+
+    def mark(cell: str) -> str:
+        word, _, where = cell.partition(" ")
+        return {"plain": "–", "refused": f"`{where}`" if "::" not in where else "refused"}.get(word, "✓")
+
+    rows = ((capability, *map(mark, row.values())) for capability, row in cells.items() if capability != "plain")
+    return table(("", *cells["plain"]), rows)
+
+
 #: Page, marker, and what stands between ``<!-- marker: ... -->`` and ``<!-- /marker -->``.
 PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "methods", core_methods),
@@ -286,6 +301,7 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/environments.md", "envs", environments),
     ("docs/coverage.md", "here", literature),
     ("docs/coverage.md", "absent", absent),
+    ("docs/capabilities.md", "doors", doors),
     ("docs/configuration.md", "keys", keys),
     ("docs/rules.md", "rules", rules),
     ("docs/trajectory_log.md", "log", log),

@@ -1,4 +1,4 @@
-"""Tasks from rows of the user's own: a file of them, or a data set of the hub, becomes kwargs and right answers."""
+"""Tasks from rows of the user's own: their columns become kwargs and right answers."""
 
 from __future__ import annotations
 
@@ -6,27 +6,18 @@ import inspect
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from numbers import Integral, Real
+from types import SimpleNamespace, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.envs.errors import MissingPackageError
 from verl_turnkey.envs.registry import check_call
-from verl_turnkey.plugins.checks.files import json_rows
+from verl_turnkey.plugins.cli.row_files import Cell, Row, read_rows
 
-Row = Mapping[str, Any]
-
-READERS: dict[str, Callable[[Path], list[Row]]] = {
-    ".jsonl": json_rows,
-    ".json": json_rows,
-    ".csv": lambda path: _frame(path, ","),
-    ".tsv": lambda path: _frame(path, "\t"),
-    ".parquet": lambda path: _table(path),
-}
 BY_NAME = {
     "answer": (
         *("gold_answers", "gold_answer", "golden_answers", "answers", "answer"),
@@ -60,37 +51,18 @@ class TaskRow:
         return json.dumps([self.kwargs, self.seed, self.prompt, self.answer], sort_keys=True, default=str)
 
 
-def read_rows(source: str) -> list[Row]:
-    """The rows of a file, or of a data set: ``NAME[:CONFIG][@SPLIT]`` of the hub, or of a folder."""
-    path = Path(source).expanduser()
-    if path.suffix in READERS:
-        if not path.is_file():
-            raise ConfigError(f"{source}: there is no such file")
-        try:
-            rows = READERS[path.suffix](path)
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"{source} cannot be read as {path.suffix}: {error}") from error
-    elif path.is_file():
-        raise ConfigError(f"{source}: expected a file that ends with {', '.join(READERS)}")
-    else:
-        rows = _hub(source)
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
-        raise ConfigError(f"{source}: expected rows with named columns, one or more")
-    return rows
-
-
-def task_rows(source: str, accepted: Iterable[str], columns: Mapping[str, str]) -> tuple[list[TaskRow], str]:
+def task_rows(source: str, accepted: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[list[TaskRow], str]:
     """The tasks of the rows of ``source``, and what became of the columns, in words.
 
     Args:
         source: as of :func:`read_rows`.
-        accepted: arguments of the environment.
+        accepted: argument of the environment -> its annotation, see :func:`arguments_of`.
         columns: target (an argument, or a key of ``BY_NAME``) -> column, also ``column.field`` of a nested one. What is
             not here is taken by its name.
     """
     rows = read_rows(source)
     held = list(dict.fromkeys(name for row in rows for name in row))
-    accepted = [name for name in accepted if name not in ("seed",)]
+    accepted = {name: kind for name, kind in accepted.items() if name != "seed"}
     for target, column in columns.items():
         known = [*accepted, *BY_NAME]
         if target not in known:
@@ -104,7 +76,12 @@ def task_rows(source: str, accepted: Iterable[str], columns: Mapping[str, str]) 
         target: columns.get(target) or next((name for name in names if name in held), None)
         for target, names in BY_NAME.items()
     }
-    tasks = [_task(row, kwargs, other) for row in rows]
+    if not any((*kwargs.values(), *other.values())):
+        known = ", ".join(dict.fromkeys((*accepted, *(name for names in BY_NAME.values() for name in names))))
+        raise ConfigError(
+            f"{source}: no task takes a column of it ({', '.join(held)}). Taken are {known}; name others with --columns"
+        )
+    tasks = [_task(row, kwargs, other, accepted, f"{source}, row {n}") for n, row in enumerate(rows)]
     used = [f"{column} -> {target}" for target, column in [*kwargs.items(), *other.items()] if column]
     taken = {str(column).partition(".")[0] for column in [*kwargs.values(), *other.values()]}
     rest = [name for name in held if name not in taken]
@@ -138,8 +115,11 @@ def split_rows(
     return rows[:train], held
 
 
-def arguments_of(env_id: str) -> list[str]:
-    """The arguments that the environment's constructor names."""
+def arguments_of(env_id: str) -> dict[str, Any]:
+    """The arguments that the environment's constructor names, with their annotations.
+
+    One without an annotation has the type of its default where that is a number, true or false.
+    """
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
 
@@ -150,19 +130,40 @@ def arguments_of(env_id: str) -> list[str]:
         raise
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [p.name for p in inspect.signature(creator).parameters.values() if p.kind in kinds]
+    parameters = inspect.signature(creator).parameters.values()
+    names = getattr(inspect.unwrap(creator.__init__ if inspect.isclass(creator) else creator), "__globals__", {})
+    return {p.name: _annotation(p, names) for p in parameters if p.kind in kinds}
 
 
-def _task(row: Row, kwargs: Mapping[str, str], other: Mapping[str, str | None]) -> TaskRow:
-    values = {target: _value(row, column) for target, column in kwargs.items()}
+def _annotation(parameter: inspect.Parameter, names: dict[str, Any]) -> Any:
+    kind = parameter.annotation
+    if kind is parameter.empty:
+        return type(parameter.default) if isinstance(parameter.default, int | float) else Any
+    try:
+        return get_type_hints(SimpleNamespace(__annotations__={"it": kind}), names)["it"]
+    except Exception:  # a name for type checkers alone
+        return Any
+
+
+def _task(
+    row: Row, kwargs: Mapping[str, str], other: Mapping[str, str | None], kinds: Mapping[str, Any], where: str
+) -> TaskRow:
+    values = {
+        target: _typed(_value(row, column), kinds[target], f"{where}, column {column!r}")
+        for target, column in kwargs.items()
+    }
     extra = {target: None if column is None else _value(row, column) for target, column in other.items()}
-    answer, seed, hint = extra["answer"], extra["seed"], extra["hint"]
+    answer, hint = _json(extra["answer"], as_written=True), extra["hint"]
+    prompt = _json(extra["prompt"])
+    if not isinstance(prompt, list) or not all(isinstance(message, Mapping) for message in prompt):
+        prompt = extra["prompt"]
+    seed = _typed(extra["seed"], int, f"{where}, column {other['seed']!r}")
     if isinstance(answer, Mapping):
         answer = next((answer[key] for key in ANSWER_FIELDS if answer.get(key) not in (None, "", [])), None)
     return TaskRow(
         {name: value for name, value in values.items() if value is not None},
         None if seed is None else int(seed),
-        extra["prompt"],
+        prompt,
         answer,
         None if hint is None else str(hint),
     )
@@ -174,8 +175,63 @@ def _value(row: Row, column: str) -> Any:
     if value is None and "." in column:
         value = row
         for part in column.split("."):
+            value = _json(value)
             value = value.get(part) if isinstance(value, Mapping) else None
     return _plain(value)
+
+
+def _typed(value: Any, kind: Any, where: str) -> Any:
+    """A cell as the annotation ``kind`` says; text where that takes text. A value with a type of its own keeps it."""
+    if not isinstance(value, Cell):
+        return value
+    members = [_simple(member) for member in (get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,))]
+    for choice in (choice for member in members if get_origin(member) is Literal for choice in get_args(member)):
+        if str(choice) == value:
+            return choice
+    nested = [member for member in members if member not in (*_FROM_TEXT, str, type(None))]
+    as_written = any(str in get_args(member) and not {int, float} & {*get_args(member)} for member in nested)
+    if nested and (plain := _json(value, as_written=as_written)) is not value:
+        return plain
+    numbers = [] if str in members else [of for of in _FROM_TEXT if of in members]
+    for of in numbers:
+        with suppress(ValueError, KeyError, OverflowError):
+            return _FROM_TEXT[of](value)
+    if numbers and not nested:
+        expected = " or ".join(_IN_WORDS[of] for of in numbers)
+        raise ConfigError(f"{where}: expected {expected}, got {str(value)!r}")
+    return str(value)
+
+
+def _simple(kind: Any) -> Any:
+    """``bool``, ``int``, ``float`` or ``str`` for a type of that kind, NumPy's among them."""
+    bases = ((bool, bool), (int, Integral), (float, Real), (str, str))
+    return next((of for of, base in bases if isinstance(kind, type) and issubclass(kind, base)), kind)
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        if not (number := float(text)).is_integer():  # 5.0 is how a table with empty cells writes 5
+            raise
+        return int(number)
+
+
+_FROM_TEXT: dict[Any, Callable[[str], Any]] = {
+    int: _integer,
+    float: float,
+    bool: lambda text: {"true": True, "1": True, "false": False, "0": False}[text.lower()],
+}
+_IN_WORDS = {int: "an integer", float: "a number", bool: "true or false"}
+
+
+def _json(value: Any, *, as_written: bool = False) -> Any:
+    """The list or object that a cell holds as JSON, ``as_written`` with its numbers as text; else the value itself."""
+    if isinstance(value, Cell) and value[:1] in ("[", "{"):
+        numbers: dict[str, Any] = {"parse_int": str, "parse_float": str} if as_written else {}
+        with suppress(ValueError):
+            return json.loads(value, **numbers)
+    return value
 
 
 def _plain(value: Any) -> Any:
@@ -187,53 +243,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and math.isnan(value):
         return None
     return value
-
-
-def _cell(value: Any) -> Any:
-    """A cell of a CSV file, which can hold a list or an object only as JSON."""
-    if isinstance(value, str) and value[:1] in "[{":
-        with suppress(ValueError):
-            return json.loads(value)
-    return value
-
-
-def _frame(path: Path, sep: str) -> list[Row]:
-    try:
-        import pandas as pd
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(f"reading {path.suffix} needs pandas: pip install pandas") from error
-    # An answer may be NA, or None. With converted types integers stay integers beside an empty cell.
-    frame = pd.read_csv(path, sep=sep, keep_default_na=False, na_values=[""]).convert_dtypes()
-    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return [{name: _cell(value) for name, value in row.items()} for row in rows]
-
-
-def _table(path: Path) -> list[Row]:
-    """Not by pandas, where a column of integers with a missing entry is one of floats."""
-    try:
-        import pyarrow.parquet as pq
-    except ModuleNotFoundError as error:
-        raise MissingPackageError("reading .parquet needs pyarrow: pip install pyarrow") from error
-    return pq.ParquetFile(path).read().to_pylist()
-
-
-def _hub(source: str) -> list[Row]:
-    name, _, split = source.partition("@")
-    name, _, config = name.partition(":")
-    try:
-        import datasets
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            f"{source}: there is no such file. A data set of the hub needs its library: pip install datasets"
-        ) from error
-    try:
-        loaded = datasets.load_dataset(name, config or None, split=split or None)
-    except Exception as error:  # of the network, the hub, the data set's own files
-        words = str(error).splitlines()[0] if str(error) else ""
-        raise ConfigError(
-            f"{source}: there is no such file here, and no data set of that name can be loaded "
-            f"({type(error).__name__}: {words})"
-        ) from error
-    if isinstance(loaded, Mapping):
-        raise ConfigError(f"{source}: choose a split, {' or '.join(f'{source}@{name}' for name in loaded)}")
-    return [dict(row) for row in loaded]

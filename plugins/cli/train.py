@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.plugins.cli.packages import require_verl
 
 app = typer.Typer()
@@ -56,21 +58,21 @@ def train(
         out=folder,
         further=overrides or (),
     )
-    if launch.write_tasks(played, tasks, n_train, n_val):
-        written = f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}"
-        typer.echo(f"# {written}" if print_only else written, err=not print_only)
-    else:
-        typer.echo(f"tasks: those in {tasks}; --train and --val are for new ones", err=True)
-    if print_only:
-        typer.echo(launch.shell_line(lines))
-        return
-    started, words = any(folder.glob("*/.hydra")), [word for line in lines for word in line]
-    if not continuing.announce(words, os.path.relpath(folder), started=started):
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "launch.sh").write_text(f"#!/usr/bin/env bash\n{launch.shell_line(lines)}\n", encoding="utf-8")
-    typer.echo(f"launch line: {os.path.relpath(folder / 'launch.sh')}")
-    raise typer.Exit(console.follow(launch.command(lines), folder, verbose=verbose))
+    with nullcontext() if print_only else _alone(folder):
+        if launch.write_tasks(played, tasks, n_train, n_val):
+            written = f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}"
+            typer.echo(f"# {written}" if print_only else written, err=not print_only)
+        else:
+            typer.echo(f"tasks: those in {tasks}; --train and --val are for new ones", err=True)
+        if print_only:
+            typer.echo(launch.shell_line(lines))
+            return
+        started, words = any(folder.glob("*/.hydra")), [word for line in lines for word in line]
+        if not continuing.announce(words, os.path.relpath(folder), started=started):
+            return
+        write_text(folder / "launch.sh", f"#!/usr/bin/env bash\n{launch.shell_line(lines)}\n")
+        typer.echo(f"launch line: {os.path.relpath(folder / 'launch.sh')}")
+        raise typer.Exit(console.follow(launch.command(lines), folder, verbose=verbose))
 
 
 @app.command()
@@ -100,7 +102,16 @@ def resume(
         return
     name, here = os.path.relpath(trained.folder), Path.cwd()
     os.chdir(folder)  # to which paths on the line are relative
-    goes_on = continuing.announce([*words, *further], name, started=True)
-    os.chdir(here)
-    if goes_on:
-        raise typer.Exit(console.follow(launch.command(line), trained.folder, verbose=verbose, cwd=folder))
+    with _alone(trained.folder):
+        goes_on = continuing.announce([*words, *further], name, started=True)
+        os.chdir(here)
+        if goes_on:
+            raise typer.Exit(console.follow(launch.command(line), trained.folder, verbose=verbose, cwd=folder))
+
+
+def _alone(folder: Path) -> AbstractContextManager[None]:
+    """Hold the folder of the run as long as this process follows it."""
+    from verl_turnkey.plugins.shutdown.own_folder import locked
+
+    taken = f"{folder}: another turnkey train or resume is at work there"
+    return locked(folder, taken, "; wait for its end, or choose another --out")

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from verl_turnkey.advantage.params import ConfigError
+from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.plugins.cli.packages import require_pandas
 
 app = typer.Typer()
@@ -47,9 +48,8 @@ def compare(
     report.print_tables(comparison)
     if out is None:
         return
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "comparison.json").write_text(json.dumps(comparison, indent=1) + "\n", encoding="utf-8")
-    (out / "comparison.html").write_text(report.page(comparison), encoding="utf-8")
+    write_text(out / "comparison.json", json.dumps(comparison, indent=1) + "\n")
+    write_text(out / "comparison.html", report.page(comparison))
     written = ["comparison.json", "comparison.html"]
     if find_spec("matplotlib"):
         report.draw([comparison], out / "comparison.png")
@@ -106,8 +106,7 @@ def view(
         return
     read = [load(folder) for folder in runs]
     text = page.html(page.blocks(read, max_mb), live=False)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
+    write_text(out, text)
     typer.echo(f"{sum(len(run.episodes) for run in read)} episodes in {out.resolve()} ({len(text) / 1e6:.1f} MB)")
     if open_it and not webbrowser.open(address := out.resolve().as_uri()):
         typer.echo(f"no browser could be started here: open {address}")

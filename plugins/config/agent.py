@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_turnkey.advantage.params import check, did_you_mean
+from verl_turnkey.plugins.config.roles import Code, CodeOrCommand, FileList, Folder, Hidden, Hosted, Played
 
 if TYPE_CHECKING:
     from verl_turnkey.envs.agents.jobs import Sandbox
@@ -25,56 +26,59 @@ STATES = ("history", "observation", "call", "workspace")
 class AgentConfig:
     """Which agent plays the episodes, and what it may do. With ``run`` set the agent loop is ``turnkey_agent``."""
 
-    run: str | list[str] | None = None
+    run: Played[CodeOrCommand[str | list[str] | None]] = None
     """module:function, called with the task and an object that holds base URL, key and client; or a command as a list,
     in which {instruction} and other fields of the task are filled in; or http://host:port/path, a service that runs it;
     null: no agent"""
-    env: dict[str, str] = field(default_factory=dict)
+    env: Played[Hidden[dict[str, str]]] = field(default_factory=dict)
     """environment variables of the agent's process"""
-    files: dict[str, str] = field(default_factory=dict)
+    inherit: Hosted[list[str]] = field(default_factory=list)
+    """variables of the training process that a function, or a command without a sandbox, inherits besides harmless ones
+    such as PATH, and that Harbor tasks may name as ${NAME}"""
+    files: Played[Hidden[dict[str, str]]] = field(default_factory=dict)
     """command: files in the agent's HOME, by name, with their text"""
-    cwd: str | None = None
+    cwd: Played[Folder[str | None]] = None
     """folder in which all agents work; null: a command has an empty one for each episode"""
-    sandbox: Literal["auto", "none", "bwrap", "docker"] = "auto"
+    sandbox: Played[Literal["auto", "none", "bwrap", "docker"]] = "auto"
     """command: what it runs in; auto: docker, with an image and where a daemon answers, else bwrap; none: no sandbox"""
-    network: Literal["gateway", "host"] = "gateway"
+    network: Played[Literal["gateway", "host"]] = "gateway"
     """sandbox: gateway lets the command reach the model and nothing else; host: whatever this machine reaches"""
-    image: str | None = None
+    image: Played[str | None] = None
     """docker: the image that the command runs in"""
-    rootfs: str | None = None
+    rootfs: Played[Folder[str | None]] = None
     """bwrap: folder with an unpacked image as the command's root; null: /usr and /etc of this machine, read-only"""
-    readable: list[str] = field(default_factory=list)
+    readable: Played[FileList[list[str]]] = field(default_factory=list)
     """bwrap: further files and folders of this machine that the command sees, read-only, such as its own code"""
-    in_process: bool = False
+    in_process: Hosted[bool] = False
     """call the function in the agent-loop worker: no process to start, but a busy loop of one episode stops all"""
-    timeout: float = 1800.0
+    timeout: Played[float] = 1800.0
     """seconds that an episode may take; waiting for its place does not count"""
-    grace: float = 5.0
+    grace: Hosted[float] = 5.0
     """seconds that calls of the model may still run after the agent has ended"""
-    at_once: int | Literal["auto"] = "auto"
+    at_once: Hosted[int | Literal["auto"]] = "auto"
     """agents that run at the same time in an agent-loop worker, further ones wait; auto: 64"""
-    listen: str = "127.0.0.1"
+    listen: Hosted[str] = "127.0.0.1"
     """address at which the worker's HTTP server listens; agents on other machines need one that they reach"""
-    reward: Literal["result", "exit_code", "none"] = "result"
+    reward: Played[Literal["result", "exit_code", "none"]] = "result"
     """the reward; result: what the agent returns, or posts to /reward; exit_code: 1 if the command ends with status 0;
     none: turnkey.rewards alone"""
-    reward_key: str = "reward"
+    reward_key: Played[str] = "reward"
     """the reward in the reward.json of a Harbor task, where it holds several numbers"""
-    state: str = "history"
+    state: Hosted[Code[str]] = "history"
     """key of the state before a turn; history: all messages so far; observation: the new messages; call: the last
     calls with their results; workspace: the files of the episode's folder (agent.workspace); or module:function. A key
     that the agent posts to /state overrides it"""
-    thinking: Literal["keep", "as_sent"] = "keep"
+    thinking: Played[Literal["keep", "as_sent"]] = "keep"
     """keep: the model still sees its past thoughts, which many agents do not send back; as_sent: it sees what the agent
     sends, and each turn with thoughts is a row of its own"""
-    unsupported: Literal["refuse", "ignore"] = "refuse"
+    unsupported: Played[Literal["refuse", "ignore"]] = "refuse"
     """parameters of requests that would change the policy, such as constrained decoding; refuse: an error; ignore:
     answered without them, and counted"""
-    model: str = "policy"
+    model: Played[str] = "policy"
     """name of the model for agents; calls of other models are answered and not trained, unless all are"""
-    leave_out: list[dict[str, Any]] | Literal["auto"] = "auto"
-    """which further calls are answered and not trained: a list of {no_tools: true}, {system: part of its system text},
-    {model: name}, or several of these keys; auto: calls without tools, in an episode whose other calls have tools"""
+    leave_out: Played[list[dict[str, Any]]] = field(default_factory=list)
+    """which further calls, such as for titles, are answered and not trained: a list of {no_tools: true}, {system: part
+    of its system text}, {model: name}, or several of these keys"""
 
     def __post_init__(self) -> None:
         check(self.timeout > 0, "timeout", "positive seconds", self.timeout)
@@ -86,10 +90,10 @@ class AgentConfig:
             f"{', '.join(STATES)} or module:function{did_you_mean(self.state, STATES)}",
             self.state,
         )
-        for rule in () if self.leave_out == "auto" else self.leave_out:
+        for rule in self.leave_out:
             kinds = {"no_tools": bool, "system": str, "model": str}
             known = bool(rule) and all(isinstance(rule[key], kinds.get(key, ())) and rule[key] != "" for key in rule)
-            check(known, "leave_out", "auto or mappings of no_tools: true or false, system: text, model: name", rule)
+            check(known, "leave_out", "mappings of no_tools: true or false, system: text, model: name", rule)
         check(bool(self.run) or self.run is None, "run", "null, module:function or a command", self.run)
 
     @property
@@ -108,4 +112,6 @@ def sandbox_of(agent: AgentConfig) -> Sandbox:
 
     rootfs = None if agent.rootfs is None else Path(agent.rootfs)
     readable = [Path(path).expanduser().absolute() for path in agent.readable]
-    return choose(agent.sandbox, image=agent.image, rootfs=rootfs, readable=readable, network=agent.network)
+    return choose(
+        agent.sandbox, image=agent.image, rootfs=rootfs, readable=readable, network=agent.network, inherit=agent.inherit
+    )

@@ -29,6 +29,8 @@ CREDIT = "turnkey_credit.json"
 """what a stateful method remembers"""
 GROUPS = "turnkey_groups.json"
 """what ``turnkey.groups.allocation`` remembers of the tasks"""
+DATA = "turnkey_data.json"
+"""number and hashes of the training tasks"""
 PANEL = "turnkey_panel.json"
 """name and hash of the panel that the run validates on"""
 NAMES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
@@ -66,12 +68,17 @@ def newest_whole(config: DictConfig, *, use_critic: bool, remembers: bool | None
 
 def resumed_step(trainer: DictConfig) -> int:
     """The training step after which a run of ``config.trainer`` continues; 0: this machine has no checkpoint of it."""
+    return _step(folder.name) if (folder := resumed_from(trainer)) else 0
+
+
+def resumed_from(trainer: DictConfig) -> Path | None:
+    """The folder of the checkpoint from which a run of ``config.trainer`` continues; None: this machine has none."""
     root, folder = Path(trainer.default_local_dir).absolute(), None
     if trainer.resume_mode == "resume_path":
         folder = Path(str(trainer.resume_from_path))
     elif trainer.resume_mode == "auto" and (root / TRACKER).is_file():
         folder = root / (_tracked(root) or "")
-    return _step(folder.name) if folder and folder.is_dir() and re.fullmatch(STEP_FOLDER, folder.name) else 0
+    return folder if folder and folder.is_dir() and re.fullmatch(STEP_FOLDER, folder.name) else None
 
 
 def has_memory(config: DictConfig) -> bool:

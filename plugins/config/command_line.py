@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.plugins.config.foreign_keys import BARE, VERLS_ESTIMATORS, WITHOUT_INPUT, foreign, refusal
 from verl_turnkey.plugins.config.line_words import KWARGS, check_argument, check_modifiers, check_node, check_together
 from verl_turnkey.plugins.config.recipe_files import config_dir
@@ -73,15 +74,12 @@ class CommandLine:
 
     def has_own(self, group: str, choice: str) -> bool:
         """Whether the user's configuration folders contain ``choice``, or may: their search paths are not followed."""
-        words = [*self.arguments, ""]
-        folders = [
-            Path(word.partition("=")[2] or following)
-            for word, following in pairwise(words)
-            if word.partition("=")[0] in ("--config-path", "-cp", "--config-dir", "-cd")
-        ]
+        flags, pairs = ("--config-path", "-cp", "--config-dir", "-cd"), pairwise([*self.arguments, ""])
+        folders = [Path(word.partition("=")[2] or after) for word, after in pairs if word.partition("=")[0] in flags]
         files = [file for folder in folders if folder.is_dir() for file in folder.glob("*.yaml")]
-        texts = [text for text in (*self.arguments, *(file.read_text() for file in files)) if "searchpath" in text]
-        if any(not re.fullmatch(r"pkg://verl\b.*", path) for text in texts for path in _SEARCHED.findall(text)):
+        texts = [*self.arguments, *(read_text(file, only_utf8=True) for file in files)]
+        paths = [path for text in texts if "searchpath" in text for path in _SEARCHED.findall(text)]
+        if any(not re.fullmatch(r"pkg://verl\b.*", path) for path in paths):
             return True
         return any((folder / group / f"{choice}.yaml").is_file() or not folder.is_dir() for folder in folders)
 

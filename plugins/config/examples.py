@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.advantage.params import ConfigError, parse
+from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.prompting.examples import KEY, ExampleTurn
 
 
@@ -25,7 +26,7 @@ def load_examples(value: str | Sequence[Any]) -> tuple[ExampleTurn, ...]:
         path = Path(value).expanduser()
         where = f"{KEY}={value}"
         try:
-            text = path.read_text(encoding="utf-8-sig")
+            text = read_text(path)
             lines = [line for line in text.split("\n") if line.strip()]
             entries = [json.loads(line) for line in lines] if path.suffix == ".jsonl" else yaml.safe_load(text)
         except (OSError, ValueError, yaml.YAMLError) as error:

@@ -7,37 +7,38 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_turnkey.advantage.params import check
+from verl_turnkey.plugins.config.roles import Trained
 
 
 @dataclass(frozen=True)
 class GroupsConfig:
     """How often each task of a batch is played, and which groups are trained: a group is the episodes of one task."""
 
-    keep: float = 1.0
+    keep: Trained[float] = 1.0
     """share of a batch that is trained, the groups whose rewards differ most (StarPO-S); 1: all groups"""
-    keep_by: Literal["groups", "spread"] = "groups"
+    keep_by: Trained[Literal["groups", "spread"]] = "groups"
     """what keep is a share of; groups: their number; spread: the sum of their standard deviations"""
-    allocation: Literal["even", "variance", "prior"] = "even"
+    allocation: Trained[Literal["even", "variance", "prior"]] = "even"
     """how a batch's episodes are divided among its tasks; even: rollout.n each; variance: by how uncertain a task's
     outcomes were (DynaMO); prior: by how far its last outcomes were from earlier ones (V_0.5)"""
-    n_low: int | None = None
+    n_low: Trained[int | None] = None
     """allocation: fewest episodes of a task; null: half of rollout.n"""
-    n_high: int | None = None
+    n_high: Trained[int | None] = None
     """allocation: most episodes of a task; null: one and a half of rollout.n"""
-    decay: float = 1.0
+    decay: Trained[float] = 1.0
     """allocation: factor on the weight of a task's earlier episodes each time it is played; 1: all count equally"""
-    hint_low: float = 0.0
+    hint_low: Trained[float] = 0.0
     """hint share for tasks that are almost always solved without a hint"""
-    hint_high: float = 0.0
+    hint_high: Trained[float] = 0.0
     """hint share for tasks that were never solved, not even once without a hint; 0: no hints (ADHint)"""
-    replay: int = 0
+    replay: Trained[int] = 0
     """most stored episodes of the same task with the other outcome that join a group in which all ended alike (R^3);
     0: none"""
-    replay_age: int = 16
+    replay_age: Trained[int] = 16
     """replay, buffer: steps after which a stored episode is dropped"""
-    replay_tasks: int = 1024
+    replay_tasks: Trained[int] = 1024
     """replay: most tasks with stored episodes, in the driver's memory"""
-    buffer: int = 0
+    buffer: Trained[int] = 0
     """most stored groups whose rewards differ; as many join a batch as it has groups whose rewards do not differ (SSB);
     0: none"""
 

@@ -15,6 +15,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_turnkey.advantage.text_files import read_text
+
 RESOLVER = "turnkey_cpu"
 """an OmegaConf resolver: ``${turnkey_cpu:CHOICE,MODEL}``"""
 BFLOAT16 = {"avx512_bf16", "amx_bf16"}
@@ -81,7 +83,7 @@ def model_config(folder: str) -> dict[str, Any]:
     file = Path(folder).expanduser() / "config.json"
     if not file.is_file():
         return {}
-    config = json.loads(file.read_text())
+    config = json.loads(read_text(file, only_utf8=True))
     return {**(config.get("text_config") or {}), **config}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage.params import check
+from verl_turnkey.plugins.config.roles import HiddenInServers, Hosted, Played, ServersFile
 
 if TYPE_CHECKING:
     from verl_turnkey.envs.mcp_servers.servers import Server
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 class McpConfig:
     """Servers, which each episode has for itself, and which of their tools are shown."""
 
-    servers: str | dict[str, Any] | None = None
+    servers: Played[HiddenInServers[ServersFile[str | dict[str, Any] | None]]] = None
     """file with mcpServers as MCP clients have it, or what is under that key: a command with args and env, or a url, by
     name; null: none"""
-    shared: list[str] = field(default_factory=list)
+    shared: Played[list[str]] = field(default_factory=list)
     """servers that keep no state: all episodes of an agent-loop worker share one session with each"""
-    tools: list[str] | None = None
+    tools: Played[list[str] | None] = None
     """names of the tools that are shown; null: all"""
-    message_bytes: int = 4194304
+    message_bytes: Hosted[int] = 4194304
     """bytes that a server may write for one call; more fails its episode"""
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_turnkey.advantage.params import check
+from verl_turnkey.plugins.config.roles import Apart
 
 KEY = "turnkey.mutual_information.every"
 
@@ -14,11 +15,11 @@ KEY = "turnkey.mutual_information.every"
 class MutualInformationConfig:
     """When and on how many prompts the metrics ``mutual_information/*`` are computed; RAGEN-2: every 5, 64 prompts."""
 
-    every: int = 0
+    every: Apart[int] = 0
     """at the first training step and at each multiple of it; 0: never"""
-    prompts: int = 16
+    prompts: Apart[int] = 16
     """tasks whose first prompts are compared, in that many squared short rows"""
-    tokens: Literal["response", "thoughts"] = "response"
+    tokens: Apart[Literal["response", "thoughts"]] = "response"
     """tokens of the first turn that are scored: all, or its thoughts, as RAGEN-2"""
 
     def __post_init__(self) -> None:

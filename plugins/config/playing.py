@@ -10,52 +10,47 @@ from typing import Any
 from verl_turnkey.envs.panels import PLACES, Panel
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.plugins.config.examples import load_examples
+from verl_turnkey.plugins.config.leaves import every, uses, value_of
 from verl_turnkey.plugins.config.overrides import override
+from verl_turnkey.plugins.config.roles import Use
 from verl_turnkey.plugins.config.schema import reward_entries, turnkey_config
 
-PROMPT = (
-    "prompt",
-    "observation_role",
-    "thinking",
-    "when_full",
-    "history",
-    "history_line",
-    "keep_thinking",
-    "summary",
-    "max_turns",
-    "max_tokens_per_turn",
-    "action_format",
-    "template",
-    "system",
-    "skill",
-    "stop",
-    "stop_token_ids",
-)
-"""keys of ``turnkey.rollout`` that decide what the model is shown and when an episode ends"""
+ROLLOUT = "turnkey.rollout."
 TOKENS = ("max_prompt_length", "max_response_length")
+ELSEWHERE = ("turnkey.env.", "turnkey.agent.", ROLLOUT, "turnkey.rewards", "turnkey.modules", "data.")
+"""where fields lie that are in other parts of a panel, or of no panel, such as those of agents"""
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Prompt, limits and rewards of a whole configuration; template and examples by the hash of their text too."""
+    """Prompt, limits and rewards of a whole configuration, and what else is played where it is not the default.
+
+    Files, such as template, examples and tools, are there by a hash of their text.
+    """
     turnkey = turnkey_config(config)
     options = asdict(turnkey.rollout)
-    examples = load_examples(options["examples"])
+    examples = load_examples(options.pop("examples"))
+    further = {leaf: value_of(config, leaf) for leaf in uses(Use.PLAYED) if not leaf.key.startswith(ELSEWHERE)}
     return {
-        "rollout": {name: options[name] for name in PROMPT},
+        "rollout": {name: options[name] for name in options if every()[f"{ROLLOUT}{name}"].use is Use.PLAYED},
         "template_sha256": _sha256(load_template(turnkey.rollout.template)),
         "examples_sha256": _sha256(str(examples)) if examples else None,
         "tokens": {name: config["data"][name] for name in TOKENS},
         "rewards": reward_entries(config, turnkey),
+        **{leaf.key: leaf.content(value) for leaf, value in further.items() if value != leaf.default},
     }
 
 
 def words(panel: Panel) -> list[str]:
-    """Overrides that give a launch line the panel's arguments of the environment and its :func:`settings`."""
+    """Overrides that give a launch line the panel's arguments of the environment and its :func:`settings`.
+
+    Files are not in a panel: whoever plays it names them.
+    """
     of = panel.content["settings"]
     keys = {f"turnkey.env.kwargs.{name}": value for name, value in panel.content["environment"]["kwargs"].items()}
-    keys |= {f"turnkey.rollout.{name}": value for name, value in of["rollout"].items()}
+    keys |= {f"{ROLLOUT}{name}": value for name, value in of["rollout"].items()}
     keys |= {f"data.{name}": value for name, value in of["tokens"].items()}
     keys |= {} if of["examples_sha256"] else {"turnkey.rollout.examples": []}
+    keys |= {key: value for key, value in of.items() if key in every() and every()[key].files is None}
     return [override(f"++{key}", value) for key, value in {**keys, "turnkey.rewards": of["rewards"]}.items()]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from verl_turnkey.plugins.config.recipe_files import config_dir
+from verl_turnkey.plugins.config.roles import Apart
 
 #: Sources of values that need no line of explanation.
 CONVERTED, REQUIRED = "converted", "required"
@@ -31,13 +32,13 @@ _NODE = "turnkey.preset."
 class PresetConfig:
     """Published settings chosen by ``+turnkey/preset=<name>``; only presets set it."""
 
-    name: str | None = None
+    name: Apart[str | None] = None
     """published settings that the run starts from; a preset sets these four"""
-    method: str | None = None
+    method: Apart[str | None] = None
     """the method that they are for"""
-    loss: str | None = None
+    loss: Apart[str | None] = None
     """the policy loss that they are for; null: any"""
-    env: str | None = None
+    env: Apart[str | None] = None
     """the recipe of the environment that they are for; null: any"""
 
 

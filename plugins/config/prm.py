@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from verl_turnkey.advantage.params import check
+from verl_turnkey.plugins.config.roles import Code, ModelFolder, Trained
 
 OUT, COEFFICIENT, SCORE = "turnkey_prm_out", "turnkey_prm_coef", "turnkey_prm_score"
 """fields of verl's queue, nested: the model's output (B, prompt + response), the derivative of the objective by each
@@ -22,15 +23,15 @@ TURN_SCORE = "extra.turn_score"
 class PrmOptimConfig:
     """The optimizer of the process reward model; its class is the actor's, its learning rate constant."""
 
-    lr: float = 1e-6
+    lr: Trained[float] = 1e-6
     """learning rate"""
-    weight_decay: float = 0.0
+    weight_decay: Trained[float] = 0.0
     """weight decay"""
-    clip_grad: float = 10.0
+    clip_grad: Trained[float] = 10.0
     """largest norm of a gradient"""
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    betas: Trained[list[float]] = field(default_factory=lambda: [0.9, 0.999])
     """Adam's"""
-    lr_warmup_steps: int = 0
+    lr_warmup_steps: Trained[int] = 0
     """updates in which the learning rate rises to lr"""
 
     def __post_init__(self) -> None:
@@ -47,54 +48,55 @@ class PrmOptimConfig:
 class PrmConfig:
     """Which model scores the turns, what it learns, and what its scores are for."""
 
-    kind: Literal["implicit", "head"] | None = None
+    kind: Trained[Literal["implicit", "head"] | None] = None
     """implicit: a language model, scores are beta times the sum of a turn's log-ratios to reference; head: a token
     classifier, read at the turn's last token; null: no model"""
-    objective: str = "preference"
+    objective: Trained[Code[str]] = "preference"
     """what it learns: preference (a group's successes over its failures), outcome_ce (each episode's success),
     sum_to_outcome (a head's scores add up to the outcome), or module:function"""
-    head_bias: bool = True
+    head_bias: Trained[bool] = True
     """head: whether its linear map has a bias, as verl's value heads do; without one the number of turns alone explains
     no outcome
     """
-    path: str | None = None
+    path: Trained[ModelFolder[str | None]] = None
     """the weights that it starts from; null: the actor's"""
-    lora_rank: int = 0
+    lora_rank: Trained[int] = 0
     """implicit: rank of an adapter, which is then trained alone; 0: all weights"""
-    lora_alpha: int | None = None
+    lora_alpha: Trained[int | None] = None
     """null: twice the rank"""
-    model_dtype: Literal["fp32", "bf16"] = "fp32"
+    model_dtype: Trained[Literal["fp32", "bf16"]] = "fp32"
     """of the weights; bf16 for a base that only its adapter changes"""
-    reference: Literal["old", "rollout", "ref", "base"] = "old"
+    reference: Trained[Literal["old", "rollout", "ref", "base"]] = "old"
     """implicit: what the log-ratios are to; old: the policy before this update; rollout: as the inference engine had
     it; ref: the reference policy; base: the model without its adapter"""
-    beta: float = 0.05
+    beta: Trained[float] = 0.05
     """implicit: factor of the log-ratios"""
-    over: Literal["sum", "mean"] = "sum"
+    over: Trained[Literal["sum", "mean"]] = "sum"
     """what an episode's value is over its turns"""
-    weigh: Literal["pair", "group"] = "pair"
+    weigh: Trained[Literal["pair", "group"]] = "pair"
     """preference: unit of equal weight"""
-    positive: Literal["success"] | float = "success"
+    positive: Trained[Literal["success"] | float] = "success"
     """which episodes are good: those with the success flag, or without flags a score above 0; or a number: a score
     above it"""
-    scores: Literal["after", "before"] = "after"
+    scores: Trained[Literal["after", "before"]] = "after"
     """scores of the model after or before it has learnt from the batch"""
-    normalise: Literal["none", "max"] = "none"
+    normalise: Trained[Literal["none", "max"]] = "none"
     """max: divide by the batch's largest absolute score"""
-    use: Literal["column", "reward", "redistribute"] = "column"
+    use: Trained[Literal["column", "reward", "redistribute"]] = "column"
     """column: extra.turn_score, for methods that read it; reward: added to the turn's reward; redistribute: in its
     place"""
-    every: int = 1
+    every: Trained[int] = 1
     """batches per update of the model; 0: it stays as it is"""
     optim: PrmOptimConfig = field(default_factory=PrmOptimConfig)
-    max_token_len_per_gpu: int | None = None
+    max_token_len_per_gpu: Trained[int | None] = None
     """tokens of a micro-batch; null: the actor's"""
-    offload: bool = True
+    offload: Trained[bool] = True
     """keep weights and optimizer in the host's memory between calls"""
 
     def __post_init__(self) -> None:
         check(self.lora_rank >= 0, "lora_rank", "zero or more", self.lora_rank)
-        check(self.lora_alpha is None or self.lora_alpha > 0, "lora_alpha", "null or positive", self.lora_alpha)
+        alpha = self.lora_alpha if self.lora_rank else None  # which alone reads it
+        check(alpha is None or alpha > 0, "lora_alpha", "null or positive", alpha)
         check(self.beta > 0, "beta", "a number > 0", self.beta)
         check(self.every >= 0, "every", "zero or more", self.every)
         tokens = self.max_token_len_per_gpu

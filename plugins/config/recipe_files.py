@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from typing import TYPE_CHECKING, Any
 
 import verl_turnkey.recipe
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
 def config_dir() -> Path:
@@ -24,12 +24,17 @@ def beside_parameters(method: str) -> Mapping[str, Any]:
     path = config_dir() / "turnkey" / f"{method}.yaml"
     if not path.is_file():
         return {}
+    from omegaconf import DictConfig, OmegaConf  # commands that only read a run do without
+
     own = ("defaults", "algorithm.adv_estimator", "turnkey.credit.")
     return {key: value for key, value in leaves(DictConfig(OmegaConf.load(path))) if not key.startswith(own)}
 
 
 def leaves(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every value of a configuration with its full key, lists as one value; without missing ones."""
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     for name in node:
         key = f"{prefix}{name}"
         if OmegaConf.is_missing(node, name):

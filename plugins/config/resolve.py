@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.plugins.config import checkpoint_files
 from verl_turnkey.plugins.config.former_values import current_value
+from verl_turnkey.plugins.config.leaves import make_absolute
 from verl_turnkey.plugins.config.schema import turnkey_config
 
 FILTER = "algorithm.filter_groups"
@@ -39,47 +39,8 @@ class Change:
 
 def absolute_paths(config: DictConfig) -> Change | None:
     """Make paths absolute that are relative to the driver's working directory: workers have a different one."""
-    from verl_turnkey.envs.prompting.prompts import TEMPLATES
-
-    turnkey = turnkey_config(config)
-    paths: dict[str, Any] = {}
-    for i, entry in enumerate(turnkey.rewards):
-        paths |= {f"turnkey.rewards[{i}].{key}": path for key, path in _of_component(entry).items()}
-    strategy = turnkey.rollout.strategy
-    judging = strategy.get("reward") if isinstance(strategy, dict) else None  # one component, of the strategy probe
-    if isinstance(judging, dict):
-        paths |= {f"turnkey.rollout.strategy.reward.{key}": path for key, path in _of_component(judging).items()}
-    function = OmegaConf.select(config, "reward.custom_reward_function.path")
-    if function and Path(function).is_file():
-        paths["reward.custom_reward_function.path"] = _absolute(function)
-    if turnkey.modules:
-        paths["turnkey.modules"] = [_absolute(m) if m.endswith(".py") else m for m in turnkey.modules]
-    for key in ("run", "state", "cwd", "rootfs"):
-        path = getattr(turnkey.agent, key)
-        if isinstance(path, str) and (key in ("cwd", "rootfs") or ".py:" in path):
-            paths[f"turnkey.agent.{key}"] = _absolute(path)
-    for key in ("action_format", "summary"):
-        if ".py:" in (path := getattr(turnkey.rollout, key) or ""):
-            paths[f"turnkey.rollout.{key}"] = _absolute(path)
-    if isinstance(turnkey.rollout.examples, str):
-        paths["turnkey.rollout.examples"] = _absolute(turnkey.rollout.examples)
-    source = turnkey.teacher.source
-    if isinstance(source, str) and ".py:" in source:
-        paths["turnkey.teacher.source"] = _absolute(source)
-    if "{text}" not in turnkey.teacher.template:
-        paths["turnkey.teacher.template"] = _absolute(turnkey.teacher.template)
-    if ".py:" in turnkey.prm.objective:
-        paths["turnkey.prm.objective"] = _absolute(turnkey.prm.objective)
-    template = turnkey.rollout.template
-    shipped = (TEMPLATES / f"{template}.txt").is_file()  # a shipped name takes precedence over a file
-    if not shipped and Path(template).is_file():
-        paths["turnkey.rollout.template"] = _absolute(template)
-    log = turnkey.log.trajectories
-    if log and "://" not in log:
-        paths["turnkey.log.trajectories"] = _absolute(log)
-    changed = {key: path for key, path in paths.items() if OmegaConf.select(config, key) != path}
-    for key, path in changed.items():
-        OmegaConf.update(config, key, path, force_add=True)
+    turnkey_config(config)
+    changed = make_absolute(config, Path.cwd())
     if not changed:
         return None
     return Change("paths-made-absolute", f"{', '.join(changed)}: made absolute, relative to {Path.cwd()}")
@@ -212,16 +173,3 @@ OF_OUR_TRAINERS: tuple[Callable[[DictConfig, bool], Change | None], ...] = (
     kept_checkpoints,
 )
 """in this order, after :func:`absolute_paths`; :func:`log_segment` follows once all checks have passed"""
-
-
-def _of_component(entry: dict[str, Any]) -> dict[str, str]:
-    """The paths of a reward component's entry, made absolute."""
-    code = {key: str(entry[key]) for key in ("name", "path", "embed", "compare") if key in entry}
-    paths = {key: path for key, path in code.items() if path.endswith(".py") or ".py:" in path}
-    if ":" not in str(entry.get("name")):  # else the component defines its own options
-        paths |= {key: entry[key] for key in ("cache", "file") if isinstance(entry.get(key), str)}
-    return {key: _absolute(path) for key, path in paths.items() if "://" not in path}
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())

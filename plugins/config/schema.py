@@ -17,10 +17,22 @@ from verl_turnkey.envs.prompting.prompts import LINE, LINE_FIELDS, check_fields
 from verl_turnkey.plugins.config.agent import AgentConfig
 from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.groups import GroupsConfig
+from verl_turnkey.plugins.config.log import LogConfig
 from verl_turnkey.plugins.config.mcp import McpConfig
 from verl_turnkey.plugins.config.mutual_information import MutualInformationConfig
 from verl_turnkey.plugins.config.presets import PresetConfig
 from verl_turnkey.plugins.config.prm import PrmConfig
+from verl_turnkey.plugins.config.roles import (
+    Apart,
+    Code,
+    ComponentFiles,
+    EnvironmentFiles,
+    File,
+    Hosted,
+    Played,
+    TemplateFile,
+    Trained,
+)
 from verl_turnkey.plugins.config.stop import StopConfig
 from verl_turnkey.plugins.config.teacher import TeacherConfig
 from verl_turnkey.plugins.config.update import UpdateConfig
@@ -36,25 +48,25 @@ MODIFY = "modify"
 class EnvConfig:
     """Which environment runs the episodes, and where."""
 
-    id: str | None = None
+    id: Played[str | None] = None
     """gymnasium id; null: every task of the data names its own"""
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: Played[EnvironmentFiles[dict[str, Any]]] = field(default_factory=dict)
     """arguments of the environment; the task's own override them"""
-    hosts: int | Literal["auto"] = "auto"
+    hosts: Hosted[int | Literal["auto"]] = "auto"
     """environment hosts per agent-loop worker; auto: one for every four of the worker's CPUs, 1 to 4"""
-    instances_per_host: int | Literal["auto"] = "auto"
+    instances_per_host: Hosted[int | Literal["auto"]] = "auto"
     """concurrent episodes per host, further ones wait; auto: as many as fit into its share of half the free memory"""
-    calls_per_host: int | Literal["auto"] = "auto"
+    calls_per_host: Hosted[int | Literal["auto"]] = "auto"
     """environment calls that run at once in a host; auto: four for each of its CPUs, at least 8"""
-    restarts: int = 100
+    restarts: Hosted[int] = 100
     """processes of running episodes that a host may lose in ten minutes before it is replaced"""
-    step_timeout: float = 30.0
+    step_timeout: Hosted[float] = 30.0
     """seconds one environment step may take"""
-    reset_timeout: float = 120.0
+    reset_timeout: Hosted[float] = 120.0
     """seconds one environment start and reset may take"""
-    patience: float = 300.0
+    patience: Apart[float] = 300.0
     """seconds for which a batch that failed as a whole, or a validation that mostly failed, is repeated"""
-    probe: bool = True
+    probe: Apart[bool] = True
     """play the first task for a few steps, in the driver before Ray starts and then on every node"""
 
     def __post_init__(self) -> None:
@@ -71,60 +83,60 @@ class EnvConfig:
 class RolloutConfig:
     """How an episode becomes rows."""
 
-    layout: Literal["steps", "merged"] = "merged"
+    layout: Trained[Literal["steps", "merged"]] = "merged"
     """merged: one row for consecutive steps wherever a prompt extends the step before it (a template's never do);
     steps: a row per step"""
-    prompt: Literal["template", "conversation"] = "template"
+    prompt: Played[Literal["template", "conversation"]] = "template"
     """template: each prompt is rendered from the last turns; conversation: each prompt is the previous one, the
     model's turn and the new observation"""
-    observation_role: Literal["auto", "user", "tool"] = "auto"
+    observation_role: Played[Literal["auto", "user", "tool"]] = "auto"
     """conversation: role of the messages with observations; auto: tool after a tool call where the chat template has
     such messages, else user"""
-    thinking: Literal["keep", "drop"] = "keep"
+    thinking: Played[Literal["keep", "drop"]] = "keep"
     """conversation: drop removes thoughts from past turns; each step with thoughts is then a row of its own"""
-    when_full: Literal["end", "drop_oldest"] = "end"
+    when_full: Played[Literal["end", "drop_oldest"]] = "end"
     """conversation without room for a turn: end truncates the episode, drop_oldest continues in a new row without its
     first turns"""
-    history: int = 2
+    history: Played[int] = 2
     """template: past turns shown in a prompt; fewer if they do not fit into data.max_prompt_length"""
-    history_line: str = LINE
+    history_line: Played[str] = LINE
     """format of a past turn in a prompt, with {step}, {observation} and {action}"""
-    keep_thinking: bool = False
+    keep_thinking: Played[bool] = False
     """show past turns with the model's whole response instead of the action alone"""
-    summary: str | None = None
+    summary: Played[Code[str | None]] = None
     """module:function that writes {summary} from the turns that are no longer shown; null: none"""
-    max_turns: int = 50
+    max_turns: Played[int] = 50
     """model turns before an episode is truncated"""
-    max_tokens_per_turn: int | None = None
+    max_tokens_per_turn: Played[int | None] = None
     """tokens the model may write per turn; null: data.max_response_length"""
-    invalid_action_penalty: float = 0.1
+    invalid_action_penalty: Trained[float] = 0.1
     """subtracted from the step's own advantage, in its unit, when the action did not parse or apply"""
-    action_format: str = "plain"
+    action_format: Played[Code[str]] = "plain"
     """format of the action in the model's response: plain, tags, hiper, boxed, json (a call of the one tool act), tools
     (calls of the environment's tools) or module:function"""
-    template: str = "default"
+    template: Played[TemplateFile[str]] = "default"
     """prompt template: a shipped name or the path of a text file"""
-    system: str | None = None
+    system: Played[str | None] = None
     """system message; null: none"""
-    skill: str | None = None
+    skill: Played[str | None] = None
     """column of the data, or key of its extra_info, whose text every prompt shows after the task; null: none"""
-    examples: list[Any] | str = field(default_factory=list)
+    examples: Played[File[list[Any] | str]] = field(default_factory=list)
     """example turns before the episode's own, each with observation and action (or response), or a YAML, JSON or JSONL
     file with them"""
-    anchor: Literal["state_key", "observation"] = "state_key"
+    anchor: Trained[Literal["state_key", "observation"]] = "state_key"
     """what identifies a state: the environment's key, or the observation (text and images)"""
-    stop: list[str] = field(default_factory=list)
+    stop: Played[list[str]] = field(default_factory=list)
     """strings that end a turn, in addition to the tokenizer's end of turn"""
-    stop_token_ids: list[int] = field(default_factory=list)
+    stop_token_ids: Played[list[int]] = field(default_factory=list)
     """token ids that end a turn"""
-    strategy: str | dict[str, Any] = "independent"
+    strategy: Trained[ComponentFiles[str | dict[str, Any]]] = "independent"
     """when training episodes fork: independent (never), the name of a strategy, or a mapping with its name and
     parameters"""
-    branch_tokens: int | None = None
+    branch_tokens: Trained[int | None] = None
     """tokens that the model may write in all branches of an episode; null: any number"""
-    branch_steps: int | None = None
+    branch_steps: Trained[int | None] = None
     """environment steps in all branches of an episode; null: any number"""
-    branches_at_once: int = 4
+    branches_at_once: Trained[int] = 4
     """measured branches of an episode that may run at the same time; further ones wait"""
 
     def __post_init__(self) -> None:
@@ -168,36 +180,12 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True)
-class LogConfig:
-    """What is written to disk besides verl's own logs."""
-
-    trajectories: str | None = None
-    """folder of the trajectory log, with tables of training and validation episodes; null: none"""
-    share: float = 1.0
-    """share of the groups that are logged, each with all of its episodes; failed episodes always are"""
-    episodes_per_step: int | None = 256
-    """about how many episodes of a step are logged, in whole groups; null: no limit"""
-    keep_texts: int | None = 20
-    """last steps whose texts are kept, besides those of every tenth step; null: all"""
-    segment: str | None = None
-    """set by the driver: the name of this start of the trainer, which the log's files begin with"""
-    validation_tasks: int | None = None
-    """set by the driver: number of validation tasks, of which episodes_per_step are logged; null: unknown"""
-
-    def __post_init__(self) -> None:
-        check(0 <= self.share <= 1, "share", "a number in [0, 1]", self.share)
-        for name in ("episodes_per_step", "keep_texts", "validation_tasks"):
-            value = getattr(self, name)
-            check(value is None or value > 0, name, "null or positive", value)
-
-
-@dataclass(frozen=True)
 class TurnkeyConfig:
     """The whole node. ``credit`` and ``loss`` are parsed by the estimator's and the loss's own dataclass."""
 
-    credit: dict[str, Any] = field(default_factory=lambda: {MODIFY: []})
+    credit: Trained[dict[str, Any]] = field(default_factory=lambda: {MODIFY: []})
     """parameters of the method, see its page; modify: a list of modifiers of its credit"""
-    loss: dict[str, Any] = field(default_factory=dict)
+    loss: Trained[dict[str, Any]] = field(default_factory=dict)
     """parameters of the policy loss; verl's own losses take none here"""
     env: EnvConfig = field(default_factory=EnvConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
@@ -211,11 +199,11 @@ class TurnkeyConfig:
     log: LogConfig = field(default_factory=LogConfig)
     stop: StopConfig = field(default_factory=StopConfig)
     preset: PresetConfig = field(default_factory=PresetConfig)
-    rewards: list[dict[str, Any]] = field(default_factory=lambda: [{"name": "step"}])
+    rewards: Played[ComponentFiles[list[dict[str, Any]]]] = field(default_factory=lambda: [{"name": "step"}])
     """reward of a step: a weighted sum of components, each with a name, a weight, a label and its options"""
-    modules: list[str] = field(default_factory=list)
+    modules: Played[Code[list[str]]] = field(default_factory=list)
     """your own estimators and environments: dotted modules or .py files"""
-    ignore: list[str] = field(default_factory=list)
+    ignore: Apart[list[str]] = field(default_factory=list)
     """ids of rules whose refusals become warnings and whose warnings are silenced"""
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from verl_turnkey.advantage.params import check
+from verl_turnkey.plugins.config.roles import Apart
 
 
 @dataclass(frozen=True)
 class StopConfig:
     """When a run stops before its last step, and which checkpoints it leaves."""
 
-    grace: float = 600.0
+    grace: Apart[float] = 600.0
     """seconds after SIGTERM or SIGINT for the step to end and save a checkpoint"""
-    patience: float | None = 900.0
-    """seconds without progress before the run looks for dead processes, and stops if it finds any; null: never"""
+    patience: Apart[float | None] = 900.0
+    """seconds without progress until the run warns that nothing moves; null: nor does it look for dead processes"""
 
-    whole_checkpoints: int = 2
+    whole_checkpoints: Apart[int] = 2
     """complete checkpoints that exist at any time; verl's limits are raised to one more"""
 
     def __post_init__(self) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from verl_turnkey.advantage.params import ConfigError, check
+from verl_turnkey.advantage.text_files import read_text
+from verl_turnkey.plugins.config.roles import Code, TextOrFile, Trained
 
 COLUMN = "teacher_log_prob"
 """field of verl's queue, (B, L) nested like ``old_log_probs``"""
@@ -19,19 +21,19 @@ SLOT = "{text}"
 class TeacherConfig:
     """Which text the teacher sees, and on which rows. The teacher is the policy itself, with the text in its prompt."""
 
-    source: str | dict[str, Any] | None = None
+    source: Trained[Code[str | dict[str, Any] | None]] = None
     """where the text comes from: the name of a source, a mapping with its name and options, or module:function; null:
     no teacher"""
-    template: str = "\n\nPrivileged information:\n{text}"
+    template: Trained[TextOrFile[str]] = "\n\nPrivileged information:\n{text}"
     """what is put at the end of the prompt's last message, with {text}; or the path of a file with it"""
-    max_tokens: int = 1024
+    max_tokens: Trained[int] = 1024
     """tokens of the text in its template; of a longer text the end is cut"""
-    weights: Literal["old", "ref"] = "old"
+    weights: Trained[Literal["old", "ref"]] = "old"
     """old: the weights of old_log_probs; ref: those of the reference policy"""
-    rows: Literal["all", "mixed_groups", "failed"] = "all"
+    rows: Trained[Literal["all", "mixed_groups", "failed"]] = "all"
     """which rows get a text; mixed_groups: those of groups with a success and a failure; failed: those of episodes
     without success"""
-    placebo: bool = False
+    placebo: Trained[bool] = False
     """also score each row with a meaningless text of the same length, subtracted in teacher/contrast"""
 
     def __post_init__(self) -> None:
@@ -47,8 +49,8 @@ class TeacherConfig:
         if SLOT in self.template:
             return self.template
         try:
-            text = Path(self.template).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(Path(self.template).expanduser())
+        except (OSError, ConfigError) as error:
             raise ConfigError(
                 f"turnkey.teacher.template: expected a text with {SLOT}, or a file with one, got {self.template!r} "
                 f"({type(error).__name__}: {error})"

@@ -7,35 +7,36 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_turnkey.advantage.params import check
+from verl_turnkey.plugins.config.roles import Trained
 
 
 @dataclass(frozen=True)
 class UpdateConfig:
     """How a batch of rows becomes optimizer steps."""
 
-    mini_batches: int | None = None
+    mini_batches: Trained[int | None] = None
     """optimizer steps per batch and epoch; null: train_batch_size / ppo_mini_batch_size, for any episode length"""
-    order: Literal["batch", "reverse_turns"] = "batch"
+    order: Trained[Literal["batch", "reverse_turns"]] = "batch"
     """batch: all turns at once; reverse_turns: turn numbers one by one from the last (SeeUPO)"""
-    old_policy: Literal["turn", "iteration"] = "turn"
+    old_policy: Trained[Literal["turn", "iteration"]] = "turn"
     """reverse_turns: denominator of the ratios, the policy before the turn's update (SeeUPO's code) or at the beginning
     of the step (its paper)"""
-    weight_by: Literal["token", "step", "episode", "task"] = "token"
+    weight_by: Trained[Literal["token", "step", "episode", "task"]] = "token"
     """unit of equal weight in the losses of actor and critic; token: set by loss_agg_mode"""
-    ratio_clip: float = 0.2
+    ratio_clip: Trained[float] = 0.2
     """reverse_turns: the ratio of a turn and the accumulated one are clipped to [1 - ratio_clip, 1 + ratio_clip]"""
-    importance: Literal["token", "turn", "sequence"] | None = None
+    importance: Trained[Literal["token", "turn", "sequence"] | None] = None
     """importance weights of the policy loss, old policy over rollout: per token, turn or row; null: none"""
-    importance_ratio: Literal["product", "geometric"] = "product"
+    importance_ratio: Trained[Literal["product", "geometric"]] = "product"
     """weight of a turn or row: the product of its tokens' ratios, or their geometric mean"""
-    importance_outside: Literal["truncate", "zero_weight", "clear_mask"] = "truncate"
+    importance_outside: Trained[Literal["truncate", "zero_weight", "clear_mask"]] = "truncate"
     """units outside the bounds; truncate: the weight to importance_high; zero_weight: tokens stay in the mean, entropy,
     KL and the critic; clear_mask: they leave all of these"""
-    importance_high: float = 2.0
+    importance_high: Trained[float] = 2.0
     """upper bound of the weights"""
-    importance_low: float | None = None
+    importance_low: Trained[float | None] = None
     """zero_weight, clear_mask: lower bound of the weights; null: none"""
-    observation_coefficient: float = 0.0
+    observation_coefficient: Trained[float] = 0.0
     """coefficient of the mean cross-entropy of observations in conversations, beside any policy loss (ECHO); 0: none"""
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from verl_turnkey.advantage.group_ops import Floats, Ints, discounted_returns, joint_codes, sort_runs
+from verl_turnkey.advantage.group_ops import Floats, Ints, joint_codes
 from verl_turnkey.plugins.credit.rows import Rows
 
 ERRORS = 2.0
@@ -72,7 +72,7 @@ def decision_metrics(rows: Rows) -> dict[str, float]:
         return {}
     at = first[np.lexsort((steps.step[first], steps.trajectory[first]))]
     trajectory = np.unique(steps.trajectory[at], return_inverse=True)[1]
-    ahead = discounted_returns(rows.reward_before_kl[at], sort_runs(trajectory, steps.step[at]), 1.0)
+    ahead = steps.replaced(reward=rows.reward_before_kl).returns(1.0)[at]
     state, _ = joint_codes(steps.group[at], steps.anchor[at])
     density, covered = decision_density(state, steps.action[at], trajectory, ahead)
     metrics = {"episode/decisions/covered": covered}

@@ -131,12 +131,16 @@ def read_rows(
     of_heads = {} if heads is None else heads(turns, row, parsed.extra)
     known = {**of_heads, **parsed.extra}
     supplied = {name: column(turns, row) for name, column in (supply or {}).items() if name not in known}
+    rewards_of_env = np.array(parsed.reward, dtype=np.float64) if recorded else None
+    trajectory = np.unique(columns["trajectory"], return_inverse=True)[1]
+    returns = np.bincount(trajectory, reward if rewards_of_env is None else rewards_of_env)
     before_turn = None if values is None else values_before(values, turns, row)
     penalty = None if kl is None else turns.sum(kl.double()).numpy()
     return Rows(
         steps=StepBatch(
             **columns,
             reward=reward if penalty is None else reward + penalty,
+            env_return=returns[trajectory],
             tokens=turns.tokens.numpy(),
             value=next(iter(of_heads.values()), before_turn),
             text=known.pop("text", None),
@@ -147,7 +151,7 @@ def read_rows(
         runs=runs,
         of_run=of_run,
         turns=turns,
-        reward=np.array(parsed.reward, dtype=np.float64) if recorded else None,
+        reward=rewards_of_env,
         reward_before_kl=reward,
         kl=penalty,
         version=np.array(parsed.version or [np.nan] * len(row), dtype=np.float64),
@@ -208,11 +212,13 @@ def _check_row(key: str, record: Any, turns: int) -> None:
 
 
 _COLUMNS = ("step", "anchor", "action", "valid", "penalty", "terminated", "truncated", "success")
+_OF_TREES = ("after", "request", "outcome")
 
 
 def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The columns of a StepBatch. A column without any value is left out; estimators that need it are refused."""
     columns = {name: [step[name] for step in steps] for name in _COLUMNS}
+    columns |= {name: [step.get(name) for step in steps] for name in _OF_TREES}
     columns["reward"] = [step.get("composed_reward", step["reward"]) for step in steps]
     return {name: column for name, column in columns.items() if not column or any(v is not None for v in column)}
 

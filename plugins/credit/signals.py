@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from verl_turnkey.advantage.group_ops import next_values
 from verl_turnkey.plugins.credit.rows import Rows
 
 REPEATS, CYCLES = 3, 3
@@ -67,16 +68,25 @@ def signal_metrics(rows: Rows) -> dict[str, float]:
     steps, first = rows.steps, np.flatnonzero(rows.branch == 0)
     if "action" not in steps.given or not len(first):
         return {}
-    order = first[np.lexsort((steps.step[first], steps.trajectory[first]))]
     pairs = np.stack([steps.anchor if "anchor" in steps.given else np.zeros_like(steps.action), steps.action], axis=1)
-    calls = np.unique(pairs[order], axis=0, return_inverse=True)[1].reshape(-1)
-    cuts = np.flatnonzero(np.diff(steps.trajectory[order])) + 1
-    columns = (np.split(column, cuts) for column in (calls, steps.valid[order], steps.truncated[order]))
-    per_episode = [signals(c.tolist(), v.tolist(), bool(t.any())) for c, v, t in zip(*columns, strict=True)]
+    calls = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
+    following = next_values(np.arange(len(steps)), steps.runs, -1).tolist()
+    begins = np.setdiff1d(first, following)
+    per_episode = dict.fromkeys(steps.trajectory[begins].tolist(), Signals(0, 0, False))
+    for row in begins.tolist():  # of a tree of steps each way from a step that no other goes on to
+        way = [row]
+        while (row := following[row]) >= 0:
+            way.append(row)
+        seen = signals(calls[way].tolist(), steps.valid[way].tolist(), bool(steps.truncated[way].any()))
+        number = int(steps.trajectory[way[0]])
+        whole = per_episode[number]
+        failures, loops = whole.failures + seen.failures, whole.loops + seen.loops
+        per_episode[number] = Signals(failures, loops, whole.exhausted or seen.exhausted)
+    episodes = list(per_episode.values())
     return {
-        "episode/signals/failures": float(np.mean([episode.failures for episode in per_episode])),
-        "episode/signals/loops": float(np.mean([episode.loops for episode in per_episode])),
-        "episode/signals/exhausted": float(np.mean([episode.exhausted for episode in per_episode])),
-        "episode/signals/share": float(np.mean([any(episode) for episode in per_episode])),
-        "episode/signals/score": float(np.mean([episode.score for episode in per_episode])),
+        "episode/signals/failures": float(np.mean([episode.failures for episode in episodes])),
+        "episode/signals/loops": float(np.mean([episode.loops for episode in episodes])),
+        "episode/signals/exhausted": float(np.mean([episode.exhausted for episode in episodes])),
+        "episode/signals/share": float(np.mean([any(episode) for episode in episodes])),
+        "episode/signals/score": float(np.mean([episode.score for episode in episodes])),
     }

@@ -22,7 +22,7 @@ VERLS_LOOPS = {"single_turn_agent": (), "tool_agent": ("tool_rewards",)}
 NO_TOKENS = "no token of its responses is the model's"
 
 # Columns of StepBatch that can be derived; `value` comes from the critic.
-COLUMNS = ("terminated", "tokens", "value")
+COLUMNS = ("env_return", "terminated", "tokens", "value")
 
 
 def listed_per_turn(rollout: DictConfig) -> tuple[str, ...]:

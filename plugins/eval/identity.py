@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.registry import spec_of
-from verl_turnkey.plugins.config.examples import load_examples
+from verl_turnkey.plugins.config.leaves import every, uses, value_of
+from verl_turnkey.plugins.config.roles import Use
 from verl_turnkey.plugins.config.schema import reward_entries, turnkey_config
 from verl_turnkey.plugins.log.masking import masked
 
@@ -23,17 +22,12 @@ if TYPE_CHECKING:
 
 PACKAGES = ("verl-turnkey", "verl", "transformers")
 ENGINE = ("dtype", "quantization", "enforce_eager", "enable_prefix_caching", "engine_kwargs")
-FILE = re.compile(r"[^\n]*?\.py(?=:|$)")
-OF_TRAINING = ("layout", "anchor", "invalid_action_penalty")
-"""keys of ``turnkey.rollout`` that affect how steps are trained, not how they are played"""
-NOT_OF_AGENTS = ("state", "grace", "at_once", "listen", "in_process")
-"""keys of ``turnkey.agent`` that do not affect an episode"""
 
 
 def identity(
     config: DictConfig, model: Mapping[str, Any], chat_template: str | None, panel: Any = None
 ) -> dict[str, Any]:
-    """The fields of an evaluation; texts and files by their hash, the user's modules also by name.
+    """The fields of an evaluation: those of the configuration that are played, with each file by its name and hash.
 
     Secrets, such as an API key of the environment, are masked by their hashes, since the fields are stored and printed.
     Left out are the numbers of tasks and samples, which may grow, the number of concurrent requests, and folders.
@@ -44,34 +38,19 @@ def identity(
         chat_template: the text of the model's chat template.
         panel: name and hash of the panel, if one is played.
     """
-    from omegaconf import OmegaConf
-
-    turnkey, rollout = turnkey_config(config), config.actor_rollout_ref.rollout
-    data: Any = OmegaConf.to_container(config.data, resolve=True)
-    options = {name: value for name, value in asdict(turnkey.rollout).items() if name not in (*OF_TRAINING, "template")}
-    turns = load_examples(options.pop("examples"))
-    rewards = reward_entries(config, turnkey)
-    agent = {name: value for name, value in asdict(turnkey.agent).items() if name not in NOT_OF_AGENTS}
-    own = {"agent": agent} if turnkey.agent.run else {}
-    files = _files([*turnkey.modules, options, rewards, own])
+    turnkey = turnkey_config(config)
+    apart = ("turnkey.env.",) if turnkey.agent.run else ("turnkey.env.", "turnkey.agent.")
+    played = [leaf for leaf in uses(Use.PLAYED, Use.SAMPLED) if not leaf.key.startswith(apart)]
+    values = {leaf: value_of(config, leaf) for leaf in played}
+    values |= {leaf: float(value) for leaf, value in values.items() if type(value) is int and leaf.use is Use.SAMPLED}
+    values[every()["turnkey.rewards"]] = reward_entries(config, turnkey)
     fields = {
         "model": dict(model),
         **({"panel": panel} if panel else {}),
-        **(_without_folders(own) or {"environment": spec_of(turnkey.env.id or "", turnkey.env.kwargs)}),
-        "modules": {file.name: text_digest(file.read_text(encoding="utf-8")) for file in files},
-        "rollout": _without_folders(options),
+        **({} if turnkey.agent.run else {"environment": spec_of(turnkey.env.id or "", turnkey.env.kwargs)}),
+        **{leaf.key: leaf.content(value) for leaf, value in values.items()},
         "template": text_digest(load_template(turnkey.rollout.template)),
-        **({"examples": text_digest(str(turns))} if turns else {}),
-        "rewards": _without_folders(rewards),
-        "limits": {"prompt": rollout.prompt_length, "response": rollout.response_length},
         "chat_template": text_digest(chat_template or ""),
-        "chat_template_kwargs": data.get("apply_chat_template_kwargs"),
-        "tool_parser": rollout.multi_turn.format,
-        "sampling": {
-            "temperature": float(rollout.temperature),
-            "top_p": float(rollout.top_p),
-            "top_k": int(rollout.top_k),
-        },
         "packages": _versions(PACKAGES),
     }
     return without_secrets(fields)
@@ -127,30 +106,6 @@ def file_digest(files: Sequence[Path]) -> str:
             while block := opened.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value that JSON can hold."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(part)
-
-
-def _files(value: Any) -> list[Path]:
-    """The ``.py`` files named by texts in ``value``: modules, or functions such as ``path/to/file.py:function``."""
-    heads = [match[0] for text in _texts(value) if (match := FILE.match(text))]
-    return [path for head in dict.fromkeys(heads) if (path := Path(head).expanduser()).is_file()]
-
-
-def _without_folders(value: Any) -> Any:
-    """``value`` with the paths of such files replaced by their names."""
-    if isinstance(value, str):
-        return FILE.sub(lambda match: Path(match[0]).name, value)
-    if isinstance(value, Mapping):
-        return {name: _without_folders(part) for name, part in value.items()}
-    return [_without_folders(part) for part in value] if isinstance(value, list) else value
 
 
 def _versions(names: Sequence[str]) -> dict[str, str]:

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.plugins.eval.identity import differing, eval_id
 from verl_turnkey.plugins.log.former_names import current_sample
 
 IDENTITY, SAMPLES, RESULT, LOG = "eval.json", "samples.jsonl", "result.json", "turnkey_log"
-LOCK = ".lock"
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Create ``folder`` and lock it against other evaluations; needed before anything is written there.
-
-    The operating system releases the lock when the process ends, however it ends.
-
-    Raises:
-        ConfigError: another evaluation holds the lock.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"{folder}: another turnkey eval is writing there; choose another --out") from None
-        yield
 
 
 class Samples:
     """The finished samples of an evaluation, read from ``folder`` when it resumes.
 
     Args:
-        folder: :func:`locked`.
+        folder: locked.
         fields: the evaluation's identity.
         new: delete an earlier evaluation in the folder.
 
@@ -85,9 +65,7 @@ class Samples:
     def _identify(self, fields: Mapping[str, Any]) -> None:
         file = self.folder / IDENTITY
         if not file.exists():
-            part = file.with_suffix(".part")
-            part.write_text(json.dumps({"eval_id": self.id, **fields}, indent=1) + "\n", encoding="utf-8")
-            part.replace(file)
+            write_text(file, json.dumps({"eval_id": self.id, **fields}, indent=1) + "\n")
             return
         before = json.loads(file.read_text(encoding="utf-8"))
         if before.pop("eval_id", None) != self.id:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.tasks import COLUMN, Task, task_of
+from verl_turnkey.advantage.text_files import write_text
+from verl_turnkey.envs.tasks import COLUMN, Task, open_parquet, task_of
 from verl_turnkey.plugins.eval.identity import without_secrets
 from verl_turnkey.plugins.eval.result import result
 from verl_turnkey.plugins.eval.samples import RESULT, Samples
@@ -42,9 +43,7 @@ def read_rows(file: Path, agent: bool = False) -> list[dict[str, Any]]:
     Raises:
         ConfigError, TaskFormatError: the file holds something else.
     """
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(file)
+    table = open_parquet(file).read()
     if COLUMN not in table.column_names and not agent:
         raise ConfigError(f"{file} has no column {COLUMN!r}: `turnkey tasks` writes files of tasks")
     rows: dict[str, dict[str, Any]] = {}
@@ -131,7 +130,5 @@ def finish(
     }
     tasks = [without_secrets(json.loads(row[COLUMN])) for row in rows]
     summary = {"eval_id": kept.id, "panel": panel, **result(finished, failures, tasks=tasks, samples_per_task=samples)}
-    part = kept.folder / f"{RESULT}.part"
-    part.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    part.replace(kept.folder / RESULT)
+    write_text(kept.folder / RESULT, json.dumps(summary, indent=1) + "\n")
     return summary

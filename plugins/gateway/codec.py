@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Protocol
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.answers import read_json
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.thoughts import opens_thoughts, split_thoughts
 from verl_turnkey.plugins.gateway.messages import Message, ToolCall
+from verl_turnkey.plugins.gateway.token_bound import TokenBound
 from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.rollout.action_reader import ACT, HEADER, OPENING
-from verl_turnkey.plugins.rollout.tool_parsers import call_parser, unread_calls
-from verl_turnkey.plugins.rollout.turn_tail import ASKED, TurnTail, learn
+from verl_turnkey.plugins.rollout.tool_calls import read_calls, tools_of
+from verl_turnkey.plugins.rollout.tool_parsers import call_parser
+from verl_turnkey.plugins.rollout.turn_tail import ASKED, TurnTail, end_tokens, learn
 from verl_turnkey.plugins.verl_api import builders
 
 Tools = Sequence[Mapping[str, Any]]
@@ -32,8 +33,12 @@ class Parsed:
     calls: tuple[ToolCall, ...] = ()
     """with the ids that the model wrote, or empty ones"""
     reasoning: str | None = None
-    unparsed: bool = False
-    """it holds a tool call that cannot be read; then ``text`` is all of its answer, unless other calls could be"""
+    refused: str | None = None
+    """why a tool call in it is invalid; one that is unfinished or unreadable is left in ``text``"""
+
+    @property
+    def unparsed(self) -> bool:
+        return self.refused is not None
 
 
 class TurnCodec(Protocol):
@@ -43,6 +48,8 @@ class TurnCodec(Protocol):
     """whether the model's prompts show tools"""
     stop_token_ids: Sequence[int]
     """ids that end a turn, besides those of the model"""
+    at_least: Callable[[Sequence[Message]], int]
+    """a number of ids that a prompt with all of these messages has at least; quick, however long they are"""
 
     def first(self, messages: Sequence[Message], tools: Tools, images: list[Any] | None = None) -> list[int]:
         """The ids of a prompt with all of ``messages``."""
@@ -70,7 +77,9 @@ class TurnCodec(Protocol):
         """
         ...
 
-    async def read(self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parsed:
+    async def read(
+        self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = (), cut: bool = False
+    ) -> Parsed:
         """The thoughts, calls and text of a turn.
 
         Args:
@@ -78,6 +87,7 @@ class TurnCodec(Protocol):
             prompt: ids that it answers.
             tools: that its prompt shows; without any, calls are text.
             stop: strings that ended the turn, which its text does not include.
+            cut: the limit of tokens ended the turn.
         """
         ...
 
@@ -109,13 +119,11 @@ class Codec(TurnCodec):
         self.tokenizer, self._builder = tokenizer, builder
         self._parser = call_parser(tool_format, tokenizer)
         self._control = ControlTokens(tokenizer)
+        self.at_least = TokenBound(tokenizer)
         self.shows_tools = self._shows_tools()
         self._tail = self._learn()
         self.stop_token_ids = [*stop_token_ids, *self._parser.stop_token_ids]
-        ends = {tokenizer.eos_token_id, *self.stop_token_ids}
-        if self._tail is not None:
-            ends |= {*self._tail.user[:1], *self._tail.ends}
-        self._ends = frozenset(ends - {None})
+        self._ends = end_tokens(tokenizer, self.stop_token_ids, self._tail)
         special = {str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values() if token.special}
         special |= {str(token) for token in tokenizer.all_special_tokens}
         self._special = re.compile("|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)))
@@ -141,16 +149,18 @@ class Codec(TurnCodec):
         past = [ASKED, turn]
         role = "tool" if new[0].role == "tool" else "user"
         past_ids = [*prompt, *sampled, *self._tail.close(sampled, role)]
-        names = {call.id: call.name for call in calls}
+        made = {call.id: call for call in calls}
         try:
             return builders.appended_tokens(
-                self._builder, past, [*past, *self._rendered(new, names, head=False)], past_ids, [*tools] or None
+                self._builder, past, [*past, *self._rendered(new, made, head=False)], past_ids, [*tools] or None
             )
         except Exception as error:  # of a template, which may refuse any order of roles
             warn_once(f"messages cannot be appended to a conversation, so a new row begins: {str(error)[:200]}")
             return None
 
-    async def read(self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parsed:
+    async def read(
+        self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = (), cut: bool = False
+    ) -> Parsed:
         text, thoughts, answer = await asyncio.to_thread(self.split, ids, prompt)
         if answer is None:
             return Parsed("", reasoning=thoughts)
@@ -158,11 +168,14 @@ class Codec(TurnCodec):
         if not tools:
             return Parsed(plain, reasoning=thoughts)
         kept = [*ids] if answer == text else self.tokenizer.encode(answer, add_special_tokens=False)
-        content, calls = await self._calls(kept, tools)
-        unparsed = calls is None or unread_calls(answer, len(calls)) > 0
+        turn = await read_calls(self._parser, kept, tools_of(tools, strict=False), cut)
+        refused = turn.broken or (turn.refused.error if turn.refused else None)
+        # A call of no tool, or with arguments that do not fit, goes to the agent as it is: who runs tools answers it.
+        calls = [] if turn.broken else [call for call in turn.named if call.error is None or call.kind == "admissible"]
         if not calls:
-            return Parsed(plain, reasoning=thoughts, unparsed=unparsed)
-        return Parsed(self._text(content, stop, stripped=True).rstrip(), tuple(calls), thoughts, unparsed)
+            return Parsed(plain, reasoning=thoughts, refused=refused)
+        made = tuple(ToolCall(call.name, call.arguments, call.id or "") for call in calls)
+        return Parsed(self._text(turn.text, stop, stripped=True).rstrip(), made, thoughts, refused)
 
     def split(self, ids: Sequence[int], prompt: Sequence[int]) -> tuple[str, str | None, str | None]:
         """The text of a turn, its thoughts, and what follows them; None: it has no thoughts, or nothing else."""
@@ -176,24 +189,6 @@ class Codec(TurnCodec):
 
     def token(self, token_id: int) -> str:
         return self.tokenizer.decode([token_id], skip_special_tokens=False)
-
-    async def _calls(self, ids: list[int], tools: Tools) -> tuple[str, list[ToolCall] | None]:
-        """The text beside the calls, and the calls; None: one of them cannot be read."""
-        try:
-            content, calls = await self._parser.read(ids, tools)
-        except Exception as error:  # parsers may raise anything on what the model wrote
-            warn_once(f"the tool parser raised {type(error).__name__}: {str(error)[:200]}")
-            return "", None
-        read = []
-        for call in calls:
-            try:
-                arguments = read_json(call.arguments)
-            except (ValueError, RecursionError):
-                return "", None
-            if not isinstance(arguments, dict) or not isinstance(call.name, str):
-                return "", None
-            read.append(ToolCall(call.name, arguments, call.id or ""))
-        return content, read
 
     def _plain(self, text: str) -> str:
         return self._special.sub("", re.sub(HEADER, "", text))
@@ -214,7 +209,7 @@ class Codec(TurnCodec):
             raise ValueError("images belong in messages of the user and in results of tools")
 
     def _rendered(
-        self, messages: Sequence[Message], names: Mapping[str, str], head: bool = True
+        self, messages: Sequence[Message], made: Mapping[str, ToolCall], head: bool = True
     ) -> list[dict[str, Any]]:
         """The messages as chat templates take them.
 
@@ -222,16 +217,16 @@ class Codec(TurnCodec):
         the images in results of tools, which follow the last of these: few templates show them where they are.
 
         Args:
-            names: the tool of each call made before these messages.
+            made: the calls before these messages, by their ids.
             head: whether they begin the conversation.
         """
-        names, system, rendered, images = {**names}, [], [], []
+        made, system, rendered, images = {**made}, [], [], []
         for message, after in zip_longest(messages, messages[1:]):
             if message.role == "system" and head and not rendered:
                 system.append(message.text)
                 continue
-            rendered.append(self._message(message, names))
-            names |= {call.id: call.name for call in message.calls}
+            rendered.append(self._message(message, made))
+            made |= {call.id: call for call in message.calls}
             if message.role == "tool" and self.shows_tools:
                 images += _image_parts(message)
                 if images and (after is None or after.role != "tool"):
@@ -239,16 +234,16 @@ class Codec(TurnCodec):
                     images = []
         return [{"role": "system", "content": "\n\n".join(system)}, *rendered] if system else rendered
 
-    def _message(self, message: Message, names: Mapping[str, str]) -> dict[str, Any]:
+    def _message(self, message: Message, made: Mapping[str, ToolCall]) -> dict[str, Any]:
         if message.role == "assistant":
             text_arguments = self._tail is not None and self._tail.text_arguments
-            made = _call_message(message.calls, text_arguments) if message.calls else {"role": "assistant"}
+            turn = _call_message(message.calls, text_arguments) if message.calls else {"role": "assistant"}
             thoughts = {"reasoning_content": message.reasoning} if message.reasoning else {}
-            return {**made, "content": message.text, **thoughts}
+            return {**turn, "content": message.text, **thoughts}
         text = message.text if message.role == "system" else self._control.plain(message.text)
         if message.role == "tool" and self.shows_tools:
-            more = {"name": names.get(message.call_id or "", "tool"), "tool_call_id": _id(message.call_id or "")}
-            return {"role": "tool", "content": text, **more}
+            call = made.get(message.call_id or "") or ToolCall("tool", {}, message.call_id or "")
+            return {"role": "tool", "content": text, "name": call.name, "tool_call_id": _id(call)}
         if not message.images:
             return {"role": "user", "content": text}
         return {"role": "user", "content": [*_image_parts(message), {"type": "text", "text": text}]}
@@ -273,13 +268,13 @@ class Codec(TurnCodec):
             return None
 
 
-def _id(call_id: str) -> str:
-    """A call's id as the prompt shows it, if the template does: the same in all episodes of a task, nine digits.
+def _id(call: ToolCall) -> str:
+    """A call's id as the prompt shows it, if the template does: the model's own, or else nine digits.
 
-    Ids of clients stay.
+    Both are the same in all episodes of a task. Ids of clients stay.
     """
-    ours = re.fullmatch(r"call_\w+?_(\d+)_(\d+)", call_id)
-    return f"{int(ours[1]) % 10**7:07d}{int(ours[2]) % 100:02d}" if ours else call_id
+    ours = re.fullmatch(r"call_\w+?_(\d+)_(\d+)", call.id)
+    return call.written or (f"{int(ours[1]) % 10**7:07d}{int(ours[2]) % 100:02d}" if ours else call.id)
 
 
 def _image_parts(message: Message) -> list[dict[str, Any]]:
@@ -289,7 +284,7 @@ def _image_parts(message: Message) -> list[dict[str, Any]]:
 def _call_message(calls: Sequence[ToolCall], text_arguments: bool) -> dict[str, Any]:
     made = [
         {
-            "id": _id(call.id),
+            "id": _id(call),
             "type": "function",
             "function": {
                 "name": call.name,

@@ -10,9 +10,12 @@ from typing import Any
 
 from verl_turnkey.advantage import RecordError, make_step
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome
+from verl_turnkey.envs.answers import images_key
 from verl_turnkey.plugins.gateway.messages import Message, Reply, Request
+from verl_turnkey.plugins.gateway.reports import BY_NUMBER, USE_ID, reply_id, unclear
 from verl_turnkey.plugins.gateway.session import Session
 from verl_turnkey.plugins.gateway.states import StateKey
+from verl_turnkey.plugins.gateway.threads import Threads, threads_of
 from verl_turnkey.plugins.gateway.turns import Turn
 from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep
 from verl_turnkey.plugins.rollout.extra_columns import countable
@@ -56,9 +59,7 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
     if not session.turns:
         refused = f"; the last answer of the gateway was: {session.refused}" if session.refused else ""
         raise AgentFailure(session.too_long or outcome.reason or f"the agent made no request{refused}")
-    rewards = {**({} if outcome.verified else session.turn_rewards), **outcome.turn_rewards}
-    if unknown := [turn for turn in rewards if turn >= len(session.turns)]:
-        raise AgentFailure(f"a reward of turn {unknown[0]}, but the episode has {len(session.turns)}, counted from 0")
+    rewards = _turn_rewards(session, outcome)
     whole = outcome.reward if outcome.reward is not None else session.reward
     if whole is None and not rewards and (not options.components or outcome.reason):
         raise AgentFailure(
@@ -68,20 +69,23 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
         )
     if not (turns := trained(session)):
         raise AgentFailure("turnkey.agent.leave_out leaves out every call of the agent")
-    numbers = {id(turn): number for number, turn in enumerate(session.turns)}
-    if untrained := {turn for turn, reward in rewards.items() if reward} - {numbers[id(turn)] for turn in turns}:
+    numbers = {turn.reply.id: turn.reply.number for turn in session.turns}
+    paid = {number for reply, number in numbers.items() if rewards.get(reply)}
+    if untrained := paid - {turn.reply.number for turn in turns}:
         raise AgentFailure(
             f"a reward of turn {min(untrained)}, which is not trained (turnkey.agent.leave_out, or another model's "
             "name): turns count from 0, those that are not trained included"
         )
-    threads = threads_of(turns)
+    threads = threads_of(session.turns, turns, session.parallel_since is not None)
     last = turns[-1]
     steps: dict[int, PlayedStep] = {}
     ended = perf_counter()
     for t, turn in enumerate(turns):
-        reward = rewards.get(numbers[id(turn)], 0.0) + (whole or 0.0 if turn is last else 0.0)
-        record_last = (turn is last, outcome.truncated or session.full)
-        step = _step(t, turn, threads, options, outcome, reward, record_last, ended)
+        earned = whole or 0.0 if turn is last else 0.0
+        reward = rewards.get(turn.reply.id, 0.0) + earned
+        ends = (id(turn) in threads.ends, outcome.truncated or session.full)
+        tree = {} if threads.place is None else {**threads.place[id(turn)], "outcome": earned}
+        step = _step(t, turn, threads, options, outcome, reward, ends, ended, tree)
         steps[id(turn)] = step
         episode.steps.append(step)
     episode.task = text_of(turns[0].request.messages[-1:])
@@ -89,16 +93,36 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
     return [steps[id(turn)] for turn in sorted(turns, key=_place)]
 
 
+def _turn_rewards(session: Session, outcome: Outcome) -> dict[str, float]:
+    """The rewards of single turns by the id of their reply.
+
+    Raises:
+        AgentFailure: there is no such turn, or the numbers of turns do not tell them apart.
+    """
+    turns, rewards = session.turns, {} if outcome.verified else {**session.turn_rewards}
+    what = unclear(turns, () if outcome.verified else session.numbered, session.parallel_since)
+    if session.parallel_since is not None and any(isinstance(name, int) for name in outcome.turn_rewards):
+        what = BY_NUMBER
+    if what is not None:
+        raise AgentFailure(f"{what}, but calls of the episode ran at the same time: {USE_ID}")
+    for name, reward in outcome.turn_rewards.items():
+        turn = session.by_reply.get(reply_id(name)) if isinstance(name, str) else None
+        if isinstance(name, int) and name < len(turns):
+            turn = turns[name]
+        if turn is None:
+            raise AgentFailure(f"a reward of turn {name}, but the episode has {len(turns)}, counted from 0")
+        rewards[turn.reply.id] = reward
+    return rewards
+
+
 def trained(session: Session) -> list[Turn]:
     """The turns without side calls: those of another model's name, and those of ``turnkey.agent.leave_out``.
 
-    Where all have another name, or with ``auto`` none has tools, all are trained.
+    Where all have another name, that rule does not hold.
     """
     turns, rules = session.turns, session.limits.leave_out
     if any(turn.request.model == session.model for turn in turns):
         turns = [turn for turn in turns if turn.request.model == session.model]
-    if rules == "auto":
-        rules = [{"no_tools": True}] if any(turn.request.offers_tools for turn in turns) else []
     return [turn for turn in turns if not any(_matches(turn.request, rule) for rule in rules)]
 
 
@@ -111,47 +135,6 @@ def _matches(request: Request, rule: Mapping[str, Any]) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Threads:
-    """The conversations of an episode, as the agent leads them: those that go on in another wording included."""
-
-    chain: Mapping[int, int]
-    """by the identity of a turn"""
-    depth: Mapping[int, int]
-    following: Mapping[int, Turn]
-
-
-def threads_of(turns: Sequence[Turn]) -> Threads:
-    """The conversations of ``turns``.
-
-    A turn goes on after the one whose reply its request holds. A request that holds no reply as it was given, or one
-    that another turn went on after, goes on after the last reply before it in a conversation with the same beginning.
-    """
-    chain: dict[int, int] = {}
-    depth: dict[int, int] = {}
-    following: dict[int, Turn] = {}
-    known = {id(turn) for turn in turns}
-    for index, turn in enumerate(turns):
-        before = turn.parent
-        if before is None or id(before) not in known or id(before) in following:
-            beginning = _beginning(turn.request)
-            open_ends = [
-                earlier
-                for earlier in turns[:index]
-                if id(earlier) not in following
-                and earlier.replied <= turn.began
-                and _beginning(earlier.request) == beginning
-                and earlier.request.messages != turn.request.messages  # else another sample of the same turn
-            ]
-            before = max(open_ends, key=lambda earlier: earlier.replied, default=None)
-        if before is None:
-            chain[id(turn)], depth[id(turn)] = len(set(chain.values())), 0
-        else:
-            following[id(before)] = turn
-            chain[id(turn)], depth[id(turn)] = chain[id(before)], depth[id(before)] + 1
-    return Threads(chain, depth, following)
-
-
 def text_of(messages: Sequence[Message]) -> str:
     return "\n".join(message.text for message in messages)
 
@@ -161,12 +144,6 @@ def action_of(reply: Reply) -> str:
     if not reply.calls:
         return reply.text.strip()
     return json.dumps([[call.name, call.arguments] for call in reply.calls], sort_keys=True, ensure_ascii=False)
-
-
-def _beginning(request: Request) -> tuple[Any, ...]:
-    """What tells the conversations of an episode apart: the system's text, or else the first message."""
-    system = [message.text for message in request.messages if message.role == "system"]
-    return tuple(system) or tuple(message.text for message in request.messages[:1])
 
 
 def _arrived(request: Request) -> list[Message]:
@@ -188,6 +165,7 @@ def _step(
     reward: float,
     ends: tuple[bool, bool],
     ended: float,
+    tree: Mapping[str, float],
 ) -> PlayedStep:
     last, truncated = ends
     after = threads.following.get(id(turn))
@@ -196,15 +174,11 @@ def _step(
     seconds = max(0.0, (ended if after is None else after.began) - turn.replied)
     extra = {**outcome.extra, "chain": threads.chain[id(turn)], "depth": threads.depth[id(turn)]}
     next_extra = {**extra, "tool_calls": len(turn.reply.calls), "tool_errors": errors, "seconds_tools": seconds}
-    observation = text_of(_arrived(turn.request))
+    arrived = _arrived(turn.request)
+    observation = text_of(arrived)
+    texts = {"text": observation, "images": images_key(image for message in arrived for image in message.images)}
     answer = "" if after is None else text_of(_arrived(after.request))
-    invalid = (
-        "a tool call that cannot be read"
-        if turn.unparsed
-        else "the agent answered a call with an error"
-        if errors
-        else None
-    )
+    invalid = turn.refused or ("the agent answered a call with an error" if errors else None)
     columns: dict[str, Any] = {
         **{name: value for name, value in countable(extra, next_extra, options.before).items() if _short(value)},
         "next_anchor": END if after is None else _anchor(after, options),
@@ -219,7 +193,8 @@ def _step(
         terminated=last and not truncated,
         truncated=last and truncated,
         version=turn.generated.version,
-        extra=columns | ({"text": observation, "images": ""} if options.texts else {}),
+        **tree,
+        extra=columns | (texts if options.texts else {}),
     )
     return PlayedStep(
         prompt=turn.prompt,
@@ -228,7 +203,7 @@ def _step(
         observation=observation,
         answer=answer,
         invalid=invalid,
-        unparsed=turn.unparsed,
+        unparsed=turn.refused is not None,
         seconds=seconds,
         extra=extra,
         next_extra=next_extra,

@@ -16,9 +16,10 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 BODY_BYTES = 32 * 2**20
 """most bytes of a request's body"""
 BODIES_BYTES = 8 * BODY_BYTES
-"""most bytes of bodies that one episode sends at the same time"""
+"""most bytes of bodies, and of images in them, that one episode sends at the same time; further requests wait"""
 BODY_SECONDS = 60.0
-"""longest wait for the next part of a body"""
+"""longest wait for the next part of a body, or until there is room for it"""
+Take = Callable[[int], Awaitable[None]]
 
 
 class Bodies:
@@ -26,28 +27,38 @@ class Bodies:
 
     def __init__(self) -> None:
         self.bytes = 0
-        """that have come"""
+        """that have come, or are announced"""
+        self.decoding = asyncio.Lock()
+        """held while images are decoded: one body of a few kilobytes may become 200 MB"""
+        self._freed = asyncio.Event()
 
     @contextmanager
-    def receiving(self) -> Iterator[Callable[[int], None]]:
-        """Count a request's body until it is answered; the function takes the size of each part as it arrives.
+    def receiving(self) -> Iterator[Take]:
+        """Count a request's body until it is answered; the function takes a number of bytes once there is room.
 
         Raises:
-            GatewayError: too many bytes; the client may send them again later.
+            GatewayError: there was none for :data:`BODY_SECONDS`; the client may send them again later.
         """
-        received = 0
+        taken = 0
 
-        def take(size: int) -> None:
-            nonlocal received
-            received += size
+        async def take(size: int) -> None:
+            nonlocal taken
+            until = asyncio.get_running_loop().time() + BODY_SECONDS
+            while self.bytes > taken and self.bytes + size > BODIES_BYTES:
+                try:
+                    await asyncio.wait_for(self._freed.wait(), until - asyncio.get_running_loop().time())
+                except (asyncio.TimeoutError, TimeoutError):
+                    words = f"an episode may send at most {BODIES_BYTES} bytes at once"
+                    raise GatewayError(503, "overloaded", words) from None
+            taken += size
             self.bytes += size
-            if self.bytes > BODIES_BYTES:
-                raise GatewayError(503, "overloaded", f"an episode may send at most {BODIES_BYTES} bytes at once")
 
         try:
             yield take
         finally:
-            self.bytes -= received
+            self.bytes -= taken
+            self._freed.set()
+            self._freed = asyncio.Event()
 
 
 class Gone(Exception):
@@ -63,16 +74,18 @@ class Exchange:
         self.gone = False
         self._streaming = False
 
-    async def body(self, length: str | None, take: Callable[[int], None]) -> bytes:
-        """The body. ``length``: as its header says; ``take`` is called with the bytes of each part.
+    async def body(self, length: str | None, take: Take) -> bytes:
+        """The body. ``length``: as its header says; ``take`` is called with it, or else with that of each part.
 
         Raises:
             GatewayError: it is too long, or too slow.
             Gone: the client has closed the connection.
         """
         too_long = GatewayError(413, "invalid_request", f"the body of a request may have at most {BODY_BYTES} bytes")
-        if length is not None and length.isdigit() and int(length) > BODY_BYTES:
+        announced = int(length) if length is not None and length.isdigit() else None
+        if announced is not None and announced > BODY_BYTES:
             raise too_long
+        await take(announced or 0)
         parts, size = [], 0
         while True:
             try:
@@ -83,7 +96,8 @@ class Exchange:
                 raise Gone
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            take(len(parts[-1]))
+            if announced is None:
+                await take(len(parts[-1]))
             if size > BODY_BYTES:
                 raise too_long
             if not message.get("more_body"):

@@ -14,7 +14,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut, without_secret
 from verl_turnkey.envs.tasks import task_of
 from verl_turnkey.plugins.credit.metrics import AGENT
 from verl_turnkey.plugins.gateway import episode as episodes
@@ -22,6 +22,7 @@ from verl_turnkey.plugins.gateway.process import AgentProcess, shared
 from verl_turnkey.plugins.gateway.server import gateway
 from verl_turnkey.plugins.gateway.session import Session
 from verl_turnkey.plugins.gateway.turns import policy_turn
+from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.branching import FAILURES
 from verl_turnkey.plugins.rollout.episode import Episode, RowBuilder
@@ -65,7 +66,7 @@ class UserAgentLoop(AgentLoopBase):
             outputs = self.rows.played(episodes.in_rows(episode, order))
         except FAILURES as error:
             cause = (session and session.failed) or error  # an agent may break down because a call failed
-            failed = f"{type(cause).__name__}: {cause}"
+            failed = masked(without_secret(f"{type(cause).__name__}: {cause}", session.secret if session else ""))
             self.shared.failures.add(failed)
             outputs = self.rows.failed(failed, kwargs["global_steps"])
         finally:

@@ -15,6 +15,8 @@ class ToolCall:
     arguments: Mapping[str, Any]
     id: str
     """``call_<episode>_<turn>_<position>`` if the gateway made it"""
+    written: str = field(default="", compare=False)
+    """the id that the model wrote, under which its prompts show the call and the result; empty: it wrote none"""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Reply:
     log_probs: Sequence[tuple[str, float]] = ()
     """text and log-probability of each token, if the request asked for them"""
     cached_tokens: int = 0
+    number: int = 0
+    """turns of the episode that were answered before it"""
     stop: str | None = None
     """the request's stop string at which it ends, which its text does not include"""
 

@@ -1,30 +1,27 @@
-"""Lets the policy play the simulated user (``user: {url: policy}``); its lines are not trained.
-
-Imported by name from ``rollout/agent_loop.py``, which lies on a lower floor.
-"""
+"""Lets the policy play the simulated user (``user: {url: policy}``); its lines are not trained."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.envs.users import asks_policy, with_policy
 from verl_turnkey.plugins.gateway.codec import Codec
 from verl_turnkey.plugins.gateway.process import codec_of, limits_of
 from verl_turnkey.plugins.gateway.server import gateway
 from verl_turnkey.plugins.gateway.session import Session
 from verl_turnkey.plugins.gateway.turns import Aborted, Limits, policy_turn
+from verl_turnkey.plugins.rollout.agent_loop import EnvAgentLoop
 from verl_turnkey.plugins.rollout.episode import Generated
+from verl_turnkey.plugins.rollout.worker import WorkerProcess
 from verl_turnkey.plugins.verl_api import builders
-
-if TYPE_CHECKING:
-    from verl_turnkey.plugins.rollout.agent_loop import EnvAgentLoop
-    from verl_turnkey.plugins.rollout.worker import WorkerProcess
 
 TURNS = 10_000
 """upper bound of answers; the limits of the environment end the episode first"""
@@ -33,6 +30,16 @@ _models: WeakKeyDictionary[WorkerProcess, tuple[Codec, Limits]] = WeakKeyDiction
 """for each process, made by its first episode: what does not depend on the episode"""
 _free: list[str] = []
 """secrets of episodes that have ended; with them again, environments of equal arguments are reused"""
+
+
+class PolicyUserLoop(EnvAgentLoop):
+    """The agent loop ``turnkey_env``: plays, and answers as the user of tasks that name the policy."""
+
+    async def _with_policy(self, task: Task, sampling_params: dict[str, Any], users: AsyncExitStack) -> Task:
+        if not asks_policy(task.kwargs):
+            return task
+        url = self.user_url = await users.enter_async_context(address(self, sampling_params))
+        return replace(task, kwargs=with_policy(task.kwargs, url, 0.8 * self.shared.turnkey.env.step_timeout))
 
 
 async def _turn(loop: EnvAgentLoop, *call: Any) -> Generated:

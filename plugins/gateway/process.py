@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
@@ -14,6 +13,7 @@ from omegaconf import DictConfig
 
 from verl_turnkey.envs.agents.base import AgentHandle, Runner
 from verl_turnkey.envs.agents.command import CommandRunner
+from verl_turnkey.envs.agents.folders import working_folder
 from verl_turnkey.envs.agents.function import FunctionRunner, InProcessFunctionRunner
 from verl_turnkey.envs.agents.harbor_runner import HarborRunner
 from verl_turnkey.envs.agents.remote import RemoteRunner, address_towards, is_url
@@ -23,7 +23,7 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, tu
 from verl_turnkey.plugins.gateway.codec import Codec, TurnCodec
 from verl_turnkey.plugins.gateway.episode import StepOptions
 from verl_turnkey.plugins.gateway.messages import Request
-from verl_turnkey.plugins.gateway.server import Gateway
+from verl_turnkey.plugins.gateway.server import Gateway, calls_of
 from verl_turnkey.plugins.gateway.session import Session
 from verl_turnkey.plugins.gateway.states import StateKey, View, state_key
 from verl_turnkey.plugins.gateway.turns import Generate, Limits
@@ -54,9 +54,9 @@ class AgentProcess:
         if agent.state != "workspace":
             yield None if agent.cwd is None else Path(agent.cwd)
             return
-        with TemporaryDirectory(prefix="turnkey-agent-", ignore_cleanup_errors=True) as folder:
-            session.observe = _observer(WorkspaceState(Path(folder)))
-            yield Path(folder)
+        with working_folder() as folder:
+            session.observe = _observer(WorkspaceState(folder))
+            yield folder
 
     def scoring_seconds(self, task: Mapping[str, Any]) -> float:
         """How long the runner may score an episode once its agent has ended."""
@@ -107,12 +107,13 @@ def runner_of(turnkey: TurnkeyConfig) -> Runner:
             env=agent.env,
             files=agent.files,
             reward="exit_code" if agent.reward == "exit_code" else "result",
+            inherit=agent.inherit,
         )
     if is_url(agent.run):
         return RemoteRunner(agent.run, timeout=agent.timeout, most_threads=agent.places)
     if agent.in_process:
         return InProcessFunctionRunner(agent.run, timeout=agent.timeout)
-    return FunctionRunner(agent.run, timeout=agent.timeout, env=agent.env)
+    return FunctionRunner(agent.run, timeout=agent.timeout, env=agent.env, inherit=agent.inherit, calls=calls_of)
 
 
 def limits_of(config: DictConfig) -> Limits:

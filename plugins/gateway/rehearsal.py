@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.envs.agents.base import AgentFailure, Outcome, cut
+from verl_turnkey.envs.agents.base import AgentFailure, Outcome, cut, without_secret
 from verl_turnkey.plugins.gateway import episode as episodes
 from verl_turnkey.plugins.gateway.process import AgentProcess
 from verl_turnkey.plugins.gateway.server import Gateway
@@ -46,6 +46,8 @@ class RehearsedTurn:
     """why it does not extend a row, a key of :data:`WHY`; None: it does, or is the first"""
     reply: str
     trained: bool
+    side_call: bool
+    """whether it would not be trained in an episode that did not fail either"""
     state: Any = None
     reward: float | None = None
 
@@ -64,6 +66,8 @@ class Rehearsal:
     last_refusal: str | None
     failure: str | None
     """why the episode could not be trained"""
+    leaves: str | None
+    """what the agent leaves behind, so that a process plays one episode alone"""
     success: bool | None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -123,19 +127,23 @@ def _rehearsal(session: Session, outcome: Outcome, agents: AgentProcess, failure
     trained = episodes.trained(session) if session.turns else []
     records = {id(turn): step.record for turn, step in zip(trained, episode.steps, strict=False)}
     numbers = {id(turn): number for number, turn in enumerate(session.turns)}
+    own = {id(turn) for turn in trained}
     return Rehearsal(
-        turns=[_turn(turn, numbers, records) for turn in session.turns],
+        turns=[_turn(turn, numbers, records, id(turn) not in own) for turn in session.turns],
         rows=rows,
         overruled=dict(Counter(name for turn in session.turns for name in turn.request.overruled)),
         refused=session.counts.get("refused", 0),
         last_refusal=session.refused,
-        failure=failure,
+        failure=None if failure is None else without_secret(failure, session.secret),
+        leaves=getattr(agents.runner, "leaves", None),
         success=None if failure is not None else episode.success,
         extra=outcome.extra,
     )
 
 
-def _turn(turn: Turn, numbers: Mapping[int, int], records: Mapping[int, Mapping[str, Any]]) -> RehearsedTurn:
+def _turn(
+    turn: Turn, numbers: Mapping[int, int], records: Mapping[int, Mapping[str, Any]], side_call: bool
+) -> RehearsedTurn:
     record = records.get(id(turn))
     return RehearsedTurn(
         messages=len(turn.request.messages),
@@ -146,6 +154,7 @@ def _turn(turn: Turn, numbers: Mapping[int, int], records: Mapping[int, Mapping[
         broke=turn.prompt.broke,
         reply=episodes.action_of(turn.reply),
         trained=record is not None,
+        side_call=side_call,
         state=None if record is None else record["anchor"],
         reward=None if record is None else record["reward"],
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from verl_turnkey.plugins.gateway.codec import Parsed, TurnCodec
-from verl_turnkey.plugins.gateway.messages import Reply, Request, ToolCall
+from verl_turnkey.plugins.gateway.messages import Reply, Request
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 
 
@@ -18,15 +19,15 @@ def reply_of(
     parsed: Parsed,
     sampling: Mapping[str, Any],
     codec: TurnCodec,
+    cut: bool,
 ) -> Reply:
-    """The reply ``turn`` to ``request``."""
-    calls = tuple(ToolCall(call.name, call.arguments, f"call_{turn}_{j}") for j, call in enumerate(parsed.calls))
+    """The reply ``turn`` to ``request``; ``cut``: the limit of tokens ended it."""
+    calls = tuple(replace(call, id=f"call_{turn}_{j}", written=call.id) for j, call in enumerate(parsed.calls))
     ended = codec.ended(generated.ids)
     string = None if ended else _first(sampling.get("stop") or (), generated.text)
     log_probs: list[tuple[str, float]] = []
     if request.log_probs and generated.log_probs is not None:
         log_probs = [(codec.token(i), p) for i, p in zip(generated.ids, generated.log_probs, strict=True)]
-    cut = len(generated.ids) >= sampling["max_tokens"] and not ended and string is None
     return Reply(
         id=turn,
         text=parsed.text,

@@ -3,8 +3,8 @@
 ==========================================  =============================================================
 ``POST /{secret}/v1/chat/completions`` ...  a call of the model, in any of the dialects
 ``GET  /{secret}/v1/models``                the policy, with the tokens that fit into its context
-``POST /{secret}/reward``                   ``{"reward": 1.0}``, of a turn with ``"turn": 0``
-``POST /{secret}/state``                    ``{"key": "..."}``: the state before the next turn
+``POST /{secret}/reward``                   ``{"reward": 1.0}``, of a turn with ``"turn": ID`` of its reply
+``POST /{secret}/state``                    ``{"key": "..."}``: the state before the next turn, or before ``"turn": ID``
 ``POST /{secret}/finish``                   the agent has ended; may hold a reward
 ==========================================  =============================================================
 
@@ -17,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import hashlib
+import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -41,6 +42,8 @@ SLOW_BYTES = 100_000
 """bytes from which a body is read outside the event loop, as any with images is"""
 PING_SECONDS = 10.0
 """a stream that waits for the model sends a comment as often, so that nothing between cuts it"""
+MOST_EPISODES = 20_000
+"""whose calls are counted"""
 KEEP_ALIVE_SECONDS = 600
 """an agent's connection may be idle as long: uvicorn's 5 seconds cut it while a tool runs"""
 
@@ -57,6 +60,9 @@ class Gateway:
 
     def add(self, session: Session) -> None:
         self._sessions[session.secret] = session
+        _calls.setdefault(session.secret, 0)
+        if len(_calls) > MOST_EPISODES:
+            del _calls[next(iter(_calls))]
 
     def url(self, secret: str, host: str) -> str:
         """The base URL of an episode, at an address that :meth:`start` listens on."""
@@ -69,7 +75,8 @@ class Gateway:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Listen on ``host``; returns the port, which the system chooses for 0."""
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, proto=socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only with it
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         await self._serve(listener)
@@ -94,23 +101,19 @@ class Gateway:
     async def _serve(self, listener: socket.socket) -> None:
         import uvicorn
 
+        from verl_turnkey.plugins.gateway.connection import Connection, Server
+
         listener.listen(1024)
         listener.setblocking(False)
         config = uvicorn.Config(
             self,
-            http="h11",  # httptools lets a URL or headers grow without end
+            http=Connection,
             log_config=None,
             access_log=False,
             lifespan="off",
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=1,
         )
-
-        class Server(uvicorn.Server):
-            @contextmanager
-            def capture_signals(self) -> Iterator[None]:
-                yield  # those of this process are not uvicorn's
-
         server = Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
@@ -147,10 +150,12 @@ class Gateway:
             with session.bodies.receiving() as take:
                 raw = await exchange.body(headers.get("content-length"), take)
                 read = partial(_read, raw, dialect, session.limits.unsupported)
-                slow = len(raw) > SLOW_BYTES or b"image" in raw
-                sent = await asyncio.to_thread(read) if slow else read()
+                images = b"image" in raw
+                async with session.bodies.decoding if images else nullcontext():
+                    sent = await asyncio.to_thread(read) if images or len(raw) > SLOW_BYTES else read()
+                    pictures = [picture for message in getattr(sent, "messages", ()) for picture in message.images]
+                    await take(sum(3 * picture.width * picture.height for picture in pictures))
                 if dialect is not None and isinstance(sent, Request):
-                    take(sum(3 * image.width * image.height for m in sent.messages for image in m.images))
                     if path == COUNT_TOKENS:
                         await exchange.json(200, {"input_tokens": await session.tokens(sent)})
                     else:
@@ -179,16 +184,19 @@ class Gateway:
 
     def _session(self, path: str, headers: Mapping[str, str]) -> tuple[Session, str]:
         """The session of a call, and the path below its secret."""
-        first, _, rest = path.lstrip("/").partition("/")
-        session, below = self._sessions.get(first), f"/{rest}"
-        if session is None:
-            key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ").strip()
-            session, below = self._sessions.get(key), path
+        names = [name for name in path.split("/") if name]  # clients join URLs with too many slashes
+        keys = headers.get("x-api-key", ""), re.sub("(?i)^bearer ", "", headers.get("authorization", "").strip())
+        secrets = [*names[:1], *(key.strip() for key in keys)]
+        session = next(filter(None, map(self._sessions.get, secrets)), None)
+        if secrets[0] in self._sessions:
+            del names[0]
+        if "v1" in names and (secret := next((secret for secret in secrets if secret in _calls), None)):
+            _calls[secret] += 1
         if session is None:
             raise GatewayError(404, "episode_over", "there is no such episode, or it is over")
-        while below.startswith("/v1/v1/"):  # clients that add it themselves
-            below = below[3:]
-        return session, below
+        while names[:2] == ["v1", "v1"]:  # clients that add it themselves
+            del names[0]
+        return session, "/" + "/".join(names)
 
     async def _answer(
         self,
@@ -200,21 +208,24 @@ class Gateway:
         request: Request,
         exchange: Exchange,
     ) -> None:
-        once = headers.get("idempotency-key")
-        key = hashlib.blake2b(f"{path}\0{once or ''}\0".encode() + (b"" if once else raw)).digest()
-        retried = once is not None or headers.get("x-stainless-retry-count", "0") not in ("", "0")
-        running = session.begin(key, request, retried)
-        while not await exchange.wait(running, PING_SECONDS):
+        once, body = headers.get("idempotency-key"), hashlib.blake2b(raw).digest()
+        key = hashlib.blake2b(f"{path}\0{once or ''}\0".encode() + (b"" if once else body)).digest()
+        retried = headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        running, answered = session.begin(key, request, retried, body if once else None), False
+        try:
+            while not await exchange.wait(running, PING_SECONDS):
+                if request.stream:
+                    await exchange.ping()
+            turn: Turn = running.result()
+            if exchange.gone:
+                return  # without a reply that arrives there is no turn
+            reply, answered = session.commit(turn), True
             if request.stream:
-                await exchange.ping()
-        turn: Turn = running.result()
-        if exchange.gone:
-            return  # without a reply that arrives there is no turn
-        reply = session.commit(turn)
-        if request.stream:
-            await exchange.events(dialect.stream(reply, request))
-        else:
-            await exchange.json(200, dialect.render(reply, request))
+                await exchange.events(dialect.stream(reply, request))
+            else:
+                await exchange.json(200, dialect.render(reply, request))
+        finally:
+            session.end(key, running, answered)
 
 
 def _read(raw: bytes, dialect: Dialect | None, unsupported: Literal["refuse", "ignore"]) -> Any:
@@ -261,6 +272,15 @@ def _models(session: Session, path: str) -> dict[str, Any]:
     if path.startswith("/v1/models/"):
         return {**model, "id": path.removeprefix("/v1/models/")}
     raise GatewayError(404, "not_found", f"there is no GET {path[:80]} here")
+
+
+_calls: dict[str, int] = {}
+"""by an episode's secret, of running episodes and of the last :data:`MOST_EPISODES`"""
+
+
+def calls_of(secret: str) -> int:
+    """Calls that came for an episode of this process, after its end included."""
+    return _calls.get(secret, 0)
 
 
 _gateways: dict[asyncio.AbstractEventLoop, asyncio.Task[Gateway]] = {}

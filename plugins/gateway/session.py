@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -17,15 +16,17 @@ from verl_turnkey.plugins.gateway.exchange import Bodies
 from verl_turnkey.plugins.gateway.limits import without_log_probs
 from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request
 from verl_turnkey.plugins.gateway.replies import reply_of
-from verl_turnkey.plugins.gateway.reports import reward_of, state_of
+from verl_turnkey.plugins.gateway.reports import USE_ID, reward_of, state_of, turn_of
+from verl_turnkey.plugins.gateway.retries import Retries
 from verl_turnkey.plugins.gateway.shared_ids import SharedIds
 from verl_turnkey.plugins.gateway.tree import Match, Tree
 from verl_turnkey.plugins.gateway.turns import Aborted, Generate, Limits, Turn
 from verl_turnkey.plugins.rollout.episode import Prompt
+from verl_turnkey.plugins.rollout.generation import was_cut
 from verl_turnkey.plugins.rollout.prompts import PromptError, guarded
 
 AT_ONCE = 64
-"""most calls of one episode that run at the same time"""
+"""most calls of one episode that run at the same time; further ones wait in line"""
 
 
 @dataclass
@@ -58,8 +59,13 @@ class Session:
     """those whose reply the agent has, in that order"""
     reward: float | None = None
     """what the agent reported of the episode"""
-    turn_rewards: dict[int, float] = field(default_factory=dict)
-    """turn -> what the agent reported of it"""
+    turn_rewards: dict[str, float] = field(default_factory=dict)
+    """id of a reply -> what the agent reported of its turn"""
+    by_reply: dict[str, Turn] = field(default_factory=dict)
+    parallel_since: float | None = None
+    """when two of these turns were under way at the same time first; None: each began after the one before it"""
+    numbered: list[float] = field(default_factory=list)
+    """when rewards of turns were posted by their number"""
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     """set when the agent says that it has ended"""
     closed: bool = False
@@ -77,36 +83,30 @@ class Session:
     def __post_init__(self) -> None:
         self._tree = Tree()
         self._by_node: dict[int, Turn] = {}
-        self._running: dict[bytes, asyncio.Task[Turn]] = {}
+        self._running = Retries()
         self._tasks: set[asyncio.Task[Turn]] = set()
         self._busy: set[str] = set()
-        self._next_state: str | None = None
-        self._started = 0
-        self._failed = 0
+        self._line = asyncio.Semaphore(AT_ONCE)
+        self._next_state: tuple[str, float] | None = None
+        self._started = self._failed = 0
 
     # --- calls of the model -------------------------------------------------------------------------------------------
 
-    def begin(self, key: bytes, request: Request, retried: bool) -> asyncio.Task[Turn]:
-        """The running turn of a request; nobody has its reply before :meth:`commit`.
+    def begin(self, key: bytes, request: Request, retried: bool, named: bytes | None = None) -> asyncio.Task[Turn]:
+        """The running turn of a request; nobody has its reply before :meth:`commit`. :meth:`end` ends the attempt.
 
-        Args:
-            key: equal for equal requests.
-            retried: the client says that it has sent the request before. It then gets the turn of that time; otherwise
-                an equal request is another sample.
-
+        ``key``, ``retried``, ``named``: see :class:`~.retries.Retries`.
         Raises:
             GatewayError: the episode is over or has no turn left, the messages are too many for any prompt, or the
                 request asks for log-probabilities and turns have none.
         """
         self._check_open()
         self._check_room(f"more than {len(request.messages)}", len(request.messages))  # before any is looked at
-        earlier = self._running.get(key)
-        if retried and earlier is not None:
+        earlier = self._running.earlier(key, retried, named)
+        if earlier is not None:
             self._count("retried")
             return earlier
         running = sum(not task.done() for task in self._tasks)
-        if running >= AT_ONCE:
-            raise GatewayError(503, "overloaded", f"{AT_ONCE} calls of this episode are running")
         unread = self._started - self._failed - running - len(self.turns)
         if unread >= self.limits.turns + AT_ONCE:
             raise GatewayError(
@@ -121,9 +121,14 @@ class Session:
         number, self._started = self._started, self._started + 1
         task = asyncio.create_task(self._turn(number, request))
         self._tasks.add(task)
-        task.add_done_callback(partial(self._ended, key))
-        self._running[key] = task
+        task.add_done_callback(self._ended)
+        self._running.began(key, task, named)
         return task
+
+    def end(self, key: bytes, call: asyncio.Task[Turn], answered: bool) -> None:
+        """An attempt of :meth:`begin` is over; ``answered``: its client has the reply."""
+        if not self.closed:
+            self._running.ended(key, call, answered)
 
     def commit(self, turn: Turn) -> Reply:
         """Take a turn into the episode: its reply is on the way to the agent.
@@ -134,12 +139,16 @@ class Session:
         self._check_open()
         if turn.node is None:
             turn.parent, turn.replied = self._parent(turn.match), perf_counter()
-            turn.node = self._tree.commit(turn.request, turn.reply, turn.match.parent)
-            self._by_node[id(turn.node)] = turn
+            turn.reply = replace(turn.reply, number=len(self.turns))
+            turn.node = node = self._tree.commit(turn.request, turn.reply, turn.match.parent)
+            turn.before = None if node.before is None else self._by_node[id(node.before)]
+            overlaps = (max(other.began, turn.began) for other in self.turns if other.replied > turn.began)
+            self.parallel_since = min(filter(None, (self.parallel_since, *overlaps)), default=None)
+            self._by_node[id(turn.node)] = self.by_reply[turn.reply.id] = turn
             self.turns.append(turn)
             for name in turn.request.overruled:
                 self._count(f"overruled/{name}")
-            if turn.unparsed:
+            if turn.refused:
                 self._count("unparsed")
         return turn.reply
 
@@ -157,16 +166,21 @@ class Session:
 
     async def _turn(self, number: int, request: Request) -> Turn:
         posted, self._next_state = self._next_state, None
+        began = perf_counter()
         try:
-            return await self._generated(number, request, posted)
+            async with self._line:
+                self._check_open()
+                return await self._generated(number, request, posted, began)
         except BaseException:
             if self._next_state is None:
                 self._next_state = posted  # the client sends the request again, in the same state
             raise
 
-    async def _generated(self, number: int, request: Request, state: str | None) -> Turn:
-        """The turn of a request; ``state``: the key that the agent gave, if any."""
-        began = perf_counter()
+    async def _generated(
+        self, number: int, request: Request, posted_state: tuple[str, float] | None, began: float
+    ) -> Turn:
+        """The turn of a request; ``posted_state``: the key of its state, if the agent gave one, and when."""
+        state, posted = posted_state or (None, None)
         request = self._tree.whole(request)
         if state is None and self.observe is not None:
             state = await asyncio.to_thread(self.observe, request) or f"(no other) {self.tag}_{number}"
@@ -183,10 +197,12 @@ class Session:
             self._busy.discard(request_id)
         stop = sampling.get("stop") or ()
         tools = request.tools if self.codec.shows_tools else ()
-        parsed = await self.codec.read(generated.ids, prompt.ids, tools, stop)
+        cut = was_cut(generated, sampling, self.codec.ended(generated.ids))
+        parsed = await self.codec.read(generated.ids, prompt.ids, tools, stop, cut)
         turn = f"{self.tag}_{number}"
-        reply = reply_of(turn, request, prompt, generated, parsed, sampling, self.codec)
-        return Turn(number, request, match, prompt, generated, reply, parsed.unparsed, began, state, request_id)
+        reply = reply_of(turn, request, prompt, generated, parsed, sampling, self.codec, cut)
+        refused = parsed.refused
+        return Turn(number, request, match, prompt, generated, reply, refused, began, state, posted, request_id)
 
     async def _prompt(self, match: Match) -> Prompt:
         """The prompt of a request."""
@@ -203,6 +219,8 @@ class Session:
         before = parent.ids if parent is not None else self.turns[-1].ids if self.turns else None
         appended = None
         try:
+            least = await guarded(self.codec.at_least, request.messages)
+            self._check_room(f"more than {least}", least)
             if parent is not None and self.limits.thinking == "keep":
                 past = parent.prompt.ids, parent.generated.ids
                 appended = await guarded(self.codec.continued, *past, parent.reply.calls, match.new, tools)
@@ -265,14 +283,20 @@ class Session:
             GatewayError: the body is not of that form, or the episode is over.
         """
         self._check_open()
-        if what == "state":
-            self._next_state = state_of(body)
+        turn, by_id = turn_of(body, self.turns, self.by_reply), isinstance(body.get("turn"), str)
+        if self.parallel_since is not None and not by_id and (turn is not None or what == "state"):
+            raise GatewayError(400, "invalid_request", f"calls of this episode ran at the same time: {USE_ID}")
+        if what == "state" and turn is not None:
+            turn.state, turn.posted = state_of(body), None
+        elif what == "state":
+            self._next_state = state_of(body), perf_counter()
         elif what == "reward" or body.get("reward") is not None:
-            reward, turn = reward_of(body, len(self.turns))
+            reward = reward_of(body)
             if turn is None:
                 self.reward = reward
             else:
-                self.turn_rewards[turn] = reward
+                self.turn_rewards[turn.reply.id] = reward
+                self.numbered += [] if by_id else [perf_counter()]
         if what == "finish":
             self.finished.set()
 
@@ -288,19 +312,17 @@ class Session:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        self._running.clear()
+        self._running = Retries()
 
     def _check_open(self) -> None:
         if self.closed:
             raise GatewayError(404, "episode_over", "the episode is over")
 
-    def _ended(self, key: bytes, task: asyncio.Task[Turn]) -> None:
+    def _ended(self, task: asyncio.Task[Turn]) -> None:
         self._tasks.discard(task)
         # Reading the exception keeps asyncio from warning of it where nobody waits any more.
         if task.cancelled() or task.exception() is not None:
             self._failed += 1
-            if self._running.get(key) is task:
-                del self._running[key]  # with the request, which its traceback holds
 
     def _count(self, name: str) -> None:
         self.counts[name] = self.counts.get(name, 0) + 1

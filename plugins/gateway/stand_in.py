@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig
 from verl_turnkey.plugins.gateway.codec import Parsed, TurnCodec
 from verl_turnkey.plugins.gateway.dialects import parts
@@ -36,6 +37,7 @@ class StandIn(TurnCodec):
     def __init__(self, model: Model) -> None:
         self.shows_tools = True
         self.stop_token_ids = []
+        self.at_least = len
         self._model = model
         self._parts: list[Any] = []
 
@@ -55,7 +57,9 @@ class StandIn(TurnCodec):
             self._parts[sampled[0]] = Message("assistant", turn.text, tuple(calls), turn.reasoning)
         return [*prompt, *sampled, *map(self._add, new)]
 
-    async def read(self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parsed:
+    async def read(
+        self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = (), cut: bool = False
+    ) -> Parsed:
         turn = self._parts[ids[0]]
         return turn if isinstance(turn, Parsed) else Parsed(turn.text, turn.calls, turn.reasoning)
 
@@ -135,7 +139,7 @@ def read_replies(file: Path) -> list[Parsed]:
         ConfigError: the file has another form.
     """
     try:
-        entries = yaml.safe_load(file.read_text(encoding="utf-8"))
+        entries = yaml.safe_load(read_text(file))
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: neither JSON nor YAML ({str(error)[:200]})") from None
     if not isinstance(entries, list):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -20,6 +20,7 @@ import yaml
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.envs.answers import images_key
 from verl_turnkey.envs.base import digest
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.user_modules import load_function
@@ -93,18 +94,18 @@ def _normal_digest(text: str) -> str:
 
 def history(view: View) -> str:
     """All messages and calls so far: two episodes are in one state while they agree in everything."""
-    return digest([_compared(message) for message in view.messages])
+    return digest(_compared(view, view.messages))
 
 
 def observation(view: View) -> str:
     """The messages after the model's last turn."""
-    return digest([_compared(message) for message in view.new])
+    return digest(_compared(view, view.new))
 
 
 def call(view: View) -> str:
     """The model's last calls, or its text, with what came back; before its first turn :func:`observation`."""
     turn = view.last
-    return observation(view) if turn is None else digest(_compared(turn), [_compared(message) for message in view.new])
+    return observation(view) if turn is None else digest(*_compared(view, [turn]), _compared(view, view.new))
 
 
 FUNCTIONS: Mapping[str, StateFunction] = {"history": history, "observation": observation, "call": call}
@@ -148,13 +149,18 @@ def _checked(function: Callable[..., Any], name: str) -> StateFunction:
     return key
 
 
-def _compared(message: Message) -> list[Any]:
-    """A message as states compare it: without ids and reasoning; what the model did not write is in normal form."""
-    if message.role != "assistant":
-        return [message.role, _normal_digest(message.text), message.error, *map(digest, map(_pixels, message.images))]
-    calls = [[call.name, json.dumps(plain(call.arguments), sort_keys=True)] for call in message.calls]
-    return [message.role, message.text.strip(), calls]
+def _compared(view: View, messages: Sequence[Message]) -> list[list[Any]]:
+    """Messages as states compare them: without ids and reasoning; what the model did not write is in normal form.
 
+    Of the result of a call the number of the call in its turn stands for its id.
+    """
+    number = {call.id: n for message in view.messages for n, call in enumerate(message.calls)}
 
-def _pixels(image: Any) -> tuple[Any, bytes]:
-    return image.size, image.tobytes()
+    def compared(message: Message) -> list[Any]:
+        if message.role == "assistant":
+            calls = [[call.name, json.dumps(plain(call.arguments), sort_keys=True)] for call in message.calls]
+            return [message.role, message.text.strip(), calls]
+        text = _normal_digest(message.text)
+        return [message.role, text, message.error, number.get(message.call_id or ""), images_key(message.images)]
+
+    return [compared(message) for message in messages]

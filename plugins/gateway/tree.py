@@ -6,7 +6,8 @@ compared by what clients keep:
 
 - texts without white space around them, the ids of calls, names and parsed arguments, the call that a result is of;
 - reasoning not at all: many drop it, and some change its white space;
-- the ids of calls are the gateway's own and name a turn. So do the ids of items, where an API sends them back;
+- the ids of calls are the gateway's own and name a turn. So do the ids of items, where an API sends them back. Where a
+  client gives calls other ids, the turn is the one with equal content in that place, if there is exactly one;
 - tools as a set of schemas with sorted keys.
 
 Where nothing else tells them apart, replies with equal texts are the same turn.
@@ -21,7 +22,9 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Literal
 
+from verl_turnkey.envs.answers import images_key
 from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, Request
+from verl_turnkey.plugins.gateway.own_calls import OwnCalls
 
 Tools = tuple[Mapping[str, Any], ...]
 Reason = Literal["history", "tools", "branch", "edited"]
@@ -53,6 +56,10 @@ class Node:
     """messages of its conversation, the reply included"""
     key: bytes
     """hash of these messages"""
+    request_key: bytes
+    """equal for equal requests"""
+    before: Node | None
+    """the turn whose reply the request holds last: its parent, or one that came back edited or with other tools"""
     children: list[Node] = field(default_factory=list)
 
     @property
@@ -90,6 +97,7 @@ class Tree:
         """in the order of their commits"""
         self._by_reply: dict[str, Node] = {}
         self._by_call: dict[str, Node] = {}
+        self._own_calls = OwnCalls(_key)
         self._ends: defaultdict[tuple[bytes, bytes], list[Node]] = defaultdict(list)
         """by tools and conversation"""
         self._tools: defaultdict[bytes, set[bytes]] = defaultdict(set)
@@ -105,13 +113,14 @@ class Tree:
     def whole(self, request: Request) -> Request:
         """The request with all messages of its conversation, where it names the reply before by its id.
 
-        The instructions of the request before do not hold for this one.
+        The instructions of the request before do not hold for this one. Calls have the ids of the replies that they
+        stand in, whatever ids a client gave them.
 
         Raises:
             GatewayError: there is no such reply.
         """
         if request.previous is None:
-            return request
+            return replace(request, messages=self._own_calls.restored(request.messages))
         node = self._by_reply.get(request.previous)
         if node is None:
             raise GatewayError(
@@ -123,7 +132,7 @@ class Tree:
         first = int(request.instructions)
         past = node.messages[int(node.request.instructions) :]
         messages = (*request.messages[:first], *past, *request.messages[first:])
-        return replace(request, messages=messages, previous=None)
+        return replace(request, messages=self._own_calls.restored(messages), previous=None)
 
     def match(self, request: Request) -> Match:
         """Where a request goes on, in time linear in its body.
@@ -159,6 +168,8 @@ class Tree:
             depth=0 if parent is None else parent.depth + 1,
             length=len(request.messages) + 1,
             key=_key(keys[-1] if keys else b"", reply.message),
+            request_key=tools + (keys[-1] if keys else b""),
+            before=self._before(request.messages, keys, parent),
         )
         if parent is not None:
             parent.children.append(node)
@@ -172,6 +183,7 @@ class Tree:
         self._tools[node.key].add(tools)
         if keys:
             self._starts.add((tools, keys[-1]))
+        self._own_calls.add(keys[-1] if keys else b"", reply)
         return node
 
     def chains(self) -> list[list[Node]]:
@@ -194,6 +206,17 @@ class Tree:
             if ends:
                 return next((node for node in reversed(ends) if not node.children), ends[-1])
         return None
+
+    def _before(self, messages: Sequence[Message], keys: Sequence[bytes], parent: Node | None) -> Node | None:
+        for length in range(len(messages) - 1, 0 if parent is None else parent.length, -1):
+            key, message = keys[length - 1], messages[length - 1]
+            ends = [node for tools in self._tools.get(key, ()) for node in self._ends[tools, key]]
+            ends = [node for node in ends if self._named(node, messages)]
+            if message.role == "assistant" and (edited := self._turn_of(message)) is not None:
+                ends = ends or [edited]
+            if ends:
+                return next((node for node in reversed(ends) if not node.children), ends[-1])
+        return parent
 
     def _named(self, end: Node, messages: Sequence[Message]) -> bool:
         """Whether no message of ``messages`` has the id of another turn than the one that stands there."""
@@ -219,12 +242,16 @@ class Tree:
             return "branch" if parent.children else None
         return "branch" if keys and (tools, keys[-1]) in self._starts else "history"
 
+    def _turn_of(self, message: Message) -> Node | None:
+        """The turn that a message names by the ids of its calls, or by its own."""
+        named = (self._by_call.get(call.id) for call in message.calls)
+        return next(filter(None, named), None) or self._by_reply.get(message.item_id or "")
+
     def _edited(self, message: Message) -> bool:
         """Whether a message has an id of a reply, and other content."""
         if message.role != "assistant":
             return False
-        named = (self._by_call.get(call.id) for call in message.calls)
-        node = next(filter(None, named), None) or self._by_reply.get(message.item_id or "")
+        node = self._turn_of(message)
         return node is not None and _key(b"", message) != _key(b"", node.reply.message)
 
 
@@ -239,8 +266,8 @@ def _keys(messages: Iterable[Message]) -> list[bytes]:
 
 def _key(before: bytes, message: Message) -> bytes:
     calls = [[call.id, call.name, plain(call.arguments)] for call in message.calls]
-    images = [blake2b(image.tobytes(), digest_size=16).hexdigest() for image in message.images]
-    content = json.dumps([message.role, message.text.strip(), calls, message.call_id, images], sort_keys=True)
+    compared = [message.role, message.text.strip(), calls, message.call_id, images_key(message.images)]
+    content = json.dumps(compared, sort_keys=True)
     return blake2b(before + content.encode(), digest_size=16).digest()
 
 

@@ -48,7 +48,7 @@ class Limits:
         stop: strings that end a turn, besides those of a request.
         unsupported: whether requests are refused that ask for what would change the policy, or answered without it.
         leave_out: which turns are side calls, answered and not trained: those that match all of a mapping's keys, as in
-            ``turnkey.agent.leave_out``; ``auto``: those without tools in an episode whose other turns have tools.
+            ``turnkey.agent.leave_out``.
     """
 
     room: int
@@ -57,7 +57,7 @@ class Limits:
     thinking: Literal["keep", "as_sent"] = "keep"
     stop: Sequence[str] = ()
     unsupported: Literal["refuse", "ignore"] = "refuse"
-    leave_out: Sequence[Mapping[str, Any]] | Literal["auto"] = "auto"
+    leave_out: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass
@@ -71,15 +71,21 @@ class Turn:
     prompt: Prompt
     generated: Generated
     reply: Reply
-    unparsed: bool
+    refused: str | None
+    """why a tool call in it is invalid"""
     began: float
     """seconds of a clock, when the request came"""
     state: str | None = None
     """the key of the state before it, where the agent gave one or its files are looked at"""
+    posted: float | None = None
+    """when the agent gave it for its next turn, whichever that would be"""
     request_id: str = ""
     replied: float = 0.0
     """when it was answered"""
     parent: Turn | None = None
+    """the turn that its prompt continues"""
+    before: Turn | None = None
+    """the turn whose reply its request holds last, in whatever wording"""
     node: Node | None = None
     """its place in the tree, once the agent has the reply"""
 

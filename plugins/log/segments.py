@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
 import socket
@@ -14,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.plugins.notices import logger
 
 SEGMENT = re.compile(r"\d{8}T\d{6}_[0-9a-f]{4}")
@@ -76,9 +76,7 @@ def sha256(path: Path) -> str:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a file as a whole."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=True, default=str) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=True, default=str) + "\n")
 
 
 def private(folder: Path, *below: str) -> Path:

@@ -7,7 +7,6 @@ stops the caller. Lost rows are counted, and the log says when a loss begins and
 from __future__ import annotations
 
 import atexit
-import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from sys import getsizeof
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from verl_turnkey.advantage.text_files import whole_file
 from verl_turnkey.plugins.log.schema import TABLES, families, schema
 from verl_turnkey.plugins.log.segments import private
 from verl_turnkey.plugins.notices import logger
@@ -236,14 +236,8 @@ class Tables:
         folder = private(self._folder, table, f"step={step:06d}")
         while (path := folder / f"{self._name}-{self._number}.parquet").exists():
             self._number += 1
-        unfinished = folder / f".{path.name}.tmp"
-        try:
-            parquet.write_table(pa.table(columns, schema=fields), unfinished, compression="zstd")
-            os.replace(unfinished, path)
-        except BaseException:
-            with suppress(OSError):
-                unfinished.unlink()
-            raise
+        with whole_file(path) as part:
+            parquet.write_table(pa.table(columns, schema=fields), part, compression="zstd")
         self._number += 1
 
     def _lose(self, count: int, reason: str) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.answers import read_json
+from verl_turnkey.envs.base import words
 from verl_turnkey.envs.prompting.actions import (
     FORMATS,
     INSTRUCTIONS,
     TOOL_CALL,
     TOOLS,
     UNFINISHED,
-    Call,
     ParsedAction,
     admit,
     instruction_of,
@@ -23,8 +22,8 @@ from verl_turnkey.envs.prompting.actions import (
 )
 from verl_turnkey.envs.thoughts import after_thoughts, opens_thoughts
 from verl_turnkey.envs.tool_info import calls_text, words_text
-from verl_turnkey.plugins.rollout.tool_calls import Tools, tools_of
-from verl_turnkey.plugins.rollout.tool_parsers import CallParser, WrittenCall, call_parser, unread_calls
+from verl_turnkey.plugins.rollout.tool_calls import AT_LIMIT, Tools, TurnCalls, read_calls, tools_of
+from verl_turnkey.plugins.rollout.tool_parsers import CallParser, call_parser
 
 ACT: dict[str, Any] = {
     "type": "function",
@@ -39,10 +38,16 @@ ACT: dict[str, Any] = {
     },
 }
 """the one tool of the format ``json``, as the chat template gets it"""
+ONLY_ACT = tools_of([ACT])
+BEGIN, END = "<action>", "</action>"
 NO_TOOLS = (
     f"turnkey.rollout.action_format={TOOLS} calls the tools of the environment; for one without tools set tags, or "
     f"{TOOL_CALL}, which has the one tool act"
 )
+
+CUT = ParsedAction(None, f"no action: {AT_LIMIT} before it was finished")
+MORE = "1"
+"""how an action in words may go on"""
 
 OPENING = 16
 """as many of a prompt's last tokens hold what opens the thoughts"""
@@ -79,14 +84,42 @@ class TextReader:
         self.instruction = instruction_of(fmt)
 
     async def read(
-        self, ids: list[int], text: str, admissible: Sequence[str] | None, prompt: Sequence[int]
+        self,
+        ids: list[int],
+        text: str,
+        admissible: Sequence[str] | None,
+        prompt: Sequence[int],
+        cut: bool = False,
     ) -> ParsedAction:
-        """The action in a turn, given as token ids and as decoded text, which answers the ids of ``prompt``."""
+        """The action in a turn.
+
+        Args:
+            ids: of the turn.
+            text: of the turn, decoded.
+            admissible: the actions that the environment takes now; None: any.
+            prompt: ids that the turn answers.
+            cut: the limit of tokens ended the turn: an action that may have gone on is none.
+        """
         answer = _answer(self._tokenizer, ids, prompt, HEADER)
         if answer is None and not self._whole:
             return UNFINISHED
         content = text if answer is ids else self._tokenizer.decode(answer or [], skip_special_tokens=True)
-        return replace(self._parse(text if self._whole else content, admissible), content=content)
+        read = text if self._whole else content
+        parsed = self._parse(read, admissible)
+        if cut and parsed.action is not None and self._open(read, parsed.action, admissible):
+            parsed = _with_feedback(CUT)
+        return replace(parsed, content=content)
+
+    def _open(self, text: str, action: str, admissible: Sequence[str] | None) -> bool:
+        """Whether a longer turn has another action: one of no other admissible action's beginning has not."""
+        if text.rfind(BEGIN) > text.rfind(END):
+            return True
+        further = self._parse(text + MORE, None).action
+        if further == self._parse(text, None).action:
+            return False
+        return admissible is None or any(
+            words(other).startswith(words(action)) for other in admissible if words(other) != words(action)
+        )
 
 
 class ToolCallReader:
@@ -105,20 +138,23 @@ class ToolCallReader:
         self.stop_token_ids = self._parser.stop_token_ids
 
     async def read(
-        self, ids: list[int], text: str, admissible: Sequence[str] | None, prompt: Sequence[int]
+        self,
+        ids: list[int],
+        text: str,
+        admissible: Sequence[str] | None,
+        prompt: Sequence[int],
+        cut: bool = False,
     ) -> ParsedAction:
         """As :meth:`TextReader.read`."""
         answer = _answer(self._tokenizer, ids, prompt)
         if answer is None:
             return UNFINISHED
         content = text if answer is ids else self._tokenizer.decode(answer, skip_special_tokens=True)
-        return replace(await self._call(answer, admissible), content=content)
-
-    async def _call(self, ids: list[int], admissible: Sequence[str] | None) -> ParsedAction:
-        calls = await _written(self._parser, ids, self.tools)
-        if isinstance(calls, ParsedAction):
-            return calls
-        return _called(calls[-1], admissible) if calls else ParsedAction(None, "no tool call")
+        turn = await read_calls(self._parser, answer, ONLY_ACT, cut)
+        reason = turn.broken or (turn.calls[-1].error if turn.calls else "no tool call")
+        if reason is not None:
+            return replace(_with_feedback(ParsedAction(None, reason)), content=content)
+        return replace(admit(turn.calls[-1].arguments["action"], admissible, TOOL_CALL), content=content)
 
 
 class ToolsReader:
@@ -142,65 +178,48 @@ class ToolsReader:
         return ToolsReader(self._parser, self._tokenizer, tools_of(tools), as_json)
 
     async def read(
-        self, ids: list[int], text: str, admissible: Sequence[str] | None, prompt: Sequence[int]
+        self,
+        ids: list[int],
+        text: str,
+        admissible: Sequence[str] | None,
+        prompt: Sequence[int],
+        cut: bool = False,
     ) -> ParsedAction:
         """As :meth:`TextReader.read`. The action is the canonical JSON of ``envs.tool_info``."""
         assert self._tools is not None
         answer = _answer(self._tokenizer, ids, prompt)
         if answer is None:
             return _with_feedback(UNFINISHED)
-        written = await _written(self._parser, answer, self._tools.schemas)
+        turn = await read_calls(self._parser, answer, self._tools, cut)
         content = self._tokenizer.decode(_answer(self._tokenizer, ids, prompt, HEADER) or [], skip_special_tokens=True)
-        if isinstance(written, ParsedAction):
-            return _with_feedback(replace(written, content=content))
-        unread = unread_calls(self._tokenizer.decode(answer, skip_special_tokens=False), len(written))
-        if written:
-            return replace(_calls([self._tools.check(call) for call in written], unread), content=content)
-        if unread:
-            return _with_feedback(ParsedAction(None, "the tool call cannot be read", content=content))
+        return replace(self._parsed(turn, content, admissible, cut), content=content)
+
+    def _parsed(self, turn: TurnCalls, content: str, admissible: Sequence[str] | None, cut: bool) -> ParsedAction:
+        if turn.broken is not None:
+            return _with_feedback(ParsedAction(None, turn.broken))
+        if turn.named:
+            return _calls(turn)
+        if turn.refused is not None:
+            return _with_feedback(ParsedAction(None, turn.refused.error))
         if not content.strip():
-            return _with_feedback(ParsedAction(None, "neither a tool call nor any words", content=content))
-        if not self._as_json:
-            return replace(admit(content, admissible, TOOLS), content=content)
-        return ParsedAction(words_text(content.strip()), content=content)
+            return _with_feedback(ParsedAction(None, "neither a tool call nor any words"))
+        if cut:
+            return _with_feedback(CUT)
+        return ParsedAction(words_text(content.strip())) if self._as_json else admit(content, admissible, TOOLS)
 
 
 def _with_feedback(parsed: ParsedAction) -> ParsedAction:
     return replace(parsed, feedback=f"Error: {parsed.reason}")
 
 
-def _calls(calls: list[Call], unread: int) -> ParsedAction:
-    run = [(call.name, call.arguments) for call in calls if call.error is None]
-    refused = next((call for call in calls if call.error is not None), None)
+def _calls(turn: TurnCalls) -> ParsedAction:
+    run = [(call.name, call.arguments) for call in turn.calls if call.error is None]
+    refused, unread = turn.refused, len(turn.calls) - len(turn.named)
     reason, kind = (None, "format") if refused is None else (refused.error, refused.kind)
     if unread:
-        reason, kind = f"{unread} of {unread + len(calls)} tool calls cannot be read", "format"
-    return ParsedAction(calls_text(run) if run else None, reason, kind, calls=tuple(calls))
-
-
-async def _written(
-    parser: CallParser, ids: list[int], tools: Sequence[Mapping[str, Any]]
-) -> list[WrittenCall] | ParsedAction:
-    """The calls; or why there is no action, if the parser raised."""
-    try:
-        return (await parser.read(ids, tools))[1]
-    except Exception as error:  # parsers may raise anything on what the model wrote
-        return ParsedAction(None, f"the tool parser raised {type(error).__name__}: {str(error)[:200]}")
-
-
-def _called(call: WrittenCall, admissible: Sequence[str] | None) -> ParsedAction:
-    if call.name != "act":
-        return ParsedAction(None, f"a call of {call.name[:80]!r}, which is not a tool here")
-    try:
-        arguments = read_json(call.arguments)
-    except (ValueError, RecursionError) as error:
-        return ParsedAction(None, f"the arguments of the tool call are not JSON: {error}")
-    action = arguments.get("action") if isinstance(arguments, Mapping) else None
-    if isinstance(action, int | float) and not isinstance(action, bool):
-        action = str(action)  # a numbered choice
-    if not isinstance(action, str):
-        return ParsedAction(None, f"the tool call must give the action as text, not {str(arguments)[:80]}")
-    return admit(action, admissible, TOOL_CALL)
+        reason, kind = f"{unread} of {len(turn.calls)} tool calls cannot be read", "format"
+    feedback = f"Error: {reason}" if unread else None
+    return ParsedAction(calls_text(run) if run else None, reason, kind, calls=turn.named, feedback=feedback)
 
 
 ActionReader = TextReader | ToolCallReader | ToolsReader

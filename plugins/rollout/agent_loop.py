@@ -7,10 +7,8 @@ fails: a failed episode is exactly one masked row with the reason.
 
 from __future__ import annotations
 
-import re
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from importlib import import_module
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -19,10 +17,11 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from verl_turnkey.advantage import make_step
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
+from verl_turnkey.envs.agents.base import without_secret
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
 from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.envs.users import asks_policy, with_policy
+from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.rollout import hints, streams, worker
 from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ToolsReader, action_reader
 from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching
@@ -30,7 +29,7 @@ from verl_turnkey.plugins.rollout.budget import Budget, Cost
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 from verl_turnkey.plugins.rollout.extra_columns import countable, extras
-from verl_turnkey.plugins.rollout.generation import generate, group_member
+from verl_turnkey.plugins.rollout.generation import generate, group_member, was_cut
 from verl_turnkey.plugins.rollout.images import processed
 from verl_turnkey.plugins.rollout.prompts import Prompts, PromptSettings, TemplatePrompts, guarded
 from verl_turnkey.plugins.rollout.query import Query
@@ -38,12 +37,9 @@ from verl_turnkey.plugins.rollout.strategies import Ask
 from verl_turnkey.plugins.rollout.trajectories import Trajectory
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.rollout.turn_answer import answer_turn
+from verl_turnkey.plugins.rollout.turn_tail import end_tokens
 from verl_turnkey.plugins.rollout.worker_tools import VerlTools, WorkerTools
 from verl_turnkey.plugins.verl_api import builders
-
-POLICY_USER = "verl_turnkey.plugins.gateway.policy_user"  # by name: its floor is higher
-SECRET_URL = re.compile(r"http://[^\s/]+/[\w-]{24}/v1")
-"""the address of one episode at the gateway"""
 
 
 class EnvAgentLoop(AgentLoopBase):
@@ -53,6 +49,8 @@ class EnvAgentLoop(AgentLoopBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.user_url = "http://nobody/-/v1"
+        """where the policy answers as the user; holds the episode's secret"""
         self._verl_tools: list[Any] = getattr(kwargs.get("tools"), "tools", [])
         self.worker_tools: WorkerTools | None = None
         self.shared = worker.shared(self.config)
@@ -73,6 +71,8 @@ class EnvAgentLoop(AgentLoopBase):
             marks_observations=self.shared.turnkey.update.observation_coefficient > 0,
         )
         self.tail = self.shared.turn_tail(builder, self.tokenizer, self.reader.tools)
+        self.stop_token_ids = [*self.options.stop_token_ids, *self.reader.stop_token_ids]
+        self.ends = end_tokens(self.tokenizer, self.stop_token_ids, self.tail)
         self.rows = RowBuilder(
             self.tokenizer.eos_token_id or 0,
             self.shared.log_probs,
@@ -111,7 +111,8 @@ class EnvAgentLoop(AgentLoopBase):
             # The episode comes last: verl gives all rows of a rollout the score and the numbers of the last one.
             outputs = [row for branch in reversed(episodes) for row in self.rows.played(branch)]
         except FAILURES as error:
-            failed = SECRET_URL.sub("policy", f"{type(error).__name__}: {error}")
+            failed = f"{type(error).__name__}: {error}".replace(self.user_url, "policy")
+            failed = masked(without_secret(failed, self.user_url.split("/")[-2]))
             self.shared.failures.add(failed)
             outputs = self.rows.failed(failed, kwargs["global_steps"], {} if branching is None else NOTHING)
         finally:
@@ -152,12 +153,8 @@ class EnvAgentLoop(AgentLoopBase):
         return Task(task.env_id or env.id or "", task.seed, {**env.kwargs, **task.kwargs})
 
     async def _with_policy(self, task: Task, sampling_params: dict[str, Any], users: AsyncExitStack) -> Task:
-        """``task``, with this model as the user where it names the policy."""
-        if not asks_policy(task.kwargs):
-            return task
-        address = import_module(POLICY_USER).address(self, sampling_params)
-        url, seconds = await users.enter_async_context(address), 0.8 * self.shared.turnkey.env.step_timeout
-        return replace(task, kwargs=with_policy(task.kwargs, url, seconds))
+        """``task``, with this model as the user where it names the policy; ``users`` closes what that opens."""
+        return task
 
     def _sampling(self, params: dict[str, Any]) -> dict[str, Any]:
         """verl's sampling parameters, with the number of tokens and the stops that end a turn."""
@@ -165,8 +162,8 @@ class EnvAgentLoop(AgentLoopBase):
         params["max_tokens"] = self.options.max_tokens_per_turn or self.shared.response_length
         if self.options.stop:
             params["stop"] = self.options.stop
-        if stop := [*self.options.stop_token_ids, *self.reader.stop_token_ids]:
-            params["stop_token_ids"] = stop
+        if self.stop_token_ids:
+            params["stop_token_ids"] = self.stop_token_ids
         return params
 
     async def _play(
@@ -213,7 +210,8 @@ class EnvAgentLoop(AgentLoopBase):
             if forks is not None:
                 await forks.written(trajectory, turn)
             seen, trajectory.prompt = trajectory.seen, None
-            parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"], prompt.ids)
+            cut = was_cut(turn, trajectory.sampling, self.ends.issuperset(turn.ids[-1:]))
+            parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"], prompt.ids, cut)
             started = perf_counter()
             answer = await answer_turn(trajectory, parsed, self.worker_tools)
             seconds = perf_counter() - started
@@ -229,6 +227,7 @@ class EnvAgentLoop(AgentLoopBase):
 
     async def _prompt(self, trajectory: Trajectory) -> Prompt:
         """The prompt of the next turn."""
+        trajectory.check_role(self.shared.shares_memory)
         images = await processed(self, trajectory.seen.info.get("images") or [])
         return await guarded(trajectory.prompts.next, trajectory.seen, images)
 

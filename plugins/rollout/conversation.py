@@ -134,7 +134,7 @@ class ConversationPrompts:
                 template=self._later,
                 task="",
                 history=(),
-                observation=plain(seen.observation),
+                observation=plain(seen.text),
                 admissible=[plain(action) for action in seen.info["admissible"] or ()],
                 step=len(self._seen),
                 images=images,

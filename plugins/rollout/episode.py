@@ -84,6 +84,7 @@ class PlayedStep:
             unparsed=self.unparsed,
             reason=self.invalid,
             reward=self.record["reward"],
+            outcome=self.record.get("outcome", 0.0),
             success=success,
             terminated=self.record["terminated"],
             truncated=self.record["truncated"],
@@ -150,6 +151,8 @@ class Episode:
                 column of a component's name.
         """
         shaped = await self._composed(composition, row, member)
+        if "outcome" in (last := self.steps[-1].record):
+            last["outcome"] = shaped.outcome
         for t, (step, reward) in enumerate(zip(self.steps, shaped.rewards, strict=True)):
             step.record["composed_reward"] = reward
             columns = {name: values[t] for name, values in shaped.columns.items()}
@@ -179,8 +182,7 @@ class Episode:
     async def _composed(
         self, composition: Composition, row: Mapping[str, Any], member: GroupMember | None = None
     ) -> Shaped:
-        last = len(self.steps) - 1
-        steps = [step.for_reward(self.task, row, self.success and t == last) for t, step in enumerate(self.steps)]
+        steps = [step.for_reward(self.task, row, self.success and step is self.steps[-1]) for step in self.steps]
         return await composition.run(steps, member)
 
     def info(self) -> dict[str, float]:

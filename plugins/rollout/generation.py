@@ -53,6 +53,16 @@ async def generate(loop: AgentLoopBase, request_id: str, prompt: Prompt, samplin
     )
 
 
+def was_cut(turn: Generated, sampling: Mapping[str, Any], ended: bool) -> bool:
+    """Whether the limit of tokens ended a turn: what it says last is not finished.
+
+    ``ended``: its last token is one that ends turns. Servers of verl's do not tell a limit from an end.
+    """
+    if ended or turn.stop_reason == "stop" or any(string in turn.text for string in sampling.get("stop") or ()):
+        return False
+    return turn.stop_reason == "length" or len(turn.ids) >= sampling["max_tokens"]
+
+
 def group_member(shared: WorkerProcess, row: Mapping[str, Any]) -> GroupMember | None:
     """A training episode as a member of its task's group; None unless a reward compares them."""
     if row.get(VALIDATION) or shared.rewards.compares is None:

@@ -27,7 +27,7 @@ from verl_turnkey.envs.prompting.memory import (
     history_text,
 )
 from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt
-from verl_turnkey.plugins.config.schema import RolloutConfig
+from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 from verl_turnkey.plugins.verl_api import builders
 
@@ -148,6 +148,28 @@ def forked(prompts: _P) -> _P:
         if isinstance(value, list | Memory):
             setattr(other, name, value.copy())
     return other
+
+
+SHARED = "roles-share-memory"
+"""the rule that refuses several roles in prompts of one memory"""
+
+
+def shares_memory(turnkey: TurnkeyConfig, template: str) -> bool:
+    """Whether prompts show what the turns before saw or did, which ``turnkey.ignore`` may allow for several roles."""
+    if SHARED in turnkey.ignore:
+        return False
+    options = turnkey.rollout
+    history = options.history > 0 and "{history}" in template
+    return options.prompt == "conversation" or history or (options.summary is not None and "{summary}" in template)
+
+
+def several_roles(first: Any, second: Any) -> str:
+    """Which roles an episode has, why that is refused, and what to change."""
+    return (
+        f"{first!r} and {second!r} (info['extra']['role']), and prompts show each what the other saw and did. Set "
+        "turnkey.rollout.prompt=template, turnkey.rollout.history=0 and turnkey.rollout.summary=null, so that a prompt "
+        "shows its own state alone"
+    )
 
 
 async def guarded(call: Callable[..., Any], *args: Any) -> Any:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -20,34 +19,13 @@ from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.plugins.config.schema import closest
+from verl_turnkey.plugins.rollout.call_families import ENDS, READERS, Reader
+from verl_turnkey.plugins.rollout.call_markup import BEGINS, UNREADABLE, TurnText, WrittenCall, begun
 
 KEY = "actor_rollout_ref.rollout.multi_turn.format"
 VLLM = "vllm:"
 CALL_ID = "[CALL_ID]"
 """what Mistral's models of 2025 write between a call's name and its id, which vLLM takes for one name"""
-HARMONY = "gpt-oss"
-HARMONY_CALL = re.compile(
-    r"(?:<\|start\|>assistant)?(?: to=functions\.([\w.-]+))?<\|channel\|>\w+(?: to=functions\.([\w.-]+))?"
-    r" ?(?:<\|constrain\|>)?(?:json)?<\|message\|>"
-)
-"""how a tool call begins in the harmony format: gpt-oss has the tool's name in the channel or, as in its chat template,
-before it, and the generation prompt has the first ``<|start|>assistant``"""
-BEGINS = re.compile(
-    r"<tool_call>|<\|tool_call>|<\|tool_call_begin\|>|<｜tool▁call▁begin｜>|<seed:tool_call>|<minimax:tool_call>"
-    r"|<｜DSML｜invoke|\[TOOL_CALLS\]|<\|python_tag\|>|<function_call>|<\|tool_calls\|>|to=functions\."
-    r'|\A\s*\[?\{\s*"name"\s*:'
-)
-"""what begins a tool call, in all families: a turn with more of these than calls has a call that cannot be read"""
-
-
-@dataclass(frozen=True)
-class WrittenCall:
-    """A call as the model wrote it: its arguments are JSON, or should be."""
-
-    name: str
-    arguments: str
-    id: str | None = None
-    """the model's own, in families that write one"""
 
 
 class CallParser(Protocol):
@@ -56,8 +34,11 @@ class CallParser(Protocol):
     stop_token_ids: Sequence[int]
     """ids that end a turn with a call"""
 
-    async def read(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[WrittenCall]]:
-        """The text beside the calls, and the calls in order. Callers catch what a parser raises on a model's text."""
+    async def read(self, ids: list[int], tools: Sequence[Mapping[str, Any]], cut: bool = False) -> TurnText:
+        """The calls of a turn, and the text beside them. Callers catch what a parser raises on a model's text.
+
+        ``cut``: the limit of tokens ended the turn.
+        """
         ...
 
 
@@ -69,9 +50,10 @@ def call_parser(name: str, tokenizer: Any) -> CallParser:
     """
     check_tool_parser(name)
     if name.startswith(VLLM):
-        return _VllmParser(name, tokenizer)
-    kind = _own(name) if ":" in name else ToolParser._registry[name]
-    return _VerlParser(kind(tokenizer), tokenizer, harmony=name == HARMONY)
+        parser: CallParser = _VllmParser(name, tokenizer)
+    else:
+        parser = _VerlParser((_own(name) if ":" in name else ToolParser._registry[name])(tokenizer), tokenizer)
+    return _MarkupParser(READERS[name], tokenizer, parser.stop_token_ids) if _is_stock(name) else parser
 
 
 def check_tool_parser(name: str) -> None:
@@ -94,25 +76,44 @@ def check_tool_parser(name: str) -> None:
         )
 
 
-def unread_calls(text: str, read: int) -> int:
-    """How many tool calls of ``text``, with its control tokens, are not among the ``read`` ones."""
-    return max(0, len(BEGINS.findall(text)) - read)
-
-
 def _own(name: str) -> Any:
     return load_function(name, KEY)
 
 
-class _VerlParser:
-    def __init__(self, parser: Any, tokenizer: Any, harmony: bool = False) -> None:
-        self._parser, self._tokenizer, self._harmony = parser, tokenizer, harmony
-        self.stop_token_ids: Sequence[int] = getattr(parser, "stop_token_ids", ())
+def _is_stock(name: str) -> bool:
+    """Whether the markup is a family's, and no user has registered a parser of that name."""
+    kind = ToolParser._registry.get(name)
+    return name in READERS and (kind is None or kind.__module__ == ToolParser.__module__)
 
-    async def read(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[WrittenCall]]:
-        if self._harmony:
-            ids = self._tokenizer.encode(_harmony_calls(self._tokenizer.decode(ids)), add_special_tokens=False)
-        text, calls = await self._parser.extract_tool_calls(ids, [_view(tool["function"]) for tool in tools])
-        return text, [WrittenCall(call.name, call.arguments, getattr(call, "tool_call_id", None)) for call in calls]
+
+class _MarkupParser:
+    """Reads a family's markup by our own reader: verl's and vLLM's take what is not closed, or guess types."""
+
+    def __init__(self, reader: Reader, tokenizer: Any, stop_token_ids: Sequence[int]) -> None:
+        self._reader, self._tokenizer, self.stop_token_ids = reader, tokenizer, stop_token_ids
+
+    async def read(self, ids: list[int], tools: Sequence[Mapping[str, Any]], cut: bool = False) -> TurnText:
+        return self._reader(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+
+class _VerlParser:
+    def __init__(self, parser: Any, tokenizer: Any) -> None:
+        self._parser, self._tokenizer = parser, tokenizer
+        self.stop_token_ids: Sequence[int] = [i for i in getattr(parser, "stop_token_ids", ()) if i is not None]
+
+    async def read(self, ids: list[int], tools: Sequence[Mapping[str, Any]], cut: bool = False) -> TurnText:
+        views = [_view(tool["function"]) for tool in tools]
+        turn = await self._read(ids, views)
+        if cut and turn.calls:  # its markup is its own: what may go on is not closed
+            further = [*ids, *self._tokenizer.encode(MORE, add_special_tokens=False)]
+            turn = replace(turn, finished=not _grows(turn.calls, (await self._read(further, views)).calls))
+        return _with_unread(turn, self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    async def _read(self, ids: list[int], views: list[Any]) -> TurnText:
+        text, calls = await self._parser.extract_tool_calls(ids, views)
+        return TurnText(
+            text, [WrittenCall(call.name, call.arguments, getattr(call, "tool_call_id", None)) for call in calls]
+        )
 
 
 class _VllmParser:
@@ -120,6 +121,7 @@ class _VllmParser:
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         self._kind, self._tokenizer = _of_vllm().get_tool_parser(name.removeprefix(VLLM)), _with_vocabulary(tokenizer)
+        self._ends = ENDS.get(name)
         try:
             self._kind(self._tokenizer)
         except Exception as error:  # each has its own for a tokenizer without its tokens
@@ -128,10 +130,22 @@ class _VllmParser:
         for logger in ("vllm.tool_parsers", "vllm.parser"):
             logging.getLogger(logger).setLevel(logging.CRITICAL)
 
-    async def read(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[WrittenCall]]:
+    async def read(self, ids: list[int], tools: Sequence[Mapping[str, Any]], cut: bool = False) -> TurnText:
         return await asyncio.to_thread(self._read, ids, tools)
 
-    def _read(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[WrittenCall]]:
+    def _read(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> TurnText:
+        whole = self._tokenizer.decode(ids, skip_special_tokens=False)
+        if self._ends is not None:
+            begin, end = self._ends
+            if whole.rfind(begin) > whole.rfind(end) or (begin in whole and begun(whole, begin)):
+                return TurnText(whole, finished=False)
+        text, calls = self._parsed(ids, tools)
+        ended = ids[: next((n for n in range(len(ids), 0, -1) if ids[n - 1] != self._tokenizer.eos_token_id), 0)]
+        further = [*ended, *self._tokenizer.encode(MORE, add_special_tokens=False)]
+        finished = not calls or not _grows(calls, self._parsed(further, tools)[1])
+        return _with_unread(TurnText(text, calls, finished), whole)
+
+    def _parsed(self, ids: list[int], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[WrittenCall]]:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
 
         tool_params = [ChatCompletionToolsParam.model_validate(tool) for tool in tools]
@@ -142,8 +156,28 @@ class _VllmParser:
         calls = []
         for call in parsed.tool_calls:
             name, _, call_id = call.function.name.partition(CALL_ID)
-            calls.append(WrittenCall(name, call.function.arguments, call_id or None))
+            # Mistral's templates take no other length; most parsers draw an id by lot.
+            call_id = call_id if len(call_id) == 9 else call.id
+            calls.append(WrittenCall(name, call.function.arguments, call_id if call_id in text else None))
         return parsed.content or "", calls
+
+
+MORE = "1"
+"""how any call may go on that is not closed"""
+
+
+def _grows(calls: Sequence[WrittenCall], further: Sequence[WrittenCall]) -> bool:
+    """Whether calls change if the turn goes on."""
+    return len(further) >= len(calls) and any(
+        (call.name, call.arguments) != (other.name, other.arguments)
+        for call, other in zip(calls, further, strict=False)
+    )
+
+
+def _with_unread(turn: TurnText, whole: str) -> TurnText:
+    """``turn`` with the calls of its ``whole`` text that its parser has not read."""
+    unread = len(BEGINS.findall(whole)) - len(turn.calls)
+    return replace(turn, calls=[*turn.calls, *[WrittenCall("", "", error=UNREADABLE)] * unread])
 
 
 @cache
@@ -186,14 +220,3 @@ class _Property:
             kinds += [kind.get("type") for kind in self._schema.get(several) or () if isinstance(kind, Mapping)]
         flat = [name for kind in kinds for name in (kind if isinstance(kind, list) else [kind])]
         return next((kind for kind in flat if kind not in (None, "null")), "string")
-
-
-def _harmony_calls(text: str) -> str:
-    """``text`` with all its calls in the one spelling that verl's parser of gpt-oss reads."""
-
-    def spelled(header: re.Match[str]) -> str:
-        name = header[1] or header[2]
-        call = f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
-        return call if name else header[0]
-
-    return HARMONY_CALL.sub(spelled, text)

@@ -6,10 +6,11 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.plugins.rollout.budget import Cost
 from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep, Prompt
-from verl_turnkey.plugins.rollout.prompts import Prompts
+from verl_turnkey.plugins.rollout.prompts import SHARED, Prompts, several_roles
 
 Node = tuple[int, int]
 """A state on a trajectory: the branch that played the step to it, and the number of the step from it."""
@@ -33,6 +34,8 @@ class Trajectory:
     """the other candidates for its next turn"""
     prompt: Prompt | None = None
     """of its next turn, once it is built; branches that begin there use it, too"""
+    role: Any = None
+    """the first role that its states named"""
     trained: bool = True
     begins: int = -1
     """number of steps before the fork at which it begins; -1: it does not begin at a fork"""
@@ -63,6 +66,15 @@ class Trajectory:
             spent=Cost(),
             most=most,
         )
+
+    def check_role(self, shares_memory: bool) -> None:
+        """Raise ConfigError if the state's role is not the first one, and prompts show it what that one saw."""
+        role = self.seen.role
+        self.role = role if self.role is None else self.role
+        if shares_memory and role not in (None, self.role):
+            raise ConfigError(
+                f"the states of an episode name several roles: {several_roles(self.role, role)} [{SHARED}]"
+            )
 
     async def step(self, action: str) -> Answer:
         """One step of the environment."""

@@ -31,7 +31,8 @@ async def answer_turn(trajectory: Trajectory, parsed: ParsedAction, tools: Worke
     elsewhere = [call for call in run if tools is not None and tools.has(call)]
     own = [call for call in run if call not in elsewhere]
     if parsed.action is None and not parsed.calls and not parsed.feedback:
-        return Answer(seen.observation, seen.info)
+        past = {"note", "results"} & seen.info.keys()
+        return Answer(seen.observation, {k: v for k, v in seen.info.items() if k not in past} if past else seen.info)
     results = [] if tools is None else [await tools.result(call) for call in elsewhere]
     if parsed.action is None or (elsewhere and not own):
         seen.info.setdefault("extra", {})  # one object for both: the action was not applied
@@ -53,8 +54,12 @@ async def answer_turn(trajectory: Trajectory, parsed: ParsedAction, tools: Worke
             for call in parsed.calls
         ]
         notes += [f"Error: {call.error}" for call in parsed.calls if call.error is not None]
-    elif parsed.feedback:
+        if parsed.feedback:
+            last = answer.info["results"][-1]
+            answer.info["results"][-1] = {**last, "content": f"{last['content']}\n{parsed.feedback}"}
+    elif parsed.feedback and tools is not None:
         answer.info["results"] = [_error(parsed.feedback)]
+    if parsed.feedback:
         notes.append(parsed.feedback)
     if notes:
         answer.info["note"] = "\n".join(notes)

@@ -101,6 +101,12 @@ class TurnTail:
         return _calls("a", self.text_arguments, calls) if role == "tool" else {"role": "assistant", "content": "a"}
 
 
+def end_tokens(tokenizer: Any, stop_token_ids: Sequence[int], tail: TurnTail | None) -> frozenset[int]:
+    """The ids that end a model's turn; ``stop_token_ids``: of the configuration and of the tool parser."""
+    ends = {tokenizer.eos_token_id, tokenizer.pad_token_id, *stop_token_ids}
+    return frozenset((ends if tail is None else ends | {*tail.user[:1], *tail.ends}) - {None})
+
+
 def learn(builder: Any, tokenizer: Any, tools: list[dict[str, Any]] | None, role: str) -> TurnTail:
     """Append messages with verl's builder and compare with a render of the whole conversation.
 

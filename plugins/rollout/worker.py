@@ -33,6 +33,7 @@ from verl_turnkey.plugins.log.writer import Counts
 from verl_turnkey.plugins.notices import Failures, InvalidActions
 from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
 from verl_turnkey.plugins.rollout.budget import Allowance
+from verl_turnkey.plugins.rollout.prompts import shares_memory
 from verl_turnkey.plugins.rollout.spaces import check_spaces
 from verl_turnkey.plugins.rollout.strategies import Strategy, most_clones, read_strategy
 from verl_turnkey.plugins.rollout.tool_parsers import call_parser
@@ -60,6 +61,7 @@ class WorkerProcess:
         self.log_probs: bool = theirs.calculate_log_probs
         self.tool_format: str = theirs.multi_turn.format
         self.template = load_template(rollout.template)
+        self.shares_memory = shares_memory(self.turnkey, self.template)
         self._examples = load_examples(rollout.examples)
         self.summarize = load_function(rollout.summary, "turnkey.rollout.summary") if rollout.summary else None
         import_modules(self.turnkey.modules)  # they may hold reward components

@@ -1,4 +1,4 @@
-"""A thread of the trainer that looks for dead processes when nothing moves: verl waits for them for ever."""
+"""A thread of the trainer that looks for dead processes: verl waits for some of them for ever."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorErro
 
 from verl_turnkey.plugins.notices import logger
 
-PING_SECONDS = 60.0
-"""how long an actor may take to answer; one that computes does not answer, and is not dead"""
+LOOK_SECONDS = 20.0
+"""between two looks at the processes, half of it for their answers: one that comes later is read at the next look"""
 
 
 class Watchdog:
-    """Calls ``report`` with a sentence about dead processes, once nothing has moved for ``patience`` seconds.
+    """Calls ``report`` with a sentence about dead processes, in whatever phase of a step they died.
+
+    verl notices a dead process at the next call whose answer it waits for; for some, such as a server between two
+    rollouts, it waits for ever. A process that computes does not answer, and is not dead.
 
     Args:
-        patience: seconds; None: never.
+        patience: seconds without progress until a warning that every process is alive; None: no watchdog.
         progress: anything that differs from what it was when something has moved.
         actors: name -> handle of each process of the run.
         report: called once, in the watchdog's thread.
-        ping_seconds: see :data:`PING_SECONDS`.
+        look_seconds: see :data:`LOOK_SECONDS`.
     """
 
     def __init__(
@@ -33,10 +36,11 @@ class Watchdog:
         progress: Callable[[], Any],
         actors: Callable[[], Mapping[str, Any]],
         report: Callable[[str], None],
-        ping_seconds: float = PING_SECONDS,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
         self._patience, self._progress, self._actors, self._report = patience, progress, actors, report
-        self._ping_seconds = ping_seconds
+        self._look_seconds = look_seconds
+        self._pings: dict[str, Any] = {}
         self._end = threading.Event()
 
     def __enter__(self) -> Watchdog:
@@ -48,42 +52,47 @@ class Watchdog:
         self._end.set()
 
     def _watch(self, patience: float) -> None:
-        still = f"nothing has moved for {patience:g} s (turnkey.stop.patience)"
-        seen, since, warned = self._progress(), time.monotonic(), False
-        while not self._end.wait(patience / 20):
-            if (now := self._progress()) != seen:
-                seen, since = now, time.monotonic()
-            elif time.monotonic() - since >= patience:
-                dead, silent = examine(self._actors(), self._ping_seconds)
-                if self._end.is_set():
-                    return
-                if dead:
-                    listed = "; ".join(f"{name}: {why}" for name, why in dead.items())
-                    self._report(f"{still}, and dead are: {listed}")
-                    return
-                if not warned:
-                    busy = f"; no answer in {self._ping_seconds:g} s: {', '.join(silent)}" if silent else ""
-                    logger.warning("%s, but every process is alive%s", still, busy)
-                    warned = True
-                since = time.monotonic()
+        last, since, warned = self._progress(), time.monotonic(), False
+        while not self._end.wait(min(self._look_seconds, patience)):
+            dead, silent = self.examine()
+            if self._end.is_set():
+                return
+            if dead:
+                self._report("dead are: " + "; ".join(f"{name}: {why}" for name, why in dead.items()))
+                return
+            if (now := self._progress()) != last:
+                last, since, warned = now, time.monotonic(), False
+            elif time.monotonic() - since >= patience and not warned:
+                busy = f"; without an answer: {', '.join(silent)}" if silent else ""
+                warning = "nothing has moved for %g s (turnkey.stop.patience), but every process is alive%s"
+                logger.warning(warning, patience, busy)
+                warned = True
 
+    def examine(self) -> tuple[dict[str, str], list[str]]:
+        """The dead processes, with the reason, and those that have not answered yet.
 
-def examine(actors: Mapping[str, Any], seconds: float) -> tuple[dict[str, str], list[str]]:
-    """The dead of ``actors``, with the reason, and those that do not answer within ``seconds``."""
-    calls = {actor.__ray_call__.remote(health): name for name, actor in actors.items()}
-    ready, waiting = ray.wait(list(calls), num_returns=len(calls), timeout=seconds) if calls else ([], [])
-    dead, silent = {}, [calls[call] for call in waiting]
-    for call in ready:
-        try:
-            why = ray.get(call)
-        except ActorUnavailableError:  # its network fails, for now
-            silent.append(calls[call])
-            continue
-        except (RayActorError, OutOfMemoryError) as error:  # the second: Ray killed it where memory ran out
-            why = " ".join(str(error).split("\n")[0].split()) or "its process is gone"
-        if why:
-            dead[calls[call]] = why
-    return dead, silent
+        A process that computes is asked once, not once more at every look: its calls would pile up.
+        """
+        actors = self._actors()
+        pings = {name: self._pings.get(name) or actor.__ray_call__.remote(health) for name, actor in actors.items()}
+        ready, _ = (
+            ray.wait([*pings.values()], num_returns=len(pings), timeout=self._look_seconds / 2) if pings else ([], [])
+        )
+        self._pings = {name: ping for name, ping in pings.items() if ping not in ready}
+        dead, silent = {}, [*self._pings]
+        for name, ping in pings.items():
+            if ping not in ready:
+                continue
+            try:
+                why = ray.get(ping)
+            except ActorUnavailableError:  # its network fails, for now
+                silent.append(name)
+                continue
+            except (RayActorError, OutOfMemoryError) as error:  # the second: Ray killed it where memory ran out
+                why = " ".join(str(error).split("\n")[0].split()) or "its process is gone"
+            if why:
+                dead[name] = why
+        return dead, silent
 
 
 def health(actor: Any) -> str | None:

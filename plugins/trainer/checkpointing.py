@@ -13,8 +13,9 @@ from pathlib import Path
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.checks.checkpoints import check_resume
+from verl_turnkey.plugins.checks.files import data_mark
 from verl_turnkey.plugins.checks.panel import validation_panel
-from verl_turnkey.plugins.config.checkpoint_files import PANEL, TRACKER
+from verl_turnkey.plugins.config.checkpoint_files import DATA, PANEL, TRACKER
 from verl_turnkey.plugins.config.resolve import resumed_checkpoint
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.log.segments import write_json
@@ -38,7 +39,7 @@ class Checkpointing:
     ) -> None:
         self._trainer, self._step, self._allocation = trainer, advantage_step, allocation
         self._process_reward = process_reward
-        self._panel = validation_panel(trainer.config)
+        self._marks = {PANEL: validation_panel(trainer.config), DATA: data_mark(trainer.config)}
         self.saved: int | None = None
         """the step of the newest checkpoint"""
         self._written: tuple[Path, ...] = ()
@@ -92,9 +93,9 @@ class Checkpointing:
                     credit_state.save(folder, self._step.estimator.name, self._step.state)
                 self._allocation.save(folder)
                 self._process_reward.save(folder)
-                if self._panel:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    write_json(folder / PANEL, self._panel)
+                for name, mark in self._marks.items():
+                    if mark:
+                        write_json(folder / name, mark)
                 verls()
         except Exception as error:
             raise CheckpointError(unwritten(folder, error)) from error

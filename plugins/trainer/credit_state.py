@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.plugins.config.checkpoint_files import CREDIT as FILE
 
 
@@ -26,11 +27,8 @@ def resumed_folder(config: Any, step: int) -> Path:
 
 def save(folder: Path, method: str, state: Mapping[str, float], name: str = FILE) -> None:
     """Write ``state`` into ``folder``, which is created if needed, as the file ``name``; atomically."""
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{name}.part"
     values = {key: float(value) for key, value in state.items()}
-    part.write_text(json.dumps({"method": method, "state": values}, allow_nan=False), encoding="utf-8")
-    part.replace(folder / name)
+    write_text(folder / name, json.dumps({"method": method, "state": values}, allow_nan=False))
 
 
 def load(folder: Path, method: str, name: str = FILE) -> dict[str, float] | str:

@@ -11,7 +11,7 @@ import torch
 
 from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
 from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
-from verl_turnkey.plugins.credit.row_turns import split_key
+from verl_turnkey.plugins.credit.row_turns import record_of, split_key
 from verl_turnkey.plugins.credit.rows import Rows
 from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.trainer.filtering import failures
@@ -27,7 +27,7 @@ class Outcome:
     score: float
     """sum of verl's rewards on its last row: the rewards of the episode"""
     solved: float
-    """``acc`` of verl's ``reward_extra_info``, else the score clipped to [0, 1]"""
+    """``acc`` of verl's ``reward_extra_info``, else the flag of the record, else the score clipped to [0, 1]"""
 
 
 def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
@@ -46,6 +46,8 @@ def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
 
 def _outcome(episode: str, score: float, extra: Mapping[str, Any]) -> Outcome:
     acc = (extra.get("reward_extra_info") or {}).get("acc")
+    if acc is None and (steps := (record_of(extra) or {}).get("steps")):
+        acc = any(step["success"] for step in steps)
     return Outcome(episode, score, min(max(score, 0.0), 1.0) if acc is None else float(acc))
 
 

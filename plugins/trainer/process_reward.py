@@ -205,15 +205,18 @@ class ProcessReward:
         batch.fields, batch.extra_info = None, {"temperature": temperature, **info}
 
     def _score_metrics(self, scores: np.ndarray, rows: Rows) -> dict[str, float]:
+        """Of the turns with tokens; others have no score."""
+        of = Trajectories.of(torch.from_numpy(scores), rows.steps, self._params)
+        known = rows.steps.tokens > 0
+        scores, tokens = scores[known], rows.steps.tokens[known]
         if not len(scores):
             return {}
-        of = Trajectories.of(torch.from_numpy(scores), rows.steps, self._params)
-        good = of.positive.numpy()[rows.steps.trajectory]
+        good = of.positive.numpy()[rows.steps.trajectory[known]]
         metrics = {"mean": scores.mean(), "std": scores.std(), "max_abs": np.abs(scores).max()}
         if good.any() and not good.all():
             metrics["success_minus_failure"] = scores[good].mean() - scores[~good].mean()
-        if scores.std() > 0 and rows.steps.tokens.std() > 0:
-            metrics["tokens_correlation"] = np.corrcoef(scores, rows.steps.tokens)[0, 1]
+        if scores.std() > 0 and tokens.std() > 0:
+            metrics["tokens_correlation"] = np.corrcoef(scores, tokens)[0, 1]
         return {f"prm/score/{name}": float(value) for name, value in metrics.items()}
 
 

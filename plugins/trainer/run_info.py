@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.checks.files import listed
 from verl_turnkey.plugins.checks.panel import validation_panel
+from verl_turnkey.plugins.config.leaves import every, files_of, value_of
 from verl_turnkey.plugins.config.machine import git, hardware, versions
 from verl_turnkey.plugins.config.schema import credit_modify, credit_params, estimator_of, loss_of, turnkey_config
 from verl_turnkey.plugins.log.bounds import logged_shares
@@ -53,7 +54,7 @@ def write_start(config: DictConfig, resumed_from: int) -> None:
     def write() -> None:
         try:
             write_json(private(folder) / "run.json", {**about(config), "config": masked_config})
-            write_segment(folder, segment, {**facts, "files": _task_files(config)})
+            write_segment(folder, segment, {**facts, "files": _files(config)})
         except OSError as error:
             logger.warning(
                 "turnkey.log.trajectories lacks the description of the run: %s: %s", type(error).__name__, error
@@ -90,7 +91,8 @@ def _shares(config: DictConfig) -> dict[str, float]:
     return {"share": shares.training, "validation_share": shares.validation}
 
 
-def _task_files(config: DictConfig) -> dict[str, str]:
-    """Path of each file of tasks -> its sha256."""
+def _files(config: DictConfig) -> dict[str, str]:
+    """Path of each file of tasks, and of each that a field of the configuration names -> its sha256."""
     paths = [Path(path) for key in ("train_files", "val_files") for path in listed(config, key)]
+    paths += [path for leaf in every().values() for path in files_of(leaf.key, value_of(config, leaf), Path())]
     return {str(path): sha256(path) for path in paths if path.is_file()}

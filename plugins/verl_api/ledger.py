@@ -22,10 +22,7 @@ TRAINERS = {
     "turnkey_colocate_async": "TurnkeyTrainerColocateAsync",
     "turnkey_separate_async": "TurnkeyTrainerSeparateAsync",
 }
-AGENT_LOOPS = {
-    "turnkey_env": "verl_turnkey.plugins.rollout.agent_loop.EnvAgentLoop",
-    "turnkey_agent": "verl_turnkey.plugins.gateway.loop.UserAgentLoop",
-}
+AGENT_LOOPS = ("turnkey_env", "turnkey_agent")
 
 # Modules of verl that hold each kind of point; importing them runs the callbacks of the entry point.
 HOMES = {

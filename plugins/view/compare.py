@@ -15,7 +15,7 @@ from verl_turnkey.plugins.log.former_names import current_metric
 from verl_turnkey.plugins.view import stats
 from verl_turnkey.plugins.view.collapse import UPDATE, Curve, Kind, change_rows, changes, fall
 from verl_turnkey.plugins.view.groups import Group, group_runs, seed_of
-from verl_turnkey.plugins.view.runs import Run, nearest
+from verl_turnkey.plugins.view.runs import VALIDATION, Run, nearest
 
 SCALES = {
     "step": "training steps",
@@ -23,7 +23,6 @@ SCALES = {
     "tokens": "generated tokens",
     "seconds": "seconds of training",
 }
-VALIDATION = re.compile(r"val-\w+/.+/acc/mean@\d+")
 TRAINING = "episode/success_rate"
 GROUP_SIZE = "actor_rollout_ref.rollout.n"
 METRICS = {"val success": VALIDATION, "success": re.compile(re.escape(TRAINING))}

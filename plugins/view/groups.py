@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_turnkey.plugins.config.leaves import leaf_of
+from verl_turnkey.plugins.config.roles import Use
 from verl_turnkey.plugins.view.runs import Run, nearest
 
 ALIASES = {
@@ -46,11 +48,13 @@ def seed_of(run: Run) -> str:
 
 
 def meaning(config: Mapping[str, Any]) -> dict[str, str]:
-    """The keys that identify a configuration, with values as texts: all but seeds and outputs.
+    """The keys that identify a configuration, with values as texts: all but seeds, outputs and what decides nothing.
 
     Only the last part of an absolute path counts: each run has its own folder, but two models have two names.
     """
-    return {key: _text(value) for key, value in config.items() if not SEED.search(key) and not OUTPUTS.search(key)}
+    telling = [key for key in config if not SEED.search(key) and not OUTPUTS.search(key)]
+    apart = [key for key in telling if (leaf := leaf_of(key)) and leaf.use is Use.APART]
+    return {key: _text(config[key]) for key in telling if key not in apart}
 
 
 def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_turnkey.plugins.view.compare import SCALES, TRAINING, VALIDATION
+from verl_turnkey.plugins.view.compare import SCALES, TRAINING
+from verl_turnkey.plugins.view.runs import VALIDATION
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """distinct for colour-blind readers, too (Okabe and Ito)"""

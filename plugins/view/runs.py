@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_turnkey.plugins.log.former_names import current_metric
+from verl_turnkey.plugins.view.starts import configuration
 
 Steps = dict[int, dict[str, float]]
 """step -> metric -> value"""
 
+VALIDATION = re.compile(r"val-core/.+/acc/mean@\d+")
+"""verl's mean success of a data source; beside it stand the best of several samples, and deviations"""
 CONSOLE = re.compile(r"(?:^|\s)step:(\d+) - (\S.*)")
 NUMBER = re.compile(r"(?:np|numpy)\.\w+\((.*)\)")
 ENDINGS = (".log", ".txt", ".out")
 LARGEST_LOG = 1 << 30
 """bytes of a text file that may be a console log"""
-HOME = "trainer.default_local_dir"
 
 
 @dataclass(frozen=True)
@@ -233,35 +235,3 @@ def console_metrics(text: str) -> dict[str, float]:
         except ValueError:
             continue
     return metrics
-
-
-# --- configuration ----------------------------------------------------------------------------------------------------
-
-
-def configuration(folder: Path) -> dict[str, Any]:
-    """The configuration that Hydra wrote at the last start, with unresolved interpolations."""
-    files = [path for path in folder.rglob(".hydra/config.yaml") if path.is_file()]
-    configs = [_load(path) for path in sorted(files, key=lambda path: (path.stat().st_mtime_ns, str(path)))]
-    homes = sorted({str(config[HOME]) for config in configs if HOME in config})
-    if len(homes) > 1:  # all starts of a run share a folder of checkpoints
-        raise ValueError(f"{folder} holds several runs ({HOME}: {', '.join(homes)}): name their folders one by one")
-    return configs[-1] if configs else {}
-
-
-def _load(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: expected the configuration that Hydra writes, got {error}") from None
-    return dict(flat(content))
-
-
-def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of nested mappings; lists and empty mappings are values."""
-    if isinstance(node, dict) and node:
-        for key, value in node.items():
-            yield from flat(value, f"{prefix}.{key}" if prefix else str(key))
-    elif prefix:
-        yield prefix, node

@@ -97,6 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
     source: Data
     secret: str
     server_version, sys_version, protocol_version = "turnkey", "", "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)

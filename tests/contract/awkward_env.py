@@ -20,9 +20,10 @@ class Awkward(gymnasium.Env[str, str]):
         images: int = 0,
         says_more: bool = False,
         same_words: bool = False,
+        roles: int = 1,
     ) -> None:
         self.on_reset, self.observation, self.images, self.says_more = on_reset, observation, images, says_more
-        self.same_words = same_words
+        self.same_words, self.roles = same_words, roles
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         if self.on_reset == "raise":
@@ -52,7 +53,11 @@ class Awkward(gymnasium.Env[str, str]):
         """Of the answer: a tool call for each word "call" of the action, and a potential that grows with it. Of the
         state: whose move it is, what it is worth, and the way there."""
         calls = ["call"] * action.split().count("call")
-        state = {"role": "ab"[len(self.heard) % 2], "turn_value": len(self.heard), "parent": " ".join(self.heard)}
+        state = {
+            "role": "ab"[len(self.heard) % self.roles],
+            "turn_value": len(self.heard),
+            "parent": " ".join(self.heard),
+        }
         return {"extra": {"tool_calls": calls, "potential": 0.5 * len(calls), **state}} if self.says_more else {}
 
     def _seen(self, brightness: int) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def test_each_turn_of_a_chain_gets_what_its_segment_adds(chain: Run, model: Path
     assert chain.metrics[step]["actor/grad_norm"] > 0
 
 
-BLOCK = 32  # tokens that vLLM caches together; on a CPU 128 by itself, more than most of these prompts have
+BLOCK = 32  # tokens that vLLM caches together, as +turnkey/device=cpu sets it
 #: How branches are trained: the launch line, and the credit of each row.
 TRAINED = {
     "tree": (
@@ -133,7 +133,6 @@ TRAINED = {
             "+turnkey=tree",
             "turnkey.credit.rule=arpo",
             "turnkey.rollout.strategy={name: entropy_branch, trajectories: 6}",
-            f"+actor_rollout_ref.rollout.engine_kwargs.vllm.block_size={BLOCK}",
         ],
         partial(naive.tree, rule="arpo"),
     ),

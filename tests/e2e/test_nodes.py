@@ -68,11 +68,7 @@ def runs(cluster: Cluster, beginner: Path, tmp_path_factory: pytest.TempPathFact
     """A run of which a node is killed after its first step, and the run that resumes on what is left."""
     out = tmp_path_factory.mktemp("nodes")
     first, second = out / "first", out / "second"
-    both = (
-        "actor_rollout_ref.rollout.agent.num_workers=2",
-        "trainer.save_freq=1",
-        "turnkey.stop.patience=20",
-    )
+    both = ("actor_rollout_ref.rollout.agent.num_workers=2", "trainer.save_freq=1")
     head, other = cluster.head_node, next(iter(cluster.worker_nodes))
     lose = partial(cluster.remove_node, other, allow_graceful=False)
     with own_tmp() as env, started(first, *play(first, beginner, *both), cluster=cluster.address) as process:

@@ -112,7 +112,7 @@ def test_the_scores_reach_the_record_of_each_step(run: Run) -> None:
         for column in ("turn_score", "opinion"):
             assert [json.loads(step["extra"])[column] for step in steps] == [score(step["action"]) for step in steps]
         ahead = sum(step["action"] == "go forward" for step in steps)
-        assert sum(step["reward"] for step in steps) == pytest.approx(ahead / TURNS), "they are no reward"
+        assert sum(step["composed_reward"] for step in steps) == pytest.approx(ahead / TURNS), "they are no reward"
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))

@@ -74,6 +74,11 @@ class Raises(Corridor):
         return super().act(action)
 
 
+class TwoPlayers(Corridor):
+    def result(self, **outcome: Any) -> StepResult:
+        return replace(super().result(**outcome), extra={"role": self.position % 2})
+
+
 class Exits(Corridor):
     def act(self, action: str) -> StepResult:
         raise SystemExit(3)
@@ -508,6 +513,7 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (KeyWithoutTheDoor, "key_coarse", "warn", "two sets of admissible"),
     (KeyCountsSteps, "key_repeats", "warn", "a counter in it?"),
     (KeyCountsMoves, "key_repeats", "warn", "a step number in it?"),
+    (TwoPlayers, "roles", "warn", "an episode of the roles 0, 1"),
     (NotANumber, "reward", "fail", "must be a finite number, not float nan"),
     (RewardInWords, "reward", "fail", "str"),
     (RunningSum, "reward_per_step", "fail", "[0.25, 0.75]"),

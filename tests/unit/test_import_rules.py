@@ -1,13 +1,16 @@
 """Who may import whom, and how long a file may be: the rules of docs/architecture.md, read from the imports.
 
-An import inside a function counts like any other; one under ``if TYPE_CHECKING`` does not, since it never runs.
+An import inside a function counts like any other, and so does a text with the name of a module of ours; one under
+``if TYPE_CHECKING`` does not, since it never runs.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -61,7 +64,15 @@ ROOT_TO_WING = {("envs.users", "envs.rewards.endpoint")}
 # `turnkey alfworld-generate` writes its games.
 ADAPTER_BY_NAME = {("plugins.cli.main", "envs.adapters.alfworld.generate")}
 
-LONGEST = 320
+# The list of environments holds the names of adapters as text.
+TEXT_TO_WING = {("envs.catalog", "envs.adapters")}
+# Put names of modules together: the first stages of the plugin, and the table of rules, which reads the checks.
+PUT_TOGETHER = {"plugins.entry", "plugins.checks.rule_table"}
+# May change where modules are searched for: to the path of the process that started this one, to the current folder as
+# `python -m` does; and loads the user's own files.
+SEARCHES = {"envs.checking.processes", "envs.adapters.webshop.server", "plugins.cli.main", "envs.user_modules"}
+
+LONGEST = 600
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,8 @@ class Import:
     line: int
     target: str
     lazy: bool = False
+    text: bool = False
+    """by a text that names it"""
 
     @property
     def ours(self) -> bool:
@@ -100,11 +113,25 @@ def names(node: ast.AST) -> list[str]:
     return []
 
 
-def read(node: ast.AST, lazy: bool = False) -> Iterator[tuple[int, str, bool]]:
-    """Line, name and whether a function holds it, of the imports below ``node``."""
+def named(node: ast.AST) -> list[str]:
+    """The modules that a text names: ours in any text, others where the text is what ``import_module`` imports."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__"):
+        parts = [part for argument in node.args[:1] for part in ast.walk(argument) if isinstance(part, ast.Constant)]
+        return [part.value for part in parts if isinstance(part.value, str) and re.fullmatch(r"[\w.]+\w", part.value)]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.findall(r"verl_turnkey(?:\.\w+)+", node.value)
+    return []
+
+
+def read(node: ast.AST, lazy: bool = False) -> Iterator[tuple[int, str, bool, bool]]:
+    """Line, name, whether a function holds it, and whether a text names it, of the imports below ``node``."""
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
         return
-    yield from ((node.lineno, name, lazy) for name in names(node))
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):  # a docstring
+        return
+    line = getattr(node, "lineno", 0)
+    yield from ((line, name, lazy, False) for name in names(node))
+    yield from ((line, name, True, True) for name in named(node))
     lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     for child in ast.iter_child_nodes(node):
         yield from read(child, lazy)
@@ -115,15 +142,15 @@ def imports() -> tuple[Import, ...]:
     """Of all files, without those of the standard library."""
     edges = []
     for module, path in modules().items():
-        for line, name, lazy in read(ast.parse(path.read_text(encoding="utf-8"))):
+        for line, name, lazy, text in read(ast.parse(path.read_text(encoding="utf-8"))):
             first, _, rest = name.partition(".")
             if first == "verl_turnkey":
                 while rest not in modules():
                     assert rest, f"{path}:{line}: {name} is no module of ours"
                     rest = rest.rpartition(".")[0]
-                edges.append(Import(module, line, rest, lazy))
+                edges.append(Import(module, line, rest, lazy, text))
             elif first not in sys.stdlib_module_names:
-                edges.append(Import(module, line, first, lazy))
+                edges.append(Import(module, line, first, lazy, text))
     return tuple(edges)
 
 
@@ -178,7 +205,7 @@ def wings(edge: Import) -> str | None:
     if not edge.target.startswith("envs."):
         return None
     own, other = wing(edge.file) if edge.file.startswith("envs") else None, wing(edge.target)
-    if (edge.file, edge.target) in ROOT_TO_WING:
+    if (edge.file, edge.target) in ROOT_TO_WING | TEXT_TO_WING:
         return None
     if other is None or other == own or (own and own.startswith("adapters.") and other.startswith("adapters._")):
         return None
@@ -210,6 +237,49 @@ def test_imports(rule: Callable[[Import], str | None]) -> None:
     broken = [(edge, reason) for edge in imports() if (reason := rule(edge))]
     lines = [f"{modules()[edge.file]}:{edge.line} imports {edge.target}: {reason}" for edge, reason in broken]
     assert not lines, "\n".join(lines)
+
+
+def test_nothing_hides_an_import() -> None:
+    """Names of modules are whole, and nobody changes where modules are searched for, or runs a file as a module."""
+    lines = []
+    for module, path in modules().items():
+        text = path.read_text(encoding="utf-8")
+        lines += [f"{path}:{line}: {what}" for line, what in hidden(module, ast.parse(text))]
+    assert not lines, "\n".join(lines)
+
+
+def hidden(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        whole = not isinstance(node, ast.Constant) or not re.search(r"verl_turnkey\.[\w.]+\.$", str(node.value))
+        if isinstance(node, ast.Constant) and not whole and module not in PUT_TOGETHER:
+            yield node.lineno, "the name of a module of ours is put together"
+        if module in SEARCHES:
+            continue
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(ast.unparse(target).startswith("sys.path") for target in targets):
+                yield node.lineno, "sys.path is changed"
+        if isinstance(node, ast.Call):
+            function = ast.unparse(node.func)
+            if re.match(r"sys\.path\.\w+$", function):
+                yield node.lineno, "sys.path is changed"
+            if function.rpartition(".")[2] in ("spec_from_file_location", "run_path", "addsitedir"):
+                yield node.lineno, f"{function} imports a file"
+
+
+def test_hidden_imports_are_found() -> None:
+    source = """
+        LOOP = "verl_turnkey.plugins.trainer.trainer"
+        sys.path.insert(0, str(Path(__file__).parent))
+        sys.path += ["agents"]
+        guard = importlib.import_module("guard")
+        import_module(f"verl_turnkey.plugins.{name}")
+        runpy.run_path("guard.py")
+    """
+    tree = ast.parse(textwrap.dedent(source))
+    imported = [name for _, name, *_ in read(tree)]
+    assert imported == ["verl_turnkey.plugins.trainer.trainer", "guard", "verl_turnkey.plugins"]
+    assert [line for line, _ in sorted(hidden("plugins.log.writer", tree))] == [3, 4, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +320,7 @@ def on_circles(edges: Sequence[Import]) -> list[Import]:
     """The imports through which a file comes to import itself."""
     rest: dict[str, set[str]] = {}
     for edge in edges:
-        if edge.ours and edge.target != edge.file:
+        if edge.ours and edge.target != edge.file and not edge.text:
             rest.setdefault(edge.file, set()).add(edge.target)
     # A file that imports nothing of what is left lies on no circle, nor does one that nothing of it imports.
     while free := [file for file in rest if not rest[file] & rest.keys() or not any(file in rest[by] for by in rest)]:

@@ -14,13 +14,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
-from uuid import uuid4
 
 from alfworld.agents.environment.alfred_tw_env import TASK_TYPES, AlfredDemangler
 from textworld import EnvInfos
 from textworld.envs import PddlEnv
 
 from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.envs.adapters._cache import cache_folder
 from verl_turnkey.envs.base import StepResult, TextEnv, digest, words
 from verl_turnkey.envs.errors import EnvironmentKwargsError
@@ -178,9 +178,6 @@ def _solvable(split: Path, games: Sequence[Path]) -> set[Path]:
     except (OSError, ValueError, LookupError, TypeError):  # absent or incomplete
         pass
     solvable = [name for name, path in names.items() if _SOLVABLE.search(path.read_bytes())]
-    part = file.with_suffix(f".{uuid4().hex}")
     with contextlib.suppress(OSError):  # without a cache the next process reads the games again
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({"version": version, "solvable": solvable}), encoding="utf-8")
-        part.replace(file)  # atomic, for processes that are reading it
+        write_text(file, json.dumps({"version": version, "solvable": solvable}))
     return {names[name] for name in solvable}

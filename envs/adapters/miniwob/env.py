@@ -248,6 +248,7 @@ def _start(browser: str, driver: str) -> Chrome:
     options = ChromeOptions()
     options.binary_location = browser
     options.unhandled_prompt_behavior = "accept"
+    options.ignore_local_proxy_environment_variables()  # a proxy cannot reach the driver
     for flag in FLAGS:
         options.add_argument(flag)
     # With both paths given Selenium neither searches for programs nor downloads them.

@@ -154,14 +154,16 @@ def _rows(path: str, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
             ) from error
         yield from enumerate(cast("list[dict[str, Any]]", pd.read_parquet(path).to_dict("records")), 1)
         return
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:  # of a size that is read line by line
         for line, text in enumerate(file, 1):
             if not text.strip():
                 continue
             try:
-                row = json.loads(text)
+                row = json.loads(text.decode("utf-8-sig" if line == 1 else "utf-8"))
+            except UnicodeDecodeError as error:
+                raise EnvironmentKwargsError(f"{key}: {path}, line {line}: expected text in UTF-8: {error}") from None
             except ValueError as error:
                 raise EnvironmentKwargsError(f"{key}: {path}, line {line} is not JSON: {error}") from None
             if not isinstance(row, dict):
-                raise EnvironmentKwargsError(f"{key}: {path}, line {line} must be a JSON object, not {text[:80]!r}")
+                raise EnvironmentKwargsError(f"{key}: {path}, line {line} must be a JSON object, not {str(row)[:80]!r}")
             yield line, row

@@ -107,7 +107,13 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _head(reply: Reply, request: Request, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{reply.id}", "object": kind, "created": parts.CREATED, "model": request.model}
+    return {
+        "id": f"chatcmpl-{reply.id}",
+        "turn": reply.number,
+        "object": kind,
+        "created": parts.CREATED,
+        "model": request.model,
+    }
 
 
 def _finish(reply: Reply) -> str:

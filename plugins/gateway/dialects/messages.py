@@ -21,7 +21,8 @@ class Messages:
         reading.parameters(body)
         messages: list[Message] = []
         if body.get("system"):
-            messages.append(Message("system", parts.content(body["system"], reading, "system")[0]))
+            text, images = parts.content(body["system"], reading, "system")
+            messages.append(Message("system", text, images=images))
         for number, item in enumerate(parts.items(body.get("messages"), "messages")):
             messages += _messages(item, reading, f"messages[{number}]")
         schemas = [
@@ -36,7 +37,7 @@ class Messages:
         ]
         return Request(
             parts.conversation(messages),
-            **parts.tools(schemas, body.get("tool_choice"), reading),
+            **parts.tools(schemas, body.get("tool_choice"), reading, "input_schema"),
             model=str(body.get("model") or ""),
             max_tokens=parts.limit(body, "max_tokens"),
             stop=parts.stops(body.get("stop_sequences"), "stop_sequences"),
@@ -102,6 +103,7 @@ def _messages(item: Mapping[str, Any], reading: Reading, where: str) -> list[Mes
 def _head(reply: Reply, request: Request) -> dict[str, Any]:
     return {
         "id": f"msg_{reply.id}",
+        "turn": reply.number,
         "type": "message",
         "role": "assistant",
         "model": request.model,

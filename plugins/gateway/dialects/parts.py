@@ -109,22 +109,22 @@ def _image(part: Mapping[str, Any], kind: str, reading: Reading, place: str) -> 
         raise GatewayError(400, "invalid_request", f"{place}: not a base64 image ({error})") from None
 
 
-def tools(schemas: Sequence[Mapping[str, Any]], choice: Any, reading: Reading) -> dict[str, Any]:
+def tools(
+    schemas: Sequence[Mapping[str, Any]], choice: Any, reading: Reading, key: str = "parameters"
+) -> dict[str, Any]:
     """``tools`` and ``hides_tools`` of a request, from entries ``{"type", "name", "description", "parameters"}``.
 
     Tools of other types are left out and counted. ``choice``: the request's ``tool_choice``, whose ``none`` hides all
-    tools; other demands cannot be enforced on what the model samples.
+    tools; other demands cannot be enforced on what the model samples. ``key``: the API's name for the parameters.
     """
     functions = []
     for number, schema in enumerate(schemas):
         if schema.get("type") != "function":
             reading.ignore(f"tools/{schema.get('type')}")
             continue
-        string(schema.get("name"), f"tools[{number}].name")
         if schema.get("strict"):
             reading.ignore("strict")
-        kept = {key: schema[key] for key in ("name", "description", "parameters") if schema.get(key) is not None}
-        functions.append({"type": "function", "function": kept})
+        functions.append({"type": "function", "function": _function(schema, f"tools[{number}]", key)})
     kind = choice.get("type") if isinstance(choice, Mapping) else choice
     if isinstance(choice, Mapping) and choice.get("disable_parallel_tool_use"):
         reading.ignore("parallel_tool_calls")
@@ -133,6 +133,18 @@ def tools(schemas: Sequence[Mapping[str, Any]], choice: Any, reading: Reading) -
     if kind not in (None, "auto"):
         reading.ignore("tool_choice")
     return {"tools": tuple(functions)}
+
+
+def _function(schema: Mapping[str, Any], where: str, key: str) -> dict[str, Any]:
+    """A function as chat templates read it: some expect all three keys. ``key``: see :func:`tools`."""
+    parameters = {} if schema.get("parameters") is None else mapping(schema["parameters"], f"{where}.{key}")
+    if parameters.get("properties") is not None:
+        mapping(parameters["properties"], f"{where}.{key}.properties")
+    return {
+        "name": string(schema.get("name"), f"{where}.name"),
+        "description": string(schema.get("description") or "", f"{where}.description"),
+        "parameters": parameters or {"type": "object", "properties": {}},
+    }
 
 
 def arguments(value: Any) -> Mapping[str, Any]:

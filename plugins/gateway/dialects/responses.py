@@ -166,6 +166,7 @@ def _head(reply: Reply, request: Request) -> dict[str, Any]:
     nothing = ("error", "incomplete_details", "instructions", "temperature", "top_p", "max_output_tokens")
     return {
         "id": f"resp_{reply.id}",
+        "turn": reply.number,
         "object": "response",
         "created_at": parts.CREATED,
         "model": request.model,

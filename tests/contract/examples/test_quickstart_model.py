@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from verl_turnkey.envs import make
 from verl_turnkey.envs.adapters.minigrid import ACTIONS
 from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.plugins.cli.main import app
 
 QUICKSTART = str(Path(__file__).parents[3] / "examples" / "quickstart")
 LEVEL = "MiniGrid-DoorKey-5x5-v0"
@@ -19,13 +22,25 @@ LEVEL = "MiniGrid-DoorKey-5x5-v0"
 @pytest.fixture
 def quickstart(monkeypatch):
     """Import the scripts' modules the way the scripts do, and forget them afterwards: their names are common words."""
-    names = ("demos", "model", "play", "teaching")
+    names = ("demos", "model", "models", "play", "teaching", "training")
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(QUICKSTART)
     yield __import__
     for name in names:
         sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("game", [None, "errands", "three_errands", "service"])
+def test_its_tasks_fit_its_line(quickstart, tmp_path, game):
+    """``game``: of a chat model; None: the tiny one's."""
+    models, job = quickstart("models"), quickstart("training").Job
+    setup = models.TINY if game is None else models.GAMES[game]("a/model")
+    tasks = ["tasks", f"{tmp_path}/tasks", "--env", setup.env, "--kwargs", json.dumps(setup.kwargs)]
+    assert CliRunner().invoke(app, [*tasks, "--train", "8", "--val", "4"], catch_exceptions=False).exit_code == 0
+    _, *words = job(out=tmp_path, method="gigpo", seed=0, steps=setup.steps, **setup.job).command("/tmp/ray")
+    done = CliRunner().invoke(app, [*words, "--print"], catch_exceptions=False)
+    assert done.stdout.startswith("python -m verl"), done.output
 
 
 @pytest.mark.parametrize("level", [LEVEL, "MiniGrid-DoorKey-6x6-v0"])

@@ -32,6 +32,14 @@ def trajectories(rows):
     return [sorted(members, key=lambda i: rows[i]["step"]) for members in rows_of.values()]
 
 
+def solved(rows, i, above=None):
+    """Of the trajectory of row ``i``: by its return above a number, else by a flag on any step, else above 0."""
+    row = rows[i]
+    if above is None and "success" in row:
+        return any(other["success"] for other in rows if other["trajectory"] == row["trajectory"])
+    return row.get("env_return", row["score"]) > (above or 0.0)
+
+
 def step_returns(rows, gamma):
     """R(t) = r(t) + gamma R(t+1) inside each trajectory."""
     result = [0.0] * len(rows)

@@ -1,9 +1,9 @@
 import math
 
-from naive.common import mean, peers
+from naive.common import mean, peers, solved
 
 
-def grsd(rows, base, lam=0.5, eta=0.0, bound=0.2, success=0.0):
+def grsd(rows, base, lam=0.5, eta=0.0, bound=0.2, success=None):
     def term(j):
         gaps = rows[j]["gaps"]
         sign = (base[j] > 0) - (base[j] < 0)
@@ -13,7 +13,7 @@ def grsd(rows, base, lam=0.5, eta=0.0, bound=0.2, success=0.0):
     for i, advantage in enumerate(base):
         group = peers(rows, i)
         valid = [j for j in group if rows[j]["gaps"] and rows[j]["has_text"]]
-        wins = {rows[j]["score"] > success for j in group}
+        wins = {solved(rows, j, success) for j in group}
         if i not in valid or len(wins) < 2:
             result.append(advantage)
             continue

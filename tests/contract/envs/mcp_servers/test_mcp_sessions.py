@@ -292,7 +292,24 @@ def test_env_check_lists_the_tools(tmp_path: Path) -> None:
     assert result.output.splitlines()[-1] == "10 tools"
     listed = json.loads(CliRunner().invoke(app, ["env-check", "--mcp", str(file), "--json"]).output)
     assert (listed["ok"], listed["tools"][1]["function"]["name"]) == (True, "read")
-    file.write_text(json.dumps({"mcpServers": {"pad": {"command": "false"}}}))
+    broken = {"bad": {"command": "false"}, "worse": {"command": 3}, "unset": {"command": "sh", "args": ["${NOT_SET}"]}}
+    file.write_text(json.dumps({"mcpServers": {**broken, **STDIO}}))
     failed = CliRunner().invoke(app, ["env-check", "--mcp", str(file)])
     assert failed.exit_code == 1
-    assert "MCP server pad: it did not start" in failed.output
+    assert failed.output.splitlines()[0].startswith("note(text, times)")
+    assert failed.output.splitlines()[-1] == "10 tools"
+    for problem in ("bad: it did not start", "worse must have a command as text", "unset names the variable NOT_SET"):
+        assert problem in failed.output
+    listed = json.loads(CliRunner().invoke(app, ["env-check", "--mcp", str(file), "--json"]).output)
+    assert (listed["ok"], len(listed["tools"]), {*listed["problems"]}) == (False, 10, {*broken})
+    file.write_text("[]")
+    failed = CliRunner().invoke(app, ["env-check", "--mcp", str(file)])
+    assert (failed.exit_code, "must hold" in failed.output, "0 tools" in failed.output) == (1, True, False)
+
+
+def test_a_server_on_this_machine_is_asked_past_a_proxy(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    assert play(servers({"pad": {"url": url}}), NOTE) == ["2 notes"]

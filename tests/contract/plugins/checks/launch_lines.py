@@ -40,6 +40,33 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
     return 1.0
 """
 
+PICTURES = """
+import gymnasium
+import numpy
+
+class Pictures(gymnasium.Env):
+    def __init__(self, images=1):
+        self.images = images
+
+    def reset(self, *, seed=None, options=None):
+        return "you see", {"task": "look", "images": [numpy.zeros((28, 28, 3), "uint8")] * self.images}
+
+    def step(self, action):
+        return "you saw", 1.0, True, False, {}
+
+gymnasium.register("lines/Pictures-v0", Pictures)
+"""
+
+
+def write_llava(folder: Path, model: Path) -> None:
+    """A vision-language model that transformers knows and verl does not."""
+    from transformers import CLIPImageProcessor, LlavaConfig, LlavaProcessor
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<image>"]})
+    LlavaProcessor(CLIPImageProcessor(), tokenizer, patch_size=14).save_pretrained(folder)
+    LlavaConfig().save_pretrained(folder)
+
 
 def columns_from_answers(spec: EstimatorSpec) -> str:
     """The rewards of a line with the method ``spec``: where it reads columns, components that give them."""
@@ -105,6 +132,14 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
     rows = good.to_dict("records")
     for row in rows:
         row["prompt"] = list(row["prompt"])
+    for name, cells in {
+        "null_prompt_in_row_3": {"prompt": [*good["prompt"][:3], None, *good["prompt"][4:]]},
+        "text_info": {"extra_info": '{"index": 0}'},
+        "text_truth": {"reward_model": '{"ground_truth": "7"}'},
+        "pictures": {"images": [[]] * 7 + [["a.png"]]},
+    }.items():
+        good.assign(**cells).to_parquet(folder / f"{name}.parquet")
+    (folder / "odd_tools.yaml").write_bytes("tools: []  # Tür\n".encode("latin-1"))
     good.assign(__rollout_n__=2).to_parquet(folder / "counted.parquet")
     good.assign(turnkey_hint="go left").to_parquet(folder / "hinted.parquet")
     (folder / "run[1]").mkdir()
@@ -121,6 +156,9 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
     (folder / "plain_file").write_text("")
     (folder / "odd.txt").write_text("{observaton}\n{observation}\n")
     (folder / "bare").mkdir()
+    (folder / "pictures.py").write_text(PICTURES)
+    write_parquet(folder / "pictures.parquet", [Task("lines/Pictures-v0", seed) for seed in range(8)], "x", "train")
+    write_llava(folder / "llava", model)
     (folder / "reward.py").write_text(REWARD)
     (folder / "loops.yaml").write_text("- name: mine\n  _target_: mine.Loop\n")
     (folder / "no_loops.yaml").write_text("name: mine\n")
@@ -326,6 +364,10 @@ DATA = [
     (
         f"{FILTER} algorithm.filter_groups.metric=acc data.gen_batch_size=64",
         "data.train_files gives 8 tasks | data.gen_batch_size=64",
+    ),
+    (
+        "data.val_files={tmp}/null_prompt_in_row_3.parquet",
+        "data.val_files | null_prompt_in_row_3.parquet, row 3, column 'prompt' | null",
     ),
     ("data.train_files={tmp}/prose_in_row_5.parquet", "row 5 | turnkey_task | DoorKey, please"),
     ("data.val_files={tmp}/prose_in_row_5.parquet", "data.val_files | row 5 | DoorKey, please"),

@@ -24,6 +24,7 @@ VALUES: list[tuple[str, str, str, str]] = [
     (f"{ROLLOUT}.temperature", "0", "a gradient of 0", "0.7"),
     (f"{ROLLOUT}.val_kwargs.temperature", "-1", "0 or more", "0"),
     (f"{ACTOR}.clip_ratio_high", "-0.2", "0 or more", "0.28"),
+    (f"{ACTOR}.clip_ratio_low", "-1", "0 or more", "10"),  # of CISPO: no lower limit
     ("trainer.save_freq", "null", "-1: never", "-1"),
     ("trainer.test_freq", "null", "-1: never", "-1"),
     ("trainer.save_freq", "-2", "-1 or more", "20"),
@@ -49,6 +50,21 @@ REFUSED_OR_NOT: list[tuple[str, str, str]] = [
         f"+turnkey=gigpo {ROLLOUT}.temperature=0",
         "a gradient of 0",
         f"+turnkey=gigpo {ROLLOUT}.temperature=0 trainer.val_only=true",
+    ),
+    (
+        "+turnkey=gigpo actor_rollout_ref.model.lora_alpha=0 actor_rollout_ref.model.lora_rank=8",
+        "lora_alpha=0: expected a number, above 0",
+        "+turnkey=gigpo actor_rollout_ref.model.lora_alpha=0 actor_rollout_ref.model.lora_rank=0",
+    ),
+    (
+        f"+turnkey=gigpo {ACTOR}.kl_loss_coef=-1 {ACTOR}.use_kl_loss=true",
+        "kl_loss_coef=-1: expected a number, 0 or more",
+        f"+turnkey=gigpo {ACTOR}.kl_loss_coef=-1 {ACTOR}.use_kl_loss=false",
+    ),
+    (
+        f"+turnkey=gigpo {ROLLOUT}.temperature=0 trainer.logger=[consle] {ACTOR}.policy_loss.loss_mode=gspoo",
+        "3 errors | a gradient of 0 | consle | gspoo",
+        f"+turnkey=gigpo {ROLLOUT}.temperature=1 trainer.logger=[console] {ACTOR}.policy_loss.loss_mode=gspo",
     ),
     (
         f"+turnkey=gigpo {ROLLOUT}.temperature=hot trainer.val_only=true",

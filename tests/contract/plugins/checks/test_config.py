@@ -17,11 +17,12 @@ import pandas as pd
 import pytest
 import torch
 from contract_tools import AWKWARD, Compose
+from launch_lines import write_llava
 from omegaconf import OmegaConf
 from pyarrow import parquet
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.utils import need_critic
-from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from verl_turnkey.advantage import ConfigError, Credit, estimators, register_estimator
 from verl_turnkey.advantage import registry as estimator_registry
@@ -30,6 +31,7 @@ from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.losses import losses
 from verl_turnkey.plugins.checks import driver
 from verl_turnkey.plugins.checks.driver import resolve_and_check as check
+from verl_turnkey.plugins.checks.paths import check_takes_images
 from verl_turnkey.plugins.cli import recipes
 from verl_turnkey.plugins.config.recipe_files import config_dir
 from verl_turnkey.plugins.config.schema import RolloutConfig, turnkey_config
@@ -195,6 +197,34 @@ def test_stock_estimators_under_a_turnkey_trainer_pass(compose: Compose, estimat
 def test_a_run_that_does_not_mention_us_is_left_alone(compose: Compose, monkeypatch):
     monkeypatch.setattr(internals, "SUPPORTED_VERL", "<0.1")
     checked(compose("data.train_batch_size=1000", "actor_rollout_ref.actor.use_dynamic_bsz=false"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("fsdp_config.strategy=fsdp3", "fsdp_config.strategy=fsdp3: verl refuses this launch line: strategy fsdp3"),
+        ("optim.warmup_style=cosin", "optim.warmup_style=cosin: verl refuses this launch line: assert self.warmup"),
+    ],
+)
+def test_what_verl_itself_refuses_is_named(compose: Compose, setting: str, message: str):
+    """Its assertions may say nothing."""
+    config = compose("+turnkey=gigpo", "turnkey.env.probe=false", f"actor_rollout_ref.actor.{setting}")
+    with pytest.raises(driver.Refused, match=re.escape(message)):
+        driver.validate(config, False, need_critic(config), validate_config)
+
+
+def test_a_model_that_verl_can_show_images_is_not_refused(
+    compose: Compose, tmp_path: Path, model_dir: Path, monkeypatch
+):
+    """No processor that verl knows loads without torchvision: transformers' LLaVA stands in."""
+    from transformers import AutoProcessor
+
+    write_llava(tmp_path, model_dir)
+    config = compose(f"actor_rollout_ref.model.path={tmp_path}")
+    with pytest.raises(ConfigError, match=r"cannot take them: .*Unsupported processor type: LlavaProcessor; choose"):
+        check_takes_images(config)
+    monkeypatch.setattr("verl.utils.hf_processor", lambda path, **_: AutoProcessor.from_pretrained(path))
+    check_takes_images(config)
 
 
 # --- bad input: the message names the key and the closest match -------------------------------------------------------

@@ -36,6 +36,8 @@ WITHOUT_A_LINE = {
     "answer-missing": "an environment with answers: tests/unit/plugins/checks/test_probe.py",
     "check-incomplete": "a check that stumbles: tests/unit/plugins/checks/test_findings.py",
     "data-file-empty": "a file for `turnkey eval`; in training `too-few-tasks` comes first",
+    "data-changed": "a checkpoint of other tasks: test_whole_checkpoints.py",
+    "data-fewer-than-played": "a checkpoint of other tasks: test_whole_checkpoints.py",
     "environment-arguments": "a task for `turnkey eval`; in training `task-invalid` comes first",
     "environment-unknown": "a task for `turnkey eval`; in training `task-invalid` comes first",
     "environment-package": "an environment without its package: test_config.py",
@@ -53,6 +55,7 @@ WITHOUT_A_LINE = {
     "probe-without-environment": "a task for `turnkey eval`; in training `task-without-environment` comes first",
     "resume-path-damaged": "checkpoints of an earlier run: test_whole_checkpoints.py",
     "resumes-from-older-checkpoint": "checkpoints of an earlier run: test_whole_checkpoints.py",
+    "roles-share-memory": "an environment of several roles: tests/unit/plugins/checks/test_probe.py",
     "reward-column-clash": "an environment with columns of its own: test_config.py",
     "strategy-column-clash": "an environment with columns of its own: test_checks_of_branching.py",
     "turnkey-plain-value": "a program without our search path: test_config.py",
@@ -145,6 +148,8 @@ def test_a_value_out_of_the_range_trips_and_one_within_does_not(row: Range):
     for value, refused in ((bad, True), (good, False), ("many", True)):
         config = OmegaConf.create({})
         OmegaConf.update(config, row.key, value, force_add=True)
+        if row.read_with:
+            OmegaConf.update(config, row.read_with, 1, force_add=True)
         with warnings.catch_warnings(), suppress(ConfigError), collecting(config) as findings:
             findings.run(check_ranges, config, use_critic=True)
         assert {id_of(error) for error in findings.errors} == ({f"{RANGE}{row.key}"} if refused else set())

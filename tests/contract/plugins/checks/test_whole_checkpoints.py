@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,14 @@ import pytest
 import torch
 from contract_tools import Compose
 from safetensors.torch import save_file
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import RandomSampler
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.plugins.checks import checkpoints
+from verl_turnkey.plugins.checks.files import data_mark
+from verl_turnkey.plugins.checks.findings import Refusal, RuleWarning, id_of
 from verl_turnkey.plugins.checks.unread import check_steps
 from verl_turnkey.plugins.config import checkpoint_files, resolve
 
@@ -292,6 +299,83 @@ def test_a_checkpoint_without_the_process_reward_model_is_incomplete(compose: Co
     config = composed(compose, tmp_path, recipe="istar")
     assert check(config) == []
     assert config.trainer.resume_mode == "auto"
+
+
+def loader(tasks: int, workers: int) -> StatefulDataLoader:
+    numbers, generator = list(range(tasks)), torch.Generator().manual_seed(1)
+    sampler = RandomSampler(numbers, generator=generator)  # as verl's create_rl_sampler
+    return StatefulDataLoader(numbers, batch_size=4, num_workers=workers, drop_last=True, sampler=sampler)
+
+
+def fetched(loader: StatefulDataLoader, steps: int) -> None:
+    """As verl's trainer: a second StopIteration in a row ends the run."""
+    batches = iter(loader)
+    for _ in range(steps):
+        try:
+            next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            next(batches)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("before", "steps", "after", "id"),
+    [
+        (64, 10, 32, "data-fewer-than-played"),
+        (64, 10, 39, "data-fewer-than-played"),
+        (64, 10, 40, "data-changed"),
+        (64, 6, 32, "data-changed"),
+        (64, 16, 128, "data-changed"),
+        (64, 20, 17, "data-changed"),
+        (64, 20, 15, "data-fewer-than-played"),
+        (64, 10, 64, None),
+    ],
+)
+def test_other_tasks_than_those_of_the_checkpoint(
+    compose: Compose, tmp_path: Path, workers: int, before: int, steps: int, after: int, id: str | None
+):
+    """What verl's own loader does with its state; ours says it before the start."""
+    folder, file = save(tmp_path, steps), tmp_path / "train.parquet"
+    first = loader(before, workers)
+    fetched(first, steps)
+    torch.save(state := first.state_dict(), folder / "data.pt")
+    config = composed(compose, tmp_path, f"data.train_files={file}", f"data.val_files={file}")
+    write_parquet(file, [Task("turnkey/Errands-v0", seed) for seed in range(before)], "errands", "train")
+    (folder / "turnkey_data.json").write_text(json.dumps(data_mark(config)))
+    write_parquet(file, [Task("turnkey/Errands-v0", seed) for seed in range(after)], "errands", "train")
+    second = loader(after, workers)
+    second.load_state_dict(state)
+    stops = pytest.raises(StopIteration) if id == "data-fewer-than-played" else nullcontext()
+    with stops:
+        fetched(second, after // 4 + 1)
+    assert rule_of(config) == id
+    if id is None:
+        seeds = [*range(1, before), 7]
+        write_parquet(file, [Task("turnkey/Errands-v0", seed) for seed in seeds], "errands", "train")
+        assert rule_of(config) == "data-changed"  # as many others
+
+
+def test_checkpoints_of_former_versions_are_compared_by_time(compose: Compose, tmp_path: Path):
+    folder, file = save(tmp_path, 3), tmp_path / "train.parquet"
+    config = composed(compose, tmp_path, f"data.train_files={file}", f"data.val_files={file}")
+    write_parquet(file, [Task("turnkey/Errands-v0", seed) for seed in range(8)], "errands", "train")
+    for at, id in ((1, None), (2**31, "data-changed")):
+        os.utime(file, (at, at))
+        assert rule_of(config) == id
+    (folder / "data.pt").unlink()  # verl begins the data anew
+    assert rule_of(config) is None
+
+
+def rule_of(config: Any) -> str | None:
+    """The rule by which the data are refused, or warned about."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            checkpoints.check_resumed_data(config)
+        except Refusal as refusal:
+            return refusal.id
+    return next((id_of(warning.message) for warning in caught if isinstance(warning.message, RuleWarning)), None)
 
 
 @pytest.mark.parametrize(("steps", "warned"), [(4, False), (3, True), (2, True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -68,8 +69,9 @@ def test_a_language_model_learns_more_slowly_than_a_small_one(tmp_path, model_di
         ("cpu", 6, ["trainer.save_freq=5"], 5, "2"),
         ("cpu", 6, ["trainer.max_actor_ckpt_to_keep=4"], 2, "4"),
         ("cpu", 6, ["turnkey.stop.whole_checkpoints=2"], 2, None),
-        ("gpu", 6, [], 6, None),
-        ("gpu", 200, [], 25, None),
+        ("gpu", 6, [], 6, "2"),
+        ("gpu", 200, [], 25, "2"),
+        ("gpu", 6, ["trainer.max_actor_ckpt_to_keep=null"], 6, None),
     ],
 )
 def test_checkpoints(compose: Compose, tmp_path, model_dir, device, steps, further, every, keep):
@@ -91,6 +93,32 @@ def test_a_conversation_has_room_for_turns(tmp_path, device, turn):
     budget = f"data.max_response_length={16 * turn}"
     assert sizes("search") == ([budget], [f"turnkey.rollout.max_tokens_per_turn={turn}"])
     assert sizes("frozenlake") == ([f"data.max_response_length={turn}"], [])
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "words", "tokens"),
+    [
+        (32_000, ["babyai"], 16384),
+        (151_936, ["babyai"], 16384),  # float32 logits of 9.96 GB
+        (262_144, ["babyai"], 9216),
+        (None, ["babyai"], 9216),  # a model that is not here
+        (262_144, ["search"], 16 * 512 + 2048),  # a row has to fit
+        (262_144, ["babyai", "data.max_prompt_length=20000"], 20512),
+        (262_144, ["babyai", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096"], 4096),
+    ],
+)
+def test_the_logits_of_a_micro_batch_have_a_limit(compose: Compose, tmp_path, vocabulary, words, tokens):
+    (tmp_path / "m").mkdir()
+    if vocabulary is not None:
+        (tmp_path / "m" / "config.json").write_text(json.dumps({"vocab_size": vocabulary}))
+    options = ["--model", str(tmp_path / "m"), "--out", str(tmp_path / "run"), *SMALL, "--device", "gpu"]
+    config = compose(*printed(*words, *options)).actor_rollout_ref
+    assert config.actor.ppo_max_token_len_per_gpu == config.rollout.log_prob_max_token_len_per_gpu == tokens
+
+
+def test_a_row_fits_into_a_micro_batch_on_a_cpu(compose: Compose, tmp_path, model_dir):
+    words = ["service", "--model", str(model_dir), "--out", str(tmp_path), *SMALL, "data.max_response_length=8192"]
+    assert compose(*printed(*words)).actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 512 + 8192
 
 
 def test_further_overrides_win_and_stand_once(tmp_path):

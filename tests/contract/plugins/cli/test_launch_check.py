@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +58,17 @@ def test_the_first_prompt_is_shown_with_its_examples(stock_overrides, monkeypatc
     assert re.match(r"\d+ of 1200 tokens \(data.max_prompt_length\):\n", prompt)
     assert "Observation: a wall\nAnswer: <action>turn around</action>" in prompt
     assert re.fullmatch(r"1 turn in every prompt as text, about \d+ tokens \(turnkey.*\)", header(out)["examples"][0])
+
+
+def test_an_ascii_terminal_gets_escapes(stock_overrides: list[str]):
+    words = ["+turnkey=gigpo", "+turnkey/env=babyai", *stock_overrides, "turnkey.rollout.system='Tür, öffne dich'"]
+    done = subprocess.run(
+        [sys.executable, "-m", "verl_turnkey", "check", "--prompt", *words, "trainer.project_name='Tür'"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert rb"T\xfcr, \xf6ffne dich" in done.stdout.partition(b"the first prompt")[2]
 
 
 def test_a_good_line(checked: Checked, recwarn: pytest.WarningsRecorder):

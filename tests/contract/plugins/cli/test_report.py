@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.log.segments import sha256
 from verl_turnkey.plugins.view.groups import OUTPUTS
-from verl_turnkey.plugins.view.runs import flat
+from verl_turnkey.plugins.view.starts import flat
 
 SECRET = "sk-1234"
 URL = override("+turnkey.env.kwargs.url", f"https://me:{SECRET}@host/x?api_key={SECRET}")
@@ -55,7 +56,10 @@ def finished(folder: Path, seed: int = 0, skill: float = 0.42) -> Path:
         "versions": {"python": "3.9.0", "verl": "0.0.1", "nosuch": "1"},
         "hardware": {"cores": 4096},
         "commit": "0" * 40,
-        "files": {str(folder / "tasks" / "train.parquet"): sha256(folder / "tasks" / "train.parquet")},
+        "files": {
+            str(folder / "tasks" / "train.parquet"): sha256(folder / "tasks" / "train.parquet"),
+            str(folder / "mcp.json"): "0" * 64,  # not there any more
+        },
     }
     (log / "segments" / "20260102T030405_00ff.json").write_text(json.dumps(facts))
     data = [{"step": step, "data": {"episode/success_rate": step / 10, "timing_s/step": 2.0}} for step in range(1, 7)]
@@ -89,7 +93,7 @@ def test_it_has_what_a_repeat_takes_and_no_secret(run: Path, home: Path) -> None
     assert report["versions"]["verl"] == "0.0.1"
     assert report["hardware"] == {"cores": 4096}
     assert report["code"]["commit"] == "0" * 40
-    assert list(report["files"]) == ["~/first/tasks/train.parquet"]
+    assert list(report["files"]) == ["~/first/tasks/train.parquet", "~/first/mcp.json"]
     assert report["differences"]["turnkey.rollout.max_turns"] == [7, None]
     assert "data.seed" in report["seeds"]
     assert report["curves"]["episode/success_rate"]["value"] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
@@ -97,6 +101,14 @@ def test_it_has_what_a_repeat_takes_and_no_secret(run: Path, home: Path) -> None
     assert [result["what"] for result in report["results"]] == ["validation success", "training success"]
     for name in ("data.train_files", "95 % interval", "<svg", "3.9.0", "4096", "0" * 40):
         assert name in page
+
+
+def test_the_report_of_a_copy_is_of_the_copy(run: Path, home: Path) -> None:
+    shutil.copytree(run, home / "second")
+    turnkey("report", home / "second", "--out", home / "out")
+    assert "~/first" not in (home / "out" / "report.json").read_text()
+    differ = json.loads(turnkey("repeat", home / "out" / "report.json", "--json").stdout)["differs"]
+    assert not [line for line in differ if "train.parquet" in line]
 
 
 def test_the_line_composes_to_the_configuration_of_the_run(run: Path) -> None:
@@ -119,7 +131,7 @@ def test_what_differs_on_this_machine(run: Path) -> None:
     train = run / "tasks" / "train.parquet"
     lines = json.loads(turnkey("repeat", run / "report.json", "--json").stdout)["differs"]
     starts = ("python ", "verl ", "nosuch is not installed", "cores: ", "the working folder was at commit")
-    for start in (*starts, f"data.val_files: {run}/tasks/val.parquet is missing"):
+    for start in (*starts, f"data.val_files: {run}/tasks/val.parquet is missing", f"{run}/mcp.json is"):
         assert [line for line in lines if line.startswith(start)], (start, lines)
     assert [line for line in lines if line.endswith("fill in your own secret for ***")]
     assert not [line for line in lines if str(train) in line]

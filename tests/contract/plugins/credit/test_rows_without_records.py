@@ -110,7 +110,8 @@ def test_the_table_of_a_tool_loops_rows(queue, trainer, capture):
         ("b_0", 1): (0.5, 0.5, True, 2, b + 5, 0.75),
     }
     assert {steps.ids["group"][g] for g in steps.group} == {"a", "b"}
-    assert steps.given == {"terminated", "tokens", "value", "extra.tool_rewards"}  # turn_scores: nobody filled them
+    # turn_scores: nobody filled them
+    assert steps.given == {"env_return", "terminated", "tokens", "value", "extra.tool_rewards"}
     advantages = read(after, "advantages")
     credit = {place: float(i) for i, place in enumerate(table(steps), 1)}
     x, y, z = (credit["a_0", t] for t in range(3))
@@ -143,9 +144,10 @@ def test_rewards_per_token_and_kl_go_to_their_turns(queue, trainer, capture):
     write(batch, "ref_log_prob", lambda key, i: -1.0 - 0.1 * i)
     metrics: dict[str, Any] = {}
     advance(made, batch, metrics)
-    of_turns = table(capture[0], "reward")
+    of_turns = table(capture[0], "reward", "env_return")
     assert of_turns["a_0", 0][0] == pytest.approx(1 + 2 + 4 + 8 + 16 - 0.5 * (0.1 + 0.2))
     assert of_turns["a_0", 1][0] == pytest.approx(32 + 64 - 0.5 * 0.5)
+    assert [of_turns[place][1] for place in (("a_0", 0), ("a_0", 1), ("a_1", 0))] == [127, 127, 0]
     assert metrics["episode/composed_return/mean"] == pytest.approx(127 / 2)  # without the penalty
 
 

@@ -156,8 +156,9 @@ def test_a_command_plays_in_processes_of_its_own(served: Served):
     before = json.loads((served.folder / "out" / "eval.json").read_text())
     script.write_text("import sys; sys.exit(1)")
     changed = served(*words, "--tasks", served.tasks(*asking(3)))
-    assert "differs in\n  modules.script.py: " in str(changed.exception)
-    assert before["agent"]["run"][1:] == ["script.py", "{question}"]
+    assert "differs in\n  turnkey.agent.run: " in str(changed.exception)
+    assert before["turnkey.agent.run"][1].startswith("script.py (")
+    assert before["turnkey.agent.run"][2:] == ["{question}"]
 
 
 def test_a_run_of_an_agent_is_evaluated_with_its_settings(served: Served):

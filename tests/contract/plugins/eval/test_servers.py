@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from loopback import Refusal, serve
 from typer.testing import CliRunner
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.eval import schedule
+from verl_turnkey.plugins.eval.completions import SeededTurns
 from verl_turnkey.plugins.view.reading import read
 
 MOVES = ("up", "down", "left", "right")
@@ -233,4 +236,10 @@ def test_a_file_of_your_own_is_a_part_of_the_identity(lake, tmp_path):
     assert lake.result()["complete"]
     own.write_text(own.read_text() + "# another version\n")
     done = lake("--tasks", "2", environment=str(own))
-    assert "differs in\n  modules.own_env.py: " in str(done.exception)
+    assert "differs in\n  turnkey.modules: ['own_env.py (" in str(done.exception)
+
+
+def test_images_are_refused():
+    turns = SeededTurns(cast(Any, None), "k")
+    with pytest.raises(ConfigError, match="sends token ids alone, and this prompt has images"):
+        asyncio.run(turns.generate("a", prompt_ids=[1], sampling_params={}, image_data=[object()]))

@@ -171,12 +171,18 @@ async def play(
     outcome: Outcome | None = None,
     grace: float = 1.0,
     tag: str | None = None,
+    watch: Any = None,
 ) -> Played:
-    """Let ``agent(url)`` play an episode against a gateway of its own. ``tag``: of the episode's ids."""
+    """Let ``agent(url)`` play an episode against a gateway of its own.
+
+    ``tag``: of the episode's ids; ``watch``: gets its ``session`` and ``script`` before it begins.
+    """
     model = model or codec()
     script = Script(model, turns, wait)
     session = Session(model, script, sampling or {"temperature": 1.0, "logprobs": True}, limits)
     session.tag = tag or session.tag
+    if watch is not None:
+        watch.session, watch.script = session, script
     server = Gateway()
     await server.start()
     server.add(session)

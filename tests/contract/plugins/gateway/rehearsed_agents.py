@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 ADD = {
@@ -64,4 +65,24 @@ async def demanding(task: dict[str, Any], agent: Any) -> float:
 
 
 def idle(task: dict[str, Any], agent: Any) -> float:
+    return 1.0
+
+
+async def raises(task: dict[str, Any], agent: Any) -> float:
+    """Fails after seven turns and a title."""
+    messages: list[Any] = []
+    print("the agent prints")
+    async with agent.client() as client:
+        for number in range(7):
+            messages.append({"role": "user", "content": str(number)})
+            reply = await client.chat.completions.create(model=agent.model, messages=messages)
+            messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+        await client.chat.completions.create(model="small", messages=messages[:1])
+    raise ValueError(f"I give up at {agent.base_url}")
+
+
+def leaves_a_thread(task: dict[str, Any], agent: Any) -> float:
+    threading.Thread(target=threading.Event().wait, daemon=True, name="asker").start()
+    with agent.client() as client:
+        client.chat.completions.create(model=agent.model, messages=[{"role": "user", "content": "a"}])
     return 1.0

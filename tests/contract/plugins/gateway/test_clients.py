@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import copy
+import io
 import json
-from dataclasses import replace
-from typing import Any
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+import httpx
 import pytest
-from gateway_parts import LIMITS, LOOK, anthropic, called, codec, openai, run
+import real_tokenizers
+from gateway_parts import LIMITS, LOOK, Agent, anthropic, called, codec, openai, run, seeing
+from PIL import Image
+from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+from verl_turnkey.envs.agents.base import Outcome
+from verl_turnkey.plugins.gateway.codec import Codec
+from verl_turnkey.plugins.gateway.episode import StepOptions, played
+from verl_turnkey.plugins.gateway.states import state_key
+from verl_turnkey.plugins.rollout.episode import Episode
 
 ASKED: list[Any] = [{"role": "system", "content": "You look."}, {"role": "user", "content": "Where is it?"}]
 
@@ -157,3 +172,146 @@ def test_tokens_are_counted_without_a_turn() -> None:
     played = run(agent, ["Here."])
     assert played.value[0] == played.value[1] > 5
     assert len(played.session.turns) == 1
+
+
+@dataclass(frozen=True)
+class Api:
+    """How a body is made for an API, and a reply read."""
+
+    path: str
+    field: str
+    tool: Any
+    image: Callable[[str, str], Any]
+    """of a type and base64 data"""
+    turn: Callable[[Any], tuple[list[Any], list[Any]]]
+    """what a reply adds to the messages, and its calls"""
+    result: Callable[[Any, Any], Any]
+    """of a call, with a content"""
+
+
+def chat_turn(body: Any) -> tuple[list[Any], list[Any]]:
+    message = body["choices"][0]["message"]
+    return [message], message.get("tool_calls") or []
+
+
+APIS = (
+    Api(
+        "/chat/completions",
+        "messages",
+        LOOK,
+        lambda kind, data: {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}},
+        chat_turn,
+        lambda call, content: {"role": "tool", "tool_call_id": call["id"], "content": content},
+    ),
+    Api(
+        "/responses",
+        "input",
+        {"type": "function", **LOOK["function"]},
+        lambda kind, data: {"type": "input_image", "image_url": f"data:{kind};base64,{data}"},
+        lambda body: (body["output"], [item for item in body["output"] if item["type"] == "function_call"]),
+        lambda call, content: {"type": "function_call_output", "call_id": call["call_id"], "output": content},
+    ),
+    Api(
+        "/messages",
+        "messages",
+        {"name": "look", "description": "Look.", "input_schema": LOOK["function"]["parameters"]},
+        lambda kind, data: {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}},
+        lambda body: (
+            [{"role": "assistant", "content": body["content"]}],
+            [block for block in body["content"] if block["type"] == "tool_use"],
+        ),
+        lambda call, content: {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": call["id"], "content": content}],
+        },
+    ),
+)
+
+
+def looks(api: Api, question: Any, result: Any, changed: Callable[[str], str] = str) -> Agent:
+    """An agent that asks with the content ``question`` and answers each call with ``result``.
+
+    ``changed`` makes what it sends, as JSON, of what it has got.
+    """
+
+    async def agent(url: str) -> None:
+        sent, calls = [{"role": "user", "content": question}], [None]
+        async with httpx.AsyncClient(timeout=60) as web:
+            while calls:
+                body = {"model": "policy", "max_tokens": 100, "tools": [api.tool]}
+                body[api.field] = json.loads(changed(json.dumps(sent)))
+                answer = await web.post(url + api.path, json=body)
+                assert answer.status_code == 200, answer.text
+                made, calls = api.turn(answer.json())
+                sent = [*sent, *made, *(api.result(call, result) for call in calls)]
+
+    return agent
+
+
+by_api = pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
+
+
+@by_api
+def test_steps_tell_images_apart_by_their_content(api: Api) -> None:
+    """Not by their encoding, in messages of the user and in results of tools."""
+
+    def content(gray: int, form: str) -> list[Any]:
+        file = io.BytesIO()
+        Image.new("L", (9, 9), gray).save(file, form)
+        return [api.image(f"image/{form.lower()}", base64.b64encode(file.getvalue()).decode())]
+
+    def keys_of(gray: int, form: str, result: int) -> list[Any]:
+        agent = looks(api, content(gray, form), content(result, form))
+        session = run(agent, [called('{"place": "cave"}'), "Here."], model=seeing()).session
+        options, episode = StepOptions(state_key("observation"), texts=True), Episode()
+        played(session, Outcome(reward=1.0), options, episode)
+        assert [step.record["extra"]["text"] for step in episode.steps] == ["", ""]
+        return [(step.record["extra"]["images"], step.record["anchor"]) for step in episode.steps]
+
+    first, other = keys_of(10, "PNG", 30), keys_of(10, "BMP", 40)
+    assert first[0] == other[0]
+    assert len({first[0], first[1], other[1]}) == 3
+    assert len({key for step in (*first, *other) for key in step}) == 6
+    assert all(images for images, _ in (*first, *other))
+
+
+WITH_IDS = """\
+{% if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'tool' %}Result of {{ m.tool_call_id }}: {% endif %}{{ m.content }}{% if m.tool_calls %}\
+<|tool_calls_section_begin|>{% for call in m.tool_calls %}<|tool_call_begin|>{{ call.id }}\
+<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>{% endfor %}\
+<|tool_calls_section_end|>{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""results stand under the id of their call, as in the templates of Kimi K2"""
+CALLED = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:{}<|tool_call_argument_begin|>"
+    '{{"place": "cave"}}<|tool_call_end|><|tool_calls_section_end|>'
+)
+
+
+def with_ids() -> Codec:
+    tokenizer = copy.deepcopy(real_tokenizers.tokenizer("qwen3"))
+    tokenizer.chat_template = WITH_IDS
+    builder = create_continuous_token_builder(
+        tokenizer, hf_model_type="kimi_k2", chat_template_kwargs={}, mm_processor_kwargs={}, processor=None
+    )
+    return Codec(tokenizer, builder, "kimi")
+
+
+@by_api
+@pytest.mark.parametrize("thinking", ["keep", "as_sent"])
+@pytest.mark.parametrize("changes_ids", [False, True])
+def test_a_result_stands_under_the_id_that_the_model_wrote(
+    api: Api, thinking: Literal["keep", "as_sent"], changes_ids: bool
+) -> None:
+    """Whatever id the client gives the call, and whether the prompt goes on or is rendered anew."""
+    changed = (lambda sent: re.sub(r"call_\w+_(\d+_\d+)", r"toolu_\1", sent)) if changes_ids else str
+    agent, limits = looks(api, "go", "dark", changed), replace(LIMITS, thinking=thinking)
+    ended = run(agent, [CALLED.format(0), CALLED.format(1), "Here."], model=with_ids(), limits=limits)
+    text = ended.script.codec.tokenizer.decode(ended.script.prompts[-1])
+    assert re.findall(r"Result of (\S+): dark", text) == ["functions.look:0", "functions.look:1"]
+    assert re.findall(r"<\|tool_call_begin\|>(.+?)<", text) == ["functions.look:0", "functions.look:1"]
+    assert ended.breaks == ["first"]

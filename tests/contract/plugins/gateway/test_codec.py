@@ -7,11 +7,13 @@ from functools import cache
 from typing import Any
 
 import pytest
+import real_tokenizers
 from gateway_parts import LOOK, called
 from gateway_parts import codec as made
 
 from verl_turnkey.plugins.gateway.codec import Codec
 from verl_turnkey.plugins.gateway.messages import Message, ToolCall
+from verl_turnkey.plugins.gateway.token_bound import TokenBound
 
 codec = cache(made)
 HEAD = (Message("system", "You look."), Message("user", "Where is it?"))
@@ -129,3 +131,37 @@ def test_half_a_surrogate_pair_in_a_call_becomes_plain_text() -> None:
     assert parsed.calls[0].arguments == {"place": "?", "times": 1}
     whole = read(of("qwen3"), called('{"place": "\\ud83d\\ude00"}') + "<|im_end|>")
     assert whole.calls[0].arguments == {"place": "\N{GRINNING FACE}"}
+
+
+TEXTS = {
+    "words": "the way from the cave to the hill is long and dark, so they say. ",
+    "digits": "0123456789",
+    "dots": ".",
+    "lines": "\n",
+    "spaces": " ",
+    "composed": "e\N{COMBINING ACUTE ACCENT}",
+    "chinese": "\u5c71\u6d1e\u5f88\u6697",
+    "control": "<|im_end|>",
+}
+
+
+@pytest.mark.parametrize("package", ["qwen3", "gptoss", "llama3_1", "smollm2", "gemma3", "mistral_nemo"])
+def test_the_tokens_of_a_long_text_are_bounded_from_below(package: str) -> None:
+    tokenizer = real_tokenizers.tokenizer(package)
+    bound = TokenBound(tokenizer)
+    for name, text in TEXTS.items():
+        text = f"a{text * (120_000 // len(text))}a"
+        messages = [Message("user", text), Message("assistant", text)]
+        assert 300 < bound(messages) <= len(tokenizer.encode(text, add_special_tokens=False)), name
+    assert bound([Message("user", " " * 120_000)]) == 0, "templates drop them"
+    assert bound(HEAD) == 2
+
+
+def test_a_vocabulary_without_bytes_has_no_bound() -> None:
+    tokenizer = real_tokenizers.tokenizer("qwen3")
+
+    class Words:
+        def get_vocab(self) -> dict[str, int]:
+            return {token: number for token, number in tokenizer.get_vocab().items() if token.isascii()}
+
+    assert TokenBound(Words())([Message("user", "a" * 200_000)]) == 0

@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import httpx
 import pytest
-from gateway_parts import LIMITS, LOOK, called, openai, rows, run
+import torch
+from gateway_parts import LIMITS, LOOK, anthropic, called, openai, rows, run
 from openai import BadRequestError
 from test_clients import ASKED, spelled
 
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome
+from verl_turnkey.plugins.credit.rows import read_rows
+from verl_turnkey.plugins.gateway.exchange import Exchange
 from verl_turnkey.plugins.gateway.turns import Aborted, Limits
 
 
 async def ask(client: Any, messages: Any = ASKED, **options: Any) -> Any:
     return (await client.chat.completions.create(model="policy", messages=messages, **options)).choices[0]
+
+
+@dataclass
+class Watched:
+    """The episode that is played, for agents that wait for it."""
+
+    calls: tuple[int, ...] = ()
+    """the model answers only once so many calls have begun"""
+    session: Any = None
+    script: Any = None
+
+    async def together(self) -> None:
+        begun = len(self.script.prompts)
+        needed = min((number for number in self.calls if number >= begun), default=0)
+        while len(self.script.prompts) < needed:
+            await asyncio.sleep(0.01)
+
+
+def steps_of(row: Any) -> list[dict[str, Any]]:
+    return row.extra_fields["turnkey"]["steps"]
 
 
 def later(reply: Any, text: str = "And now?") -> list[Any]:
@@ -47,7 +72,57 @@ def test_an_equal_request_is_another_sample() -> None:
     assert sum(len(row.extra_fields["turnkey"]["steps"]) for row in played.rows) == 3
 
 
-def test_a_lost_connection_leaves_no_turn() -> None:
+@pytest.mark.parametrize("header", ["x-stainless-retry-count", "idempotency-key"])
+def test_equal_requests_whose_clients_give_up_stay_as_many_turns(header: str) -> None:
+    """Two clients ask the same at the same time, give up, and ask again: each gets the turn of one call."""
+    gate = asyncio.Event()
+
+    async def agent(url: str) -> Any:
+        body = {"model": "policy", "messages": ASKED}
+
+        async def once(web: httpx.AsyncClient, name: str, attempt: int) -> Any:
+            value = name if header == "idempotency-key" else str(attempt)
+            return (await web.post(f"{url}/chat/completions", json=body, headers={header: value})).json()["id"]
+
+        async with httpx.AsyncClient() as web:
+            first = [asyncio.ensure_future(once(web, name, 0)) for name in ("a", "b")]
+            while len(watched.script.prompts) < 2:
+                await asyncio.sleep(0.01)
+            for call in first:
+                call.cancel()
+            await asyncio.gather(*first, return_exceptions=True)
+            while watched.session.bodies.bytes:  # until the gateway has noticed
+                await asyncio.sleep(0.01)
+            gate.set()
+            again = await asyncio.gather(*(once(web, name, 1) for name in ("a", "b")))
+            return again, await once(web, "c", 0)
+
+    watched = Watched()
+    played = run(agent, ["One.", "Two.", "Three."], wait=gate.wait, watch=watched)
+    (first_id, second_id), third_id = played.value
+    assert len({first_id, second_id, third_id}) == len(played.session.turns) == len(played.script.prompts) == 3
+    assert played.session.counts["retried"] == 2
+
+
+def test_a_retry_of_a_call_that_was_refused_is_a_new_call() -> None:
+    """The one before it had an equal body, and was answered."""
+    fails = iter((False, True, False))
+
+    async def model() -> None:
+        if next(fails):
+            raise Aborted("while the weights change")
+
+    async def agent(url: str) -> Any:
+        async with openai(url, max_retries=1) as client:
+            return [(await ask(client)).message.content for _ in range(2)]
+
+    assert run(agent, ["One.", "lost", "Two."], wait=model).value == ["One.", "Two."]
+
+
+def test_a_lost_connection_leaves_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    noticed, close = asyncio.Event(), Exchange.close
+    monkeypatch.setattr(Exchange, "close", lambda self: noticed.set() or close(self))
+
     async def agent(url: str) -> Any:
         async with openai(url, timeout=0.2, max_retries=0) as client:
             with pytest.raises(Exception, match="timed out"):
@@ -55,7 +130,7 @@ def test_a_lost_connection_leaves_no_turn() -> None:
         async with openai(url) as client:
             return await ask(client)
 
-    played = run(agent, ["Lost.", "Here."], wait=lambda: asyncio.sleep(0.5))
+    played = run(agent, ["Lost.", "Here."], wait=noticed.wait)
     assert played.value.message.content == "Here."
     assert [turn.reply.text for turn in played.session.turns] == ["Here."]
 
@@ -188,14 +263,14 @@ def test_an_edited_reply_begins_a_row() -> None:
 def test_side_calls_are_answered_and_left_out() -> None:
     async def agent(url: str) -> Any:
         async with openai(url) as client:
-            title = await ask(client, [{"role": "user", "content": "A title for: Where is it?"}])
+            plan = await ask(client, [{"role": "user", "content": "A plan for: Where is it?"}])
             other = await client.chat.completions.create(model="small", messages=ASKED, tools=[LOOK])
-            return [title, other.choices[0], await ask(client, tools=[LOOK])]
+            return [plan, other.choices[0], await ask(client, tools=[LOOK]), await ask(client)]
 
-    played = run(agent, ["A title.", "Small.", "Here."])
-    assert [choice.message.content for choice in played.value] == ["A title.", "Small.", "Here."]
-    (row,) = played.rows
-    assert [step["action"] for step in row.extra_fields["turnkey"]["steps"]] == ["Here."]
+    played = run(agent, ["I look.", "Small.", "I see it.", "Here."])
+    assert [choice.message.content for choice in played.value] == ["I look.", "Small.", "I see it.", "Here."]
+    steps = [step for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
+    assert [step["action"] for step in steps] == ["I look.", "I see it.", "Here."], "plans and answers need no tools"
 
 
 def test_a_turn_that_may_call_no_tool_is_no_side_call() -> None:
@@ -251,7 +326,7 @@ def test_a_reward_of_a_call_that_is_left_out_is_not_lost_in_silence() -> None:
             await ask(client, [{"role": "user", "content": "A title for: Where is it?"}])
             await ask(client, tools=[LOOK])
 
-    session = run(agent, ["A title.", "Here."]).session
+    session = run(agent, ["A title.", "Here."], limits=replace(LIMITS, leave_out=[{"no_tools": True}])).session
     (row,) = rows(session, Outcome(turn_rewards={0: 0.0, 1: 0.5}))
     assert [step["reward"] for step in row.extra_fields["turnkey"]["steps"]] == [0.5]
     with pytest.raises(AgentFailure, match="a reward of turn 0, which is not trained"):
@@ -332,6 +407,28 @@ def test_a_state_outlives_a_turn_that_fails() -> None:
     assert [turn.state for turn in played.session.turns] == ["room 0", "room 1", None]
 
 
+def test_a_newer_state_outlives_an_older_one_whose_turn_fails() -> None:
+    began, posted = asyncio.Event(), asyncio.Event()
+
+    async def model() -> None:
+        if not began.is_set():
+            began.set()
+            await posted.wait()
+            raise Aborted("while the weights change")
+
+    async def agent(url: str) -> None:
+        root = url.removesuffix("/v1")
+        async with openai(url, max_retries=1) as client, httpx.AsyncClient() as web:
+            await web.post(f"{root}/state", json={"key": "old"})
+            call = asyncio.create_task(ask(client))
+            await began.wait()
+            await web.post(f"{root}/state", json={"key": "new"})
+            posted.set()
+            await call
+
+    assert [turn.state for turn in run(agent, ["Here."] * 2, wait=model).session.turns] == ["new"]
+
+
 def test_an_agent_reports_rewards_and_states() -> None:
     async def agent(url: str) -> Any:
         root = url.removesuffix("/v1")
@@ -350,3 +447,131 @@ def test_an_agent_reports_rewards_and_states() -> None:
     assert played.value == [400] * 7
     steps = [step for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
     assert [(step["anchor"], step["reward"]) for step in steps] == [("room 0", 0.25), ("room 1", 2.0)]
+
+
+def test_replies_carry_their_number_and_turns_are_named_by_the_ids_of_their_replies() -> None:
+    """Every API, streamed or not; a state and a reward go to the turn that they name, and outcomes name it alike."""
+
+    async def agent(url: str) -> Any:
+        root = url.removesuffix("/v1")
+        async with openai(url) as client, anthropic(url) as other, httpx.AsyncClient() as web:
+            chat = await client.chat.completions.create(model="policy", messages=ASKED)
+            chunks = await client.chat.completions.create(model="policy", messages=ASKED, stream=True)
+            streamed, *_ = [chunk async for chunk in chunks]
+            message = await other.messages.create(model="policy", max_tokens=9, messages=ASKED[1:])
+            response = await client.responses.create(model="policy", input=ASKED)
+            replies = [chat, streamed, message, response]
+            for reply in replies:
+                for what, body in (("reward", {"reward": reply.turn}), ("state", {"key": f"room {reply.turn}"})):
+                    sent = await web.post(f"{root}/{what}", json=body | {"turn": reply.id})
+                    assert sent.status_code == 200
+            return [reply.turn for reply in replies], [reply.id for reply in replies]
+
+    played = run(agent, ["A.", "B.", "C.", "D."], outcome=Outcome(reward=0.0))
+    numbers, ids = played.value
+    assert numbers == [0, 1, 2, 3]
+    steps = [step for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
+    assert sorted((step["reward"], step["anchor"]) for step in steps) == [(n, f"room {n}") for n in numbers]
+    rewards: Any = {**dict(zip(ids[1:], (1.0, 2.0, 3.0), strict=True)), 0: 7.0}
+    again = [s for row in rows(played.session, Outcome(0.0, turn_rewards=rewards)) for s in steps_of(row)]
+    assert sorted(step["reward"] for step in again) == [1.0, 2.0, 3.0, 7.0]
+    with pytest.raises(AgentFailure, match="a reward of turn resp_other, but the episode has 4"):
+        rows(played.session, Outcome(0.0, turn_rewards={"resp_other": 1.0}))
+
+
+USE_THE_ID = "calls of (this|the) episode ran at the same time: name the turn by the id of its reply, turn=reply.id"
+
+
+def test_numbers_and_states_for_the_next_turn_are_refused_once_calls_ran_at_the_same_time() -> None:
+    async def agent(url: str) -> Any:
+        root = url.removesuffix("/v1")
+        async with openai(url) as client, httpx.AsyncClient() as web:
+            await web.post(f"{root}/state", json={"key": "start"})
+            await ask(client, [*ASKED, {"role": "user", "content": "First."}])
+            assert (await web.post(f"{root}/reward", json={"reward": 0.5, "turn": 0})).status_code == 200
+            sample, _ = await asyncio.gather(
+                *(client.chat.completions.create(model="policy", messages=ASKED) for _ in "ab")
+            )
+            bodies = [("reward", {"reward": 1, "turn": 0}), ("state", {"key": "x"}), ("state", {"key": "x", "turn": 0})]
+            for what, body in bodies:
+                answer = await web.post(f"{root}/{what}", json=body)
+                assert answer.status_code == 400
+                assert re.search(USE_THE_ID, answer.text)
+            for what, body in (("reward", {"reward": 0.25}), ("state", {"key": "here"})):
+                assert (await web.post(f"{root}/{what}", json=body | {"turn": sample.id})).status_code == 200
+
+    watched = Watched((1, 3))
+    played = run(agent, ["First.", "A.", "B."], wait=watched.together, watch=watched, outcome=Outcome(reward=1.0))
+    steps = sorted((s for row in played.rows for s in steps_of(row)), key=lambda s: s["step"])
+    assert sorted(step["reward"] for step in steps[1:]) in ([0.25, 1.0], [0.0, 1.25])
+    assert (steps[0]["reward"], steps[0]["anchor"]) == (0.5, "start")
+    assert [step["anchor"] for step in steps].count("here") == 1
+    with pytest.raises(AgentFailure, match=f"a reward of a turn by its number, but {USE_THE_ID}"):
+        rows(played.session, Outcome(reward=1.0, turn_rewards={0: 1.0}))
+
+
+@pytest.mark.parametrize("what", ["state", "reward"])
+def test_what_was_posted_while_another_call_ran_is_not_guessed(what: str) -> None:
+    """Nobody knows yet that calls will have run at the same time: the episode fails with the reason."""
+
+    async def agent(url: str) -> None:
+        root = url.removesuffix("/v1")
+        async with openai(url) as client, httpx.AsyncClient() as web:
+            await ask(client)
+            slow = asyncio.ensure_future(ask(client, [*ASKED, {"role": "user", "content": "Slow."}]))
+            while len(watched.script.prompts) < 2:
+                await asyncio.sleep(0.01)
+            body = {"key": "room"} if what == "state" else {"reward": 1.0, "turn": 0}
+            assert (await web.post(f"{root}/{what}", json=body)).status_code == 200
+            gate.set()
+            await slow
+            await ask(client)
+
+    async def model() -> None:
+        if len(watched.script.prompts) == 2:
+            await gate.wait()
+
+    gate, watched = asyncio.Event(), Watched()
+    words = "a state for the next turn" if what == "state" else "a reward of a turn by its number"
+    with pytest.raises(AgentFailure, match=f"{words}, but {USE_THE_ID}"):
+        run(agent, ["A.", "B.", "C."], wait=model, watch=watched)
+
+
+def test_samples_of_a_request_and_workers_have_credit_by_conversation() -> None:
+    """A planner takes eight samples at once and goes on from one; two workers at once; all get the outcome."""
+
+    async def agent(url: str) -> None:
+        async with openai(url) as client:
+            samples = await asyncio.gather(*(ask(client) for _ in range(8)))
+            past = later(samples[3])
+
+            async def work(name: str, turns: int) -> None:
+                messages: list[Any] = [{"role": "system", "content": f"You are {name}."}, ASKED[1]]
+                for _ in range(turns):
+                    reply = await ask(client, messages)
+                    messages += [spelled(reply.message), {"role": "user", "content": "And now?"}]
+
+            await asyncio.gather(work("Ada", 3), work("Bob", 1), ask(client, past))
+
+    numbers, watched = count(), Watched((8, 11))
+    played = run(agent, lambda prompt: f"Reply {next(numbers)}.", wait=watched.together, watch=watched)
+    steps = [step for row in played.rows for step in steps_of(row)]
+    read = read_rows(
+        [f"task_0_{n}" for n in range(len(played.rows))],
+        [{}] * len(played.rows),
+        [row.extra_fields for row in played.rows],
+        torch.nested.nested_tensor([torch.tensor(row.response_mask) for row in played.rows], layout=torch.jagged),
+    )
+    returns = dict(zip(read.steps.step.tolist(), read.steps.returns(0.5).tolist(), strict=True))
+    assert len(steps) == 13
+    by_request: dict[int, list[Any]] = {}
+    for step in steps:
+        by_request.setdefault(step["request"], []).append(step)
+    eight = max(by_request.values(), key=len)
+    assert [returns[step["step"]] for step in eight] == [0.5] * 8
+    rest = sorted(returns[step["step"]] for step in steps if step not in eight)
+    assert rest == [0.25, 0.5, 1.0, 1.0, 1.0]
+    assert sum(step["reward"] for step in steps) == 1.0
+    unused = [step for step in eight if step["extra"]["next_anchor"] == "(end)"]
+    assert len(unused) == 7
+    assert len({step["extra"]["chain"] for step in eight}) == 8

@@ -6,8 +6,10 @@ import asyncio
 import base64
 import io
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,36 @@ from test_endings import ask
 
 from verl_turnkey.plugins.gateway import exchange
 from verl_turnkey.plugins.gateway import session as sessions
+from verl_turnkey.plugins.gateway.codec import Codec
+from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Request
 from verl_turnkey.plugins.gateway.server import Gateway
 from verl_turnkey.plugins.gateway.session import Session
-from verl_turnkey.plugins.gateway.turns import Limits
+from verl_turnkey.plugins.gateway.turns import Limits, Turn
+
+WAYS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("/SECRET/v1/models", {}),
+    ("/SECRET/v1/models/", {}),
+    ("//SECRET//v1//models", {}),
+    ("/SECRET/v1/v1/models", {}),
+    ("/SECRET//v1//v1/models//", {}),
+    ("/SECRET/v1/models?limit=20", {"authorization": "Bearer other", "x-api-key": "other"}),
+    ("//v1/models/", {"authorization": "bearer SECRET"}),
+    ("/v1/models", {"authorization": "BEARER  SECRET "}),
+    ("/v1/models", {"Authorization": "SECRET"}),
+    ("/v1/models", {"x-api-key": "SECRET"}),
+    ("/v1/models", {"x-api-key": "none", "authorization": "Bearer SECRET"}),
+    ("/v1/models", {"x-api-key": "SECRET", "authorization": "Bearer none"}),
+)
+"""how clients reach an episode"""
+
+
+async def raw(port: int, request: str) -> str:
+    """What the gateway answers on a connection of its own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request.encode())
+    answer = (await reader.read()).decode()
+    writer.close()
+    return answer
 
 
 def test_an_episode_that_is_over_is_not_found_and_two_never_mix() -> None:
@@ -48,6 +77,10 @@ def test_an_episode_that_is_over_is_not_found_and_two_never_mix() -> None:
             by_key = {"authorization": f"Bearer {sessions[0].secret}"}
             assert (await web.get(f"http://127.0.0.1:{server.port}/v1/models", headers=by_key)).status_code == 200
             assert (await web.get(f"http://127.0.0.1:{server.port}/guess/v1/models")).status_code == 404
+        for path, keys in WAYS:
+            lines = [f"GET {path} HTTP/1.1", "host: x", "connection: close", *map(": ".join, keys.items()), "", ""]
+            answer = await raw(server.port, "\r\n".join(lines).replace("SECRET", sessions[0].secret))
+            assert answer.startswith("HTTP/1.1 200 "), (path, keys)
         server.remove(sessions[0])
         await sessions[0].close(0.1)
         async with openai(urls[0]) as client:
@@ -120,6 +153,63 @@ def test_a_stream_that_waits_sends_comments(monkeypatch: pytest.MonkeyPatch) -> 
     assert played.value[0] == ": ping"
     assert json.loads(played.value[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "stop"
     assert played.value[-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("late", [0, 9])
+def test_a_client_that_closes_its_side_gets_the_reply(stream: bool, late: int) -> None:
+    """``late``: bytes that the client has got when the model answers; they are written to see whether it is there."""
+
+    async def half_closed(port: int, request: str, gate: asyncio.Event) -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request.encode())
+        writer.write_eof()
+        beginning = await reader.readexactly(late)
+        gate.set()
+        answer = (beginning + await reader.read()).decode()
+        writer.close()
+        return answer
+
+    async def both() -> tuple[str, Session]:
+        gate = asyncio.Event()
+        async with two_episodes(gate.wait) as (port, session, _):
+            body = json.dumps({"model": "policy", "messages": ASKED, "stream": stream})
+            head = f"POST /{session.secret}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}"
+            return await half_closed(port, f"{head}\r\n\r\n{body}", gate), session
+
+    answer, session = asyncio.run(both())
+    assert answer.startswith("HTTP/1.1 200 OK\r\n")
+    assert "Here." in answer
+    assert len(session.turns) == 1
+
+
+def test_replies_do_not_wait_for_acknowledgements() -> None:
+    async def delays() -> list[int]:
+        server = Gateway()
+        _, writer = await asyncio.open_connection("127.0.0.1", await server.start())
+        while not (connections := server._servers[0].server_state.connections):
+            await asyncio.sleep(0.01)
+        sockets = [connection.transport.get_extra_info("socket") for connection in connections]
+        writer.close()
+        options = [connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for connected in sockets]
+        await server.stop()
+        return options
+
+    assert asyncio.run(delays()) == [1]
+
+
+def test_a_result_that_fits_no_prompt_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def agent(url: str) -> None:
+        async with openai(url, max_retries=0) as client:
+            reply = (await ask(client, tools=[LOOK])).message
+            for method in ("first", "continued"):
+                monkeypatch.setattr(Codec, method, lambda *_: pytest.fail("it was tokenized"))
+            result = {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "a page\n" * 600_000}
+            with pytest.raises(BadRequestError, match=r"messages take more than [0-9]{5,} tokens") as error:
+                await ask(client, [*ASKED, spelled(reply), result], tools=[LOOK])
+            assert error.value.code == "context_length_exceeded"
+
+    assert run(agent, [called('{"place": "cave"}')]).session.failed is None
 
 
 @asynccontextmanager
@@ -207,7 +297,51 @@ def test_a_flood_of_requests_costs_its_own_episode_alone(monkeypatch: pytest.Mon
 
     statuses, turns = asyncio.run(both())
     assert turns == statuses.count(200) == 6
-    assert {*statuses} == {200, 400, 503}
+    assert {*statuses} == {200, 400}
+
+
+def test_calls_beyond_those_that_run_wait_in_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "AT_ONCE", 4)
+    running, most = 0, 0
+
+    async def model() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        running -= 1
+
+    async def agent(url: str) -> Any:
+        async with openai(url, max_retries=0) as client:
+            questions = [[{"role": "user", "content": str(number)}] for number in range(30)]
+            return await asyncio.gather(*(ask(client, messages) for messages in questions))
+
+    played = run(agent, lambda prompt: "Here.", wait=model, limits=replace(LIMITS, turns=30))
+    assert [choice.message.content for choice in played.value] == ["Here."] * 30
+    assert most == 4
+
+
+def test_calls_that_wait_in_line_at_the_end_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "AT_ONCE", 1)
+
+    async def late() -> tuple[list[Any], Script]:
+        gate, model = asyncio.Event(), codec()
+        script = Script(model, lambda _: "Here.", gate.wait)
+        session = Session(model, script, {}, LIMITS)
+        request = Request((Message("user", "Where?"),))
+        tasks = [session.begin(bytes([number]), request, False) for number in range(3)]
+        while not script.prompts:
+            await asyncio.sleep(0.01)
+        closing = asyncio.ensure_future(session.close(60))
+        await asyncio.sleep(0)
+        gate.set()
+        await closing
+        return await asyncio.gather(*tasks, return_exceptions=True), script
+
+    results, script = asyncio.run(late())
+    assert [type(result) for result in results] == [Turn, GatewayError, GatewayError]
+    assert len(script.prompts) == 1
 
 
 def test_a_client_that_never_reads_its_replies_runs_out_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,13 +392,16 @@ def test_bodies_that_are_sent_at_the_same_time_have_a_limit(monkeypatch: pytest.
             slow.write(head.encode() + b" " * 1_000_000)
             while hostile.bodies.bytes < 1_000_000:
                 await asyncio.sleep(0.01)
-            statuses = [await post(hostile), await post(honest)]
+            waiting = asyncio.ensure_future(post(hostile))
+            statuses = [await post(honest)]
+            monkeypatch.setattr(exchange, "BODY_SECONDS", 0.0)
+            statuses.append(await post(hostile))
+            assert not waiting.done()
+            monkeypatch.setattr(exchange, "BODY_SECONDS", 60.0)
             slow.close()
-            while hostile.bodies.bytes:
-                await asyncio.sleep(0.01)
-            return [*statuses, await post(hostile)]
+            return [*statuses, await waiting]
 
-    assert asyncio.run(both()) == [503, 200, 200]
+    assert asyncio.run(both()) == [200, 503, 200]
 
 
 def test_a_url_without_end_is_cut_off() -> None:

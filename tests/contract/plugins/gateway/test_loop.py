@@ -159,6 +159,42 @@ def test_agents_wait_for_their_place_outside_their_time(play) -> None:
     assert [outputs[0].extra_fields["turnkey"]["failed"] for outputs in rows] == [None] * 6
 
 
+@pytest.mark.parametrize(
+    ("function", "task", "leaves"),
+    [
+        ("chat", {"turns": 1}, None),
+        ("keeps", {"keeps": "client"}, "calls through a client of an earlier episode"),
+        ("keeps", {"keeps": "own"}, "calls through a client of an earlier episode"),
+        ("keeps_async", {}, "calls through a client of an earlier episode"),
+        ("keeps", {"keeps": "thread"}, "leaves the thread 'asker' running"),
+    ],
+)
+def test_a_module_that_keeps_something_plays_each_episode_in_a_new_process(
+    play, caplog, function: str, task: dict[str, Any], leaves: str | None
+) -> None:
+    """Said once; no episode is lost, and none gets turns of another."""
+    serial = ("turnkey.agent.in_process=false", "turnkey.agent.at_once=1")
+    rows = play(*[task] * 2, overrides=serial, function=function)
+    assert [outputs[0].extra_fields["turnkey"]["failed"] for outputs in rows] == [None] * 2
+    assert [len(outputs[0].extra_fields["turnkey"]["steps"]) for outputs in rows] == [1] * 2
+    messages = [record.message for record in caplog.records]
+    warnings = [message for message in messages if message.endswith("Each of its episodes gets a new process")]
+    assert len(warnings) == (leaves is not None)
+    assert all(leaves in warning for warning in warnings if leaves)
+
+
+@pytest.mark.parametrize("in_process", ["true", "false"])
+def test_an_episode_that_also_calls_through_a_client_of_another_fails_with_the_reason(play, in_process: str) -> None:
+    serial = (f"turnkey.agent.in_process={in_process}", "turnkey.agent.at_once=1")
+    first, second, third = (
+        outputs[0].extra_fields["turnkey"]["failed"]
+        for outputs in play(*[{"keeps": "client", "mixes": True}] * 3, overrides=serial, function="keeps")
+    )
+    assert first is None
+    assert "keeps calls through a client of an earlier episode: make the client in the function" in second
+    assert (third is None) == (in_process == "false")
+
+
 FINISHES = """
 import json, os, urllib.request
 def post(url, value):

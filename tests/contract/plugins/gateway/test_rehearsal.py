@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rehearsed_agents import ADD
 from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.rpc import post_json
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.gateway.codec import Parsed
 from verl_turnkey.plugins.gateway.messages import ToolCall
@@ -119,6 +121,40 @@ def test_the_command_prints_the_episode(tmp_path: Path):
     failed = CliRunner().invoke(app, ["agent", f"{AGENTS}:demanding", "turnkey.agent.in_process=true", "--json"])
     assert failed.exit_code == 1
     assert "n=2 is not supported" in json.loads(failed.stdout)["failure"]
+
+
+def test_output_for_scripts_is_json_alone():
+    """In a process of its own: what loads verl says which keys it was given, and agents print."""
+    words = [f"{AGENTS}:raises", "turnkey.agent.in_process=true", "turnkey.agent.state=call", "--json"]
+    done = subprocess.run([sys.executable, "-m", "verl_turnkey", "agent", *words], capture_output=True, text=True)
+    assert done.returncode == 1
+    episode = json.loads(done.stdout)
+    assert "ValueError: I give up at http://127.0.0.1:" in episode["failure"]
+    assert "/***/v1" in episode["failure"]
+    assert "the agent prints" in done.stderr
+
+
+def test_turns_of_an_episode_that_failed_are_no_side_calls():
+    done = CliRunner().invoke(app, ["agent", f"{AGENTS}:raises", "turnkey.agent.in_process=true"])
+    why = [line.strip() for line in done.stdout.splitlines() if "not trained" in line]
+    assert why == [*["not trained: the episode failed"] * 7, "not trained: a side call (model 'small', 0 tools)"]
+
+
+def test_a_service_as_the_agent():
+    def run(episode: dict[str, Any]) -> Any:
+        body = {"model": episode["model"], "messages": [{"role": "user", "content": str(episode["task"])}]}
+        return post_json(f"{episode['base_url']}/chat/completions", body, timeout=30, key="") and 0.5
+
+    with serve({"/run": run}) as (url, _):
+        done = CliRunner().invoke(app, ["agent", f"{url}/run", "--task", '{"q": 1}'])
+    assert done.exit_code == 0, done.output
+    assert "return 0.5, success" in done.stdout
+    assert f'turnkey.agent.run="{url}/run"' in done.stdout
+
+
+def test_a_thread_that_is_left_running_is_named():
+    done = CliRunner().invoke(app, ["agent", f"{AGENTS}:leaves_a_thread"])
+    assert "a process for each episode: the agent leaves the thread 'asker' running" in done.stdout
 
 
 def test_a_command_as_the_agent(tmp_path: Path):

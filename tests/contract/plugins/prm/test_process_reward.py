@@ -15,6 +15,7 @@ from row_layouts import PACKED, Places, Rollout, WorkerGroup, apart, filled, fla
 from torch.nn.functional import logsigmoid
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from verl_turnkey.advantage import make_record
 from verl_turnkey.plugins.config.prm import COEFFICIENT, FOLDER, OUT, SCORE
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.trainer.process_reward import ProcessReward
@@ -107,6 +108,28 @@ def test_scores_and_the_gradient_are_those_of_one_graph(built, model, rollout, w
     assert apart(expected, flat(made.prm_group.gradients)) < 1e-3
     assert metrics["prm/grad_norm"] == pytest.approx(expected.norm().item(), rel=1e-3)
     assert min(len(sizes) for sizes in made.prm_group.micro_batches) > 1
+
+
+def test_branches_have_scores_and_the_model_does_not_learn_from_them(built, model, rollout):
+    """Turns of another rollout as a branch of the first: neither loss nor gradient has them."""
+    branch = rollout["a", 2][0]
+    record = make_record([{**step, "success": True} for step in branch.extra_fields["turnkey"]["steps"]], branch=1)
+    branch = branch.model_copy(update={"extra_fields": {**branch.extra_fields, "turnkey": record}})
+    key = f"a_0_{len(rollout['a', 0])}"
+    columns, metrics = scored(built(1, "turnkey.prm.scores=before"), {**rollout, ("a", 0): [*rollout["a", 0], branch]})
+    loss, pairs = pairs_loss(rollout, log_ratios(rollout, columns["old_log_probs"], model))
+    assert (metrics["prm/pairs"], metrics["prm/loss"]) == (pairs, pytest.approx(loss.item(), abs=1e-5))
+    assert any(columns[SCORE][key])
+    assert not any(columns[COEFFICIENT][key])
+
+
+def test_it_learns_every_so_many_batches_of_all_steps(compose):
+    """Three batches a step here: of six every second one."""
+    config = compose("+turnkey=istar", "turnkey.prm.every=2")
+    batches = [(step, trigger) for step in (1, 2) for trigger in range(3)]
+    trainers = (SimpleNamespace(config=config, global_steps=step, local_trigger_step=trigger, parameter_sync_step=3)
+                for step, trigger in batches)  # fmt: skip
+    assert [ProcessReward(trainer, turnkey_config(config))._is_due for trainer in trainers] == [False, True] * 3
 
 
 def test_the_scores_are_of_the_model_that_has_learnt(built, rollout):

@@ -11,13 +11,14 @@ from typing import Any
 import hydra
 import pytest
 from contract_tools import AWKWARD, TOOL_ENV, Compose
-from scripted import Script
+from scripted import Script, Served
 from verl.experimental.agent_loop import agent_loop as verl_agent_loop
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_turnkey.envs.hosting.pool import HostPool
 from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.eval.completions import SeededTurns
 from verl_turnkey.plugins.rollout import agent_loop
 from verl_turnkey.plugins.rollout import worker as loop_worker
 
@@ -47,7 +48,7 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
 
     ``sessions``: of so many rollouts of the task, which play at the same time; then the rows of each. ``fresh``: in a
     new worker process, as it were. ``fields``: further ones of the data row. ``tools``: verl's. Other keywords replace
-    the tokenizer and what else there is of the model.
+    the tokenizer and what else there is of the model. ``served``: by the client of an evaluation.
     """
 
     def run(
@@ -60,6 +61,7 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
         cached: int | None = None,
         fields: dict[str, Any] | None = None,
         tools: Sequence[Any] = (),
+        served: bool = False,
         **model: Any,
     ) -> tuple[list[Any], Script]:
         model = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", **model}
@@ -75,12 +77,12 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
             loop = hydra.utils.instantiate(
                 config=verl_agent_loop._agent_loop_registry["turnkey_env"],
                 trainer_config=DictConfigWrap(config=config),
-                server_manager=script,
+                server_manager=SeededTurns(Served(script), "k") if served else script,
                 **{"dataset_cls": RLHFDataset, **model},
                 data_config=DictConfigWrap(config.data),
                 tools=ToolListWrap(tools),
             )
-            assert type(loop) is agent_loop.EnvAgentLoop
+            assert isinstance(loop, agent_loop.EnvAgentLoop)
             row = {
                 "uid": "u",
                 "session_id": session,

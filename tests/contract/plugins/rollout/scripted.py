@@ -9,9 +9,12 @@ from verl.workers.rollout.replica import TokenOutput
 
 
 class Script:
-    """The language model server's client: answers with the next text, or with what ``turns(prompt)`` returns."""
+    """The language model server's client: answers with the next text, or with what ``turns(prompt)`` returns.
 
-    def __init__(self, tokenizer: Any, turns: list[str] | Callable[[str], str]) -> None:
+    A turn of ids has no token that ends it, unless it is among them.
+    """
+
+    def __init__(self, tokenizer: Any, turns: list[str | list[int]] | Callable[[str], str]) -> None:
         self.tokenizer = tokenizer
         self.turns = turns
         self.prompts: list[list[int]] = []
@@ -30,7 +33,19 @@ class Script:
         self.params.append(sampling_params)
         self.seen.append(seen)
         turn = self.turns(self.text(-1)) if callable(self.turns) else self.turns[len(self.prompts) - 1]
-        ids = [*self.tokenizer.encode(turn, add_special_tokens=False), self.tokenizer.eos_token_id]
+        ids = turn
+        if isinstance(turn, str):
+            ids = [*self.tokenizer.encode(turn, add_special_tokens=False), self.tokenizer.eos_token_id]
         self.answers.append(ids)
         fields = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7, "num_cached_tokens": self.cached}
         return TokenOutput(token_ids=ids, log_probs=[-0.01 * i for i in range(len(ids))], extra_fields=fields)
+
+
+class Served:
+    """A script in place of the server that ``turnkey eval`` asks."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    async def generate(self, prompt_ids: list[int], sampling: dict[str, Any], seed: int) -> list[int]:
+        return (await self.script.generate("", prompt_ids=prompt_ids, sampling_params=sampling)).token_ids

@@ -3,102 +3,94 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from families import FAMILIES
-from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
+from verl.experimental.agent_loop.tool_parser import ToolParser
 
-from verl_turnkey.plugins.rollout.action_reader import _called, action_reader
-
-
-@pytest.mark.parametrize(
-    "arguments", ["", "{", "[" * 100_000, '{"action": ' * 100_000, '{"action": ' + "1" * 5000 + "}"]
-)
-def test_arguments_that_cannot_be_read_are_an_invalid_action(arguments):
-    parsed = _called(FunctionCall(name="act", arguments=arguments), None)
-    assert parsed.action is None
-    assert "not JSON" in parsed.reason
-
-
-def test_arguments_that_can():
-    assert _called(FunctionCall(name="act", arguments='{"action": "look"}'), None).action == "look"
-
-
-@pytest.mark.parametrize("value", ["true", "false", "null", "[1]", '{"go": 1}'])
-def test_an_action_that_is_neither_text_nor_number_is_invalid(value):
-    parsed = _called(FunctionCall(name="act", arguments=f'{{"action": {value}}}'), None)
-    assert parsed.action is None
-    assert "must give the action as text" in parsed.reason
-    assert parsed.kind == "format"
-
-
-def test_the_number_of_a_menu_is_its_text():
-    assert _called(FunctionCall(name="act", arguments='{"action": 3}'), ["1", "3"]).action == "3"
-
+from verl_turnkey.plugins.rollout.action_reader import action_reader
 
 # --- thoughts ---------------------------------------------------------------------------------------------------------
 
 WRONG, RIGHT = "delete everything", "list files"
 
 
-def hermes(action: str) -> str:
-    return f'<tool_call>{{"name": "act", "arguments": {{"action": "{action}"}}}}</tool_call>'
+Values = dict[str, tuple[str, str]]
+"""of arguments: the text that families without types write between their marks, and the JSON of the others"""
+DSML = "｜DSML｜"
 
 
-def xml(action: str) -> str:
-    return f"<tool_call><function=act><parameter=action>{action}</parameter></function></tool_call>"
+def _json(values: Values) -> str:
+    return "{" + ", ".join(f'"{key}": {value}' for key, (_, value) in values.items()) + "}"
 
 
-def glm(action: str) -> str:
-    return f"<tool_call>act\n<arg_key>action</arg_key>\n<arg_value>{action}</arg_value>\n</tool_call>"
+def _texts(form: str, values: Values) -> str:
+    return "".join(form % (key, text) for key, (text, _) in values.items())
 
 
-def minimax(action: str) -> str:
-    return (
-        f'<minimax:tool_call><invoke name="act"><parameter name="action">{action}</parameter></invoke>'
-        "</minimax:tool_call>"
+def _gemma(values: Values) -> str:
+    quoted = [(key, re.sub(TEXT, _in_gemmas_quotes, value)) for key, (_, value) in values.items()]
+    return ",".join(f"{key}:{value}" for key, value in quoted)
+
+
+TEXT = r'"(?:[^"\\]|\\.)*"'
+
+
+def _in_gemmas_quotes(text: re.Match[str]) -> str:
+    return f'<|"|>{json.loads(text[0])}<|"|>'
+
+
+def _dsml(values: Values) -> str:
+    form = f'<{DSML}parameter name="%s" string="%s">%s</{DSML}parameter>\n'
+    return "".join(
+        form % ((key, "true", text) if value.startswith('"') else (key, "false", value))
+        for key, (text, value) in values.items()
     )
 
 
-def seed(action: str) -> str:
-    return f"<seed:tool_call><function=act><parameter=action>{action}</parameter></function></seed:tool_call>"
-
-
-def kimi(action: str) -> str:
-    call = f'functions.act:0<|tool_call_argument_begin|>{{"action": "{action}"}}'
-    return f"<|tool_calls_section_begin|><|tool_call_begin|>{call}<|tool_call_end|><|tool_calls_section_end|>"
-
-
-def deepseek_v4(action: str) -> str:
-    mark = "｜DSML｜"
-    parameter = f'<{mark}parameter name="action" string="true">{action}</{mark}parameter>'
-    return f'<{mark}tool_calls><{mark}invoke name="act">{parameter}</{mark}invoke></{mark}tool_calls>'
-
-
-def gemma4(action: str) -> str:
-    return f'<|tool_call>call:act{{action:<|"|>{action}<|"|>}}<tool_call|>'
-
-
-def gpt_oss(action: str) -> str:
-    header = "<|start|>assistant<|channel|>commentary to=functions.act <|constrain|>json<|message|>"
-    return f'{header}{{"action": "{action}"}}<|call|>'
-
-
-CALLS = {
-    "hermes": hermes,
-    "qwen3_coder": xml,
-    "glm": glm,
-    "minimax": minimax,
-    "seed": seed,
-    "kimi": kimi,
-    "deepseek_v4": deepseek_v4,
-    "gemma4": gemma4,
-    "gpt-oss": gpt_oss,
+FORMS: dict[str, Callable[[str, Values], str]] = {
+    "hermes": lambda n, v: f'<tool_call>\n{{"name": "{n}", "arguments": {_json(v)}}}\n</tool_call>',
+    "qwen3_coder": lambda n, v: (
+        f"<tool_call>\n<function={n}>\n" + _texts("<parameter=%s>\n%s\n</parameter>\n", v) + "</function>\n</tool_call>"
+    ),
+    "glm": lambda n, v: (
+        f"<tool_call>{n}\n" + _texts("<arg_key>%s</arg_key>\n<arg_value>%s</arg_value>\n", v) + "</tool_call>"
+    ),
+    "minimax": lambda n, v: (
+        f'<minimax:tool_call>\n<invoke name="{n}">\n'
+        + _texts('<parameter name="%s">%s</parameter>\n', v)
+        + "</invoke>\n</minimax:tool_call>"
+    ),
+    "seed": lambda n, v: (
+        f"<seed:tool_call>\n<function={n}>\n"
+        + _texts("<parameter=%s>%s</parameter>\n", v)
+        + "</function>\n</seed:tool_call>"
+    ),
+    "kimi": lambda n, v: (
+        f"<|tool_calls_section_begin|><|tool_call_begin|>functions.{n}:0<|tool_call_argument_begin|>{_json(v)}"
+        "<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+    "deepseek_v4": lambda n, v: (
+        f'<{DSML}tool_calls>\n<{DSML}invoke name="{n}">\n{_dsml(v)}</{DSML}invoke>\n</{DSML}tool_calls>'
+    ),
+    "gemma4": lambda n, v: f"<|tool_call>call:{n}{{{_gemma(v)}}}<tool_call|>",
+    "gpt-oss": lambda n, v: (
+        f"<|start|>assistant<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{_json(v)}<|call|>"
+    ),
 }
+"""a call by each tool parser of verl's"""
+
+
+def act(parser: str, action: str) -> str:
+    return FORMS[parser]("act", {"action": (action, json.dumps(action))})
 
 
 def test_every_tool_parser_of_verl_has_a_call_here():
-    assert CALLS.keys() == ToolParser._registry.keys()
+    assert FORMS.keys() == ToolParser._registry.keys()
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +105,9 @@ def read(reader, tokenizer, text: str, prompt: str = "<|im_start|>assistant\n"):
     )
 
 
-@pytest.mark.parametrize("parser", sorted(CALLS))
+@pytest.mark.parametrize("parser", sorted(FORMS))
 def test_a_call_inside_thoughts_is_no_action(parser, tokenizer):
-    reader, call = action_reader("json", parser, tokenizer), CALLS[parser]
+    reader, call = action_reader("json", parser, tokenizer), partial(act, parser)
     assert read(reader, tokenizer, call(RIGHT)).action == RIGHT
     assert read(reader, tokenizer, f"<think>Or {call(WRONG)}? No.</think>{call(RIGHT)}").action == RIGHT
     assert read(reader, tokenizer, f"<think>I write <tool_call> now.</think>{call(RIGHT)}").action == RIGHT
@@ -159,3 +151,50 @@ def test_a_parser_of_ones_own_gets_the_whole_turn(tokenizer, tmp_path):
     (tmp_path / "own.py").write_text("def whole(text, admissible):\n    return text\n")
     reader = action_reader(f"{tmp_path}/own.py:whole", "hermes", tokenizer)
     assert read(reader, tokenizer, "<think>a</think>b").action == "<think>a</think>b"
+
+
+# --- the limit of tokens ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fmt", "turn", "admissible", "action"),
+    [
+        ("plain", "go to room 1", None, None),
+        ("plain", "go to room 1", ["go to room 1", "Go to  room 12"], None),
+        ("plain", "go to room 1", ["go to room 1", "go to room 2"], "go to room 1"),  # it can be no other
+        ("plain", "go to room 1\nthen", None, "go to room 1"),
+        ("tags", "<action>go</action> and th", None, "go"),
+        ("tags", "<action>go</action>, or <action>st", None, None),
+        ("boxed", "\\boxed{go} and th", None, "go"),
+        ("own", "Then: go to room 1", None, None),
+        ("own", "Then: go to room 1;", None, "go to room 1"),
+    ],
+)
+def test_an_action_that_a_longer_turn_would_change_is_none(fmt, turn, admissible, action, tokenizer, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "def last(text, admissible):\n    return text.rpartition(': ')[2].partition(';')[0]\n"
+    )
+    reader = action_reader(f"{tmp_path}/own.py:last" if fmt == "own" else fmt, "hermes", tokenizer)
+    ids = tokenizer.encode(turn)
+    whole, cut = (asyncio.run(reader.read(ids, turn, admissible, [], cut)) for cut in (False, True))
+    assert whole.action in ("go to room 1", "go")
+    assert (cut.action, cut.valid) == (action, action is not None)
+    assert (
+        action is not None
+        or cut.feedback == "Error: no action: the turn reached its limit of tokens before it was finished"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "result"),
+    [
+        ("7", "7"),
+        ("1.10", "1.10"),
+        *((value, None) for value in ("true", "null", "[1]", '{"go": 1}', "1" * 5000 + "}")),
+    ],
+)
+def test_an_action_is_a_text_or_the_number_of_a_menu(value, result, tokenizer):
+    turn = f'<tool_call>{{"name": "act", "arguments": {{"action": {value}}}}}</tool_call>'
+    parsed = read(action_reader("json", "hermes", tokenizer), tokenizer, turn)
+    assert parsed.action == result
+    assert result is not None or parsed.feedback == f"Error: {parsed.reason}"

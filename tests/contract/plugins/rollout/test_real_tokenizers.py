@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -340,15 +341,17 @@ def test_calls_as_the_template_writes_them_and_as_the_model_does(name):
         "<|channel|>commentary to=functions.act<|message|>",
         " to=functions.act<|channel|>commentary <|constrain|>json<|message|>",
         " to=functions.act<|channel|>commentary json<|message|>",
+        "<|channel|>commentary to=act <|constrain|>json<|message|>",
+        " to=act<|channel|>commentary code<|message|>",
     ],
 )
 @pytest.mark.parametrize("begin", ["", "<|channel|>analysis<|message|>Go?<|end|><|start|>assistant"])
 def test_every_spelling_of_a_call_in_the_harmony_format(header, begin):
     text = f'{begin}{header}{{"action": "go"}}<|call|>'
     assert read(REAL["GPT-OSS"], "json", "gpt-oss", text).action == "go"
-    other = text.replace("functions.act", "functions.run")
-    assert "a call of 'run'" in read(REAL["GPT-OSS"], "json", "gpt-oss", other).reason
-    for no_call in (text.replace(" to=functions.act", ""), text.removesuffix("<|call|>")):
+    other = re.sub(r"to=(functions\.)?act", r"to=\1run", text)
+    assert "there is no tool 'run'" in read(REAL["GPT-OSS"], "json", "gpt-oss", other).reason
+    for no_call in (re.sub(r" to=(functions\.)?act", "", text), text.removesuffix("<|call|>")):
         parsed = read(REAL["GPT-OSS"], "json", "gpt-oss", no_call)
         assert (parsed.action, parsed.kind) == (None, "format")
 

@@ -96,6 +96,14 @@ def test_a_reference_to_nowhere_is_an_error_of_the_call():
     assert "they cannot be checked" in check({"place": 1}, "lost").error
 
 
+def test_an_unusable_schema_of_an_agents_tool_takes_any_arguments():
+    tools = Tools([NOWHERE, function("go", way={"type": "north"})], strict=False)
+    for name, arguments in (("lost", '{"place": 1.5}'), ("go", '{"way": "up"}')):
+        call = tools.check(WrittenCall(name, arguments))
+        assert (call.arguments, call.error) == (json.loads(arguments), None)
+    assert "not JSON" in tools.check(WrittenCall("go", '{"way": 1e400}')).error
+
+
 def test_parameters_that_are_no_schema():
     with pytest.raises(EnvironmentFailure, match="the parameters of the tool 'go' are not a JSON Schema"):
         Tools([function("go", way={"type": "north"})])

@@ -12,6 +12,7 @@ from tool_env import TOOLS
 
 from verl_turnkey.advantage import validate_record
 from verl_turnkey.envs.tasks import Task
+from verl_turnkey.envs.tool_info import calls_text, words_text
 
 FORMAT = "turnkey.rollout.action_format=tools"
 CONVERSATION = ("turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_turn=100")
@@ -175,7 +176,8 @@ def test_a_call_that_cannot_be_read_is_unparsed_and_the_model_is_told(shelf, nam
     assert steps[0]["action"] is None
     assert rows[0].extra_fields["reward_extra_info"]["unparsed_rate"] == 0.5
     after = script.text(1)[len(script.text(0)) :]
-    assert "Error: the tool call cannot be read" in after
+    reason = "is not finished: it is not closed" if name == "GPT-OSS" else "cannot be read"
+    assert f"Error: the tool call {reason}" in after
     assert "an empty shelf" not in after
 
 
@@ -184,7 +186,44 @@ def test_of_several_calls_one_cannot_be_read(shelf):
     assert [step["valid"] for step in steps] == [False, True]
     assert json.loads(steps[0]["action"])["calls"][0]["name"] == "put"
     assert rows[0].extra_fields["reward_extra_info"]["unparsed_rate"] == 0.5
-    assert "cup is there" in script.text(1)
+    assert "cup is there\nError: 1 of 2 tool calls cannot be read" in script.text(1)
+
+
+FORMATS = {
+    "plain": ("go to room 1", "go to room 12", "go to room 12"),
+    "tags": ("I <action>go to room 1", "I <action>go to room 12</action> and th", "go to room 12"),
+    "json": (written("Qwen3", ("act", {"action": "go"}))[:-9], written("Qwen3", ("act", {"action": "go"})), "go"),
+    "tools": (written("Qwen3", LOOK, PUT)[:-9], written("Qwen3", LOOK), calls_text([LOOK])),
+    "words": ("The answer is 1", "The answer is 12", words_text("The answer is 12")),
+}
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["train", "eval"])
+@pytest.mark.parametrize("prompts", [(), CONVERSATION[:1]], ids=["template", "conversation"])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_what_the_limit_of_tokens_cut_is_no_action_and_the_model_is_told(play, fmt, prompts, served):
+    made = REAL["Qwen3"].tokenizer()
+    cut, whole, action = FORMATS[fmt]
+    ids = [made.encode(text, add_special_tokens=False) for text in (cut, whole)]
+    end = [] if fmt == "tags" else [made.eos_token_id]
+    rows, script = play(
+        [ids[0], ids[1] + end],
+        Task(f"contract/{'Shelf' if fmt in ('tools', 'words') else 'Awkward'}-v0", 3, {}),
+        f"turnkey.rollout.action_format={fmt.replace('words', 'tools')}",
+        *LENGTHS,
+        *prompts,
+        f"turnkey.rollout.max_tokens_per_turn={len(ids[0])}",
+        "turnkey.rollout.max_turns=2",
+        tokenizer=made,
+        hf_model_type=REAL["Qwen3"].model_type,
+        served=served,
+    )
+    steps = [step for row in rows for step in row.extra_fields["turnkey"]["steps"]]
+    assert [(step["action"], step["valid"], step["penalty"] > 0) for step in steps] == [
+        (None, False, True),
+        (action, True, False),
+    ]
+    assert "the turn reached its limit of tokens" in script.text(1)
 
 
 def test_a_call_inside_thoughts_does_not_run(shelf):

@@ -171,6 +171,17 @@ def test_without_any_text_nothing_is_sent(built, tokenizer):
     assert "teacher/gap/mean" not in metrics
 
 
+def test_a_row_whose_text_finds_no_place_has_none(built, tokenizer):
+    """Its prompt is not of the chat template; it enters neither the gaps nor the contrast."""
+    made, placed = built(), episodes(tokenizer)["a", 1]
+    with batch({("a", 0): played(tokenizer, [5, 6, 7], ["A"], True), ("a", 1): placed}, SKILLS) as rows:
+        old, teacher, has_text, metrics = scored(made, rows)
+        assert made.teacher._gaps.keys() == {"a_1_0"}
+    assert has_text == {"a_0_0": False, "a_1_0": True}
+    assert teacher["a_0_0"] == old["a_0_0"]
+    assert (metrics["teacher/no_place"], metrics["teacher/rows_with_text"]) == (1, 1)
+
+
 @pytest.mark.parametrize(("weights", "added"), [("old", 2), ("ref", 0)])
 def test_rows_are_added_to_measure_noise_where_their_gap_is_noise(monkeypatch, weights, added):
     """Of a large batch, which fills the ranks by itself."""

@@ -22,8 +22,8 @@ def teacher_rows(draw, text=True, gaps=GAPS):
         own = [random.choice(gaps) if has_text else 0.0 for _ in range(random.randint(0, 5))]
         teacher = [-random.random() * 3 for _ in own]
         rows.append({**row, "penalty": 0.0, "gaps": own, "teacher": teacher, "has_text": has_text})
-    of_episode = {row["trajectory"]: random.choice([0.0, 0.0, 1.0, 10.0]) for row in rows}
-    return [{**row, "score": of_episode[row["trajectory"]]} for row in rows]
+    ends = {row["trajectory"]: [random.choice([0.0, 0.0, 1.0, 10.0]) for _ in range(2)] for row in rows}
+    return [{**row, **dict(zip(("score", "env_return"), ends[row["trajectory"]], strict=True))} for row in rows]
 
 
 def table(rows):

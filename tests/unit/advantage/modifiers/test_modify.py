@@ -219,7 +219,7 @@ def test_a_table_with_other_numbers():
     with pytest.raises(ValueError, match="read-only"):
         other.reward[0] = 0.0
     for columns, message in (
-        ({"anchor": np.zeros(2)}, "expected reward, score or penalty, got anchor"),
+        ({"anchor": np.zeros(2)}, "expected reward, outcome, score or penalty, got anchor"),
         ({"score": np.zeros(3)}, "score: expected 2 entries"),
         ({"penalty": np.array([0.0, -1.0])}, "penalty: row 1.*expected a number from 0"),
         ({"reward": np.array([0.0, np.nan])}, "reward: row 1"),

@@ -47,6 +47,24 @@ def test_the_running_means_follow_the_batch_after_use():
     assert [state[f"modify/rank_shaping/{name}"] for name in NAMES] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("gap", [0.0, np.nan])
+def test_a_turn_without_tokens_has_no_rank(gap):
+    """8, 8 and an empty turn are 8 on average; an empty batch leaves the means as they were."""
+
+    def run(tokens, state=None):
+        rows, ranks = range(len(tokens)), [8.0 if n else gap for n in tokens]
+        columns = {"group": rows, "trajectory": rows, "step": [0] * len(tokens), "reward": [1.0] * len(tokens)}
+        batch = StepBatch(**columns, tokens=tokens, extra=dict.fromkeys(NAMES, ranks))
+        return compute_credit("grpo_steps", batch, modify=["rank_shaping"], state=state, singleton="score")
+
+    first = run([5, 5, 0])
+    assert [*first.state.values()] == [8.0] * 3
+    assert first.metrics["credit/rank_shaping/rank/mean"] == 8.0
+    assert run([0, 0], first.state).state == first.state
+    lower = dict.fromkeys(first.state, 4.0)
+    assert (run([5, 0], lower).advantage > 1).tolist() == [True, False]
+
+
 def test_the_last_token_alone_is_raised():
     """As released; the step's advantage is the mean of its tokens."""
     every, last = three(), three(tokens="last")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
 from typing import Any
 
 import numpy as np
@@ -62,3 +63,7 @@ def counts(task: Any, agent: Any) -> dict[str, Any]:
 def leaves_a_process(task: Any, agent: Any) -> dict[str, Any]:
     started = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     return {"reward": 1, "extra": {"pid": os.getpid(), "child": started.pid}}
+
+
+def proxies(task: Any, agent: Any) -> dict[str, Any]:
+    return {"reward": 1, "extra": {"bypassed": bool(urllib.request.proxy_bypass("127.0.0.1"))}}

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome
 from verl_turnkey.envs.agents.command import CommandRunner, filled
+from verl_turnkey.envs.agents.jobs import NoSandbox
 
 HANDLE = AgentHandle("http://127.0.0.1:9/s3cret/v1", "k3y", "policy")
 DUMP = """
@@ -45,25 +47,19 @@ def marked(word: str) -> list[int]:
 
 
 def test_what_a_command_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (
-        "MY_API_KEY",
-        "HF_TOKEN",
-        "aws_secret",
-        "DB_PASSWORD",
-        "OPENAI_ORG_ID",
-        "RAY_ADDRESS",
-        "XDG_CACHE_HOME",
-    ):
+    secrets = "HF_TOKEN GITHUB_PAT DATABASE_URL SLACK_WEBHOOK OPENAI_API_KEY OPENAI_ORG_ID RAY_ADDRESS XDG_CACHE_HOME"
+    for name in (*secrets.split(), "ANY_OTHER"):
         monkeypatch.setenv(name, "theirs")
-    monkeypatch.setenv("OPENAI_API_KEY", "theirs")
-    monkeypatch.setenv("HARMLESS", "yes")
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:theirs@proxy:3128")
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("MY_API_KEY", "wanted")
     monkeypatch.setenv("NO_PROXY", "example.org")
     task = {"instruction": 'fix $(touch /tmp/x) `id` "it\'s"', "n": 3, "files": ["a"]}
     command = [sys.executable, "-c", DUMP, "--task={instruction}", "{n}", "{files}", "{{n}}", '{"a": {"b": 1}}']
-    outcome = play(command, task, env={"MODEL": "openai/{model}"})
+    outcome = play(command, task, env={"MODEL": "openai/{model}"}, sandbox=NoSandbox(("MY_API_KEY",)))
     dump = json.loads(outcome.extra["output"])
     assert dump["argv"] == [f"--task={task['instruction']}", "3", '["a"]', "{n}", '{"a": {"b": 1}}']
-    assert "theirs" not in dump["env"].values()
+    assert "theirs" not in " ".join(dump["env"].values())
     wanted = {
         "OPENAI_BASE_URL": "http://127.0.0.1:9/s3cret/v1",
         "OPENAI_API_KEY": "k3y",
@@ -74,8 +70,9 @@ def test_what_a_command_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
         "ANTHROPIC_MODEL": "policy",
         "TURNKEY_URL": "http://127.0.0.1:9/s3cret",
         "MODEL": "openai/policy",
-        "HARMLESS": "yes",
-        "NO_PROXY": "example.org,127.0.0.1,localhost",
+        "MY_API_KEY": "wanted",
+        "HTTP_PROXY": "http://proxy:3128",
+        "NO_PROXY": "example.org,127.0.0.1,localhost,::1",
     }
     assert wanted.items() <= dump["env"].items()
     assert dump["files"] == dump["home"] == []
@@ -112,6 +109,25 @@ def test_exit_status_and_last_words() -> None:
     assert shell("exit 3", reward="exit_code").success is False
     done = shell("true", reward="exit_code")
     assert (done.reward, done.success, done.reason) == (1.0, True, "")
+
+
+def test_a_failure_does_not_show_the_secret_of_the_episode() -> None:
+    """Nor most of it, where the reason or the output is cut."""
+    secret = "Zk3-9qPw_7LmX2vB8cRt4yNd"
+    handle = AgentHandle(f"http://127.0.0.1:9/{secret}/v1", secret, "policy")
+    for before in (200, 240, 252):
+        script = f"printf 'x%.0s' $(seq {before}) >&2; echo $OPENAI_BASE_URL >&2; echo $OPENAI_API_KEY; exit 1"
+        outcome = shell(script, handle=handle)
+        assert secret[:8] not in outcome.reason
+        assert outcome.extra["output"] == "***\n"
+
+
+def test_a_folder_of_any_depth_is_removed_with_its_episode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Paths in it are longer than the system takes, and it is read-only."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    script = "import os\nfor _ in range(1200): os.mkdir('deep'); os.chdir('deep')\nos.chmod('..', 0o500); print('deep')"
+    assert play([sys.executable, "-c", script]).extra["output"] == "deep\n"
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_command_that_is_not_there() -> None:

@@ -99,12 +99,22 @@ def test_a_crash_costs_its_own_episode() -> None:
 
 def test_a_process_serves_one_episode_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", "secret")
+    inherits = play(FunctionRunner, "counts", {}, inherit=["MY_API_KEY"], env={"GIVEN": "yes"})
+    assert inherits.extra["variables"]["MY_API_KEY"] == "secret"
     first, second = play(FunctionRunner, "counts", {}, {}, env={"GIVEN": "yes"})
     assert (first.reward, second.reward) == (1.0, 2.0)
     assert first.extra == second.extra
     assert first.extra["pid"] != os.getpid()
     assert first.extra["variables"] == {"MY_API_KEY": None, "GIVEN": "yes", "PATH": os.environ["PATH"]}
     assert not alive(first.extra["pid"])  # after close()
+
+
+@both
+def test_its_clients_ask_this_machine_past_a_proxy(runner: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "")
+    assert play(runner, "proxies", {}).extra["bypassed"]
 
 
 def test_a_process_that_leaves_something_behind_is_not_used_again() -> None:

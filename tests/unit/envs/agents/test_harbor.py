@@ -100,6 +100,57 @@ def test_rewards_of_several_names(task: Path) -> None:
     assert (outcome.reward, outcome.success) == (1.0, True)
     assert outcome.extra["rewards"] == {"speed": 0.5, "reward": 1.0}
     assert play("true", task, reward_key="speed").reward == 0.5
+    nested = {"reward": 0.5, "tests": {"passed": 3, "names": ["a"]}, "note": "fine", "whole": True}
+    (task / "tests/test.sh").write_text(f"echo '{json.dumps(nested)}' > /logs/verifier/reward.json")
+    outcome = play("true", task)
+    assert (outcome.reward, outcome.extra["rewards"]) == (0.5, {"reward": 0.5, "tests.passed": 3.0})
+    assert play("true", task, reward_key="tests.passed").reward == 3.0
+    for key in ("note", "whole", "tests.names"):
+        with pytest.raises(AgentFailure, match=f"{key} must hold a finite number"):
+            play("true", task, reward_key=key)
+    with pytest.raises(AgentFailure, match=r"has no 'tests' among \['note', 'reward', 'tests.names'"):
+        play("true", task, reward_key="tests")
+
+
+BOM = b"\xef\xbb\xbf"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        b"#!/usr/bin/env python3\nopen('/logs/verifier/reward.txt', 'w').write('1')",
+        b"#!/bin/bash -e\necho 1 > /logs/verifier/reward.txt\nfalse\necho 0 > /logs/verifier/reward.txt\n",
+        b"if true; then\r\n  echo 1 > /logs/verifier/reward.txt\r\nfi\r\n",
+        BOM + b"#!/bin/bash\r\necho 1 > /logs/verifier/reward.txt\r\n",
+        b"printf '\xef\xbb\xbf1\\r\\n' > /logs/verifier/reward.txt",
+    ],
+    ids=["python", "options", "crlf", "bom", "reward"],
+)
+def test_scripts_run_as_their_first_line_says_whoever_wrote_them(task: Path, script: bytes) -> None:
+    (task / "tests/test.sh").write_bytes(script)
+    (task / "solution/solve.sh").write_bytes(script.replace(b"/logs/verifier/reward.txt", b"/app/solved"))
+    (task / "instruction.md").write_bytes(BOM + b"Do it.\r\n")
+    (task / "task.toml").write_bytes(BOM + b'version = "1.0"\r\n')
+    assert HarborTask.load(str(task)).instruction == "Do it."
+    assert play("true", task).reward == 1.0
+    solution = HarborRunner([], timeout=60.0, sandbox=Bubblewrap())
+    outcome = asyncio.run(solution.play(HarborTask.load(str(task)), {}, HANDLE, solution=True))
+    assert "exit_code" in outcome.extra
+    assert outcome.reason in ("", "the agent ended with exit status 1:")
+
+
+@pytest.mark.parametrize("workdir", ["/home/agent", "/home", "/tmp", "/tmp/work", "/home/agent/app/", "/root", "//app"])
+def test_a_working_folder_may_lie_anywhere(task: Path, workdir: str) -> None:
+    """It is neither covered by HOME or /tmp, nor do these write into it."""
+    (task / "task.toml").write_text(f'[environment]\nworkdir = "{workdir}"\n')
+    (task / "environment/given").write_text("given")
+    (task / "tests/test.sh").write_text("[ $(cat made) = given ] && echo 1 > /logs/verifier/reward.txt")
+    outcome = play("pwd; ls; cp given made; ls -A ~; touch ~/x /tmp/y; echo ~", task, files={".agent": ""})
+    folder, *names, home = outcome.extra["output"].split()
+    assert outcome.reward == 1.0
+    assert folder == f"/{workdir.strip('/')}"
+    assert ".agent" in names
+    assert home == ("/root" if "/home/agent".startswith(folder) else "/home/agent")
 
 
 @pytest.mark.parametrize(
@@ -128,11 +179,24 @@ def test_variables_of_this_process_reach_the_verifier_alone(task: Path, monkeypa
     (task / "task.toml").write_text('[verifier.env]\nJUDGE = "${THE_JUDGE}"\nOTHER = "${NOT_SET:-other}"\n')
     (task / "tests/test.sh").write_text('[ "$JUDGE$OTHER" = theirsother ] && echo 1 > /logs/verifier/reward.txt')
     monkeypatch.delenv("THE_JUDGE", raising=False)
-    with pytest.raises(AgentFailure, match=r"verifier\.env\.JUDGE needs the environment variable THE_JUDGE: set it"):
-        play("true", task)
+    needs = r"verifier\.env needs the environment variable THE_JUDGE"
+    with pytest.raises(AgentFailure, match=f"{needs}: set it"):
+        play("true", task, inherit=["THE_JUDGE"])
     monkeypatch.setenv("THE_JUDGE", "theirs")
-    outcome = play("echo [$JUDGE]", task)
+    outcome = play("echo [$JUDGE]", task, inherit=["THE_JUDGE"])
     assert (outcome.reward, outcome.extra["output"]) == (1.0, "[]\n")
+    with pytest.raises(AgentFailure, match=rf"{needs}: tasks may read it with turnkey\.agent\.inherit=\[THE_JUDGE\]"):
+        play("true", task)
+
+
+def test_a_task_takes_no_secret_of_the_trainer(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor by an argument of its row; a default counts as if the variable were not set."""
+    monkeypatch.setenv("WANDB_API_KEY", "theirs")
+    (task / "task.toml").write_text('[environment.env]\nSTOLEN = "${WANDB_API_KEY:-nothing}"\nWAY = "${PATH}"\n')
+    assert HarborTask.load(str(task)).filled().env == {"STOLEN": "nothing", "WAY": os.environ["PATH"]}
+    row = {"env_id": "harbor", "kwargs": {"path": str(task), "inherit": ["WANDB_API_KEY"]}}
+    with pytest.raises(AgentFailure, match="inherit"):
+        asyncio.run(HarborRunner(["true"], timeout=60.0, sandbox=Bubblewrap()).run(row, HANDLE))
 
 
 def test_tasks_of_other_kinds_run_as_commands() -> None:

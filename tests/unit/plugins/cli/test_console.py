@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from verl_turnkey.plugins.cli import console
 from verl_turnkey.plugins.cli.console import Reader, follow
 
@@ -146,9 +148,18 @@ def test_a_run_of_minutes_says_what_it_is_doing(tmp_path, capfd, monkeypatch):
     assert {*lines[1:-1]} == {"running for 0 min", "starting Ray ...", "running for 0 min: starting Ray"}
 
 
-def test_several_data_sources_are_averaged():
-    line = "step:3 - val-core/a/acc/mean@1:1.0 - val-core/b/acc/mean@1:0.0"
-    assert list(Reader().lines([line])) == ["validation after step 3: success 0.500"]
+@pytest.mark.parametrize(
+    ("metrics", "success"),
+    [
+        ("val-core/a/acc/mean@1:1.0 - val-core/b/acc/mean@1:0.0", "0.500"),
+        # Of n samples verl also says the best of some, and the deviation of both; val-aux has the smaller numbers.
+        ("val-core/a/acc/mean@4:0.25 - val-core/a/acc/best@4/mean:0.57 - val-core/a/acc/best@4/std:0.31 - "
+         "val-aux/a/acc/std@4:0.4 - val-aux/a/acc/mean@3:0.9 - val-aux/a/acc/best@2/mean:0.4 - "
+         "val-aux/a/acc_success_only/mean@4:0.3 - val-aux/a/failed/mean@4:0.1", "0.250"),
+    ],
+)  # fmt: skip
+def test_the_success_of_a_validation_is_the_mean_of_all_samples_and_data_sources(metrics, success):
+    assert list(Reader().lines([f"step:3 - {metrics}"])) == [f"validation after step 3: success {success}"]
 
 
 def test_sigterm_reaches_the_run(tmp_path):

@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli.continuing import announce
+from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.shutdown.own_folder import locked
 
 
 @pytest.fixture
@@ -56,6 +59,26 @@ def test_a_run_without_a_checkpoint_starts_over(
     assert capsys.readouterr().out == ""
 
 
+def test_of_two_in_a_folder_the_second_is_refused(run: Path) -> None:
+    small = ["--model", "m", "--device", "cpu", "--train", "1", "--val", "1"]
+    lines = (["train", "frozenlake", *small, "--out", str(run)], ["resume", str(run)])
+    config = run / "hydra" / ".hydra" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text(f"turnkey: {{env: {{id: a}}}}\ntrainer: {{default_local_dir: {run / 'checkpoints'}}}\n")
+    sources = "[{path: hydra.conf, provider: hydra}, {path: /verl/trainer/config, provider: main}]"
+    runtime = f"{{cwd: {run.parents[1]}, config_sources: {sources}}}"
+    job, overrides = "{config_name: ppo_trainer}", "{hydra: [], task: ['a=1']}"
+    (config.parent / "hydra.yaml").write_text(f"hydra: {{overrides: {overrides}, job: {job}, runtime: {runtime}}}\n")
+    with locked(run, "", ""):
+        before = sorted(run.rglob("*"))
+        for line in lines:
+            error = str(CliRunner().invoke(app, line).exception)
+            assert f"{run}: another turnkey train or resume is at work there (process {os.getpid()} on " in error
+        assert sorted(run.rglob("*")) == before
+        for line in lines:
+            assert CliRunner().invoke(app, [*line, "--print"]).exit_code == 0
+
+
 @pytest.mark.parametrize(("steps", "end"), [(9, " of 9"), (None, "")])
 def test_steps_left(run: Path, capsys: pytest.CaptureFixture[str], steps: int | None, end: str) -> None:
     assert announce(line(run, steps), "runs/x", started=True)
@@ -77,3 +100,36 @@ def test_changed_files_are_a_warning_while_steps_are_left_and_then_an_error(
     assert "warning: examples.yaml changed after the last checkpoint" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"^examples.yaml changed after .*, but runs/x has ended.*--out FOLDER"):
         announce(line(run, 3), "runs/x", started=True)
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("turnkey.agent.run=new.py:play", "new.py"),
+        ("turnkey.agent.run=[python, {here}/new.py, --x]", "new.py"),
+        ("turnkey.agent.readable=[tools]", "tool.py"),
+        ("turnkey.mcp.servers=mcp.json", "mcp.json"),
+        ("+turnkey.mcp.servers.pad={{command: python, args: [new.py]}}", "new.py"),
+        ("turnkey.teacher.template=words.txt", "words.txt"),
+        ("+turnkey.teacher.source.name=new.py:text", "new.py"),
+        ("turnkey.rollout.summary=new.py:summary", "new.py"),
+        ("turnkey.rewards=[{{name: new.py:paid}}]", "new.py"),
+        ("actor_rollout_ref.rollout.multi_turn.function_tool_path=new.py", "new.py"),
+        ("reward.custom_reward_function.path=new.py", "new.py"),
+        ("turnkey.agent.run=old.py:play", None),
+        ("turnkey.agent.cwd=tools", None),
+        ("turnkey.rollout.system=new.py", None),
+    ],
+)
+def test_every_field_that_names_a_file_is_looked_at(
+    run: Path, capsys: pytest.CaptureFixture[str], word: str, name: str | None
+) -> None:
+    here = run.parents[1]
+    (here / "tools").mkdir()
+    for file in ("new.py", "old.py", "mcp.json", "words.txt", "tools/tool.py"):
+        (here / file).touch()
+    os.utime(here / "old.py", (1, 1))
+    os.utime(run / "checkpoints" / "latest_checkpointed_iteration.txt", (9, 9))
+    assert announce(line(run, 9, word.format(here=here)), "runs/x", started=True)
+    warning = f"warning: {name} changed after the last checkpoint: the remaining steps use the new files\n"
+    assert capsys.readouterr().out.partition("\n")[2] == (warning if name else "")

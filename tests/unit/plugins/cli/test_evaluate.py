@@ -14,7 +14,7 @@ from verl_turnkey.plugins.checks.data import warn_of_shared
 from verl_turnkey.plugins.checks.files import rows, shared_tasks
 from verl_turnkey.plugins.cli import eval_tasks, evaluate, launch
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.eval.samples import locked
+from verl_turnkey.plugins.shutdown.own_folder import locked
 
 SERVER = ["--server", "http://127.0.0.1:1/v1", "--model", "m"]
 
@@ -121,7 +121,7 @@ def test_a_second_evaluation_in_a_folder_writes_nothing(tmp_path):
     actor.mkdir(parents=True)
     (actor / "model_world_size_1_rank_0.pt").write_bytes(b"1")
     out = tmp_path / "out"
-    with locked(out):
+    with locked(out, "", ""):
         for model in (SERVER, ["--checkpoint", str(actor)]):
             done = CliRunner().invoke(app, ["eval", "frozenlake", "--out", str(out), *model])
             assert "another turnkey eval is writing there" in str(done.exception)

@@ -11,7 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from verl_turnkey.plugins.cli import recipes, tables
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.cli import launch, recipes, tables
 from verl_turnkey.plugins.cli.main import app, main
 
 LAKE = "turnkey/FrozenLake-v0"
@@ -45,12 +46,47 @@ def test_train_refuses_a_line_before_it_writes_tasks(tmp_path, arguments, words)
     assert "--train and --val are for new ones" in again.stderr
 
 
-def test_tasks_of_another_split_are_not_kept(tmp_path):
-    words = ["train", "search", "--model", "m", "--device", "cpu", "--train", "2", "--val", "2", "--print"]
-    words += ["--out", str(tmp_path / "run")]
-    assert CliRunner().invoke(app, words).exit_code == 0
-    done = CliRunner().invoke(app, [*words, "turnkey.env.kwargs.split=all"])
-    assert "val.parquet holds tasks with {'split': 'test'}, which override turnkey.env.kwargs" in str(done.exception)
+@pytest.mark.parametrize(
+    ("environment", "written", "line", "message"),
+    [
+        ("frozenlake", {"size": 5}, [], None),
+        ("frozenlake", {"size": 5}, ["turnkey.env.kwargs.size=5"], None),
+        ("frozenlake", {"size": 5}, ["turnkey.env.kwargs.slippery=true"], None),
+        (
+            "frozenlake",
+            {"size": 5},
+            ["turnkey.env.kwargs.size=6"],
+            "train.parquet holds tasks with size=5, which override turnkey.env.kwargs.size=6",
+        ),
+        ("babyai", {"level": "MiniGrid-DoorKey-5x5-v0", "max_steps": 20}, [], None),
+        ("search", None, [], None),
+        (
+            "search",
+            None,
+            ["turnkey.env.kwargs.split=all"],
+            "val.parquet holds tasks with split='test', which override turnkey.env.kwargs.split=all",
+        ),
+        ("search", {"split": "all"}, [], None),
+        ("search", {}, [], "val.parquet holds tasks that do not say .* turnkey.env.kwargs.split=test"),
+        ("search", {}, ["turnkey.env.kwargs.split=all"], None),
+    ],
+)
+def test_tasks_that_exist(tmp_path, environment, written, line, message):
+    """``written``: what ``turnkey tasks`` wrote; None: ``turnkey train`` wrote them."""
+    folder, sizes = str(tmp_path / "tasks"), ["--train", "2", "--val", "2"]
+    words = ["train", environment, "--model", "m", "--device", "cpu", *sizes, "--print", "--tasks", folder]
+    if written is None:
+        first = words
+    else:
+        id = launch.resolve(environment).id
+        first = ["tasks", folder, "--env", id, *sizes, "--kwargs", json.dumps(written)]
+    assert CliRunner().invoke(app, first, catch_exceptions=False).exit_code == 0
+    if message is None:
+        done = CliRunner().invoke(app, [*words, *line], catch_exceptions=False)
+        assert done.stdout.startswith("python -m")
+    else:
+        with pytest.raises(ConfigError, match=message):
+            CliRunner().invoke(app, [*words, *line], catch_exceptions=False)
 
 
 def test_errors_of_servers_are_one_line(tmp_path, monkeypatch, capsys):

@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.cli.report import FOLDERS
 from verl_turnkey.plugins.cli.run_folder import RunFolder
 from verl_turnkey.plugins.config.composing import composed, verls_config_dir
+from verl_turnkey.plugins.config.overrides import read
 
 FURTHER = (
     "turnkey.rollout.action_format=xml_think",
@@ -72,6 +74,65 @@ def test_what_it_plays_with_is_exactly_what_differs_from_the_recipe(run: Path) -
     overrides = trained.playing(composed([word for word in plain if not word.startswith("hydra.")]))
     assert sorted(word.lstrip("+") for word in overrides) == sorted(FURTHER)
     assert trained.playing(composed([w for w in words(run) if not w.startswith("hydra.")])) == []
+
+
+TOOLS = (
+    "turnkey.rollout.action_format=tools",
+    "turnkey.env.step_timeout=90.0",
+    "++turnkey.mcp.servers={my.pad: {command: serve,env: {a.b: c}}}",
+    "turnkey.mcp.shared=[my.pad]",
+    "actor_rollout_ref.rollout.multi_turn.function_tool_path=/x/tools.py",
+    "turnkey.rollout.strategy=tree",
+)
+
+
+def test_it_plays_with_the_tools_of_the_run_and_without_what_only_trains(run: Path) -> None:
+    record = run / "hydra" / ".hydra" / "config.yaml"
+    plain = [word for word in words(run, further=()) if not word.startswith("hydra.")]
+    OmegaConf.save(composed([*plain, *TOOLS]), record)
+    trained = RunFolder.of(run)
+    assert trained is not None
+    overrides = trained.playing(composed(plain))
+    assert sorted(word.lstrip("+") for word in overrides) == sorted(word.lstrip("+") for word in TOOLS[:-1])
+    assert trained.playing(composed([*plain, *overrides])) == []
+
+
+@pytest.mark.parametrize("how", ["copied", "moved", "moved with all", "relative", "linked"])
+def test_a_run_elsewhere_goes_on_where_it_is(run: Path, tmp_path: Path, monkeypatch, how: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    record, rest = run / "hydra" / ".hydra", ["turnkey.modules=[mine.py]", "trainer.experiment_name=frozen"]
+    hydra = OmegaConf.load(record / "hydra.yaml")
+    hydra.hydra.overrides.task += rest
+    OmegaConf.save(hydra, record / "hydra.yaml")
+    if how == "relative":
+        for file in record.iterdir():
+            file.write_text(file.read_text().replace(f"{run}/", "frozen/"))
+    there, cwd = tmp_path / "my (second)", tmp_path
+    if how == "moved":
+        shutil.move(run, there)
+    elif how == "linked":
+        there.symlink_to(run)
+    elif how == "moved with all":
+        cwd = tmp_path.with_name(f"{tmp_path.name}-moved")
+        shutil.copytree(tmp_path, cwd)
+        shutil.rmtree(run)
+        there = cwd / "frozen"
+        OmegaConf.update(hydra, "hydra.runtime.cwd", str(tmp_path / "gone"))
+        for file in (there / "hydra" / ".hydra").iterdir():
+            file.write_text(file.read_text().replace(str(tmp_path), f"{tmp_path}/gone"))
+    else:
+        shutil.copytree(run, there)
+    trained = RunFolder.of(there)
+    assert trained is not None
+    assert trained.checkpoints.resolve() == (there / "checkpoints").resolve()
+    assert trained.task_files("val") == [str((run if how == "linked" else there) / "tasks" / "val.parquet")]
+    folder, line = trained.launch()
+    assert folder == cwd
+    assert {*rest} <= {*line}
+    named = {read(word)[1] for word in line if word.partition("=")[0] in FOLDERS}
+    assert named == {str((run if how == "linked" else there) / name) for name in FOLDERS.values()}
+    if how != "linked":
+        assert not [word for word in line if f"{run}/" in word]
 
 
 def test_what_the_command_changes_is_named(run: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +16,10 @@ from typer.testing import CliRunner
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.errors import MissingPackageError, UnknownEnvironmentError
 from verl_turnkey.envs.tasks import Task
+from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.cli.task_rows import read_rows
+from verl_turnkey.plugins.cli.row_files import read_rows
+from verl_turnkey.plugins.cli.task_rows import arguments_of, task_rows
 
 QUIZ = """
 import gymnasium
@@ -102,6 +105,102 @@ def test_only_cells_of_tables_of_text_are_read_as_json(run):
     run("--from", "q.jsonl", "--val", "1")
     everything = pd.concat([pd.read_parquet(f"out/{split}.parquet") for split in ("train", "val")])
     assert sorted(model["ground_truth"] for model in everything["reward_model"]) == ["0", "0", "[0, 1]", "[0, 1]"]
+
+
+TYPED = """
+from __future__ import annotations
+from typing import TYPE_CHECKING, Any, Literal, Optional
+import gymnasium
+import numpy as np
+if TYPE_CHECKING:
+    from nowhere import Absent
+
+class Typed(gymnasium.Env):
+    def __init__(
+        self, text: str = "", whole: int = 1, part: float = 0.5, flag: bool = False, some: Optional[int] = None,
+        either: int | str = 1, level: Literal[1, 2, "007"] = 1, names: list[str] = (), sizes: list[int] = (),
+        both: str | list[str] = "", wide: np.int64 = 1, free: Any = None, absent: Absent = None, plain=None,
+        by_default=5, by_text="x",
+    ): ...
+
+gymnasium.register("my/Typed-v0", entry_point=Typed)
+"""
+CELLS = [
+    *(("text", text, text) for text in ("007", "3.10", "1e3", "true", "[0, 1]", "NA", " 1", "1_000", "0x10")),
+    *(("whole", text, 12) for text in ("12", "0012", "12.0", "1.2e1")),
+    ("whole", "9007199254740993", 9007199254740993),
+    *(("part", "3.10", 3.1), ("flag", "True", True), ("flag", "0", False), ("some", "7", 7), ("some", "", None)),
+    *(("either", "007", "007"), ("level", "2", 2), ("level", "007", "007")),
+    *(("names", '["3.10", 3.10]', ["3.10", "3.10"]), ("names", "[3.10", "[3.10"), ("sizes", "[3, 4]", [3, 4])),
+    *(("both", '["a"]', ["a"]), ("both", "007", "007"), ("wide", "7", 7)),
+    *(("free", "007", "007"), ("free", '{"a": 1}', {"a": 1}), ("absent", "1e3", "1e3"), ("plain", "3.10", "3.10")),
+    *(("by_default", "7", 7), ("by_text", "007", "007")),
+    *(("seed", "12", 12), ("answer", "3.10", "3.10"), ("answer", "[3.10, 007]", "[3.10, 007]"), ("answer", "0", "0")),
+    *(("answer", '[3.10, "NA"]', ["3.10", "NA"]), ("answer", '{"text": ["1e3"]}', ["1e3"]), ("hint", "007", "007")),
+    *(("prompt", "[1, 2]", "[1, 2]"), ("prompt", '[{"role": "user"}]', [{"role": "user"}])),
+]
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch) -> Iterator[dict[str, Any]]:
+    """The annotations of an environment with one argument of each kind."""
+    monkeypatch.chdir(tmp_path)
+    Path("typed.py").write_text(TYPED)
+    import_modules(["typed.py"])
+    yield arguments_of("my/Typed-v0")
+    gymnasium.registry.pop("my/Typed-v0", None)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "column", "cell", "value"),
+    [*(("csv", *case) for case in CELLS), *((suffix, *case) for suffix in ("tsv", "hub") for case in CELLS[4:12])],
+)
+def test_a_cell_is_text_unless_the_argument_says_a_number(typed, suffix, column, cell, value):
+    name, separator = ("hub/train.csv", ",") if suffix == "hub" else (f"q.{suffix}", "\t" if suffix == "tsv" else ",")
+    Path("hub").mkdir()
+    with Path(name).open("w", newline="") as file:
+        csv.writer(file, delimiter=separator).writerows([[column, "more"], [cell, "x"]])
+    [task] = task_rows("hub@train" if suffix == "hub" else name, typed, {})[0]
+    came = task.kwargs.get(column) if column in typed else getattr(task, column)
+    assert json.dumps(came) == json.dumps(value)
+
+
+def test_a_text_of_a_data_set_of_json_stays_one(typed):
+    Path("hub").mkdir()
+    write("hub/train.jsonl", [{"text": "2020-01-02", "answer": "007", "part": 3.10}])
+    [task] = task_rows("hub@train", typed, {})[0]
+    assert (task.kwargs, task.answer) == ({"text": "2020-01-02", "part": 3.1}, "007")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("q.csv", "question;answer\nA?;a\n", "one column came, 'question;answer'.*probably by semicolons"),
+        ("q.csv", "question\tanswer\nA?\ta\n", "probably by tabs"),
+        ("q.tsv", "question,answer\nA?,a\n", "probably by commas"),
+        ("q.csv", "question|answer\nA?|a\n", "probably by bars"),
+        ("q.csv", "text,text\na,b\n", "two columns 'text'"),
+        ("q.csv", "text,whole\na,1\nb,2,3\n", "line 3 has 3 columns, and the first line 2"),
+        ("q.csv", 'text,whole\n"a,1\nb,2\n', "line 3: unexpected end of data"),
+        ("q.tsv", 'text\twhole\n"a" b\t1\n', "a cell that begins with a quote ends with one"),
+        ("q.csv", "text,whole\na,1\nb,three\n", "q.csv, row 1, column 'whole': expected an integer, got 'three'"),
+        ("q.csv", "flag,x\nyes,1\n", "row 0, column 'flag': expected true or false, got 'yes'"),
+        ("q.csv", "seed,x\n1.5,1\n", "row 0, column 'seed': expected an integer, got '1.5'"),
+        ("q.csv", "frage,antwort\na,1\n", "no task takes a column of it .frage, antwort.*--columns"),
+    ],
+)
+def test_a_table_that_cannot_be_meant_is_refused(typed, name, text, message):
+    Path(name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        task_rows(name, typed, {})
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_tables_are_read_by_their_byte_order_mark(typed, encoding):
+    """Excel's text files begin with one; line ends in cells stay."""
+    Path("q.tsv").write_bytes('text\twhole\r\n"Tür\r\nzu"\t007\r\n\r\nauf\r\n'.encode(encoding))
+    tasks, _ = task_rows("q.tsv", typed, {})
+    assert [task.kwargs for task in tasks] == [{"text": "Tür\r\nzu", "whole": 7}, {"text": "auf"}]
 
 
 def test_columns_are_chosen_by_options(run):

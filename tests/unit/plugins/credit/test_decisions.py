@@ -53,12 +53,15 @@ def test_one_episode_with_two_other_actions_covers_nothing():
 
 
 def made(*episodes: list[tuple[str, str, float]]) -> dict[str, float]:
-    """The turns of each episode, as state, action and reward, in a row each; one episode failed."""
+    """The turns of each episode, as state, action and reward, in a row each, and a branch; one episode failed."""
     keys, records = ["g_99_0"], [make_record([], failed="it died")]
     for session, episode in enumerate(episodes):
         for t, (anchor, action, reward) in reversed([*enumerate(episode)]):
             keys.append(f"{'gh'[session % 2]}_{session}_{t}")
             records.append(make_record([make_step(step=t, reward=reward, anchor=anchor, action=action)]))
+        keys.append(f"{'gh'[session % 2]}_{session}_98")
+        away = make_step(step=0, reward=session % 3, anchor=episode[0][0], action="away")
+        records.append(make_record([away], branch=1))
     masks = [torch.tensor([int(record["failed"] is None)]) for record in records]
     mask = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
     return decision_metrics(read_rows(keys, [{}] * len(keys), [{"turnkey": record} for record in records], mask))

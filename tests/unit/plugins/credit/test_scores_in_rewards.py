@@ -24,9 +24,12 @@ def jagged(rows: list[list[float]], dtype: torch.dtype = torch.float32) -> torch
     return torch.nested.as_nested_tensor([torch.tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
 
 
-def step_of(scored: str, method: str) -> CreditStep:
-    """With the contributions on record as scores, each half on both tokens of its turn."""
-    records = [make_record([make_step(step=k, reward=r) for k, r in enumerate(of)]) for of in REWARDS]
+def step_of(scored: str, method: str, shaping: float = 0.0) -> CreditStep:
+    """With the contributions on record as scores, each half on both tokens of its turn; ``shaping`` of each turn."""
+    records = [
+        make_record([make_step(step=k, reward=r, composed_reward=r + shaping) for k, r in enumerate(of)])
+        for of in REWARDS
+    ]
     tokens = [[part for c in of for part in (c / 2, c / 2, 0.0)] for of in SPA["c"]]
     return CreditStep(
         params=estimators()[method].params(),
@@ -60,13 +63,14 @@ def test_the_rewards_of_the_table(scored, expected):
 
 @pytest.mark.parametrize("scored", ["column", "reward", "redistribute"])
 def test_the_kl_penalty_of_a_turn_is_without_the_scores(scored):
-    step = step_of(scored, "grpo_steps")
+    step = step_of(scored, "grpo_steps", shaping=2.0)
     mask = step.response_mask.to_padded_tensor(0)
     step.scores = jagged([[0.0] * 3 * len(of) for of in REWARDS])
     step.run("grpo_steps", -0.5 * mask, mask)
     assert step.rows is not None
     assert step.rows.kl is not None
     assert step.rows.kl.tolist() == [-1.0] * 5
+    assert step.rows.steps.env_return.tolist() == [1.0] * 3 + [0.25] * 2  # nor KL nor shaping: it says who succeeded
 
 
 def test_a_column_is_the_sum_over_the_tokens_of_a_turn():

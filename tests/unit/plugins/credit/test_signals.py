@@ -64,12 +64,14 @@ def test_the_score_of_the_released_port():
 
 
 def made(*episodes: list[dict]) -> dict[str, float]:
-    """The steps of each row in any order, one row per step, and a rollout that failed beside."""
+    """The steps of each row in any order, one row per step; each rollout has a branch, and one failed beside."""
     keys, held = [], []
     for session, episode in enumerate(episodes):
         for t in reversed(range(len(episode))):
             keys.append(f"g_{session}_{t}")
             held.append(make_record([make_step(step=t, reward=0.0, **episode[t])]))
+        keys.append(f"g_{session}_98")
+        held.append(make_record([make_step(step=9, reward=0.0, valid=False, truncated=True)], branch=1))
     keys.append("g_99_0")
     held.append(make_record([], failed="it died"))
     masks = [torch.tensor([int(record["failed"] is None)]) for record in held]

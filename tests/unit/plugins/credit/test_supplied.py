@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage import ConfigError, make_record, make_step
 from verl_turnkey.advantage.modifiers.rank_shaping import NAMES
 from verl_turnkey.advantage.registry import FROM_TRAINER, HOW_TO_SET
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.config.prm import TURN_SCORE
+from verl_turnkey.plugins.credit.rows import read_rows
 from verl_turnkey.plugins.credit.supplied import SOURCES, check_supplied, fields, from_trainer, supply, task_key
 
 
@@ -40,6 +41,33 @@ def test_steps_have_the_ranks_of_their_rows():
         "rank_velocity": [0.0, 0.5, 0.5],
         "rank_acceleration": pytest.approx([0.0, -0.1, -0.1]),
     }
+
+
+def test_a_step_without_tokens_or_text_has_no_number_of_them():
+    """Three steps: one without a token, one in a row without a text, and one of two tokens."""
+
+    def jagged(*rows):
+        return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
+
+    records = [make_record([make_step(step=0, reward=0.0)])] * 3
+    columns = (f"extra.{name}" for name in ("entropy", "teacher_gap", "teacher_gap_mean", "teacher_log_prob_mean"))
+    data = {"entropy": jagged([7.0], [0.5], [0.5, 1.0]), "has_teacher": torch.tensor([True, False, True])}
+    data |= {
+        "old_log_probs": jagged([-9.0], [-1.0], [-1.0, -2.0]),
+        "teacher_log_prob": jagged([-1.0], [-1.0], [0.0] * 2),
+    }
+    mask, keys = jagged([0], [1], [1, 1]), ["g_0_0", "g_1_0", "g_2_0"]
+    extra_fields = [{"turnkey": record} for record in records]
+    rows = read_rows(keys, [{}] * 3, extra_fields, mask, supply=supply(columns, data))
+    nan = np.nan
+    expected = {
+        "entropy": [nan, 0.5, 0.75],
+        "teacher_gap": [nan, nan, 3.0],
+        "teacher_gap_mean": [nan, nan, 1.5],
+        "teacher_log_prob_mean": [nan, nan, 0.0],
+    }
+    for name, column in expected.items():
+        np.testing.assert_array_equal(rows.steps.extra[name], column, name)
 
 
 PROMPT = [{"role": "user", "content": "2 + 2?"}]

@@ -112,3 +112,5 @@ def test_the_progress_advantage_is_a_difference_of_means(rows):
     logged = columns(rows, Credit(np.zeros(3)), progress=progress)["progress_advantage"]
     assert logged == pytest.approx([0.5, -0.25, -1.0])
     assert progress_advantage(rows, {"old_log_probs": old}) is None
+    silent = read_rows(["g_0_0"], [{}], [{"turnkey": make_record([make_step(step=0, reward=0.0)])}], nested([0]))
+    assert np.isnan(progress_advantage(silent, {name: nested([0.5]) for name in data})).all()

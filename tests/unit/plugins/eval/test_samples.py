@@ -10,9 +10,10 @@ import pytest
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.composing import composed
+from verl_turnkey.plugins.config.leaves import every
 from verl_turnkey.plugins.eval import identity
 from verl_turnkey.plugins.eval.identity import differing, eval_id, file_digest
-from verl_turnkey.plugins.eval.samples import Samples, locked
+from verl_turnkey.plugins.eval.samples import Samples
 
 FIELDS = {"model": {"sha256": "ab"}, "sampling": {"temperature": 1.0, "top_p": 1.0}, "rewards": [{"name": "step"}]}
 TASK = '{"env_id": "e", "kwargs": {}, "seed": 1}'
@@ -118,14 +119,6 @@ def test_another_evaluation_is_refused_and_stays(tmp_path):
     assert json.loads((tmp_path / "eval.json").read_text())["eval_id"] == eval_id(other)
 
 
-def test_one_at_a_time_in_a_folder(tmp_path):
-    refused = pytest.raises(ConfigError, match="another turnkey eval is writing there")
-    with locked(tmp_path / "out"), refused, locked(tmp_path / "out"):
-        pass
-    with locked(tmp_path / "out"):
-        pass
-
-
 def test_secrets_are_told_apart_but_neither_written_nor_shown(tmp_path):
     def fields(key):
         config = composed(
@@ -148,9 +141,73 @@ def test_files_of_the_user_count_by_name_and_content(tmp_path):
         file = tmp_path / folder / "own.py"
         file.parent.mkdir()
         file.write_text("def score(steps): ...\n")
-        value = [{"name": f"{file}:score", "weight": 2.0, "note": "a .py: file"}, "tags", 3]
-        assert identity._files(value) == [file]
-        identities.append(identity._without_folders(value))
+        value = [{"name": f"{file}:score", "weight": 2.0, "note": "a .py: file"}, {"name": "tags"}]
+        identities.append(every()["turnkey.rewards"].content(value))
     assert identities[0] == identities[1]
-    assert identities[0][0]["name"] == "own.py:score"
-    assert identities[0][1:] == ["tags", 3]
+    assert re.fullmatch(r"own.py:score \(\w{16}\)", identities[0][0].pop("name"))
+    assert identities[0] == [{"weight": 2.0, "note": "a .py: file"}, {"name": "tags"}]
+
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("turnkey.mcp.servers={here}/mcp.json", r"turnkey.mcp.servers: None there, 'mcp.json \(\w{16}\)' now"),
+        ("turnkey.mcp.tools=[look]", r"turnkey.mcp.tools: None there, \['look'\] now"),
+        (
+            ROLLOUT + ".multi_turn.tool_config_path={here}/mcp.json",
+            r"tool_config_path: None there, 'mcp.json \(\w{16}\)' now",
+        ),
+        (
+            ROLLOUT + ".multi_turn.function_tool_path={here}/a.py",
+            r"function_tool_path: None there, 'a.py \(\w{16}\)' now",
+        ),
+        ("turnkey.modules=[{here}/a.py]", r"turnkey.modules: \[\] there, \['a.py \(\w{16}\)'\] now"),
+        ("data.max_prompt_length=99", r"data.max_prompt_length: \d+ there, 99 now"),
+    ],
+)
+def test_what_is_played_is_part_of_the_identity(tmp_path, word, line):
+    """Above all the tools: samples with others are another evaluation."""
+    (tmp_path / "out").mkdir()
+    for name in ("mcp.json", "a.py"):
+        (tmp_path / name).write_text("{}")
+
+    def fields(*words):
+        config = composed(["+turnkey=base", "turnkey.env.id=turnkey/FrozenLake-v0", *words])
+        return identity.identity(config, {"name": "m"}, None)
+
+    changed = word.format(here=tmp_path)
+    Samples(tmp_path / "out", fields()).close()
+    Samples(tmp_path / "out", fields("turnkey.rollout.layout=steps", "turnkey.env.step_timeout=9")).close()
+    with pytest.raises(ConfigError, match=rf"differs in\n  \S*{line}\nGive"):
+        Samples(tmp_path / "out", fields(changed))
+    if str(tmp_path) in changed:
+        before = fields(changed)
+        for name in ("mcp.json", "a.py"):
+            (tmp_path / name).write_text("{} ")
+        assert len(differing(before, fields(changed))) == 1
+
+
+def test_a_panel_has_the_tools_and_is_as_before_without_any(tmp_path):
+    from verl_turnkey.envs.panels import Panel
+    from verl_turnkey.plugins.config.playing import differing as differing_from
+    from verl_turnkey.plugins.config.playing import settings, words
+
+    (tmp_path / "mcp.json").write_text("{}")
+    plain = ["+turnkey=base", "turnkey.env.id=turnkey/FrozenLake-v0", "+turnkey.env.kwargs.size=4"]
+    tools = [f"turnkey.mcp.servers={tmp_path}/mcp.json", "turnkey.mcp.shared=[pad]"]
+    panels = [
+        Panel({"settings": settings(composed(line)), "environment": {"kwargs": {"size": 4}}})
+        for line in (plain, [*plain, *tools])
+    ]
+    assert [*panels[0].content["settings"]] == ["rollout", "template_sha256", "examples_sha256", "tokens", "rewards"]
+    assert [name.partition(":")[0] for name in differing_from(panels[0], composed([*plain, *tools]))] == [
+        "turnkey.mcp.servers",
+        "turnkey.mcp.shared",
+    ]
+    again = [*plain, *words(panels[1])]
+    [line] = differing_from(panels[1], composed(again))
+    assert re.fullmatch(r"turnkey.mcp.servers: None, not 'mcp.json \(\w{16}\)'", line)
+    assert differing_from(panels[1], composed([*again, tools[0]])) == []

@@ -12,6 +12,7 @@ from loopback import Refusal, serve
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.rewards.components import JudgeError
 from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig
+from verl_turnkey.envs.rpc import on_this_machine
 from verl_turnkey.plugins.eval.server import Server
 
 NOWHERE = "http://127.0.0.1:9"
@@ -29,6 +30,17 @@ def test_a_server_on_this_machine_is_asked_without_a_proxy(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with serve({"/x": lambda _: {"said": "here"}}) as (address, _):
         assert asyncio.run(endpoint(address).ask({})) == "here"
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        *((f"http://{host}:8000/v1", True) for host in ("127.0.0.1", "127.0.1.1", "[::1]", "localhost", "a.localhost")),
+        *((f"http://{host}/v1", False) for host in ("host", "10.0.0.5", "127.0.0.1.example.org", "[2001:db8::1]")),
+    ],
+)
+def test_which_servers_are_on_this_machine(url, here):
+    assert on_this_machine(url) == here
 
 
 def test_a_key_in_memory_is_sent_and_never_shown(monkeypatch):

@@ -177,3 +177,53 @@ def test_sound_is_refused():
     with pytest.raises(GatewayError, match="content/input_audio is not supported: the model reads text and images"):
         Chat().parse(body, unsupported="refuse")
     assert Chat().parse(body, unsupported="ignore").messages[0].text == "hear"
+
+
+TOOLS = {
+    Chat: lambda function: {**CHAT, "tools": [{"type": "function", "function": function}]},
+    Responses: lambda function: {**RESPONSES, "tools": [{"type": "function", **function}]},
+    Messages: lambda function: {
+        **ANTHROPIC,
+        "tools": [{("input_schema" if key == "parameters" else key): value for key, value in function.items()}],
+    },
+}
+NOTHING = {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize("dialect", TOOLS)
+@pytest.mark.parametrize(
+    ("function", "read"),
+    [
+        ({"name": "a", "parameters": WEATHER}, {"name": "a", "description": "", "parameters": WEATHER}),
+        (
+            {"name": "a", "description": None, "parameters": None},
+            {"name": "a", "description": "", "parameters": NOTHING},
+        ),
+        (
+            {"name": "a", "description": "A.", "parameters": {}},
+            {"name": "a", "description": "A.", "parameters": NOTHING},
+        ),
+        ({"name": "a", "parameters": [1]}, "parameters: expected an object, got list"),
+        ({"name": "a", "parameters": "{}"}, "parameters: expected an object, got str"),
+        ({"name": "a", "parameters": True}, "parameters: expected an object, got bool"),
+        ({"name": "a", "parameters": {"properties": []}}, "parameters.properties: expected an object, got list"),
+        ({"name": "a", "description": 7, "parameters": {}}, "description: expected a string, got int"),
+        ({"name": None, "parameters": {}}, "name: expected a string, got NoneType"),
+    ],
+)
+def test_tools_have_what_templates_read_or_are_refused(dialect, function, read):
+    """A template that writes a tool without looking whether it has a description would refuse every request."""
+    body = TOOLS[dialect](function)
+    if isinstance(read, dict):
+        assert dialect().parse(body, unsupported="refuse").tools == ({"type": "function", "function": read},)
+    else:
+        wanted = f"tools[0].{read}".replace("parameters", "input_schema" if dialect is Messages else "parameters")
+        with pytest.raises(GatewayError) as error:
+            dialect().parse(body, unsupported="refuse")
+        assert (error.value.status, error.value.message) == (400, wanted)
+
+
+def test_images_of_a_system_text_are_not_dropped():
+    drawn = {"type": "image", "source": {"type": "base64", "data": picture()}}
+    (system, _) = Messages().parse({**ANTHROPIC, "system": [drawn]}, unsupported="refuse").messages
+    assert len(system.images) == 1

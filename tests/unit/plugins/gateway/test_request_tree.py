@@ -83,6 +83,7 @@ def begun() -> Episode:
             calls=(ToolCall("weather", {"near": [{"a": None, "b": 1.0}], "days": 1, "city": "Bern"}, "call_e_0_0"),),
         ),
         replace(sent(CITY), item_id="of another server"),
+        replace(sent(CITY), calls=(replace(CITY.calls[0], id="another"),)),
     ],
 )
 def test_a_turn_that_came_back_is_recognized(changed: Message):
@@ -105,7 +106,7 @@ def test_a_turn_that_came_back_is_recognized(changed: Message):
         (replace(sent(CITY), calls=(replace(CITY.calls[0], name="time"),)), "edited"),
         (replace(sent(CITY), calls=(*CITY.calls, ToolCall("weather", {}, "another"))), "edited"),
         (replace(sent(CITY), calls=(), item_id="e_0", text="No call."), "edited"),
-        (replace(sent(CITY), calls=(replace(CITY.calls[0], id="another"),)), "history"),
+        (replace(sent(CITY), calls=(replace(CITY.calls[0], id="another", arguments={"city": "Genf"}),)), "history"),
         (replace(sent(CITY), calls=(), text="No call."), "history"),
     ],
 )  # fmt: skip
@@ -115,6 +116,55 @@ def test_a_turn_that_came_back_changed(changed: Message, reason: str):
     assert (node.parent, node.reason) == (None, reason)
     assert node.new == (SYSTEM, USER, changed, result(CITY))
     assert episode.chains() == [["e_0"], ["e_1"]]
+
+
+BOTH = Reply("e_0", "Two.", tuple(
+    ToolCall(name, {"city": "Bern"}, f"call_e_0_{j}", written=f"functions.{name}:{j}")
+    for j, name in enumerate(("weather", "time"))
+))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("calls", "results", "known"),
+    [
+        (("call_e_0_0", "call_e_0_1"), ("call_e_0_1", "call_e_0_0"), ("call_e_0_1", "call_e_0_0")),
+        (("a", "b"), ("b", "a"), ("call_e_0_1", "call_e_0_0")),
+        (("a", "b"), ("b",), ("call_e_0_1",)),
+        (("a", "b"), ("call_e_0_1", "call_e_0_0"), ("call_e_0_1", "call_e_0_0")),
+        (("a", "b"), ("time", "weather"), ("call_e_0_1", "call_e_0_0")),
+        (("call_e_0_0", "call_e_0_1"), ("time", "weather"), ("call_e_0_1", "call_e_0_0")),
+        (("a", "a"), ("a", "a"), ("call_e_0_0", "call_e_0_1")),
+        (("a", "b"), ("c", "d"), ("call_e_0_0", "call_e_0_1")),
+        (("a", "b"), ("c",), ("c",)),
+    ],
+)
+def test_calls_whose_ids_a_client_changed(calls: tuple[str, ...], results: tuple[str, ...], known: tuple[str, ...]):
+    """By the client's ids, the tools' names or the order; a result that none of these tells apart keeps its id."""
+    episode, last, past = Episode(), BOTH, [USER]
+    episode.answer(past, BOTH)
+    for number in (1, 2):  # also further down, where the turn before has been recognized
+        ids = [i.replace("e_0", last.id) for i in (*calls, *results)]
+        back = tuple(ToolCall(call.name, call.arguments, i) for call, i in zip(last.calls, ids, strict=False))
+        past += [replace(sent(last), calls=back), *(Message("tool", "sun", call_id=i) for i in ids[len(calls) :])]
+        match = episode.tree.match(Request(tuple(past), (TOOL,)))
+        assert (match.parent, match.reason) == (episode.tree.nodes[-1], None)
+        assert [message.call_id for message in match.new] == [i.replace("e_0", last.id) for i in known]
+        made = [call for message in match.request.messages for call in message.calls]
+        assert [call.written for call in made] == ["functions.weather:0", "functions.time:1"] * number
+        turns = (replace(call, id=f"call_e_{number}_{j}") for j, call in enumerate(BOTH.calls))
+        last = replace(BOTH, id=f"e_{number}", calls=tuple(turns))
+        episode.answer(past, last)
+    assert len(episode.chains()) == 1
+
+
+def test_a_call_of_another_id_that_two_turns_made_is_neither():
+    episode = Episode()
+    for number in range(2):
+        episode.answer([USER], turn(number, "", {"city": "Bern"}))
+    back = Message("assistant", "", (ToolCall("weather", {"city": "Bern"}, "a"),))
+    match = episode.tree.match(Request((USER, back, Message("tool", "sun", call_id="a")), (TOOL,)))
+    assert match.parent is None
+    assert match.request.messages[1:] == (back, Message("tool", "sun", call_id="a"))
 
 
 def test_a_later_turn_is_edited():
@@ -140,6 +190,19 @@ def test_parallel_calls_come_back_all_or_edited():
     swapped = replace(sent(both), calls=both.calls[::-1])
     assert episode.answer([USER, swapped, *results], turn(3, "Done.")).reason == "edited"
     assert episode.chains() == [["e_0", "e_1"], ["e_2"], ["e_3"]]
+
+
+def test_a_result_is_that_of_its_call():
+    """The same texts under each other's ids are another conversation, from the results on."""
+    both = turn(0, "Two.", {"city": "Bern"}, {"city": "Genf"})
+    first, second = result(both, "sun", 0), result(both, "rain", 1)
+    episode, after = Episode(), turn(1, "Done.")
+    node = episode.answer([USER], both)
+    episode.answer([USER, sent(both), first, second], after)
+    swapped = [replace(first, call_id=second.call_id), replace(second, call_id=first.call_id)]
+    again = episode.answer([USER, sent(both), *swapped, sent(after), Message("user", "And?")], turn(2, "Rain."))
+    assert again.parent is node
+    assert again.new[:2] == tuple(swapped)
 
 
 def test_a_turn_that_is_dropped_from_the_history():

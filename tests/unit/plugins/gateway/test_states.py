@@ -120,7 +120,7 @@ def test_episodes_that_did_the_same_are_in_one_state(name: str):
     [
         ((replace(SYSTEM, text="Be rude."), *PAST[1:]), {"history"}),
         ((SYSTEM, USER, replace(CALL, text="I run them."), RESULT), {"history", "call"}),
-        ((SYSTEM, USER, replace(CALL, calls=(ToolCall("sh", {"cmd": "ls", "n": 1}, "x"),)), RESULT),
+        ((SYSTEM, USER, replace(CALL, calls=(ToolCall("sh", {"cmd": "ls", "n": 1}, "call_a_0_0"),)), RESULT),
          {"history", "call"}),
         ((*PAST[:3], replace(RESULT, text="1 failed in 0.1s")), {"history", "observation", "call"}),
         ((*PAST[:3], replace(RESULT, error=True)), {"history", "observation", "call"}),
@@ -131,6 +131,15 @@ def test_episodes_that_did_the_same_are_in_one_state(name: str):
 )  # fmt: skip
 def test_what_tells_states_apart(changed: tuple[Message, ...], differ: set[str]):
     assert {name for name in FUNCTIONS if state_key(name)(Request(PAST)) != state_key(name)(Request(changed))} == differ
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_which_call_a_result_is_of_tells_states_apart(name: str):
+    """Two calls at once: the same texts in the same order, each the result of the other call."""
+    calls = Message("assistant", "", (ToolCall("sh", {"cmd": "a"}, "x"), ToolCall("sh", {"cmd": "b"}, "y")))
+    results = [[Message("tool", text, call_id=id) for text, id in zip("st", ids, strict=True)] for ids in ("xy", "yx")]
+    straight, crossed = (state_key(name)(Request((USER, calls, *of))) for of in results)
+    assert straight != crossed
 
 
 def test_images_tell_states_apart():

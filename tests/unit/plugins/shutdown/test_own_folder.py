@@ -11,7 +11,7 @@ import pytest
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.shutdown.driver import guarded
-from verl_turnkey.plugins.shutdown.own_folder import LOCK, own_folder
+from verl_turnkey.plugins.shutdown.own_folder import OF_CHECKPOINTS, own_folder
 
 OTHER = """
 import sys
@@ -40,7 +40,7 @@ def test_a_folder_is_one_runs_until_its_process_ends(tmp_path: Path):
             pass
         other.kill()
     with own_folder(mine):
-        assert (folder / LOCK).read_text().startswith(f"process {os.getpid()} on ")
+        assert (folder / OF_CHECKPOINTS).read_text().startswith(f"process {os.getpid()} on ")
     with own_folder(mine):  # the next run of the same process
         pass
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
 
-from verl_turnkey.advantage import ConfigError, make_step
+from verl_turnkey.advantage import ConfigError, make_record, make_step
 from verl_turnkey.envs.errors import ModuleImportError
 from verl_turnkey.plugins.config.teacher import TeacherConfig
 from verl_turnkey.plugins.teacher import (
@@ -20,7 +22,7 @@ from verl_turnkey.plugins.teacher import (
     teacher_sources,
 )
 from verl_turnkey.plugins.teacher.registry import reads_observations
-from verl_turnkey.plugins.teacher.rows import selected
+from verl_turnkey.plugins.teacher.rows import read_rows, selected
 
 
 def episode(name: str, score: float, answers: list[str], **extra: Any) -> TeacherEpisode:
@@ -89,6 +91,28 @@ def test_other_episodes_of_the_group_leave_out_the_own_one_and_thoughts():
     assert text("group_failures", row(LOST, group=[LOST, WON])) is None
     with pytest.raises(ConfigError, match=r"turnkey\.teacher\.source\.episodes: expected positive"):
         read_source({"name": "group_success", "episodes": 0})
+
+
+def test_of_the_rows_in_the_queue_a_texts_writer_sees_the_other_played_episodes_of_the_group():
+    """Neither the row's own episode, nor failed ones, padding, or other groups; branches are others."""
+    played = {"a_0_0": 0, "a_0_1": 0, "a_1_0": 0, "b_0_0": 0, "a_0_2": 1}
+    records = [make_record([make_step(step=0, reward=1.0)], branch=branch) for branch in played.values()]
+    records += [make_record([], failed="it died"), records[0]]
+    keys, tags = [*played, "a_2_0", "a_3_0"], [{}] * 6 + [{"is_padding": True}]
+    masks = [torch.tensor([int(i != 5)]) for i in range(7)]
+    jagged = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
+    data = TensorDict({"response_mask": jagged, "responses": jagged}, batch_size=7)
+    data["extra_fields"] = NonTensorStack(*({"turnkey": record} for record in records))
+    rows = read_rows(keys, tags, data, None)
+    others = {keys[i]: [other.name for other in of.others] for i, of in rows.items()}
+    assert others == {
+        "a_0_0": ["a_0.1", "a_1"],
+        "a_0_1": ["a_0.1", "a_1"],
+        "a_0_2": ["a_0", "a_1"],
+        "a_1_0": ["a_0", "a_0.1"],
+        "b_0_0": [],
+    }
+    assert {keys[i]: of.episode.name for i, of in rows.items()}["a_0_2"] == "a_0.1"
 
 
 def test_the_next_observation_is_that_of_the_rows_own_turn():

@@ -8,7 +8,7 @@ import torch
 from verl_turnkey.advantage import make_record, make_step
 from verl_turnkey.plugins import notices
 from verl_turnkey.plugins.credit.rows import Rows, read_rows
-from verl_turnkey.plugins.trainer.outcomes import warn_of_other_outcomes
+from verl_turnkey.plugins.trainer.outcomes import _outcome, warn_of_other_outcomes
 
 KEYS = ["u_0_0", "u_0_1", "u_1_0"]
 REWARDS = [[0.25], [0.5], [0.0, 1.0]]
@@ -30,6 +30,17 @@ def scores(*outcomes: float) -> torch.Tensor:
     for row, outcome in zip(tokens, outcomes, strict=True):
         row[-1] = outcome
     return torch.nested.nested_tensor(tokens, layout=torch.jagged)
+
+
+@pytest.mark.parametrize(
+    ("acc", "flags", "solved"),
+    [(0.5, [True], 0.5), (None, [False, True], 1.0), (None, [False], 0.0), (None, [], 0.3), (0.0, [], 0.0)],
+)
+def test_solved_is_acc_else_the_records_flag_else_the_score(acc, flags, solved):
+    steps = [make_step(step=t, reward=0.3, success=flag) for t, flag in enumerate(flags)]
+    extra = {"turnkey": make_record(steps)} if steps else {}
+    info = {} if acc is None else {"acc": acc}
+    assert _outcome("u_0", 0.3, extra | {"reward_extra_info": info}).solved == solved
 
 
 def ours(caplog) -> list[str]:

@@ -70,7 +70,8 @@ def test_groups_without_signal_are_told_with_the_steps_from_which_on():
 
 def test_a_group_of_one_finished_episode_is_no_group_without_signal():
     def alone(step, n):
-        return {"failed": "hung", "failed_kind": "timeout", "success": None} if n % SIZE else {}
+        failed = {"failed": "hung", "failed_kind": "timeout", "success": None, "composed_return": None}
+        return failed if n % SIZE else {}
 
     for run in (make(8, lambda step, n: {"group": f"{step}-{n}"}), make(8, alone)):
         assert "no_signal" not in {finding["rule"] for finding in health.findings(run)}

@@ -1,36 +1,99 @@
-"""The guard of a stdio server: a script between it and its client, which bounds its output and ends all its processes.
+"""The guard: a script that starts a command, waits for it, and leaves none of its descendants behind.
 
-Whatever the server starts stays below the guard, and is killed when the server ends or when the client closes its side
-or ends. A server that writes more bytes than allowed before it gets its next message is killed. Standard library only.
+It is a child subreaper (prctl(2)): whatever the command starts stays below the guard, also after ``setsid``, ``nohup``
+and a double fork with an empty environment. The guard kills all of it when the command ends, or when its own stdin is
+closed: its owner ends it, or has ended. Standard library only, so that it starts in milliseconds.
 
-Arguments: the bytes that the server may write, and its command.
+Arguments: ``-`` and the command of an agent; or, of a server on standard streams, the bytes that it may write before it
+gets its next message, and its command.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import os
-import select
 import signal
-import subprocess
 import sys
+import threading
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "agents"))
-guard = importlib.import_module("guard")  # of agents, whose folder is not a package to a script
+if TYPE_CHECKING:
+    import subprocess
 
-CHUNK = 1 << 16
-GRACE_SECONDS = 1.0  # less than the client waits
-ERRORS_BYTES = 4096
-"""kept of the server's standard error: its end"""
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
+_KILL_SECONDS = 10.0  # longer than any process that can be killed needs
+CHUNK = 1 << 16
+GRACE_SECONDS = 1.0  # less than the client of a server waits
+ERRORS_BYTES = 4096
+"""kept of a server's standard error: its end"""
 
 
-def main(most_bytes: int, command: list[str]) -> int:
-    """Run the server. Its exit status, as a shell gives it."""
+def main(command: list[str]) -> int:
+    """Run ``command`` with an empty stdin in a session of its own. Its exit status, as a shell gives it."""
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+    defaults = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores, and its children would too
+    try:
+        pid = os.posix_spawnp(command[0], command, os.environ, file_actions=actions, setsid=True, setsigdef=defaults)
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    threading.Thread(target=_kill_at_end_of_stdin, args=(os.pidfd_open(pid),), daemon=True).start()
+    status = _wait_for(pid)
+    _kill_descendants()
+    return status if status >= 0 else 128 - status
+
+
+def _kill_at_end_of_stdin(handle: int) -> None:
+    while os.read(0, 1):
+        pass
+    with contextlib.suppress(OSError):  # it has ended by itself
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+
+
+def _wait_for(pid: int) -> int:
+    while True:
+        ended, status = os.wait()  # others are descendants whose parent has ended
+        if ended == pid:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _kill_descendants() -> None:
+    deadline = time.monotonic() + _KILL_SECONDS
+    while time.monotonic() < deadline:  # repeatedly: one may fork while others are killed
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for pid in _descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(name)
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+            children.setdefault(parent, []).append(pid)
+    below, todo = [], [root]
+    while todo:
+        next_below = children.get(todo.pop(), [])
+        below += next_below
+        todo += next_below
+    return below
+
+
+def serve(most_bytes: int, command: list[str]) -> int:
+    """Run a server between it and its client, which bounds its output. Its exit status, as a shell gives it."""
+    import subprocess  # which an agent's guard does not wait for
+
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
@@ -45,7 +108,7 @@ def main(most_bytes: int, command: list[str]) -> int:
         _pass_on(process, most_bytes, errors)
     finally:
         process.poll()
-        guard.kill_descendants()
+        _kill_descendants()
         with contextlib.suppress(OSError):
             os.write(2, bytes(errors[-ERRORS_BYTES:]))
     status = process.returncode
@@ -54,6 +117,8 @@ def main(most_bytes: int, command: list[str]) -> int:
 
 def _pass_on(process: subprocess.Popen[bytes], most_bytes: int, errors: bytearray) -> None:
     """Pass messages both ways until the server ends, or a second after the client wants the end."""
+    import select
+
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
@@ -123,6 +188,7 @@ def _write(data: bytes) -> bool:
 
 
 if __name__ == "__main__":
-    exit_status = main(int(sys.argv[1]), sys.argv[2:])
+    most, *words = sys.argv[1:]
+    exit_status = main(words) if most == "-" else serve(int(most), words)
     sys.stderr.flush()
-    os._exit(exit_status)
+    os._exit(exit_status)  # a thread waits for the end of stdin

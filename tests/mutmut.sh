@@ -2,11 +2,11 @@
 # All mutations that mutmut makes of a file without verl, and those that the tests miss:
 #
 #   pip install mutmut==3.8.1
-#   tests/mutations/mutmut.sh advantage/group_ops.py tests/unit/advantage/test_group_ops.py
+#   tests/mutmut.sh advantage/group_ops.py tests/unit/advantage/test_group_ops.py
 #
 # It works on a copy, because mutmut writes next to what it mutates and the folders of src/ are links.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ $# -ge 2 ] || { echo "usage: $0 FILE TESTS..." >&2; exit 2; }
 file="$1"
 shift

@@ -1,0 +1,138 @@
+"""The conversations of an episode: which turn goes on after which, and which are samples of one request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_turnkey.plugins.gateway.messages import Message, Reply, Request
+from verl_turnkey.plugins.gateway.threads import Threads, threads_of
+from verl_turnkey.plugins.gateway.tree import Tree
+from verl_turnkey.plugins.gateway.turns import Turn
+
+SYSTEM = Message("system", "You solve it.")
+
+
+class Turns:
+    """An episode whose replies are ``r0``, ``r1``, ...; a request is texts, those of replies being the model's."""
+
+    def __init__(self) -> None:
+        self.tree, self.turns = Tree(), []
+
+    def ask(self, *texts: str, tools: tuple[Any, ...] = ()) -> Turn:
+        made = [Message("assistant" if text[0] == "r" else "user", text) for text in texts]
+        request, number = Request((SYSTEM, *made), tools), len(self.turns)
+        match, nothing = self.tree.match(request), Any
+        turn = Turn(number, match.request, match, nothing, nothing, Reply(f"e_{number}", f"r{number}"), False, 0.0)
+        turn.node = node = self.tree.commit(turn.request, turn.reply, match.parent)
+        turn.before = None if node.before is None else self.turns[node.before.number]
+        self.turns.append(turn)
+        return turn
+
+    def threads(self, parallel: bool, trained: Sequence[int] | None = None) -> Threads:
+        chosen = self.turns if trained is None else [self.turns[n] for n in trained]
+        return threads_of(self.turns, chosen, parallel)
+
+
+def rows_of(threads: Threads, turns: Sequence[Turn]) -> list[tuple[int, int, int | None]]:
+    """Chain, depth and the turn that follows, of each turn."""
+    number = {id(turn): n for n, turn in enumerate(turns)}
+    after = [threads.following.get(id(turn)) for turn in turns]
+    return [
+        (threads.chain[id(turn)], threads.depth[id(turn)], None if next is None else number[id(next)])
+        for turn, next in zip(turns, after, strict=True)
+    ]
+
+
+def places(threads: Threads, turns: Sequence[Turn]) -> list[tuple[int, int]] | None:
+    return None if threads.place is None else [tuple(threads.place[id(turn)].values()) for turn in turns]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**9))
+def test_a_tree_of_requests_is_read_as_it_was_made(seed: int):
+    """Against plain recursions over the tree from which the requests were made."""
+    random, made, texts = Random(seed), Turns(), []
+    after: list[int] = []
+    request: list[int] = []
+    for number in range(random.randint(1, 7)):
+        start = random.choice([-1, *range(len(texts))])
+        sent = (*([] if start < 0 else (*texts[start], f"r{start}")), f"question {number}")
+        first = len(texts)
+        for _ in range(random.choice([1, 1, 3])):
+            made.ask(*sent)
+            texts.append(sent)
+            after.append(start)
+            request.append(first)
+    turns = range(len(texts))
+    children = [[u for u in turns if after[u] == t] for t in turns]
+
+    def far(t: int) -> int:
+        return max(below(u) for u in turns if request[u] == request[t])
+
+    def below(t: int) -> int:
+        return max((1 + far(u) for u in children[t]), default=0)
+
+    following = [min((u for u in children[t] if far(u) + 1 == below(t)), default=None) for t in turns]
+    depth = [0 if after[t] < 0 else None for t in turns]
+    for t in turns:
+        depth[t] = 0 if after[t] < 0 else depth[after[t]] + 1
+    threads = made.threads(parallel=True)
+    line = after == [*range(-1, len(texts) - 1)]
+    assert places(threads, made.turns) == (None if line else [*zip(after, request, strict=True)])
+    got = rows_of(threads, made.turns)
+    assert [row[1:] for row in got] == [*zip(depth, following, strict=True)]
+    for t in turns:
+        keeps = after[t] >= 0 and following[after[t]] == t
+        assert (got[t][0] == got[after[t]][0]) if keeps else (got[t][0] not in [row[0] for row in got[:t]])
+    assert threads.ends == {id(made.turns[t]) for t in turns if far(t) == 0}
+
+
+@pytest.mark.parametrize(
+    ("requests", "parallel", "after"),
+    [
+        # A conversation; one that is shown anew each time; one that was summarized; one whose last reply was left out.
+        ([("q",), ("q", "r0", "a"), ("q", "r0", "a", "r1", "b")], False, None),
+        ([("s0",), ("s1",), ("s2",)], False, None),
+        ([("q",), ("q", "r0", "a"), ("so far",), ("so far", "r2", "b")], False, None),
+        ([("q",), ("q", "r0", "a"), ("q", "r0", "a", "again")], False, None),
+        # The same calls at the same time: only the messages tell what goes on after what.
+        ([("s0",), ("s1",), ("s2",)], True, [-1, -1, -1]),
+        ([("q",), ("q", "r0", "a"), ("so far",), ("so far", "r2", "b")], True, [-1, 0, -1, 2]),
+        ([("q",), ("q", "r0", "a"), ("q", "r0", "a", "again")], True, [-1, 0, 0]),
+        # Workers between two turns of their planner, one after the other.
+        ([("p",), ("w1",), ("w1", "r1", "a"), ("w2",), ("p", "r0", "done")], False, [-1, -1, 1, -1, 0]),
+        # Samples of one request, one after the other, of which the first goes on.
+        ([("q",), ("q",), ("q",), ("q", "r0", "a")], False, [-1, -1, -1, 0]),
+        ([("q",), ("q", "r0", "a"), ("q", "r0", "a"), ("q", "r0", "a", "r1", "b")], False, [-1, 0, 0, 1]),
+        # A search that goes back: the turn that is left has none that follows it.
+        ([("q",), ("q", "r0", "a"), ("q", "r0", "b")], False, [-1, 0, 0]),
+    ],
+)  # fmt: skip
+def test_what_goes_on_after_what(requests: list[tuple[str, ...]], parallel: bool, after: list[int] | None):
+    made = Turns()
+    for texts in requests:
+        made.ask(*texts)
+    got = places(made.threads(parallel), made.turns)
+    assert (None if got is None else [place[0] for place in got]) == after
+
+
+def test_a_turn_that_is_left_behind_leads_nowhere():
+    made = Turns()
+    for texts in (("q",), ("q", "r0", "a"), ("q", "r0", "b"), ("q", "r0", "b", "r2", "c")):
+        made.ask(*texts)
+    assert rows_of(made.threads(False), made.turns) == [(0, 0, 2), (1, 1, None), (0, 1, 3), (0, 2, None)]
+
+
+def test_other_tools_and_turns_that_are_not_trained_are_no_border():
+    made = Turns()
+    made.ask("q", tools=({"name": "f"},))
+    made.ask("title")
+    made.ask("q", "r0", "a", tools=({"name": "g"},))
+    made.ask("q", "r0", "a", "r2", "b", tools=({"name": "f"},))
+    assert places(made.threads(True, [0, 2, 3]), made.turns) is None
