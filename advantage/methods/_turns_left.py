@@ -11,7 +11,7 @@ import numpy as np
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.group_ops import Bools, Floats, Ints, joint_codes
 from verl_turnkey.advantage.methods._graph import TERMINAL, next_anchors
-from verl_turnkey.advantage.methods._step_columns import step_column
+from verl_turnkey.advantage.methods._step_columns import refuse_trees, step_column
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Paths:
     @classmethod
     def of(cls, batch: StepBatch, horizon: int | None) -> Paths:
         """The steps of ``batch``. ``horizon``: the turn limit; None: as :class:`~.loo_td.LooTdParams` says."""
+        refuse_trees(batch, "loo_td")
         number = np.empty(batch.n_trajectories, dtype=np.int64)
         number[_sorted(batch.ids["trajectory"])] = np.arange(batch.n_trajectories)
         order = np.lexsort((batch.step, number[batch.trajectory]))
@@ -58,14 +59,13 @@ class Paths:
 
         longest = np.zeros(batch.n_groups, dtype=np.int64)
         np.maximum.at(longest, group, position + 1)
-        if horizon is not None:
-            limit = np.maximum(longest, horizon)[group]
-        elif "extra.turn_limit" in batch.given:
-            np.maximum.at(longest, group, step_column(batch, "loo_td", "turn_limit", 1.0)[order].astype(np.int64))
-            limit = longest[group]
-        else:
-            everywhere = longest.max(initial=0) * (1 if stopped.any() else 2)
-            limit = np.where(np.bincount(group, stopped, batch.n_groups) > 0, longest, everywhere)[group]
+        allowed = np.full(batch.n_groups, horizon or 0)
+        if horizon is None and "extra.turn_limit" in batch.given:  # 0 or none in a turn that reached no environment
+            turns = np.nan_to_num(step_column(batch, "loo_td", "turn_limit", 0.0, gaps=True))[order]
+            np.maximum.at(allowed, group, turns.astype(np.int64))
+        everywhere = longest.max(initial=0) * (1 if stopped.any() else 2)
+        inferred = np.where(np.bincount(group, stopped, batch.n_groups) > 0, longest, everywhere)
+        limit = np.where(allowed > 0, np.maximum(longest, allowed), inferred)[group]
         left = limit - position
 
         cut = stopped & (left == 1)

@@ -301,7 +301,7 @@ def test_a_missing_column_is_named(name, missing):
 def test_columns_that_are_not_needed_may_be_missing(name):
     """proxmo asks for success in its default, which its own test covers."""
     columns = {"anchor": ["A", "A"], "action": ["a", "b"], "value": [0.0, 0.0], "success": [True, False]}
-    columns["tokens"] = [5, 5]
+    columns |= {"tokens": [5, 5], "terminated": [True, True]}
     needs = SHIPPED[name].needs if name == "proxmo" else SHIPPED[name].columns(SHIPPED[name].params())
     needed = {column: columns[column] for column in needs if column in columns}
     extra = {column: [value] * 2 for column, value in EXTRA.items() if f"extra.{column}" in needs}
