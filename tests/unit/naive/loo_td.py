@@ -194,7 +194,7 @@ def fit(rows, paths, facts, gamma, averaged, text):
 def features(rows, paths, facts):
     def words(i):
         single = re.findall(r"\w+", (rows[i]["text"] or "").lower())
-        return single + [f"{one}_{two}" for one, two in zip(single, single[1:])]  # noqa: B905, RUF007
+        return single + [f"{word}_{following}" for word, following in zip(single, single[1:])]  # noqa: B905, RUF007
 
     readers = {}
     for number, path in enumerate(paths):
