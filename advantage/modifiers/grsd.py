@@ -25,7 +25,7 @@ class GrsdParams:
     eta: float = 0.0  # terms of at most this size count as 0
     bound: float = 0.2  # of the term; 3 in the released code
     success: float | None = None
-    """an environment's return above it is a success; null: the column success, without one a return above 0"""
+    """a return above it is a success; null: the column success, or, without one, a return above 0"""
 
     def __post_init__(self) -> None:
         check(0 <= self.lam < np.inf, "lam", "a finite number >= 0", self.lam)

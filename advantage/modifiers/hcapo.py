@@ -24,8 +24,8 @@ class HcapoParams:
     clip: float = 0.2  # a turn's ratio is clipped to [1 - clip, 1 + clip]
     smooth: bool = False  # average the value of a turn with that of the next
     success: float | None = None
-    """the turns of a success get no negative term. An environment's return above this number is one; null: the column
-    success, without one a return above 0"""
+    """the turns of a success get no negative term. A return above this number is one; null: the column success, or,
+    without one, a return above 0"""
 
     def __post_init__(self) -> None:
         check(0 <= self.weight < np.inf, "weight", "a finite number >= 0", self.weight)

@@ -58,5 +58,5 @@ def turn_name(turn: Any) -> int | str:
     except (TypeError, ValueError):
         number = -1
     if number < 0 or isinstance(turn, bool | float):
-        raise TypeError(f"the keys of turns must be 0, 1, 2, ..., not {short_repr(turn)}, or ids of replies")
+        raise TypeError(f"the keys of turns must be 0, 1, 2, ..., not {short_repr(turn)}, or reply ids")
     return number

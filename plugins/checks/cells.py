@@ -31,7 +31,7 @@ def check_cells(
     allowed = (MESSAGES,) if verls else (MESSAGES, LIST, TEXT)
     if prompt in columns and (other := _first_other(file, prompt, allowed)):
         problem = f"{key}={file}, row {other[0]}, column {prompt!r}: expected {MESSAGES}, got {other[1]}"
-        why = "verl's data set goes through it" if verls is None else f"the agent loop {verls} renders it"
+        why = "verl's data set iterates over it" if verls is None else f"the agent loop {verls} renders it"
         fix = "write [{role: user, content: ...}], as `turnkey tasks` does"
         refuse("prompt-not-messages", f"{problem}, and {why}: {fix}")
     if "extra_info" in columns and (other := _first_other(file, "extra_info", (MAPPING, NULL))):
@@ -53,9 +53,9 @@ def _check_tools(config: DictConfig, key: str, file: str, columns: Sequence[str]
     for number, (extra,) in enumerate(rows(file, names) if names else [({},)] if default else ()):
         extra = extra or {}
         if extra.get("need_tools_kwargs", default) and not extra.get("tools_kwargs"):
-            problem = f"{key}={file}, row {number}: extra_info.tools_kwargs is empty, which the row or"
-            problem = f"{problem} data.need_tools_kwargs says it needs, and verl's warning of it"
-            refuse("tools-kwargs-missing", f"{problem} reads a column 'data_source': write either, or need none")
+            problem = f"{key}={file}, row {number}: extra_info.tools_kwargs is empty, though need_tools_kwargs is true"
+            effect = "verl's warning about it fails without a column 'data_source'"
+            refuse("tools-kwargs-missing", f"{problem}; {effect}: add one of the two, or set need_tools_kwargs=false")
             return
 
 
@@ -69,9 +69,9 @@ def _check_places(config: DictConfig, key: str, file: str, columns: Sequence[str
         if isinstance(messages, list) and any(parts):
             texts = [m["content"] for m in messages if isinstance(m, Mapping) and isinstance(m.get("content"), str)]
             for (name, mark), entries in zip(names.items(), parts, strict=True):
-                if (places := sum(text.count(mark) for text in texts)) != (here := len(entries or ())):
-                    problem = f"{key}={file}, row {number}, column {name!r}: {here} entries, and {prompt!r} has"
-                    refuse("images-without-place", f"{problem} {places} places {mark} for them: write one for each")
+                if (places := sum(text.count(mark) for text in texts)) != (count := len(entries or ())):
+                    problem = f"{key}={file}, row {number}, column {name!r}: {count} entries, but {prompt!r} has"
+                    refuse("images-without-place", f"{problem} {places} times {mark}: write it once for each entry")
                     return
 
 

@@ -92,9 +92,9 @@ def check_resumed_data(config: DictConfig) -> None:
     state, mark = folder / "data.pt", folder / DATA
     played = None if damage(state) else _played(state)
     if played is not None and now["tasks"] < played:
-        problem = f"{folder} has played {played} tasks of its epoch, and data.train_files gives {now['tasks']} now"
+        problem = f"{folder} has played {played} tasks of its epoch, but data.train_files now has {now['tasks']}"
         anew = f"remove {state} and set trainer.resume_mode=resume_path trainer.resume_from_path={folder}"
-        refuse("data-fewer-than-played", f"{problem}: verl's loader would stop. Give the former ones, or {anew}")
+        refuse("data-fewer-than-played", f"{problem}: verl's loader would stop. Give the earlier tasks, or {anew}")
         return
     before = None if damage(mark) else json.loads(read_text(mark))
     files = [Path(file).expanduser() for file in listed(config, "train_files")]
@@ -105,7 +105,7 @@ def check_resumed_data(config: DictConfig) -> None:
         then = f"{before['tasks']} tasks then, {now['tasks']} now" if before and before != now else ""
     if then:
         problem = f"data.train_files changed since the checkpoint {folder} ({then})"
-        effect = f"verl leaves out as many of the new tasks as its epoch has played ({played or 0})"
+        effect = f"verl skips as many of the new tasks as its epoch has played ({played or 0})"
         warn("data-changed", f"{problem}: the remaining steps use the new files, and {effect}")
 
 

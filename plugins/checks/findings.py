@@ -84,7 +84,7 @@ class Findings:
         elif not self.errors and not self.overruled:
             raise error
         elif not self.errors:
-            warn("check-incomplete", f"{name} did not finish, since {IGNORE} let a refused value pass: {error!r}")
+            warn("check-incomplete", f"{name} did not finish, because {IGNORE} let a refused value through: {error!r}")
 
     def raise_errors(self) -> None:
         """Raise a single error as it is, and several as one error that lists their messages.

@@ -147,7 +147,7 @@ def check_takes_images(config: DictConfig) -> None:
     folder = Path(model.get("tokenizer_path") or model.path).expanduser()
     why = _without_images(config, str(folder), model.get("trust_remote_code", False)) if folder.is_dir() else None
     if why:
-        problem = f"the environment gives images, and {MODEL}.path={model.path} cannot take them: {why}"
+        problem = f"the environment gives images, but {MODEL}.path={model.path} cannot take them: {why}"
         refuse("images-model", f"{problem}; choose a vision-language model that verl supports")
 
 

@@ -121,7 +121,7 @@ def check_success(run: Run) -> None:
     elif teacher.source is not None and teacher.rows != "all":
         readers[f"turnkey.teacher.rows={teacher.rows}"] = never
     for reader, fix in readers.items():
-        problem = f"{reader} takes every score above 0 for a success, as rows of {run.verls_loops[0]} have no flag"
+        problem = f"{reader} counts every score above 0 as a success, as rows of {run.verls_loops[0]} have no flag"
         warn("success-by-score", f"{problem}: set {fix}")
 
 

@@ -200,8 +200,8 @@ def write_tasks(played: Played, folder: Path, train: int, val: int, seed: int = 
             if lacking:
                 arguments = " ".join(override(f"turnkey.env.kwargs.{key}", value) for key, value in lacking.items())
                 raise ConfigError(
-                    f"{file} holds tasks that do not say which split they are of, and validation is on {arguments}: "
-                    "choose another --tasks, or name the split on the line"
+                    f"the tasks in {file} lack the arguments of their split, {arguments}: "
+                    "choose another --tasks, or set them on the line"
                 )
             for key in sorted(played.chosen & first.kwargs.keys()):
                 if first.kwargs[key] != played.kwargs.get(key):

@@ -78,8 +78,8 @@ def _check_columns(path: Path, names: list[str], sep: str, lines: list[str]) -> 
     others = [other for other in SEPARATORS if other != sep and all(other in line for line in lines)]
     if len(names) == 1 and others:
         raise ConfigError(
-            f"{path}: one column came, {names[0]!r}. Columns of {path.suffix} are separated by {SEPARATORS[sep]}, "
-            f"those of this file probably by {SEPARATORS[others[0]]}: write it with {SEPARATORS[sep]}"
+            f"{path} has one column, {names[0]!r}: {path.suffix} files separate columns by {SEPARATORS[sep]}, "
+            f"this one probably by {SEPARATORS[others[0]]}. Write it with {SEPARATORS[sep]}"
         )
     if twice := [name for n, name in enumerate(names) if name and name in names[:n]]:
         raise ConfigError(f"{path}: there are two columns {twice[0]!r}: rename one")

@@ -79,7 +79,7 @@ def task_rows(source: str, accepted: Mapping[str, Any], columns: Mapping[str, st
     if not any((*kwargs.values(), *other.values())):
         known = ", ".join(dict.fromkeys((*accepted, *(name for names in BY_NAME.values() for name in names))))
         raise ConfigError(
-            f"{source}: no task takes a column of it ({', '.join(held)}). Taken are {known}; name others with --columns"
+            f"{source}: tasks use none of its columns ({', '.join(held)}). They use {known}; map others with --columns"
         )
     tasks = [_task(row, kwargs, other, accepted, f"{source}, row {n}") for n, row in enumerate(rows)]
     used = [f"{column} -> {target}" for target, column in [*kwargs.items(), *other.items()] if column]

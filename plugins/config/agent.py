@@ -33,8 +33,8 @@ class AgentConfig:
     env: Played[Hidden[dict[str, str]]] = field(default_factory=dict)
     """environment variables of the agent's process"""
     inherit: Hosted[list[str]] = field(default_factory=list)
-    """variables of the training process that a function, or a command without a sandbox, inherits besides harmless ones
-    such as PATH, and that Harbor tasks may name as ${NAME}"""
+    """environment variables, besides harmless ones such as PATH, that a function or a command without a sandbox
+    inherits from the training process, and that Harbor tasks may name as ${NAME}"""
     files: Played[Hidden[dict[str, str]]] = field(default_factory=dict)
     """command: files in the agent's HOME, by name, with their text"""
     cwd: Played[Folder[str | None]] = None
@@ -77,8 +77,8 @@ class AgentConfig:
     model: Played[str] = "policy"
     """name of the model for agents; calls of other models are answered and not trained, unless all are"""
     leave_out: Played[list[dict[str, Any]]] = field(default_factory=list)
-    """which further calls, such as for titles, are answered and not trained: a list of {no_tools: true}, {system: part
-    of its system text}, {model: name}, or several of these keys"""
+    """other calls that are answered but not trained, such as those for titles: a list of {no_tools: true}, {system:
+    part of its system text}, {model: name}, or several of these keys"""
 
     def __post_init__(self) -> None:
         check(self.timeout > 0, "timeout", "positive seconds", self.timeout)

@@ -15,7 +15,7 @@ class StopConfig:
     grace: Apart[float] = 600.0
     """seconds after SIGTERM or SIGINT for the step to end and save a checkpoint"""
     patience: Apart[float | None] = 900.0
-    """seconds without progress until the run warns that nothing moves; null: nor does it look for dead processes"""
+    """seconds without progress before the run warns; null: no warning, and no watch for dead processes"""
 
     whole_checkpoints: Apart[int] = 2
     """complete checkpoints that exist at any time; verl's limits are raised to one more"""

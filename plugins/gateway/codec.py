@@ -36,10 +36,6 @@ class Parsed:
     refused: str | None = None
     """why a tool call in it is invalid; one that is unfinished or unreadable is left in ``text``"""
 
-    @property
-    def unparsed(self) -> bool:
-        return self.refused is not None
-
 
 class TurnCodec(Protocol):
     """What a session asks of a model's codec. Its methods tokenize, so they are called outside the event loop."""

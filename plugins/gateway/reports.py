@@ -11,7 +11,7 @@ from verl_turnkey.envs.base import digest
 from verl_turnkey.plugins.gateway.messages import GatewayError
 from verl_turnkey.plugins.gateway.turns import Turn
 
-USE_ID = "name the turn by the id of its reply, turn=reply.id, as their order does not tell turns apart"
+USE_ID = "name the turn by the id of its reply, turn=reply.id"
 BY_NUMBER = "a reward of a turn by its number"
 LONGEST_KEY = 1000
 """characters of a state's key; in the place of a longer one stands its digest"""

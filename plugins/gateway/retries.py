@@ -2,8 +2,9 @@
 
 Equal requests are calls of their own: an agent may want several samples. One that says that it is sent again
 (``x-stainless-retry-count``) takes a call of the same body whose client has left before its reply, each call once. If
-there is none, the earlier attempt was refused or never arrived, so it is a new call; except that the only call of this
-body, if it was answered, is the one whose reply did not get through. ``Idempotency-Key`` names a call once and for all.
+there is none, or it has failed, the earlier attempt was refused or never arrived, so this is a new call; except that
+the only call of this body, if it was answered, is the one whose reply did not get through. ``Idempotency-Key`` names a
+call once and for all.
 """
 
 from __future__ import annotations
@@ -55,13 +56,14 @@ class Retries:
             return None
         if attempts.named is not None:
             if attempts.named[0] != named:
-                words = "Idempotency-Key: another request of this episode had it: give each request a key of its own"
+                words = "Idempotency-Key: another request of this episode used it: give each request its own key"
                 raise GatewayError(400, "invalid_request", words)
-            return attempts.named[1]
+            return None if _failed(attempts.named[1]) else attempts.named[1]
         if not retried:
             return None
         if attempts.left:
-            return attempts.left.pop(0)
+            call = attempts.left.pop(0)
+            return None if _failed(call) else call
         if attempts.refused:
             attempts.refused -= 1
             return None
@@ -74,7 +76,7 @@ class Retries:
     def ended(self, key: bytes, call: Call, answered: bool) -> None:
         """An attempt is over; ``answered``: its client has the reply."""
         attempts = self._attempts[key]
-        if call.done() and (call.cancelled() or call.exception() is not None):
+        if _failed(call):
             error, attempts.named = None if call.cancelled() else call.exception(), None
             attempts.refused += not (isinstance(error, GatewayError) and error.status < 408)
         elif not answered:
@@ -83,3 +85,7 @@ class Retries:
             attempts.answered.append(call)
         if attempts == _Attempts():
             del self._attempts[key]
+
+
+def _failed(call: Call) -> bool:
+    return call.done() and (call.cancelled() or call.exception() is not None)

@@ -188,7 +188,7 @@ class Gateway:
         keys = headers.get("x-api-key", ""), re.sub("(?i)^bearer ", "", headers.get("authorization", "").strip())
         secrets = [*names[:1], *(key.strip() for key in keys)]
         session = next(filter(None, map(self._sessions.get, secrets)), None)
-        if secrets[0] in self._sessions:
+        if names and names[0] in self._sessions:
             del names[0]
         if "v1" in names and (secret := next((secret for secret in secrets if secret in _calls), None)):
             _calls[secret] += 1

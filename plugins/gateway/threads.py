@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.conversations import conversations
+from verl_turnkey.plugins.gateway.tree import conversation_key
 from verl_turnkey.plugins.gateway.turns import Turn
 
 
@@ -76,10 +77,10 @@ def _before(turns: Sequence[Turn], parallel: bool) -> dict[int, Turn | None]:
         if parallel or n == 0 or turn.before is turns[n - 1]:
             continue
         last = turns[n - 1]
-        earlier, messages = last.request.messages, turn.request.messages
+        messages, sent = turn.request.messages, len(last.request.messages)
         if _request_key(turn) == _request_key(last):
             before[id(turn)] = before[id(last)]  # another sample
-        elif len(earlier) < len(messages) and messages[: len(earlier)] == earlier and _held(turn) <= len(earlier):
+        elif _held(turn) <= sent < len(messages) and _request_key(last).endswith(conversation_key(messages[:sent])):
             before[id(turn)] = last  # its reply was left out or written anew
         elif turn.before is None and earliest >= n:
             before[id(turn)] = last

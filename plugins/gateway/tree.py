@@ -255,6 +255,11 @@ class Tree:
         return node is not None and _key(b"", message) != _key(b"", node.reply.message)
 
 
+def conversation_key(messages: Sequence[Message]) -> bytes:
+    """The end of ``request_key`` of the requests with these messages, as clients send them back."""
+    return _keys(messages)[-1] if messages else b""
+
+
 def _keys(messages: Iterable[Message]) -> list[bytes]:
     """A hash for each message, of it and of all before it."""
     keys, last = [], b""

@@ -56,8 +56,8 @@ def own_folder(trainer: Mapping[str, Any]) -> Iterator[None]:
     folder = Path(str(trainer.get("default_local_dir"))).absolute()
     taken = f"trainer.default_local_dir={folder}: a run writes its checkpoints there"
     fix = (
-        ", and two would delete and resume from each other's. Give each a folder of its own, or another "
-        "trainer.project_name or trainer.experiment_name, which name verl's"
+        ", and two runs would delete each other's and resume from them. Give each run its own folder, or its own "
+        "trainer.project_name or trainer.experiment_name, which name verl's default folder"
     )
     with locked(folder, taken, fix, OF_CHECKPOINTS):
         yield

@@ -58,7 +58,7 @@ CASES = [
     (rows(prompt=PICTURE), [], None, ""),
     (rows(prompt=PICTURE, images=[]), [], None, ""),
     (rows({"images": [{"image": "a.png"}]}, prompt=HELLO, images=[]), [], 3, "'images': 1 entries"),
-    (rows(prompt=PICTURE, images=[{"image": "a.png"}] * 2), [], 0, "2 entries, and 'prompt' has 1 places <image>"),
+    (rows(prompt=PICTURE, images=[{"image": "a.png"}] * 2), [], 0, "2 entries, but 'prompt' has 1 times <image>"),
     (rows(prompt=PICTURE, images=[{"image": "a.png"}]), [], None, ""),
 ]
 

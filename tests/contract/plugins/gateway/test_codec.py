@@ -81,7 +81,7 @@ def test_calls_texts_and_thoughts_are_told_apart() -> None:
     model = of("qwen3")
     whole = "<think>\nI think.\n</think>\n\n" + called('{"place": "cave"}', text="I look.") + "<|im_end|>"
     parsed = read(model, whole)
-    assert (parsed.text, parsed.reasoning, parsed.unparsed) == ("I look.", "I think.", False)
+    assert (parsed.text, parsed.reasoning, parsed.refused) == ("I look.", "I think.", None)
     assert [(call.name, call.arguments) for call in parsed.calls] == [("look", {"place": "cave"})]
     assert read(model, whole, tools=()).text == called('{"place": "cave"}', text="I look.")
     unfinished = read(model, "<think>\nI think, and thi")
@@ -92,7 +92,7 @@ def test_calls_texts_and_thoughts_are_told_apart() -> None:
 def test_a_call_that_cannot_be_read_stays_text(arguments: str) -> None:
     text = called(arguments, text="I look.")
     parsed = read(of("qwen3"), text + "<|im_end|>")
-    assert (parsed.text, parsed.calls, parsed.unparsed) == (text, (), True)
+    assert (parsed.text, parsed.calls, bool(parsed.refused)) == (text, (), True)
 
 
 def test_a_stop_string_is_cut_from_the_text_alone() -> None:

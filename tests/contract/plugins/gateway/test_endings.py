@@ -18,6 +18,7 @@ from test_clients import ASKED, spelled
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome
 from verl_turnkey.plugins.credit.rows import read_rows
 from verl_turnkey.plugins.gateway.exchange import Exchange
+from verl_turnkey.plugins.gateway.retries import Retries
 from verl_turnkey.plugins.gateway.turns import Aborted, Limits
 
 
@@ -117,6 +118,21 @@ def test_a_retry_of_a_call_that_was_refused_is_a_new_call() -> None:
             return [(await ask(client)).message.content for _ in range(2)]
 
     assert run(agent, ["One.", "lost", "Two."], wait=model).value == ["One.", "Two."]
+
+
+@pytest.mark.parametrize("named", [None, b"body"])
+def test_a_call_that_fails_once_its_client_has_left_is_made_anew(named: bytes | None) -> None:
+    async def second() -> Any:
+        async def fails() -> None:
+            raise Aborted("while the weights change")
+
+        retries, call = Retries(), asyncio.create_task(fails())
+        retries.began(b"key", call, named)
+        retries.ended(b"key", call, answered=False)
+        await asyncio.wait([call])
+        return retries.earlier(b"key", True, named)
+
+    assert asyncio.run(second()) is None
 
 
 def test_a_lost_connection_leaves_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ def test_an_episode_that_is_over_is_not_found_and_two_never_mix() -> None:
             by_key = {"authorization": f"Bearer {sessions[0].secret}"}
             assert (await web.get(f"http://127.0.0.1:{server.port}/v1/models", headers=by_key)).status_code == 200
             assert (await web.get(f"http://127.0.0.1:{server.port}/guess/v1/models")).status_code == 404
+            assert (await web.get(f"http://127.0.0.1:{server.port}", headers=by_key)).status_code == 404
         for path, keys in WAYS:
             lines = [f"GET {path} HTTP/1.1", "host: x", "connection: close", *map(": ".join, keys.items()), "", ""]
             answer = await raw(server.port, "\r\n".join(lines).replace("SECRET", sessions[0].secret))

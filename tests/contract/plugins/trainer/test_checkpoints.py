@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import resource
@@ -20,7 +21,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 
 from verl_turnkey.advantage import ConfigError, Credit, modifying, register_modifier
 from verl_turnkey.plugins.cli.panel import find
-from verl_turnkey.plugins.config.checkpoint_files import PANEL
+from verl_turnkey.plugins.config.checkpoint_files import DATA, PANEL
 from verl_turnkey.plugins.config.playing import words
 from verl_turnkey.plugins.trainer.checkpointing import CheckpointError
 
@@ -167,13 +168,16 @@ def test_methods_that_remember_nothing_write_and_read_nothing(
     assert [record for record in caplog.records if record.name == "verl_turnkey"] == []
 
 
-def test_a_checkpoint_names_the_panel_that_the_run_started_with(build: Build, tmp_path: Path):
+def test_a_checkpoint_names_the_panel_and_the_tasks_that_the_run_started_with(build: Build, tmp_path: Path):
     panel = find("frozenlake-48")
     file = tmp_path / "lake.parquet"
     panel.write_parquet(file, panel.tasks({}))
-    trainer = build("sync", "+turnkey/env=frozenlake", *words(panel), f"data.val_files={file}")
+    files = [f"data.train_files={file}", f"data.val_files={file}"]
+    trainer = build("sync", "+turnkey/env=frozenlake", *words(panel), *files)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
     file.unlink()
     trainer._save_checkpoint()
+    assert json.loads((tmp_path / "global_step_1" / DATA).read_text()) == {"tasks": 48, "files": [digest]}
     assert json.loads((tmp_path / "global_step_1" / PANEL).read_text()) == panel.mark
 
 

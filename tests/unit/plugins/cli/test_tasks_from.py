@@ -175,7 +175,7 @@ def test_a_text_of_a_data_set_of_json_stays_one(typed):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("q.csv", "question;answer\nA?;a\n", "one column came, 'question;answer'.*probably by semicolons"),
+        ("q.csv", "question;answer\nA?;a\n", "has one column, 'question;answer'.*probably by semicolons"),
         ("q.csv", "question\tanswer\nA?\ta\n", "probably by tabs"),
         ("q.tsv", "question,answer\nA?,a\n", "probably by commas"),
         ("q.csv", "question|answer\nA?|a\n", "probably by bars"),
@@ -186,7 +186,7 @@ def test_a_text_of_a_data_set_of_json_stays_one(typed):
         ("q.csv", "text,whole\na,1\nb,three\n", "q.csv, row 1, column 'whole': expected an integer, got 'three'"),
         ("q.csv", "flag,x\nyes,1\n", "row 0, column 'flag': expected true or false, got 'yes'"),
         ("q.csv", "seed,x\n1.5,1\n", "row 0, column 'seed': expected an integer, got '1.5'"),
-        ("q.csv", "frage,antwort\na,1\n", "no task takes a column of it .frage, antwort.*--columns"),
+        ("q.csv", "frage,antwort\na,1\n", "tasks use none of its columns .frage, antwort.*--columns"),
     ],
 )
 def test_a_table_that_cannot_be_meant_is_refused(typed, name, text, message):

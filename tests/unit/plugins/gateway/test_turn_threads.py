@@ -19,13 +19,18 @@ SYSTEM = Message("system", "You solve it.")
 
 
 class Turns:
-    """An episode whose replies are ``r0``, ``r1``, ...; a request is texts, those of replies being the model's."""
+    """An episode whose replies are ``r0``, ``r1``, ...; a request is texts, those of replies being the model's.
+
+    ``r0~``: with its thoughts, which some requests of a client hold, and others not.
+    """
 
     def __init__(self) -> None:
         self.tree, self.turns = Tree(), []
 
     def ask(self, *texts: str, tools: tuple[Any, ...] = ()) -> Turn:
-        made = [Message("assistant" if text[0] == "r" else "user", text) for text in texts]
+        roles = ["assistant" if text[0] == "r" else "user" for text in texts]
+        thoughts = ["so" if text[-1] == "~" else None for text in texts]
+        made = [Message(role, text.strip("~"), (), so) for role, text, so in zip(roles, texts, thoughts, strict=True)]
         request, number = Request((SYSTEM, *made), tools), len(self.turns)
         match, nothing = self.tree.match(request), Any
         turn = Turn(number, match.request, match, nothing, nothing, Reply(f"e_{number}", f"r{number}"), False, 0.0)
@@ -101,6 +106,7 @@ def test_a_tree_of_requests_is_read_as_it_was_made(seed: int):
         ([("s0",), ("s1",), ("s2",)], False, None),
         ([("q",), ("q", "r0", "a"), ("so far",), ("so far", "r2", "b")], False, None),
         ([("q",), ("q", "r0", "a"), ("q", "r0", "a", "again")], False, None),
+        ([("q",), ("q", "r0~", "a"), ("q", "r0", "a", "again")], False, None),
         # The same calls at the same time: only the messages tell what goes on after what.
         ([("s0",), ("s1",), ("s2",)], True, [-1, -1, -1]),
         ([("q",), ("q", "r0", "a"), ("so far",), ("so far", "r2", "b")], True, [-1, 0, -1, 2]),
