@@ -93,7 +93,8 @@ class EstimatorSpec:
     the batch before, empty at the start. ``before``: columns ``extra.<name>`` that describe the state before the step:
     ``turnkey_env`` takes them from what the environment said of that state, all others from its answer to the step.
     ``bounded_outcomes``: it refuses outcomes out of bounds or gives them no credit, and verl's KL penalty in the reward
-    would move them there. ``tier``: a key of :data:`TIERS`.
+    would move them there. ``independent``: it takes trajectories to be independent of each other, so that rollouts that
+    share a prefix are refused. ``tier``: a key of :data:`TIERS`.
     Params whose values decide on further columns have a property ``also_needs``; on whether a stateful one remembers
     anything, ``remembers``; on the heads of the critic, ``value_heads``.
     """
@@ -108,6 +109,7 @@ class EstimatorSpec:
     stateful: bool = False
     before: tuple[str, ...] = ()
     bounded_outcomes: bool = False
+    independent: bool = False
     tier: str = "from_paper"
 
     def columns(self, params: Any, modify: Sequence[Modification] = ()) -> tuple[str, ...]:
@@ -148,6 +150,7 @@ def register_estimator(
     before: tuple[str, ...] = (),
     stateful: bool = False,
     bounded_outcomes: bool = False,
+    independent: bool = False,
     paper: str = "",
     summary: str = "",
     tier: str = "from_paper",
@@ -185,6 +188,7 @@ def register_estimator(
             stateful=stateful,
             before=tuple(before),
             bounded_outcomes=bounded_outcomes,
+            independent=independent,
             tier=tier,
         )
         return fn

@@ -10,6 +10,7 @@ from verl_turnkey.advantage.methods import (  # noqa: F401  importing a method r
     hdpo,
     hgpo,
     information_gain,
+    loo_td,
     marshal,
     maxrl,
     mc_grpo,

@@ -42,6 +42,9 @@ def check_branching(run: Run, reward_columns: tuple[str, ...]) -> tuple[str, ...
             f"{setting} adds columns and branches, which verl's {verls} does not read: it knows one score per rollout"
         )
         refuse("branching-estimator", f"{problem}. Use a method of this package, or of your own")
+    if method is not None and method.independent:
+        problem = f"{setting} makes trajectories that share their first turns, and the method {method.name} takes them"
+        refuse("branching-independent", f"{problem} for independent: use +turnkey=tree, or no strategy")
     if spec.log_probs:
         needs_on("branching-log-probs", run, LOG_PROBS, f"{setting} reads the log-probabilities of turns")
     total = getattr(strategy, "trajectories", None)

@@ -30,6 +30,8 @@ VARIANTS = [
     ("graph", {"rule": "graft"}),
     ("graph", {"rule": "g2po"}),
     ("graph", {"rule": "g2po", "norm": "mean", "success_value": 10.0, "scope": "steps"}),
+    ("loo_td", {"prior": "averaged", "lam": 0.0}),
+    ("loo_td", {"text": "none", "gamma": 0.9}),
     ("tree", {"rule": "treerl"}),
     ("tree", {"rule": "tree_grpo", "norm": "mean"}),
     ("tree", {"rule": "arpo", "shared": "sum"}),
@@ -172,6 +174,7 @@ def batch_of(n, value=0.0):
         action=["move"] * n,
         value=[0.3] * n,
         tokens=[5] * n,
+        terminated=[True] * n,
         success=[True] * n,
         text=["You see a red door."] * n,
         extra={name: [value] * n for name, value in EXTRA.items()},
@@ -228,6 +231,7 @@ def lost_group(first_invalid, steps=5):
                 "anchor": "start" if step == 0 else (trajectory, step),
                 "action": "move",
                 "value": 0.0,
+                "terminated": step == steps - 1,
                 "success": False,
                 "tokens": 5,
                 "text": "a room",
@@ -297,7 +301,7 @@ def test_a_missing_column_is_named(name, missing):
 def test_columns_that_are_not_needed_may_be_missing(name):
     """proxmo asks for success in its default, which its own test covers."""
     columns = {"anchor": ["A", "A"], "action": ["a", "b"], "value": [0.0, 0.0], "success": [True, False]}
-    columns["tokens"] = [5, 5]
+    columns |= {"tokens": [5, 5], "terminated": [True, True]}
     needs = SHIPPED[name].needs if name == "proxmo" else SHIPPED[name].columns(SHIPPED[name].params())
     needed = {column: columns[column] for column in needs if column in columns}
     extra = {column: [value] * 2 for column, value in EXTRA.items() if f"extra.{column}" in needs}

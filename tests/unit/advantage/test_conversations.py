@@ -16,7 +16,7 @@ from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 from verl_turnkey.advantage.group_ops import distances, next_values, ordinals, previous_values, running_sums
 from verl_turnkey.advantage.methods._gae import gae, td_errors
 
-FOLLOW_A_LINE = ("hae", "marshal", "rae", "tree")
+FOLLOW_A_LINE = ("hae", "loo_td", "marshal", "rae", "tree")
 BASE = {"group": "g", "trajectory": "t"}
 
 
@@ -152,7 +152,12 @@ def test_no_credit_by_order_of_arrival(name, params):
                 rows = [{**row, "own": 0.0} for row in rows]
             for row in rows:
                 row |= EXTRA | {key: random.choice(COLUMNS[key]) for key in RANDOM}
-                row |= {"next_anchor": random.choice(["A", "B", None]), "tokens": 3, "success": outcome > 0}
+                row |= {
+                    "next_anchor": random.choice(["A", "B", None]),
+                    "tokens": 3,
+                    "success": outcome > 0,
+                    "terminated": False,
+                }
                 row["anchor"] = f"{row['anchor']}" if row["request"] % 2 else "A"
                 row.pop("parent", None)
             for steps, table in zip(([*range(len(rows))], shuffled(rows, random)), both, strict=True):

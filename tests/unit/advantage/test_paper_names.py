@@ -23,7 +23,7 @@ SOURCES = sorted(
         for spec in REGISTERED
         for source in (getattr(spec, "paper", None) or spec.source).split("; ")
         for name in re.split(r", arXiv:.*| \(\d{4}\)| / | \(", re.sub(r", and .*|^the .*|^tree advantage$", "", source))
-        if name.strip(" )")
+        if name.strip(" )") and spec.name != "loo_td"  # this project's own
     }
 )
 

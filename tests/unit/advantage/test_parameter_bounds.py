@@ -24,6 +24,7 @@ BOUNDS = {
     "hdpo": {"epsilon": POSITIVE},
     "hgpo": {"gamma": SHARE, "alpha": FACTOR, "epsilon": POSITIVE},
     "information_gain": {"gamma": SHARE},
+    "loo_td": {"gamma": "(0, 1]", "lam": SHARE, "prior": POSITIVE, "lone": FACTOR},
     "marshal": {"gamma": SHARE},
     "maxrl": {"epsilon": FACTOR},
     "mc_grpo": {"floor": FACTOR, "epsilon": POSITIVE},
@@ -70,6 +71,7 @@ OF_MODIFIERS = {
 }
 WHOLE = {"hgpo": {"history": FACTOR}, "progress": {"k": "[1, inf)"}, "proxmo": {"max_features": "[1, inf)"}}
 WHOLE["salt"] = {"history": FACTOR}
+WHOLE["loo_td"] = {"horizon": "[1, inf)"}
 WHOLE_OF_MODIFIERS = {"rlsd": {"decay_steps": "[1, inf)"}}
 
 
