@@ -90,7 +90,8 @@ class Paths:
     def others(self) -> Floats:
         """How many other trajectories of the group were in the state (S,)."""
         first = np.unique(self.visits[0], return_index=True)[1]
-        return np.bincount(self.state[first], minlength=1)[self.state] - 1.0 if len(self.state) else np.zeros(0)
+        visitors = np.bincount(self.state[first], minlength=1).astype(np.float64)
+        return visitors[self.state] - 1
 
     @cached_property
     def in_company(self) -> Bools:
