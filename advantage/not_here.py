@@ -1,4 +1,4 @@
-"""Methods of the literature that this package does not have, and why: docs/coverage.md, `turnkey methods NAME`."""
+"""Methods of the literature that this package does not have, and why: docs/coverage.md, `turnkey list methods NAME`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ABSENT = (
     NotHere("SimPO", "offline pairs; online, its length normalization is an advantage divided by the length"),
     NotHere(
         "DPO / StepORLM / CPL / Step-APO",
-        "offline pairs, and verl has no trainer for them; `turnkey prm-data --kind pairs` writes them",
+        "offline pairs, and verl has no trainer for them; `turnkey prm data --kind pairs` writes them",
     ),
     NotHere("accelerated preference optimization / directional preference alignment", "offline preferences"),
     NotHere("Nash mirror prox", "theory of preference games, without a formula for agents"),
@@ -58,7 +58,7 @@ ABSENT = (
     NotHere("phi-Decoding / Let's reward step by step", "search at inference, without training"),
     NotHere("SteP / stacked policies / ProTIP", "prompts and retrieval of tools, without training"),
     NotHere(
-        "Math-Shepherd", "labels from rollouts of each step of a text; `turnkey prm-data` takes those that the run has"
+        "Math-Shepherd", "labels from rollouts of each step of a text; `turnkey prm data` takes those that the run has"
     ),
     NotHere("WebSTAR", "supervised training on filtered steps"),
     NotHere("ACECode", "a reward of the run time of single answers of code"),

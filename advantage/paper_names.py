@@ -117,7 +117,7 @@ PAPER_NAMES = (
               "the model is trained on your log; how step and outcome rewards combine is not public", exact=False),
     PaperName("ProgRM / 2505.18121", "the reward progress",
               "+turnkey=grpo_steps 'turnkey.rewards=[{name: outcome}, {name: progress}]'", "rewards.md#vsrm-and-progrm",
-              "the estimates are yours: info[\"extra\"][\"progress\"], or a model's: `turnkey prm-data`"),
+              "the estimates are yours: info[\"extra\"][\"progress\"], or a model's: `turnkey prm data`"),
     PaperName("TreeRL / 2506.11902", "tree with rule=treerl",
               "+turnkey=tree turnkey.credit.rule=treerl turnkey.rollout.strategy=tree", "methods/tree.md"),
     PaperName("Tree-GRPO / 2509.21240", "tree with rule=tree_grpo",
@@ -292,4 +292,4 @@ def known_as(name: object, of: str = "") -> str:
         return ""
     if plain(entry.ours.split()[-1] if of == "loss" else entry.ours) == plain(name):
         return ""
-    return f"; {entry.equivalent(name)}: {entry.line} (`turnkey methods {name}` explains)."
+    return f"; {entry.equivalent(name)}: {entry.line} (`turnkey list methods {name}` explains)."

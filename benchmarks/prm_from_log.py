@@ -3,9 +3,9 @@
     python benchmarks/prm_from_log.py run runs/prm_from_log      # 20 minutes or more; resumes where it stopped
     python benchmarks/prm_from_log.py table runs/prm_from_log    # print the tables from the scores
 
-The quickstart trains SmolLM2 on errands and logs all texts; ``turnkey prm-data --device cpu`` makes examples and prints
+The quickstart trains SmolLM2 on errands and logs all texts; ``turnkey prm data --device cpu`` makes examples and prints
 a command that trains the original SmolLM2. The score of a step of a held-out task is the trained model's probability of
-"1", computed in this process by transformers. Scores are evaluated as by ``turnkey prm-eval``, next to scores that are
+"1", computed in this process by transformers. Scores are evaluated as by ``turnkey prm eval``, next to scores that are
 means of training labels.
 """
 
@@ -54,7 +54,7 @@ def run(
     base = out / "run" / "model" if model == "tiny" else _folder(model)
     device = ("--model", base, "--device", "cpu")
     split = ("--held-out", held_out, "--label", label)
-    output = _turnkey("prm-data", out / "run", "--out", out / "prm.parquet", *device, *split)
+    output = _turnkey("prm", "data", out / "run", "--out", out / "prm.parquet", *device, *split)
     print(output)
     if _trained(out) is None:
         [command] = re.findall(r"^TURNKEY_DEVICE=cpu .*$", output, re.M)

@@ -321,7 +321,7 @@ def train(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder of a chat model")
-    parser.add_argument("--method", default="gigpo", help="an estimator: turnkey methods")
+    parser.add_argument("--method", default="gigpo", help="an estimator: turnkey list methods")
     parser.add_argument("--params", type=json.loads, default={}, help="of the method, as JSON")
     parser.add_argument("--env", default="turnkey/MiniGrid-v0", help="gymnasium id")
     parser.add_argument("--kwargs", type=json.loads, default=DOOR_KEY, help="of the environment, as JSON")

@@ -1,4 +1,4 @@
-"""``turnkey methods NAME``: this package's equivalent of a paper's or a framework's method, and its launch line."""
+"""``turnkey list methods NAME``: our equivalent of a paper's or a framework's method, and its launch line."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-app = typer.Typer()
+app = typer.Typer(help="List methods, losses, environments, presets, keys.", no_args_is_help=True)
 
 Markdown = Annotated[bool, typer.Option("--markdown", help="for a page; default: for a terminal")]
 Json = Annotated[bool, typer.Option("--json", help="for scripts")]
@@ -108,7 +108,9 @@ def presets(
     from verl_turnkey.plugins.config.presets import names, read
 
     if name not in names():
-        raise typer.BadParameter(f"no preset {name!r}{did_you_mean(name, names()) or ';'} `turnkey presets` lists them")
+        raise typer.BadParameter(
+            f"no preset {name!r}{did_you_mean(name, names()) or ';'} `turnkey list presets` lists them"
+        )
     preset = read(name)
     if as_json:
         tables.show(tables.settings(preset), markdown, as_json)

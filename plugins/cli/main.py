@@ -9,21 +9,41 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from click import Context, HelpFormatter
+from typer.core import TyperGroup
 
 from verl_turnkey.plugins.cli import agent, evaluate, listing, panel, prm, report, tasks, train, view
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.tasks import json_object
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(listing.app)
-app.add_typer(tasks.app)
-app.add_typer(panel.app)
-app.add_typer(view.app)
-app.add_typer(report.app)
-app.add_typer(train.app)
-app.add_typer(evaluate.app)
-app.add_typer(agent.app)
-app.add_typer(prm.app)
+SECTIONS = {
+    "Train": ("train", "resume", "check", "recipe", "list"),
+    "Tasks and environments": ("tasks", "panel", "env-check", "agent"),
+    "Results": ("eval", "compare", "view", "report", "prm"),
+    "Installation, parts of your own": ("doctor", "new"),
+}
+"""heading of ``--help`` -> commands, in this order"""
+
+
+class Commands(TyperGroup):
+    """The commands under the headings of :data:`SECTIONS`."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return [name for names in SECTIONS.values() for name in names]
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for heading, names in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), self.commands[name].get_short_help_str(60)) for name in names])
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(listing.app, name="list")
+app.add_typer(report.app, name="report")
+app.add_typer(prm.app, name="prm")
+for part in (tasks, panel, view, train, evaluate, agent):
+    app.add_typer(part.app)
 
 
 def _version(requested: bool) -> None:
@@ -146,30 +166,6 @@ def env_check(
     for line in left_out:
         typer.echo(f"not checked: {line}", err=True)
     raise typer.Exit(0 if all(report.ok for report in reports) else 1)
-
-
-@app.command("alfworld-generate")
-def alfworld_generate(
-    out: Annotated[Path, typer.Argument(help="data folder to make; name it in $ALFWORLD_DATA afterwards")],
-    train: Annotated[int, typer.Option(min=0, help="number of training problems")] = 60,
-    valid_seen: Annotated[int, typer.Option(min=0, help="problems in rooms like those of training")] = 12,
-    valid_unseen: Annotated[int, typer.Option(min=0, help="problems in rooms that training never has")] = 12,
-    seed: Annotated[int, typer.Option(help="draws rooms, things and tasks")] = 0,
-) -> None:
-    """Make small ALFWorld problems without a download. All six task types; each one is solved by its planner."""
-    try:
-        from verl_turnkey.envs.adapters.alfworld.generate import generate
-    except ModuleNotFoundError as error:
-        raise ImportError(f'the package {error.name} is missing: pip install "verl-turnkey[alfworld]"') from None
-    from rich.progress import track
-
-    counts = {"train": train, "valid_seen": valid_seen, "valid_unseen": valid_unseen}
-    try:
-        for _ in track(generate(out, counts, seed), "problems", total=sum(counts.values())):
-            pass
-    except FileExistsError as error:
-        raise typer.BadParameter(str(error)) from None
-    typer.echo(f"{sum(counts.values())} problems in {out}. Use them: export ALFWORLD_DATA={out.resolve()}")
 
 
 @app.command()

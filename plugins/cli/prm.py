@@ -1,4 +1,4 @@
-"""``turnkey prm-data`` and ``turnkey prm-eval``: from a run's log to a process reward model, and how good it is."""
+"""``turnkey prm``: from a run's log to a process reward model, and how good it is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from verl_turnkey.plugins.cli.packages import require_pandas
 if TYPE_CHECKING:
     from verl_turnkey.plugins.eval.prm_data import Episodes, Label
 
-app = typer.Typer()
+app = typer.Typer(help="Make training data for a process reward model; evaluate one.", no_args_is_help=True)
 
 KINDS, LABELS = ("judge", "progress", "pairs"), ("outcome", "state", "column")
 WHOLE_LOG = "turnkey.log.keep_texts=null turnkey.log.share=1 turnkey.log.episodes_per_step=null"
@@ -30,7 +30,7 @@ MARGIN = 256
 DEVICES = ("gpu", "cpu")
 
 
-@app.command("prm-data")
+@app.command("data")
 def prm_data(
     run: Annotated[Path, typer.Argument(help="folder of a run, or its turnkey_log folder")],
     out: Annotated[Path, typer.Option(help="the .parquet to write; held-out tasks go to NAME_held_out.parquet")],
@@ -48,9 +48,9 @@ def prm_data(
 
     --label state: share of the group's episodes through the state a turn led to that were solved (3 or more).
 
-    turnkey prm-data runs/errands --out prm.parquet
+    turnkey prm data runs/errands --out prm.parquet
     """
-    require_pandas("prm-data")
+    require_pandas("prm data")
     choices = (("--kind", kind, KINDS), ("--label", label or "state", LABELS), ("--device", device, DEVICES))
     for name, value, values in choices:
         if value not in values:
@@ -98,7 +98,7 @@ def prm_data(
     reward = f'{{name: judge, per: {per}, url: "http://HOST:8000/v1", model: prm{chars}}}'
     typer.echo(f"train a policy with it:\n'turnkey.rewards=[{{name: outcome}}, {reward}]'")
     if test:
-        typer.echo(f"evaluate it:\nturnkey prm-eval {test_file} --url http://HOST:8000/v1 --model prm{flag}")
+        typer.echo(f"evaluate it:\nturnkey prm eval {test_file} --url http://HOST:8000/v1 --model prm{flag}")
 
 
 def train_command(
@@ -140,9 +140,9 @@ def _on_cpu(model: str) -> list[str]:
     return words
 
 
-@app.command("prm-eval")
+@app.command("eval")
 def prm_eval(
-    held_out: Annotated[Path, typer.Argument(help="the .parquet with held-out tasks that prm-data wrote")],
+    held_out: Annotated[Path, typer.Argument(help="the .parquet with held-out tasks that turnkey prm data wrote")],
     scores: Annotated[Path | None, typer.Option(help="a .parquet with episode, turn and score, from 0 to 1")] = None,
     url: Annotated[str | None, typer.Option(help="instead: base URL of the served model, which is asked")] = None,
     model: Annotated[str, typer.Option(help="of --url: name of the model there")] = "prm",
@@ -151,7 +151,7 @@ def prm_eval(
     out: Annotated[Path | None, typer.Option(help="of --url: write the model's scores to this .parquet")] = None,
 ) -> None:
     """Evaluate a process reward model. Its scores on held-out labels: accuracy, AUC, calibration, with intervals."""
-    require_pandas("prm-eval")
+    require_pandas("prm eval")
     if (scores is None) == (url is None):
         raise typer.BadParameter("give either --scores or --url")
     if url is None and (binary or samples):

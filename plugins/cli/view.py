@@ -27,7 +27,7 @@ def compare(
     x: Annotated[str, typer.Option("--x", help="step, interactions (turns played), tokens or seconds")] = "step",
     baseline: Annotated[str | None, typer.Option(help="name of the group that the others are held against")] = None,
     across_panels: Annotated[bool, typer.Option(help="compare runs that validate on different panels, too")] = False,
-    out: Annotated[Path | None, typer.Option(help="folder for comparison.json, .html and .png")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for comparison.json and .png")] = None,
 ) -> None:
     """Compare runs. Groups the seeds of a configuration; curves, intervals, steps to a level, time by part."""
     from verl_turnkey.plugins.view import report
@@ -49,8 +49,7 @@ def compare(
     if out is None:
         return
     write_text(out / "comparison.json", json.dumps(comparison, indent=1) + "\n")
-    write_text(out / "comparison.html", report.page(comparison))
-    written = ["comparison.json", "comparison.html"]
+    written = ["comparison.json"]
     if find_spec("matplotlib"):
         report.draw([comparison], out / "comparison.png")
         written.append("comparison.png")

@@ -1,4 +1,4 @@
-"""Training examples for a process reward model from a trajectory log, for ``turnkey prm-data``.
+"""Training examples for a process reward model from a trajectory log, for ``turnkey prm data``.
 
 An example is the default question of the reward component ``judge`` about an episode up to and including a turn, and
 the label as its answer. Three kinds:

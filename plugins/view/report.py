@@ -1,12 +1,10 @@
-"""A comparison (``compare.py``) as tables for a terminal or a page, as HTML without scripts, and as a picture.
+"""A comparison (``compare.py``) as tables for a terminal or a page, and as a picture.
 
-Names in it are not trusted: control characters are replaced, and HTML is escaped.
+Names in it are not trusted: control characters are replaced.
 """
 
 from __future__ import annotations
 
-import html
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +15,11 @@ from verl_turnkey.plugins.view.runs import VALIDATION
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """distinct for colour-blind readers, too (Okabe and Ito)"""
-DASHES = ("", "6 3", "2 2")
 KEYS = 20
 """most differing keys in a table"""
 BAR = r"\|"
 PARTS = 6
 """most parts of a training step in a table"""
-WIDTH, HEIGHT, LEFT, BOTTOM, EDGE = 720, 360, 56, 44, 12
 
 
 @dataclass(frozen=True)
@@ -119,9 +115,6 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-# --- terminal and page ------------------------------------------------------------------------------------------------
-
-
 def print_tables(comparison: dict[str, Any]) -> None:
     """Print for the terminal; 120 columns wide if stdout is not one."""
     import sys
@@ -147,100 +140,6 @@ def markdown(table: Table) -> str:
     """A table in Markdown."""
     rows = [f"| {' | '.join(cell.replace('|', BAR) for cell in row)} |" for row in (table.head, *table.rows)]
     return "\n".join([rows[0], "|---" * len(table.head) + "|", *rows[1:]]) + "\n"
-
-
-# --- HTML -------------------------------------------------------------------------------------------------------------
-
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width"><title>{title}</title><style>
-:root {{ color-scheme: light dark }}
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto; margin: .5rem 0 1.5rem }}
-th, td {{ text-align: left; padding: .25rem .75rem; border-bottom: 1px solid #8886; vertical-align: top }}
-svg {{ width: 100%; height: auto; background: #fff; color: #222 }}
-</style></head><body>
-<h1>{title}</h1>
-{body}
-</body></html>
-"""
-
-
-def page(comparison: dict[str, Any]) -> str:
-    """One HTML file that loads nothing and runs nothing."""
-    runs = [
-        [plain(group["name"]), plain(run["seed"]), plain(run["folder"])]
-        for group in comparison["groups"]
-        for run in group["runs"]
-    ]
-    all_tables = [*tables(comparison), Table("runs", ["group", "seed", "folder"], runs)]
-    return document("Runs compared", curves(comparison), all_tables, comparison["notes"])
-
-
-def document(title: str, figure: str, tables: Sequence[Table], notes: Sequence[str]) -> str:
-    """A page with ``figure`` (HTML) above tables and notes (texts)."""
-    body = [figure]
-    for table in tables:
-        body.append(f"<h2>{html.escape(table.title)}</h2>\n<table><thead><tr>{_cells('th', table.head)}</tr></thead>")
-        body += [f"<tr>{_cells('td', row)}</tr>" for row in table.rows]
-        body.append("</table>")
-    body += [f"<p>{html.escape(plain(note))}</p>" for note in notes]
-    return PAGE.format(title=html.escape(plain(title)), body="\n".join(body))
-
-
-def _cells(tag: str, cells: Sequence[str]) -> str:
-    return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
-
-
-def curves(comparison: dict[str, Any]) -> str:
-    """An SVG: a thin line per run, and per group a thick line for the mean over a band for the range."""
-    runs = [run for group in comparison["groups"] for run in group["runs"]]
-    xs = [x for run in runs for x in run["x"]]
-    ys = [y for run in runs for y in run["value"] if math.isfinite(y)] or [0.0]
-    left, right = min(xs), max(xs)
-    low, high = (0.0, 1.0) if _is_share(comparison) else (min(ys), max(ys))
-
-    def place(x: float, y: float) -> str:
-        across = (x - left) / ((right - left) or 1)
-        up = (y - low) / ((high - low) or 1)
-        return f"{LEFT + across * (WIDTH - LEFT - EDGE):.1f},{HEIGHT - BOTTOM - up * (HEIGHT - BOTTOM - EDGE):.1f}"
-
-    def line(x: Sequence[float], y: Sequence[float], style: str) -> str:
-        points = " ".join(place(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(b))
-        return f'<polyline points="{points}" fill="none" {style}/>'
-
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 20 * len(comparison["groups"])}" role="img" font-size="12">']
-    parts.append("<title>Learning curves</title>")
-    for i in range(5):
-        x, y = left + (right - left) * i / 4, low + (high - low) * i / 4
-        across, up = place(x, low).split(",")[0], place(left, y).split(",")[1]
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - EDGE}" y1="{up}" y2="{up}" stroke="#8884"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{up}" text-anchor="end" dominant-baseline="middle">{y:.3g}</text>')
-        parts.append(f'<text x="{across}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{x:.6g}</text>')
-    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 10}" text-anchor="middle">{SCALES[comparison["x"]]}</text>')
-    for number, group in enumerate(comparison["groups"]):
-        color, dash = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
-        curve = group["curve"]
-        band = [place(a, b) for a, b in zip(curve["x"], curve["low"], strict=True)]
-        band += [place(a, b) for a, b in zip(curve["x"][::-1], curve["high"][::-1], strict=True)]
-        if len(group["runs"]) > 1:
-            parts.append(f'<polygon points="{" ".join(band)}" fill="{color}" fill-opacity="0.12"/>')
-            parts += [line(run["x"], run["value"], f'stroke="{color}" stroke-opacity="0.45"') for run in group["runs"]]
-        style = f'stroke="{color}" stroke-width="2.5" stroke-dasharray="{dash}"'
-        parts.append(line(curve["x"], curve["mean"], style))
-        y = HEIGHT + 20 * number + 8
-        parts.append(f'<line x1="{LEFT}" x2="{LEFT + 24}" y1="{y}" y2="{y}" {style}/>')
-        name = html.escape(plain(group["name"]))
-        parts.append(f'<text x="{LEFT + 32}" y="{y}" dominant-baseline="middle">{name}</text>')
-    return "\n".join([*parts, "</svg>"])
-
-
-def _is_share(comparison: dict[str, Any]) -> bool:
-    return comparison["metric"] == TRAINING or bool(VALIDATION.fullmatch(comparison["metric"]))
-
-
-# --- picture ----------------------------------------------------------------------------------------------------------
 
 
 def draw(panels: Sequence[dict[str, Any]], path: Path) -> None:
@@ -276,3 +175,7 @@ def draw(panels: Sequence[dict[str, Any]], path: Path) -> None:
         text.set(parse_math=False, text=plain(text.get_text()))
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _is_share(comparison: dict[str, Any]) -> bool:
+    return comparison["metric"] == TRAINING or bool(VALIDATION.fullmatch(comparison["metric"]))

@@ -61,8 +61,6 @@ FLOORS = (
 
 # A simulated user is a model behind an endpoint, as a judge is.
 ROOT_TO_WING = {("envs.users", "envs.rewards.endpoint")}
-# `turnkey alfworld-generate` writes its games.
-ADAPTER_BY_NAME = {("plugins.cli.main", "envs.adapters.alfworld.generate")}
 
 # The list of environments holds the names of adapters as text.
 TEXT_TO_WING = {("envs.catalog", "envs.adapters")}
@@ -209,7 +207,7 @@ def wings(edge: Import) -> str | None:
         return None
     if other is None or other == own or (own and own.startswith("adapters.") and other.startswith("adapters._")):
         return None
-    if other.startswith("adapters") and (edge.file, edge.target) not in ADAPTER_BY_NAME:
+    if other.startswith("adapters"):
         return "nobody imports an adapter: the registry holds its name as text"
     if edge.file.startswith("envs"):
         return "a wing of envs/ imports the files at its root and no other wing; these import no wing"

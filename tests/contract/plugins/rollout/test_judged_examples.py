@@ -1,4 +1,4 @@
-"""What the judge asks in a rollout is what ``turnkey prm-data`` makes of the rollout's log."""
+"""What the judge asks in a rollout is what ``turnkey prm data`` makes of the rollout's log."""
 
 from __future__ import annotations
 

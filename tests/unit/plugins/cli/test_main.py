@@ -125,8 +125,8 @@ def test_a_module_is_advised_by_the_option_of_the_command(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("command", ["methods", "modifiers", "losses", "keys", "envs", "presets"])
 def test_tables_are_for_a_terminal_or_for_a_page(command):
-    output = CliRunner().invoke(app, [command], catch_exceptions=False).output
-    page = CliRunner().invoke(app, [command, "--markdown"], catch_exceptions=False).output
+    output = CliRunner().invoke(app, ["list", command], catch_exceptions=False).output
+    page = CliRunner().invoke(app, ["list", command, "--markdown"], catch_exceptions=False).output
     assert page.startswith("| ")
     assert "|---|" in page
     assert "|" not in output
@@ -135,28 +135,28 @@ def test_tables_are_for_a_terminal_or_for_a_page(command):
 
 @pytest.mark.parametrize("command", ["methods", "modifiers", "losses", "keys", "envs", "presets"])
 def test_lists_are_json_for_scripts(command):
-    rows = json.loads(CliRunner().invoke(app, [command, "--json"], catch_exceptions=False).output)
-    page = CliRunner().invoke(app, [command, "--markdown"], catch_exceptions=False).output
+    rows = json.loads(CliRunner().invoke(app, ["list", command, "--json"], catch_exceptions=False).output)
+    page = CliRunner().invoke(app, ["list", command, "--markdown"], catch_exceptions=False).output
     assert len(rows) == len(page.splitlines()) - 2
     assert all(row.keys() == rows[0].keys() for row in rows)
 
 
 def test_environments_fit_80_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    lines = CliRunner().invoke(app, ["envs"], catch_exceptions=False).output.splitlines()
+    lines = CliRunner().invoke(app, ["list", "envs"], catch_exceptions=False).output.splitlines()
     assert max(map(len, lines)) <= 80
     assert "turnkey/ALFWorld-v0  +turnkey/env=alfworld" in lines
     assert len(lines) < 90
 
 
 def test_a_preset_is_shown_with_switches_values_and_sources():
-    output = CliRunner().invoke(app, ["presets", "gigpo_webshop_7b"], catch_exceptions=False).output
+    output = CliRunner().invoke(app, ["list", "presets", "gigpo_webshop_7b"], catch_exceptions=False).output
     assert "+turnkey=gigpo +turnkey/env=webshop +turnkey/preset=gigpo_webshop_7b" in output
     assert re.search(r"turnkey\.credit\.gamma +0\.95 ", output)
     assert "paper: GiGPO, arXiv:2505.10978" in output
-    page = CliRunner().invoke(app, ["presets", "gigpo_webshop_7b", "--markdown"], catch_exceptions=False).output
+    page = CliRunner().invoke(app, ["list", "presets", "gigpo_webshop_7b", "--markdown"], catch_exceptions=False).output
     assert "| `turnkey.credit.gamma` | `0.95` |" in page
-    unknown = CliRunner().invoke(app, ["presets", "gigpo_webshp_7b"])
+    unknown = CliRunner().invoke(app, ["list", "presets", "gigpo_webshp_7b"])
     assert unknown.exit_code == 2
     assert "did you mean 'gigpo_webshop_7b'?" in unknown.output
 

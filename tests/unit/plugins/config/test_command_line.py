@@ -30,7 +30,7 @@ REFUSED = {
     "++turnkey=gigpo": ["+turnkey=gigpo", "one plus"],
     "+turnkey=gigop": ["'gigop'", "'gigpo'", "choices: a_grae, base, ", ", gigpo, "],
     "+turnkey=grpo": ["grpo is grpo_steps here", "+turnkey=base algorithm.adv_estimator=grpo"],
-    "+turnkey=gtpo": ["no method 'gtpo'; gtpo is turn_norm here: +turnkey=turn_norm (`turnkey methods gtpo`"],
+    "+turnkey=gtpo": ["no method 'gtpo'; gtpo is turn_norm here: +turnkey=turn_norm (`turnkey list methods gtpo`"],
     "+turnkey=igpo": ["is information_gain with the strategy", "turnkey.rollout.strategy=probe_gold"],
     "+turnkey=vineppo": ["progress with the strategy vine", "turnkey.credit.alpha=0"],
     "+turnkey=mt-grpo": ["turnkey.credit.rule=mt_grpo"],
