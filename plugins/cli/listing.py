@@ -65,7 +65,7 @@ def methods(
 ) -> None:
     """List the methods, or explain NAME. Shows switch, tier, parameters and the columns that each needs."""
     if name is not None:
-        from verl_turnkey.plugins.cli.explain import explain
+        from verl_turnkey.plugins.cli.tables import explain
 
         _stand_in_for_torch()
         _own("estimators")
@@ -133,10 +133,10 @@ def _stand_in_for_torch() -> None:
 def _own(kind: Literal["estimators", "modifiers", "losses"]) -> dict[str, Any]:
     """What installed packages register of ``kind``."""
     from verl_turnkey.envs.installed import import_installed
-    from verl_turnkey.plugins.cli import recipes
+    from verl_turnkey.plugins.cli import tables
 
     import_installed([kind.replace("modifiers", "estimators")])
-    return recipes.own(kind)
+    return tables.own(kind)
 
 
 def _show(name: str, markdown: bool, as_json: bool = False, *own: Any) -> None:

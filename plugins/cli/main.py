@@ -184,31 +184,15 @@ def recipe(
 def new(
     kind: Annotated[str, typer.Argument(help="estimator, loss or env")],
     name: Annotated[str, typer.Argument(help="of the new one, in snake case")],
-    out: Annotated[Path | None, typer.Option(help="one file of your own; default outside a clone: NAME.py")] = None,
+    out: Annotated[Path | None, typer.Option(help="the file to write; default: NAME.py")] = None,
     summary: Annotated[str | None, typer.Option(help="what it does, in one line for the tables")] = None,
 ) -> None:
-    """Write a new estimator, loss or environment that works. One file of your own; in a clone, all files it needs."""
-    from verl_turnkey.plugins.cli import checkout
-    from verl_turnkey.plugins.cli.new import KINDS, in_clone, own_file
+    """Write a new estimator, loss or environment that works. One file of your own."""
+    from verl_turnkey.plugins.cli.new import KINDS, own_file
 
     if kind not in KINDS:
         raise typer.BadParameter(f"expected one of {', '.join(KINDS)}, got {kind!r}")
-    if out is not None or checkout.find() is None:
-        lines = own_file(kind, name, out or Path(f"{name}.py"), summary)
-    else:
-        lines = in_clone(kind, name, checkout.require(), summary)
-    typer.echo("\n".join(lines))
-
-
-@app.command()
-def tables() -> None:
-    """Update tables and recipes in a clone of the repository. They are made from the code."""
-    from verl_turnkey.plugins.cli import checkout
-    from verl_turnkey.plugins.cli.tables import write
-
-    root = checkout.require()
-    for page in write(root):
-        typer.echo(page.relative_to(root))
+    typer.echo("\n".join(own_file(kind, name, out or Path(f"{name}.py"), summary)))
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ def added(path: str) -> Change:
 EST, TESTS, ADAPTERS_OF = "advantage/methods", "tests/unit/advantage/methods", "tests/unit/envs/adapters"
 RECIPES = "recipe/config/turnkey"
 ORPHAN = "belongs to nothing that is registered: delete it"
-WRITE = "run `turnkey tables`"
+WRITE = "run `tools/write_tables.py`"
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ WRITE = "run `turnkey tables`"
             [
                 f"{EST}/orphan.py registers no estimator: decorate",
                 "docs/methods/orphan.md is missing: write the page",
-                f"{RECIPES}/orphan.yaml is missing: run `turnkey tables`",
+                f"{RECIPES}/orphan.yaml is missing: run `tools/write_tables.py`",
                 f"docs/methods.md lacks '](methods/orphan.md)': {WRITE}",
                 f"{TESTS}/test_orphan.py compares 'orphan' with nothing: compare",
             ],
         ),
         (removed("docs/methods/rebn.md"), ["docs/methods/rebn.md is missing: write the page"]),
-        (removed(f"{RECIPES}/rebn.yaml"), [f"{RECIPES}/rebn.yaml is missing: run `turnkey tables`"]),
+        (removed(f"{RECIPES}/rebn.yaml"), [f"{RECIPES}/rebn.yaml is missing: run `tools/write_tables.py`"]),
         (removed(f"{TESTS}/test_rebn.py"), [f"{TESTS}/test_rebn.py compares 'rebn' with nothing"]),
         (removed("docs/methods.md", "](methods/rebn.md)"), [f"docs/methods.md lacks '](methods/rebn.md)': {WRITE}"]),
         (removed("README.md", "](docs/methods/hgpo.md)"), [f"README.md lacks '](docs/methods/hgpo.md)': {WRITE}"]),
@@ -101,7 +101,7 @@ WRITE = "run `turnkey tables`"
                 "losses/orphan.py registers no loss: decorate",
                 "docs/losses.md has no section on orphan: write it",
                 f"docs/losses.md lacks '| `+turnkey/loss=orphan` |': {WRITE}",
-                f"{RECIPES}/loss/orphan.yaml is missing: run `turnkey tables`",
+                f"{RECIPES}/loss/orphan.yaml is missing: run `tools/write_tables.py`",
                 "tests/unit/losses/test_orphan.py: no test compares a number of the loss 'orphan'",
             ],
         ),

@@ -6,9 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from verl_turnkey.advantage.paper_names import PAPER_NAMES
-from verl_turnkey.plugins.cli.explain import explain
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.cli.recipes import shipped
+from verl_turnkey.plugins.cli.tables import explain, shipped
 
 
 def test_a_paper_is_explained_by_the_command():

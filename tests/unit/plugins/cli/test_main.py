@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.cli import launch, recipes, tables
+from verl_turnkey.plugins.cli import launch, tables
 from verl_turnkey.plugins.cli.main import app, main
 
 LAKE = "turnkey/FrozenLake-v0"
@@ -166,7 +166,7 @@ def test_a_narrow_terminal_shows_the_whole_table():
     narrow = tables.on_terminal(markdown, 80)
     assert max(map(len, narrow.splitlines())) <= 80
     assert "…" not in narrow
-    assert all(f" +turnkey={name} " in narrow for name in recipes.shipped())
+    assert all(f" +turnkey={name} " in narrow for name in tables.shipped())
     wide = tables.on_terminal(markdown, 400)
     row = next(line for line in wide.splitlines() if "+turnkey=rebn " in line)
     assert "normalizes each step" in row

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner
+from write_tables import COMBINED, names
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.cli.recipes import COMBINED, names
 from verl_turnkey.plugins.config.command_line import check, program, refuse
 from verl_turnkey.plugins.config.presets import read
 
