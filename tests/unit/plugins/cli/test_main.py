@@ -13,16 +13,19 @@ from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli import launch, tables
-from verl_turnkey.plugins.cli.main import app, main
+from verl_turnkey.plugins.cli.main import SECTIONS, app, main
 
 LAKE = "turnkey/FrozenLake-v0"
 
 
-def test_no_summary_is_cut_at_80_columns():
+def test_help_shows_at_most_16_commands_under_headings_with_whole_summaries():
     group = typer.main.get_command(app)
-    lines = CliRunner().invoke(app, ["--help"], terminal_width=80).output.split("Commands:\n")[1].splitlines()
-    whole = {name: command.get_short_help_str(limit=1000) for name, command in group.commands.items()}
-    assert dict(line.split(maxsplit=1) for line in lines) == whole
+    text = CliRunner().invoke(app, ["--help"], terminal_width=80).output
+    lines = re.findall(r"^  ([a-z][a-z-]*) +(\S.*)$", text, re.MULTILINE)
+    assert dict(lines) == {name: command.get_short_help_str(1000) for name, command in group.commands.items()}
+    assert len(lines) <= 16
+    assert lines[0][0] == "train"
+    assert re.findall(r"^(\w.*):$", text, re.MULTILINE) == ["Options", *SECTIONS]
 
 
 @pytest.mark.parametrize(
