@@ -16,8 +16,7 @@ from statistics import mean, median, stdev
 import typer
 from quickstart_runs import ROOT, train_missing
 
-from verl_turnkey.plugins.view import report
-from verl_turnkey.plugins.view.compare import compare
+from verl_turnkey.plugins.view.compare import compare, draw
 from verl_turnkey.plugins.view.runs import Run, read
 
 RUNS = ROOT / "runs" / "stability"
@@ -79,7 +78,7 @@ def table() -> None:
     )
     if runs := [row for rows in by_loss.values() for row in rows]:
         panels = [compare(runs, metric=name, by=["loss"]) for name in (CLIPPED, KL, SUCCESS)]
-        report.draw(panels, RUNS / "stability.png")
+        draw(panels, RUNS / "stability.png")
         print(f"curves: {RUNS / 'stability.png'}")
 
 

@@ -17,7 +17,7 @@ from verl_turnkey.plugins.config.checkpoint_files import TRACKER
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.resolve import VERLS_CRITIC
 from verl_turnkey.plugins.log.masking import masked
-from verl_turnkey.plugins.log.segments import read_segments
+from verl_turnkey.plugins.log.writer import read_segments
 
 NAMES, CHECKPOINTS = ("project_name", "experiment_name"), "default_local_dir"
 """keys below ``trainer`` that identify a run, and the one with its checkpoint folder"""

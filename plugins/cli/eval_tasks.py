@@ -90,7 +90,7 @@ def counted(config: DictConfig, tasks: Path, trained: RunFolder | None, samples:
 
     from verl_turnkey.envs.tasks import task_of
     from verl_turnkey.plugins.checks.files import shared_tasks
-    from verl_turnkey.plugins.eval.schedule import read_rows
+    from verl_turnkey.plugins.eval.run import read_rows
 
     of_training = trained.task_files("train") if trained else []
     if config.turnkey.agent.run:

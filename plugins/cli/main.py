@@ -74,7 +74,7 @@ def doctor(
     if yes and not clean:
         raise typer.BadParameter("--yes goes with --clean")
     if clean:
-        from verl_turnkey.plugins.cli.leftovers import clean as clean_up
+        from verl_turnkey.plugins.cli.doctor import clean as clean_up
 
         raise typer.Exit(clean_up(remove=yes))
     from verl_turnkey.plugins.cli.doctor import run, run_verl
@@ -109,12 +109,12 @@ def check(context: typer.Context) -> None:
 
         typer.echo(rule_table.as_json() if "--json" in context.args else rule_table.as_text())
         return
-    from verl_turnkey.plugins.cli.dry_run import quick_run
+    from verl_turnkey.plugins.cli.check import quick_run
 
     words = [word for word in context.args if word != "--prompt"]
     prompt = words != context.args
     if words and words[0].endswith(".sh"):
-        from verl_turnkey.plugins.cli.script import arguments
+        from verl_turnkey.plugins.cli.check import arguments
 
         words[:1] = arguments(Path(words[0]))
     raise typer.Exit(quick_run(words, prompt=prompt))
@@ -142,12 +142,12 @@ def env_check(
     if (env is not None) + all_installed + (harbor is not None) + (mcp is not None) != 1:
         raise typer.BadParameter("give either the id of an environment, --all-installed, --harbor or --mcp")
     if mcp is not None:
-        from verl_turnkey.plugins.cli.mcp import show_tools
+        from verl_turnkey.plugins.cli.env_checks import show_tools
 
         right = show_tools(mcp, start_timeout=reset_timeout, as_json=as_json, write=typer.echo)
         raise typer.Exit(0 if right else 1)
     if harbor is not None:
-        from verl_turnkey.plugins.cli.harbor import check_tasks
+        from verl_turnkey.plugins.cli.env_checks import check_tasks
 
         right = check_tasks(
             harbor, ignore_dockerfile=ignore_dockerfile, as_json=as_json, write=typer.echo, inherit=inherit or ()
@@ -175,7 +175,7 @@ def recipe(
 ) -> None:
     """Print what a recipe sets, and where each value is from. FURTHER are more words of a launch line."""
     require_verl("recipe")
-    from verl_turnkey.plugins.cli.origins import show
+    from verl_turnkey.plugins.cli.check import show
 
     typer.echo(show([f"+turnkey={method}", *(further or ())]), nl=False)
 

@@ -17,7 +17,7 @@ from verl_turnkey.advantage.text_files import whole_file
 from verl_turnkey.plugins.cli.packages import require_pandas
 
 if TYPE_CHECKING:
-    from verl_turnkey.plugins.eval.prm_data import Episodes, Label
+    from verl_turnkey.plugins.eval.prm import Episodes, Label
 
 app = typer.Typer(help="Make training data for a process reward model; evaluate one.", no_args_is_help=True)
 
@@ -61,7 +61,7 @@ def prm_data(
         raise typer.BadParameter("--kind progress has labels of its own: leave out --label")
     if balanced and kind != "judge":
         raise typer.BadParameter("--balance goes with --kind judge")
-    from verl_turnkey.plugins.eval import prm_data as data
+    from verl_turnkey.plugins.eval import prm as data
     from verl_turnkey.plugins.view.join import find_log
 
     logged = data.read_episodes(find_log(run), validation=validation)
@@ -158,7 +158,7 @@ def prm_eval(
         raise typer.BadParameter("--binary and --samples go with --url")
     import pandas as pd
 
-    from verl_turnkey.plugins.eval import prm_scores
+    from verl_turnkey.plugins.eval import prm
 
     rows = pd.read_parquet(held_out)
     _require_columns(held_out, rows, ("messages", "label", "episode", "turn", "task"))
@@ -174,11 +174,11 @@ def prm_eval(
         if missing := int(rows[SCORE].isna().sum()):
             raise ConfigError(f"{scores} has no score of {missing} of the {len(rows)} held-out turns")
     tasks = rows["task"].to_list()
-    for name, (value, low, high) in prm_scores.evaluate(rows[SCORE], rows["label"], tasks).items():
+    for name, (value, low, high) in prm.evaluate(rows[SCORE], rows["label"], tasks).items():
         typer.echo(f"{name.replace('_', ' '):18} {value:.3f} [{low:.3f}, {high:.3f}]")
     typer.echo(f"95 % intervals over {len(set(tasks))} tasks; {len(rows)} turns{_share(rows.to_dict('records'))}")
     typer.echo("turns  mean score  mean label")
-    for number, score, label in prm_scores.calibration(rows[SCORE], rows["label"]):
+    for number, score, label in prm.calibration(rows[SCORE], rows["label"]):
         typer.echo(f"{number:5}  {score:10.3f}  {label:10.3f}")
 
 
@@ -209,7 +209,7 @@ def _require_answers(file: Path, examples: Any, binary: bool) -> None:
 
 
 def _labels(logged: Episodes, kind: str, label: str, file: Path | None) -> Label:
-    from verl_turnkey.plugins.eval import prm_data as data
+    from verl_turnkey.plugins.eval import prm as data
 
     if kind == "progress":
         return data.progress_labels(logged.episodes)

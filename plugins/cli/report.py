@@ -18,8 +18,7 @@ from verl_turnkey.plugins.cli.packages import require_pandas
 from verl_turnkey.plugins.cli.run_folder import METRICS, MISSING, RunFolder
 from verl_turnkey.plugins.config.overrides import literal, override, read
 from verl_turnkey.plugins.log.masking import MASK, masked
-from verl_turnkey.plugins.view.groups import OUTPUTS, SEED
-from verl_turnkey.plugins.view.starts import rebased
+from verl_turnkey.plugins.view.runs import OUTPUTS, SEED, rebased
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,7 +88,7 @@ def repeat(
 def described(folder: Path) -> dict[str, Any]:
     """The report of a run."""
     require_pandas("report")
-    from verl_turnkey.plugins.log.segments import read_segments
+    from verl_turnkey.plugins.log.writer import read_segments
     from verl_turnkey.plugins.view import compare, runs
     from verl_turnkey.plugins.view.join import load
 
@@ -208,7 +207,7 @@ def differing(original: Mapping[str, Any]) -> list[str]:
 
 
 def _files(original: Mapping[str, Any]) -> list[str]:
-    from verl_turnkey.plugins.log.segments import sha256
+    from verl_turnkey.plugins.log.writer import sha256
 
     digests: dict[str, str] = _at_home(original["files"])
     words = [read(word) for word in _at_home(original["launch"]) if word.startswith(INPUTS)]
@@ -237,7 +236,7 @@ def _from_defaults(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | No
     from omegaconf import OmegaConf
 
     from verl_turnkey.plugins.config.composing import composed
-    from verl_turnkey.plugins.view.starts import flat
+    from verl_turnkey.plugins.view.runs import flat
 
     defaults = dict(flat(OmegaConf.to_container(composed([]), resolve=False)))
     pairs = {key: (value, defaults.get(key, MISSING)) for key, value in config.items() if not OUTPUTS.search(key)}

@@ -14,8 +14,7 @@ from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.credit.row_turns import branch_name
 from verl_turnkey.plugins.log.bounds import Shares, chosen, logged_shares
 from verl_turnkey.plugins.log.masking import masked, masked_json
-from verl_turnkey.plugins.log.segments import UNNAMED
-from verl_turnkey.plugins.log.writer import Rows, Tables
+from verl_turnkey.plugins.log.writer import UNNAMED, Rows, Tables
 from verl_turnkey.plugins.notices import failure_kind
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from verl_turnkey.plugins.checks.panel import validation_panel
 from verl_turnkey.plugins.config.checkpoint_files import DATA, PANEL, TRACKER
 from verl_turnkey.plugins.config.resolve import resumed_checkpoint
 from verl_turnkey.plugins.credit.row_turns import split_key
-from verl_turnkey.plugins.log.segments import write_json
+from verl_turnkey.plugins.log.writer import write_json
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.trainer import credit_state
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep

@@ -27,8 +27,7 @@ from verl_turnkey.plugins.credit.rows import Rows, read_rows
 from verl_turnkey.plugins.credit.supplied import tokens_of
 from verl_turnkey.plugins.credit.table import Numbers, credit_columns, of_verl, progress_advantage, token_columns
 from verl_turnkey.plugins.log import bounds
-from verl_turnkey.plugins.log.segments import UNNAMED, look_for
-from verl_turnkey.plugins.log.writer import Counts, Tables
+from verl_turnkey.plugins.log.writer import UNNAMED, Counts, Tables, look_for
 from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.verl_api import internals

@@ -18,7 +18,7 @@ from verl_turnkey.plugins.config.schema import credit_modify, credit_params, est
 from verl_turnkey.plugins.log.bounds import logged_shares
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.log.schema import SCHEMA_VERSION
-from verl_turnkey.plugins.log.segments import UNNAMED, private, sha256, write_json, write_segment
+from verl_turnkey.plugins.log.writer import UNNAMED, private, sha256, write_json, write_segment
 from verl_turnkey.plugins.notices import logger
 
 SECONDS = 10.0

@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import create_rl_sampler
 
 from verl_turnkey.plugins.shutdown import leftovers
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.view.join import read
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parents[1] / "examples" / "quickstart"

@@ -18,9 +18,8 @@ from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.overrides import override
-from verl_turnkey.plugins.log.segments import sha256
-from verl_turnkey.plugins.view.groups import OUTPUTS
-from verl_turnkey.plugins.view.starts import flat
+from verl_turnkey.plugins.log.writer import sha256
+from verl_turnkey.plugins.view.runs import OUTPUTS, flat
 
 SECRET = "sk-1234"
 URL = override("+turnkey.env.kwargs.url", f"https://me:{SECRET}@host/x?api_key={SECRET}")

@@ -20,7 +20,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_turnkey.advantage import validate_record
 from verl_turnkey.loops import EpisodeRecorder, drain_log
 from verl_turnkey.plugins.rollout import worker as loop_worker
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.view.join import read
 
 MODULES = {"GuessLoop": "my_loop", "GuessTalk": "my_talk", "RecordedTools": "my_tools"}
 ROOT = Path(__file__).parents[4]

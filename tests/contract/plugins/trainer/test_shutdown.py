@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_turnkey.plugins.shutdown import channel
 from verl_turnkey.plugins.shutdown.watchdog import examine
 from verl_turnkey.plugins.verl_api import queue as queue_access
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.view.join import read
 
 MODES = ("sync", "colocate_async", "separate_async")
 Build = Callable[..., Any]
@@ -189,8 +189,7 @@ def test_what_was_played_before_a_process_died_is_in_the_log(build: Build, tmp_p
     def plays(actor: Any, folder: str, row: dict[str, Any]) -> None:
         from types import SimpleNamespace
 
-        from verl_turnkey.plugins.log.segments import UNNAMED
-        from verl_turnkey.plugins.log.writer import Tables
+        from verl_turnkey.plugins.log.writer import UNNAMED, Tables
         from verl_turnkey.plugins.rollout import worker
 
         log = Tables(folder, UNNAMED, "player", seconds=600)

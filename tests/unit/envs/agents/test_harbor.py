@@ -18,7 +18,7 @@ from verl_turnkey.envs.agents.harbor import HarborTask, find_tasks, read_reward
 from verl_turnkey.envs.agents.harbor_runner import HarborRunner, check_task, sandbox_for
 from verl_turnkey.envs.agents.jobs import NoSandbox
 from verl_turnkey.envs.errors import TaskFormatError
-from verl_turnkey.plugins.cli.harbor import check_tasks, write_tasks
+from verl_turnkey.plugins.cli.env_checks import check_tasks, write_tasks
 
 EXAMPLES = Path(__file__).parents[4] / "examples/harbor"
 MEDIAN = EXAMPLES / "median"

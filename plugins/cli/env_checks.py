@@ -1,4 +1,4 @@
-"""Harbor task folders for ``turnkey tasks`` and ``turnkey env-check``."""
+"""Harbor tasks for ``turnkey tasks`` and ``turnkey env-check``, and the tools that ``env-check --mcp`` lists."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from verl_turnkey.envs.agents.harbor import ENV_ID, HarborTask, find_tasks
 from verl_turnkey.envs.agents.harbor_runner import check_task, sandbox_for
 from verl_turnkey.envs.agents.sandbox import choose
 from verl_turnkey.envs.errors import TaskFormatError
+from verl_turnkey.envs.mcp_servers.servers import Server, read_entries, read_server
+from verl_turnkey.envs.mcp_servers.tools import Servers
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.plugins.cli.task_rows import TaskRow, split_rows
 
@@ -81,3 +83,37 @@ def check_tasks(
             json.dumps([{"task": name, "ok": not problems, "problems": problems} for name, problems in results.items()])
         )
     return not any(results.values())
+
+
+def show_tools(file: str, *, start_timeout: float, as_json: bool, write: Callable[[str], Any]) -> bool:
+    """Start the servers, list their tools by the names that the model sees, and say what is wrong with the others.
+
+    Returns:
+        whether all of them could be started and have tools that can be shown.
+    """
+    servers: list[Server] = []
+    problems: dict[str, str] = {}
+    listed: list[dict[str, Any]] = []
+    try:
+        for name, entry in read_entries(file).items():
+            try:
+                servers.append(read_server(name, entry))
+            except ValueError as error:
+                problems[name] = str(error)
+        opened = Servers(servers, start_timeout=start_timeout, call_timeout=start_timeout)
+        listed, failures = asyncio.run(opened.listed())
+        problems |= failures
+    except ValueError as error:  # of the whole file
+        problems[file] = str(error)
+    right = bool(listed) and not problems
+    if as_json:
+        write(json.dumps({"ok": right, "tools": listed, "problems": problems}))
+        return right
+    for function in (tool["function"] for tool in listed):
+        description = " ".join(function["description"].split())
+        write(f"{function['name']}({', '.join(function['parameters']['properties'])})  {description}")
+    for problem in problems.values():
+        write(problem)
+    if listed or not problems:
+        write(f"{len(listed)} tools")
+    return right
