@@ -20,8 +20,7 @@ def check_agent_loop(run: Run, reward_columns: tuple[str, ...], strategy_columns
     check_routing(run.config, "turnkey_env")
     budget, limit = run.rollout.response_length, run.turnkey.rollout.max_tokens_per_turn
     if limit is not None and limit > budget:
-        problem = f"turnkey.rollout.max_tokens_per_turn={limit} exceeds data.max_response_length={budget}"
-        refuse("turn-longer-than-response", f"{problem}: lower the one or raise the other")
+        refuse("turn-longer-than-response", limit=limit, budget=budget)
     _check_prompts(run)
     from verl_turnkey.plugins.checks.probe import probe
 
@@ -32,14 +31,10 @@ def check_agent_loop(run: Run, reward_columns: tuple[str, ...], strategy_columns
 def _warn_of_silence(turnkey: TurnkeyConfig, template: str, instruction: str) -> None:
     """Warn if no part of the prompt explains an action format of the user's own."""
     options = turnkey.rollout
-    action_format = f"turnkey.rollout.action_format={options.action_format}"
     if instruction and "{format}" not in template:
-        problem = f"turnkey.rollout.template={options.template} has no field {{format}}"
-        warn("instruction-not-shown", f"{problem}: the instruction of {action_format} is in no prompt")
+        warn("instruction-not-shown", template=options.template, action_format=options.action_format)
     elif not instruction and options.system is None and "{format}" in template:
-        problem = f"nothing tells the model the format of {action_format}"
-        fix = "set the attribute `instruction` of that function, which {format} of the template shows"
-        warn("format-not-told", f"{problem}: {fix}, or turnkey.rollout.examples")
+        warn("format-not-told", action_format=options.action_format)
 
 
 def check_routing(config: DictConfig, loop: str) -> None:
@@ -49,7 +44,7 @@ def check_routing(config: DictConfig, loop: str) -> None:
     if active := [key for key in replayed if OmegaConf.select(config, key) in (True, "R3")]:
         instead = " and ".join(f"{key}={replayed[key]}" for key in active)
         more = " (R2 records routes in the trainer)" if "R2" in instead else ""
-        refuse("routed-experts", f"the agent loop {loop} does not carry routed experts: set {instead}{more}")
+        refuse("routed-experts", loop=loop, instead=instead, more=more)
 
 
 def _check_prompts(run: Run) -> None:
@@ -63,11 +58,10 @@ def _check_prompts(run: Run) -> None:
     try:
         template = load_template(options.template)
     except (ValueError, OSError) as error:
-        refuse("template-invalid", f"turnkey.rollout.template: {error}")
+        refuse("template-invalid", error=error)
     for key in ("observation_role", "thinking", "when_full") if options.prompt == "template" else ():
         if (value := getattr(options, key)) != getattr(type(options)(), key):
-            idle = f"turnkey.rollout.{key}={value} has no effect with turnkey.rollout.prompt=template"
-            warn("prompt-keys-without-effect", idle)
+            warn("prompt-keys-without-effect", key=key, value=value)
     if options.action_format in CALLS:
         from verl_turnkey.plugins.rollout.tool_parsers import check_tool_parser
 
@@ -78,11 +72,10 @@ def _check_prompts(run: Run) -> None:
         examples = load_examples(options.examples)
         check_examples(examples, options.action_format)
     except ConfigError as error:
-        refuse("examples-invalid", str(error))
+        refuse("examples-invalid", error=str(error))
     if options.action_format not in (*FORMATS, *CALLS) and not examples:
         _warn_of_silence(run.turnkey, template, instruction_of(options.action_format))
     if options.summary is not None:
         load_function(options.summary, "turnkey.rollout.summary")
         if "{summary}" not in template:
-            problem = f"turnkey.rollout.summary={options.summary} needs a prompt template with the field {{summary}}"
-            refuse("template-without-summary", f"{problem}, which turnkey.rollout.template={options.template} lacks")
+            refuse("template-without-summary", summary=options.summary, template=options.template)

@@ -7,9 +7,7 @@ from verl_turnkey.plugins.checks.run import (
     FILTER,
     KL,
     LOG_PROBS,
-    MODE,
     ROLLOUT,
-    N,
     Run,
     needs_off,
     needs_on,
@@ -35,22 +33,16 @@ def check_branching(run: Run, reward_columns: tuple[str, ...]) -> tuple[str, ...
         return ()
     (spec, strategy), options, rollout = selected, run.turnkey.rollout, run.rollout
     setting, method = f"{KEY}={spec.name}", run.estimator
-    needs_our_loop("branching-agent-loop", run, setting, "forks episodes")
+    needs_our_loop("branching-agent-loop", run, strategy=spec.name)
     if method is None:
-        verls = run.setting("algorithm.adv_estimator")
-        problem = (
-            f"{setting} adds columns and branches, which verl's {verls} does not read: it knows one score per rollout"
-        )
-        refuse("branching-estimator", f"{problem}. Use a method of this package, or of your own")
+        refuse("branching-estimator", strategy=spec.name, method=run.shown("algorithm.adv_estimator"))
     if method is not None and method.independent:
-        problem = f"{setting} makes trajectories that share their first turns, and the method {method.name} takes them"
-        refuse("branching-independent", f"{problem} for independent: use +turnkey=tree, or no strategy")
+        refuse("branching-independent", strategy=spec.name, method=method.name)
     if spec.log_probs:
-        needs_on("branching-log-probs", run, LOG_PROBS, f"{setting} reads the log-probabilities of turns")
+        needs_on("branching-log-probs", run, LOG_PROBS, strategy=spec.name)
     total = getattr(strategy, "trajectories", None)
     if total is not None and total <= rollout.n:
-        problem = f"{KEY}.trajectories={total} leaves no branch besides the {N}={rollout.n} rollouts of a group"
-        refuse("branching-trajectories", f"{problem}: raise the one, or lower the other")
+        refuse("branching-trajectories", total=total, n=rollout.n)
     turn = options.max_tokens_per_turn or rollout.response_length
     least, unit = turn, f"branch: one turn may take {turn} tokens"
     if not spec.clones:
@@ -58,34 +50,25 @@ def check_branching(run: Run, reward_columns: tuple[str, ...]) -> tuple[str, ...
         unit = f"answer: one may take {least} tokens"
         _check_room(run, least)
     if options.branch_tokens is not None and options.branch_tokens < least:
-        refuse("branching-tokens", f"turnkey.rollout.branch_tokens={options.branch_tokens} allows no {unit}")
+        refuse("branching-tokens", branch_tokens=options.branch_tokens, unit=unit)
     if spec.scores:
         _check_scores(run, setting)
     columns = (*BRANCH_COLUMNS, *spec.gives)
     if clash := sorted({*columns} & {*reward_columns}):
-        problem = f"{setting} adds the column {clash[0]}, and so does a component of turnkey.rewards"
-        refuse("branching-column-clash", f"{problem}: give the component another column")
+        refuse("branching-column-clash", strategy=spec.name, column=clash[0])
     if spec.trains:  # branches by their own outcome
-        several = f"{FILTER}=true sees one outcome per rollout, and {setting} trains several"
-        needs_off("branching-filter-groups", run, FILTER, several)
+        needs_off("branching-filter-groups", run, FILTER, strategy=spec.name)
     if spec.trains and run.get(KL):
-        problem = f"{KL}=true does not reach the outcomes of the branches that {setting} trains"
-        fix = "set it to false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty"
-        refuse("branching-kl-in-reward", f"{problem}: {fix}")
+        refuse("branching-kl-in-reward", strategy=spec.name)
     if spec.clones:
         _warn_budget(options, turn, getattr(strategy, "turns", None))
     if method is None:
         return columns
     read = {*run.columns, *method.before}
     if spec.gives and not {f"extra.{name}" for name in spec.gives} & read:
-        unread = f"{setting} measures {', '.join(spec.gives)}, and the method {method.name} reads none of it"
-        warn("branching-unread", unread)
+        warn("branching-unread", strategy=spec.name, gives=", ".join(spec.gives), method=method.name)
     if spec.trains and "extra.parent" not in read:
-        warn(
-            "branching-parent-unread",
-            f"{setting} trains branches, and the method {method.name} reads no extra.parent: it compares returns from "
-            "a fork on with returns of whole episodes; +turnkey=tree compares branches with their siblings",
-        )
+        warn("branching-parent-unread", strategy=spec.name, method=method.name)
     return columns
 
 
@@ -96,19 +79,16 @@ def _check_room(run: Run, tokens: int) -> None:
     if rollout.max_model_len is not None and rollout.max_model_len < room:
         room, keys = rollout.max_model_len, f"{ROLLOUT}.max_model_len"
     if tokens >= room:
-        problem = f"{KEY}.tokens={tokens} leaves no room for a prompt"
-        refuse("branching-no-room", f"{problem}: expected fewer than {keys} = {room}, the limit for both")
+        refuse("branching-no-room", tokens=tokens, keys=keys, room=room)
 
 
 def _check_scores(run: Run, setting: str) -> None:
     """Refuse trainers and servers that return no log-probabilities of a given text."""
-    needs, server = f"{setting} needs log-probabilities of a given text", str(run.rollout.name)
+    server = str(run.rollout.name)
     if run.mode != "turnkey_sync":
-        problem = f"{needs}, which verl's client of {MODE}={run.mode} drops"
-        refuse("branching-scores-trainer", f"{problem}: set it to turnkey_sync, or {KEY}=probe, which samples")
+        refuse("branching-scores-trainer", setting=setting, mode=run.mode)
     if server not in SCORING_SERVERS:
-        problem = f"{needs}, which {ROLLOUT}.name={server} does not give"
-        refuse("branching-scores-server", f"{problem}: set it to vllm, or {KEY}=probe, which samples")
+        refuse("branching-scores-server", setting=setting, server=server)
 
 
 def _warn_budget(options: RolloutConfig, turn: int, turns: int | None) -> None:
@@ -120,6 +100,12 @@ def _warn_budget(options: RolloutConfig, turn: int, turns: int | None) -> None:
     ):
         if limit is not None and limit < longest * per_turn:
             before = options.max_turns - limit // per_turn
-            problem = f"turnkey.rollout.{key}={limit} has no room for a branch before turn {before}"
-            takes = f"one may take {longest * per_turn} ({longest} turns of up to {per_turn})"
-            warn("branching-budget", f"{problem}: {takes}")
+            warn(
+                "branching-budget",
+                key=key,
+                limit=limit,
+                before=before,
+                needed=longest * per_turn,
+                turns=longest,
+                per_turn=per_turn,
+            )

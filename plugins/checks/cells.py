@@ -30,13 +30,10 @@ def check_cells(
     verls = next((loop for loop in VERLS_LOOPS if loop in loops), None)
     allowed = (MESSAGES,) if verls else (MESSAGES, LIST, TEXT)
     if prompt in columns and (other := _first_other(file, prompt, allowed)):
-        problem = f"{key}={file}, row {other[0]}, column {prompt!r}: expected {MESSAGES}, got {other[1]}"
         why = "verl's data set iterates over it" if verls is None else f"the agent loop {verls} renders it"
-        fix = "write [{role: user, content: ...}], as `turnkey tasks` does"
-        refuse("prompt-not-messages", f"{problem}, and {why}: {fix}")
+        refuse("prompt-not-messages", key=key, file=file, row=other[0], prompt=prompt, kind=other[1], why=why)
     if "extra_info" in columns and (other := _first_other(file, "extra_info", (MAPPING, NULL))):
-        problem = f"{key}={file}, row {other[0]}, column 'extra_info': expected {MAPPING}, got {other[1]}"
-        refuse("extra-info-not-mapping", f"{problem}, and verl's data set reads its fields: write a struct, not JSON")
+        refuse("extra-info-not-mapping", key=key, file=file, row=other[0], kind=other[1])
     elif "data_source" not in columns:
         _check_tools(config, key, file, columns)
     reader = next(
@@ -44,8 +41,7 @@ def check_cells(
     )
     reader = f"turnkey.rewards ({reader})" if reader else verls
     if reader and "reward_model" in columns and (other := _first_other(file, "reward_model", (MAPPING, NULL))):
-        problem = f"{key}={file}, row {other[0]}, column 'reward_model': expected {MAPPING}, got {other[1]}"
-        refuse("reward-model-not-mapping", f"{problem}, and {reader} reads its ground_truth: write a struct with it")
+        refuse("reward-model-not-mapping", key=key, file=file, row=other[0], kind=other[1], reader=reader)
     _check_places(config, key, file, columns, prompt)
 
 
@@ -55,9 +51,7 @@ def _check_tools(config: DictConfig, key: str, file: str, columns: Sequence[str]
     for number, (extra,) in enumerate(rows(file, names) if names else [({},)] if default else ()):
         extra = extra or {}
         if extra.get("need_tools_kwargs", default) and not extra.get("tools_kwargs"):
-            problem = f"{key}={file}, row {number}: extra_info.tools_kwargs is empty, though need_tools_kwargs is true"
-            effect = "verl's warning about it fails without a column 'data_source'"
-            refuse("tools-kwargs-missing", f"{problem}; {effect}: add one of the two, or set need_tools_kwargs=false")
+            refuse("tools-kwargs-missing", key=key, file=file, number=number)
             return
 
 
@@ -72,8 +66,17 @@ def _check_places(config: DictConfig, key: str, file: str, columns: Sequence[str
             texts = [m["content"] for m in messages if isinstance(m, Mapping) and isinstance(m.get("content"), str)]
             for (name, mark), entries in zip(names.items(), parts, strict=True):
                 if (places := sum(text.count(mark) for text in texts)) != (count := len(entries or ())):
-                    problem = f"{key}={file}, row {number}, column {name!r}: {count} entries, but {prompt!r} has"
-                    refuse("images-without-place", f"{problem} {places} times {mark}: write it once for each entry")
+                    refuse(
+                        "images-without-place",
+                        key=key,
+                        file=file,
+                        number=number,
+                        name=name,
+                        count=count,
+                        prompt=prompt,
+                        places=places,
+                        mark=mark,
+                    )
                     return
 
 

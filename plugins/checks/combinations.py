@@ -28,12 +28,10 @@ BY_TOKENS = ("gae", "reinforce_plus_plus")
 def warn_of_combinations(run: Run) -> None:
     """Warn of each such combination."""
     for message in (*_rows(run), *_discounts(run), *_histories(run)):
-        warn("combination", message)
+        warn("combination", message=message)
     if run.loss_name.removeprefix("turnkey/") == "rebel" and run.trains_branches:
         assert run.strategy is not None
-        problem = f"turnkey.rollout.strategy={run.strategy.name} trains branches that share their beginning"
-        rebel = "the policy loss rebel compares the outcomes of whole rollouts"
-        warn("rebel-branches", f"{rebel}, and {problem}: take another loss, or no branches")
+        warn("rebel-branches", strategy=run.strategy.name)
 
 
 def _rows(run: Run) -> Iterator[str]:

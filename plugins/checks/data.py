@@ -14,7 +14,7 @@ from verl_turnkey.envs.registry import check_call
 from verl_turnkey.envs.tasks import COLUMN, Task, task_of
 from verl_turnkey.plugins.checks.cells import check_cells
 from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, patterns, rows, shared_tasks, taken
-from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
+from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse, warn
 from verl_turnkey.plugins.checks.harbor import check_harbor
 from verl_turnkey.plugins.checks.paths import absent
 from verl_turnkey.plugins.config.overrides import override
@@ -37,16 +37,11 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
         files = listed(config, key)
         if not files:
             unused = ", also for a run that never validates (the training file will do)" if key == "val_files" else ""
-            refuse("data-file-missing", f"data.{key} is empty: verl needs a file{unused}")
+            refuse("data-file-missing", key=key, unused=unused)
             continue
         for name in patterns(config, key):
             if Path(name).is_file() and not glob(name):  # verl would read no file
-                problem = (
-                    f"data.{key}={name}: verl reads brackets in a path as a pattern, which this file does not match"
-                )
-                refuse(
-                    "data-brackets", f"{problem}: write {override(f'data.{key}', escape(name))}, or rename the folder"
-                )
+                refuse("data-brackets", key=key, name=name, argument=override(f"data.{key}", escape(name)))
         local[key] = [file for file in files if _readable(config, f"data.{key}", file)]
         _check_named(f"data.{key}", local[key])
         number = sum(_check_file(config, turnkey, f"data.{key}", file, loops) for file in local[key])
@@ -59,13 +54,12 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
     """Whether ``file`` is on this machine; refused if it should be and is not, or if verl could not read it."""
     path, setting = Path(file).expanduser(), f"{key}={file}"
     if path.suffix not in FORMATS:
-        refuse("data-format", f"{setting}: verl reads {', '.join(FORMATS)}, got {path.suffix or 'no suffix'}")
+        refuse("data-format", key=key, file=file, formats=", ".join(FORMATS), suffix=path.suffix or "no suffix")
         return False
     if "://" in file:
         return False
     if file.startswith("~"):
-        problem = f"{setting}: there is no such file, since verl does not expand the ~"
-        refuse("data-tilde", f"{problem}: write {path}, or $HOME without single quotes")
+        refuse("data-tilde", key=key, file=file, path=path)
         return False
     if not path.is_file():
         absent(config, f"{setting}: there is no such file; `turnkey tasks` writes them")
@@ -73,7 +67,7 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
     try:
         columns(file)
     except Exception as error:
-        refuse("data-unreadable", f"{setting} cannot be read as {path.suffix} ({type(error).__name__}: {error})")
+        refuse("data-unreadable", key=key, file=file, suffix=path.suffix, kind=type(error).__name__, error=error)
         return False
     return True
 
@@ -82,30 +76,19 @@ def _check_named(key: str, files: Sequence[str]) -> None:
     """Refuse a column of agent loops in some files only: verl joins them, and rows without an entry have no loop."""
     file_by_presence = {LOOP_COLUMN in columns(file): file for file in files}
     if len(file_by_presence) > 1:
-        refuse(
-            "agent-name-in-some-files",
-            f"{key}: {file_by_presence[True]} has a column {LOOP_COLUMN!r} and {file_by_presence[False]} has none, "
-            "whose rows verl would give no agent loop, not even the default one: write the column into both files, or "
-            "into neither",
-        )
+        refuse("agent-name-in-some-files", key=key, with_column=file_by_presence[True], without=file_by_presence[False])
 
 
 def without_tasks(file: str, file_columns: Sequence[str]) -> Refusal:
     """The error for a file that has the columns ``file_columns`` but not the one with the tasks."""
-    return Refusal(
-        "task-column-missing",
-        f"{file} has no column {COLUMN!r}, which the agent loop turnkey_env plays (columns: "
-        f"{', '.join(file_columns)}): write the file with `turnkey tasks`, or choose another loop with "
-        "actor_rollout_ref.rollout.agent.default_agent_loop",
-    )
+    return refusal("task-column-missing", file=file, columns=", ".join(file_columns))
 
 
 def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str, loops: Sequence[str]) -> int:
     """Check all rows of a local file; returns their number."""
     file_columns, prompt = columns(file), str(config.data.prompt_key)
     if file_columns and prompt not in file_columns:
-        problem = f"{key}={file} has no column {prompt!r}, which is data.prompt_key"
-        refuse("prompt-column-missing", f"{problem}{closest(prompt, file_columns)}")
+        refuse("prompt-column-missing", key=key, file=file, prompt=prompt, closest=closest(prompt, file_columns))
     default = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
     own_loops = own_manager(config) is not None
     checked: set[tuple[str, ...]] = set()
@@ -116,8 +99,7 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
         loop, where = row.get(LOOP_COLUMN, default), f"{key}={file}, row {number - 1}"
         loops_of_rows.add(str(loop))
         if loop not in loops and not own_loops:
-            problem = f"{where}: there is no agent loop {loop!r} (column {LOOP_COLUMN!r})"
-            refuse("unknown-agent-name", f"{problem}{closest(str(loop), list(loops))}")
+            refuse("unknown-agent-name", where=where, loop=loop, closest=closest(str(loop), list(loops)))
         if loop == "turnkey_agent" and COLUMN in row and turnkey.agent.run is not None:
             try:
                 task_of(row)
@@ -141,8 +123,7 @@ def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, checked: set[tupl
         raise TaskFormatError(f"{where}: {error}") from error
     env_id = task.env_id or turnkey.env.id
     if not env_id:
-        problem = f"{where}: neither the task nor turnkey.env.id names an environment"
-        refuse("task-without-environment", f"{problem}: add +turnkey/env=<name>")
+        refuse("task-without-environment", where=where)
         return
     arguments = {**turnkey.env.kwargs, **task.kwargs}
     kind = (env_id, *sorted(arguments))
@@ -155,7 +136,7 @@ def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, checked: set[tupl
         if turnkey.env.probe:  # else the packages may be on the other machines only
             raise
     except (LookupError, TypeError) as error:
-        refuse("task-invalid", f"{where}: {error.args[0] if error.args else error}")
+        refuse("task-invalid", where=where, reason=error.args[0] if error.args else error)
 
 
 def _check_number(config: DictConfig, key: str, rows: int) -> None:
@@ -164,10 +145,9 @@ def _check_number(config: DictConfig, key: str, rows: int) -> None:
     for size in ("train_batch_size", "gen_batch_size") if key == "train_files" else ():
         batch_size = config.data.get(size)
         if batch_size and rows < batch_size:
-            problem = f"data.{key} gives {rows} tasks, fewer than data.{size}={batch_size}"
-            refuse("too-few-tasks", f"{problem}: write more with `turnkey tasks`, or lower data.{size}")
+            refuse("too-few-tasks", key=key, rows=rows, size=size, batch_size=batch_size)
     if not rows:
-        refuse("no-tasks", f"data.{key} contains no tasks: write some with `turnkey tasks`")
+        refuse("no-tasks", key=key)
 
 
 def warn_of_shared(config: DictConfig) -> None:
@@ -176,9 +156,4 @@ def warn_of_shared(config: DictConfig) -> None:
         return
     shared, total = shared_tasks(config)
     if shared:
-        warn(
-            "validation-tasks-trained",
-            f"{shared} of {total} validation tasks are training tasks, too (data.val_files, "
-            'data.train_files): write them with another split, as in `turnkey tasks --kwargs \'{"split": "train"}\' '
-            '--val-kwargs \'{"split": "test"}\'`, or with other seeds',
-        )
+        warn("validation-tasks-trained", shared=shared, total=total)

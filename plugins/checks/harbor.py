@@ -24,17 +24,13 @@ def check_harbor(agent: AgentConfig, where: str, text: Any) -> None:
     except (TypeError, ValueError):
         return
     if isinstance(agent.run, str):
-        problem = (
-            f"{where}: a Harbor task is for a command in a sandbox, and turnkey.agent.run={agent.run} is a function"
-        )
-        refuse("harbor-needs-command", f"{problem}: set turnkey.agent.run=[command, ...]")
+        refuse("harbor-needs-command", where=where, run=agent.run)
         return
     if agent.cwd is not None:
-        problem = f"{where}: a Harbor task fills the working folder, and turnkey.agent.cwd={agent.cwd} is shared"
-        refuse("harbor-working-folder", f"{problem} by all episodes: set it to null")
+        refuse("harbor-working-folder", where=where, cwd=agent.cwd)
     try:
         sandbox_for(HarborTask.load(**task.get("kwargs") or {}).filled(agent.inherit), sandbox_of(agent))
     except SandboxError:  # check_agent says so
         pass
     except (TaskFormatError, TypeError) as error:
-        refuse("harbor-task", f"{where}: {error}")
+        refuse("harbor-task", where=where, error=error)

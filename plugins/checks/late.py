@@ -9,16 +9,15 @@ from pathlib import Path
 
 from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.checks.paths import absent, model_config
-from verl_turnkey.plugins.checks.run import ACTOR, ROLLOUT, Run, needs_name
+from verl_turnkey.plugins.checks.run import ACTOR, Run, needs_name
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.schema import closest
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
-FUNCTION, MANAGER = "reward.custom_reward_function", "reward.reward_manager"
+FUNCTION = "reward.custom_reward_function"
 QUEUE = "transfer_queue.backend.SimpleStorage.total_storage_size"
 SCHEDULES = ("constant", "cosine")
 """of the learning rate, with FSDP"""
-STALE = "trainer.v1.sampler.max_off_policy"
 
 
 def check_late(run: Run) -> None:
@@ -31,11 +30,8 @@ def check_late(run: Run) -> None:
     sampler = run.config.trainer.v1.sampler
     threshold = sampler.max_off_policy_threshold
     if threshold is not None and not (isinstance(threshold, int) and threshold > 0):
-        expected = "expected a positive number of steps, or, from verl 0.9.1 on, null for any"
-        refuse("off-policy-threshold", f"{STALE}_threshold={threshold}: {expected}")
-    needs_name(
-        "unknown-off-policy-strategy", f"{STALE}_strategy", str(sampler.max_off_policy_strategy), ("drop", "wait")
-    )
+        refuse("off-policy-threshold", threshold=threshold)
+    needs_name("unknown-off-policy-strategy", str(sampler.max_off_policy_strategy), ("drop", "wait"))
 
 
 def _check_reward_code(run: Run) -> None:
@@ -45,8 +41,12 @@ def _check_reward_code(run: Run) -> None:
 
     name, source = str(run.config.reward.reward_manager.name), run.config.reward.reward_manager.source
     if source == "register" and name not in REWARD_MANAGER:
-        choices = f"{closest(name, [*REWARD_MANAGER])}; choices: {', '.join(REWARD_MANAGER)}"
-        refuse("unknown-reward-manager", f"there is no {MANAGER}.name={name!r} in verl's V1 trainers{choices}")
+        refuse(
+            "unknown-reward-manager",
+            name=name,
+            closest=closest(name, [*REWARD_MANAGER]),
+            choices=", ".join(REWARD_MANAGER),
+        )
     path = run.get(f"{FUNCTION}.path")
     if not path or "://" in path or {*run.loops} <= {*AGENT_LOOPS}:  # which does not call it, or as a component
         return
@@ -56,9 +56,13 @@ def _check_reward_code(run: Run) -> None:
     try:
         get_custom_reward_fn(run.config)
     except Exception as error:  # the user's own code runs here
-        setting = f"{FUNCTION}.path={path}, name={run.get(f'{FUNCTION}.name')}"
-        reason = f"{type(error).__name__}: {error}"
-        refuse("reward-function-unloadable", f"{setting}: it cannot be loaded ({reason})")
+        refuse(
+            "reward-function-unloadable",
+            path=path,
+            name=run.get(f"{FUNCTION}.name"),
+            kind=type(error).__name__,
+            error=error,
+        )
 
 
 def _check_optimizers(run: Run) -> None:
@@ -66,7 +70,7 @@ def _check_optimizers(run: Run) -> None:
         if run.get(f"{role}.strategy") not in FSDP:
             continue
         schedule = f"{role}.optim.lr_scheduler_type"
-        needs_name("unknown-schedule", schedule, run.get(schedule), SCHEDULES)
+        needs_name("unknown-schedule", run.get(schedule), SCHEDULES, role=role)
         module, name = run.get(f"{role}.optim.optimizer_impl"), run.get(f"{role}.optim.optimizer")
         if not module:
             continue
@@ -74,7 +78,7 @@ def _check_optimizers(run: Run) -> None:
         if find_spec(str(module).partition(".")[0]) is None:
             absent(run.config, f"{setting}: the package is not installed")
         elif not hasattr(importlib.import_module(module), name):
-            refuse("unknown-optimizer", f"{setting} has no {role}.optim.optimizer={name}")
+            refuse("unknown-optimizer", role=role, module=module, name=name)
     if run.config.actor_rollout_ref.model.get("use_liger") and find_spec("liger_kernel") is None:
         absent(run.config, "actor_rollout_ref.model.use_liger=true needs the package liger_kernel: pip install it")
 
@@ -87,10 +91,9 @@ def _check_spread(run: Run) -> None:
         key = f"{ACTOR}.{part}ulysses_sequence_parallel_size"
         number = run.get(key)
         if gpus % number:
-            refuse("spread-gpus", f"{key}={number} does not divide the {gpus} GPUs of the trainer: choose a divisor")
+            refuse("spread-gpus", part=part, number=number, gpus=gpus)
         if heads and heads % number:
-            problem = f"{key}={number} does not divide the model's {heads} attention heads"
-            refuse("spread-heads", f"{problem}: choose a divisor")
+            refuse("spread-heads", part=part, number=number, heads=heads)
 
 
 def _check_length(run: Run) -> None:
@@ -101,8 +104,7 @@ def _check_length(run: Run) -> None:
     stretched = rope and rope.get("rope_type", rope.get("type")) != "default"
     own = run.config.actor_rollout_ref.model.get("override_config") or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
     if limit and positions and limit > positions and not stretched and not own:
-        problem = f"{ROLLOUT}.max_model_len={limit} exceeds the {positions} positions of the model"
-        refuse("max-model-len", f"{problem}, so that vLLM would not start: lower it to {positions}")
+        refuse("max-model-len", limit=limit, positions=positions)
 
 
 def _check_queue(run: Run) -> None:
@@ -113,5 +115,4 @@ def _check_queue(run: Run) -> None:
     rows = run.config.data.train_batch_size * run.rollout.n
     rows *= run.turnkey.rollout.max_turns if run.our_loops else 1
     if rows > size:
-        problem = f"{QUEUE}={size} is less than the {rows} rows that a batch may have, and episodes that do not fit"
-        refuse("queue-too-small", f"{problem} are lost: set {QUEUE}=null for no limit")
+        refuse("queue-too-small", size=size, rows=rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_turnkey.plugins.checks.findings import refuse
-from verl_turnkey.plugins.checks.run import MODE, MODEL, Run
+from verl_turnkey.plugins.checks.run import Run
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 
 
@@ -14,22 +14,16 @@ def check_lora(run: Run) -> None:
     of_megatron = model.get("lora") or {}
     megatron_rank = of_megatron.get("rank", 0)
     if strategy == "megatron" and rank and not megatron_rank:
-        problem = f"{MODEL}.lora_rank={rank} is not read by Megatron, which would train the whole model without"
-        refuse("lora-megatron", f"{problem} a reference policy of its own: set {MODEL}.lora.rank={rank}")
+        refuse("lora-megatron", rank=rank)
     # verl's trainer uses the actor without its adapter as the reference, and here the actor has no adapter.
-    whole = "the whole model would be trained, with itself as the reference policy"
     if strategy in FSDP and not rank and megatron_rank:
-        problem = f"{MODEL}.lora.rank={megatron_rank} is read only with Megatron; with FSDP {whole}"
-        refuse("lora-rank-key", f"{problem}: set {MODEL}.lora_rank={megatron_rank}")
+        refuse("lora-rank-key", megatron_rank=megatron_rank)
     if strategy in FSDP and not rank and path:
-        problem = f"{MODEL}.lora_adapter_path={path} is read only with {MODEL}.lora_rank above 0; without it {whole}"
-        refuse("lora-adapter-without-rank", f"{problem}: set the rank of that adapter")
+        refuse("lora-adapter-without-rank", path=path)
     if rank and run.mode.endswith("separate_async") and not of_megatron.get("merge", False):
-        problem = f"{MODEL}.lora_rank={rank} with {MODE}={run.mode}: verl never sends the adapter to separate servers"
-        refuse("lora-trainer", f"{problem}: set {MODEL}.lora.merge=true")
+        refuse("lora-trainer", rank=rank, mode=run.mode)
     if run.use_critic and (rank := run.config.critic.model.get("lora_rank", 0)) and not _builds_critic():
-        problem = f"critic.model.lora_rank={rank}: verl builds adapters only for generative models, and a critic of"
-        refuse("lora-critic", f"{problem} this version of transformers is not one: set critic.model.lora_rank=0")
+        refuse("lora-critic", rank=rank)
 
 
 def _builds_critic() -> bool:

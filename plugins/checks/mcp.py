@@ -10,7 +10,6 @@ from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.run import OURS, Run
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
-from verl_turnkey.plugins.rollout.strategies import KEY
 
 SERVERS = "turnkey.mcp.servers"
 
@@ -21,14 +20,12 @@ def check_mcp(run: Run) -> None:
     if mcp.servers is None:
         return
     if OURS not in run.loops:
-        idle = f"{SERVERS} has no effect with the agent loop {min(run.loops)}"
-        warn("mcp-without-effect", f"{idle}: only {OURS} shows tools of MCP servers")
+        warn("mcp-without-effect", loop=min(run.loops))
         return
     if run.turnkey.rollout.action_format != TOOLS:
-        problem = f"{SERVERS} gives the model tools, which {run.setting('turnkey.rollout.action_format')} does not call"
-        refuse("mcp-action-format", f"{problem}: set it to {TOOLS}, or the servers to null")
+        refuse("mcp-action-format", action_format=run.shown("turnkey.rollout.action_format"))
     if find_spec("mcp") is None:
-        refuse("mcp-package-missing", f'{SERVERS} needs the package mcp: pip install "verl-turnkey[mcp]"')
+        refuse("mcp-package-missing")
     problems, servers = [], []
     try:
         servers = mcp.read()
@@ -41,13 +38,11 @@ def check_mcp(run: Run) -> None:
             problems.append(str(error))
     if problems:
         error = "; ".join(problems)
-        refuse("mcp-servers", f"an MCP server cannot be started or reached: {error}")
+        refuse("mcp-servers", error=error)
         return
     own = [server.name for server in servers if server.name not in mcp.shared]
     if own and run.strategy and run.strategy.clones:
-        problem = f"{KEY}={run.strategy.name} forks episodes, and no fork has the state of the MCP server {own[0]}"
-        fix = "set turnkey.mcp.shared=[...] with the servers that keep none, or an independent strategy"
-        refuse("mcp-branches", f"{problem}: {fix}")
+        refuse("mcp-branches", strategy=run.strategy.name, server=own[0])
 
 
 async def with_servers(turnkey: TurnkeyConfig, task: Task, own: list[dict[str, Any]]) -> list[dict[str, Any]]:

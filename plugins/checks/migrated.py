@@ -28,12 +28,7 @@ def check_migrated(run: Run) -> None:
         return
     preset = _published(config, run.turnkey)
     published = _settings(preset, run.turnkey) if preset else ""
-    warn(
-        "migrated-mini-batch",
-        f"{SIZE}={size} counts tasks, of which a batch has {tasks}: one mini-batch. verl-agent counts rows, of which "
-        f"{tasks} x {n} episodes have about {tasks * n * turns}: set {NUMBER}={number} for the same number of "
-        f"optimizer steps, or {SIZE}={tasks}{published}",
-    )
+    warn("migrated-mini-batch", size=size, tasks=tasks, n=n, rows=tasks * n * turns, number=number, published=published)
 
 
 def _published(config: DictConfig, turnkey: TurnkeyConfig) -> Preset | None:

@@ -24,19 +24,22 @@ def check_panel(config: DictConfig) -> None:
     """Warn if the validation tasks are those of a panel and are played otherwise."""
     panel = _of_validation(config)
     if panel is not None and (lines := differing(panel, config, arguments=False)):
-        problem = f"data.val_files holds the tasks of the panel {panel.name}, played otherwise ({'; '.join(lines)})"
-        fix = f"set these keys as in {panel.name}.json"
-        warn("panel-changed", f"{problem}: results are not comparable with others on the panel: {fix}")
+        warn("panel-changed", panel=panel.name, changes="; ".join(lines))
 
 
 def check_starts(panel: Panel, tasks: Sequence[Task], places: Mapping[str, Any]) -> None:
     """Refuse to play a panel whose tasks start otherwise on this machine."""
     if other := panel.other_starts(tasks, places):
         spec = panel.content["environment"]
-        version = f"{spec['package']} {spec['version']}"
-        start = f"panel {panel.name}: {len(other)} of {len(tasks)} tasks start otherwise here, such as {other[0]}"
-        problem = f"{start}; the panel was made with {version}"
-        refuse("panel-start-differs", f"{problem}: install it, or set turnkey.ignore=[panel-start-differs]")
+        refuse(
+            "panel-start-differs",
+            panel=panel.name,
+            differing=len(other),
+            tasks=len(tasks),
+            example=other[0],
+            package=spec["package"],
+            version=spec["version"],
+        )
 
 
 def _of_validation(config: DictConfig) -> Panel | None:

@@ -47,8 +47,7 @@ def check_paths(run: Run) -> None:
 def check_address(key: str, folder: str | None) -> None:
     """Refuse an address (of a bucket, for example) in the place of a folder: one of that name would be created here."""
     if folder and "://" in folder:
-        problem = f"{key}={folder} is an address, not a folder"
-        refuse("folder-address", f"{problem}: expected one that every node sees, such as on a mounted file system")
+        refuse("folder-address", key=key, folder=folder)
 
 
 def check_log_folder(run: Run) -> None:
@@ -67,12 +66,9 @@ def check_log_folder(run: Run) -> None:
     own = {key: masked(trainer.get(key)) for key in compared}
     if different := {key: earlier[key] for key in compared if key in earlier and earlier[key] != own[key]}:
         differences = ", ".join(f"trainer.{key}={value}, here {own[key]}" for key, value in different.items())
-        problem = f"turnkey.log.trajectories={folder} holds the log of another run ({differences})"
-        refuse("log-of-another-run", f"{problem}, whose steps would be replaced: choose another folder, or delete it")
+        refuse("log-of-another-run", folder=folder, differences=differences)
     if not resumes:
-        problem = f"turnkey.log.trajectories={folder} holds the log of an earlier start of this run"
-        over = f"which starts over (trainer.resume_mode={trainer.resume_mode}) and will replace its steps"
-        warn("log-of-earlier-start", f"{problem}, {over}: to keep them choose another folder")
+        warn("log-of-earlier-start", folder=folder, resume_mode=trainer.resume_mode)
 
 
 def _trainer(segment: dict[str, Any]) -> dict[str, Any]:
@@ -95,18 +91,17 @@ def check_joining(config: DictConfig) -> None:
     if keys and joins_cluster(config):
         refuse(
             "joined-cluster-resources",
-            f"{' and '.join(f'{key}={OmegaConf.select(config, key)}' for key in keys)}: this run joins a Ray cluster "
-            "(ray_kwargs.ray_init.address or RAY_ADDRESS), whose nodes declared their resources when they were started "
-            f"(ray start --num-cpus, --num-gpus). Set {' '.join(f'{key}=null' for key in keys)}",
+            settings=" and ".join(f"{key}={OmegaConf.select(config, key)}" for key in keys),
+            unset=" ".join(f"{key}=null" for key in keys),
         )
 
 
 def absent(config: DictConfig, message: str) -> None:
     """Report what is missing on this machine: an error, or a warning if the run joins a cluster."""
     if not joins_cluster(config):
-        refuse("path-missing", message)
+        refuse("path-missing", message=message)
     else:
-        warn("path-missing-here", f"{message} (on this machine; the Ray cluster may have it)")
+        warn("path-missing-here", message=message)
 
 
 def searched(path: str) -> str:
@@ -147,8 +142,7 @@ def check_takes_images(config: DictConfig) -> None:
     folder = Path(model.get("tokenizer_path") or model.path).expanduser()
     why = _without_images(config, str(folder), model.get("trust_remote_code", False)) if folder.is_dir() else None
     if why:
-        problem = f"the environment gives images, but {MODEL}.path={model.path} cannot take them: {why}"
-        refuse("images-model", f"{problem}; choose a vision-language model that verl supports")
+        refuse("images-model", path=model.path, why=why)
 
 
 def _without_images(config: DictConfig, folder: str, trust_remote_code: bool) -> str | None:
@@ -176,7 +170,7 @@ def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:
     path = OmegaConf.select(config, key)
     if path is None:
         if weights:
-            refuse("model-missing", f"{key} is null: give the folder of a model, or its name on the hub")
+            refuse("model-missing", key=key)
         return
     folder = Path(path).expanduser()
     if is_local(path) and not folder.is_dir():
@@ -185,7 +179,7 @@ def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:
     elif not folder.is_dir() and (problem := _typed(path)):
         absent(config, f"{key}={path}: {problem}")
     elif weights and folder.is_dir() and not (folder / "config.json").is_file():
-        refuse("model-without-config", f"{key}={path} is not a Hugging Face model: it contains no config.json")
+        refuse("model-without-config", key=key, path=path)
 
 
 def _typed(path: str) -> str | None:

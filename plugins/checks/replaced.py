@@ -47,9 +47,9 @@ def replaced(config: DictConfig, arguments: Sequence[str]) -> list[str]:
         if user_value in (value, OmegaConf.select(stock, key)):
             continue
         if key == MODE and value != (matching := f"turnkey_{str(user_value).removeprefix('turnkey_')}"):
-            refuse("group-replaces-override", _lost(key, user_value, value, matching))
+            refuse("group-replaces-override", message=_lost(key, user_value, value, matching))
         if key == LOOP:
-            refuse("group-replaces-choice", _lost(key, user_value, value, f"{user_value} or {value}"))
+            refuse("group-replaces-choice", message=_lost(key, user_value, value, f"{user_value} or {value}"))
         if key != MODE:
             replacements.append(f"{key}={user_value} of your file, now {value}")
     return replacements

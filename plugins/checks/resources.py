@@ -31,11 +31,9 @@ def check_resources(run: Run) -> None:
     """Refuse packages that are not installed, and a Ray with fewer resources than the run reserves."""
     config, engine = run.config, str(run.rollout.name)
     if engine in ENGINES and find_spec(ENGINES[engine]) is None:
-        needs = f"{ROLLOUT}.name={engine} needs the package {ENGINES[engine]} on every node"
-        warn("rollout-engine-missing", f"{needs}, and on this machine it is not installed")
+        warn("rollout-engine-missing", engine=engine, package=ENGINES[engine])
     if engine != "vllm" and str(config.trainer.device) == "cpu":
-        problem = f"{ROLLOUT}.name={engine} does not fit trainer.device=cpu, which is made for vLLM alone"
-        refuse("rollout-cpu", f"{problem}: use {ROLLOUT}.name=vllm")
+        refuse("rollout-cpu", engine=engine)
     for key in LIBRARIES if run.use_critic else LIBRARIES[:1]:
         names = run.get(key)
         for name in names if OmegaConf.is_list(names) else [names] if names else []:
@@ -66,14 +64,14 @@ def _check_classes(config: DictConfig) -> None:
             absent(config, f"{setting}: it cannot be loaded ({type(error).__name__}: {error})")
             return
         if not (isinstance(cls, type) and issubclass(cls, Dataset)):
-            refuse("dataset-class-type", f"{setting}: expected a subclass of torch.utils.data.Dataset")
+            refuse("dataset-class-type", path=path, name=data.get("name"))
 
 
 def _check_class(config: DictConfig, setting: str, name: str, methods: Iterable[str] = ()) -> None:
     """``setting``: the key with its value, for messages."""
     module, _, class_name = name.rpartition(".")
     if not module:
-        refuse("class-missing", f"{setting}: expected module.Class")
+        refuse("class-missing", setting=setting)
         return
     try:
         cls = getattr(importlib.import_module(module), class_name)
@@ -81,7 +79,7 @@ def _check_class(config: DictConfig, setting: str, name: str, methods: Iterable[
         absent(config, f"{setting} cannot be imported ({type(error).__name__}: {error})")
         return
     if lacking := [method for method in methods if not hasattr(cls, method)]:
-        refuse("class-without-method", f"{setting} has no method {lacking[0]}, which verl calls")
+        refuse("class-without-method", setting=setting, method=lacking[0])
 
 
 def _check_router(config: DictConfig, setting: str, path: str) -> None:
@@ -93,10 +91,9 @@ def _check_router(config: DictConfig, setting: str, path: str) -> None:
     try:
         content = OmegaConf.load(file)
     except Exception as error:
-        refuse("router-unreadable", f"{setting} cannot be read ({type(error).__name__}: {error})")
+        refuse("router-unreadable", setting=setting, kind=type(error).__name__, error=error)
     if not isinstance(content, DictConfig) or not content.get("router_class") or "defaults" in content:
-        expected = "expected a YAML file with router_class: module.Class and without defaults"
-        refuse("router-without-class", f"{setting}: {expected}")
+        refuse("router-without-class", setting=setting)
     _check_class(config, f"{setting}: router_class={content.router_class}", str(content.router_class))
 
 
@@ -105,14 +102,11 @@ def _check_ray(config: DictConfig) -> None:
     gpus, cpus = (OmegaConf.select(config, f"{RAY}.num_{resource}") for resource in ("gpus", "cpus"))
     nodes, per_node = config.trainer.nnodes, config.trainer.n_gpus_per_node
     if gpus is not None and nodes * per_node > gpus:
-        used = f"trainer.nnodes={nodes} x trainer.n_gpus_per_node={per_node} are {nodes * per_node} GPUs"
-        problem = f"{used}, and {RAY}.num_gpus={gpus}: verl would wait for the rest forever"
-        refuse("ray-num-gpus", f"{problem}. Set both to the same number")
+        refuse("ray-num-gpus", nodes=nodes, per_node=per_node, number=nodes * per_node, gpus=gpus)
     units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units") or 0
     least = units + 3  # the queue's storage and its controller, verl's program, and an actor of the trainer
     if cpus is not None and cpus < least:
-        problem = f"{RAY}.num_cpus={cpus}: verl's actors reserve {least} or more and would wait for them forever"
-        refuse("ray-num-cpus", f"{problem}. Ray's CPUs are logical: {RAY}.num_cpus=64 works on any machine")
+        refuse("ray-num-cpus", cpus=cpus, least=least)
 
 
 def _check_adapter(config: DictConfig) -> None:
@@ -127,11 +121,10 @@ def _check_adapter(config: DictConfig) -> None:
         return
     endings = sorted({module.rpartition(".")[2] for module in modules})
     closest = did_you_mean(unknown[0], endings) or "."
-    message = f"{MODEL}.target_modules: the model has no module {unknown[0]!r}{closest} There are {', '.join(endings)}"
     if len(unknown) == len(targets):
-        refuse("adapter-missing", message)
+        refuse("adapter-missing", module=unknown[0], closest=closest, choices=", ".join(endings))
     else:
-        warn("adapter-missing-here", message)
+        warn("adapter-missing-here", module=unknown[0], closest=closest, choices=", ".join(endings))
 
 
 def _modules(folder: Path) -> set[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import EstimatorSpec
-from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
     closest,
@@ -59,10 +59,14 @@ class Run:
             return reduce(lambda node, name: getattr(node, name, None), key.split(".")[1:], self.turnkey)
         return value
 
+    def shown(self, key: str) -> str:
+        """The value of ``key``, as on the launch line."""
+        value = self.get(key)
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
     def setting(self, key: str) -> str:
         """``key=value``, as on the launch line."""
-        value = self.get(key)
-        return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        return f"{key}={self.shown(key)}"
 
     @property
     def mode(self) -> str:
@@ -162,36 +166,31 @@ def spread_of(engine: Any) -> int:
     return max(engine.ulysses_sequence_parallel_size, engine.fsdp_config.ulysses_sequence_parallel_size)
 
 
-def needs_our_trainer(id: str, run: Run, setting: str) -> None:
-    """Refuse ``setting`` with a trainer of verl."""
+def needs_our_trainer(id: str, run: Run, /, **values: object) -> None:
+    """Refuse what the rule is about with a trainer of verl."""
     if not run.our_trainer:
-        refuse(id, f"{setting} needs a trainer of this package: set {MODE}=turnkey_{run.mode}, got {run.mode}")
+        refuse(id, mode=run.mode, **values)
 
 
-def needs_on(id: str, run: Run, key: str, why: str) -> None:
+def needs_on(id: str, run: Run, key: str, /, **values: object) -> None:
     """Refuse ``key=false``."""
     if not run.get(key):
-        refuse(id, f"{why}: set {key}=true")
+        refuse(id, **values)
 
 
-def needs_off(id: str, run: Run, key: str, why: str) -> None:
+def needs_off(id: str, run: Run, key: str, /, **values: object) -> None:
     """Refuse ``key=true``."""
     if run.get(key):
-        refuse(id, f"{why}: set {key}=false")
+        refuse(id, **values)
 
 
-def needs_name(id: str, key: str, name: Any, known: Iterable[str]) -> None:
-    """Refuse a name of ``key`` that is not ``known``, with the closest one."""
+def needs_name(id: str, name: Any, known: Iterable[str], /, **values: object) -> None:
+    """Refuse a ``name`` that is not ``known``, with the closest one."""
     if name not in known:
-        refuse(id, f"there is no {key}={name!r}{closest(str(name), [*known])}")
+        refuse(id, name=name, choices=closest(str(name), [*known]), **values)
 
 
-def needs_our_loop(id: str, run: Run, setting: str, does: str) -> None:
-    """Refuse ``setting`` where turnkey_env plays no training row; ``does``: what it alone does."""
+def needs_our_loop(id: str, run: Run, /, **values: object) -> None:
+    """Refuse what the rule is about where turnkey_env plays no training row."""
     if OURS not in run.loops:
-        refuse(id, f"{setting} has no effect with the agent loop {min(run.loops)}: only {OURS} {does}; drop it")
-
-
-def warn_idle(id: str, setting: str, why: str) -> None:
-    """Warn of a ``setting`` that nothing reads."""
-    warn(id, f"{setting} has no effect: {why}")
+        refuse(id, loop=min(run.loops), **values)

@@ -36,10 +36,7 @@ def refuse_former_trainer(trainer: type, config: DictConfig | None) -> None:
     It would train the stock agent loop's rows, or fail after the first rollout because rows lack an episode's steps.
     """
     if config is not None and uses_us(config):
-        own = f"the trainer of this program is {trainer.__module__}.{trainer.__qualname__}"
-        problem = f"{own}, of verl's former kind (RayPPOTrainer), which ignores this package"
-        fix = "start verl.trainer.main_ppo with trainer.use_v1=true, or drop what begins with turnkey"
-        refuse("former-trainer", f"{problem}: {fix} from the launch line")
+        refuse("former-trainer", module=trainer.__module__, qualname=trainer.__qualname__)
 
 
 def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
@@ -48,19 +45,16 @@ def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
         return
     _check_preset(config, turnkey)
     if not uses_us(config):
-        problem = "the node turnkey: is set, but trainer, agent loop, estimator and loss are all verl's"
-        fix = "Add +turnkey=<method> (+turnkey=base for an estimator of your own or of verl's)"
-        refuse("nothing-selected", f"{problem}, and do not read it. {fix}")
+        refuse("nothing-selected")
     _check_trainer_name(str(OmegaConf.select(config, "trainer.v1.trainer_mode")))
     parameters = [key for key, value in turnkey.credit.items() if key != MODIFY or value]
     if parameters and estimator_of(config) is None:
         name = str(config.algorithm.adv_estimator)
         refuse(
             "credit-without-method",
-            f"turnkey.credit sets {', '.join(parameters)}, but algorithm.adv_estimator={name!r} is none of this "
-            f"package's estimators and reads none of these{did_you_mean(name, estimators()) or '.'} Either drop "
-            "algorithm.adv_estimator, to train the method of +turnkey=<method>, or write +turnkey=base "
-            f"algorithm.adv_estimator={name}",
+            parameters=", ".join(parameters),
+            name=name,
+            hint=did_you_mean(name, estimators()) or ".",
         )
     nodes = {key: value_at(config, key) for key in FOREIGN}
     values = {
@@ -69,7 +63,7 @@ def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
         for leaf, value in (leaves(node, f"{key}.") if isinstance(node, DictConfig) else [(key, node)])
     }
     if foreign_values := [(f"{key}={value}", foreign(key) or "") for key, value in values.items() if value is not None]:
-        refuse("method-clash", refusal(foreign_values))
+        refuse("method-clash", message=refusal(foreign_values))
 
 
 def _check_preset(config: DictConfig, turnkey: TurnkeyConfig) -> None:
@@ -81,15 +75,12 @@ def _check_preset(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     if preset.method not in (None, method):
         own = [name for name in names() if read(name).method == method]
         instead = f"a preset of {method}: {', '.join(own)}" if own else f"drop it: {method} has no preset"
-        problem = f"{switch} holds the settings of {preset.method}, but algorithm.adv_estimator={method}"
-        refuse("preset-of-another-method", f"{problem}: write +turnkey={preset.method}, or {instead}")
+        refuse("preset-of-another-method", switch=switch, published=preset.method, method=method, instead=instead)
     if preset.loss not in (None, loss):
-        problem = f"{switch} holds the settings of {method} with the loss {preset.loss}, but the loss is {loss}"
-        refuse("preset-of-another-loss", f"{problem}: write +turnkey/loss={preset.loss} before it")
+        refuse("preset-of-another-loss", switch=switch, method=method, published=preset.loss, loss=loss)
     env_id = next((adapter.id for adapter in ADAPTERS if preset.env and adapter.recipe == preset.env), None)
     if env_id not in (None, turnkey.env.id):
-        problem = f"{switch} holds settings for {env_id}, but turnkey.env.id={turnkey.env.id}"
-        warn("preset-of-another-environment", f"{problem}: lengths and turns may not fit")
+        warn("preset-of-another-environment", switch=switch, env_id=env_id, id=turnkey.env.id)
 
 
 def _check_trainer_name(mode: str) -> None:
@@ -97,4 +88,4 @@ def _check_trainer_name(mode: str) -> None:
     verls_modes = {name.removeprefix("turnkey_") for name in TRAINERS}
     close = difflib.get_close_matches(mode, TRAINERS, n=1, cutoff=0.8)
     if mode not in TRAINERS and mode not in verls_modes and close:
-        refuse("unknown-trainer-mode", f"there is no trainer.v1.trainer_mode={mode!r}; did you mean {close[0]!r}?")
+        refuse("unknown-trainer-mode", mode=mode, instead=close[0])

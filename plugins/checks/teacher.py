@@ -7,7 +7,7 @@ from verl_turnkey.plugins.checks.files import columns
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.limits import check_turns
 from verl_turnkey.plugins.checks.paths import positions
-from verl_turnkey.plugins.checks.run import ACTOR, REF, ROLLOUT, N, Run, needs_off, needs_our_trainer, spread_of
+from verl_turnkey.plugins.checks.run import ACTOR, REF, ROLLOUT, Run, needs_off, needs_our_trainer, spread_of
 from verl_turnkey.plugins.checks.texts import has_text
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.mutual_information import KEY as MUTUAL_INFORMATION
@@ -27,28 +27,22 @@ def check_teacher(run: Run) -> None:
     if run.turnkey.mutual_information.every:
         check_pass(run, MUTUAL_INFORMATION)
     elif run.turnkey.mutual_information != MutualInformationConfig():
-        problem = "turnkey.mutual_information has no effect without a step to compute it at"
-        warn("mutual-information-without-effect", f"{problem}: set {MUTUAL_INFORMATION}=5, or drop the other keys")
+        warn("mutual-information-without-effect")
     if teacher.source is None:
         _check_readers(run)
         if teacher != TeacherConfig():
-            idle = "turnkey.teacher has no effect without a source"
-            warn("teacher-without-effect", f"{idle}: set {KEY}, or drop the other keys")
+            warn("teacher-without-effect")
         return
     spec, source = read_source(teacher.source)
     teacher.text_template()
     check_pass(run, KEY)
     if teacher.weights == "ref" and not run.use_reference:
-        problem = f"{WEIGHTS}=ref, and this run has no reference policy"
-        on = f"{ACTOR}.use_kl_loss=true (a coefficient of 0 will do)"
-        refuse("teacher-reference", f"{problem}: set {on}, or {WEIGHTS}=old")
+        refuse("teacher-reference")
     if spec is not None:
         _check_source(run, spec, source)
     for name in getattr(source, "columns", ()):
         if lacking := [file for file in run.files if not has_text(file, name)]:
-            problem = f"{KEY} reads the column {name!r}, and {lacking[0]} has no such column, nor key in extra_info"
-            has = f"columns: {', '.join(columns(lacking[0]))}"
-            refuse("teacher-column", f"{problem} ({has}): write it into the data, or name another one")
+            refuse("teacher-column", name=name, file=lacking[0], columns=", ".join(columns(lacking[0])))
     _check_size(run)
 
 
@@ -65,40 +59,30 @@ def _check_readers(run: Run) -> None:
     if loss and TEACHER.keys() & {*loss.needs}:
         readers.append(f"the loss {loss.name}")
     if readers:
-        problem = f"{' and '.join(readers)} compares log-probabilities with those under a teacher's prompt"
-        refuse("teacher-missing", f"{problem}: set {KEY}=task_skill, or another source of its text")
+        refuse("teacher-missing", readers=" and ".join(readers))
 
 
 def check_pass(run: Run, key: str) -> None:
     """Refuse settings that rule out a further pass of the actor over rows with other prompts; ``key`` turns it on."""
-    needs_our_trainer("teacher-trainer", run, key)
-    needs = f"{key} needs the actor's pass for the old log-probabilities, which {BYPASS}=true leaves out"
-    needs_off("teacher-bypass", run, BYPASS, needs)
+    needs_our_trainer("teacher-trainer", run, key=key)
+    needs_off("teacher-bypass", run, BYPASS, key=key)
     modes = [f"{ACTOR}.{engine}router_replay.mode" for engine in ("", "fsdp_config.", "megatron.", "veomni.")]
     for routing, off in ((f"{ROLLOUT}.enable_rollout_routing_replay", False), *((mode, "disabled") for mode in modes)):
         if (value := run.get(routing)) not in (None, off):
-            problem = (
-                f"{key} scores rows with other prompts, for which {routing}={value} has no expert routes to replay"
-            )
-            refuse("teacher-routing", f"{problem}: set {routing}={str(off).lower()}")
+            refuse("teacher-routing", key=key, routing=routing, value=value, off=str(off).lower())
 
 
 def _check_source(run: Run, spec: TeacherSource, source: Source) -> None:
-    teacher, setting = run.turnkey.teacher, f"{KEY}={spec.name}"
+    teacher = run.turnkey.teacher
     if spec.per_turn and run.turnkey.rollout.rows_hold_turns and run.our_loops:
-        problem = f"{setting} gives a text per turn, and later turns of a row would see the texts of earlier ones"
-        refuse("teacher-turns", f"{problem}: set turnkey.rollout.layout=steps")
+        refuse("teacher-turns", source=spec.name)
     if (spec.per_turn or spec.observations) and run.verls_loops:
-        problem = f"{setting} reads the steps of records, and the agent loop {run.verls_loops[0]} writes none"
-        refuse("teacher-records", f"{problem}: use turnkey_env, or another source")
+        refuse("teacher-records", source=spec.name, loop=run.verls_loops[0])
     replaced = getattr(source, "replaced", (spec, source))[1]  # by a placebo
     of_group = spec.name in OF_GROUPS and getattr(replaced, "about", "group") == "group"
     compares = of_group or teacher.rows == "mixed_groups"
     if compares and run.rollout.n == 1 and not run.trains_branches:
-        problem = (
-            f"{setting} with turnkey.teacher.rows={teacher.rows} reads other episodes of a group, and {N}=1 has none"
-        )
-        warn("teacher-single-rollout", f"{problem}: no row has a text; raise n")
+        warn("teacher-single-rollout", source=spec.name, rows=teacher.rows)
 
 
 def _check_size(run: Run) -> None:
@@ -106,19 +90,24 @@ def _check_size(run: Run) -> None:
     parts, most = run.config.actor_rollout_ref, run.turnkey.teacher.max_tokens
     prompt, response = parts.rollout.prompt_length, check_turns(run)[0]
     longest = prompt + response + most
-    described = f"data.max_prompt_length={prompt}, a response of {response}, {TOKENS}={most}"
-    row_size = f"a row may have {longest} tokens with its text ({described})"
     of_reference = run.turnkey.teacher.weights == "ref" and not parts.model.get("lora_rank", 0)
     key, engine, part = (REF, parts.ref, parts.ref) if of_reference else (ROLLOUT, parts.actor, parts.rollout)
     spread, limit = spread_of(engine), part.log_prob_max_token_len_per_gpu
     if str(parts.actor.strategy) in FSDP and part.log_prob_use_dynamic_bsz and limit * spread < longest:
-        problem = f"{key}.log_prob_max_token_len_per_gpu={limit} is too small: {row_size}"
-        refuse("teacher-tokens", f"{problem}; raise it to {-(-longest // spread)}, or lower {TOKENS}")
+        refuse(
+            "teacher-tokens",
+            key=key,
+            limit=limit,
+            longest=longest,
+            prompt=prompt,
+            response=response,
+            text=most,
+            least=-(-longest // spread),
+        )
     # The inference server never sees the text, so a limit of its own does not count.
     room = positions(run.config)[0] if parts.rollout.max_model_len is None else None
     if room is not None and longest > room:
-        problem = f"{row_size}, but the model has {room} positions"
-        refuse("teacher-positions", f"{problem}: lower {TOKENS} or data.max_prompt_length")
+        refuse("teacher-positions", longest=longest, prompt=prompt, response=response, most=most, room=room)
 
 
 def check_hidden_rank(run: Run) -> None:
@@ -126,10 +115,8 @@ def check_hidden_rank(run: Run) -> None:
     readers = [modification.spec.name for modification in run.modifiers if OF_RANK & {*modification.columns}]
     if not readers:
         return
-    measures = f"the modifier {readers[0]} measures the hidden states of the old policy's forward pass"
-    needs_off("rank-bypass", run, BYPASS, f"{measures}, and {BYPASS}=true leaves it out")
+    needs_off("rank-bypass", run, BYPASS, modifier=readers[0])
     if str(run.actor.strategy) not in FSDP:
-        refuse("rank-engine", f"{measures}, with FSDP alone: set {ACTOR}.strategy=fsdp2, got {run.actor.strategy}")
-    key = f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
+        refuse("rank-engine", modifier=readers[0], strategy=run.actor.strategy)
     if (spread := spread_of(run.actor)) > 1:
-        refuse("rank-sequence-parallel", f"{measures}, of which each rank has a part with {key}={spread}: set {key}=1")
+        refuse("rank-sequence-parallel", modifier=readers[0], spread=spread)

@@ -14,31 +14,24 @@ HINTS, SKILL = "turnkey.groups.hint_high", "turnkey.rollout.skill"
 
 
 def check_hints(run: Run) -> None:
-    setting = run.setting(HINTS)
-    needs_our_loop("hints-agent-loop", run, setting, "shows hints")
+    needs_our_loop("hints-agent-loop", run, hint_high=run.shown(HINTS))
     if not _shows_task(run):
-        template = run.setting("turnkey.rollout.template")
-        refuse("hints-template", f"{setting} shows hints after the task, but {template} does not show the {{task}}")
+        refuse("hints-template", hint_high=run.shown(HINTS), template=run.shown("turnkey.rollout.template"))
     if lacking := [file for file in run.files if HINT not in columns(file)]:
-        column = f"{lacking[0]} has no column {HINT!r} with a text for each task"
-        refuse("hints-missing", f"{setting} shows the hints of the data, but {column}")
-    unsolved = f"{setting} is for tasks that nobody solves, which {FILTER}=true drops before they are seen"
-    needs_off("hints-filter-groups", run, FILTER, unsolved)
+        refuse("hints-missing", hint_high=run.shown(HINTS), file=lacking[0])
+    needs_off("hints-filter-groups", run, FILTER, hint_high=run.shown(HINTS))
 
 
 def check_skill(run: Run) -> None:
     """Refuse a text of the data that no prompt would show."""
-    name, setting = run.turnkey.rollout.skill, run.setting(SKILL)
+    name = run.turnkey.rollout.skill
     if name is None:
         return
-    needs_our_loop("skill-agent-loop", run, setting, "shows it")
+    needs_our_loop("skill-agent-loop", run, skill=run.shown(SKILL))
     if not _shows_task(run):
-        template = run.setting("turnkey.rollout.template")
-        problem = f"{setting} is shown after the task, but {template} does not show the {{task}}"
-        refuse("skill-template", f"{problem}: choose another template")
+        refuse("skill-template", skill=run.shown(SKILL), template=run.shown("turnkey.rollout.template"))
     if lacking := [file for file in run.files if not has_text(file, name)]:
-        column = f"{lacking[0]} has neither a column nor a key of extra_info with that name"
-        refuse("skill-missing", f"{setting} shows a text of the data, but {column}: write one that the data have")
+        refuse("skill-missing", skill=run.shown(SKILL), file=lacking[0])
 
 
 def _shows_task(run: Run) -> bool:

@@ -57,9 +57,7 @@ def check_accepted(config: DictConfig, node: str) -> None:
     for key, target, parameters in unaccepted(config, node):
         hint, argument = _closest(key, parameters), override(key, OmegaConf.select(config, key))
         refuse(
-            "unknown-dataclass-key",
-            f"{argument}: verl has no such key, and {target.rpartition('.')[2]} fails on it"
-            f"{f'; {hint}' if hint else ''}",
+            "unknown-dataclass-key", argument=argument, kind=target.rpartition(".")[2], hint=f"; {hint}" if hint else ""
         )
 
 
@@ -67,11 +65,7 @@ def check_unknown(config: DictConfig) -> None:
     """Warn of keys that nothing reads, with the closest one."""
     for key, value in _unread(config):
         hint = next((text for former, text in FORMER.items() if f"{key}.".startswith(f"{former}.")), _closest(key))
-        warn(
-            "unknown-key",
-            f"{override(key, value)} has no effect unless code of your own reads it: verl has no such key"
-            f"{f'; {hint}' if hint else ''}",
-        )
+        warn("unknown-key", argument=override(key, value), hint=f"; {hint}" if hint else "")
 
 
 def unaccepted(config: DictConfig, node: str) -> Iterator[tuple[str, str, Collection[str]]]:

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from verl_turnkey.plugins.checks.files import last_step, steps_until_data_end
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.run import ACTOR, MODEL, ROLLOUT, Run, warn_idle
+from verl_turnkey.plugins.checks.run import ACTOR, MODEL, ROLLOUT, Run
 from verl_turnkey.plugins.config.checkpoint_files import resumed_step
 
 # Key -> its default, and what verl does instead of reading it.
@@ -30,19 +30,14 @@ def check_unread(run: Run) -> None:
     """Warn of keys without effect; refuse those whose neglect loses checkpoints or trains something else."""
     for key, (default, instead) in NOWHERE.items():
         if run.get(key) not in (default, None):
-            warn_idle("key-without-effect", run.setting(key), instead)
+            warn("key-without-effect", setting=run.setting(key), instead=instead)
     _check_elsewhere(run)
     _check_trace(run)
     saves, strategy = run.config.trainer.save_freq > 0, str(run.actor.strategy)
     if saves and strategy != "megatron" and (folder := run.config.trainer.get("default_hdfs_dir")):
-        problem = (
-            f"trainer.default_hdfs_dir={folder} is read only by verl's Megatron engine, not by strategy={strategy}"
-        )
-        fix = "set trainer.default_local_dir to a persistent folder, and trainer.default_hdfs_dir=null"
-        refuse("hdfs-dir", f"{problem}: {fix}")
+        refuse("hdfs-dir", folder=folder, strategy=strategy)
     if run.get("skip.rollout_tq.enable") and run.our_loops:
-        problem = "skip.rollout_tq.enable=true plays stored rows again as if each were an episode"
-        refuse("rollout-skip", f"{problem}, and {run.our_loops[0]} makes several of an episode: set it to false")
+        refuse("rollout-skip", loop=run.our_loops[0])
 
 
 def _check_elsewhere(run: Run) -> None:
@@ -50,33 +45,26 @@ def _check_elsewhere(run: Run) -> None:
     for role, engine in ((ACTOR, "fsdp_config"), *([("critic", "fsdp")] if run.use_critic else [])):
         clip, theirs = run.get(role).get("grad_clip", 1.0), run.get(f"{role}.optim.clip_grad")
         if clip not in (1.0, theirs):
-            instead = f"verl's engines read {role}.optim.clip_grad, which is {theirs}"
-            warn_idle("grad-clip-without-effect", f"{role}.grad_clip={clip}", instead)
+            warn("grad-clip-without-effect", role=role, clip=clip, theirs=theirs)
         strategy, theirs = run.get(f"{role}.{engine}.strategy"), run.get(f"{role}.strategy")
         if strategy not in (None, "fsdp", theirs):
-            instead = f"verl sets it to {role}.strategy, which is {theirs}"
-            warn_idle("engine-strategy-without-effect", f"{role}.{engine}.strategy={strategy}", instead)
+            warn("engine-strategy-without-effect", role=role, engine=engine, strategy=strategy, theirs=theirs)
     if run.use_critic:
         key = "ulysses_sequence_parallel_size"
         spread, theirs = run.config.critic.get(key, 1), run.get(f"critic.fsdp.{key}")
         if spread not in (1, theirs) and theirs is not None:
-            instead = f"verl reads critic.fsdp.{key}, which is {theirs}"
-            warn_idle("critic-spread-without-effect", f"critic.{key}={spread}", instead)
+            warn("critic-spread-without-effect", spread=spread, theirs=theirs)
     ratio, low, high = (run.actor.get(f"clip_ratio{side}") for side in ("", "_low", "_high"))
     if run.loss_name in CLIPPING and ratio not in (None, 0.2, low, high) and None not in (low, high):
-        instead = f"verl reads clip_ratio_low={low} and clip_ratio_high={high}: set these two"
-        warn_idle("clip-ratio-without-effect", f"{ACTOR}.clip_ratio={ratio}", instead)
+        warn("clip-ratio-without-effect", ratio=ratio, low=low, high=high)
 
 
 def _check_trace(run: Run) -> None:
     """verl's V1 trainers trace nothing, but each agent-loop worker imports the package."""
     if backend := run.get(f"{ROLLOUT}.trace.backend"):
-        setting = f"{ROLLOUT}.trace.backend={backend}"
         if backend in TRACERS and find_spec(backend) is None:
-            problem = f"{setting} needs the package {str(backend)!r}"
-            refuse("trace-package-missing", f"{problem}: pip install it, or set it to null")
-        instead = "verl's V1 trainers trace no rollouts; turnkey.log.trajectories writes them"
-        warn_idle("trace-without-effect", setting, instead)
+            refuse("trace-package-missing", backend=backend)
+        warn("trace-without-effect", backend=backend)
 
 
 def check_steps(config: DictConfig) -> None:
@@ -89,12 +77,7 @@ def check_steps(config: DictConfig) -> None:
         return
     done, last = resumed_step(trainer), last_step(config)
     if done and last is not None and done >= last:
-        warn(
-            "no-steps-left",
-            f"the checkpoint that this run continues from is of step {done}, and the run ends after step {last}: no "
-            "step is left to train. To train further raise trainer.total_training_steps (and trainer.total_epochs); "
-            "for a new run set another trainer.default_local_dir, or trainer.resume_mode=disable",
-        )
+        warn("no-steps-left", done=done, last=last)
     total, epochs = trainer.get("total_training_steps"), trainer.total_epochs
     if total is None or reachable is None or total <= reachable:
         return
@@ -103,7 +86,9 @@ def check_steps(config: DictConfig) -> None:
     without = f" without a last {' and '.join(lost)}" if lost else ""
     warn(
         "training-steps-not-reached",
-        f"trainer.total_training_steps={total} is not reached: trainer.total_epochs={epochs} end after {reachable} "
-        f"steps{without}, and before the learning rate's schedule does. Set "
-        f"trainer.total_epochs={-(-total * epochs // max(1, reachable))}, or trainer.total_training_steps={reachable}",
+        total=total,
+        epochs=epochs,
+        reachable=reachable,
+        without=without,
+        enough=-(-total * epochs // max(1, reachable)),
     )

@@ -40,8 +40,8 @@ from verl_turnkey.plugins.checks.rewards import (
     supplied_columns,
 )
 from verl_turnkey.plugins.checks.rollout import agent_loops, check_rollout
-from verl_turnkey.plugins.checks.rule_table import check_ignored
-from verl_turnkey.plugins.checks.run import ESTIMATOR, MODE, OURS, N, Run, needs_name
+from verl_turnkey.plugins.checks.rules import check_ignored
+from verl_turnkey.plugins.checks.run import ESTIMATOR, MODE, OURS, Run, needs_name
 from verl_turnkey.plugins.checks.selection import check_selection
 from verl_turnkey.plugins.checks.teacher import check_hidden_rank, check_teacher
 from verl_turnkey.plugins.checks.texts import check_skill
@@ -117,7 +117,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     if ours:
         check(_check_estimator, run)
     if warning := internals.unsupported_verl():
-        warn("verl-version", warning)
+        warn("verl-version", warning=warning)
     ledger.verify(("config",))
     if run.our_trainer:
         check(_check_trainer, run)
@@ -137,8 +137,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         check(check_resources, run)
     elif turnkey.log.trajectories:
         check(check_address, "turnkey.log.trajectories", turnkey.log.trajectories)
-        problem = f"turnkey.log.trajectories will contain only rollouts: the trainer {run.mode} writes no credit"
-        warn("log-without-credit", f"{problem}; set {MODE}=turnkey_{run.mode}")
+        warn("log-without-credit", mode=run.mode)
     check(check_update, run)
     run = replace(run, files=check(check_data, config, turnkey, agent_loops(config)) or [])
     if run.files and OURS in loops:
@@ -152,8 +151,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     for check_run in (check_value_heads, check_streams, check_prm, check_success):
         check(check_run, run)
     if not run.our_loops and turnkey.rewards != TurnkeyConfig().rewards:
-        idle = f"turnkey.rewards has no effect with the agent loop {min(loops)}"
-        warn("rewards-without-effect", f"{idle}: only {' and '.join(ledger.AGENT_LOOPS)} read it")
+        warn("rewards-without-effect", loop=min(loops), ours=" and ".join(ledger.AGENT_LOOPS))
     reward_columns: tuple[str, ...] = ()
     if run.our_loops and (rewards := check(check_rewards, run)) is not None:
         check(check_compared, run, rewards)
@@ -173,31 +171,26 @@ def _check_root_keys(config: DictConfig) -> None:
     """Refuse root keys such as ``turnkey/enviroment``, which Hydra makes of ``+turnkey/enviroment=x``."""
     for key in map(str, config):
         if near_miss(key.split("/")[0]) or key.startswith("turnkey/"):
-            refuse("unknown-config-group", f"there is no config group {key!r}{closest(key, list(groups()))}")
+            refuse("unknown-config-group", key=key, closest=closest(key, list(groups())))
     if isinstance(config.get("turnkey"), str):
-        problem = f"turnkey={config.turnkey!r} is a plain value: the config group was not found"
-        fix = "Write +turnkey=<method> (with the plus), and check that 'verl-turnkey ... is loaded' was printed"
-        refuse("turnkey-plain-value", f"{problem}. {fix}")
+        refuse("turnkey-plain-value", turnkey=config.turnkey)
 
 
 def _check_estimator(run: Run) -> None:
     spec, config, params = run.estimator, run.config, run.params
     assert spec is not None
     if not run.our_trainer:
-        problem = f"{ESTIMATOR}={spec.name} needs a trainer of this package, but {MODE} is {run.mode!r}"
-        refuse("estimator-trainer", f"{problem}: set {MODE}=turnkey_{run.mode}, or add +turnkey={spec.name}")
+        refuse("estimator-trainer", method=spec.name, mode=run.mode)
     ledger.verify(("estimator",), (str(config.algorithm.adv_estimator),))
     for module in getattr(params, "requires", ()):
         if find_spec(module) is None:
-            problem = f"{ESTIMATOR}={spec.name} needs the Python package {module!r}, which is not installed"
-            refuse("method-package-missing", f'{problem}: pip install "verl-turnkey[{spec.name}]" on every node')
+            refuse("method-package-missing", method=spec.name, module=module)
     # Both compare the episodes of a group.
     compares = hasattr(params, "norm") or getattr(params, "singleton", None) == "zero"
     if run.rollout.n == 1 and not run.trains_branches and compares:
-        problem = f"{N}=1 leaves {spec.name} with one episode per group and nothing to compare it with"
-        warn("single-rollout", f"{problem}: raise n, or take a method without groups (turn_gae, vc_gae, rebn)")
+        warn("single-rollout", method=spec.name)
     if "value" in run.columns and not run.use_critic:
-        refuse("critic-missing", f"{ESTIMATOR}={spec.name} needs a critic: set critic.enable=true")
+        refuse("critic-missing", method=spec.name)
     check_bounds(run)
     warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
 
@@ -205,32 +198,27 @@ def _check_estimator(run: Run) -> None:
 def _check_trainer(run: Run) -> None:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-    needs_name("unknown-turnkey-trainer", MODE, run.mode, ledger.TRAINERS)
+    needs_name("unknown-turnkey-trainer", run.mode, ledger.TRAINERS)
     if not run.config.trainer.use_v1:
-        refuse("trainer-v1", f"{MODE}={run.mode} is a V1 trainer: set trainer.use_v1=true")
+        refuse("trainer-v1", mode=run.mode)
     if run.config.algorithm.adv_estimator is None:
-        fix = f"set {ESTIMATOR} to one of your own (turnkey.modules), of this package or of verl"
-        refuse("estimator-missing", f"+turnkey=base chooses no estimator: {fix}")
+        refuse("estimator-missing")
     # verl would find out after the first rollout.
     elif (name := str(run.config.algorithm.adv_estimator)) not in ADV_ESTIMATOR_REGISTRY:
         instead = known_as(name) or closest(name, [*ADV_ESTIMATOR_REGISTRY])
-        refuse("unknown-estimator", f"there is no {ESTIMATOR}={name!r}{instead}")
+        refuse("unknown-estimator", name=name, instead=instead)
 
 
 def _check_warm_up(run: Run) -> None:
     if not run.use_critic and (warm_up := run.config.trainer.get("critic_warmup") or 0) > 1:
-        problem = f"trainer.critic_warmup={warm_up} trains no actor before step {warm_up}, and this run has no critic"
-        refuse("critic-warmup-without-critic", f"{problem} to warm up: set it to 0")
+        refuse("critic-warmup-without-critic", warm_up=warm_up)
 
 
 def _check_recorded(run: Run) -> None:
     """Refuse batches that mix rows with and without records, and methods that need records where there are none."""
     if run.verls_loops and run.our_loops:
         refuse(
-            "mixed-agent-loops",
-            f"{run.setting(ESTIMATOR)} needs a record in all rows of a batch, or in none, but the data (column "
-            f"{LOOP_COLUMN!r}) name {run.our_loops[0]}, whose rows have one, and {run.verls_loops[0]}, whose rows have "
-            "none: train the rows of each in a run of their own",
+            "mixed-agent-loops", method=run.shown(ESTIMATOR), recorded=run.our_loops[0], unrecorded=run.verls_loops[0]
         )
     for loop in run.verls_loops:
         _check_derived(run, loop)
@@ -245,7 +233,7 @@ def _check_derived(run: Run, loop: str) -> None:
     if lacking:
         from_data = loop != run.rollout.agent.default_agent_loop
         cause = f"the agent loop is {loop}, by the data's column {LOOP_COLUMN!r}, which overrides default_agent_loop: "
-        refuse("columns-without-record", (cause if from_data else "") + needs_record(spec.name, lacking))
+        refuse("columns-without-record", message=(cause if from_data else "") + needs_record(spec.name, lacking))
     if run.get(BYPASS):
         names = [spec.name, *(modification.spec.name for modification in run.modifiers)]
         check_supplied(names, [column for column in needed if column not in per_turn])

@@ -26,14 +26,12 @@ def check_weights(run: Run) -> None:
     """Refuse settings that conflict with weights by step, episode or task."""
     if run.turnkey.update.weight_by == "token":
         return
-    setting = run.setting(WEIGHT)
-    needs_our_trainer("weights-trainer", run, setting)
+    needs_our_trainer("weights-trainer", run, weight_by=run.shown(WEIGHT))
     if reason := _without_weights(run):
-        refuse("weights-unusable", f"{setting}: {reason}, or set {WEIGHT}=token")
+        refuse("weights-unusable", weight_by=run.shown(WEIGHT), reason=reason)
     for part in (ACTOR, *(["critic"] if run.use_critic else [])):
         if (mean := run.get(f"{part}.loss_agg_mode")) in OTHER_MODES:
-            problem = f"{setting} conflicts with {part}.loss_agg_mode={mean}, which {OTHER_MODES[mean]}"
-            refuse("weights-aggregation", f"{problem}: set {part}.loss_agg_mode=token-mean, or {WEIGHT}=token")
+            refuse("weights-aggregation", weight_by=run.shown(WEIGHT), part=part, mean=mean, effect=OTHER_MODES[mean])
 
 
 def _without_weights(run: Run) -> str | None:
@@ -73,34 +71,32 @@ def check_importance(run: Run) -> None:
     """Refuse importance weights that cannot be computed, or that another setting would replace or distort."""
     if run.turnkey.update.importance is None:
         return
-    setting, weights = run.setting(IMPORTANCE), f"{CORRECTION}.rollout_is"
-    needs_our_trainer("importance-trainer", run, setting)
-    same = f"{setting} compares old_log_probs with those of the rollout, and {BYPASS}=true makes them the same"
-    needs_off("importance-bypass", run, BYPASS, same)
+    weights = f"{CORRECTION}.rollout_is"
+    needs_our_trainer("importance-trainer", run, importance=run.shown(IMPORTANCE))
+    needs_off("importance-bypass", run, BYPASS, importance=run.shown(IMPORTANCE))
     if not run.get(BYPASS) and run.get(weights) is not None:
-        problem = f"{setting} would replace the weights of {run.setting(weights)}"
-        refuse("importance-twice", f"{problem}: set {weights}=null, or {IMPORTANCE}=null")
-    needs_on("importance-log-probs", run, LOG_PROBS, f"{setting} compares with the rollout's log-probabilities")
+        refuse("importance-twice", importance=run.shown(IMPORTANCE), setting=run.setting(weights))
+    needs_on("importance-log-probs", run, LOG_PROBS, importance=run.shown(IMPORTANCE))
     if run.loss_name == "geo_mean" or (run.loss is not None and run.loss.per_row):
-        problem = f"the loss {run.loss_name} is one number per row, while {setting} weights parts of a row"
-        refuse("importance-row-loss", f"{problem}: set {IMPORTANCE}=null, or choose another {LOSS}")
+        refuse("importance-row-loss", loss_name=run.loss_name, importance=run.shown(IMPORTANCE))
 
 
 def check_observations(run: Run) -> None:
     """Refuse the term where no row has an observation between two turns, or an update is not a mean over the batch."""
-    rollout, setting = run.turnkey.rollout, run.setting(OBSERVATIONS)
+    rollout = run.turnkey.rollout
     if not run.turnkey.update.observation_coefficient:
         return
-    needs_our_trainer("observations-trainer", run, setting)
+    needs_our_trainer("observations-trainer", run, observation_coefficient=run.shown(OBSERVATIONS))
     if others := sorted({*run.loops} - {OURS}):
-        problem = f"{setting} needs rows of {OURS}, which marks the tokens of observations, got {', '.join(others)}"
-        refuse("observations-loop", f"{problem}: set {OBSERVATIONS}=0")
+        refuse("observations-loop", observation_coefficient=run.shown(OBSERVATIONS), others=", ".join(others))
     if not rollout.rows_hold_turns:
-        problem = f"{setting} learns observations between the turns of a row, and this run makes a row per turn"
-        merged = "turnkey.rollout.prompt=conversation turnkey.rollout.layout=merged"
-        refuse("observations-rows", f"{problem}: set {merged}, got {rollout.prompt} and {rollout.layout}")
+        refuse(
+            "observations-rows",
+            observation_coefficient=run.shown(OBSERVATIONS),
+            prompt=rollout.prompt,
+            layout=rollout.layout,
+        )
     if run.turnkey.update.order != "batch" or (run.loss is not None and run.loss.compares_groups):
         order = run.setting("turnkey.update.order")
         parts = order if run.turnkey.update.order != "batch" else f"the loss {run.loss_name}"
-        problem = f"{setting} is a mean over the batch, but {parts} updates on parts of it"
-        refuse("observations-phases", f"{problem}: set {OBSERVATIONS}=0")
+        refuse("observations-phases", observation_coefficient=run.shown(OBSERVATIONS), parts=parts)

@@ -24,8 +24,8 @@ from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.learned import Gradient, ObjectiveParams, Trajectories, gradient, objective_spec
 from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins import cpu
-from verl_turnkey.plugins.checks.prm import vocabulary_error
 from verl_turnkey.plugins.config.prm import COEFFICIENT, FOLDER, OUT, SCORE, TURN_SCORE
+from verl_turnkey.plugins.config.recipe_files import rule_words
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
 from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
@@ -66,7 +66,9 @@ class ProcessReward:
             config = worker_config(self._config, self._options, offload=self._options.offload and not cpu.opted_in())
             known = config.model_config.tokenizer.get_vocab()
             if known != (actors := self._trainer.tokenizer.get_vocab()):
-                raise ConfigError(vocabulary_error(self._options.path, len(known), len(actors)))
+                raise ConfigError(
+                    rule_words("prm-vocabulary", path=self._options.path, own=len(known), actors=len(actors))
+                )
             pool = internals.training_pool(self._trainer)
             pools[pool][FOLDER] = RayClassWithInitArgs(cls=ray.remote(PrmWorker), config=config)
         return pools

@@ -66,8 +66,8 @@ ADAPTER_BY_NAME = {("plugins.cli.main", "envs.adapters.alfworld.generate")}
 
 # The list of environments holds the names of adapters as text.
 TEXT_TO_WING = {("envs.catalog", "envs.adapters")}
-# Put names of modules together: the first stages of the plugin, and the table of rules, which reads the checks.
-PUT_TOGETHER = {"plugins.entry", "plugins.checks.rule_table"}
+# Puts names of modules together: the first stages of the plugin.
+PUT_TOGETHER = {"plugins.entry"}
 # May change where modules are searched for: to the path of the process that started this one, to the current folder as
 # `python -m` does; and loads the user's own files.
 SEARCHES = {"envs.checking.processes", "envs.adapters.webshop.server", "plugins.cli.main", "envs.user_modules"}

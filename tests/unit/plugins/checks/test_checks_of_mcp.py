@@ -1,4 +1,4 @@
-"""What the driver refuses of MCP servers; the lines of tests/data/rule_lines.yaml have the other rules."""
+"""What the driver refuses of MCP servers; the lines of recipe/rules.yaml have the other rules."""
 
 from __future__ import annotations
 
