@@ -1,25 +1,38 @@
-"""Checks of verl's keys under ``algorithm``: estimators, rollout correction, group filtering, KL.
+"""Checks of the method: verl's keys under ``algorithm``, the critic's heads, and settings rarely intended together.
 
 verl reports these after the first rollout, or ignores them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib.util import find_spec
+
 from omegaconf import DictConfig
 
+from verl_turnkey.advantage.paper_names import known_as
+from verl_turnkey.plugins.checks.files import LOOP_COLUMN
 from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.plugins.checks.rewards import check_bounds, supplied_columns
 from verl_turnkey.plugins.checks.run import (
     ACTOR,
+    ESTIMATOR,
     FILTER,
     LOG_PROBS,
+    OURS,
     Run,
+    heads_of,
     needs_name,
     needs_on,
 )
+from verl_turnkey.plugins.checks.update import warn_ignored
+from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
 from verl_turnkey.plugins.config.schema import closest
-from verl_turnkey.plugins.credit.supplied import BYPASS
-from verl_turnkey.plugins.verl_api import internals
+from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied
+from verl_turnkey.plugins.credit.unrecorded import COLUMNS, VERLS_LOOPS, listed_per_turn, needs_record
+from verl_turnkey.plugins.rollout.streams import FORMAT
+from verl_turnkey.plugins.verl_api import internals, ledger
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 # Keys of former versions, which verl's V1 trainers do not read, and those that replace them.
@@ -148,3 +161,151 @@ def _check_kl(run: Run) -> None:
     if rows >= 5 * horizon:
         refuse("kl-horizon", horizon=horizon, loop=run.our_loops[0], rows=rows, enough=10 * rows)
     warn("kl-horizon-counts-episodes", horizon=horizon, loop=run.our_loops[0], rows=rows)
+
+
+# verl's keys that a turnkey estimator does not read: their defaults, and the parameter of ours that means the same.
+IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_adv_by_std_in_grpo": (True, "norm")}
+
+
+def check_estimator(run: Run) -> None:
+    spec, config, params = run.estimator, run.config, run.params
+    assert spec is not None
+    if not run.our_trainer:
+        refuse("estimator-trainer", method=spec.name, mode=run.mode)
+    ledger.verify(("estimator",), (str(config.algorithm.adv_estimator),))
+    for module in getattr(params, "requires", ()):
+        if find_spec(module) is None:
+            refuse("method-package-missing", method=spec.name, module=module)
+    # Both compare the episodes of a group.
+    compares = hasattr(params, "norm") or getattr(params, "singleton", None) == "zero"
+    if run.rollout.n == 1 and not run.trains_branches and compares:
+        warn("single-rollout", method=spec.name)
+    if "value" in run.columns and not run.use_critic:
+        refuse("critic-missing", method=spec.name)
+    check_bounds(run)
+    warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
+
+
+def check_trainer(run: Run) -> None:
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    needs_name("unknown-turnkey-trainer", run.mode, ledger.TRAINERS)
+    if not run.config.trainer.use_v1:
+        refuse("trainer-v1", mode=run.mode)
+    if run.config.algorithm.adv_estimator is None:
+        refuse("estimator-missing")
+    # verl would find out after the first rollout.
+    elif (name := str(run.config.algorithm.adv_estimator)) not in ADV_ESTIMATOR_REGISTRY:
+        instead = known_as(name) or closest(name, [*ADV_ESTIMATOR_REGISTRY])
+        refuse("unknown-estimator", name=name, instead=instead)
+
+
+def check_warm_up(run: Run) -> None:
+    if not run.use_critic and (warm_up := run.config.trainer.get("critic_warmup") or 0) > 1:
+        refuse("critic-warmup-without-critic", warm_up=warm_up)
+
+
+def check_recorded(run: Run) -> None:
+    """Refuse batches that mix rows with and without records, and methods that need records where there are none."""
+    if run.verls_loops and run.our_loops:
+        refuse(
+            "mixed-agent-loops", method=run.shown(ESTIMATOR), recorded=run.our_loops[0], unrecorded=run.verls_loops[0]
+        )
+    for loop in run.verls_loops:
+        _check_derived(run, loop)
+
+
+def _check_derived(run: Run, loop: str) -> None:
+    """Refuse a method that needs columns which rows of verl's loops, without a record, do not provide."""
+    spec, needed = run.estimator, run.columns
+    assert spec is not None
+    per_turn = {f"extra.{name}" for name in listed_per_turn(run.rollout) if name in VERLS_LOOPS[loop]}
+    lacking = [column for column in needed if column not in {*COLUMNS, *supplied_columns(run), *per_turn}]
+    if lacking:
+        from_data = loop != run.rollout.agent.default_agent_loop
+        cause = f"the agent loop is {loop}, by the data's column {LOOP_COLUMN!r}, which overrides default_agent_loop: "
+        refuse("columns-without-record", message=(cause if from_data else "") + needs_record(spec.name, lacking))
+    if run.get(BYPASS):
+        names = [spec.name, *(modification.spec.name for modification in run.modifiers)]
+        check_supplied(names, [column for column in needed if column not in per_turn])
+
+
+# verl's estimators that treat each row as a rollout, and our method that makes the same comparison by steps.
+# Under grpo verl itself takes the last row of an episode; gae works on tokens.
+BY_ROWS = {
+    "rloo": "rloo_steps",
+    "rloo_vectorized": "rloo_steps",
+    "opo": "rloo_steps",
+    "gpg": "grpo_steps with turnkey.credit.norm=mean",
+    "grpo_passk": "maxrl",
+    "grpo_vectorized": "grpo_steps",
+    "reinforce_plus_plus": "rebn",
+    "reinforce_plus_plus_baseline": "seeupo",
+}
+# Methods without a part that sums an episode's rewards without a discount.
+DISCOUNTED = ("rebn", "turn_gae", "vc_gae", "turn_norm", "marshal", "hae")
+# verl's estimators that discount rewards per token: they do not compare sums over an episode's steps.
+BY_TOKENS = ("gae", "reinforce_plus_plus")
+
+
+def warn_of_combinations(run: Run) -> None:
+    """Warn of each such combination."""
+    for message in (*_rows(run), *_discounts(run), *_histories(run)):
+        warn("combination", message=message)
+    if run.loss_name.removeprefix("turnkey/") == "rebel" and run.trains_branches:
+        assert run.strategy is not None
+        warn("rebel-branches", strategy=run.strategy.name)
+
+
+def _rows(run: Run) -> Iterator[str]:
+    name = str(run.config.algorithm.adv_estimator)
+    if name in BY_ROWS and run.our_loops and not run.turnkey.rollout.rows_hold_turns:
+        yield (
+            f"algorithm.adv_estimator={name} treats each row as a rollout, and {run.our_loops[0]} writes a row per "
+            f"step: a long episode counts as often as it has steps. To compare episodes use +turnkey={BY_ROWS[name]}"
+        )
+
+
+def _discounts(run: Run) -> Iterator[str]:
+    method, name = run.estimator, str(run.config.algorithm.adv_estimator)
+    if name in BY_TOKENS:
+        return
+    discounts = method is not None and method.name in DISCOUNTED
+    own = float(getattr(run.params, "gamma", 1.0)) if discounts else 1.0
+    outcomes = f"turnkey.credit.gamma={own}" if discounts else "outcomes without a discount"
+    for entry in run.turnkey.rewards:
+        if entry.get("name") == "potential" and not entry.get("column") and entry.get("gamma") != own:
+            changes = f"potential with gamma={entry.get('gamma')} changes which policy is best"
+            compares = f"{method.name if method else name} compares {outcomes}"
+            yield f"turnkey.rewards: {changes}, since {compares}: set its gamma to {own}"
+
+
+def _histories(run: Run) -> Iterator[str]:
+    method, options = run.estimator, run.turnkey.rollout
+    if method is None or method.name != "hgpo" or OURS not in run.loops or options.prompt != "template":
+        return
+    if (compared := run.params.history) != options.history:
+        both = f"turnkey.credit.history={compared} and turnkey.rollout.history={options.history}"
+        meant = "hgpo is meant to compare as many past states as the prompts show"
+        yield f"{both}: {meant}: set both to the same number"
+
+
+def check_value_heads(run: Run) -> None:
+    """Refuse a critic that cannot have the heads that the method reads."""
+    if not run.use_critic or not (heads := heads_of(run.config, run.turnkey)):
+        return
+    critic = run.config.critic
+    if (strategy := str(critic.strategy)) not in FSDP:
+        refuse("heads-engine", method=run.shown("algorithm.adv_estimator"), number=len(heads), strategy=strategy)
+    if rank := run.get("critic.model.lora_rank"):
+        refuse("heads-lora", method=run.shown("algorithm.adv_estimator"), number=len(heads), rank=rank)
+    if (mean := str(critic.loss_agg_mode)) != "token-mean":
+        warn("heads-aggregation", mean=mean, method=run.shown("algorithm.adv_estimator"), number=len(heads))
+
+
+def check_streams(run: Run) -> None:
+    """Refuse modifiers of tokens where the method gives the tokens of each decision of a turn their own advantages."""
+    method, by_token = run.estimator, [modifier.spec.name for modifier in run.modifiers if modifier.by_token]
+    in_streams = run.turnkey.rollout.action_format == FORMAT
+    if by_token and method and "subgoal_advantages" in method.gives and in_streams:
+        refuse("streams-and-tokens", method=method.name, modifier=by_token[0])

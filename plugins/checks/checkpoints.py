@@ -11,9 +11,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage.text_files import read_text
-from verl_turnkey.plugins.checks.files import data_mark, listed
+from verl_turnkey.plugins.checks.files import data_mark, last_step, listed, steps_until_data_end
 from verl_turnkey.plugins.checks.findings import refusal, refuse, warn
-from verl_turnkey.plugins.checks.value_heads import check_resumed_heads
+from verl_turnkey.plugins.checks.run import heads_of
 from verl_turnkey.plugins.config.checkpoint_files import (
     DATA,
     FSDP,
@@ -23,10 +23,12 @@ from verl_turnkey.plugins.config.checkpoint_files import (
     has_memory,
     newest_whole,
     resumed_from,
+    resumed_step,
     roles,
 )
 from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.prm import FOLDER as PRM
+from verl_turnkey.plugins.config.schema import turnkey_config
 
 RESUME_MODES = ("auto", "disable", "resume_path")
 
@@ -126,3 +128,41 @@ def _check_mode(trainer: DictConfig) -> None:
         warn("resume-path-without-effect", path=path, mode=mode)
     if mode == "resume_path" and not (isinstance(path, str) and re.search(r"global_step_\d+$", path)):
         refuse("resume-path-missing", path=path)
+
+
+def check_resumed_heads(folder: Path, config: DictConfig) -> None:
+    """Refuse to resume from the critic in ``folder`` with another number of heads than its saved config has."""
+    file = folder / "huggingface" / "config.json"
+    if str(config.critic.strategy) not in FSDP or damage(file):
+        return
+    names = json.loads(read_text(file, only_utf8=True)).get("id2label")
+    heads, method = len(heads_of(config, turnkey_config(config))) or 1, config.algorithm.adv_estimator
+    if names is not None and len(names) != heads:
+        raise refusal("heads-of-checkpoint", folder=folder, number=len(names), method=method, heads=heads)
+
+
+def check_steps(config: DictConfig) -> None:
+    """Warn if no step is left to train, or if the epochs end before the steps do.
+
+    verl makes the last save and validation only after the last step.
+    """
+    trainer, reachable = config.trainer, steps_until_data_end(config)
+    if trainer.get("val_only"):
+        return
+    done, last = resumed_step(trainer), last_step(config)
+    if done and last is not None and done >= last:
+        warn("no-steps-left", done=done, last=last)
+    total, epochs = trainer.get("total_training_steps"), trainer.total_epochs
+    if total is None or reachable is None or total <= reachable:
+        return
+    every = {"checkpoint": trainer.save_freq, "validation": trainer.test_freq}
+    lost = [name for name, steps in every.items() if steps > 0 and reachable % steps]
+    without = f" without a last {' and '.join(lost)}" if lost else ""
+    warn(
+        "training-steps-not-reached",
+        total=total,
+        epochs=epochs,
+        reachable=reachable,
+        without=without,
+        enough=-(-total * epochs // max(1, reachable)),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from verl_turnkey.plugins.checks.data import check_hints
 from verl_turnkey.plugins.checks.files import ROLLOUTS, columns
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.run import (
@@ -12,9 +13,8 @@ from verl_turnkey.plugins.checks.run import (
     needs_off,
     needs_on,
     needs_our_trainer,
+    updates_of_a_step,
 )
-from verl_turnkey.plugins.checks.sizes import updates_of_a_step
-from verl_turnkey.plugins.checks.texts import check_hints
 from verl_turnkey.plugins.config.checkpoint_files import remembering
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.credit.supplied import BYPASS

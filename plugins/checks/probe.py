@@ -33,8 +33,7 @@ from verl_turnkey.envs.users import PROBE, with_policy
 from verl_turnkey.plugins.checks.data import without_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
 from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse
-from verl_turnkey.plugins.checks.mcp import with_servers
-from verl_turnkey.plugins.checks.paths import PROCESSORS, check_takes_images
+from verl_turnkey.plugins.checks.resources import PROCESSORS, check_takes_images
 from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.playing import several_roles, shares_memory
 from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, credit_modify, estimator_of, turnkey_config
@@ -286,3 +285,18 @@ def _measure(config: DictConfig, turnkey: TurnkeyConfig, observation: str, info:
 
     ids, _ = fit_prompt(encode, Memory(0), config.actor_rollout_ref.rollout.prompt_length)
     return tokenizer.decode(ids, skip_special_tokens=False), len(ids)
+
+
+async def with_servers(turnkey: TurnkeyConfig, task: Task, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All tools of the first episode: ``own``, its environment's, and those of MCP servers, which start for it."""
+    from verl_turnkey.plugins.rollout.tool_calls import tools_of
+
+    servers = turnkey.mcp.opened(turnkey.env.reset_timeout, turnkey.env.step_timeout)
+    if servers is None:
+        return own
+    try:
+        episode = await servers.episode(task, [tool["function"]["name"] for tool in own])
+        await episode.close()
+    finally:
+        await servers.close()
+    return [*own, *tools_of(episode.schemas).schemas]

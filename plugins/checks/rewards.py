@@ -9,9 +9,8 @@ from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
 from verl_turnkey.advantage.registry import how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, Composition, column_clash, compose, rewards
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.run import KL, Run, needs_off
-from verl_turnkey.plugins.checks.teacher import OF_GROUPS
-from verl_turnkey.plugins.checks.value_heads import heads_of
+from verl_turnkey.plugins.checks.run import KL, Run, heads_of, needs_off
+from verl_turnkey.plugins.checks.scorers import OF_GROUPS
 from verl_turnkey.plugins.checks.values import is_number
 from verl_turnkey.plugins.config.schema import reward_entries
 from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied, from_trainer

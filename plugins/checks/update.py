@@ -1,21 +1,37 @@
-"""Checks of the actor's update: the policy loss, its mean and inputs, the order of updates."""
+"""Checks of the actor's update: the policy loss, its mean, weights and inputs, and the order of updates."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from omegaconf import DictConfig
+
 from verl_turnkey.advantage import EstimatorSpec
+from verl_turnkey.envs.catalog import ADAPTERS
 from verl_turnkey.losses import LossSpec, losses
 from verl_turnkey.losses.registry import scales_gradient, weighs
 from verl_turnkey.losses.tensors import TEACHER
+from verl_turnkey.plugins.checks.files import task_environments
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.migrated import check_migrated
-from verl_turnkey.plugins.checks.run import ACTOR, Run, needs_name
-from verl_turnkey.plugins.checks.weighing import OTHER_MODES, check_importance, check_observations, check_weights
+from verl_turnkey.plugins.checks.run import (
+    ACTOR,
+    LOG_PROBS,
+    LOSS,
+    OURS,
+    Run,
+    needs_name,
+    needs_off,
+    needs_on,
+    needs_our_trainer,
+)
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
+from verl_turnkey.plugins.config.presets import Preset, shipped
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
+from verl_turnkey.plugins.config.resolve import CORRECTION
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.credit.supplied import BYPASS
 from verl_turnkey.plugins.verl_api import ledger
 
@@ -164,3 +180,134 @@ def _warn_levels(run: Run) -> None:
         warn("ratio-of-merged-rows", name=name, loop=several[0], method=method)
     if getattr(run.loss_params, "gradient", None) == "turn" and method in ADVANTAGE_PER_TOKEN:
         warn("ratio-of-token-advantages", method=method, name=name)
+
+
+WEIGHT, IMPORTANCE = "turnkey.update.weight_by", "turnkey.update.importance"
+OBSERVATIONS = "turnkey.update.observation_coefficient"
+# How verl's other modes weight tokens; the weights replace token-mean, the default.
+OTHER_MODES = {
+    "token-sum": "is a sum that grows with the number of tokens",
+    "seq-mean-token-sum": "weights rows by their tokens and divides by the number of rows",
+    "seq-mean-token-sum-norm": "weights rows by their tokens and divides by their number and a factor",
+    "seq-mean-token-mean": "weights all rows equally",
+}
+# verl's losses that end in agg_loss, where the weights are applied.
+TAKE_WEIGHTS = ("vanilla", "bypass_mode", "cispo", "clip_cov", "dppo_kl", "dppo_tv")
+TAKE_WEIGHTS += ("dro", "gpg", "gspo", "kl_cov", "sapo")
+
+
+def check_weights(run: Run) -> None:
+    """Refuse settings that conflict with weights by step, episode or task."""
+    if run.turnkey.update.weight_by == "token":
+        return
+    needs_our_trainer("weights-trainer", run, weight_by=run.shown(WEIGHT))
+    if reason := _without_weights(run):
+        refuse("weights-unusable", weight_by=run.shown(WEIGHT), reason=reason)
+    for part in (ACTOR, *(["critic"] if run.use_critic else [])):
+        if (mean := run.get(f"{part}.loss_agg_mode")) in OTHER_MODES:
+            refuse("weights-aggregation", weight_by=run.shown(WEIGHT), part=part, mean=mean, effect=OTHER_MODES[mean])
+
+
+def _without_weights(run: Run) -> str | None:
+    """Why the update cannot take weights, and what to change."""
+    loss, params, name = run.loss, run.loss_params, run.loss_name
+    if run.turnkey.update.order == "reverse_turns":
+        return f"{BY_TURN} averages each turn number by itself; set turnkey.update.order=batch"
+    if run.get("distillation.enabled"):
+        return "the loss of a distillation takes no weights; set distillation.enabled=false"
+    if loss is None:
+        return _verls_without_weights(run)
+    if loss.per_row or loss.compares_groups:
+        return f"the loss {name} is one number per row, a mean over rows; choose another {LOSS}"
+    if not weighs(loss, params):
+        return None
+    instead = "choose one of the two"
+    if getattr(params, "aggregate", None) == "turns":
+        instead = f"turnkey.loss.aggregate=tokens with {WEIGHT}=step is the same mean over turns"
+    return f"the loss {name} weighs its tokens itself (turnkey.loss: {params}); {instead}"
+
+
+def _verls_without_weights(run: Run) -> str | None:
+    name = run.loss_name
+    if name == "geo_mean":
+        return f"{LOSS}={name} takes a mean over the rows of each micro-batch itself; choose another loss"
+    if name not in TAKE_WEIGHTS:
+        register = "register your loss with verl_turnkey.losses.register_loss"
+        return f"whether {LOSS}={name} takes weights is unknown: {register}, or choose one of {', '.join(TAKE_WEIGHTS)}"
+    for node in ("algorithm", f"{ACTOR}.policy_loss") if name == "bypass_mode" else ():
+        rejects = f"{node}.rollout_correction.rollout_rs"
+        if run.get(rejects) is not None:
+            return f"{LOSS}={name} rejects tokens of each micro-batch ({run.setting(rejects)}); set {rejects}=null"
+    return None
+
+
+def check_importance(run: Run) -> None:
+    """Refuse importance weights that cannot be computed, or that another setting would replace or distort."""
+    if run.turnkey.update.importance is None:
+        return
+    weights = f"{CORRECTION}.rollout_is"
+    needs_our_trainer("importance-trainer", run, importance=run.shown(IMPORTANCE))
+    needs_off("importance-bypass", run, BYPASS, importance=run.shown(IMPORTANCE))
+    if not run.get(BYPASS) and run.get(weights) is not None:
+        refuse("importance-twice", importance=run.shown(IMPORTANCE), setting=run.setting(weights))
+    needs_on("importance-log-probs", run, LOG_PROBS, importance=run.shown(IMPORTANCE))
+    if run.loss_name == "geo_mean" or (run.loss is not None and run.loss.per_row):
+        refuse("importance-row-loss", loss_name=run.loss_name, importance=run.shown(IMPORTANCE))
+
+
+def check_observations(run: Run) -> None:
+    """Refuse the term where no row has an observation between two turns, or an update is not a mean over the batch."""
+    rollout = run.turnkey.rollout
+    if not run.turnkey.update.observation_coefficient:
+        return
+    needs_our_trainer("observations-trainer", run, observation_coefficient=run.shown(OBSERVATIONS))
+    if others := sorted({*run.loops} - {OURS}):
+        refuse("observations-loop", observation_coefficient=run.shown(OBSERVATIONS), others=", ".join(others))
+    if not rollout.rows_hold_turns:
+        refuse(
+            "observations-rows",
+            observation_coefficient=run.shown(OBSERVATIONS),
+            prompt=rollout.prompt,
+            layout=rollout.layout,
+        )
+    if run.turnkey.update.order != "batch" or (run.loss is not None and run.loss.compares_groups):
+        order = run.setting("turnkey.update.order")
+        parts = order if run.turnkey.update.order != "batch" else f"the loss {run.loss_name}"
+        refuse("observations-phases", observation_coefficient=run.shown(OBSERVATIONS), parts=parts)
+
+
+SIZE, NUMBER = "actor_rollout_ref.actor.ppo_mini_batch_size", "turnkey.update.mini_batches"
+
+
+def check_migrated(run: Run) -> None:
+    """Warn of a mini-batch larger than the batch in tasks, but smaller in rows: it was probably meant in rows."""
+    config, options, update = run.config, run.turnkey.rollout, run.turnkey.update
+    tasks, n, size = (int(number) for number in (config.data.train_batch_size, run.rollout.n, run.get(SIZE)))
+    # As the presets convert: an episode takes two thirds of its maximum number of turns.
+    turns = 2 * options.max_turns // 3 if OURS in run.loops and not options.rows_hold_turns else 1
+    number = tasks * n * turns // size
+    if size <= tasks or number <= 1 or update.mini_batches is not None or update.order != "batch":
+        return
+    preset = _published(config, run.turnkey)
+    published = _settings(preset, run.turnkey) if preset else ""
+    warn("migrated-mini-batch", size=size, tasks=tasks, n=n, rows=tasks * n * turns, number=number, published=published)
+
+
+def _published(config: DictConfig, turnkey: TurnkeyConfig) -> Preset | None:
+    """The first published settings of the run's method in one of its environments."""
+    method, ids = str(config.algorithm.adv_estimator).removeprefix("turnkey/"), {*task_environments(config)}
+    recipes = {adapter.recipe for adapter in ADAPTERS if adapter.id in (ids or {turnkey.env.id})}
+    return next((preset for preset in shipped() if preset.method == method and preset.env in recipes), None)
+
+
+def _settings(preset: Preset, turnkey: TurnkeyConfig) -> str:
+    """The preset's value of the same key, and its rewards if the run has different ones."""
+    values = {setting.key: setting.value for setting in preset.settings}
+    parts = [f"{NUMBER}={values[NUMBER]}"] if NUMBER in values else []
+    if (rewards := values.get("turnkey.rewards", turnkey.rewards)) != turnkey.rewards:
+        parts.append(f"'turnkey.rewards=[{', '.join(map(_component, rewards))}]'")
+    return f"; +turnkey/preset={preset.name} sets {' and '.join(parts)}" if parts else ""
+
+
+def _component(entry: Mapping[str, Any]) -> str:
+    return f"{{{', '.join(f'{key}: {value}' for key, value in entry.items())}}}"

@@ -20,11 +20,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_turnkey.plugins.checks.findings import refuse_with
 from verl_turnkey.plugins.checks.limits import COUNTS
-from verl_turnkey.plugins.checks.replaced import STOCK
 from verl_turnkey.plugins.config.composing import verls_config_dir
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
 from verl_turnkey.plugins.config.resolve import CRITIC_TOKENS
 
+STOCK = "_generated_ppo_trainer.yaml"
+"""verl's own values in one file"""
 EXPECTED = {
     "mapping": "a mapping of keys",
     "list": "a list",
