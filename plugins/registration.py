@@ -20,7 +20,7 @@ def register_search_path(module: ModuleType) -> None:
 
     def register() -> None:
         from verl_turnkey.plugins.config.command_line import refuse_split
-        from verl_turnkey.plugins.config.search_path import TurnkeySearchPath
+        from verl_turnkey.plugins.config.composing import TurnkeySearchPath
 
         refuse_split()
         module.Plugins.instance().register(TurnkeySearchPath)

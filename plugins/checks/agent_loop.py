@@ -19,8 +19,7 @@ from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.rewards import check_columns, supplied_columns
 from verl_turnkey.plugins.checks.run import ACTOR, AGENT, OURS, ROLLOUT, Run
 from verl_turnkey.plugins.config.agent import ANYWHERE, COLUMNS, OWN_REWARD, STATES, AgentConfig, sandbox_of
-from verl_turnkey.plugins.config.examples import load_examples
-from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, load_examples
 
 
 def check_agent_loop(run: Run, reward_columns: tuple[str, ...], strategy_columns: tuple[str, ...] = ()) -> None:
@@ -179,7 +178,7 @@ def check_mcp(run: Run) -> None:
         warn("mcp-without-effect", loop=min(run.loops))
         return
     if run.turnkey.rollout.action_format != TOOLS:
-        refuse("mcp-action-format", action_format=run.shown("turnkey.rollout.action_format"))
+        refuse("mcp-action-format", action_format=run.value_text("turnkey.rollout.action_format"))
     if find_spec("mcp") is None:
         refuse("mcp-package-missing")
     problems, servers = [], []

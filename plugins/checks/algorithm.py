@@ -209,7 +209,10 @@ def check_recorded(run: Run) -> None:
     """Refuse batches that mix rows with and without records, and methods that need records where there are none."""
     if run.verls_loops and run.our_loops:
         refuse(
-            "mixed-agent-loops", method=run.shown(ESTIMATOR), recorded=run.our_loops[0], unrecorded=run.verls_loops[0]
+            "mixed-agent-loops",
+            method=run.value_text(ESTIMATOR),
+            recorded=run.our_loops[0],
+            unrecorded=run.verls_loops[0],
         )
     for loop in run.verls_loops:
         _check_derived(run, loop)
@@ -296,11 +299,11 @@ def check_value_heads(run: Run) -> None:
         return
     critic = run.config.critic
     if (strategy := str(critic.strategy)) not in FSDP:
-        refuse("heads-engine", method=run.shown("algorithm.adv_estimator"), number=len(heads), strategy=strategy)
+        refuse("heads-engine", method=run.value_text("algorithm.adv_estimator"), number=len(heads), strategy=strategy)
     if rank := run.get("critic.model.lora_rank"):
-        refuse("heads-lora", method=run.shown("algorithm.adv_estimator"), number=len(heads), rank=rank)
+        refuse("heads-lora", method=run.value_text("algorithm.adv_estimator"), number=len(heads), rank=rank)
     if (mean := str(critic.loss_agg_mode)) != "token-mean":
-        warn("heads-aggregation", mean=mean, method=run.shown("algorithm.adv_estimator"), number=len(heads))
+        warn("heads-aggregation", mean=mean, method=run.value_text("algorithm.adv_estimator"), number=len(heads))
 
 
 def check_streams(run: Run) -> None:

@@ -26,9 +26,9 @@ from verl_turnkey.plugins.config.checkpoint_files import (
     resumed_step,
     roles,
 )
-from verl_turnkey.plugins.config.cluster import joins_cluster
-from verl_turnkey.plugins.config.prm import FOLDER as PRM
+from verl_turnkey.plugins.config.machine import joins_cluster
 from verl_turnkey.plugins.config.schema import turnkey_config
+from verl_turnkey.plugins.config.scorers import PRM_FOLDER as PRM
 
 RESUME_MODES = ("auto", "disable", "resume_path")
 

@@ -345,12 +345,12 @@ HINTS, SKILL = "turnkey.groups.hint_high", "turnkey.rollout.skill"
 
 
 def check_hints(run: Run) -> None:
-    needs_our_loop("hints-agent-loop", run, hint_high=run.shown(HINTS))
+    needs_our_loop("hints-agent-loop", run, hint_high=run.value_text(HINTS))
     if not _shows_task(run):
-        refuse("hints-template", hint_high=run.shown(HINTS), template=run.shown("turnkey.rollout.template"))
+        refuse("hints-template", hint_high=run.value_text(HINTS), template=run.value_text("turnkey.rollout.template"))
     if lacking := [file for file in run.files if HINT not in columns(file)]:
-        refuse("hints-missing", hint_high=run.shown(HINTS), file=lacking[0])
-    needs_off("hints-filter-groups", run, FILTER, hint_high=run.shown(HINTS))
+        refuse("hints-missing", hint_high=run.value_text(HINTS), file=lacking[0])
+    needs_off("hints-filter-groups", run, FILTER, hint_high=run.value_text(HINTS))
 
 
 def check_skill(run: Run) -> None:
@@ -358,11 +358,11 @@ def check_skill(run: Run) -> None:
     name = run.turnkey.rollout.skill
     if name is None:
         return
-    needs_our_loop("skill-agent-loop", run, skill=run.shown(SKILL))
+    needs_our_loop("skill-agent-loop", run, skill=run.value_text(SKILL))
     if not _shows_task(run):
-        refuse("skill-template", skill=run.shown(SKILL), template=run.shown("turnkey.rollout.template"))
+        refuse("skill-template", skill=run.value_text(SKILL), template=run.value_text("turnkey.rollout.template"))
     if lacking := [file for file in run.files if not has_text(file, name)]:
-        refuse("skill-missing", skill=run.shown(SKILL), file=lacking[0])
+        refuse("skill-missing", skill=run.value_text(SKILL), file=lacking[0])
 
 
 def _shows_task(run: Run) -> bool:

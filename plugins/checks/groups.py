@@ -16,7 +16,7 @@ from verl_turnkey.plugins.checks.run import (
     updates_of_a_step,
 )
 from verl_turnkey.plugins.config.checkpoint_files import remembering
-from verl_turnkey.plugins.config.groups import GroupsConfig
+from verl_turnkey.plugins.config.training import GroupsConfig
 from verl_turnkey.plugins.credit.supplied import BYPASS
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 
@@ -46,12 +46,12 @@ def check_groups(run: Run) -> None:
 def _check_kept(run: Run) -> None:
     groups, keep = run.turnkey.groups, run.setting(KEEP)
     if run.rollout.n < 2:
-        refuse("keep-single-rollout", keep=run.shown(KEEP), n=run.rollout.n)
+        refuse("keep-single-rollout", keep=run.value_text(KEEP), n=run.rollout.n)
     if run.strategy and run.strategy.trains:
-        refuse("keep-branching", keep=run.shown(KEEP), strategy=run.strategy.name)
+        refuse("keep-branching", keep=run.value_text(KEEP), strategy=run.strategy.name)
     batch = run.config.data.train_batch_size // updates_of_a_step(run.config)
     if groups.keep_by == "groups" and not groups.kept(batch):
-        refuse("keep-too-small", keep=run.shown(KEEP), batch=batch, least=1 / batch)
+        refuse("keep-too-small", keep=run.value_text(KEEP), batch=batch, least=1 / batch)
     _warn_remembering(run, f"{keep}: {{}} then remembers only the kept groups of earlier batches")
 
 
@@ -86,9 +86,9 @@ def _check_stored(run: Run) -> None:
     if groups.replay and groups.buffer:
         refuse("stored-twice", setting=setting, buffer=groups.buffer)
     if groups.keep < 1:
-        refuse("stored-keep", setting=setting, keep=run.shown(KEEP), key=key)
+        refuse("stored-keep", setting=setting, keep=run.value_text(KEEP), key=key)
     if groups.replay and groups.hint_high:
-        refuse("stored-hints", setting=setting, hint_high=run.shown("turnkey.groups.hint_high"))
+        refuse("stored-hints", setting=setting, hint_high=run.value_text("turnkey.groups.hint_high"))
     if groups.buffer and run.rollout.n < 2:
         refuse("stored-single-rollout", buffer=groups.buffer, n=run.rollout.n)
     needs_off("stored-filter-groups", run, FILTER, setting=setting)

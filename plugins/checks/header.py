@@ -21,9 +21,8 @@ from verl_turnkey.plugins.checks.files import last_step, shared_tasks, task_envi
 from verl_turnkey.plugins.checks.keys import uses_us
 from verl_turnkey.plugins.checks.run import ACTOR, AGENT, MODEL, OURS, Run, heads_of, optimizer_steps, updates_of_a_step
 from verl_turnkey.plugins.config.checkpoint_files import resumed_step
-from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.presets import names, read
-from verl_turnkey.plugins.config.schema import RolloutConfig, turnkey_config
+from verl_turnkey.plugins.config.schema import RolloutConfig, load_examples, turnkey_config
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 

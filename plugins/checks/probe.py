@@ -34,9 +34,15 @@ from verl_turnkey.plugins.checks.data import without_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
 from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse
 from verl_turnkey.plugins.checks.resources import PROCESSORS, check_takes_images
-from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.playing import several_roles, shares_memory
-from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, credit_modify, estimator_of, turnkey_config
+from verl_turnkey.plugins.config.schema import (
+    EnvConfig,
+    TurnkeyConfig,
+    credit_modify,
+    estimator_of,
+    load_examples,
+    turnkey_config,
+)
 from verl_turnkey.plugins.rollout.extra_columns import countable
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 

@@ -18,8 +18,7 @@ from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.run import MODEL, ROLLOUT, Run
 from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.config.checkpoint_files import FSDP, TRACKER
-from verl_turnkey.plugins.config.cluster import joins_cluster
-from verl_turnkey.plugins.config.machine import visible_accelerator
+from verl_turnkey.plugins.config.machine import joins_cluster, visible_accelerator
 from verl_turnkey.plugins.config.resolve import VERLS_CRITIC
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.log.segments import read_segments

@@ -248,7 +248,7 @@ def check_branching(run: Run, reward_columns: tuple[str, ...]) -> tuple[str, ...
     setting, method = f"{KEY}={spec.name}", run.estimator
     needs_our_loop("branching-agent-loop", run, strategy=spec.name)
     if method is None:
-        refuse("branching-estimator", strategy=spec.name, method=run.shown("algorithm.adv_estimator"))
+        refuse("branching-estimator", strategy=spec.name, method=run.value_text("algorithm.adv_estimator"))
     if method is not None and method.independent:
         refuse("branching-independent", strategy=spec.name, method=method.name)
     if spec.log_probs:

@@ -62,14 +62,14 @@ class Run:
             return reduce(lambda node, name: getattr(node, name, None), key.split(".")[1:], self.turnkey)
         return value
 
-    def shown(self, key: str) -> str:
+    def value_text(self, key: str) -> str:
         """The value of ``key``, as on the launch line."""
         value = self.get(key)
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def setting(self, key: str) -> str:
         """``key=value``, as on the launch line."""
-        return f"{key}={self.shown(key)}"
+        return f"{key}={self.value_text(key)}"
 
     @property
     def mode(self) -> str:

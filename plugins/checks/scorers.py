@@ -24,10 +24,13 @@ from verl_turnkey.plugins.checks.run import (
     spread_of,
 )
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
-from verl_turnkey.plugins.config.mutual_information import KEY as MUTUAL_INFORMATION
-from verl_turnkey.plugins.config.mutual_information import MutualInformationConfig
-from verl_turnkey.plugins.config.prm import TURN_SCORE, PrmConfig
-from verl_turnkey.plugins.config.teacher import TeacherConfig
+from verl_turnkey.plugins.config.scorers import (
+    MUTUAL_INFORMATION,
+    TURN_SCORE,
+    MutualInformationConfig,
+    PrmConfig,
+    TeacherConfig,
+)
 from verl_turnkey.plugins.credit.supplied import BYPASS, OF_RANK, OF_TEACHER
 from verl_turnkey.plugins.teacher import TeacherSource, read_source
 from verl_turnkey.plugins.teacher.registry import KEY, Source
@@ -223,13 +226,13 @@ def _check_scores_read(run: Run) -> None:
     prm = run.turnkey.prm
     if prm.use != "column":
         if run.estimator is None:
-            refuse("prm-use", use=prm.use, method=run.shown(ESTIMATOR))
+            refuse("prm-use", use=prm.use, method=run.value_text(ESTIMATOR))
         return
     name = TURN_SCORE.removeprefix("extra.")
     if any(entry.get("column") == name for entry in run.turnkey.rewards):
         refuse("prm-two-scores", kind=prm.kind, name=name)
     if TURN_SCORE not in run.columns:
-        warn("prm-unread", method=run.shown(ESTIMATOR))
+        warn("prm-unread", method=run.value_text(ESTIMATOR))
 
 
 def _check_vocabulary(run: Run) -> None:

@@ -113,9 +113,9 @@ def _check_loss(run: Run) -> None:
     provided = {*PROVIDED, *TEACHER, *(estimator.gives if estimator else ())}
     if lacking := {key: provider for key, provider in spec.needs.items() if key not in provided}:
         missing = "; ".join(f"{key!r}: {provider}" for key, provider in lacking.items())
-        refuse("loss-input", name=name, method=run.shown("algorithm.adv_estimator"), missing=missing)
+        refuse("loss-input", name=name, method=run.value_text("algorithm.adv_estimator"), missing=missing)
     if {*spec.needs} - {"staleness", *TEACHER} and estimator is None and run.verls_loops:
-        refuse("loss-steps", name=name, method=run.shown("algorithm.adv_estimator"), loop=run.verls_loops[0])
+        refuse("loss-steps", name=name, method=run.value_text("algorithm.adv_estimator"), loop=run.verls_loops[0])
     if "staleness" in spec.needs and not (run.get(BYPASS) and run.rollout.calculate_log_probs):
         refuse("loss-own-log-probs", name=name)
     params = run.loss_params
@@ -200,12 +200,14 @@ def check_weights(run: Run) -> None:
     """Refuse settings that conflict with weights by step, episode or task."""
     if run.turnkey.update.weight_by == "token":
         return
-    needs_our_trainer("weights-trainer", run, weight_by=run.shown(WEIGHT))
+    needs_our_trainer("weights-trainer", run, weight_by=run.value_text(WEIGHT))
     if reason := _without_weights(run):
-        refuse("weights-unusable", weight_by=run.shown(WEIGHT), reason=reason)
+        refuse("weights-unusable", weight_by=run.value_text(WEIGHT), reason=reason)
     for part in (ACTOR, *(["critic"] if run.use_critic else [])):
         if (mean := run.get(f"{part}.loss_agg_mode")) in OTHER_MODES:
-            refuse("weights-aggregation", weight_by=run.shown(WEIGHT), part=part, mean=mean, effect=OTHER_MODES[mean])
+            refuse(
+                "weights-aggregation", weight_by=run.value_text(WEIGHT), part=part, mean=mean, effect=OTHER_MODES[mean]
+            )
 
 
 def _without_weights(run: Run) -> str | None:
@@ -246,13 +248,13 @@ def check_importance(run: Run) -> None:
     if run.turnkey.update.importance is None:
         return
     weights = f"{CORRECTION}.rollout_is"
-    needs_our_trainer("importance-trainer", run, importance=run.shown(IMPORTANCE))
-    needs_off("importance-bypass", run, BYPASS, importance=run.shown(IMPORTANCE))
+    needs_our_trainer("importance-trainer", run, importance=run.value_text(IMPORTANCE))
+    needs_off("importance-bypass", run, BYPASS, importance=run.value_text(IMPORTANCE))
     if not run.get(BYPASS) and run.get(weights) is not None:
-        refuse("importance-twice", importance=run.shown(IMPORTANCE), setting=run.setting(weights))
-    needs_on("importance-log-probs", run, LOG_PROBS, importance=run.shown(IMPORTANCE))
+        refuse("importance-twice", importance=run.value_text(IMPORTANCE), setting=run.setting(weights))
+    needs_on("importance-log-probs", run, LOG_PROBS, importance=run.value_text(IMPORTANCE))
     if run.loss_name == "geo_mean" or (run.loss is not None and run.loss.per_row):
-        refuse("importance-row-loss", loss_name=run.loss_name, importance=run.shown(IMPORTANCE))
+        refuse("importance-row-loss", loss_name=run.loss_name, importance=run.value_text(IMPORTANCE))
 
 
 def check_observations(run: Run) -> None:
@@ -260,20 +262,20 @@ def check_observations(run: Run) -> None:
     rollout = run.turnkey.rollout
     if not run.turnkey.update.observation_coefficient:
         return
-    needs_our_trainer("observations-trainer", run, observation_coefficient=run.shown(OBSERVATIONS))
+    needs_our_trainer("observations-trainer", run, observation_coefficient=run.value_text(OBSERVATIONS))
     if others := sorted({*run.loops} - {OURS}):
-        refuse("observations-loop", observation_coefficient=run.shown(OBSERVATIONS), others=", ".join(others))
+        refuse("observations-loop", observation_coefficient=run.value_text(OBSERVATIONS), others=", ".join(others))
     if not rollout.rows_hold_turns:
         refuse(
             "observations-rows",
-            observation_coefficient=run.shown(OBSERVATIONS),
+            observation_coefficient=run.value_text(OBSERVATIONS),
             prompt=rollout.prompt,
             layout=rollout.layout,
         )
     if run.turnkey.update.order != "batch" or (run.loss is not None and run.loss.compares_groups):
         order = run.setting("turnkey.update.order")
         parts = order if run.turnkey.update.order != "batch" else f"the loss {run.loss_name}"
-        refuse("observations-phases", observation_coefficient=run.shown(OBSERVATIONS), parts=parts)
+        refuse("observations-phases", observation_coefficient=run.value_text(OBSERVATIONS), parts=parts)
 
 
 SIZE, NUMBER = "actor_rollout_ref.actor.ppo_mini_batch_size", "turnkey.update.mini_batches"

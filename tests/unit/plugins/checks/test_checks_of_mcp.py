@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks import agent_loop
 from verl_turnkey.plugins.checks.run import Run
-from verl_turnkey.plugins.config.mcp import McpConfig
+from verl_turnkey.plugins.config.agent import McpConfig
 from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig
 
 PAD = {"pad": {"command": "sh"}}

@@ -142,9 +142,9 @@ def test_each_rule_has_one_condition_which_gives_the_fields_of_its_words() -> No
                 id = ast.literal_eval(node.args[0])
                 ids[id] += 1
                 fields = {field for _, field, _, _ in Formatter().parse(rule_texts()[id]["words"]) if field}
-                given = {str(keyword.arg) for keyword in node.keywords} | CALLS[function]
-                assert fields <= given, id
-                assert given - CALLS[function] <= fields, id
+                values = {str(keyword.arg) for keyword in node.keywords} | CALLS[function]
+                assert fields <= values, id
+                assert values - CALLS[function] <= fields, id
     assert {*ids.values()} == {1}
     assert {*ids} == {id for id, texts in rule_texts().items() if "words" in texts}
     of_errors = {*findings.ID_BY_ERROR.values(), "unknown-turnkey-key"}
