@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from verl_turnkey.envs.agents.remote import is_url
 from verl_turnkey.envs.errors import SandboxError
+from verl_turnkey.envs.http import check_url
 from verl_turnkey.envs.rewards import LOOPS_OWN
-from verl_turnkey.envs.rpc import check_url
 from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.plugins.checks.agent_loop import check_routing
 from verl_turnkey.plugins.checks.findings import refuse, warn

@@ -55,8 +55,7 @@ def check_routing(config: DictConfig, loop: str) -> None:
 def _check_prompts(run: Run) -> None:
     """Check the prompt template, and load the functions and parsers that the agent loop will call."""
     from verl_turnkey.envs.prompting.actions import CALLS, FORMATS, instruction_of, load_parser
-    from verl_turnkey.envs.prompting.examples import check_examples
-    from verl_turnkey.envs.prompting.prompts import load_template
+    from verl_turnkey.envs.prompting.prompts import check_examples, load_template
     from verl_turnkey.envs.user_modules import load_function
 
     options = run.turnkey.rollout

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.envs.prompting.actions import instruction_of
-from verl_turnkey.envs.prompting.examples import Examples
-from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.envs.prompting.prompts import Examples, load_template
 from verl_turnkey.plugins.checks.files import last_step, shared_tasks, task_environments, tasks
 from verl_turnkey.plugins.checks.header_run import Lines, changed, plural
 from verl_turnkey.plugins.checks.run import AGENT, OURS, Run

@@ -9,7 +9,7 @@ from typing import Any
 
 from verl_turnkey.advantage.params import ConfigError, parse
 from verl_turnkey.advantage.text_files import read_text
-from verl_turnkey.envs.prompting.examples import KEY, ExampleTurn
+from verl_turnkey.envs.prompting.prompts import KEY, ExampleTurn
 
 
 def load_examples(value: str | Sequence[Any]) -> tuple[ExampleTurn, ...]:
