@@ -59,8 +59,6 @@ FLOORS = (
     ("cli",),
 )
 
-# A simulated user is a model behind an endpoint, as a judge is.
-ROOT_TO_WING = {("envs.users", "envs.rewards.endpoint")}
 # `turnkey alfworld-generate` writes its games.
 ADAPTER_BY_NAME = {("plugins.cli.main", "envs.adapters.alfworld.generate")}
 
@@ -205,7 +203,7 @@ def wings(edge: Import) -> str | None:
     if not edge.target.startswith("envs."):
         return None
     own, other = wing(edge.file) if edge.file.startswith("envs") else None, wing(edge.target)
-    if (edge.file, edge.target) in ROOT_TO_WING | TEXT_TO_WING:
+    if (edge.file, edge.target) in TEXT_TO_WING:
         return None
     if other is None or other == own or (own and own.startswith("adapters.") and other.startswith("adapters._")):
         return None

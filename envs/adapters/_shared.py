@@ -1,13 +1,22 @@
-"""A random state per instance, for engines that draw from the global one of their process."""
+"""What several adapters share: the folder of what they keep between runs, and a random state per instance."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+
+def cache_folder(name: str) -> Path:
+    """``$TURNKEY_CACHE/name``, by default ``~/.cache/verl-turnkey/name``; it need not exist yet."""
+    chosen = os.environ.get("TURNKEY_CACHE")
+    shared = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "verl-turnkey"
+    return (Path(chosen) if chosen else shared) / name
 
 
 class OwnRandom:
