@@ -27,12 +27,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import read_text
-from verl_turnkey.plugins.checks.selection import uses_us
+from verl_turnkey.plugins.checks.keys import uses_us
 from verl_turnkey.plugins.cli.tables import scalar
 from verl_turnkey.plugins.config.command_line import check, refuse
-from verl_turnkey.plugins.config.composing import verls_config_dir
+from verl_turnkey.plugins.config.composing import TurnkeySearchPath, verls_config_dir
 from verl_turnkey.plugins.config.schema import credit_params, loss_params, turnkey_config
-from verl_turnkey.plugins.config.search_path import TurnkeySearchPath
 
 WHOLE = "TURNKEY_CHECK_WITH_VERL"
 """variable of a process that checks with all of verl"""

@@ -94,7 +94,7 @@ def check_name(kind: str, name: str, templates: Iterable[str]) -> None:
 
 def _holder(kind: str, name: str, templates: Iterable[str]) -> str | None:
     """What uses the name already; None: nothing."""
-    from verl_turnkey.envs.installed import import_installed
+    from verl_turnkey.envs.user_modules import import_installed
     from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS
 
     import_installed([f"{kind}s"])

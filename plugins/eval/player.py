@@ -24,8 +24,8 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import EnvironmentFailure
+from verl_turnkey.envs.http import Endpoint, EndpointConfig
 from verl_turnkey.envs.rewards import JudgeError
-from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig
 from verl_turnkey.plugins.checks.run import AGENT
 from verl_turnkey.plugins.eval.result import text_digest
 from verl_turnkey.plugins.gateway import process as agents

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from verl_turnkey.envs.rewards.components import RewardStep
-from verl_turnkey.envs.rewards.judged import JudgeReward
+from verl_turnkey.envs.rewards.judge import JudgeReward
 from verl_turnkey.envs.rewards.progress import recipe_progress
 from verl_turnkey.plugins.log.schema import TABLES
 from verl_turnkey.plugins.view.join import flag, read
