@@ -39,7 +39,7 @@ def check_prm(run: Run) -> None:
 
 
 def _check_objective(prm: PrmConfig) -> None:
-    from verl_turnkey.learned import ObjectiveParams, objective_spec  # torch, which a bare installation lacks
+    from verl_turnkey.losses.objectives import ObjectiveParams, objective_spec  # torch, which a bare installation lacks
 
     if ":" in prm.objective:
         load_function(prm.objective, f"{KEY}.objective")

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
-from verl_turnkey.learned import ObjectiveParams, gradient, objectives, register_objective, registry
+from verl_turnkey.losses import objectives as module
+from verl_turnkey.losses.objectives import ObjectiveParams, gradient, objectives, register_objective
 
 VALUES = json.loads((Path(__file__).parents[2] / "data" / "oracle" / "learned_check_values.json").read_text())
 ISTAR, PASSES, SPA = (VALUES[name] for name in ("istar_preference", "two_passes", "spa"))
@@ -280,8 +281,8 @@ PARAMS = ObjectiveParams()
 
 
 def test_names_are_unique_and_fields_known(monkeypatch):
-    monkeypatch.setattr(registry, "_OBJECTIVES", dict(registry._OBJECTIVES))
-    with pytest.raises(ValueError, match=r"'preference' is already registered by verl_turnkey.learned.preference"):
+    monkeypatch.setattr(module, "_OBJECTIVES", dict(module._OBJECTIVES))
+    with pytest.raises(ValueError, match=r"'preference' is already registered by verl_turnkey.losses.objectives"):
         register_objective("preference")
     with pytest.raises(ValueError, match="reads: expected fields among beta, over, weigh, positive, got 'gamma'"):
         register_objective("mine", reads=("gamma",))
