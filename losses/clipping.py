@@ -1,14 +1,12 @@
-"""PPO's clipped surrogate, shared by the losses; and the checks of its parameters."""
+"""PPO's clipped surrogate, shared by the losses."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from verl_turnkey.advantage.params import check
 from verl_turnkey.losses.registry import LossInputs, TokenLoss
 
 #: Log-ratios are clamped to it: exp(20) times any advantage is far from overflow, and no useful ratio is that large.
@@ -67,9 +65,3 @@ def ratio_loss(
     """The result of a loss over importance ratios ``ratio`` (B, L) with these bounds, with its metrics."""
     outside = clipped(ratio, inputs.advantages, low, high) & inputs.mask
     return TokenLoss(loss, describe(inputs, ratio, low, high, dual_clip), bias, ratio.detach(), outside)
-
-
-def check_clip(low: float, high: float, dual_clip: float | None = None) -> None:
-    check(0 <= low < 1, "clip_low", "a number in [0, 1)", low)
-    check(0 <= high < math.inf, "clip_high", "a finite number >= 0", high)
-    check(dual_clip is None or dual_clip > 1, "dual_clip", "null or a number > 1", dual_clip)

@@ -16,24 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from verl_turnkey.advantage import StepBatch
-from verl_turnkey.advantage.params import ConfigError, check, did_you_mean
+from verl_turnkey.advantage.params import ConfigError, Range, Ranged, did_you_mean
 
 Kind = Literal["implicit", "head"]
 """of a scorer; implicit: a language model, ``q`` is the sum of its log-ratios; head: a scalar of a token classifier"""
 
 
 @dataclass(frozen=True)
-class ObjectiveParams:
+class ObjectiveParams(Ranged):
     """What objectives read, each its own part; the defaults are iStar's."""
 
-    beta: float = 0.05
+    beta: Annotated[float, Range(lambda x: x > 0, "a number > 0")] = 0.05
     """factor of q"""
     over: Literal["sum", "mean"] = "sum"
     """what a trajectory's value is over its steps"""
@@ -42,9 +42,6 @@ class ObjectiveParams:
     positive: Literal["success"] | float = "success"
     """which trajectories are good: those with a success flag, or without any flags a score above 0; or a number: a
     score above it"""
-
-    def __post_init__(self) -> None:
-        check(self.beta > 0, "beta", "a number > 0", self.beta)
 
 
 Objective = Callable[[Tensor, StepBatch, ObjectiveParams], tuple[Tensor, dict[str, float]] | None]

@@ -19,7 +19,7 @@ from verl_turnkey.advantage.group_ops import (
 )
 from verl_turnkey.advantage.methods._signatures import action_codes, function_of, past_actions
 from verl_turnkey.advantage.methods._step_columns import key_column
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import NotNegative, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
 STATE, ACTION = "extra.state_signature", "extra.action_signature"
@@ -27,11 +27,11 @@ SMALLEST_STD = 1e-8  # credit with less spread is not divided by it
 
 
 @dataclass(frozen=True)
-class RtmcParams:
+class RtmcParams(Ranged):
     """Parameters of ``rtmc``; the defaults are the paper's, but for ``states``."""
 
-    gamma: float = 0.99  # discount of the outcome, one factor per step
-    n_prior: float = 2.0  # n0: visits that the group's mean outcome counts for in the value of a state
+    gamma: Unit = 0.99  # discount of the outcome, one factor per step
+    n_prior: NotNegative = 2.0  # n0: visits that the group's mean outcome counts for in the value of a state
     divide_by_std: bool = False  # divide the credit by its population std over the group's steps, without centring
     states: Literal["anchor", "actions", "column"] = "anchor"
     """what makes two states equal: the anchor; the set of earlier actions, in any order and each once (the paper's,
@@ -42,8 +42,7 @@ class RtmcParams:
     """module:function of yours from the key of an action to its signature; null: the key itself"""
 
     def __post_init__(self) -> None:
-        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
-        check(0 <= self.n_prior < np.inf, "n_prior", "a finite number >= 0", self.n_prior)
+        super().__post_init__()
         if self.signature is not None:
             function_of(self.signature)
 

@@ -10,30 +10,25 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, Norm, equal, group_stats, normalize
 from verl_turnkey.advantage.methods._tree import child_means, leaf_means, leaf_outcomes, read_tree
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import NotNegative, Positive, Ranged
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class TreeParams:
+class TreeParams(Ranged):
     """Parameters of ``tree``."""
 
     rule: Literal["siblings", "treerl", "tree_grpo", "arpo", "spo"] = "siblings"
     """the fork against its siblings (our reading of PORTool's idea); TreeRL's differences of values; Tree-GRPO's, the
     leaf against those of its group and of its tree; ARPO's, the leaf against those of its group; or SPO's, what the
     step adds to the value of its parent (with norm=mean; mean_std also divides by the std of the siblings)"""
-    trajectory_w: float = 1.0  # siblings: weight of the outcome against the group's leaves
-    fork_w: float = 1.0  # siblings: weight of the step against its siblings
+    trajectory_w: NotNegative = 1.0  # siblings: weight of the outcome against the group's leaves
+    fork_w: NotNegative = 1.0  # siblings: weight of the step against its siblings
     norm: Norm = "mean_std"  # all but treerl: divide by the sample std, or only subtract the mean
-    epsilon: float = 1e-6  # added to the stds
+    epsilon: Positive = 1e-6  # added to the stds
     shared: Literal["mean", "sum"] = "mean"
     """arpo: a shared step counts once, with the mean of its leaves' advantages (hard), or as often as leaves share it,
     as where each trains a copy of it (soft)"""
-
-    def __post_init__(self) -> None:
-        for key in ("trajectory_w", "fork_w"):
-            check(0 <= getattr(self, key) < np.inf, key, "a finite number >= 0", getattr(self, key))
-        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
 
 
 @register_estimator(

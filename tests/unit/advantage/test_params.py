@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from verl_turnkey.advantage import estimators
-from verl_turnkey.advantage.aliases import ALIASES
-from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
+from verl_turnkey.advantage.params import ALIASES, ConfigError, check, did_you_mean, parse
 
 
 @dataclass(frozen=True)
