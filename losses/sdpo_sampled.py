@@ -9,8 +9,7 @@ from torch import Tensor
 
 from verl_turnkey.advantage.params import AboveOne, BelowOne, NotNegative, Positive, Ranged, Unit
 from verl_turnkey.losses.clipping import clamp_log_ratio, ratio_loss, surrogate
-from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
-from verl_turnkey.losses.tensors import TEACHER
+from verl_turnkey.losses.registry import TEACHER, LossInputs, TokenLoss, register_loss
 
 
 @dataclass(frozen=True)

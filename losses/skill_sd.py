@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from verl_turnkey.advantage.params import AboveOne, BelowOne, NotNegative, Ranged
 from verl_turnkey.losses.clipping import MAX_LOG_RATIO, clamp_log_ratio, ratio_loss, surrogate
-from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
-from verl_turnkey.losses.tensors import TEACHER
+from verl_turnkey.losses.registry import TEACHER, LossInputs, TokenLoss, register_loss
 
 #: The log-ratio of the term's importance weight is clamped to it from above, as in the released code.
 MAX_WEIGHT = 10.0

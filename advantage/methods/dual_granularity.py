@@ -7,9 +7,8 @@ from typing import Literal
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import group_stats, normalize
-from verl_turnkey.advantage.methods._episode_level import episode_level
+from verl_turnkey.advantage.methods._episode_level import EPSILON, episode_level, token_counts, two_levels
 from verl_turnkey.advantage.methods._step_columns import step_column
-from verl_turnkey.advantage.methods._two_levels import EPSILON, token_counts, two_levels
 from verl_turnkey.advantage.params import NotNegative, Ranged
 from verl_turnkey.advantage.registry import register_estimator
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import joint_codes, ordinals
-from verl_turnkey.advantage.methods._episode_level import Singleton, episode_level
-from verl_turnkey.advantage.methods._two_levels import EPSILON, two_levels, z_scores
+from verl_turnkey.advantage.methods._episode_level import EPSILON, Singleton, episode_level, two_levels, z_scores
 from verl_turnkey.advantage.params import NotNegative, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 

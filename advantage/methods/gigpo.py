@@ -8,10 +8,9 @@ from typing import Annotated
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Norm, group_stats, normalize
+from verl_turnkey.advantage.group_ops import Norm, describe_groups, group_stats, normalize
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
 from verl_turnkey.advantage.methods._similarity import similar_states
-from verl_turnkey.advantage.metrics import describe_groups
 from verl_turnkey.advantage.params import NotNegative, Positive, Range, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 

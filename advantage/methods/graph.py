@@ -9,9 +9,14 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Norm, equal, group_stats, normalize
-from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
+from verl_turnkey.advantage.methods._episode_level import (
+    Scope,
+    Singleton,
+    episode_level,
+    penalties,
+    solved_trajectories,
+)
 from verl_turnkey.advantage.methods._graph import distance_to_success, state_values, visit_values
-from verl_turnkey.advantage.methods._solved import solved_trajectories
 from verl_turnkey.advantage.params import Finite, NotNegative, Positive, PositiveUnit, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 

@@ -20,8 +20,8 @@ from verl_turnkey.advantage.group_ops import (
     normalize,
     ordinals,
 )
+from verl_turnkey.advantage.methods._episode_level import EPSILON
 from verl_turnkey.advantage.methods._step_columns import step_column
-from verl_turnkey.advantage.methods._two_levels import EPSILON
 from verl_turnkey.advantage.params import ConfigError, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 

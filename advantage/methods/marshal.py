@@ -10,7 +10,7 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, discounted_returns, equal, group_stats, normalize
 from verl_turnkey.advantage.methods._gae import WHITEN_EPSILON, whiten_tokens
-from verl_turnkey.advantage.methods._roles import read_roles, role_metrics
+from verl_turnkey.advantage.methods._step_columns import read_roles, role_metrics
 from verl_turnkey.advantage.params import Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, discounted_returns, equal, group_stats, sort_runs
-from verl_turnkey.advantage.methods._roles import Roles, episode_outcomes, read_roles, role_metrics
+from verl_turnkey.advantage.methods._step_columns import Roles, episode_outcomes, read_roles, role_metrics
 from verl_turnkey.advantage.params import ConfigError, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, against_others, group_stats, normalize
+from verl_turnkey.advantage.methods._episode_level import EPSILON, two_levels
 from verl_turnkey.advantage.methods._step_columns import step_column
-from verl_turnkey.advantage.methods._two_levels import EPSILON, two_levels
 from verl_turnkey.advantage.params import NotNegative, Ranged
 from verl_turnkey.advantage.registry import register_estimator
 

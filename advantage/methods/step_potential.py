@@ -18,9 +18,8 @@ from verl_turnkey.advantage.group_ops import (
     previous_values,
     running_sums,
 )
-from verl_turnkey.advantage.methods._episode_level import episode_level
+from verl_turnkey.advantage.methods._episode_level import EPSILON, episode_level, token_counts
 from verl_turnkey.advantage.methods._step_columns import value_after
-from verl_turnkey.advantage.methods._two_levels import EPSILON, token_counts
 from verl_turnkey.advantage.params import Finite, NotNegative, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, distances, group_stats, normalize, ordinals, run_sums
+from verl_turnkey.advantage.methods._episode_level import two_levels, z_scores
 from verl_turnkey.advantage.methods._step_columns import step_column
-from verl_turnkey.advantage.methods._two_levels import two_levels, z_scores
 from verl_turnkey.advantage.params import NotNegative, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 

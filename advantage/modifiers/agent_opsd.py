@@ -9,11 +9,10 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, group_stats, normalize, previous_values, running_sums
-from verl_turnkey.advantage.methods._solved import solved_trajectories
+from verl_turnkey.advantage.methods._episode_level import solved_trajectories
 from verl_turnkey.advantage.methods._step_columns import step_column
-from verl_turnkey.advantage.modifying import Estimate, register_modifier
+from verl_turnkey.advantage.modifying import Estimate, Tokens, register_modifier
 from verl_turnkey.advantage.params import Ranged, Unit
-from verl_turnkey.advantage.tokens import Tokens
 
 _EPSILON = 1e-6  # of the deviation, and how far a belief stays from 0 and 1
 _PRIOR = 1e-4  # how far the prior does

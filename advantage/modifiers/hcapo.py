@@ -8,7 +8,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import distances, group_stats, next_values, normalize
-from verl_turnkey.advantage.methods._solved import solved_trajectories
+from verl_turnkey.advantage.methods._episode_level import solved_trajectories
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import BelowOne, Finite, NotNegative, Positive, Ranged, Unit

@@ -8,7 +8,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import mean, run_sums
-from verl_turnkey.advantage.methods._solved import among_solved, solved_trajectories
+from verl_turnkey.advantage.methods._episode_level import among_solved, solved_trajectories
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import NotNegative, Ranged
 

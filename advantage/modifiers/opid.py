@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.group_ops import Floats
-from verl_turnkey.advantage.modifying import register_token_modifier
+from verl_turnkey.advantage.modifying import Tokens, register_token_modifier
 from verl_turnkey.advantage.params import NotNegative, Ranged
-from verl_turnkey.advantage.tokens import Tokens
 
 
 @dataclass(frozen=True)

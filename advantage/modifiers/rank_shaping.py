@@ -11,9 +11,8 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Bools, Floats, mean
 from verl_turnkey.advantage.methods._step_columns import step_column
-from verl_turnkey.advantage.modifying import Estimate, register_modifier
+from verl_turnkey.advantage.modifying import Estimate, Tokens, register_modifier
 from verl_turnkey.advantage.params import NotNegative, Ranged, check
-from verl_turnkey.advantage.tokens import Tokens
 
 NAMES = ("rank", "rank_velocity", "rank_acceleration")
 """the columns, and the keys of the running means"""

@@ -9,9 +9,8 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.group_ops import Floats
-from verl_turnkey.advantage.modifying import register_token_modifier
+from verl_turnkey.advantage.modifying import Tokens, register_token_modifier
 from verl_turnkey.advantage.params import BelowOne, Range, Ranged, Unit
-from verl_turnkey.advantage.tokens import Tokens
 
 #: Gaps are clipped to it before the exponential, far outside of any clip range.
 MAX_GAP = 20.0

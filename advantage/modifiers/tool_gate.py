@@ -9,8 +9,8 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import mean
-from verl_turnkey.advantage.methods._solved import among_solved, solved_trajectories
-from verl_turnkey.advantage.methods._tools import tool_calls
+from verl_turnkey.advantage.methods._episode_level import among_solved, solved_trajectories
+from verl_turnkey.advantage.methods._step_columns import tool_calls
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
 from verl_turnkey.advantage.params import NotNegative, Ranged
 

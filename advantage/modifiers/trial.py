@@ -8,9 +8,8 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.group_ops import Floats, run_sums
-from verl_turnkey.advantage.modifying import register_token_modifier
+from verl_turnkey.advantage.modifying import Tokens, register_token_modifier
 from verl_turnkey.advantage.params import NotNegative, Ranged
-from verl_turnkey.advantage.tokens import Tokens
 
 
 @dataclass(frozen=True)

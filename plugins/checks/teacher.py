@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_turnkey.losses.tensors import TEACHER
+from verl_turnkey.losses.registry import TEACHER
 from verl_turnkey.plugins.checks.files import columns
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.limits import check_turns

@@ -8,8 +8,7 @@ from typing import Any
 
 from verl_turnkey.advantage import EstimatorSpec
 from verl_turnkey.losses import LossSpec, losses
-from verl_turnkey.losses.registry import scales_gradient, weighs
-from verl_turnkey.losses.tensors import TEACHER
+from verl_turnkey.losses.registry import TEACHER, scales_gradient, weighs
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.migrated import check_migrated
 from verl_turnkey.plugins.checks.run import ACTOR, LOG_PROBS, LOSS, MODE, Run, needs_name

@@ -16,7 +16,7 @@ from verl_turnkey.envs.catalog import ADAPTERS, Adapter
 from verl_turnkey.plugins.cli.recipes import COMBINED, shipped, shipped_losses, shipped_modifiers
 
 #: What losses share; every other file in losses/ is one.
-SHARED = {"clipping", "importance", "registry", "seeupo", "tensors", "turns"}
+SHARED = {"clipping", "objectives", "registry", "turns"}
 NUMERIC = {"approx", "assert_allclose", "assert_close", "assert_same_credit", "item", "tolist"}
 
 

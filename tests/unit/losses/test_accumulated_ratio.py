@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from verl_turnkey.losses.seeupo import accumulated_ratio
+from verl_turnkey.losses.clipping import accumulated_ratio
 
 
 def test_extreme_moves_are_clipped_and_rows_without_tokens_are_left_alone():

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_turnkey.losses.importance import importance_weights, units_of
+from verl_turnkey.losses.clipping import importance_weights, units_of
 from verl_turnkey.losses.turns import Turns, turn_ids
 
 LEVELS = ("token", "turn", "sequence")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
-from verl_turnkey.losses.seeupo import accumulated_ratio
+from verl_turnkey.losses.clipping import accumulated_ratio
 
 
 def credit(score, group, **params):
