@@ -1,10 +1,13 @@
 """Each number that a method or a modifier takes: it reaches the bounds of its interval, and no further."""
 
+import re
+from typing import Literal, get_origin, get_type_hints
+
 import pytest
 from intervals import around
 
-from verl_turnkey.advantage import ConfigError, estimators
-from verl_turnkey.advantage.modifying import modifiers
+from verl_turnkey.advantage import ConfigError, estimators, modifiers
+from verl_turnkey.advantage.params import parse
 
 SHARE, FACTOR, POSITIVE, ANY = "[0, 1]", "[0, inf)", "(0, inf)", "(-inf, inf)"
 BOUNDS = {
@@ -75,24 +78,68 @@ WHOLE["loo_td"] = {"horizon": "[1, inf)"}
 WHOLE_OF_MODIFIERS = {"rlsd": {"decay_steps": "[1, inf)"}}
 
 
-def cases(table, registered, whole=False):
+#: How errors call an interval; null is one more value of the parameters that may be None.
+WORDS = {
+    SHARE: "a number in [0, 1]",
+    FACTOR: "a finite number >= 0",
+    POSITIVE: "a finite number > 0",
+    ANY: "a finite number",
+    "(0, 1]": "a number in (0, 1]",
+    "[0, 1)": "a number in [0, 1)",
+    "[0, 500]": "a number in [0, 500]",
+}
+#: Those that are called otherwise.
+OTHER_WORDS = {
+    ("gigpo", "similarity"): "in (0, 1)",
+    ("loo_td", "prior"): "null, averaged or a finite number > 0",
+    ("rank_shaping", "kappa"): "a positive number",
+    ("rank_shaping", "rate"): "a number above 0, at most 1",
+    ("rlsd", "decay_steps"): "positive",
+    ("proxmo", "max_features"): "an integer > 0",
+}
+SPECS = {**estimators(), **modifiers()}
+
+
+def cases(table, whole=False):
+    words = {FACTOR: "an integer >= 0", "[1, inf)": "an integer >= 1"} if whole else WORDS
     return [
-        pytest.param(registered[name].params, key, *around(interval, whole), id=f"{name}-{key}")
+        pytest.param(name, key, *around(interval, whole), OTHER_WORDS.get((name, key)) or words[interval])
         for name, intervals in table.items()
         for key, interval in intervals.items()
     ]
 
 
 @pytest.mark.parametrize(
-    ("params", "key", "inside", "outside"),
-    cases(BOUNDS, estimators())
-    + cases(OF_MODIFIERS, modifiers())
-    + cases(WHOLE, estimators(), whole=True)
-    + cases(WHOLE_OF_MODIFIERS, modifiers(), whole=True),
+    ("name", "key", "inside", "outside", "words"),
+    [
+        *cases(BOUNDS),
+        *cases(OF_MODIFIERS),
+        *cases(WHOLE, whole=True),
+        *cases(WHOLE_OF_MODIFIERS, whole=True),
+    ],
 )
-def test_a_number_reaches_its_bounds_and_no_further(params, key, inside, outside):
+def test_a_number_reaches_its_bounds_and_no_further(name, key, inside, outside, words):
+    params = SPECS[name].params
     for value in inside:
         assert getattr(params(**{key: value}), key) == value
+        parse(params, {key: value}, name)
     for value in outside:
-        with pytest.raises(ConfigError, match=f"{key}: expected .*, got {value!r}"):
+        with pytest.raises(ConfigError, match=rf"^{key}: expected (null or )?{re.escape(words)}, got {value!r}"):
             params(**{key: value})
+        with pytest.raises(ConfigError, match=rf"^{name}\.{key}: expected"):
+            parse(params, {key: value}, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        (name, key)
+        for name, spec in SPECS.items()
+        for key, hint in get_type_hints(spec.params).items()
+        if hint is bool or get_origin(hint) is Literal
+    ],
+)
+def test_a_choice_is_one_of_those_that_there_are(name, key):
+    for value in ("no such choice", 7):
+        with pytest.raises(ConfigError, match=rf"^{name}\.{key}: expected (true or false|one of .*), got {value!r}"):
+            parse(SPECS[name].params, {key: value}, name)

@@ -84,12 +84,6 @@ def test_a_logarithm_of_nothing_is_named():
         compute_credit("information_gain", batch([0.3, 0.5, 0.6, 0.0, 0.3]), gain="log_probability")
 
 
-@pytest.mark.parametrize(("key", "value"), [("gamma", -0.1), ("gain", "log"), ("pool", "group")])
-def test_out_of_range(key, value):
-    with pytest.raises(ConfigError, match=rf"information_gain\.{key}: expected"):
-        compute_credit("information_gain", batch([0.5] * 5), **{key: value})
-
-
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, None])
 def test_what_is_no_probability_is_named(wrong):
     with pytest.raises(ConfigError, match=r"extra\.gold_probability: expected a finite number from 0 to 1 .* row 1"):

@@ -101,12 +101,6 @@ def test_a_prover_of_its_own():
     np.testing.assert_allclose(same, [3 * 0.3, 3 * 0.5], atol=1e-12)
 
 
-@pytest.mark.parametrize(("key", "value"), [("alpha", -1.0), ("k", 0), ("prover", "best")])
-def test_out_of_range(key, value):
-    with pytest.raises(ConfigError, match=rf"progress\.{key}: expected"):
-        credit([1], [0.5], **{key: value})
-
-
 def test_best_of_k_takes_probabilities():
     with pytest.raises(ConfigError, match=r"progress: extra\.turn_value: expected a finite number from 0 to 1"):
         credit([1], [1.5], prover="best_of_k")

@@ -120,9 +120,3 @@ def test_two_roles_with_the_same_text_are_refused(roles):
 def test_an_order_that_is_none(order):
     with pytest.raises(ConfigError, match=r"rae: extra\.order"):
         compute_credit("rae", games([1, 0], order=order))
-
-
-@pytest.mark.parametrize(("key", "value"), [("decay", 1.5), ("gamma", -0.1)])
-def test_out_of_range(key, value):
-    with pytest.raises(ConfigError, match=rf"rae\.{key}: expected"):
-        compute_credit("rae", games([1]), **{key: value})

@@ -192,11 +192,3 @@ def test_keys_that_make_no_tree(parent, trajectory, step, what):
     """What happens with keys of states, which paths meet in or come back to."""
     with pytest.raises(ConfigError, match=rf"extra\.parent: row \d, trajectory \d, step \d: .*{what}"):
         credit(parent, [0.0] * 4, trajectory=trajectory, step=step)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("rule", "portool"), ("trajectory_w", -1.0), ("fork_w", -1.0), ("norm", "max"), ("epsilon", 0.0)]
-)
-def test_out_of_range(key, value):
-    with pytest.raises(ConfigError, match=rf"tree\.{key}: expected"):
-        credit(["s"], [0.0], **{key: value})

@@ -131,11 +131,3 @@ def test_without_a_critic():
     for missing in (float("nan"), None):
         with pytest.raises(ValueError, match="value"):
             credit({**HAND, "value": [0.2, missing, 0.8]})
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("gamma", 1.1), ("lam", -0.1), ("lam", 1.5), ("whiten", "tokens"), ("truncated", "bootstrap")]
-)
-def test_out_of_range(key, value):
-    with pytest.raises(ConfigError, match=rf"turn_gae\.{key}: expected"):
-        credit(HAND, **{key: value})
