@@ -6,7 +6,7 @@ import pytest
 from estimator_cases import GAMMA, as_batch, assert_same_credit, cases, step_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive.hae import streams
+from naive.critics import streams
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 
