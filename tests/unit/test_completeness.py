@@ -76,7 +76,10 @@ IN_ONE_FILE += ("tool_gate", "trace")
         ),
         (removed("docs/methods/rebn.md"), ["docs/methods/rebn.md is missing: write the page"]),
         (removed(f"{RECIPES}/rebn.yaml"), [f"{RECIPES}/rebn.yaml is missing: run `turnkey tables`"]),
-        (removed(f"{TESTS}/test_outcomes.py", "naive.max"), [f"{TESTS}/test_maxrl.py: no test compares 'maxrl'"]),
+        (
+            removed(f"{TESTS}/test_compared_outcomes.py", "naive.max"),
+            [f"{TESTS}/test_maxrl.py: no test compares 'maxrl'"],
+        ),
         (removed("docs/methods.md", "](methods/rebn.md)"), [f"docs/methods.md lacks '](methods/rebn.md)': {WRITE}"]),
         (removed("README.md", "](docs/methods/hgpo.md)"), [f"README.md lacks '](docs/methods/hgpo.md)': {WRITE}"]),
         (added("docs/methods/orphan.md"), [f"docs/methods/orphan.md {ORPHAN}"]),
