@@ -9,12 +9,11 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from verl_turnkey.envs import guard, reaper
+from verl_turnkey.envs import process_tree
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
 from verl_turnkey.envs.variables import without_proxy
 
@@ -48,7 +47,7 @@ def _owner() -> str:
 
     The reaper waits because a guard that lives also kills processes that have changed their environment variables.
     """
-    return reaper.start(seconds=_END_SECONDS)
+    return process_tree.start_reaper(seconds=_END_SECONDS)
 
 
 class _Output:
@@ -110,11 +109,11 @@ class AgentProcess:
         try:
             mark = f"{_owner()}.{next(_numbers)}."
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, "-", *command],
+                process_tree.script("guard", *command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**env, reaper.MARK: mark},
+                env={**env, process_tree.MARK: mark},
                 cwd=cwd,
                 pass_fds=tuple(pass_fds),
                 start_new_session=True,
@@ -170,7 +169,7 @@ class AgentProcess:
                     os.killpg(self._process.pid, signal.SIGKILL)
                 await self._ended.wait()
             if self._process.wait() < 0:  # the guard itself was killed, by the agent or from outside
-                await asyncio.get_running_loop().run_in_executor(None, reaper.sweep, self._mark)
+                await asyncio.get_running_loop().run_in_executor(None, process_tree.sweep, self._mark)
         finally:
             self._stdout.close()
             self._stderr.close()

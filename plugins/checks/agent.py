@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from urllib.parse import urlsplit
 
-from verl_turnkey.envs.agents.remote import is_url
+from verl_turnkey.envs.agents.function import is_url
 from verl_turnkey.envs.errors import SandboxError
 from verl_turnkey.envs.rewards import LOOPS_OWN
 from verl_turnkey.envs.rpc import check_url

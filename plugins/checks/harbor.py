@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from verl_turnkey.envs.agents.harbor import ENV_ID, HarborTask
-from verl_turnkey.envs.agents.harbor_runner import sandbox_for
+from verl_turnkey.envs.agents.harbor import ENV_ID, HarborTask, sandbox_for
 from verl_turnkey.envs.errors import SandboxError, TaskFormatError
 from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.config.agent import AgentConfig, sandbox_of

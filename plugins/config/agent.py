@@ -10,7 +10,7 @@ from verl_turnkey.advantage.params import check, did_you_mean
 from verl_turnkey.plugins.config.roles import Code, CodeOrCommand, FileList, Folder, Hidden, Hosted, Played
 
 if TYPE_CHECKING:
-    from verl_turnkey.envs.agents.jobs import Sandbox
+    from verl_turnkey.envs.agents.sandboxes import Sandbox
 
 COLUMNS = ("chain", "depth", "tool_calls", "tool_errors", "seconds_tools")
 """columns ``extra.<name>`` of every turn of an agent: which conversation of the episode it belongs to, the turns before
@@ -108,7 +108,7 @@ def sandbox_of(agent: AgentConfig) -> Sandbox:
     Raises:
         SandboxError: it cannot be used on this machine.
     """
-    from verl_turnkey.envs.agents.sandbox import choose
+    from verl_turnkey.envs.agents.sandboxes import choose
 
     rootfs = None if agent.rootfs is None else Path(agent.rootfs)
     readable = [Path(path).expanduser().absolute() for path in agent.readable]

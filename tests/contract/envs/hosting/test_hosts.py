@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_processes import alive, dead_soon
 
 from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.envs.hosting import capacity
+from verl_turnkey.envs.hosting.capacity import RestartBudget
 from verl_turnkey.envs.hosting.host import EnvHost
-from verl_turnkey.envs.hosting.restart_budget import RestartBudget
 from verl_turnkey.envs.hosting.runner import Declared
 from verl_turnkey.envs.user_modules import import_modules
 
@@ -97,20 +98,6 @@ async def failure(awaitable: Any) -> EnvironmentFailure:
     with pytest.raises(EnvironmentFailure) as caught:
         await awaitable
     return caught.value
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):  # the second one when it ends while the file is read
-        return False
-
-
-def dead_soon(*pids: int) -> bool:
-    end = time.monotonic() + 10
-    while any(map(alive, pids)) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not any(map(alive, pids))
 
 
 # --- episodes ---------------------------------------------------------------------------------------------------------

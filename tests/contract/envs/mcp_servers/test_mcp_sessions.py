@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_processes import alive
 from typer.testing import CliRunner
 
 from verl_turnkey.envs.errors import EnvironmentFailure
@@ -43,13 +44,6 @@ def play(servers: Servers, *calls: tuple[str, dict[str, Any]], task: Task | None
         return [result["content"] for result in results]
 
     return asyncio.run(episode())
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:  # also while it is read
-        return False
 
 
 @pytest.fixture(params=["", "--json"], ids=["streamed", "json"])
