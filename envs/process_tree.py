@@ -35,12 +35,56 @@ CHUNK = 1 << 16
 GRACE_SECONDS = 1.0  # less than the client of a server waits
 ERRORS_BYTES = 4096
 """kept of a server's standard error: its end"""
+OUTPUT_BYTES = 1 << 16
+"""kept of what a process of an environment or an agent prints: its end"""
 _pipes = []  # to the reapers of this process: they stay open until it ends
 
 
 def script(*arguments: object) -> list[str]:
     """The command that runs this script with ``arguments``."""
     return [sys.executable, "-I", "-S", __file__, *map(str, arguments)]
+
+
+class OutputEnd:
+    """The end of what a pipe carries; the event loop reads it, so that no process blocks on a full pipe."""
+
+    def __init__(self, pipe: int) -> None:
+        import asyncio  # which the script does not need
+
+        self._pipe: int | None = pipe
+        self._loop = asyncio.get_running_loop()
+        self._kept = bytearray()
+        os.set_blocking(pipe, False)
+        self._loop.add_reader(pipe, self.collect)
+
+    def collect(self, most_reads: int = 8) -> None:
+        """Read what is new; a few times at most, since output may come faster than it is read."""
+        while self._pipe is not None and most_reads > 0:
+            try:
+                chunk = os.read(self._pipe, OUTPUT_BYTES)
+            except BlockingIOError:
+                return
+            if not chunk:
+                self.close()
+                return
+            self._kept += chunk
+            del self._kept[:-OUTPUT_BYTES]
+            most_reads -= 1
+
+    def clear(self) -> None:
+        self.collect()
+        self._kept.clear()
+
+    def close(self) -> None:
+        """Read no more; what was read stays."""
+        if self._pipe is not None:
+            self._loop.remove_reader(self._pipe)
+            os.close(self._pipe)
+            self._pipe = None
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode(errors="replace")
 
 
 # --- the reaper -------------------------------------------------------------------------------------------------------

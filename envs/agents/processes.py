@@ -17,11 +17,7 @@ from verl_turnkey.envs import process_tree
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
 from verl_turnkey.envs.variables import without_proxy
 
-OUTPUT_BYTES = 1 << 16
-"""kept of each output of a process: its end"""
-
 _END_SECONDS = 15.0  # more than the guard takes at most
-_CHUNK = 1 << 16
 _numbers = itertools.count()
 
 
@@ -50,39 +46,6 @@ def _owner() -> str:
     return process_tree.start_reaper(seconds=_END_SECONDS)
 
 
-class _Output:
-    """The end of a pipe's output; the event loop reads it, so that no process blocks on a full pipe."""
-
-    def __init__(self, pipe: int) -> None:
-        self._pipe: int | None = pipe
-        self._kept = bytearray()
-        os.set_blocking(pipe, False)
-        asyncio.get_running_loop().add_reader(pipe, self.collect, 8)
-
-    def collect(self, most_reads: int) -> None:
-        while self._pipe is not None and most_reads > 0:
-            try:
-                chunk = os.read(self._pipe, _CHUNK)
-            except BlockingIOError:
-                return
-            if not chunk:
-                self.close()
-                return
-            self._kept += chunk
-            del self._kept[:-OUTPUT_BYTES]
-            most_reads -= 1
-
-    def close(self) -> None:
-        if self._pipe is not None:
-            asyncio.get_running_loop().remove_reader(self._pipe)
-            os.close(self._pipe)
-            self._pipe = None
-
-    @property
-    def text(self) -> str:
-        return self._kept.decode(errors="replace")
-
-
 class AgentProcess:
     """A command under a guard. Use it as ``async with AgentProcess.start(...)``: afterwards nothing of it runs."""
 
@@ -90,7 +53,9 @@ class AgentProcess:
         assert process.stdout is not None
         assert process.stderr is not None
         self._process, self._mark = process, mark
-        self._stdout, self._stderr = (_Output(os.dup(pipe.fileno())) for pipe in (process.stdout, process.stderr))
+        self._stdout, self._stderr = (
+            process_tree.OutputEnd(os.dup(pipe.fileno())) for pipe in (process.stdout, process.stderr)
+        )
         process.stdout.close()
         process.stderr.close()
         self._ended = asyncio.Event()

@@ -112,7 +112,6 @@ class ThreadWorker:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 _DUMP_SECONDS = 0.5  # on a busy machine the process may not run at once
-_RING_BYTES = 1 << 16
 _TAIL_CHARS = 2000
 
 
@@ -122,13 +121,10 @@ class ProcessWorker:
     def __init__(self, process: Fresh | Copy, mark: str, output: int) -> None:
         self._process = process
         self._mark = mark
-        self._output = output
-        self._ring = bytearray()
+        self._output = process_tree.OutputEnd(output)
         self._alive = True
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
-        os.set_blocking(output, False)
-        asyncio.get_running_loop().add_reader(output, self._collect)
 
     @classmethod
     async def spawn(cls, modules: Sequence[str] = (), templates: Templates | None = None) -> ProcessWorker:
@@ -184,8 +180,7 @@ class ProcessWorker:
     async def call(self, method: str, args: tuple[Any, ...], timeout: float, what: str, key: str) -> Any:
         """Run a method of the runner. The process is killed at the deadline, or when the caller is cancelled."""
         if method == "start":
-            self._collect()
-            self._ring.clear()  # the previous episode's output
+            self._output.clear()  # of what the previous episode printed
         try:
             failure, result = await asyncio.wait_for(self._exchange(method, args), timeout)
         except (asyncio.TimeoutError, TimeoutError):
@@ -217,14 +212,12 @@ class ProcessWorker:
         if not self._alive:
             return
         self._alive = False
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._output)
-        os.close(self._output)
+        self._output.close()
         if hasattr(self, "_writer"):
             self._writer.transport.abort()
         with contextlib.suppress(OSError):
             self._process.kill()
-        loop.run_in_executor(None, self._reap)
+        asyncio.get_running_loop().run_in_executor(None, self._reap)
 
     def _reap(self) -> None:
         self._process.reap()
@@ -266,23 +259,9 @@ class ProcessWorker:
         self.kill()
         return EnvironmentFailure("process", f"the environment's process {how} during {what}{tail}")
 
-    def _collect(self) -> None:
-        """Read new output into the ring buffer; a few reads at most, since output may come faster than it is read."""
-        for _ in range(8):
-            try:
-                chunk = os.read(self._output, _RING_BYTES)
-            except BlockingIOError:
-                return
-            if not chunk:
-                asyncio.get_running_loop().remove_reader(self._output)
-                return
-            self._ring += chunk
-            del self._ring[:-_RING_BYTES]
-
     def _tail(self) -> str:
-        if self._alive:
-            self._collect()
-        text = self._ring.decode(errors="replace").strip()
+        self._output.collect()
+        text = self._output.text.strip()
         return f"\nIts last output:\n{text[-_TAIL_CHARS:]}" if text else ""
 
 

@@ -118,7 +118,9 @@ class Session:
 
                 # It logs a traceback for each line of a stdio server that is not a message.
                 logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
-                read, write, *_ = await stack.enter_async_context(self._streams())
+                read, write, *_ = await stack.enter_async_context(
+                    self._stdio() if self.server.url is None else self._http()
+                )
                 client = await stack.enter_async_context(ClientSession(read, write))
                 await client.initialize()
                 self.tools = await _listed(client)
@@ -127,9 +129,6 @@ class Session:
                 await self._end.wait()
         except Exception as error:  # of any library below, and groups of them
             self._breaks(_first(error))
-
-    def _streams(self) -> Any:
-        return self._stdio() if self.server.url is None else self._http()
 
     @contextlib.asynccontextmanager
     async def _stdio(self) -> AsyncIterator[Any]:
