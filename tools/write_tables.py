@@ -19,8 +19,7 @@ from typing import Any
 
 import verl_turnkey.advantage
 from verl_turnkey.advantage import estimators
-from verl_turnkey.advantage.not_here import ABSENT
-from verl_turnkey.advantage.paper_names import PAPER_NAMES
+from verl_turnkey.advantage.paper_names import ABSENT, PAPER_NAMES
 from verl_turnkey.advantage.registry import TIERS
 from verl_turnkey.plugins.cli.tables import (
     PARAMETERS,

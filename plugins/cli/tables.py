@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from verl_turnkey.advantage import ConfigError, EstimatorSpec, ModifierSpec, estimators
 from verl_turnkey.advantage import modifiers as all_modifiers
-from verl_turnkey.advantage.not_here import absent
-from verl_turnkey.advantage.paper_names import PAPER_NAMES, PaperName, paper_name
+from verl_turnkey.advantage.paper_names import PAPER_NAMES, PaperName, absent, paper_name
 from verl_turnkey.advantage.paper_names import plain as plain_name
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.advantage.registry import TIERS

@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner
 from write_tables import literature
 
-from verl_turnkey.advantage.not_here import ABSENT, absent
-from verl_turnkey.advantage.paper_names import PAPER_NAMES, PaperName, paper_name, plain
+from verl_turnkey.advantage.paper_names import ABSENT, PAPER_NAMES, PaperName, absent, paper_name, plain
 from verl_turnkey.envs.rewards import rewards
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.tables import shipped, shipped_losses, shipped_modifiers
