@@ -69,7 +69,7 @@ def _check_prompts(run: Run) -> None:
             idle = f"turnkey.rollout.{key}={value} has no effect with turnkey.rollout.prompt=template"
             warn("prompt-keys-without-effect", idle)
     if options.action_format in CALLS:
-        from verl_turnkey.plugins.rollout.tool_parsers import check_tool_parser
+        from verl_turnkey.plugins.rollout.tool_calls import check_tool_parser
 
         check_tool_parser(run.rollout.multi_turn.format)
     else:

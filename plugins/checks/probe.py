@@ -38,7 +38,7 @@ from verl_turnkey.plugins.checks.paths import PROCESSORS, check_takes_images
 from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.playing import several_roles, shares_memory
 from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, credit_modify, estimator_of, turnkey_config
-from verl_turnkey.plugins.rollout.extra_columns import countable
+from verl_turnkey.plugins.rollout.columns import countable
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 
 STEPS = 5
@@ -256,7 +256,7 @@ def _measure(config: DictConfig, turnkey: TurnkeyConfig, observation: str, info:
         return None  # not a plain local tokenizer: the agent loop measures each prompt anyway
     from transformers import AutoTokenizer
 
-    from verl_turnkey.plugins.rollout.spaces import check_spaces
+    from verl_turnkey.plugins.rollout.token_spans import check_spaces
 
     tokenizer = AutoTokenizer.from_pretrained(path)
     check_spaces(tokenizer)

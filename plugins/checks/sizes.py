@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.plugins.checks.files import ROLLOUTS, columns, local_parquet, rows
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, loss_of
 from verl_turnkey.plugins.rollout.strategies import read_strategy
-from verl_turnkey.plugins.rollout.strategies.bounds import Most, most_of_group, times
+from verl_turnkey.plugins.rollout.strategies.registry import Most, most_of_group, times
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 

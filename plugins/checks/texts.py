@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.envs.tasks import HINT
 from verl_turnkey.plugins.checks.files import columns, rows
 from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.checks.run import FILTER, Run, needs_off, needs_our_loop
-from verl_turnkey.plugins.rollout.hints import COLUMN as HINT
 
 HINTS, SKILL = "turnkey.groups.hint_high", "turnkey.rollout.skill"
 

@@ -13,7 +13,7 @@ from verl_turnkey.plugins.checks.findings import Refusal, refuse
 from verl_turnkey.plugins.checks.run import Run, warn_idle
 from verl_turnkey.plugins.config.checkpoint_files import FSDP, damage
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_params, estimator_of, turnkey_config
-from verl_turnkey.plugins.rollout.streams import FORMAT
+from verl_turnkey.plugins.rollout.token_spans import STREAM_FORMAT
 
 
 def heads_of(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[ValueHead, ...]:
@@ -43,10 +43,10 @@ def check_value_heads(run: Run) -> None:
 def check_streams(run: Run) -> None:
     """Refuse modifiers of tokens where the method gives the tokens of each decision of a turn their own advantages."""
     method, by_token = run.estimator, [modifier.spec.name for modifier in run.modifiers if modifier.by_token]
-    in_streams = run.turnkey.rollout.action_format == FORMAT
+    in_streams = run.turnkey.rollout.action_format == STREAM_FORMAT
     if by_token and method and "subgoal_advantages" in method.gives and in_streams:
         problem = f"{method.name} gives the tokens of each decision of a turn their own advantages, and the modifier"
-        fix = f"drop the modifier, or set another turnkey.rollout.action_format than {FORMAT}"
+        fix = f"drop the modifier, or set another turnkey.rollout.action_format than {STREAM_FORMAT}"
         refuse("streams-and-tokens", f"{problem} {by_token[0]} changes those of single tokens: {fix}")
 
 

@@ -19,8 +19,16 @@ from verl_turnkey.envs.rpc import post_json
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.gateway.codec import Parsed
 from verl_turnkey.plugins.gateway.messages import ToolCall
-from verl_turnkey.plugins.gateway.rehearsal import WHY, Rehearsal, rehearse
-from verl_turnkey.plugins.gateway.stand_in import Model, Script, Server, example, read_replies
+from verl_turnkey.plugins.gateway.rehearsal import (
+    WHY,
+    Model,
+    Rehearsal,
+    Script,
+    Server,
+    example,
+    read_replies,
+    rehearse,
+)
 
 AGENTS = Path(__file__).with_name("rehearsed_agents.py")
 SUM = {"question": "2 + 3", "answer": "5"}

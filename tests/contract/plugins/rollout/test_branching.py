@@ -23,11 +23,9 @@ from verl.trainer.ppo.v1 import agent_loop_tq
 from verl_turnkey.advantage import compute_credit, validate_record
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.rollout import worker as loop_worker
-from verl_turnkey.plugins.rollout.branching import Branching
-from verl_turnkey.plugins.rollout.budget import Allowance, Budget, Cost
+from verl_turnkey.plugins.rollout.branching import Allowance, Branching, Budget, Cost, Node, Trajectory
 from verl_turnkey.plugins.rollout.strategies import Fork, ForkPoint, register_strategy, registry
-from verl_turnkey.plugins.rollout.strategies.vine import Vine
-from verl_turnkey.plugins.rollout.trajectories import Node, Trajectory
+from verl_turnkey.plugins.rollout.strategies.builtin import Vine
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 
 #: Values of a policy that moves left and right alike often.

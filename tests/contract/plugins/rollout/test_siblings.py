@@ -15,9 +15,8 @@ from forking import CONVERSATION, SHORT, TREE, table, trained_once, way
 from verl_turnkey.advantage import compute_credit, validate_record
 from verl_turnkey.envs.rewards import RewardError
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.rollout.branching import Branching
+from verl_turnkey.plugins.rollout.branching import Branching, Trajectory
 from verl_turnkey.plugins.rollout.episode import Episode
-from verl_turnkey.plugins.rollout.trajectories import Trajectory
 
 BEST = "turnkey.rollout.strategy={name: siblings, candidates: 3, eta: 0}"
 BRANCH: ContextVar[int] = ContextVar("BRANCH", default=0)

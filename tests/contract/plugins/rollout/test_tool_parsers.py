@@ -30,10 +30,8 @@ from verl_turnkey.envs.prompting.actions import Call
 from verl_turnkey.envs.tool_info import calls_text, words_text
 from verl_turnkey.plugins.gateway.codec import Codec
 from verl_turnkey.plugins.rollout.action_reader import ToolsReader, action_reader
-from verl_turnkey.plugins.rollout.call_families import READERS
-from verl_turnkey.plugins.rollout.call_markup import WrittenCall
-from verl_turnkey.plugins.rollout.tool_calls import read_calls, tools_of
-from verl_turnkey.plugins.rollout.tool_parsers import call_parser, check_tool_parser
+from verl_turnkey.plugins.rollout.call_markup import READERS, WrittenCall
+from verl_turnkey.plugins.rollout.tool_calls import call_parser, check_tool_parser, read_calls, tools_of
 
 # --- the table --------------------------------------------------------------------------------------------------------
 

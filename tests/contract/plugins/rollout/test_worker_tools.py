@@ -14,7 +14,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from verl_turnkey.envs.prompting.actions import Call
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.rollout.worker_tools import VerlTools
+from verl_turnkey.plugins.rollout.turn_answer import VerlTools
 
 FILE = '''
 import time

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_turnkey.plugins.gateway.shared_ids import SharedIds
+from verl_turnkey.plugins.gateway.tree import SharedIds
 
 IDS = st.lists(st.integers(0, 2), max_size=6)
 

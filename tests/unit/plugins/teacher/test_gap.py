@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from verl_turnkey.plugins.teacher.gap import contrast, gap_metrics
+from verl_turnkey.plugins.teacher.column import contrast, gap_metrics
 
 GAP = torch.tensor([1.0, 3.0, -2.0, 5.0, 100.0, 7.0])
 ADVANTAGE = torch.tensor([0.5, 2.0, -1.0, -1.0, 1.0, 0.0])

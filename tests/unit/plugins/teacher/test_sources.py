@@ -21,8 +21,8 @@ from verl_turnkey.plugins.teacher import (
     register_teacher_source,
     teacher_sources,
 )
-from verl_turnkey.plugins.teacher.registry import reads_observations
 from verl_turnkey.plugins.teacher.rows import read_rows, selected
+from verl_turnkey.plugins.teacher.sources import reads_observations
 
 
 def episode(name: str, score: float, answers: list[str], **extra: Any) -> TeacherEpisode:

@@ -10,7 +10,7 @@ import torch
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.teacher import TeacherConfig
-from verl_turnkey.plugins.teacher.splice import TextIds, place_in, places, splice, tail_of
+from verl_turnkey.plugins.teacher.rows import TextIds, place_in, places, splice, tail_of
 
 
 class Characters:
