@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contract_tools import Worker
-from forking import CONVERSATION, MOVES, SHORT, TREE, table, trained_once, way
-from scripted import Script
+from scripted import CONVERSATION, MOVES, SHORT, TREE, Script, table, trained_once, way
 from verl.trainer.ppo.v1 import agent_loop_tq
 
 from verl_turnkey.advantage import compute_credit, validate_record
