@@ -19,7 +19,7 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine_workers import TrainingWorker
 
 from verl_turnkey.losses.turns import Turns, like, row_offsets
-from verl_turnkey.plugins.config.prm import COEFFICIENT, HEAD_BIAS, OUT, PrmConfig
+from verl_turnkey.plugins.config.scorers import COEFFICIENT, HEAD_BIAS, OUT, PrmConfig
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.tasks import COLUMN as TASK
 from verl_turnkey.envs.tasks import HINT
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
-from verl_turnkey.plugins.config.teacher import SLOT, TeacherConfig
+from verl_turnkey.plugins.config.scorers import SLOT, TeacherConfig
 from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
 from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
 from verl_turnkey.plugins.credit.row_turns import Runs, branch_name, record_of, split_key, token_counts

@@ -13,7 +13,7 @@ from verl_turnkey.envs.rewards import RewardError, RewardStep, right_answers
 from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig, chat_endpoint
 from verl_turnkey.envs.thoughts import after_first_thoughts, after_thoughts
 from verl_turnkey.envs.user_modules import load_function
-from verl_turnkey.plugins.config.teacher import TeacherConfig
+from verl_turnkey.plugins.config.scorers import TeacherConfig
 
 # --- what sources read, and their names -------------------------------------------------------------------------------
 
