@@ -33,7 +33,7 @@ from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.prompting.memory import PromptTurn, history_text
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.plugins.rollout.strategies import read_strategy
-from verl_turnkey.plugins.trainer.partitioning import deal
+from verl_turnkey.plugins.trainer.batching import deal
 
 # isort: split
 from critic import Critic

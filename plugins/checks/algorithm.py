@@ -21,7 +21,7 @@ from verl_turnkey.plugins.checks.run import (
 from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
 from verl_turnkey.plugins.config.resolve import CORRECTION
 from verl_turnkey.plugins.config.schema import closest
-from verl_turnkey.plugins.credit.supplied import BYPASS
+from verl_turnkey.plugins.credit.trainer_columns import BYPASS
 from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 

@@ -12,7 +12,7 @@ from verl_turnkey.envs.tasks import open_parquet
 from verl_turnkey.plugins.checks.files import json_rows, rows
 from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
-from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
+from verl_turnkey.plugins.credit.rows import VERLS_LOOPS
 
 NULL, TEXT, MAPPING, LIST, MESSAGES = "null", "a text", "a mapping", "a list", "a list of messages"
 PLACES = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}

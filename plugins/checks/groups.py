@@ -19,7 +19,7 @@ from verl_turnkey.plugins.checks.sizes import updates_of_a_step
 from verl_turnkey.plugins.checks.texts import check_hints
 from verl_turnkey.plugins.config.checkpoint_files import remembering
 from verl_turnkey.plugins.config.groups import GroupsConfig
-from verl_turnkey.plugins.credit.supplied import BYPASS
+from verl_turnkey.plugins.credit.trainer_columns import BYPASS
 from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
 
 KEEP = "turnkey.groups.keep"

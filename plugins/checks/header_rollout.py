@@ -15,7 +15,7 @@ from verl_turnkey.plugins.checks.files import last_step, shared_tasks, task_envi
 from verl_turnkey.plugins.checks.header_run import Lines, changed, plural
 from verl_turnkey.plugins.checks.run import AGENT, OURS, Run
 from verl_turnkey.plugins.config.examples import load_examples
-from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
+from verl_turnkey.plugins.credit.rows import VERLS_LOOPS
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 
 

@@ -14,7 +14,7 @@ from verl_turnkey.plugins.checks.teacher import OF_GROUPS
 from verl_turnkey.plugins.checks.value_heads import heads_of
 from verl_turnkey.plugins.checks.values import is_number
 from verl_turnkey.plugins.config.schema import reward_entries
-from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied, from_trainer
+from verl_turnkey.plugins.credit.trainer_columns import BYPASS, check_supplied, from_trainer
 from verl_turnkey.plugins.rollout.strategies import INDEPENDENT, KEY
 from verl_turnkey.plugins.rollout.streams import COLUMNS, FORMAT
 from verl_turnkey.plugins.teacher import read_source

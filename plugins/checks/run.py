@@ -89,7 +89,7 @@ class Run:
 
     @property
     def verls_loops(self) -> list[str]:
-        from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS  # imports torch
+        from verl_turnkey.plugins.credit.rows import VERLS_LOOPS  # imports torch
 
         return sorted({*VERLS_LOOPS} & {*self.loops})
 

@@ -13,7 +13,7 @@ from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.mutual_information import KEY as MUTUAL_INFORMATION
 from verl_turnkey.plugins.config.mutual_information import MutualInformationConfig
 from verl_turnkey.plugins.config.teacher import TeacherConfig
-from verl_turnkey.plugins.credit.supplied import BYPASS, OF_RANK, OF_TEACHER
+from verl_turnkey.plugins.credit.trainer_columns import BYPASS, OF_RANK, OF_TEACHER
 from verl_turnkey.plugins.teacher import TeacherSource, read_source
 from verl_turnkey.plugins.teacher.registry import KEY, Source
 

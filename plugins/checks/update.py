@@ -16,7 +16,7 @@ from verl_turnkey.plugins.checks.run import ACTOR, LOG_PROBS, LOSS, MODE, Run, n
 from verl_turnkey.plugins.checks.weighing import OTHER_MODES, check_importance, check_observations, check_weights
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
-from verl_turnkey.plugins.credit.supplied import BYPASS
+from verl_turnkey.plugins.credit.trainer_columns import BYPASS
 from verl_turnkey.plugins.verl_api import ledger
 
 # verl's losses with one importance ratio per row, and its estimators whose advantages differ within a turn.

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage.paper_names import known_as
-from verl_turnkey.plugins import registries
+from verl_turnkey.plugins import register
 from verl_turnkey.plugins.checks.agent import check_agent
 from verl_turnkey.plugins.checks.agent_loop import check_agent_loop
 from verl_turnkey.plugins.checks.algorithm import check_algorithm
@@ -54,8 +54,8 @@ from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.command_line import groups, near_miss
 from verl_turnkey.plugins.config.machine import visible_accelerator
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest, estimator_of, loss_of, turnkey_config
-from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied
-from verl_turnkey.plugins.credit.unrecorded import COLUMNS, VERLS_LOOPS, listed_per_turn, needs_record
+from verl_turnkey.plugins.credit.rows import DERIVED_COLUMNS, VERLS_LOOPS, listed_per_turn, needs_record
+from verl_turnkey.plugins.credit.trainer_columns import BYPASS, check_supplied
 from verl_turnkey.plugins.verl_api import internals, ledger
 
 # verl's keys that a turnkey estimator does not read: their defaults, and the parameter of ours that means the same.
@@ -102,8 +102,8 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     switched, turnkey = involved(config), turnkey_config(config)
     check_selection(config, turnkey)
     if "verl.trainer.ppo.core_algos" in sys.modules:
-        registries.register_estimators()
-        registries.register_losses()
+        register.register_estimators()
+        register.register_losses()
     # Another plugin may have registered the name: without a switch of ours the run belongs to that plugin.
     ours = estimator_of(config) is not None and (
         switched or ledger.owns("estimator", str(config.algorithm.adv_estimator))
@@ -241,7 +241,7 @@ def _check_derived(run: Run, loop: str) -> None:
     spec, needed = run.estimator, run.columns
     assert spec is not None
     per_turn = {f"extra.{name}" for name in listed_per_turn(run.rollout) if name in VERLS_LOOPS[loop]}
-    lacking = [column for column in needed if column not in {*COLUMNS, *supplied_columns(run), *per_turn}]
+    lacking = [column for column in needed if column not in {*DERIVED_COLUMNS, *supplied_columns(run), *per_turn}]
     if lacking:
         from_data = loop != run.rollout.agent.default_agent_loop
         cause = f"the agent loop is {loop}, by the data's column {LOOP_COLUMN!r}, which overrides default_agent_loop: "

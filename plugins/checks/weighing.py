@@ -6,7 +6,7 @@ from verl_turnkey.losses.registry import weighs
 from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.checks.run import ACTOR, LOG_PROBS, LOSS, OURS, Run, needs_off, needs_on, needs_our_trainer
 from verl_turnkey.plugins.config.resolve import CORRECTION
-from verl_turnkey.plugins.credit.supplied import BYPASS
+from verl_turnkey.plugins.credit.trainer_columns import BYPASS
 
 WEIGHT, IMPORTANCE = "turnkey.update.weight_by", "turnkey.update.importance"
 OBSERVATIONS, BY_TURN = "turnkey.update.observation_coefficient", "turnkey.update.order=reverse_turns"

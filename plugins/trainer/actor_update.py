@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_turnkey.plugins.actor import phases, updates, weighing
+from verl_turnkey.plugins.actor import update_order, updates, weighing
 from verl_turnkey.plugins.config.update import UpdateConfig
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 from verl_turnkey.plugins.trainer.batching import Batching
@@ -31,7 +31,7 @@ class ActorUpdate:
             in_phases = role == "actor" and self._batching.in_phases
             number = 1 if in_phases else self._batching.filled_mini_batches(role)
             extra_info = batch.extra_info = batch.extra_info or {}
-            if role == "actor" and phases.compares_groups(self._step.loss):
+            if role == "actor" and update_order.compares_groups(self._step.loss):
                 extra_info["epochs"] = 1  # each epoch is a phase of its own
             # A mini_batch_size left behind by the critic's update would win over num_mini_batch.
             extra_info.pop("mini_batch_size", None)
@@ -49,13 +49,13 @@ class ActorUpdate:
         # verl's separate_async makes several updates with log-probabilities from before the first one.
         bypass = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
         current = not bypass and self._trainer.local_trigger_step == 0
-        calls = phases.Calls(self.log_probs, partial(self._update_part, verls))
+        calls = update_order.Calls(self.log_probs, partial(self._update_part, verls))
         common = (batch, self._step.steps(), self._batching.ranks, calls)
         if self._options.order == "reverse_turns":
-            metrics |= phases.reverse_turns(*common, self._options, current)
+            metrics |= update_order.reverse_turns(*common, self._options, current)
         else:
             epochs = config.actor_rollout_ref.actor.ppo_epochs
-            metrics |= phases.group_log_ratios(*common, self._batching.mini_batches("actor"), epochs, current)
+            metrics |= update_order.group_log_ratios(*common, self._batching.mini_batches("actor"), epochs, current)
         return batch
 
     def log_probs(self, part: KVBatchMeta) -> None:

@@ -17,12 +17,12 @@ from verl_turnkey.plugins.checks.files import data_mark
 from verl_turnkey.plugins.checks.panel import validation_panel
 from verl_turnkey.plugins.config.checkpoint_files import DATA, PANEL, TRACKER
 from verl_turnkey.plugins.config.resolve import resumed_checkpoint
-from verl_turnkey.plugins.credit.row_turns import split_key
+from verl_turnkey.plugins.credit.rows import split_key
 from verl_turnkey.plugins.log.segments import write_json
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.trainer import credit_state
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
-from verl_turnkey.plugins.trainer.allocation import Allocation
+from verl_turnkey.plugins.trainer.groups import Allocation
 from verl_turnkey.plugins.trainer.process_reward import ProcessReward
 from verl_turnkey.plugins.verl_api.queue import Partition
 

@@ -17,30 +17,28 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_turnkey.envs.user_modules import import_modules
-from verl_turnkey.plugins import registries
+from verl_turnkey.plugins import register
+from verl_turnkey.plugins.actor.hidden_rank import RankPass
 from verl_turnkey.plugins.config.schema import estimator_of, turnkey_config
 from verl_turnkey.plugins.credit.metrics import combine
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.teacher.column import Teacher
 from verl_turnkey.plugins.teacher.forward import AfterOldLogProbs
-from verl_turnkey.plugins.trainer import run_info, worker_setup
+from verl_turnkey.plugins.trainer import logging, worker_setup
 from verl_turnkey.plugins.trainer.actor_update import ActorUpdate
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
-from verl_turnkey.plugins.trainer.allocation import Allocation
 from verl_turnkey.plugins.trainer.batching import Batching
 from verl_turnkey.plugins.trainer.checkpointing import Checkpointing
-from verl_turnkey.plugins.trainer.group_selection import GroupSelection
-from verl_turnkey.plugins.trainer.hidden_rank import RankPass
+from verl_turnkey.plugins.trainer.groups import Allocation, GroupSelection
 from verl_turnkey.plugins.trainer.logging import TrainingLog
-from verl_turnkey.plugins.trainer.metrics import HostMetrics
 from verl_turnkey.plugins.trainer.mutual_information import MutualInformation
 from verl_turnkey.plugins.trainer.process_reward import ProcessReward
 from verl_turnkey.plugins.trainer.replay import Replay
-from verl_turnkey.plugins.trainer.rollout_counter import RolloutCounter
+from verl_turnkey.plugins.trainer.rollout_metrics import HostMetrics, RolloutCounter
 from verl_turnkey.plugins.trainer.shutdown import Shutdown
 from verl_turnkey.plugins.trainer.starvation import StarvationGuard
 from verl_turnkey.plugins.trainer.validation import Validation
-from verl_turnkey.plugins.trainer.value_heads import ValueHeads
+from verl_turnkey.plugins.trainer.worker_setup import ValueHeads
 from verl_turnkey.plugins.verl_api import internals, ledger
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta
 
@@ -55,8 +53,8 @@ class TurnkeyTrainer(PPOTrainer):
     def __init__(self, config: DictConfig) -> None:
         self.turnkey = turnkey = turnkey_config(config)
         import_modules(turnkey.modules)
-        registries.register_estimators()
-        registries.register_losses()
+        register.register_estimators()
+        register.register_losses()
         ledger.verify(("estimator", "trainer"), (str(config.algorithm.adv_estimator),) if estimator_of(config) else ())
         # verl compares the mode with literals and reads trainer.v1.<mode>: under our own name it would silently take
         # the asynchronous replay buffer and an empty sub-configuration.
@@ -124,7 +122,7 @@ class TurnkeyTrainer(PPOTrainer):
     def fit(self, agent_loop_manager: Any) -> None:
         workers = worker_setup.set_up_rollouts(self, self.turnkey, agent_loop_manager)
         self.hosts = HostMetrics(workers)
-        run_info.write_start(self.config, self.global_steps)
+        logging.write_start(self.config, self.global_steps)
         self.agent_loop_manager = internals.Dealing(agent_loop_manager, VALIDATION)
         with self.log.of_run(workers), self.shutdown.watchdog(self.turnkey.stop.patience):
             super().fit(self.agent_loop_manager)  # pyright: ignore[reportArgumentType]

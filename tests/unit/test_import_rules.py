@@ -52,10 +52,10 @@ FLOORS = (
     ("teacher", "prm"),
     ("cpu", "rollout", "actor", "critic"),
     ("gateway",),
-    ("registries",),
+    ("register",),
     ("checks",),
     ("trainer", "eval"),  # above the checks, whose probe they play
-    ("registration", "entry"),
+    ("entry",),
     ("cli",),
 )
 
@@ -66,8 +66,8 @@ ADAPTER_BY_NAME = {("plugins.cli.main", "envs.adapters.alfworld.generate")}
 
 # The list of environments holds the names of adapters as text.
 TEXT_TO_WING = {("envs.catalog", "envs.adapters")}
-# Put names of modules together: the first stages of the plugin, and the table of rules, which reads the checks.
-PUT_TOGETHER = {"plugins.entry", "plugins.checks.rule_table"}
+# Puts names of modules together: the table of rules, which reads the checks.
+PUT_TOGETHER = {"plugins.checks.rule_table"}
 # May change where modules are searched for: to the path of the process that started this one, to the current folder as
 # `python -m` does; and loads the user's own files.
 SEARCHES = {"envs.checking.processes", "envs.adapters.webshop.server", "plugins.cli.main", "envs.user_modules"}
@@ -307,9 +307,9 @@ def test_hidden_imports_are_found() -> None:
         ("plugins.cli.main", "envs.adapters.gem", wings),
         ("envs.checking.play", "envs.adapters.gem", wings),
         ("plugins.credit.rows", "plugins.rollout.episode", floors),
-        ("plugins.rollout.episode", "plugins.actor.phases", floors),
+        ("plugins.rollout.episode", "plugins.actor.update_order", floors),
         ("plugins.checks.validate", "plugins.trainer.trainer", floors),
-        ("plugins.registries", "plugins.registration", floors),
+        ("plugins.register", "plugins.entry", floors),
     ],
 )
 def test_what_the_rules_refuse(file: str, target: str, rule: Callable[[Import], str | None]) -> None:

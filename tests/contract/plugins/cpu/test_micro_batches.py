@@ -13,7 +13,7 @@ from verl.utils.seqlen_balancing import restore_dynamic_batch
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.utils import prepare_micro_batches as verls
 
-from verl_turnkey.plugins.cpu.micro_batches import by_length, sort_by_length
+from verl_turnkey.plugins.cpu.patches import by_length, sort_by_length
 
 LENGTHS = [3, 9, 4, 8, 3, 9, 1]
 
@@ -78,4 +78,4 @@ def test_a_row_above_the_limit_is_refused_by_verl() -> None:
 
 
 def test_verls_engine_uses_it() -> None:
-    assert transformer_impl.prepare_micro_batches.__module__ == "verl_turnkey.plugins.cpu.micro_batches"
+    assert transformer_impl.prepare_micro_batches.__module__ == "verl_turnkey.plugins.cpu.patches"

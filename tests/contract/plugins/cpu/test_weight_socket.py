@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from verl_turnkey.plugins.cpu import weight_socket
+from verl_turnkey.plugins.cpu import patches
 
 ONE_CLUSTER_AFTER_THE_OTHER = """
 import json, os, sys
@@ -59,6 +59,6 @@ def test_a_name_without_the_job_is_refused(ray_queue):
 
     import ray
 
-    weight_socket.name_sender(SimpleNamespace(ServerAdapter=ServerAdapter, ray=ray))
+    patches.name_sender(SimpleNamespace(ServerAdapter=ServerAdapter, ray=ray))
     with pytest.raises(RuntimeError, match=r"another-name.*turnkey doctor"):
         ServerAdapter()

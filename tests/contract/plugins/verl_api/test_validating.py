@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from verl_turnkey.plugins.verl_api.validating import validation_metrics, without_missing
+from verl_turnkey.plugins.trainer.validation import validation_metrics, without_missing
 
 SOURCES = ["Lake", "Lake", "Lake", "Grid"]
 TASKS = ["a", "a", "b", "c"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from verl_turnkey.advantage import make_record, make_step
-from verl_turnkey.plugins.credit.decisions import decision_density, decision_metrics
+from verl_turnkey.plugins.credit.metrics import decision_density, decision_metrics
 from verl_turnkey.plugins.credit.rows import read_rows
 
 

@@ -9,8 +9,15 @@ import torch
 from verl_turnkey.advantage import Credit, ValueHead, make_record, make_step
 from verl_turnkey.advantage.methods.hae import HEADS
 from verl_turnkey.losses.turns import Turns
-from verl_turnkey.plugins.credit.heads import VALUES, head_values, positions, target_columns, target_field, value_field
 from verl_turnkey.plugins.credit.rows import read_rows
+from verl_turnkey.plugins.credit.trainer_columns import (
+    VALUES,
+    head_values,
+    positions,
+    target_columns,
+    target_field,
+    value_field,
+)
 
 LOW, HIGH, TERM = HEADS
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_turnkey.plugins.credit.row_turns import Runs, token_counts
+from verl_turnkey.plugins.credit.rows import Runs, token_counts
 
 ROWS = st.lists(st.lists(st.integers(0, 1), max_size=9), min_size=1, max_size=6).filter(any)
 

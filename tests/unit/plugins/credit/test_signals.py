@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from verl_turnkey.advantage import make_record, make_step
+from verl_turnkey.plugins.credit.metrics import Signals, signal_metrics, signals
 from verl_turnkey.plugins.credit.rows import read_rows
-from verl_turnkey.plugins.credit.signals import Signals, signal_metrics, signals
 
 
 def loops(calls: str) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
-from verl_turnkey.plugins.credit.streams import STREAMS, stream_advantages
+from verl_turnkey.plugins.credit.estimator import STREAMS, stream_advantages
 
 
 def batch_of(spans, streams=tuple(STREAMS)):

@@ -14,7 +14,7 @@ from verl_turnkey.advantage.registry import FROM_TRAINER, HOW_TO_SET
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.config.prm import TURN_SCORE
 from verl_turnkey.plugins.credit.rows import read_rows
-from verl_turnkey.plugins.credit.supplied import SOURCES, check_supplied, fields, from_trainer, supply, task_key
+from verl_turnkey.plugins.credit.trainer_columns import SOURCES, check_supplied, fields, from_trainer, supply, task_key
 
 
 def test_every_promised_column_has_a_source():

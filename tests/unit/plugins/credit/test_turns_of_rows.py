@@ -7,8 +7,7 @@ import torch
 
 from verl_turnkey.advantage import RecordError, make_record, make_step
 from verl_turnkey.plugins.credit.estimator import CreditStep
-from verl_turnkey.plugins.credit.row_turns import split_key
-from verl_turnkey.plugins.credit.rows import read_rows
+from verl_turnkey.plugins.credit.rows import read_rows, split_key
 
 
 @pytest.mark.parametrize("uid", ["1f-e", "task_7", "a_b_3"])

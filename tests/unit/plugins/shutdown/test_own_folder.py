@@ -11,11 +11,11 @@ import pytest
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.shutdown.driver import guarded
-from verl_turnkey.plugins.shutdown.own_folder import OF_CHECKPOINTS, own_folder
+from verl_turnkey.plugins.shutdown.run_files import OF_CHECKPOINTS, own_folder
 
 OTHER = """
 import sys
-from verl_turnkey.plugins.shutdown.own_folder import own_folder
+from verl_turnkey.plugins.shutdown.run_files import own_folder
 with own_folder({"default_local_dir": sys.argv[1], "save_freq": 1}):
     print("holds", flush=True)
     sys.stdin.read()

@@ -8,15 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from verl_turnkey.plugins.trainer.allocation_rules import (
-    FARTHEST,
-    RULES,
-    TaskHistory,
-    by_prior,
-    by_variance,
-    hint_share,
-    learn,
-)
+from verl_turnkey.plugins.trainer.groups import FARTHEST, RULES, TaskHistory, by_prior, by_variance, hint_share, learn
 
 
 def history(share: float, surprise: float = 0.0) -> TaskHistory:

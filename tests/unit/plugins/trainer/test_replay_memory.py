@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from verl_turnkey.plugins.trainer.replay_memory import Buffer, Memory, Stored, StoredGroup, all_ended
+from verl_turnkey.plugins.trainer.replay import Buffer, Memory, Stored, StoredGroup, all_ended
 
 
 def episode(step: int) -> Stored:

@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from verl_turnkey.plugins.trainer.spread import TOLERANCE, most_spread, spread
+from verl_turnkey.plugins.trainer.outcomes import TOLERANCE, most_spread, spread
 
 BY_HAND = {"a": [1, 0, 1, 0], "b": [1, 1, 1, 1], "c": [0, 0, 0, 1], "d": [0, 0, 0, 0]}
 
