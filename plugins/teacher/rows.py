@@ -17,8 +17,8 @@ from tensordict import TensorDict
 from verl_turnkey.envs.tasks import COLUMN as TASK
 from verl_turnkey.envs.tasks import HINT
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
-from verl_turnkey.plugins.credit.rows import EXTRA_FIELDS as EXTRA_FIELDS
 from verl_turnkey.plugins.credit.rows import (
+    EXTRA_FIELDS,
     Runs,
     branch_name,
     failure,

@@ -28,8 +28,15 @@ from verl_turnkey.plugins.config.prm import SCORE
 from verl_turnkey.plugins.credit import trainer_columns
 from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
 from verl_turnkey.plugins.credit.metrics import OF_EPISODES
-from verl_turnkey.plugins.credit.rows import EXTRA_FIELDS as EXTRA_FIELDS
-from verl_turnkey.plugins.credit.rows import Rows, failure, listed_per_turn, pop_extra_fields, split_key, token_counts
+from verl_turnkey.plugins.credit.rows import (
+    EXTRA_FIELDS,
+    Rows,
+    failure,
+    listed_per_turn,
+    pop_extra_fields,
+    split_key,
+    token_counts,
+)
 from verl_turnkey.plugins.credit.trainer_columns import VALUES, target_columns, value_field
 from verl_turnkey.plugins.trainer.batching import Batching
 from verl_turnkey.plugins.trainer.logging import TrainingLog

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from verl_turnkey.plugins.config.groups import share_of
-from verl_turnkey.plugins.credit.rows import EXTRA_FIELDS as EXTRA_FIELDS
-from verl_turnkey.plugins.credit.rows import Rows, failure, pop_extra_fields, record_of, split_key
+from verl_turnkey.plugins.credit.rows import EXTRA_FIELDS, Rows, failure, pop_extra_fields, record_of, split_key
 from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, Partition, partition_of

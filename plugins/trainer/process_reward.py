@@ -27,8 +27,7 @@ from verl_turnkey.plugins import cpu
 from verl_turnkey.plugins.checks.prm import vocabulary_error
 from verl_turnkey.plugins.config.prm import COEFFICIENT, FOLDER, OUT, SCORE, TURN_SCORE
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
-from verl_turnkey.plugins.credit.rows import EXTRA_FIELDS as EXTRA_FIELDS
-from verl_turnkey.plugins.credit.rows import Rows, listed_per_turn, pop_extra_fields, read_rows
+from verl_turnkey.plugins.credit.rows import EXTRA_FIELDS, Rows, listed_per_turn, pop_extra_fields, read_rows
 from verl_turnkey.plugins.prm.rows import SHIFT, of_response, own_tokens
 from verl_turnkey.plugins.prm.worker import PrmWorker, worker_config
 from verl_turnkey.plugins.trainer.worker_setup import WorkerCalls

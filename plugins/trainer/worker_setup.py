@@ -14,7 +14,7 @@ from verl_turnkey.plugins.actor import hidden_rank, loss_inputs, weighing
 from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.config import prm
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
-from verl_turnkey.plugins.credit.rows import EXTRA_FIELDS as EXTRA_FIELDS
+from verl_turnkey.plugins.credit.rows import EXTRA_FIELDS
 from verl_turnkey.plugins.credit.trainer_columns import OF_RANK, target_field, value_field
 from verl_turnkey.plugins.critic.worker import critic_with
 from verl_turnkey.plugins.gateway import process as agents
