@@ -154,7 +154,7 @@ class RankPass:
             for name in self._marks:
                 (batch.extra_info or {}).pop(name, None)
 
-    def before_call(self, method: str, batch: KVBatchMeta) -> None:
+    def before_forward(self, method: str, batch: KVBatchMeta) -> None:
         """Called before each worker call; the first one of :meth:`during` measures."""
         if self._waits and method == "compute_log_prob":
             self._waits = False

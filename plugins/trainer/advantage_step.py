@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -39,6 +40,7 @@ from verl_turnkey.plugins.credit.rows import (
 )
 from verl_turnkey.plugins.credit.trainer_columns import VALUES, target_columns, value_field
 from verl_turnkey.plugins.trainer.batching import Batching
+from verl_turnkey.plugins.trainer.checkpointing import restore_state, save_state
 from verl_turnkey.plugins.trainer.logging import TrainingLog
 from verl_turnkey.plugins.trainer.outcomes import warn_of_other_outcomes
 from verl_turnkey.plugins.verl_api.in_memory import InMemory
@@ -209,6 +211,17 @@ class AdvantageStep:
                 "or an agent loop that writes records (turnkey_env)"
             )
         return self.table
+
+    def save(self, folder: Path) -> None:
+        """Write what the method remembers into the checkpoint ``folder``."""
+        if self.estimator is not None and self.remembering:
+            save_state(folder, self.estimator.name, self.state)
+
+    def load(self, folder: Path) -> None:
+        """Restore what the method remembers from the checkpoint ``folder``."""
+        if self.estimator is not None and self.remembering:
+            without = f"{' and '.join(self.remembering)} starts without the state of the steps before"
+            self.state = restore_state(folder, self.estimator.name, without) or self.state
 
     def _compared(self, keys: Sequence[str], real: list[int], played: list[int]) -> list[int]:
         """The rows that verl's estimator computes advantages of; all others get 0.

@@ -1,4 +1,4 @@
-"""Batches of whole episodes: how many optimizer steps an update takes, and which rows each of them sees.
+"""Batches of whole episodes: how many optimizer steps an update takes, which rows each of them sees; the actor's update.
 
 In verl the rows of a batch are in the order in which the rollouts finished, and every rank cuts its share into
 mini-batches of equal numbers of rows in that order. With a row per step the first mini-batches would hold the short
@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
+from verl_turnkey.plugins.actor import update_order, updates, weighing
 from verl_turnkey.plugins.actor.update_order import compares_groups, even
 from verl_turnkey.plugins.config.schema import loss_of
 from verl_turnkey.plugins.config.update import UpdateConfig
@@ -29,6 +31,9 @@ from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.trainer.groups import GroupSelection
 from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, partition_of
+
+if TYPE_CHECKING:
+    from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 
 
 def parts(requested: Iterable[int], played: int) -> int:
@@ -249,3 +254,60 @@ def forward_rows(config: DictConfig, use_reference_policy: bool) -> list[int]:
     if use_reference_policy and not ref.log_prob_use_dynamic_bsz:
         sizes.append(int(ref.log_prob_micro_batch_size_per_gpu))
     return sizes
+
+
+class ActorUpdate:
+    """Updates the actor on the current batch."""
+
+    def __init__(self, trainer: PPOTrainer, options: UpdateConfig, batching: Batching, step: AdvantageStep) -> None:
+        self._trainer, self._options, self._batching, self._step = trainer, options, batching, step
+        self._part_rows: int | None = None
+        """rows of the current part, without padding; None: the whole batch"""
+
+    def before_call(self, method: str, batch: KVBatchMeta) -> None:
+        """Called before each worker call: sets the number of mini-batches of an update."""
+        if method in ("update_actor", "train_mini_batch"):
+            role = "actor" if method == "update_actor" else "critic"
+            in_phases = role == "actor" and self._batching.in_phases
+            number = 1 if in_phases else self._batching.filled_mini_batches(role)
+            extra_info = batch.extra_info = batch.extra_info or {}
+            if role == "actor" and update_order.compares_groups(self._step.loss):
+                extra_info["epochs"] = 1  # each epoch is a phase of its own
+            # A mini_batch_size left behind by the critic's update would win over num_mini_batch.
+            extra_info.pop("mini_batch_size", None)
+            extra_info |= {"num_mini_batch": number, weighing.MINI_BATCHES: number}
+            extra_info[updates.STEP] = self._trainer.global_steps
+            # The sequence-mean losses divide by it: only real rows, neither padding nor failed episodes.
+            rows = self._step.real_rows if self._part_rows is None else self._part_rows
+            extra_info["global_batch_size"] = max(1, rows) / number
+
+    def run(self, batch: KVBatchMeta, metrics: dict[str, Any], verls: Callable[..., Any]) -> KVBatchMeta:
+        """verl's own update, or several on parts of the batch."""
+        if not self._batching.in_phases:
+            return verls(batch, metrics)
+        config = self._trainer.config
+        # verl's separate_async makes several updates with log-probabilities from before the first one.
+        bypass = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
+        current = not bypass and self._trainer.local_trigger_step == 0
+        calls = update_order.Calls(self.log_probs, partial(self._update_part, verls))
+        common = (batch, self._step.steps(), self._batching.ranks, calls)
+        if self._options.order == "reverse_turns":
+            metrics |= update_order.reverse_turns(*common, self._options, current)
+        else:
+            epochs = config.actor_rollout_ref.actor.ppo_epochs
+            metrics |= update_order.group_log_ratios(*common, self._batching.mini_batches("actor"), epochs, current)
+        return batch
+
+    def log_probs(self, part: KVBatchMeta) -> None:
+        """The actor's forward pass over the rows of ``part``; writes ``log_probs`` to the queue."""
+        temperature = self._trainer.config.actor_rollout_ref.rollout.temperature
+        settings = {"calculate_entropy": False, "compute_loss": False, "temperature": temperature}
+        part.extra_info = (part.extra_info or {}) | settings
+        self._trainer.actor_rollout_wg.compute_log_prob(part)
+
+    def _update_part(self, verls: Callable[..., Any], part: KVBatchMeta, real_rows: int) -> dict[str, Any]:
+        self._part_rows = real_rows
+        metrics: dict[str, Any] = {}
+        verls(part, metrics)
+        self._part_rows = None
+        return metrics

@@ -28,9 +28,8 @@ from verl_turnkey.plugins.config.checkpoint_files import GROUPS
 from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.credit.rows import split_key
 from verl_turnkey.plugins.credit.trainer_columns import TASK_FIELDS, task_keys
-from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import hints
-from verl_turnkey.plugins.trainer import credit_state
+from verl_turnkey.plugins.trainer import checkpointing
 from verl_turnkey.plugins.trainer.outcomes import Outcome, most_spread, of_groups, outcomes, spread
 from verl_turnkey.plugins.trainer.replay import Replay
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, part_of, partition_of
@@ -179,16 +178,14 @@ class Allocation:
             flat = {
                 f"{key} {name}": v for key, history in self.histories.items() for name, v in history._asdict().items()
             }
-            credit_state.save(folder, "allocation", flat, GROUPS)
+            checkpointing.save_state(folder, "allocation", flat, GROUPS)
 
     def load(self, folder: Path) -> None:
         """Restore the histories from the checkpoint ``folder``."""
         if not self._options.remembers:
             return
-        state = credit_state.load(folder, "allocation", GROUPS)
-        if isinstance(state, str):
-            logger.warning("%s: turnkey.groups has no history of the tasks played before", state)
-            return
+        without = "turnkey.groups has no history of the tasks played before"
+        state = checkpointing.restore_state(folder, "allocation", without, GROUPS) or {}
         keys = dict.fromkeys(name.split()[0] for name in state)
         self.histories = {key: TaskHistory(*(state[f"{key} {name}"] for name in TaskHistory._fields)) for key in keys}
 

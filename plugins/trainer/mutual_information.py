@@ -54,7 +54,7 @@ class MutualInformation:
     def __init__(self, trainer: Any, options: MutualInformationConfig) -> None:
         self._trainer, self._options, self._forward = trainer, options, Forward(trainer)
 
-    def score(self, batch: KVBatchMeta) -> dict[str, float]:
+    def after_old_log_probs(self, batch: KVBatchMeta) -> dict[str, float]:
         """The metrics over a first turn of each task; none at other steps, or with fewer than two tasks."""
         step, every = self._trainer.global_steps, self._options.every
         if not every or (step != 1 and step % every):

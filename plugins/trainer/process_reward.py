@@ -89,13 +89,13 @@ class ProcessReward:
             self._learnt = True
             self._group.load_checkpoint(str((folder / FOLDER).absolute()))
 
-    def score(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        """Let the model learn from ``batch`` and score its turns."""
+    def before_advantage(self, batch: KVBatchMeta) -> dict[str, float]:
+        """Let the model learn from ``batch`` and score its turns; returns metrics."""
         if self._options.kind is None:
-            return
+            return {}
         info = batch.extra_info
         try:
-            metrics.update(self._score(batch))
+            return self._score(batch)
         finally:
             batch.extra_info, batch.fields = info, None  # an earlier selection would hide the new fields
 

@@ -6,6 +6,7 @@ whole episodes, the replacement of failed batches and validation are as with our
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -18,21 +19,16 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins import register
-from verl_turnkey.plugins.actor.hidden_rank import RankPass
 from verl_turnkey.plugins.config.schema import estimator_of, turnkey_config
 from verl_turnkey.plugins.credit.metrics import combine
-from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
-from verl_turnkey.plugins.teacher.column import Teacher
 from verl_turnkey.plugins.teacher.forward import AfterOldLogProbs
 from verl_turnkey.plugins.trainer import logging, worker_setup
-from verl_turnkey.plugins.trainer.actor_update import ActorUpdate
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
-from verl_turnkey.plugins.trainer.batching import Batching
+from verl_turnkey.plugins.trainer.batching import ActorUpdate, Batching
 from verl_turnkey.plugins.trainer.checkpointing import Checkpointing
 from verl_turnkey.plugins.trainer.groups import Allocation, GroupSelection
 from verl_turnkey.plugins.trainer.logging import TrainingLog
-from verl_turnkey.plugins.trainer.mutual_information import MutualInformation
-from verl_turnkey.plugins.trainer.process_reward import ProcessReward
+from verl_turnkey.plugins.trainer.parts import PARTS, hooks
 from verl_turnkey.plugins.trainer.replay import Replay
 from verl_turnkey.plugins.trainer.rollout_metrics import HostMetrics, RolloutCounter
 from verl_turnkey.plugins.trainer.shutdown import Shutdown
@@ -77,12 +73,12 @@ class TurnkeyTrainer(PPOTrainer):
         self.advantage_step = AdvantageStep(self, self.batching, self.log)
         self.value_heads = ValueHeads(self, self.advantage_step)
         self.actor_update = ActorUpdate(self, turnkey.update, self.batching, self.advantage_step)
-        self.teacher = Teacher(self, turnkey)
-        information = MutualInformation(self, turnkey.mutual_information)
-        self.further_passes = AfterOldLogProbs(self.teacher.score, information.score)
-        self.rank_pass = RankPass(self.advantage_step.modify)
-        self.process_reward = ProcessReward(self, turnkey)
-        self.checkpointing = Checkpointing(self, self.advantage_step, self.allocation, self.process_reward)
+        self.parts = [make(self) for make in PARTS.values()]
+        for name, part in zip(PARTS, self.parts, strict=True):
+            setattr(self, name, part)
+        self.further_passes = AfterOldLogProbs(*hooks(self.parts, "after_old_log_probs"))
+        saved = [self.advantage_step, self.allocation, *(part for part in self.parts if hasattr(part, "save"))]
+        self.checkpointing = Checkpointing(self, saved, bool(self.advantage_step.remembering))
         self.validation = Validation(self, turnkey.env.patience, self.checkpointing)
         self.shutdown = Shutdown(self, self.checkpointing, self.log)
 
@@ -102,7 +98,9 @@ class TurnkeyTrainer(PPOTrainer):
 
     @resource_pool_to_cls.setter
     def resource_pool_to_cls(self, pools: dict[Any, dict[str, Any]]) -> None:
-        self._resource_pool_to_cls = self.process_reward.joined(pools)
+        for joined in hooks(self.parts, "joined"):
+            pools = joined(pools)
+        self._resource_pool_to_cls = pools
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -116,14 +114,15 @@ class TurnkeyTrainer(PPOTrainer):
         worker_setup.wrap_groups(self, self._before_call, self.further_passes.after_call, self.value_heads.fields)
 
     def _before_call(self, method: str, batch: KVBatchMeta) -> None:
-        self.rank_pass.before_call(method, batch)
+        for before_forward in hooks(self.parts, "before_forward"):
+            before_forward(method, batch)
         self.actor_update.before_call(method, batch)
 
     def fit(self, agent_loop_manager: Any) -> None:
         workers = worker_setup.set_up_rollouts(self, self.turnkey, agent_loop_manager)
         self.hosts = HostMetrics(workers)
         logging.write_start(self.config, self.global_steps)
-        self.agent_loop_manager = internals.Dealing(agent_loop_manager, VALIDATION)
+        self.agent_loop_manager = worker_setup.dealing(agent_loop_manager)
         with self.log.of_run(workers), self.shutdown.watchdog(self.turnkey.stop.patience):
             super().fit(self.agent_loop_manager)  # pyright: ignore[reportArgumentType]
 
@@ -151,7 +150,10 @@ class TurnkeyTrainer(PPOTrainer):
         return self.batching.balance(self.group_selection.select(batch, metrics), metrics, *args, **kwargs)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        with self.rank_pass.during(batch), self.further_passes.during(metrics):
+        with ExitStack() as stack:
+            for during in hooks(self.parts, "during"):
+                stack.enter_context(during(batch))
+            stack.enter_context(self.further_passes.during(metrics))
             return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -169,9 +171,11 @@ class TurnkeyTrainer(PPOTrainer):
         """verl's estimators see neither steps nor trajectories."""
         self.hosts.ask()
         metrics |= self.rollout_counter.missing(batch, self.group_selection.left_out, self.global_steps)
-        self.process_reward.score(batch, metrics)
+        for before_advantage in hooks(self.parts, "before_advantage"):
+            metrics |= before_advantage(batch)
         batch = self.advantage_step.compute(batch, metrics, super()._compute_advantage)
-        metrics |= self.teacher.contrast(batch, self.advantage_step.untaught)
+        for after_advantage in hooks(self.parts, "after_advantage"):
+            metrics |= after_advantage(batch)
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -21,6 +21,7 @@ from verl_turnkey.plugins.gateway import process as agents
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.prm.rows import of_response
 from verl_turnkey.plugins.rollout import worker as loop_worker
+from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, fields_of, partition_of
@@ -78,6 +79,11 @@ def set_up_rollouts(trainer: PPOTrainer, turnkey: TurnkeyConfig, manager: Any) -
     if loop == "turnkey_agent":
         ray.get([worker.__ray_call__.remote(agents.prepare) for worker in workers])
     return workers
+
+
+def dealing(manager: Any) -> internals.Dealing:
+    """``manager``, whose workers take turns, and which marks prompts of a validation for our loops."""
+    return internals.Dealing(manager, VALIDATION)
 
 
 def wrap_groups(trainer: PPOTrainer, before: Hook, after: Hook, of_critic: frozenset[str] = frozenset()) -> None:
