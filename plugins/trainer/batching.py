@@ -1,4 +1,4 @@
-"""Batches of whole episodes: how many optimizer steps an update takes, which rows each of them sees; the actor's update.
+"""Batches of whole episodes: the optimizer steps of an update, which rows each of them sees, and the actor's update.
 
 In verl the rows of a batch are in the order in which the rollouts finished, and every rank cuts its share into
 mini-batches of equal numbers of rows in that order. With a row per step the first mini-batches would hold the short
