@@ -19,7 +19,7 @@ from verl_turnkey.plugins import register
 from verl_turnkey.plugins.cli import doctor
 from verl_turnkey.plugins.entry import switches
 from verl_turnkey.plugins.verl_api import internals, ledger, queue, seams
-from verl_turnkey.plugins.verl_api.seam import Seam
+from verl_turnkey.plugins.verl_api.seams import Seam
 
 PLUGIN = """
 from verl.trainer.ppo import core_algos
