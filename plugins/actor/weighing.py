@@ -23,7 +23,7 @@ from tensordict import TensorDict
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses.importance import importance_weights, units_of
 from verl_turnkey.losses.turns import Turns, like, row_offsets, turn_ids
-from verl_turnkey.plugins.config.update import UpdateConfig
+from verl_turnkey.plugins.config.training import UpdateConfig
 from verl_turnkey.plugins.credit.rows import Rows, split_key
 from verl_turnkey.plugins.verl_api import internals
 

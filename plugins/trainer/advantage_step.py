@@ -25,7 +25,7 @@ from verl_turnkey.plugins.actor import loss_inputs, weighing
 from verl_turnkey.plugins.checks.files import training_loops
 from verl_turnkey.plugins.config import schema
 from verl_turnkey.plugins.config.checkpoint_files import remembering
-from verl_turnkey.plugins.config.prm import SCORE
+from verl_turnkey.plugins.config.scorers import SCORE
 from verl_turnkey.plugins.credit import trainer_columns
 from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
 from verl_turnkey.plugins.credit.metrics import OF_EPISODES

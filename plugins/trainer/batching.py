@@ -25,7 +25,7 @@ from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 from verl_turnkey.plugins.actor import update_order, updates, weighing
 from verl_turnkey.plugins.actor.update_order import compares_groups, even
 from verl_turnkey.plugins.config.schema import loss_of
-from verl_turnkey.plugins.config.update import UpdateConfig
+from verl_turnkey.plugins.config.training import UpdateConfig
 from verl_turnkey.plugins.credit.rows import Rows, split_key, token_counts
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.trainer.groups import GroupSelection

@@ -18,8 +18,8 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.plugins.checks.checkpoints import check_resume
+from verl_turnkey.plugins.checks.data import validation_panel
 from verl_turnkey.plugins.checks.files import data_mark
-from verl_turnkey.plugins.checks.panel import validation_panel
 from verl_turnkey.plugins.config.checkpoint_files import CREDIT as FILE
 from verl_turnkey.plugins.config.checkpoint_files import DATA, PANEL, TRACKER
 from verl_turnkey.plugins.config.resolve import resumed_checkpoint

@@ -25,7 +25,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_turnkey.plugins.checks.files import ROLLOUTS
 from verl_turnkey.plugins.config.checkpoint_files import GROUPS
-from verl_turnkey.plugins.config.groups import GroupsConfig
+from verl_turnkey.plugins.config.training import GroupsConfig
 from verl_turnkey.plugins.credit.rows import split_key
 from verl_turnkey.plugins.credit.trainer_columns import TASK_FIELDS, task_keys
 from verl_turnkey.plugins.rollout import hints

@@ -24,12 +24,12 @@ from ray.exceptions import RayError
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.actor import updates
+from verl_turnkey.plugins.checks.data import validation_panel
 from verl_turnkey.plugins.checks.files import listed
-from verl_turnkey.plugins.checks.panel import validation_panel
 from verl_turnkey.plugins.config.leaves import every, files_of, value_of
-from verl_turnkey.plugins.config.log import LogConfig
 from verl_turnkey.plugins.config.machine import git, hardware, versions
 from verl_turnkey.plugins.config.schema import credit_modify, credit_params, estimator_of, loss_of, turnkey_config
+from verl_turnkey.plugins.config.training import LogConfig
 from verl_turnkey.plugins.credit.estimator import CreditStep
 from verl_turnkey.plugins.credit.rows import Rows, read_rows, record_of
 from verl_turnkey.plugins.credit.table import Numbers, credit_columns, of_verl, progress_advantage, token_columns

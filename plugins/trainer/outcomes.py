@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_turnkey.plugins.config.groups import share_of
+from verl_turnkey.plugins.config.training import share_of
 from verl_turnkey.plugins.credit.rows import EXTRA_FIELDS, Rows, failure, pop_extra_fields, record_of, split_key
 from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.verl_api import internals

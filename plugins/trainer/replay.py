@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_turnkey.plugins.config.groups import GroupsConfig
+from verl_turnkey.plugins.config.training import GroupsConfig
 from verl_turnkey.plugins.credit.rows import REPLAYED, split_key
 from verl_turnkey.plugins.credit.trainer_columns import TASK_FIELDS, task_keys
 from verl_turnkey.plugins.notices import warn_once

@@ -12,7 +12,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_turnkey.plugins import register
 from verl_turnkey.plugins.actor import hidden_rank, loss_inputs, weighing
 from verl_turnkey.plugins.checks import probe
-from verl_turnkey.plugins.config import prm
+from verl_turnkey.plugins.config import scorers
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.credit.rows import EXTRA_FIELDS
 from verl_turnkey.plugins.credit.trainer_columns import OF_RANK, target_field, value_field
@@ -33,7 +33,7 @@ Hook = Callable[[str, KVBatchMeta], None]
 NOT_FOR_WORKERS = frozenset(
     (
         *EXTRA_FIELDS,
-        *(prm.OUT, prm.COEFFICIENT, prm.SCORE),
+        *(scorers.OUT, scorers.COEFFICIENT, scorers.SCORE),
         "data_source",
         "extra_info",
         "interaction_kwargs",

@@ -66,8 +66,6 @@ ADAPTER_BY_NAME = {("plugins.cli.main", "envs.adapters.alfworld.generate")}
 
 # The list of environments holds the names of adapters as text.
 TEXT_TO_WING = {("envs.catalog", "envs.adapters")}
-# Puts names of modules together: the table of rules, which reads the checks.
-PUT_TOGETHER = {"plugins.checks.rule_table"}
 # May change where modules are searched for: to the path of the process that started this one, to the current folder as
 # `python -m` does; and loads the user's own files.
 SEARCHES = {"envs.checking.processes", "envs.adapters.webshop.server", "plugins.cli.main", "envs.user_modules"}
@@ -251,7 +249,7 @@ def test_nothing_hides_an_import() -> None:
 def hidden(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         whole = not isinstance(node, ast.Constant) or not re.search(r"verl_turnkey\.[\w.]+\.$", str(node.value))
-        if isinstance(node, ast.Constant) and not whole and module not in PUT_TOGETHER:
+        if isinstance(node, ast.Constant) and not whole:
             yield node.lineno, "the name of a module of ours is put together"
         if module in SEARCHES:
             continue
@@ -361,5 +359,5 @@ def test_no_file_is_longer_than_a_reader_bears() -> None:
 
 def test_a_check_begins_without_torch() -> None:
     """The import takes longer than most checks; a rule that needs torch imports it."""
-    code = "import sys, verl_turnkey.plugins.checks.selection; sys.exit('torch' in sys.modules)"
+    code = "import sys, verl_turnkey.plugins.checks.keys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

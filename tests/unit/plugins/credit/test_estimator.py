@@ -31,7 +31,7 @@ from verl_turnkey.advantage import (
 )
 from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.losses import Turns
-from verl_turnkey.plugins.config.prm import SCORE
+from verl_turnkey.plugins.config.scorers import SCORE
 from verl_turnkey.plugins.credit.estimator import STREAMS, CreditStep, stream_advantages
 from verl_turnkey.plugins.prm.rows import of_response, own_tokens
 

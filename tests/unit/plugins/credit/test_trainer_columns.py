@@ -15,7 +15,7 @@ from verl_turnkey.advantage.modifiers.rank_shaping import NAMES
 from verl_turnkey.advantage.registry import FROM_TRAINER, HOW_TO_SET
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.losses.turns import Turns
-from verl_turnkey.plugins.config.prm import TURN_SCORE
+from verl_turnkey.plugins.config.scorers import TURN_SCORE
 from verl_turnkey.plugins.credit.rows import read_rows
 from verl_turnkey.plugins.credit.trainer_columns import (
     SOURCES,
