@@ -192,7 +192,7 @@ class AdvantageStep:
             metrics.update(self._batching.advantage_metrics(step.rows, step.credit.advantage))
         now = rows.now
         rows.written |= self._log.credit(step, now)
-        rows.written |= weighing.columns(rows.keys, self._update.weight_by, mask, now, step.rows)
+        rows.written |= weighing.weight_columns(rows.keys, self._update.weight_by, mask, now, step.rows)
         rows.written |= self._loss_columns(rows.tags, step, now)
         if self.heads and step.rows is not None and step.credit is not None:
             turns, extra = step.rows.turns, step.rows.steps.extra
