@@ -21,9 +21,9 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from verl_turnkey.envs.user_modules import import_installed
-from verl_turnkey.plugins import registries
+from verl_turnkey.plugins import register
 from verl_turnkey.plugins.cli import packages
-from verl_turnkey.plugins.shutdown import leftovers
+from verl_turnkey.plugins.shutdown import run_files
 from verl_turnkey.plugins.verl_api import internals, ledger, seams
 
 # Tested versions; a package outside its range is shown, not refused.
@@ -95,8 +95,8 @@ def _inspect(report: Report) -> Report:
         for plugin in import_installed()
     ]
     if report.plugins:
-        registries.register_estimators()
-        registries.register_losses()
+        register.register_estimators()
+        register.register_losses()
     report.points = [asdict(point) for point in ledger.points()]
     report.seams = [f"{what} (used for: {why})" for what, why in seams.moved()]
     for plugin in entry_points(group="verl.plugins"):
@@ -278,8 +278,8 @@ def clean(*, remove: bool) -> int:
     """Print the leftovers of this user, and remove them on demand; returns 0, or 1 if some could not be removed."""
     console = packages.console(highlight=False)
     try:
-        remains = leftovers.find()
-    except leftovers.HiddenError as error:
+        remains = run_files.find()
+    except run_files.HiddenError as error:
         owner = "Look as the user, and in the container, that ran them."
         console.print(f"Nothing is removed: {error}. {owner}", style="red")
         return 1
@@ -296,7 +296,7 @@ def clean(*, remove: bool) -> int:
     if not remove:
         console.print("turnkey doctor --clean --yes removes them", markup=False)
         return 0
-    left = leftovers.remove({remain.path: remain.identity for remain in remains})
+    left = run_files.remove({remain.path: remain.identity for remain in remains})
     console.print(f"{len(remains) - len(left)} removed")
     for path in left:
         console.print(f"could not be removed: {path}", markup=False, style="red")

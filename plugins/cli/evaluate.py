@@ -219,7 +219,7 @@ def evaluate(
     from verl_turnkey.plugins.eval import checkpoint as checkpoints
     from verl_turnkey.plugins.eval.run import EvalSettings
     from verl_turnkey.plugins.eval.run import evaluate as play
-    from verl_turnkey.plugins.shutdown.own_folder import locked
+    from verl_turnkey.plugins.shutdown.run_files import locked
 
     environment, further, panel = _played_by(environment, overrides or (), panel_name, fixed=bool(tasks or samples))
     if panel is not None:
