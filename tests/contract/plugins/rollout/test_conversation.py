@@ -15,8 +15,7 @@ from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ControlTokens, ParsedAction
 from verl_turnkey.envs.prompting.prompts import Examples, PromptTurn, Summarize, later_template
-from verl_turnkey.plugins.config.examples import load_examples
-from verl_turnkey.plugins.config.schema import RolloutConfig
+from verl_turnkey.plugins.config.schema import RolloutConfig, load_examples
 from verl_turnkey.plugins.rollout.action_reader import ACT
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt

@@ -28,8 +28,7 @@ from verl_turnkey.envs.prompting.prompts import (
     history_text,
     load_template,
 )
-from verl_turnkey.plugins.config.examples import load_examples
-from verl_turnkey.plugins.config.schema import RolloutConfig
+from verl_turnkey.plugins.config.schema import RolloutConfig, load_examples
 
 HISTORY = [PromptTurn("a {task} wall", "turn left"), PromptTurn("free", "go forward")]
 SHIPPED = sorted(path.stem for path in TEMPLATES.glob("*.txt"))
