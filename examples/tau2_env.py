@@ -24,7 +24,7 @@ class Tau2(TextEnv):
         return observation, {**info, "tools": self.tools}
 
     def begin(self, seed):
-        self.game, self.said = self.game_of(self.tasks[seed % len(self.tasks)]), []
+        self.game, self.dialogue = self.game_of(self.tasks[seed % len(self.tasks)]), []
         observation, info = self.game.reset()
         self.tools = [tool.openai_schema for tool in info["tools"]]
         return self.seen(observation, bool(observation)), info["policy"]
@@ -39,7 +39,7 @@ class Tau2(TextEnv):
         for call in [turn] if isinstance(turn, str) else turn:
             text = call if isinstance(call, str) else json.dumps({"name": call.name, "arguments": call.arguments})
             observation, reward, over, _, info = self.game.step(text)
-            self.said += [text, observation]
+            self.dialogue += [text, observation]
             self.results.append({"content": observation, "is_error": observation.startswith("tool: Error")})
         invalid = all(result["is_error"] for result in self.results)
         observation = "\n".join(result["content"] for result in self.results)
@@ -49,7 +49,7 @@ class Tau2(TextEnv):
     def seen(self, observation, ran, **outcome):
         if not ran:  # the class logs what its user's model raises, and gives 0
             raise EnvironmentFailure("user", "the simulation broke down, see the log of tau2")
-        return StepResult(observation, digest(observation, self.said), **outcome)
+        return StepResult(observation, digest(observation, self.dialogue), **outcome)
 
 
 gymnasium.register("my/Tau2-v0", entry_point=Tau2)

@@ -217,7 +217,7 @@ def test_the_readme_computes_credit_without_verl():
     assert credit.metrics["credit/share_steps_with_step_credit"] > 0
 
 
-EXAMPLES = [name for name in sorted(recipes.shipped()) if blocks(f"docs/methods/{name}.md", "python")]
+EXAMPLES = [name for name in sorted(recipes.shipped()) if "print(" in text(f"docs/methods/{name}.md")]
 
 
 def test_the_pages_of_core_methods_have_examples():
