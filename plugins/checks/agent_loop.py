@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.agents.remote import is_url
+from verl_turnkey.envs.agents.function import is_url
 from verl_turnkey.envs.errors import SandboxError
 from verl_turnkey.envs.http import check_url
 from verl_turnkey.envs.prompting.actions import TOOLS
@@ -72,7 +72,7 @@ def _check_prompts(run: Run) -> None:
         if (value := getattr(options, key)) != getattr(type(options)(), key):
             warn("prompt-keys-without-effect", key=key, value=value)
     if options.action_format in CALLS:
-        from verl_turnkey.plugins.rollout.tool_parsers import check_tool_parser
+        from verl_turnkey.plugins.rollout.tool_calls import check_tool_parser
 
         check_tool_parser(run.rollout.multi_turn.format)
     else:
