@@ -1,4 +1,4 @@
-"""What is left of ended runs is told from what living processes use, by real files, sockets and processes."""
+"""A folder belongs to one process; what ended runs left is found and removed, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,10 +13,56 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.shutdown import leftovers
+from verl_turnkey.plugins.shutdown import run_files
+from verl_turnkey.plugins.shutdown.driver import guarded
+from verl_turnkey.plugins.shutdown.run_files import OF_CHECKPOINTS, own_folder
 
-LONG_AGO = 2 * leftovers.QUIET_SECONDS
+OTHER = """
+import sys
+from verl_turnkey.plugins.shutdown.run_files import own_folder
+with own_folder({"default_local_dir": sys.argv[1], "save_freq": 1}):
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_is_one_runs_until_its_process_ends(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    mine = {"default_local_dir": str(folder), "save_freq": 10}
+    with subprocess.Popen(
+        [sys.executable, "-c", OTHER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "holds\n"
+        message = rf"default_local_dir={folder}: .*\(process {other.pid} on .*experiment_name"
+        with pytest.raises(ConfigError, match=message), own_folder(mine):
+            pytest.fail("began")
+        with pytest.raises(ConfigError, match=message):
+            guarded(lambda *_, **__: pytest.fail("began"))({"trainer": mine}, None)
+        with own_folder({**mine, "save_freq": -1}):  # writes nothing
+            pass
+        with own_folder({**mine, "default_local_dir": str(tmp_path / "another")}):
+            pass
+        other.kill()
+    with own_folder(mine):
+        assert (folder / OF_CHECKPOINTS).read_text().startswith(f"process {os.getpid()} on ")
+    with own_folder(mine):  # the next run of the same process
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_left_to_another_check(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    with own_folder({"default_local_dir": str(tmp_path / "file" / "checkpoints"), "save_freq": 1}):
+        pass
+
+
+def test_a_program_without_the_keys_of_verl_goes_on():
+    with own_folder({}):
+        pass
+
+
+LONG_AGO = 2 * run_files.QUIET_SECONDS
 SESSION = "session_2026-01-02_03-04-05_678901_234"
 SOCKET = "0a1b2c3d-0000-4000-8000-0123456789ab"
 LEFT = (
@@ -57,16 +103,16 @@ def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
         else:
             path.write_bytes(b"." * 10)
         age(path)
-    monkeypatch.setattr(leftovers, "SHM", place / "shm")
-    monkeypatch.setattr(leftovers, "_processes", children)
-    monkeypatch.setattr(leftovers.tempfile, "gettempdir", lambda: str(place / "tmp"))
+    monkeypatch.setattr(run_files, "SHM", place / "shm")
+    monkeypatch.setattr(run_files, "_processes", children)
+    monkeypatch.setattr(run_files.tempfile, "gettempdir", lambda: str(place / "tmp"))
     return place
 
 
-every = leftovers._processes
+every = run_files._processes
 
 
-def children() -> dict[int, leftovers._Process]:
+def children() -> dict[int, run_files._Process]:
     """The processes of this machine, as far as they are of a test: runs may go on beside it."""
     return {pid: process for pid, process in every().items() if process.parent == os.getpid()}
 
@@ -77,7 +123,7 @@ def age(path: Path) -> None:
 
 
 def names(place: Path) -> set[str]:
-    return {str(leftover.path.relative_to(place)) for leftover in leftovers.find()}
+    return {str(leftover.path.relative_to(place)) for leftover in run_files.find()}
 
 
 @pytest.fixture
@@ -100,7 +146,7 @@ def process(place: Path) -> Iterator[Callable[[str, str], subprocess.Popen]]:
 
 def test_what_nobody_uses_is_found_and_nothing_else(place: Path):
     assert names(place) == set(LEFT)
-    size = {leftover.path.name: leftover.bytes for leftover in leftovers.find()}
+    size = {leftover.path.name: leftover.bytes for leftover in run_files.find()}
     assert size[SESSION] >= 5000
 
 
@@ -158,21 +204,21 @@ def test_the_folder_of_an_episode_stays_while_a_run_is_there_that_is_older(place
     process("pass", command)
     assert names(place) == set(LEFT)
     older = {pid: process._replace(began=time.time() - 2 * LONG_AGO) for pid, process in children().items()}
-    monkeypatch.setattr(leftovers, "_processes", lambda: older)
+    monkeypatch.setattr(run_files, "_processes", lambda: older)
     assert LEFT[7] not in names(place)
 
 
 def test_what_is_used_without_being_open_stays_while_a_run_is_there_that_is_older(place: Path, process, monkeypatch):
     process("pass", "VLLM::EngineCore")
     assert names(place) == set(LEFT), "the files are older than this run"
-    begun = time.time() - leftovers.QUIET_SECONDS
+    begun = time.time() - run_files.QUIET_SECONDS
     later = set(LEFT[4:6])
     for name in later:
         os.utime(name, (begun, begun))
     assert names(place) == set(LEFT)
     older = {pid: process._replace(began=begun - 1) for pid, process in children().items()}
     assert any("VLLM::EngineCore" in process.command for process in older.values())
-    monkeypatch.setattr(leftovers, "_processes", lambda: older)
+    monkeypatch.setattr(run_files, "_processes", lambda: older)
     assert names(place) == set(LEFT) - later
 
 
@@ -190,7 +236,7 @@ def test_doctor_shows_and_removes_on_demand(place: Path):
 
 
 def test_nothing_is_removed_where_the_files_of_a_process_cannot_be_seen(place: Path, monkeypatch):
-    monkeypatch.setattr(leftovers, "_hidden", lambda processes: ["process 7 (python)"])
+    monkeypatch.setattr(run_files, "_hidden", lambda processes: ["process 7 (python)"])
     result = CliRunner().invoke(app, ["doctor", "--clean", "--yes"])
     assert result.exit_code == 1
     assert "process 7 (python) cannot be seen" in " ".join(result.output.split())
@@ -203,18 +249,18 @@ def test_a_session_whose_logs_are_written_stays(place: Path):
 
 
 def test_what_was_made_anew_since_is_not_removed(place: Path):
-    seen = {leftover.path: leftover.identity for leftover in leftovers.find()}
+    seen = {leftover.path: leftover.identity for leftover in run_files.find()}
     path = place / LEFT[0]
     path.rename(place / "shm" / "kept")  # or its number might be given again
     path.write_bytes(b"another's")
-    assert leftovers.remove(seen) == []
+    assert run_files.remove(seen) == []
     assert {name for name in LEFT if os.path.lexists(name)} == {LEFT[0]}
 
 
 def test_a_run_removes_what_its_processes_held_when_they_are_dead(place: Path, process):
     made = [place / "shm" / f"psm_{i:08x}" for i in range(3)]
     theirs = place / "tmp" / "0a1b2c3d-0000-4000-8000-00000000000f"
-    files = leftovers.RunFiles()
+    files = run_files.RunFiles()
     with files:
         for path in (*made, theirs):
             path.write_bytes(b".")
@@ -234,7 +280,7 @@ def test_a_run_removes_what_its_processes_held_when_they_are_dead(place: Path, p
 
 
 def test_cleaning_can_be_cut_short(place: Path, process):
-    files = leftovers.RunFiles()
+    files = run_files.RunFiles()
     with files:
         path = place / "shm" / "psm_00000000"
         path.write_bytes(b".")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_turnkey.plugins.actor.balance import even
-from verl_turnkey.plugins.trainer.partitioning import deal, filled, lay_out, mini_batches, parts, rows_of_a_part
+from verl_turnkey.plugins.actor.update_order import even
+from verl_turnkey.plugins.trainer.batching import deal, filled, lay_out, mini_batches, parts, rows_of_a_part
 
 episodes = st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=30)
 """rows of each, and whether it has a token to train"""

@@ -11,7 +11,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from verl_turnkey.plugins.log.segments import read_segments
-from verl_turnkey.plugins.trainer.run_info import about, write_start
+from verl_turnkey.plugins.trainer.logging import about, write_start
 
 SEGMENT = "20260102T030405_00ff"
 

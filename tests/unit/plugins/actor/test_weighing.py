@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_turnkey.losses.turns import turn_ids
-from verl_turnkey.plugins.credit.weights import token_weights
+from verl_turnkey.plugins.actor.weighing import token_weights
 
 UNITS = ("step", "episode", "task")
 

@@ -1,12 +1,8 @@
-"""An actor update in phases: each phase updates on some rows, with the policy that the previous phase produced.
-
-SeeUPO (arXiv:2602.06554) updates the turns from the last to the first and weights each turn by the importance ratios of
-the updates before it. REBEL (arXiv:2404.16767) compares a trajectory's log-ratio with its group's under the current
-policy, so they must be computed before each optimizer step.
-"""
+"""Bins with equal numbers of rows and about equal work."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,11 +15,30 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import LossSpec
 from verl_turnkey.losses.clipping import accumulated_ratio
-from verl_turnkey.plugins.actor.balance import even
 from verl_turnkey.plugins.actor.loss_inputs import GROUP_LOG_RATIO, queue_name
 from verl_turnkey.plugins.config.training import UpdateConfig
 from verl_turnkey.plugins.credit.rows import Rows
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, part_of, partition_of
+
+
+def even(weights: np.ndarray, bins: int) -> np.ndarray:
+    """The bin of each item: bins with equal numbers of items and about equal sums of ``weights``.
+
+    ``bins`` divides the number of items. From the heaviest item down, each goes to the lightest bin that has room.
+    """
+    room = len(weights) // bins
+    bin_of = np.zeros(len(weights), dtype=np.int64)
+    order = np.argsort(-weights, kind="stable")
+    lightest = [(0.0, number, room) for number in range(bins)]
+    for i, weight in zip(order.tolist(), weights[order].tolist(), strict=True):
+        total, number, left = lightest[0]
+        bin_of[i] = number
+        if left > 1:
+            heapq.heapreplace(lightest, (total + weight, number, left - 1))
+        else:
+            heapq.heappop(lightest)
+    return bin_of
+
 
 Metrics = dict[str, Any]
 
