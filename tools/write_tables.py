@@ -19,7 +19,7 @@ from typing import Any
 
 import verl_turnkey.advantage
 from verl_turnkey.advantage import estimators
-from verl_turnkey.advantage.paper_names import ABSENT, PAPER_NAMES
+from verl_turnkey.advantage.paper_names import ABSENT
 from verl_turnkey.advantage.registry import TIERS
 from verl_turnkey.plugins.cli.tables import (
     PARAMETERS,
@@ -28,7 +28,6 @@ from verl_turnkey.plugins.cli.tables import (
     defaults,
     environments,
     excerpt,
-    keys,
     losses,
     modifiers,
     needs,
@@ -173,16 +172,6 @@ def tiers() -> str:
     return table(("tier", "methods", "meaning"), ((tier, numbers[tier], meaning) for tier, meaning in TIERS.items()))
 
 
-def literature() -> str:
-    """The names of papers and frameworks, each with our equivalent and how it differs."""
-    rows = []
-    for entry in sorted(PAPER_NAMES, key=lambda entry: entry.names.lower()):
-        name, _, others = entry.names.partition(" / ")
-        names = name + (f" ({others.replace(' / ', ', ')})" if others else "")
-        rows.append((names, f"{'' if entry.exact else 'closest: '}[{entry.ours}]({entry.page})", entry.note))
-    return table(("name", "here as", "what differs, or what it needs"), rows)
-
-
 def absent() -> str:
     """The methods that are not here, and why."""
     return table(("method", "why"), ((entry.names.replace(" / ", ", "), entry.why) for entry in ABSENT))
@@ -206,13 +195,6 @@ def environment_pages() -> str:
 
     links = ", ".join(f"[{adapter.name}](docs/{adapter.page})" for adapter in ADAPTERS)
     return textwrap.fill(links, 120, break_on_hyphens=False) + "\n"
-
-
-def rules() -> str:
-    """The rules of the checks, a table per level."""
-    from verl_turnkey.plugins.checks.rules import markdown
-
-    return markdown()
 
 
 def log() -> str:
@@ -262,11 +244,8 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
         lambda: excerpt(strategies(), ("strategy", "what it does", PARAMETERS, "source")),
     ),
     ("docs/environments.md", "envs", environments),
-    ("docs/coverage.md", "here", literature),
     ("docs/coverage.md", "absent", absent),
     ("docs/capabilities.md", "doors", doors),
-    ("docs/configuration.md", "keys", keys),
-    ("docs/rules.md", "rules", rules),
     ("docs/trajectory_log.md", "log", log),
 )
 

@@ -12,10 +12,9 @@ from omegaconf import DictConfig
 
 from verl_turnkey.envs.agents.harbor import ENV_ID, HarborTask, sandbox_for
 from verl_turnkey.envs.errors import MissingPackageError, SandboxError, TaskFormatError
-from verl_turnkey.envs.panels import Panel, panel_of
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.registry import check_call
-from verl_turnkey.envs.tasks import COLUMN, HINT, Task, open_parquet, task_of
+from verl_turnkey.envs.tasks import COLUMN, HINT, Panel, Task, open_parquet, panel_of, task_of
 from verl_turnkey.plugins.checks.files import (
     FORMATS,
     LOOP_COLUMN,

@@ -22,7 +22,7 @@ from verl_turnkey.plugins.cli.packages import require_verl
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from verl_turnkey.envs.panels import Panel
+    from verl_turnkey.envs.tasks import Panel
     from verl_turnkey.plugins.cli.launch import Played
     from verl_turnkey.plugins.cli.run_folder import RunFolder
 
@@ -115,8 +115,7 @@ class Evaluation:
 
     def with_settings_of_run(self, environment: str) -> Evaluation:
         """With the run's rollout settings before the overrides, if it trained on the same environment."""
-        from verl_turnkey.envs.panels import PLACES
-        from verl_turnkey.envs.tasks import HELD_OUT_SPLITS
+        from verl_turnkey.envs.tasks import HELD_OUT_SPLITS, PLACES
         from verl_turnkey.plugins.cli import launch
         from verl_turnkey.plugins.config.composing import composed
 

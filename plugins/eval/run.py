@@ -18,8 +18,7 @@ from omegaconf import DictConfig
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import write_text
-from verl_turnkey.envs.panels import panel_of
-from verl_turnkey.envs.tasks import COLUMN, Task, open_parquet, task_of
+from verl_turnkey.envs.tasks import COLUMN, Task, open_parquet, panel_of, task_of
 from verl_turnkey.plugins.checks.run import AGENT
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.playing import differing

@@ -272,7 +272,7 @@ def test_the_own_method_on_the_methods_page_works(tmp_path):
         registry._ESTIMATORS.pop("reward_only", None)
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"docs/install.md", "docs/rules.md"}))
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"docs/install.md"}))
 def test_pages_install_from_a_clone(name):
     """The package is on no index; docs/install.md says when pip finds it, and messages are for those who have it."""
     assert not re.search(r"pip install \S*verl-turnkey", text(name))
