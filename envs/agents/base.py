@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.envs.rpc import post_json
+from verl_turnkey.envs.http import post_json
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI

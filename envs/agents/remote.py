@@ -13,7 +13,7 @@ from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cu
 from verl_turnkey.envs.agents.calls import KEY
 from verl_turnkey.envs.agents.results import read_result
 from verl_turnkey.envs.daemon_threads import DaemonThreads
-from verl_turnkey.envs.rpc import ServerError, check_url, post_json
+from verl_turnkey.envs.http import ServerError, check_url, post_json
 
 LATE = 60.0
 """seconds after which a thread gives up a service that answers too late"""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 
+from verl_turnkey.envs.base import copied, offers_copies
 from verl_turnkey.envs.checking.traces import Calls, Env, Trace, replay
-from verl_turnkey.envs.copies import copied, offers_copies
 
 Elsewhere = Callable[[Sequence[Trace]], list[Trace]]
 """plays episodes once more in another process"""

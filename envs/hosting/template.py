@@ -20,7 +20,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from verl_turnkey.envs import installed, reaper
+from verl_turnkey.envs import reaper, user_modules
 from verl_turnkey.envs.hosting import process_main
 from verl_turnkey.envs.hosting.fresh import BOOT_SECONDS, EXIT_SECONDS, Fresh, new_mark, start
 
@@ -175,7 +175,7 @@ def main(fd: int, modules: list[str]) -> None:
 
     signal.signal(signal.SIGCHLD, reap)
     os.set_inheritable(fd, False)
-    installed.entries()  # read once for all copies
+    user_modules.entries()  # read once for all copies
     gc.collect()
     gc.freeze()  # else the first collection in a copy would write to what it shares
     control.send(pickle.dumps(None))  # ready

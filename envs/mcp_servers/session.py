@@ -15,8 +15,8 @@ from typing import Any
 from verl_turnkey.envs import guard
 from verl_turnkey.envs.answers import plain_text
 from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.http import on_this_machine
 from verl_turnkey.envs.mcp_servers.servers import Server
-from verl_turnkey.envs.rpc import on_this_machine
 
 CONNECTION_CLOSED = -32000  # what the package mcp calls an error that is not the server's own
 CLOSE_SECONDS = 10.0  # more than a stdio server is left

@@ -15,7 +15,7 @@ from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.mcp_servers.servers import OF_TASK, Server
 from verl_turnkey.envs.mcp_servers.session import Session
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.envs.tool_info import read_tools
+from verl_turnkey.envs.tools import read_tools
 
 
 class Servers:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
-from verl_turnkey.envs.thoughts import opens_thoughts, split_thoughts
+from verl_turnkey.envs.model_texts import opens_thoughts, split_thoughts
+from verl_turnkey.envs.prompting.actions import ControlTokens
 from verl_turnkey.plugins.gateway.messages import Message, Reply, Request, ToolCall
 from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.rollout.action_reader import ACT, HEADER, OPENING

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome, cut, without_secret
-from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig
+from verl_turnkey.envs.http import Endpoint, EndpointConfig
 from verl_turnkey.plugins.gateway import episode as episodes
 from verl_turnkey.plugins.gateway.codec import Parsed, TurnCodec
 from verl_turnkey.plugins.gateway.dialects import parts

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from verl_turnkey.advantage.conversations import conversations
+from verl_turnkey.advantage.group_ops import conversations
 from verl_turnkey.envs.answers import finite_reward
 from verl_turnkey.envs.base import digest
 from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request

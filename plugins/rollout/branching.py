@@ -18,7 +18,7 @@ from typing import Any
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
 from verl_turnkey.envs.answers import Answer
-from verl_turnkey.envs.prompting.memory import SummaryError
+from verl_turnkey.envs.prompting.prompts import SummaryError
 from verl_turnkey.envs.rewards import RewardError
 from verl_turnkey.plugins.config.playing import SHARED, several_roles
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from verl.utils.tokenizer.tokenizer import get_processor_token_id
 
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError
+from verl_turnkey.envs.model_texts import close_thoughts
 from verl_turnkey.envs.rewards import GroupMember, RewardError, RewardStep
-from verl_turnkey.envs.thoughts import close_thoughts
 from verl_turnkey.plugins.rollout.action_reader import OPENING
 from verl_turnkey.plugins.rollout.branching import Trajectory
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt

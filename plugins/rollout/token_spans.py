@@ -12,7 +12,7 @@ from typing import Any
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.answers import Answer
-from verl_turnkey.envs.prompting.hiper import STREAMS, stream_spans, switches
+from verl_turnkey.envs.prompting.actions import STREAMS, stream_spans, switches
 
 # --- observations -----------------------------------------------------------------------------------------------------
 

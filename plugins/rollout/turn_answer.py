@@ -15,7 +15,7 @@ from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.mcp_servers.tools import EpisodeTools, Servers
 from verl_turnkey.envs.prompting.actions import Call, ParsedAction
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.envs.tool_info import calls_text, read_tools
+from verl_turnkey.envs.tools import calls_text, read_tools
 from verl_turnkey.plugins.rollout.branching import Trajectory
 
 # --- tools of the worker ----------------------------------------------------------------------------------------------

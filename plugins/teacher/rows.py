@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
+from verl_turnkey.envs.prompting.actions import ControlTokens
 from verl_turnkey.envs.tasks import COLUMN as TASK
 from verl_turnkey.envs.tasks import HINT
 from verl_turnkey.plugins.config.schema import TurnkeyConfig

@@ -9,9 +9,9 @@ from inspect import isawaitable
 from typing import Any, Literal, TypeVar
 
 from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse, require_frozen
+from verl_turnkey.envs.http import Endpoint, EndpointConfig, chat_endpoint
+from verl_turnkey.envs.model_texts import after_first_thoughts, after_thoughts
 from verl_turnkey.envs.rewards import RewardError, RewardStep, right_answers
-from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig, chat_endpoint
-from verl_turnkey.envs.thoughts import after_first_thoughts, after_thoughts
 from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.plugins.config.scorers import TeacherConfig
 

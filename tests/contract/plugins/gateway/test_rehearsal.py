@@ -19,7 +19,7 @@ from recorded_traffic import DATA, recorded
 from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.rpc import post_json
+from verl_turnkey.envs.http import post_json
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.gateway.codec import Parsed
 from verl_turnkey.plugins.gateway.messages import ToolCall
