@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.agents.remote import is_url
+from verl_turnkey.envs.agents.function import is_url
 from verl_turnkey.envs.errors import SandboxError
 from verl_turnkey.envs.http import check_url
 from verl_turnkey.envs.prompting.actions import TOOLS

@@ -19,9 +19,8 @@ from omegaconf import DictConfig
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.answers import Answer, Info
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.envs.hosting.host import fingerprint
-from verl_turnkey.envs.hosting.instances import CLOSE_SECONDS, RESET_KEY, STEP_KEY
-from verl_turnkey.envs.hosting.process import ProcessWorker
+from verl_turnkey.envs.hosting.host import CLOSE_SECONDS, RESET_KEY, STEP_KEY, fingerprint
+from verl_turnkey.envs.hosting.workers import ProcessWorker
 from verl_turnkey.envs.prompting.actions import CALLS, TOOLS, instruction_of
 from verl_turnkey.envs.prompting.prompts import (
     Examples,

@@ -1,15 +1,19 @@
-"""The template of a host: a process that has imported what every environment needs, and is copied for each of them.
+"""The processes of environments: an interpreter started afresh, or a copy of the host's template.
 
-To start an interpreter and import gymnasium takes a third of a second of CPU and some 40 MB. The template does it once;
-a copy is a fork, which takes milliseconds and shares that memory. The template itself is started afresh, without Ray,
-CUDA or threads, and runs no code of an environment or a user, so a copy holds no more than a process started afresh.
+To start an interpreter and import gymnasium takes a third of a second of CPU and some 40 MB. The template, a process
+that has imported what every environment needs, does it once; a copy is a fork, which takes milliseconds and shares that
+memory. The template itself is started afresh, without Ray, CUDA or threads, and runs no code of an environment or a
+user, so a copy holds no more than a process started afresh.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
+import itertools
+import json
 import os
 import pickle
 import random
@@ -20,9 +24,90 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from verl_turnkey.envs import reaper, user_modules
-from verl_turnkey.envs.hosting import process_main
-from verl_turnkey.envs.hosting.fresh import BOOT_SECONDS, EXIT_SECONDS, Fresh, new_mark, start
+from verl_turnkey.envs import process_tree, user_modules
+from verl_turnkey.envs.hosting import runner
+
+BOOT_SECONDS = 120.0  # to start an interpreter and import gymnasium on a busy machine
+EXIT_SECONDS = 1.0
+_BOOT = """
+import json, sys
+fd, modules, sys.path[:] = json.loads(sys.argv[1])
+sys.argv = ["turnkey-environment"]
+from {0} import main
+main(fd, modules)
+"""
+_numbers = itertools.count()
+
+
+_owner = functools.cache(process_tree.start_reaper)
+"""the mark of what the reaper of this process kills; the first call starts the reaper"""
+
+
+class Fresh:
+    """A process that this one has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.pid, self._process = process.pid, process
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so the id is still this group's
+
+    def reap(self) -> int:
+        """Wait until it has ended. Its exit status, or the number of the signal that ended it, negative."""
+        return self._process.wait()
+
+    async def status(self) -> int | None:
+        """As of a :class:`Copy`; does not reap it."""
+        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        for _ in range(round(EXIT_SECONDS / 0.02)):
+            with contextlib.suppress(ChildProcessError):
+                if (exited := os.waitid(os.P_PID, self.pid, flags)) is not None:
+                    return exited.si_status if exited.si_code == os.CLD_EXITED else -exited.si_status
+            await asyncio.sleep(0.02)
+        return None
+
+
+def start(
+    module: str,
+    mark: str,
+    connection: int,
+    modules: Sequence[str],
+    output: int,
+    errors: int | None = None,
+    **variables: str,
+) -> Fresh:
+    """Start ``main`` of ``module`` in an interpreter of its own. Raises OSError.
+
+    Args:
+        module: its ``main`` gets ``connection``, a descriptor, and ``modules``.
+        errors: for its standard error; None: ``output``.
+        variables: further environment variables.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    variables = {"OMP_NUM_THREADS": "1"} | inherited | {process_tree.MARK: mark, "CUDA_VISIBLE_DEVICES": ""} | variables
+    paths = [str(path) for path in sys.path]  # some programs put Path objects there
+    argument = json.dumps([connection, list(modules), paths])
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", _BOOT.format(module), argument],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output if errors is None else errors,
+        env=variables,
+        pass_fds=(connection,),
+        start_new_session=True,
+    )
+    return Fresh(process)
+
+
+def new_mark() -> str:
+    """By which the reaper finds a process and all that it starts."""
+    return f"{_owner()}.{next(_numbers):09d}."  # all of one length
+
+
+# --- copied from the template -----------------------------------------------------------------------------------------
 
 MOST_BYTES = 1 << 16  # of a message; each has its own bounds on a socket of this type
 Request = tuple[str, str | int]
@@ -141,7 +226,7 @@ class Templates:
     async def _start(self) -> Template:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            process = start("template", new_mark(), theirs, self._modules, subprocess.DEVNULL)
+            process = start(__name__, new_mark(), theirs.fileno(), self._modules, subprocess.DEVNULL)
         template = Template(ours)
         try:
             await asyncio.wait_for(template.ready(), BOOT_SECONDS)
@@ -164,7 +249,7 @@ class Templates:
 
 
 def main(fd: int, modules: list[str]) -> None:
-    """Make copies, as the socket ``fd`` asks for them; each goes on in :func:`process_main.main`."""
+    """Make copies, as the socket ``fd`` asks for them; each goes on in :func:`runner.main`."""
     control = socket.socket(fileno=fd)
     ended: dict[int, int] = {}
 
@@ -193,7 +278,7 @@ def main(fd: int, modules: list[str]) -> None:
             if answer == 0:
                 control.close()
                 _become(about, fds[1])
-                process_main.main(fds[0], modules)
+                runner.main(fds[0], modules)
             for copied in fds:
                 os.close(copied)
         control.send(pickle.dumps(answer))
@@ -206,7 +291,7 @@ def _become(mark: str, output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    old, os.environ[reaper.MARK] = os.environ[reaper.MARK], mark
+    old, os.environ[process_tree.MARK] = os.environ[process_tree.MARK], mark
     with contextlib.suppress(OSError, ValueError):
         _show(old, mark)
     random.seed()
@@ -224,6 +309,6 @@ def _show(old: str, mark: str) -> None:
     start, end = int(fields[47]), int(fields[48])  # fields 50 and 51 of proc_pid_stat(5)
     with open("/proc/self/mem", "r+b", buffering=0) as memory:
         memory.seek(start)
-        place = memory.read(end - start).index(f"{reaper.MARK}={old}\0".encode())
+        place = memory.read(end - start).index(f"{process_tree.MARK}={old}\0".encode())
         memory.seek(start + place)
-        memory.write(f"{reaper.MARK}={mark}".encode())
+        memory.write(f"{process_tree.MARK}={mark}".encode())

@@ -1,8 +1,8 @@
-"""Environments that are not thread-safe: one process each, watched and killed by its host.
+"""Where environments live: in threads of the host that can be abandoned, or in a process each, watched and killed.
 
-A process is started afresh, or copied from a template that was, so that it inherits neither Ray nor CUDA nor threads.
-It leads a session of its own and has no stdin. What it and its descendants print goes into a ring buffer, whose end is
-shown on a failure.
+Thread-safe environments share the host's process. Any other one has a process that inherits neither Ray nor CUDA nor
+threads, leads a session of its own and has no stdin. What it and its descendants print goes into a ring buffer, whose
+end is shown on a failure.
 """
 
 from __future__ import annotations
@@ -11,21 +11,107 @@ import asyncio
 import contextlib
 import os
 import pickle
+import queue
 import signal
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from verl_turnkey.envs import reaper
+from verl_turnkey.envs import process_tree
+from verl_turnkey.envs.daemon_threads import settle
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.envs.hosting.fresh import BOOT_SECONDS, Fresh, new_mark, start
-from verl_turnkey.envs.hosting.process_main import DUMP_SIGNAL, HEADER_BYTES, frame
-from verl_turnkey.envs.hosting.template import Copy, Templates
-from verl_turnkey.envs.hosting.threads import deadline_exceeded
+from verl_turnkey.envs.hosting import runner
+from verl_turnkey.envs.hosting.processes import BOOT_SECONDS, Copy, Fresh, Templates, new_mark, start
+from verl_turnkey.envs.hosting.runner import DUMP_SIGNAL, HEADER_BYTES, EnvRunner, frame
+
+
+def deadline_exceeded(what: str, timeout: float, key: str, more: str = "") -> EnvironmentFailure:
+    """The failure of a call that exceeded its deadline, which the configuration key ``key`` sets."""
+    return EnvironmentFailure("timeout", f"{what} took longer than {timeout:g} s; raise {key} if that is normal{more}")
+
+
+class _WorkerThread:
+    """A thread that runs calls one after another. It is abandoned, not joined, when a call hangs.
+
+    Raises:
+        EnvironmentFailure: of kind ``process``: it cannot be started.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        try:
+            threading.Thread(target=self._run, name="turnkey-env", daemon=True).start()
+        except RuntimeError as error:  # as many as the machine or the container allows
+            message = f"no thread could be started for an environment: {error}"
+            raise EnvironmentFailure("process", message) from None
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def abandon(self) -> None:
+        """Let the thread end as soon as its pending calls return, if ever."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (item := self._calls.get()) is not None:
+            settle(*item)
+
+
+class ThreadWorker:
+    """Runs the calls of one environment in threads of the host's process.
+
+    Args:
+        idle_threads: shared by all thread workers of a host; a call takes one or starts one.
+    """
+
+    def __init__(self, idle_threads: list[_WorkerThread], runner: EnvRunner) -> None:
+        self._idle_threads = idle_threads
+        self._runner = runner
+        self._busy = False
+
+    async def call(self, method: str, args: tuple[Any, ...], timeout: float, what: str, key: str) -> Any:
+        """Run a method of the runner. A thread that misses its deadline, or whose caller is cancelled, is abandoned.
+
+        It closes the environment when its call returns, if ever.
+        """
+        thread = self._idle_threads.pop() if self._idle_threads else _WorkerThread()
+        future = thread.submit(lambda: getattr(self._runner, method)(*args))
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
+        except (asyncio.TimeoutError, TimeoutError):  # two classes before Python 3.11
+            raise deadline_exceeded(what, timeout, key) from None
+        finally:
+            if future.done():
+                self._idle_threads.append(thread)
+            else:
+                self._busy = True
+                if method != "close":
+                    thread.submit(self._runner.close)
+                thread.abandon()
+
+    async def retire(self, timeout: float) -> None:
+        """Close the environment in a thread, within ``timeout``."""
+        with contextlib.suppress(EnvironmentFailure):
+            await self.call("close", (), timeout, "close", "")
+
+    def kill(self) -> None:
+        """Close the environment without waiting; not if an abandoned thread will close it, or no thread is left."""
+        if self._busy:
+            return
+        with contextlib.suppress(EnvironmentFailure):
+            thread = _WorkerThread()
+            thread.submit(self._runner.close)
+            thread.abandon()
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
 
 _DUMP_SECONDS = 0.5  # on a busy machine the process may not run at once
-_RING_BYTES = 1 << 16
 _TAIL_CHARS = 2000
 
 
@@ -35,13 +121,10 @@ class ProcessWorker:
     def __init__(self, process: Fresh | Copy, mark: str, output: int) -> None:
         self._process = process
         self._mark = mark
-        self._output = output
-        self._ring = bytearray()
+        self._output = process_tree.OutputEnd(output)
         self._alive = True
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
-        os.set_blocking(output, False)
-        asyncio.get_running_loop().add_reader(output, self._collect)
 
     @classmethod
     async def spawn(cls, modules: Sequence[str] = (), templates: Templates | None = None) -> ProcessWorker:
@@ -64,7 +147,7 @@ class ProcessWorker:
                 its_ends.callback(os.close, their_output)
                 if templates is not None:
                     process = await templates.copy(mark, theirs, their_output)
-                process = process or start("process_main", mark, theirs, modules, their_output)
+                process = process or start(runner.__name__, mark, theirs.fileno(), modules, their_output)
             except OSError as error:  # no descriptors are left, or no process
                 message = f"no process could be started for an environment: {error}"
                 raise EnvironmentFailure("process", message) from None
@@ -97,8 +180,7 @@ class ProcessWorker:
     async def call(self, method: str, args: tuple[Any, ...], timeout: float, what: str, key: str) -> Any:
         """Run a method of the runner. The process is killed at the deadline, or when the caller is cancelled."""
         if method == "start":
-            self._collect()
-            self._ring.clear()  # the previous episode's output
+            self._output.clear()  # of what the previous episode printed
         try:
             failure, result = await asyncio.wait_for(self._exchange(method, args), timeout)
         except (asyncio.TimeoutError, TimeoutError):
@@ -130,18 +212,16 @@ class ProcessWorker:
         if not self._alive:
             return
         self._alive = False
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._output)
-        os.close(self._output)
+        self._output.close()
         if hasattr(self, "_writer"):
             self._writer.transport.abort()
         with contextlib.suppress(OSError):
             self._process.kill()
-        loop.run_in_executor(None, self._reap)
+        asyncio.get_running_loop().run_in_executor(None, self._reap)
 
     def _reap(self) -> None:
         self._process.reap()
-        reaper.sweep(self._mark)
+        process_tree.sweep(self._mark)
 
     async def _end(self) -> None:
         await self._exchange("close", ())
@@ -179,23 +259,9 @@ class ProcessWorker:
         self.kill()
         return EnvironmentFailure("process", f"the environment's process {how} during {what}{tail}")
 
-    def _collect(self) -> None:
-        """Read new output into the ring buffer; a few reads at most, since output may come faster than it is read."""
-        for _ in range(8):
-            try:
-                chunk = os.read(self._output, _RING_BYTES)
-            except BlockingIOError:
-                return
-            if not chunk:
-                asyncio.get_running_loop().remove_reader(self._output)
-                return
-            self._ring += chunk
-            del self._ring[:-_RING_BYTES]
-
     def _tail(self) -> str:
-        if self._alive:
-            self._collect()
-        text = self._ring.decode(errors="replace").strip()
+        self._output.collect()
+        text = self._output.text.strip()
         return f"\nIts last output:\n{text[-_TAIL_CHARS:]}" if text else ""
 
 
