@@ -48,8 +48,8 @@ def clean() -> None:
 
 
 def tables() -> None:
-    if written := _run(BIN / "turnkey", "tables"):
-        raise Wrong(f"tables or recipes were not those of the code; commit what `turnkey tables` wrote:\n{written}")
+    if written := _run(sys.executable, ROOT / "tools" / "write_tables.py"):
+        raise Wrong(f"tables or recipes were not those of the code; commit what was written now:\n{written}")
 
 
 def style() -> None:

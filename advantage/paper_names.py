@@ -117,7 +117,7 @@ PAPER_NAMES = (
               "the model is trained on your log; how step and outcome rewards combine is not public", exact=False),
     PaperName("ProgRM / 2505.18121", "the reward progress",
               "+turnkey=grpo_steps 'turnkey.rewards=[{name: outcome}, {name: progress}]'", "rewards.md#vsrm-and-progrm",
-              "the estimates are yours: info[\"extra\"][\"progress\"], or a model's: `turnkey prm-data`"),
+              "the estimates are yours: info[\"extra\"][\"progress\"], or a model's: `turnkey prm data`"),
     PaperName("TreeRL / 2506.11902", "tree with rule=treerl",
               "+turnkey=tree turnkey.credit.rule=treerl turnkey.rollout.strategy=tree", "methods/tree.md"),
     PaperName("Tree-GRPO / 2509.21240", "tree with rule=tree_grpo",
@@ -292,7 +292,7 @@ def known_as(name: object, of: str = "") -> str:
         return ""
     if plain(entry.ours.split()[-1] if of == "loss" else entry.ours) == plain(name):
         return ""
-    return f"; {entry.equivalent(name)}: {entry.line} (`turnkey methods {name}` explains)."
+    return f"; {entry.equivalent(name)}: {entry.line} (`turnkey list methods {name}` explains)."
 
 
 class NotHere(NamedTuple):
@@ -321,7 +321,7 @@ ABSENT = (
     NotHere("SimPO", "offline pairs; online, its length normalization is an advantage divided by the length"),
     NotHere(
         "DPO / StepORLM / CPL / Step-APO",
-        "offline pairs, and verl has no trainer for them; `turnkey prm-data --kind pairs` writes them",
+        "offline pairs, and verl has no trainer for them; `turnkey prm data --kind pairs` writes them",
     ),
     NotHere("accelerated preference optimization / directional preference alignment", "offline preferences"),
     NotHere("Nash mirror prox", "theory of preference games, without a formula for agents"),
@@ -348,7 +348,7 @@ ABSENT = (
     NotHere("phi-Decoding / Let's reward step by step", "search at inference, without training"),
     NotHere("SteP / stacked policies / ProTIP", "prompts and retrieval of tools, without training"),
     NotHere(
-        "Math-Shepherd", "labels from rollouts of each step of a text; `turnkey prm-data` takes those that the run has"
+        "Math-Shepherd", "labels from rollouts of each step of a text; `turnkey prm data` takes those that the run has"
     ),
     NotHere("WebSTAR", "supervised training on filtered steps"),
     NotHere("ACECode", "a reward of the run time of single answers of code"),

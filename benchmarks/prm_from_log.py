@@ -3,9 +3,9 @@
     python benchmarks/prm_from_log.py run runs/prm_from_log      # 20 minutes or more; resumes where it stopped
     python benchmarks/prm_from_log.py table runs/prm_from_log    # print the tables from the scores
 
-The quickstart trains SmolLM2 on errands and logs all texts; ``turnkey prm-data --device cpu`` makes examples and prints
+The quickstart trains SmolLM2 on errands and logs all texts; ``turnkey prm data --device cpu`` makes examples and prints
 a command that trains the original SmolLM2. The score of a step of a held-out task is the trained model's probability of
-"1", computed in this process by transformers. Scores are evaluated as by ``turnkey prm-eval``, next to scores that are
+"1", computed in this process by transformers. Scores are evaluated as by ``turnkey prm eval``, next to scores that are
 means of training labels.
 """
 
@@ -27,8 +27,8 @@ import typer
 from quickstart_runs import ROOT, train_missing
 
 from verl_turnkey.plugins.cli.prm import SCORE, WHOLE_LOG
-from verl_turnkey.plugins.eval import prm_scores
-from verl_turnkey.plugins.eval.prm_data import read_episodes
+from verl_turnkey.plugins.eval import prm
+from verl_turnkey.plugins.eval.prm import read_episodes
 from verl_turnkey.plugins.view.join import find_log
 
 STEPS, SEED, HELD_OUT = 10, 0, 0.3
@@ -54,7 +54,7 @@ def run(
     base = out / "run" / "model" if model == "tiny" else _folder(model)
     device = ("--model", base, "--device", "cpu")
     split = ("--held-out", held_out, "--label", label)
-    output = _turnkey("prm-data", out / "run", "--out", out / "prm.parquet", *device, *split)
+    output = _turnkey("prm", "data", out / "run", "--out", out / "prm.parquet", *device, *split)
     print(output)
     if _trained(out) is None:
         [command] = re.findall(r"^TURNKEY_DEVICE=cpu .*$", output, re.M)
@@ -155,10 +155,10 @@ def auc_difference(ours: Sequence[float], baseline: Sequence[float], test: pd.Da
     labels = test["label"].to_numpy() > 0.5
 
     def difference(weights: Any) -> float:
-        first, second = (prm_scores.auc(np.asarray(values), labels, weights) for values in (ours, baseline))
+        first, second = (prm.auc(np.asarray(values), labels, weights) for values in (ours, baseline))
         return first - second
 
-    drawn = [difference(weights) for weights in prm_scores.resamples(test["task"].to_list())]
+    drawn = [difference(weights) for weights in prm.resamples(test["task"].to_list())]
     low, high = np.nanquantile(drawn, (0.025, 0.975))
     return difference(np.ones(len(labels))), float(low), float(high)
 
@@ -176,7 +176,7 @@ def table(out: Folder) -> None:
     print(f"{test['task'].nunique()} tasks; labels above 1/2: {(test['label'] > 0.5).mean():.2f}\n")
     print(f"| score | {' | '.join(name.replace('_', ' ') for name in MEASURES)} |\n|---|{'---|' * len(MEASURES)}")
     for name, values in rows.items():
-        measured = prm_scores.evaluate(values, test["label"], test["task"].to_list())
+        measured = prm.evaluate(values, test["label"], test["task"].to_list())
         cells = [f"{value:.3f} [{low:.3f}, {high:.3f}]" for value, low, high in (measured[m] for m in MEASURES)]
         print(f"| {name} | {' | '.join(cells)} |")
     print("\n| AUC of the trained model minus that of | |\n|---|---|")
@@ -184,7 +184,7 @@ def table(out: Folder) -> None:
         value, low, high = auc_difference(rows["SmolLM2, trained"], rows[name], test)
         print(f"| {name} | {value:+.3f} [{low:+.3f}, {high:+.3f}] |")
     print("\n| turns | mean score of the trained model | mean label |\n|---|---|---|")
-    for number, score, label in prm_scores.calibration(rows["SmolLM2, trained"], test["label"]):
+    for number, score, label in prm.calibration(rows["SmolLM2, trained"], test["label"]):
         print(f"| {number} | {score:.3f} | {label:.3f} |")
 
 

@@ -29,7 +29,7 @@ from page_tables import cell
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.plugins.cli.tables import table as markdown
 from verl_turnkey.plugins.config.machine import choose
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.view.join import read
 
 ROOT = Path(__file__).parents[1]
 LINES = Path(__file__).parent / "results" / "real_model.jsonl"

@@ -93,7 +93,7 @@ class Adapter:
         return lacking + [need.what for need in self.needs if need.is_present() is False]
 
 
-_ALFWORLD_DATA = "$ALFWORLD_DATA: the folder that `alfworld-download` or `turnkey alfworld-generate` filled"
+_ALFWORLD_DATA = "$ALFWORLD_DATA: the folder that `alfworld-download` or our generator of small problems filled"
 ADAPTERS = (
     Adapter(
         "turnkey/Errands-v0",

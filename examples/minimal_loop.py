@@ -26,7 +26,7 @@ from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.envs import make
 from verl_turnkey.envs.prompting.actions import INSTRUCTIONS, parse_action
 from verl_turnkey.envs.prompting.prompts import PromptTurn, build_messages, load_template
-from verl_turnkey.plugins.cpu.micro_batches import by_length
+from verl_turnkey.plugins.cpu.patches import by_length
 
 CLIP, DUAL_CLIP, MAX_GRAD_NORM = 0.2, 3.0, 1.0
 PENALTY = 0.1
@@ -320,7 +320,7 @@ def train(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder of a chat model")
-    parser.add_argument("--method", default="gigpo", help="an estimator: turnkey methods")
+    parser.add_argument("--method", default="gigpo", help="an estimator: turnkey list methods")
     parser.add_argument("--params", type=json.loads, default={}, help="of the method, as JSON")
     parser.add_argument("--env", default="turnkey/MiniGrid-v0", help="gymnasium id")
     parser.add_argument("--kwargs", type=json.loads, default=DOOR_KEY, help="of the environment, as JSON")

@@ -29,8 +29,9 @@ from studies import (
 from tasks import TASKS
 
 from verl_turnkey.plugins.cli.tables import write_between
-from verl_turnkey.plugins.view import report, stats
-from verl_turnkey.plugins.view.compare import FEWEST, GROUP_SIZE, TRAINING, compare
+from verl_turnkey.plugins.view import stats
+from verl_turnkey.plugins.view.compare import FEWEST, GROUP_SIZE, TRAINING, Table, compare, markdown
+from verl_turnkey.plugins.view.compare import draw as draw_panels
 from verl_turnkey.plugins.view.runs import Run
 
 PAGE = Path(__file__).parents[1] / "results" / "README.md"
@@ -58,7 +59,7 @@ def draw() -> None:
         if len({line["variant"] for line in chosen}) > 1:
             panel = compare([_as_run(line) for line in chosen], metric="val success", by=["method"])
             panels.append({**panel, "metric": f"{task}: success in validation"})
-    report.draw(panels, PICTURE)
+    draw_panels(panels, PICTURE)
 
 
 def by_task(study: str, kept: Sequence[Line] | None, make: Callable[[str, Sequence[Line]], Iterable[str]]) -> str:
@@ -291,7 +292,7 @@ def _last(values: Any) -> float:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    return report.markdown(report.Table("", head, rows)).rstrip("\n")
+    return markdown(Table("", head, rows)).rstrip("\n")
 
 
 def _bold(text: str, chosen: bool) -> str:

@@ -2,7 +2,7 @@
 # into the array LINE. From the environment, with these defaults:
 #
 # METHOD=gigpo ENVIRONMENT=alfworld      names of +turnkey and +turnkey/env
-# PRESET=gigpo_alfworld_1.5b      published settings (`turnkey presets`); empty for verl's defaults and your own overrides
+# PRESET=gigpo_alfworld_1.5b      published settings (`turnkey list presets`); empty for verl's defaults and your own overrides
 # MODEL=Qwen/Qwen2.5-1.5B-Instruct      a name or a folder that all nodes see
 # TASKS=data/alfworld OUT=runs/$PRESET      folders that all nodes see
 # NODES=1 GPUS=2 TP=1      nodes, GPUs of each, and GPUs that share a model while it generates

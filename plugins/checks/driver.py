@@ -23,7 +23,7 @@ from verl_turnkey.plugins.checks.findings import EXPECTED, RuleWarning, collecti
 from verl_turnkey.plugins.checks.values import unreadable
 from verl_turnkey.plugins.config import machine, resolve
 from verl_turnkey.plugins.config.schema import turnkey_config
-from verl_turnkey.plugins.log.segments import new_segment
+from verl_turnkey.plugins.log.writer import new_segment
 from verl_turnkey.plugins.shutdown.driver import guard_run
 
 MODE = "trainer.v1.trainer_mode"

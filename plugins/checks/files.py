@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.tasks import COLUMN, HELD_OUT_SPLITS, Task, open_parquet
-from verl_turnkey.plugins.log.segments import sha256
+from verl_turnkey.plugins.log.writer import sha256
 from verl_turnkey.plugins.verl_api.internals import own_manager
 
 FORMATS = (".parquet", ".json", ".jsonl")

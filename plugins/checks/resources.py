@@ -21,7 +21,7 @@ from verl_turnkey.plugins.config.checkpoint_files import FSDP, TRACKER
 from verl_turnkey.plugins.config.machine import joins_cluster, visible_accelerator
 from verl_turnkey.plugins.config.resolve import VERLS_CRITIC
 from verl_turnkey.plugins.log.masking import masked
-from verl_turnkey.plugins.log.segments import read_segments
+from verl_turnkey.plugins.log.writer import read_segments
 
 NAMES, CHECKPOINTS = ("project_name", "experiment_name"), "default_local_dir"
 """keys below ``trainer`` that identify a run, and the one with its checkpoint folder"""

@@ -13,7 +13,7 @@ from verl_turnkey.plugins.checks.run import KL, Run, heads_of, needs_off
 from verl_turnkey.plugins.checks.scorers import OF_GROUPS
 from verl_turnkey.plugins.checks.values import is_number
 from verl_turnkey.plugins.config.schema import reward_entries
-from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied, from_trainer
+from verl_turnkey.plugins.credit.trainer_columns import BYPASS, check_supplied, from_trainer
 from verl_turnkey.plugins.rollout.token_spans import STREAM_COLUMNS, STREAM_FORMAT
 from verl_turnkey.plugins.teacher import read_source
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS

@@ -31,7 +31,7 @@ from verl_turnkey.plugins.config.scorers import (
     PrmConfig,
     TeacherConfig,
 )
-from verl_turnkey.plugins.credit.supplied import BYPASS, OF_RANK, OF_TEACHER
+from verl_turnkey.plugins.credit.trainer_columns import BYPASS, OF_RANK, OF_TEACHER
 from verl_turnkey.plugins.teacher import TeacherSource, read_source
 from verl_turnkey.plugins.teacher.sources import KEY, Source
 

@@ -6,17 +6,24 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from glob import glob
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import whole_file
 from verl_turnkey.plugins.cli.console import LINE_EVERY
 from verl_turnkey.plugins.cli.packages import require_verl
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from verl_turnkey.envs.tasks import Panel
+    from verl_turnkey.plugins.cli.launch import Played
     from verl_turnkey.plugins.cli.run_folder import RunFolder
 
 app = typer.Typer()
@@ -24,6 +31,144 @@ app = typer.Typer()
 METHOD = "+turnkey="
 CREDIT = "turnkey.credit."
 ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is evaluated: a checkpoint, or a model behind a server."""
+
+    checkpoint: Path | None
+    server: str | None
+    name: str | None
+    """of the model on the server"""
+    tokenizer: str | None
+    tag: str | None
+    api_key_env: str | None
+
+    def __post_init__(self) -> None:
+        if (self.checkpoint is None) == (self.server is None):
+            raise typer.BadParameter("give a RUN, or either --checkpoint or --server")
+        of_server = {"--model": self.name, "--tag": self.tag, "--api-key-env": self.api_key_env}
+        if self.server is None and (options := [option for option, value in of_server.items() if value is not None]):
+            raise typer.BadParameter(f"{' and '.join(options)} go with --server; other weights: --checkpoint")
+        if self.checkpoint is None and self.name is None:
+            raise typer.BadParameter("--server needs --model, the name of the model there")
+
+    @property
+    def short_name(self) -> str:
+        """For the folder of the evaluation."""
+        from verl_turnkey.plugins.eval import checkpoint as checkpoints
+
+        if self.checkpoint is not None:
+            return checkpoints.name(self.checkpoint)
+        return (self.name or "").rstrip("/").rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The launch line of an evaluation but for the model and its last overrides."""
+
+    environment: Played
+    method: str
+    folder: Path
+    device: str
+    gpus: int
+    on_server: bool
+
+    def words(self, model: str, further: Sequence[str]) -> list[str]:
+        from verl_turnkey.plugins.cli import launch
+        from verl_turnkey.plugins.config.overrides import override
+
+        lines = launch.overrides(
+            self.environment,
+            model=model,
+            method=self.method,
+            device=self.device,
+            gpus=max(1, self.gpus),
+            steps=1,
+            tasks=self.folder,
+            out=self.folder,
+            sizes="gpu" if self.on_server else None,  # the model runs there, whatever this machine has
+            further=[override("turnkey.log.trajectories", self.folder / "turnkey_log"), *further],
+        )
+        return [word for line in lines for word in line]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model on the tasks of an environment, a run or a panel."""
+
+    line: Line
+    model: Model
+    run: RunFolder | None
+    """the run that trained the model, whose settings are taken"""
+    panel: Panel | None
+    further: Sequence[str]
+    """overrides, the last ones win"""
+    samples: int
+    """per task"""
+
+    def words(self, weights: Path | None = None) -> list[str]:
+        """The whole launch line; without ``weights`` with the model that has the tokenizer."""
+        model = weights or self.model.tokenizer or self.model.name or self.model.checkpoint
+        return self.line.words(str(model), self.further)
+
+    def with_settings_of_run(self, environment: str) -> Evaluation:
+        """With the run's rollout settings before the overrides, if it trained on the same environment."""
+        from verl_turnkey.envs.tasks import HELD_OUT_SPLITS, PLACES
+        from verl_turnkey.plugins.cli import launch
+        from verl_turnkey.plugins.config.composing import composed
+
+        run, played = self.run, self.line.environment
+        if run is None:
+            return self
+        if run.env_id != played.id:
+            of_run, of_line = run.env_id or f"the agent {run.agent}", played.id or f"the agent {played.agent}"
+            typer.echo(f"the run trained on {of_run}, not on {of_line}: its settings are ignored", err=True)
+            return self
+        plain = composed(replace(self, further=()).words())
+        own = run.playing(plain, HELD_OUT_SPLITS.get(played.id, {}).get("test", {}))
+        for line in run.differing(self.further):
+            typer.echo(f"differs from the run: {line}", err=True)
+        if self.panel is not None:  # its own arguments of the environment, in the run's place
+            kept = tuple(f"++turnkey.env.kwargs.{name}=" for name in PLACES)
+            own = [word for word in own if not word.startswith("++turnkey.env.kwargs.") or word.startswith(kept)]
+        further = [*own, *self.further]
+        return replace(self, further=further, line=replace(self.line, environment=launch.played(environment, further)))
+
+    def checked(self) -> DictConfig:
+        """The configuration. A misspelt key and a wrong folder are refused before anything is written or merged."""
+        from verl_turnkey.plugins.cli.panel import check_unchanged
+        from verl_turnkey.plugins.config.composing import composed
+        from verl_turnkey.plugins.eval import checkpoint as checkpoints
+
+        config = composed(self.words())
+        if self.panel is not None:
+            check_unchanged(self.panel, config)
+        if self.model.checkpoint is not None:
+            checkpoints.find(self.model.checkpoint)
+        return config
+
+    def weights(self, config: DictConfig, new: bool) -> Path | None:
+        """The Hugging Face folder of the checkpoint; None for a model on a server."""
+        from verl_turnkey.plugins.eval import checkpoint as checkpoints
+
+        if self.model.checkpoint is None:
+            return None
+        if not new:
+            checkpoints.check_shards(self.model.checkpoint, self.line.folder)
+        trusted = bool(config.actor_rollout_ref.model.get("trust_remote_code"))
+        return checkpoints.resolve(self.model.checkpoint, self.line.folder, trusted)
+
+    def tasks(self, tasks: str | None, config: DictConfig) -> Path:
+        """The file of tasks: the panel's, or those that ``tasks`` asks for."""
+        from verl_turnkey.plugins.config.overrides import values
+
+        if self.panel is not None:
+            return panel_file(self.panel, config, self.line.folder)
+        files = values(self.further, "data.val_files")[-1:] or (self.run.task_files("val") if self.run else [])
+        files = files[0] if files and isinstance(files[0], list) else files
+        return task_file(tasks or "128", self.line.environment, self.line.folder, files)
 
 
 @app.command("eval")
@@ -40,11 +185,13 @@ def evaluate(
         Path | None, typer.Option(help="folder of Hugging Face or verl, or a hub name; default: the run's newest")
     ] = None,
     server: Annotated[str | None, typer.Option(help="or an OpenAI-compatible server: http://host:8000/v1")] = None,
-    model: Annotated[str | None, typer.Option(help="name of the model on the server")] = None,
+    model_name: Annotated[str | None, typer.Option("--model", help="name of the model on the server")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="its folder or hub name; default: that of --model")] = None,
     tag: Annotated[str | None, typer.Option(help="your label for the weights behind --model")] = None,
     api_key_env: Annotated[str | None, typer.Option(help="variable with the server's API key")] = None,
-    panel: Annotated[str | None, typer.Option(help="play a published panel, or NAME.json: turnkey panel")] = None,
+    panel_name: Annotated[
+        str | None, typer.Option("--panel", help="play a published panel, or NAME.json: turnkey panel")
+    ] = None,
     tasks: Annotated[str | None, typer.Option(help="number of tasks, or a parquet file of them; default 128")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="samples per task; default: the panel's, or 1")] = None,
     greedy: Annotated[bool, typer.Option(help="always take the most likely token")] = False,
@@ -64,129 +211,65 @@ def evaluate(
     """
     require_verl("eval")
     os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
-    from verl_turnkey.envs.panels import PLACES
-    from verl_turnkey.envs.tasks import HELD_OUT_SPLITS
     from verl_turnkey.envs.user_modules import import_modules
-    from verl_turnkey.plugins.cli import eval_tasks, launch
-    from verl_turnkey.plugins.cli import panel as panels
+    from verl_turnkey.plugins.cli import launch
     from verl_turnkey.plugins.cli.run_folder import RunFolder
     from verl_turnkey.plugins.config import playing
-    from verl_turnkey.plugins.config.composing import composed
-    from verl_turnkey.plugins.config.overrides import override, values
     from verl_turnkey.plugins.eval import checkpoint as checkpoints
     from verl_turnkey.plugins.eval.run import EvalSettings
     from verl_turnkey.plugins.eval.run import evaluate as play
-    from verl_turnkey.plugins.shutdown.own_folder import locked
+    from verl_turnkey.plugins.shutdown.run_files import locked
 
-    further = list(overrides or ())
-    if "=" in environment and not Path(environment).exists():
-        further, environment = [environment, *further], ""
-    fixed = panels.find(panel) if panel else None
-    if fixed is not None and (tasks or samples):
-        raise typer.BadParameter("--panel fixes tasks and samples: leave out --tasks and --samples")
-    if fixed is None and not environment and not further:
-        raise typer.BadParameter("give a RUN, an ENVIRONMENT, an agent or --panel")
-    if fixed is not None:
-        environment = environment or fixed.env_id
-        samples = 1 if greedy or temperature == 0 else fixed.samples
+    environment, further, panel = _played_by(environment, overrides or (), panel_name, fixed=bool(tasks or samples))
+    if panel is not None:
+        samples = 1 if greedy or temperature == 0 else panel.samples
     samples = samples or 1
-    trained = RunFolder.of(Path(environment)) if environment else None
-    name = "" if trained is None else trained.folder.name
-    if trained is not None:
-        environment = trained.env_id
-        further = [*([override("turnkey.agent.run", trained.agent)] if trained.agent else []), *further]
-        checkpoint = trained.checkpoints if checkpoint is None and server is None else checkpoint
+    run = RunFolder.of(Path(environment)) if environment else None
+    name = "" if run is None else run.folder.name
+    if run is not None:
+        environment, further = run.env_id, [*_agent_of(run), *further]
+        checkpoint = run.checkpoints if checkpoint is None and server is None else checkpoint
     elif checkpoint:
-        trained = RunFolder.of(checkpoint)
+        run = RunFolder.of(checkpoint)
     if environment and launch.agent_of(further):
         raise typer.BadParameter(f"either {environment} is played, or the agent of turnkey.agent.run: leave out one")
-    if (checkpoint is None) == (server is None):
-        raise typer.BadParameter("give a RUN, or either --checkpoint or --server")
-    of_server = {"--model": model, "--tag": tag, "--api-key-env": api_key_env}
-    if server is None and (names := [name for name, value in of_server.items() if value is not None]):
-        raise typer.BadParameter(f"{' and '.join(names)} go with --server; other weights: --checkpoint")
-    if checkpoint is None and model is None:
-        raise typer.BadParameter("--server needs --model, the name of the model there")
+    model = Model(checkpoint, server, model_name, tokenizer, tag, api_key_env)
     method, overridden, ignored = _method(further)
     if ignored:
         typer.echo(f"ignored, since credit does not affect an evaluation: {' '.join(ignored)}", err=True)
     further = [*_sampling(greedy, temperature, samples), *overridden]
-    if trained is not None:
-        import_modules(trained.modules, "turnkey.modules of the run")
+    if run is not None:
+        import_modules(run.modules, "turnkey.modules of the run")
     played = launch.played(environment, further)
-    if fixed is not None:
-        if played.id != fixed.env_id:
-            raise typer.BadParameter(f"the panel {fixed.name} is of {fixed.env_id}, not of {played.id or 'an agent'}")
-        further = [*playing.words(fixed), *further]
-    weights_name = (model or "").rstrip("/").rpartition("/")[2] if checkpoint is None else checkpoints.name(checkpoint)
-    folder = (out or Path("evals") / f"{name or played.name}-{weights_name}").absolute()
-    here, gpus = launch.device_here()
-    if here == "cpu":
+    if panel is not None:
+        if played.id != panel.env_id:
+            raise typer.BadParameter(f"the panel {panel.name} is of {panel.env_id}, not of {played.id or 'an agent'}")
+        further = [*playing.words(panel), *further]
+    folder = (out or Path("evals") / f"{name or played.name}-{model.short_name}").absolute()
+    device, gpus = launch.device_here()
+    if device == "cpu":
         os.environ["TURNKEY_DEVICE"] = "cpu"  # before verl is imported
-
-    def words(path: str, further: Sequence[str]) -> list[str]:
-        log = override("turnkey.log.trajectories", folder / "turnkey_log")
-        lines = launch.overrides(
-            played,
-            model=path,
-            method=method,
-            device=here,
-            gpus=max(1, gpus),
-            steps=1,
-            tasks=folder,
-            out=folder,
-            sizes="gpu" if server else None,  # the model runs on the server, whatever this machine has
-            further=[log, *further],
-        )
-        return [word for line in lines for word in line]
-
-    if checkpoint is not None:
-        checkpoint = checkpoints.downloaded(checkpoint)
-    # A misspelt key and a wrong folder are refused before anything is written or merged.
-    of_tokenizer = tokenizer or model or str(checkpoint)
-    if trained is not None and trained.env_id == played.id:
-        own = trained.playing(composed(words(of_tokenizer, ())), HELD_OUT_SPLITS.get(played.id, {}).get("test", {}))
-        for line in trained.differing(further):
-            typer.echo(f"differs from the run: {line}", err=True)
-        if fixed is not None:  # its own arguments of the environment, in the run's place
-            kept = [f"++turnkey.env.kwargs.{name}=" for name in PLACES]
-            own = [word for word in own if not word.startswith("++turnkey.env.kwargs.") or word.startswith((*kept,))]
-        further = [*own, *further]
-        played = launch.played(environment, further)
-    elif trained is not None:
-        of_run, of_line = trained.env_id or f"the agent {trained.agent}", played.id or f"the agent {played.agent}"
-        typer.echo(f"the run trained on {of_run}, not on {of_line}: its settings are ignored", err=True)
-    config = composed(words(of_tokenizer, further))
-    if fixed is not None:
-        panels.check_unchanged(fixed, config)
-    if checkpoint is not None:
-        checkpoints.find(checkpoint)
-    for line in _header(config, checkpoint, trained):
-        typer.echo(line, err=True)
+    line = Line(played, method, folder, device, gpus, on_server=bool(server))
+    if model.checkpoint is not None:
+        model = replace(model, checkpoint=checkpoints.downloaded(model.checkpoint))
+    evaluation = Evaluation(line, model, run, panel, further, samples).with_settings_of_run(environment)
+    config = evaluation.checked()
+    for text in _header(config, model.checkpoint, run):
+        typer.echo(text, err=True)
     taken = f"{folder}: another turnkey eval is writing there"
     with locked(folder, taken, "; choose another --out"), _progress() as begin:
-        weights = None
-        if checkpoint is not None:
-            if not new:
-                checkpoints.check_shards(checkpoint, folder)
-            trusted = bool(config.actor_rollout_ref.model.get("trust_remote_code"))
-            weights = checkpoints.resolve(checkpoint, folder, trusted)
-        val_files = values(further, "data.val_files")[-1:] or (trained.task_files("val") if trained else [])
-        val_files = val_files[0] if val_files and isinstance(val_files[0], list) else val_files
-        if fixed is not None:
-            task_file = eval_tasks.panel_file(fixed, config, folder)
-        else:
-            task_file = eval_tasks.task_file(tasks or "128", played, folder, val_files)
-        typer.echo(eval_tasks.counted(config, task_file, trained, samples), err=True)
+        weights = evaluation.weights(config, new)
+        file = evaluation.tasks(tasks, config)
+        typer.echo(counted(config, file, run, samples), err=True)
         settings = EvalSettings(
-            words=words(str(weights or tokenizer or model), further),
-            tasks=task_file,
+            words=evaluation.words(weights),
+            tasks=file,
             out=folder,
             samples=samples,
             concurrency=concurrency,
             weights=weights,
             url=(server or "").rstrip("/"),
-            name=model or "",
+            name=model_name or "",
             tag=tag,
             api_key_env=api_key_env,
             new=new,
@@ -196,16 +279,40 @@ def evaluate(
     raise typer.Exit(0 if result["complete"] else 1)
 
 
-def _header(config: DictConfig, checkpoint: Path | None, trained: RunFolder | None) -> Iterator[str]:
+def _played_by(
+    environment: str, overrides: Sequence[str], panel_name: str | None, *, fixed: bool
+) -> tuple[str, list[str], Panel | None]:
+    """What is played: the first argument, the overrides, and the panel. ``fixed``: tasks or samples are chosen."""
+    from verl_turnkey.plugins.cli import panel as panels
+
+    further = list(overrides)
+    if "=" in environment and not Path(environment).exists():
+        further, environment = [environment, *further], ""
+    panel = panels.find(panel_name) if panel_name else None
+    if panel is not None and fixed:
+        raise typer.BadParameter("--panel fixes tasks and samples: leave out --tasks and --samples")
+    if panel is None and not environment and not further:
+        raise typer.BadParameter("give a RUN, an ENVIRONMENT, an agent or --panel")
+    return environment or (panel.env_id if panel is not None else ""), further, panel
+
+
+def _agent_of(run: RunFolder) -> list[str]:
+    """The override that lets the run's agent play; none if it had none."""
+    from verl_turnkey.plugins.config.overrides import override
+
+    return [override("turnkey.agent.run", run.agent)] if run.agent else []
+
+
+def _header(config: DictConfig, checkpoint: Path | None, run: RunFolder | None) -> Iterator[str]:
     """Weights, settings, sampling and limits of the evaluation."""
     from verl_turnkey.plugins.eval import checkpoint as checkpoints
 
     if checkpoint is not None:
         yield f"weights   {checkpoints.locate(checkpoint)}"
-    if trained is not None:
-        yield f"settings  of the run in {trained.folder}, except for the overrides"
-    if (run := config.turnkey.agent.run) is not None:
-        yield f"agent     {run if isinstance(run, str) else shlex.join(run)}"
+    if run is not None:
+        yield f"settings  of the run in {run.folder}, except for the overrides"
+    if (agent := config.turnkey.agent.run) is not None:
+        yield f"agent     {agent if isinstance(agent, str) else shlex.join(agent)}"
     rollout = config.actor_rollout_ref.rollout
     temperature = float(rollout.temperature)
     yield "sampling  " + ("greedy" if temperature == 0 else f"temperature {temperature:g}, top_p {rollout.top_p:g}")
@@ -296,3 +403,91 @@ def _print(result: dict[str, Any], folder: Path) -> None:
 
 def _counted(result: dict[str, Any]) -> str:
     return f"{len(result['tasks'])} tasks, {result['samples']} samples"
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def task_file(tasks: str, played: Played, folder: Path, val_files: Sequence[str] = ()) -> Path:
+    """The file of tasks. A number of them is written to ``folder``.
+
+    Those of an environment get seeds that no training task has; those of an agent are the first of ``val_files``.
+    """
+    from verl_turnkey.envs import make
+    from verl_turnkey.envs.tasks import HELD_OUT, Task, held_out_seeds, write_parquet
+    from verl_turnkey.plugins.checks.probe import first_task
+
+    if not tasks.isdecimal():
+        file = Path(tasks).expanduser().absolute()
+        if not file.is_file():
+            raise ConfigError(f"--tasks {tasks}: expected a number of tasks or an existing parquet file")
+        if not played.agent and (env_id := first_task(str(file)).env_id) != played.id:
+            raise ConfigError(f"{file} holds tasks of {env_id!r}, not of {played.id!r}")
+        return file
+    if not 1 <= int(tasks) <= HELD_OUT:
+        raise ConfigError(f"--tasks {tasks}: expected 1 to {HELD_OUT} tasks, or a parquet file")
+    file = folder / "tasks.parquet"
+    if played.agent:
+        _write_first(int(tasks), val_files, file)
+        return file
+    own = played.held_out("test")
+    make(played.id, {**played.kwargs, **own}).close()
+    write_parquet(file, [Task(played.id, seed, own) for seed in held_out_seeds(int(tasks))], played.name, "test")
+    return file
+
+
+def panel_file(panel: Panel, config: DictConfig, folder: Path) -> Path:
+    """Write the tasks of ``panel`` to ``folder``, after a look at the start of each."""
+    from verl_turnkey.plugins.checks.data import check_starts
+    from verl_turnkey.plugins.checks.findings import collecting
+    from verl_turnkey.plugins.config.playing import places
+
+    tasks = panel.tasks(places(config))
+    with collecting(config):
+        check_starts(panel, tasks, places(config))
+    panel.write_parquet(folder / "tasks.parquet", tasks)
+    return folder / "tasks.parquet"
+
+
+def _write_first(number: int, val_files: Sequence[str], file: Path) -> None:
+    """Write the first ``number`` rows of ``val_files``, patterns as verl reads them, or all if there are fewer."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = list(islice(_rows(val_files), number))
+    if not rows:
+        raise ConfigError(
+            f"--tasks {number}: the tasks of an agent are the first of data.val_files, and there are none in "
+            f"{', '.join(val_files) or 'it'}: give --tasks FILE, or data.val_files=FILE"
+        )
+    with whole_file(file) as part:
+        pq.write_table(pa.Table.from_pylist(rows), part)
+
+
+def _rows(patterns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The rows of those files that are on this machine."""
+    from verl_turnkey.plugins.checks.files import columns, rows
+
+    for file in (file for pattern in patterns for file in sorted(glob(pattern, recursive=True))):
+        names = columns(file)
+        yield from (dict(zip(names, values, strict=True)) for values in rows(file, names))
+
+
+def counted(config: DictConfig, tasks: Path, run: RunFolder | None, samples: int) -> str:
+    """The number of tasks, and how many of them the run trained on."""
+    from omegaconf import OmegaConf
+
+    from verl_turnkey.envs.tasks import task_of
+    from verl_turnkey.plugins.checks.files import shared_tasks
+    from verl_turnkey.plugins.eval.run import read_rows
+
+    of_training = run.task_files("train") if run else []
+    if config.turnkey.agent.run:
+        known = [task_of(row) for row in _rows(of_training)]
+        rows = read_rows(tasks, agent=True)
+        shared, total = sum(task_of(row) in known for row in rows), len(rows)
+    else:
+        files = {"train_files": of_training, "val_files": [str(tasks)]}
+        shared, total = shared_tasks(OmegaConf.create({"data": files, "turnkey": {"env": config.turnkey.env}}))
+    of_run = f"; the run trained on {shared or 'none'} of them" if run else ""
+    return f"tasks     {total}, {samples} sample{'s' * (samples > 1)} per task ({tasks}){of_run}"

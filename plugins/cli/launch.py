@@ -164,7 +164,8 @@ def _named(environment: str) -> Played:
     ours = [name for name in gymnasium.registry if name.startswith("turnkey/")]
     raise ConfigError(
         f"there is no environment {environment!r}{did_you_mean(environment, [*recipes, *ours]) or '.'} Give a recipe "
-        f"({', '.join(sorted(recipes))}), a gymnasium id, or a .py file that registers one; `turnkey envs` lists them"
+        f"({', '.join(sorted(recipes))}), a gymnasium id, or a .py file that registers one; "
+        "`turnkey list envs` lists them"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-app = typer.Typer()
+app = typer.Typer(help="List methods, losses, environments, presets, keys.", no_args_is_help=True)
 
 Markdown = Annotated[bool, typer.Option("--markdown", help="for a page; default: for a terminal")]
 Json = Annotated[bool, typer.Option("--json", help="for scripts")]
@@ -65,7 +65,7 @@ def methods(
 ) -> None:
     """List the methods, or explain NAME. Shows switch, tier, parameters and the columns that each needs."""
     if name is not None:
-        from verl_turnkey.plugins.cli.explain import explain
+        from verl_turnkey.plugins.cli.tables import explain
 
         _stand_in_for_torch()
         _own("estimators")
@@ -108,7 +108,9 @@ def presets(
     from verl_turnkey.plugins.config.presets import names, read
 
     if name not in names():
-        raise typer.BadParameter(f"no preset {name!r}{did_you_mean(name, names()) or ';'} `turnkey presets` lists them")
+        raise typer.BadParameter(
+            f"no preset {name!r}{did_you_mean(name, names()) or ';'} `turnkey list presets` lists them"
+        )
     preset = read(name)
     if as_json:
         tables.show(tables.settings(preset), markdown, as_json)
@@ -131,10 +133,10 @@ def _stand_in_for_torch() -> None:
 def _own(kind: Literal["estimators", "modifiers", "losses"]) -> dict[str, Any]:
     """What installed packages register of ``kind``."""
     from verl_turnkey.envs.user_modules import import_installed
-    from verl_turnkey.plugins.cli import recipes
+    from verl_turnkey.plugins.cli import tables
 
     import_installed([kind.replace("modifiers", "estimators")])
-    return recipes.own(kind)
+    return tables.own(kind)
 
 
 def _show(name: str, markdown: bool, as_json: bool = False, *own: Any) -> None:

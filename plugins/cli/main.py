@@ -9,21 +9,41 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from click import Context, HelpFormatter
+from typer.core import TyperGroup
 
 from verl_turnkey.plugins.cli import agent, evaluate, listing, panel, prm, report, tasks, train, view
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.tasks import json_object
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(listing.app)
-app.add_typer(tasks.app)
-app.add_typer(panel.app)
-app.add_typer(view.app)
-app.add_typer(report.app)
-app.add_typer(train.app)
-app.add_typer(evaluate.app)
-app.add_typer(agent.app)
-app.add_typer(prm.app)
+SECTIONS = {
+    "Train": ("train", "resume", "check", "recipe", "list"),
+    "Tasks and environments": ("tasks", "panel", "env-check", "agent"),
+    "Results": ("eval", "compare", "view", "report", "prm"),
+    "Installation, parts of your own": ("doctor", "new"),
+}
+"""heading of ``--help`` -> commands, in this order"""
+
+
+class Commands(TyperGroup):
+    """The commands under the headings of :data:`SECTIONS`."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return [name for names in SECTIONS.values() for name in names]
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for heading, names in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), self.commands[name].get_short_help_str(60)) for name in names])
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(listing.app, name="list")
+app.add_typer(report.app, name="report")
+app.add_typer(prm.app, name="prm")
+for part in (tasks, panel, view, train, evaluate, agent):
+    app.add_typer(part.app)
 
 
 def _version(requested: bool) -> None:
@@ -54,7 +74,7 @@ def doctor(
     if yes and not clean:
         raise typer.BadParameter("--yes goes with --clean")
     if clean:
-        from verl_turnkey.plugins.cli.leftovers import clean as clean_up
+        from verl_turnkey.plugins.cli.doctor import clean as clean_up
 
         raise typer.Exit(clean_up(remove=yes))
     from verl_turnkey.plugins.cli.doctor import run, run_verl
@@ -89,12 +109,12 @@ def check(context: typer.Context) -> None:
 
         typer.echo(rules.as_json() if "--json" in context.args else rules.as_text())
         return
-    from verl_turnkey.plugins.cli.dry_run import quick_run
+    from verl_turnkey.plugins.cli.check import quick_run
 
     words = [word for word in context.args if word != "--prompt"]
     prompt = words != context.args
     if words and words[0].endswith(".sh"):
-        from verl_turnkey.plugins.cli.script import arguments
+        from verl_turnkey.plugins.cli.check import arguments
 
         words[:1] = arguments(Path(words[0]))
     raise typer.Exit(quick_run(words, prompt=prompt))
@@ -122,12 +142,12 @@ def env_check(
     if (env is not None) + all_installed + (harbor is not None) + (mcp is not None) != 1:
         raise typer.BadParameter("give either the id of an environment, --all-installed, --harbor or --mcp")
     if mcp is not None:
-        from verl_turnkey.plugins.cli.mcp import show_tools
+        from verl_turnkey.plugins.cli.env_checks import show_tools
 
         right = show_tools(mcp, start_timeout=reset_timeout, as_json=as_json, write=typer.echo)
         raise typer.Exit(0 if right else 1)
     if harbor is not None:
-        from verl_turnkey.plugins.cli.harbor import check_tasks
+        from verl_turnkey.plugins.cli.env_checks import check_tasks
 
         right = check_tasks(
             harbor, ignore_dockerfile=ignore_dockerfile, as_json=as_json, write=typer.echo, inherit=inherit or ()
@@ -148,30 +168,6 @@ def env_check(
     raise typer.Exit(0 if all(report.ok for report in reports) else 1)
 
 
-@app.command("alfworld-generate")
-def alfworld_generate(
-    out: Annotated[Path, typer.Argument(help="data folder to make; name it in $ALFWORLD_DATA afterwards")],
-    train: Annotated[int, typer.Option(min=0, help="number of training problems")] = 60,
-    valid_seen: Annotated[int, typer.Option(min=0, help="problems in rooms like those of training")] = 12,
-    valid_unseen: Annotated[int, typer.Option(min=0, help="problems in rooms that training never has")] = 12,
-    seed: Annotated[int, typer.Option(help="draws rooms, things and tasks")] = 0,
-) -> None:
-    """Make small ALFWorld problems without a download. All six task types; each one is solved by its planner."""
-    try:
-        from verl_turnkey.envs.adapters.alfworld.generate import generate
-    except ModuleNotFoundError as error:
-        raise ImportError(f'the package {error.name} is missing: pip install "verl-turnkey[alfworld]"') from None
-    from rich.progress import track
-
-    counts = {"train": train, "valid_seen": valid_seen, "valid_unseen": valid_unseen}
-    try:
-        for _ in track(generate(out, counts, seed), "problems", total=sum(counts.values())):
-            pass
-    except FileExistsError as error:
-        raise typer.BadParameter(str(error)) from None
-    typer.echo(f"{sum(counts.values())} problems in {out}. Use them: export ALFWORLD_DATA={out.resolve()}")
-
-
 @app.command()
 def recipe(
     method: Annotated[str, typer.Argument(help="+turnkey=<method>, or base")],
@@ -179,7 +175,7 @@ def recipe(
 ) -> None:
     """Print what a recipe sets, and where each value is from. FURTHER are more words of a launch line."""
     require_verl("recipe")
-    from verl_turnkey.plugins.cli.origins import show
+    from verl_turnkey.plugins.cli.check import show
 
     typer.echo(show([f"+turnkey={method}", *(further or ())]), nl=False)
 
@@ -188,31 +184,15 @@ def recipe(
 def new(
     kind: Annotated[str, typer.Argument(help="estimator, loss or env")],
     name: Annotated[str, typer.Argument(help="of the new one, in snake case")],
-    out: Annotated[Path | None, typer.Option(help="one file of your own; default outside a clone: NAME.py")] = None,
+    out: Annotated[Path | None, typer.Option(help="the file to write; default: NAME.py")] = None,
     summary: Annotated[str | None, typer.Option(help="what it does, in one line for the tables")] = None,
 ) -> None:
-    """Write a new estimator, loss or environment that works. One file of your own; in a clone, all files it needs."""
-    from verl_turnkey.plugins.cli import checkout
-    from verl_turnkey.plugins.cli.new import KINDS, in_clone, own_file
+    """Write a new estimator, loss or environment that works. One file of your own."""
+    from verl_turnkey.plugins.cli.new import KINDS, own_file
 
     if kind not in KINDS:
         raise typer.BadParameter(f"expected one of {', '.join(KINDS)}, got {kind!r}")
-    if out is not None or checkout.find() is None:
-        lines = own_file(kind, name, out or Path(f"{name}.py"), summary)
-    else:
-        lines = in_clone(kind, name, checkout.require(), summary)
-    typer.echo("\n".join(lines))
-
-
-@app.command()
-def tables() -> None:
-    """Update tables and recipes in a clone of the repository. They are made from the code."""
-    from verl_turnkey.plugins.cli import checkout
-    from verl_turnkey.plugins.cli.tables import write
-
-    root = checkout.require()
-    for page in write(root):
-        typer.echo(page.relative_to(root))
+    typer.echo("\n".join(own_file(kind, name, out or Path(f"{name}.py"), summary)))
 
 
 def main() -> None:

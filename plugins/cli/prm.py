@@ -1,4 +1,4 @@
-"""``turnkey prm-data`` and ``turnkey prm-eval``: from a run's log to a process reward model, and how good it is."""
+"""``turnkey prm``: from a run's log to a process reward model, and how good it is."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from verl_turnkey.advantage.text_files import whole_file
 from verl_turnkey.plugins.cli.packages import require_pandas
 
 if TYPE_CHECKING:
-    from verl_turnkey.plugins.eval.prm_data import Episodes, Label
+    from verl_turnkey.plugins.eval.prm import Episodes, Label
 
-app = typer.Typer()
+app = typer.Typer(help="Make training data for a process reward model; evaluate one.", no_args_is_help=True)
 
 KINDS, LABELS = ("judge", "progress", "pairs"), ("outcome", "state", "column")
 WHOLE_LOG = "turnkey.log.keep_texts=null turnkey.log.share=1 turnkey.log.episodes_per_step=null"
@@ -30,7 +30,7 @@ MARGIN = 256
 DEVICES = ("gpu", "cpu")
 
 
-@app.command("prm-data")
+@app.command("data")
 def prm_data(
     run: Annotated[Path, typer.Argument(help="folder of a run, or its turnkey_log folder")],
     out: Annotated[Path, typer.Option(help="the .parquet to write; held-out tasks go to NAME_held_out.parquet")],
@@ -48,9 +48,9 @@ def prm_data(
 
     --label state: share of the group's episodes through the state a turn led to that were solved (3 or more).
 
-    turnkey prm-data runs/errands --out prm.parquet
+    turnkey prm data runs/errands --out prm.parquet
     """
-    require_pandas("prm-data")
+    require_pandas("prm data")
     choices = (("--kind", kind, KINDS), ("--label", label or "state", LABELS), ("--device", device, DEVICES))
     for name, value, values in choices:
         if value not in values:
@@ -61,7 +61,7 @@ def prm_data(
         raise typer.BadParameter("--kind progress has labels of its own: leave out --label")
     if balanced and kind != "judge":
         raise typer.BadParameter("--balance goes with --kind judge")
-    from verl_turnkey.plugins.eval import prm_data as data
+    from verl_turnkey.plugins.eval import prm as data
     from verl_turnkey.plugins.view.join import find_log
 
     logged = data.read_episodes(find_log(run), validation=validation)
@@ -98,7 +98,7 @@ def prm_data(
     reward = f'{{name: judge, per: {per}, url: "http://HOST:8000/v1", model: prm{chars}}}'
     typer.echo(f"train a policy with it:\n'turnkey.rewards=[{{name: outcome}}, {reward}]'")
     if test:
-        typer.echo(f"evaluate it:\nturnkey prm-eval {test_file} --url http://HOST:8000/v1 --model prm{flag}")
+        typer.echo(f"evaluate it:\nturnkey prm eval {test_file} --url http://HOST:8000/v1 --model prm{flag}")
 
 
 def train_command(
@@ -140,9 +140,9 @@ def _on_cpu(model: str) -> list[str]:
     return words
 
 
-@app.command("prm-eval")
+@app.command("eval")
 def prm_eval(
-    held_out: Annotated[Path, typer.Argument(help="the .parquet with held-out tasks that prm-data wrote")],
+    held_out: Annotated[Path, typer.Argument(help="the .parquet with held-out tasks that turnkey prm data wrote")],
     scores: Annotated[Path | None, typer.Option(help="a .parquet with episode, turn and score, from 0 to 1")] = None,
     url: Annotated[str | None, typer.Option(help="instead: base URL of the served model, which is asked")] = None,
     model: Annotated[str, typer.Option(help="of --url: name of the model there")] = "prm",
@@ -151,14 +151,14 @@ def prm_eval(
     out: Annotated[Path | None, typer.Option(help="of --url: write the model's scores to this .parquet")] = None,
 ) -> None:
     """Evaluate a process reward model. Its scores on held-out labels: accuracy, AUC, calibration, with intervals."""
-    require_pandas("prm-eval")
+    require_pandas("prm eval")
     if (scores is None) == (url is None):
         raise typer.BadParameter("give either --scores or --url")
     if url is None and (binary or samples):
         raise typer.BadParameter("--binary and --samples go with --url")
     import pandas as pd
 
-    from verl_turnkey.plugins.eval import prm_scores
+    from verl_turnkey.plugins.eval import prm
 
     rows = pd.read_parquet(held_out)
     _require_columns(held_out, rows, ("messages", "label", "episode", "turn", "task"))
@@ -174,11 +174,11 @@ def prm_eval(
         if missing := int(rows[SCORE].isna().sum()):
             raise ConfigError(f"{scores} has no score of {missing} of the {len(rows)} held-out turns")
     tasks = rows["task"].to_list()
-    for name, (value, low, high) in prm_scores.evaluate(rows[SCORE], rows["label"], tasks).items():
+    for name, (value, low, high) in prm.evaluate(rows[SCORE], rows["label"], tasks).items():
         typer.echo(f"{name.replace('_', ' '):18} {value:.3f} [{low:.3f}, {high:.3f}]")
     typer.echo(f"95 % intervals over {len(set(tasks))} tasks; {len(rows)} turns{_share(rows.to_dict('records'))}")
     typer.echo("turns  mean score  mean label")
-    for number, score, label in prm_scores.calibration(rows[SCORE], rows["label"]):
+    for number, score, label in prm.calibration(rows[SCORE], rows["label"]):
         typer.echo(f"{number:5}  {score:10.3f}  {label:10.3f}")
 
 
@@ -209,7 +209,7 @@ def _require_answers(file: Path, examples: Any, binary: bool) -> None:
 
 
 def _labels(logged: Episodes, kind: str, label: str, file: Path | None) -> Label:
-    from verl_turnkey.plugins.eval import prm_data as data
+    from verl_turnkey.plugins.eval import prm as data
 
     if kind == "progress":
         return data.progress_labels(logged.episodes)

@@ -1,13 +1,14 @@
-"""A run as a report that others can repeat it from, and a repeat held against it. Needs no verl and no GPU."""
+"""A run as a report that others can repeat it from, and the line that repeats it. Needs no verl and no GPU."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,91 +18,79 @@ from verl_turnkey.plugins.cli.packages import require_pandas
 from verl_turnkey.plugins.cli.run_folder import METRICS, MISSING, RunFolder
 from verl_turnkey.plugins.config.overrides import literal, override, read
 from verl_turnkey.plugins.log.masking import MASK, masked
-from verl_turnkey.plugins.view.groups import OUTPUTS, SEED
-from verl_turnkey.plugins.view.starts import rebased
+from verl_turnkey.plugins.view.runs import OUTPUTS, SEED, rebased
 
-app = typer.Typer()
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from verl_turnkey.plugins.view.join import Run
+
+app = typer.Typer(help="Write all that it takes to repeat a run; repeat one.", no_args_is_help=True)
 MAIN = "python -m verl.trainer.main_ppo"
 FOLDERS = {
     "trainer.default_local_dir": "checkpoints",
     "turnkey.log.trajectories": "turnkey_log",
     "hydra.run.dir": "hydra",
 }
-"""key -> folder of a run that ``turnkey report`` reads and that a repeat must not share"""
+"""key -> folder of a run that ``turnkey report write`` reads and that a repeat must not share"""
 INPUTS = ("data.train_files=", "data.val_files=", "actor_rollout_ref.model.path=", "critic.model.path=")
+SCHEMA = 1
+LAST_STEPS = 5
+"""training steps whose mean is the final training success"""
+VALIDATION, TRAINING = "validation success", "training success"
+OF_ONE_RUN = (
+    "the intervals are over tasks and samples of one training run; runs with other seeds differ more: turnkey compare"
+)
 DROPPED = ("ray_kwargs.ray_init._temp_dir", "hydra.mode")
 
 
 @app.command()
-def report(
+def write(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, with its trajectory log")],
-    out: Annotated[Path | None, typer.Option(help="folder for both files; default: RUN")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for report.json; default: RUN")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the report instead")] = False,
 ) -> None:
     """Write all that it takes to repeat a run.
 
-    turnkey report runs/babyai
+    turnkey report write runs/babyai
 
     Launch line, configuration, versions, commit, panel, seeds, hardware, curves, results with intervals. Secrets are
     masked, your home folder is ~.
     """
-    content, figure = described(run)
+    content = json.dumps(described(run), indent=1)
     if as_json:
-        typer.echo(json.dumps(content, indent=1))
+        typer.echo(content)
         return
-    from verl_turnkey.plugins.view.reproduction import page
-
-    out = out or run
-    write_text(out / "report.json", json.dumps(content, indent=1) + "\n")
-    write_text(out / "report.html", page(content, figure))
-    typer.echo(f"report.json, report.html in {out}")
+    write_text((out or run) / "report.json", content + "\n")
+    typer.echo(f"report.json in {out or run}")
 
 
 @app.command()
 def repeat(
     report: Annotated[Path, typer.Argument(metavar="REPORT", help="report.json")],
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="folder of the finished repeat")] = None,
     out: Annotated[Path, typer.Option(help="folder that the repeat writes to")] = Path("runs/repeat"),
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
-    """Print the line that repeats a report; judge the repeat. Exit 1 where it differs.
+    """Print the line that repeats a report. On stderr, what differs on this machine.
 
-    turnkey repeat report.json --out runs/again      the line, and what differs on this machine
-
-    turnkey repeat report.json runs/again            whether its results lie within the report's
+    turnkey report repeat report.json --out runs/again
     """
     original = _read(report)
-    if run is None:
-        words, differences = line(original, out.absolute()), differing(original)
-        if as_json:
-            typer.echo(json.dumps({"launch": words, "differs": differences}))
-            return
-        typer.echo(f"{MAIN} {shlex.join(words)}")
-        for difference in differences:
-            typer.echo(f"differs here: {difference}", err=True)
-        return
-    from verl_turnkey.plugins.view.reproduction import held_against
-
-    compared = held_against(original, described(run)[0])
+    words, differences = line(original, out.absolute()), differing(original)
     if as_json:
-        typer.echo(json.dumps(compared))
-    for result in [] if as_json else compared:
-        ends = result["difference"]
-        verdict = "within the interval" if result["within"] else "lower" if ends["value"] < 0 else "higher"
-        typer.echo(
-            f"{result['what']}: {result['repeat']:.3f}, reported {result['report']:.3f}; difference "
-            f"{ends['value']:+.3f} ({ends['low']:+.3f} to {ends['high']:+.3f}): {verdict}"
-        )
-    raise typer.Exit(0 if compared and all(result["within"] for result in compared) else 1)
+        typer.echo(json.dumps({"launch": words, "differs": differences}))
+        return
+    typer.echo(f"{MAIN} {shlex.join(words)}")
+    for difference in differences:
+        typer.echo(f"differs here: {difference}", err=True)
 
 
-def described(folder: Path) -> tuple[dict[str, Any], str]:
-    """The report of a run, and its curve as HTML."""
+def described(folder: Path) -> dict[str, Any]:
+    """The report of a run."""
     require_pandas("report")
-    from verl_turnkey.plugins.log.segments import read_segments
-    from verl_turnkey.plugins.view import compare, report, runs
+    from verl_turnkey.plugins.log.writer import read_segments
+    from verl_turnkey.plugins.view import compare, runs
     from verl_turnkey.plugins.view.join import load
-    from verl_turnkey.plugins.view.reproduction import OF_ONE_RUN, SCHEMA, results
 
     trained = RunFolder.of(folder)
     if trained is None:
@@ -138,7 +127,48 @@ def described(folder: Path) -> tuple[dict[str, Any], str]:
         "results": results(log),
         "notes": notes,
     }
-    return rebased(content, [(str(Path.home()), "~")]), "\n".join(map(report.curves, numbers[:1]))
+    return rebased(content, [(str(Path.home()), "~")])
+
+
+def results(run: Run) -> list[dict[str, Any]]:
+    """Success at the last validation and in the last training steps, with 95 % intervals, over finished episodes.
+
+    Returns:
+        ``what``, ``steps`` (first, last), ``value``, ``low``, ``high``, ``failed`` (episodes left out) and ``tasks``,
+        id of a task -> solved, finished episodes.
+    """
+    from verl_turnkey.plugins.view import stats
+    from verl_turnkey.plugins.view.join import flag
+
+    episodes = run.episodes[run.whole & run.first_ways]
+    validates = flag(episodes["validation"])
+    measured = []
+    for what, rows, number in ((VALIDATION, episodes[validates], 1), (TRAINING, episodes[~validates], LAST_STEPS)):
+        steps = sorted(rows["global_step"].dropna().unique())[-number:]
+        rows = rows[rows["global_step"].isin(steps)]
+        ended = rows[rows["failed"].isna()]
+        if len(ended):
+            tasks = _by_task(ended)
+            solved, finished = zip(*tasks.values(), strict=True)
+            interval = stats.success(solved, finished)
+            ends = [int(steps[0]), int(steps[-1])]
+            measured.append(
+                {"what": what, "steps": ends, **interval._asdict(), "failed": len(rows) - len(ended), "tasks": tasks}
+            )
+    return measured
+
+
+def _by_task(episodes: pd.DataFrame) -> dict[str, tuple[int, int]]:
+    from verl_turnkey.plugins.view.join import flag
+
+    names = episodes[["env", "kwargs", "seed", "task"]].astype(object)
+    texts = names.where(names.notna(), None).to_numpy().tolist()
+    ids = [hashlib.sha256(json.dumps(text, default=str).encode()).hexdigest()[:16] for text in texts]
+    counts: dict[str, tuple[int, int]] = {}
+    for task, solved in zip(ids, flag(episodes["success"]), strict=True):
+        before = counts.get(task, (0, 0))
+        counts[task] = (before[0] + int(solved), before[1] + 1)
+    return counts
 
 
 def line(original: Mapping[str, Any], out: Path) -> list[str]:
@@ -177,7 +207,7 @@ def differing(original: Mapping[str, Any]) -> list[str]:
 
 
 def _files(original: Mapping[str, Any]) -> list[str]:
-    from verl_turnkey.plugins.log.segments import sha256
+    from verl_turnkey.plugins.log.writer import sha256
 
     digests: dict[str, str] = _at_home(original["files"])
     words = [read(word) for word in _at_home(original["launch"]) if word.startswith(INPUTS)]
@@ -206,7 +236,7 @@ def _from_defaults(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | No
     from omegaconf import OmegaConf
 
     from verl_turnkey.plugins.config.composing import composed
-    from verl_turnkey.plugins.view.starts import flat
+    from verl_turnkey.plugins.view.runs import flat
 
     defaults = dict(flat(OmegaConf.to_container(composed([]), resolve=False)))
     pairs = {key: (value, defaults.get(key, MISSING)) for key, value in config.items() if not OUTPUTS.search(key)}
@@ -232,15 +262,13 @@ def _at_home(value: Any) -> Any:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from verl_turnkey.plugins.view.reproduction import SCHEMA
-
     try:
         content = json.loads(read_text(path))
         if content["schema"] == SCHEMA and {"launch", "results"} <= content.keys():
             return content
     except (ValueError, TypeError, KeyError, AttributeError):
         pass
-    raise ConfigError(f"expected a report.json of turnkey report, got {path}")
+    raise ConfigError(f"expected a report.json of turnkey report write, got {path}")
 
 
 def _exists(module: str) -> bool:

@@ -1,37 +1,117 @@
-"""The tables of the documentation, from the code: ``turnkey tables`` writes them between the markers of the pages."""
+"""What there is, as tables for a terminal, a page or a script, and a method explained.
+
+``turnkey list`` prints them; ``tools/write_tables.py`` writes some into pages.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import io
 import json
 import re
+import shlex
 import sys
 import textwrap
-from collections import Counter
+import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
-from verl_turnkey.advantage.paper_names import ABSENT, PAPER_NAMES
+from verl_turnkey.advantage import ConfigError, EstimatorSpec, ModifierSpec, estimators
+from verl_turnkey.advantage import modifiers as all_modifiers
+from verl_turnkey.advantage.paper_names import PAPER_NAMES, PaperName, absent, paper_name
+from verl_turnkey.advantage.paper_names import plain as plain_name
+from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.advantage.registry import TIERS
-from verl_turnkey.plugins.cli import recipes
-from verl_turnkey.plugins.cli.recipes import attribute_docs, scalar, shipped, shipped_losses, shipped_modifiers
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.verl_api.ledger import loss_names
 
 if TYPE_CHECKING:
     from verl_turnkey.losses import LossSpec
     from verl_turnkey.plugins.config.presets import Preset
 
+Spec = TypeVar("Spec", bound="EstimatorSpec | ModifierSpec | LossSpec")
 
 NONE: Mapping[str, Any] = MappingProxyType({})
 PARAMETERS = "parameters (default)"
-WRITERS = {
-    "rollout": "Written by the processes that play the episodes.",
-    "trainer": "Written by the trainer.",
-    "actor": "Written by the actor's processes.",
-}
+WIDTH = 80
+"""columns of an explanation"""
+# YAML reads these as other values than strings.
+YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
+
+
+# --- what is registered -----------------------------------------------------------------------------------------------
+
+
+def shipped() -> dict[str, EstimatorSpec]:
+    """The estimators of this package, without those that a user's module registered."""
+    return _of_package(estimators())
+
+
+def shipped_modifiers() -> dict[str, ModifierSpec]:
+    """The modifiers of this package."""
+    return _of_package(all_modifiers())
+
+
+def shipped_losses() -> dict[str, LossSpec]:
+    """The policy losses of this package that can be chosen under verl."""
+    return _of_package(_losses())
+
+
+def own(kind: Literal["estimators", "modifiers", "losses"]) -> dict[str, Any]:
+    """The estimators, modifiers or losses that modules of the user registered: spec by name."""
+    return _of_package({"estimators": estimators, "modifiers": all_modifiers, "losses": _losses}[kind](), False)
+
+
+def _losses() -> dict[str, LossSpec]:
+    if not (names := loss_names()):
+        return {}
+    from verl_turnkey.losses import losses
+
+    return {name: losses()[name] for name in names}
+
+
+def _of_package(specs: Mapping[str, Spec], this: bool = True) -> dict[str, Spec]:
+    """Those of this package, or with ``this=False`` those of others."""
+    return {name: spec for name, spec in specs.items() if spec.fn.__module__.startswith("verl_turnkey.") == this}
+
+
+def attribute_docs(cls: type) -> dict[str, str]:
+    """The documentation of a dataclass's fields: the string below a field, or the comment behind it."""
+    source = textwrap.dedent(inspect.getsource(cls))
+    comments = {
+        token.start[0]: token.string.lstrip("# ") for token in _tokens(source) if token.type == tokenize.COMMENT
+    }
+    body = ast.parse(source).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for before, after in zip(body.body, [*body.body[1:], None], strict=True):
+        if not (isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name)):
+            continue
+        if isinstance(after, ast.Expr):
+            docs[before.target.id] = " ".join(str(ast.literal_eval(after.value)).split())
+        elif before.lineno in comments:
+            docs[before.target.id] = comments[before.lineno]
+    return docs
+
+
+def _tokens(source: str) -> Iterator[tokenize.TokenInfo]:
+    return tokenize.generate_tokens(io.StringIO(source).readline)
+
+
+def scalar(value: Any) -> str:
+    """A value as YAML: JSON, but words without quotes, and floats always with a decimal point."""
+    if isinstance(value, float) and "e" in repr(value) and "." not in repr(value):
+        return repr(value).replace("e", ".0e")
+    if isinstance(value, str) and value.isidentifier() and value.lower() not in YAML_WORDS:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -43,7 +123,7 @@ def table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
 def methods(own: Mapping[str, EstimatorSpec] = NONE) -> str:
     """One row per estimator, the core ones first; last those that modules of the user registered."""
     head = ("switch", "tier", "what it does", PARAMETERS, "needs", "source")
-    return table(head, ((*row, spec.summary, _defaults(spec.params()), *_needs(spec)) for row, spec in _switches(own)))
+    return table(head, ((*row, spec.summary, defaults(spec.params()), *needs(spec)) for row, spec in _switches(own)))
 
 
 def overview(own: Mapping[str, EstimatorSpec] = NONE) -> str:
@@ -51,73 +131,30 @@ def overview(own: Mapping[str, EstimatorSpec] = NONE) -> str:
     return excerpt(methods(own), ("switch", "tier", "what it does", "needs"))
 
 
-def core_methods() -> str:
-    """One short row per core estimator, and how many others there are."""
-    core = {name: spec for name, spec in _by_tier() if spec.tier == "core"}
-    rows = [
-        (f"[`+turnkey={name}`](docs/methods/{name}.md)", spec.summary, *_needs(spec)) for name, spec in core.items()
-    ]
-    others = f"and [{len(shipped()) - len(core)} more](docs/methods.md)."
-    return f"{table(('switch', 'what it does', 'needs', 'source'), rows)}\n{others}\n"
-
-
-def tiers() -> str:
-    """What each tier of methods means, and how many are in it."""
-    numbers = Counter(spec.tier for spec in shipped().values())
-    return table(("tier", "methods", "meaning"), ((tier, numbers[tier], meaning) for tier, meaning in TIERS.items()))
-
-
 def _switches(own: Mapping[str, EstimatorSpec]) -> Iterator[tuple[tuple[str, str], EstimatorSpec]]:
     """Switch and tier of each estimator, and its spec."""
-    yield from (((f"[`+turnkey={name}`](methods/{name}.md)", spec.tier), spec) for name, spec in _by_tier())
+    yield from (((f"[`+turnkey={name}`](methods/{name}.md)", spec.tier), spec) for name, spec in by_tier())
     yield from (((f"`adv_estimator={name}`", "own"), spec) for name, spec in own.items())
 
 
-def _by_tier() -> list[tuple[str, EstimatorSpec]]:
+def by_tier() -> list[tuple[str, EstimatorSpec]]:
     order = list(TIERS)
     return sorted(shipped().items(), key=lambda item: (order.index(item[1].tier), item[0]))
-
-
-def literature() -> str:
-    """The names of papers and frameworks, each with our equivalent and how it differs."""
-    rows = []
-    for entry in sorted(PAPER_NAMES, key=lambda entry: entry.names.lower()):
-        name, _, others = entry.names.partition(" / ")
-        names = name + (f" ({others.replace(' / ', ', ')})" if others else "")
-        rows.append((names, f"{'' if entry.exact else 'closest: '}[{entry.ours}]({entry.page})", entry.note))
-    return table(("name", "here as", "what differs, or what it needs"), rows)
-
-
-def absent() -> str:
-    """The methods that are not here, and why."""
-    return table(("method", "why"), ((entry.names.replace(" / ", ", "), entry.why) for entry in ABSENT))
 
 
 def modifiers(own: Mapping[str, ModifierSpec] = NONE) -> str:
     """One row per modifier; last those that modules of the user registered."""
     specs = {f"[`{name}`](#{name})": spec for name, spec in shipped_modifiers().items()}
     specs |= {f"`{name}`": spec for name, spec in own.items()}
-    rows = ((name, spec.summary, _defaults(spec.params()), *_needs(spec)) for name, spec in specs.items())
+    rows = ((name, spec.summary, defaults(spec.params()), *needs(spec)) for name, spec in specs.items())
     return table(("modifier", "what it does", PARAMETERS, "needs", "source"), rows)
-
-
-def strategies() -> str:
-    """One row per strategy of rollouts."""
-    from verl_turnkey.plugins.rollout.strategies import strategies as registered
-
-    rows = []
-    for name, spec in registered().items():
-        if spec.cls.__module__.startswith("verl_turnkey."):
-            gives = ", ".join(f"`extra.{column}`" for column in spec.gives) or "-"
-            rows.append((f"[`{name}`](#{name})", spec.summary, _defaults(spec.cls()), gives, spec.source))
-    return table(("strategy", "what it does", PARAMETERS, "gives", "source"), rows)
 
 
 def losses(own: Mapping[str, LossSpec] = NONE) -> str:
     """One row per policy loss; last those that modules of the user registered."""
     specs = {f"+turnkey/loss={name}": spec for name, spec in shipped_losses().items()}
     specs |= {f"loss_mode={name}": spec for name, spec in own.items()}
-    rows = ((f"`{switch}`", spec.summary, _defaults(spec.params()), spec.paper) for switch, spec in specs.items())
+    rows = ((f"`{switch}`", spec.summary, defaults(spec.params()), spec.paper) for switch, spec in specs.items())
     return table(("switch", "what it does", PARAMETERS, "source"), rows)
 
 
@@ -141,20 +178,12 @@ def environments() -> str:
     return table(("environment", "what it is", "switch", "package", "needs"), rows)
 
 
-def environment_pages() -> str:
-    """The environments by name, each a link to its page."""
-    from verl_turnkey.envs.catalog import ADAPTERS
-
-    links = ", ".join(f"[{adapter.name}](docs/{adapter.page})" for adapter in ADAPTERS)
-    return textwrap.fill(links, 120, break_on_hyphens=False) + "\n"
-
-
-def _needs(spec: EstimatorSpec | ModifierSpec) -> tuple[str, str]:
+def needs(spec: EstimatorSpec | ModifierSpec) -> tuple[str, str]:
     """The columns that it cannot do without under its default parameters, and its source."""
     return ", ".join((*spec.needs, *getattr(spec.params(), "also_needs", ()))) or "-", spec.paper
 
 
-def _defaults(params: Any) -> str:
+def defaults(params: Any) -> str:
     return ", ".join(f"`{entry.name}={scalar(getattr(params, entry.name))}`" for entry in fields(params))
 
 
@@ -165,31 +194,6 @@ def keys() -> str:
         if not (key.startswith("turnkey.preset.") or doc.startswith("set by the driver")):
             rows.append((f"`{key}={scalar(default)}`", re.sub(r"; (null|0): (none|never|no [a-z]+)$", "", doc)))
     return table(("key", "meaning"), rows)
-
-
-def rules() -> str:
-    """The rules of the checks, a table per level."""
-    from verl_turnkey.plugins.checks.rules import markdown
-
-    return markdown()
-
-
-def log() -> str:
-    """The tables of the trajectory log: a row per column, for keys in the first table that has them."""
-    from verl_turnkey.plugins.log.schema import TABLES
-
-    parts, before, keys = [], set(), {name for columns_of in TABLES.values() for name in columns_of.key}
-    for name, columns_of in TABLES.items():
-        key = ", ".join(f"`{column}`" for column in columns_of.key)
-        rows = [
-            (f"`{column.name}`", column.type, re.sub(r"<\w+>(_<\w+>)*", r"`\g<0>`", column.meaning))
-            for column in columns_of.columns
-            if column not in before or column.name not in keys
-        ]
-        before.update(columns_of.columns)
-        head = f"### {name}\n\nKey: {key}. {WRITERS[columns_of.writer]}\n\n"
-        parts.append(head + table(("column", "type", "meaning"), rows))
-    return "\n" + "\n".join(parts) + "\n"
 
 
 def _rows(where: str, node: Any) -> Iterator[tuple[str, Any, str]]:
@@ -269,44 +273,6 @@ def plain(cell: str) -> str:
     return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cell).replace("`", "").strip()
 
 
-def doors() -> str:
-    """What works where, from the table that the tests read."""
-    import yaml
-
-    file = Path(__file__).resolve().parents[2] / "tests" / "data" / "doors.yaml"
-    cells = yaml.safe_load(file.read_text(encoding="utf-8"))["cells"]
-
-    def mark(cell: str) -> str:
-        word, _, where = cell.partition(" ")
-        return {"plain": "–", "refused": f"`{where}`" if "::" not in where else "refused"}.get(word, "✓")
-
-    rows = ((capability, *map(mark, row.values())) for capability, row in cells.items() if capability != "plain")
-    return table(("", *cells["plain"]), rows)
-
-
-#: Page, marker, and what stands between ``<!-- marker: ... -->`` and ``<!-- /marker -->``.
-PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
-    ("README.md", "methods", core_methods),
-    ("README.md", "envs", environment_pages),
-    ("docs/methods.md", "tiers", tiers),
-    ("docs/methods.md", "methods", overview),
-    ("docs/modifiers.md", "modifiers", lambda: excerpt(modifiers(), ("modifier", "what it does", "source"))),
-    ("docs/losses.md", "losses", lambda: excerpt(losses(), ("switch", "what it does", "source"))),
-    (
-        "docs/branching.md",
-        "strategies",
-        lambda: excerpt(strategies(), ("strategy", "what it does", PARAMETERS, "source")),
-    ),
-    ("docs/environments.md", "envs", environments),
-    ("docs/coverage.md", "here", literature),
-    ("docs/coverage.md", "absent", absent),
-    ("docs/capabilities.md", "doors", doors),
-    ("docs/configuration.md", "keys", keys),
-    ("docs/rules.md", "rules", rules),
-    ("docs/trajectory_log.md", "log", log),
-)
-
-
 def between(text: str, marker: str) -> tuple[int, int]:
     """Where the table of ``marker`` begins and ends in a page."""
     section = re.search(rf"<!-- {marker}: .*? -->\n(.*?)<!-- /{marker} -->", text, re.DOTALL)
@@ -325,10 +291,77 @@ def write_between(page: Path, marker: str, content: str) -> bool:
     return changed
 
 
-def write(root: Path) -> list[Path]:
-    """Write every table into its page under ``root``, and the parameters into the recipes; returns changed files."""
-    changed = dict.fromkeys(recipes.write(root))
-    for name, marker, content in PLACES:
-        if write_between(root / name, marker, content()):
-            changed[root / name] = None
-    return list(changed)
+# --- a method explained -----------------------------------------------------------------------------------------------
+
+
+def explain(name: str) -> str:
+    """Explain ``name``, ours or a paper's: its launch line, its summary and parameters, any difference, its page."""
+    if (spec := own("estimators").get(name)) is not None:
+        first = f"{name} is a method of the module {spec.fn.__module__}"
+        lines = [first, "", f"    +turnkey=base algorithm.adv_estimator={name}"]
+        return _text([*lines, *_part("method", spec, spec.params, "+turnkey.credit.")])
+    ours = {plain_name(method): method for method in shipped()}.get(plain_name(name))
+    entry = _of_ours(ours) if ours else paper_name(name)
+    if entry is None and (missing := absent(name)):
+        return "\n".join(_wrapped(f"{name} is not here: {missing.why}"))
+    if entry is None:
+        aliases = (alias for entry in PAPER_NAMES for alias in entry.names.split(" / "))
+        known = [*shipped(), *own("estimators"), *aliases]
+        raise ConfigError(f"no method, loss, strategy or modifier is called {name!r}{did_you_mean(name, known)}")
+    others = ", ".join(other for other in entry.names.split(" / ") if plain_name(other) != plain_name(name))
+    first = f"{ours} is a method of this package" if ours else entry.equivalent(name)
+    lines = [f"{first} (also: {others})" if others else first, "", f"    {entry.line}"]
+    lines += ["", f"{'note' if entry.exact else 'differs'}: {entry.note}"] if entry.note else []
+    for part in _parts(entry.line):
+        lines += _part(*part)
+    return _text([*lines, "", f"page: docs/{entry.page}"])
+
+
+def _part(kind: str, spec: Any, params: type, key: str) -> Iterator[str]:
+    """An empty line, then a part of a launch line with its parameters."""
+    source = spec.source if kind == "strategy" else spec.paper
+    yield from ("", f"{kind} {spec.name}: {spec.summary}{f' ({source})' if source else ''}")
+    if kind != "strategy" and spec.needs:
+        yield f"  needs {', '.join(spec.needs)}"
+    docs, default = attribute_docs(params), params()
+    for entry in fields(params):
+        yield f"  {key}{entry.name}={scalar(getattr(default, entry.name))}  {docs.get(entry.name, '')}"
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "\n".join(wrapped for line in lines for wrapped in _wrapped(line))
+
+
+def _of_ours(method: str) -> PaperName:
+    """The entry of a method by our own name, with the names of its papers."""
+    same = [entry for entry in PAPER_NAMES if entry.exact and entry.ours == method]
+    names = " / ".join(entry.names for entry in same) or method
+    note = "; ".join(entry.note for entry in same if entry.note)
+    return PaperName(names, method, f"+turnkey={method}", f"methods/{method}.md", note)
+
+
+def _parts(line: str) -> Iterator[tuple[str, Any, type, str]]:
+    """The parts that a launch line selects: kind, spec, class of parameters, and the prefix of their keys."""
+    import yaml
+
+    words = dict(word.split("=", 1) for word in shlex.split(line))
+    if (method := words["+turnkey"]) in shipped():
+        yield "method", shipped()[method], shipped()[method].params, "turnkey.credit."
+    if loss := words.get("+turnkey/loss"):
+        yield "loss", shipped_losses()[loss], shipped_losses()[loss].params, "turnkey.loss."
+    recipe = [words["+turnkey/modifier"]] if "+turnkey/modifier" in words else []
+    for name in recipe or yaml.safe_load(words.get("turnkey.credit.modify", "[]")):
+        yield "modifier", shipped_modifiers()[name], shipped_modifiers()[name].params, ""
+    if strategy := words.get("turnkey.rollout.strategy"):
+        from verl_turnkey.plugins.rollout.strategies import read_strategy
+
+        if (chosen := read_strategy(yaml.safe_load(strategy))) is not None:
+            yield "strategy", chosen[0], chosen[0].cls, ""
+
+
+def _wrapped(line: str) -> list[str]:
+    """``line`` wrapped to :data:`WIDTH` columns; a line to copy (four spaces) stays whole."""
+    if line.startswith("    ") or not line:
+        return [line]
+    indent = "      " if line.startswith("  ") else "  "
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

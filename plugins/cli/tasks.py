@@ -40,7 +40,7 @@ def tasks(
     if (env is None) == (harbor is None):
         raise typer.BadParameter("give either --env or --harbor")
     if harbor is not None:
-        from verl_turnkey.plugins.cli.harbor import write_tasks
+        from verl_turnkey.plugins.cli.env_checks import write_tasks
 
         val_folder = None if val_source is None else Path(val_source)
         numbers = {"train": train, "val": val, "seed": seed}

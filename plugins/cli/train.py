@@ -39,7 +39,7 @@ def train(
     turnkey train babyai --model Qwen/Qwen2.5-1.5B-Instruct --steps 200 turnkey.credit.gamma=0.9
     """
     require_verl("train")
-    from verl_turnkey.plugins.cli import console, continuing, launch
+    from verl_turnkey.plugins.cli import console, launch, run_folder
 
     here, gpus = launch.device_here()
     if device not in (None, "cpu", "gpu"):
@@ -68,7 +68,7 @@ def train(
             typer.echo(launch.shell_line(lines))
             return
         started, words = any(folder.glob("*/.hydra")), [word for line in lines for word in line]
-        if not continuing.announce(words, os.path.relpath(folder), started=started):
+        if not run_folder.announce(words, os.path.relpath(folder), started=started):
             return
         write_text(folder / "launch.sh", f"#!/usr/bin/env bash\n{launch.shell_line(lines)}\n")
         typer.echo(f"launch line: {os.path.relpath(folder / 'launch.sh')}")
@@ -88,7 +88,7 @@ def resume(
     turnkey resume runs/babyai --steps 300
     """
     require_verl("resume")
-    from verl_turnkey.plugins.cli import console, continuing, launch
+    from verl_turnkey.plugins.cli import console, launch, run_folder
     from verl_turnkey.plugins.cli.run_folder import RunFolder
 
     trained = RunFolder.of(run)
@@ -103,7 +103,7 @@ def resume(
     name, here = os.path.relpath(trained.folder), Path.cwd()
     os.chdir(folder)  # to which paths on the line are relative
     with _alone(trained.folder):
-        goes_on = continuing.announce([*words, *further], name, started=True)
+        goes_on = run_folder.announce([*words, *further], name, started=True)
         os.chdir(here)
         if goes_on:
             raise typer.Exit(console.follow(launch.command(line), trained.folder, verbose=verbose, cwd=folder))
@@ -111,7 +111,7 @@ def resume(
 
 def _alone(folder: Path) -> AbstractContextManager[None]:
     """Hold the folder of the run as long as this process follows it."""
-    from verl_turnkey.plugins.shutdown.own_folder import locked
+    from verl_turnkey.plugins.shutdown.run_files import locked
 
     taken = f"{folder}: another turnkey train or resume is at work there"
     return locked(folder, taken, "; wait for its end, or choose another --out")

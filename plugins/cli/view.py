@@ -27,10 +27,10 @@ def compare(
     x: Annotated[str, typer.Option("--x", help="step, interactions (turns played), tokens or seconds")] = "step",
     baseline: Annotated[str | None, typer.Option(help="name of the group that the others are held against")] = None,
     across_panels: Annotated[bool, typer.Option(help="compare runs that validate on different panels, too")] = False,
-    out: Annotated[Path | None, typer.Option(help="folder for comparison.json, .html and .png")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for comparison.json and .png")] = None,
 ) -> None:
     """Compare runs. Groups the seeds of a configuration; curves, intervals, steps to a level, time by part."""
-    from verl_turnkey.plugins.view import report
+    from verl_turnkey.plugins.view import compare
     from verl_turnkey.plugins.view.compare import compare as numbers
     from verl_turnkey.plugins.view.runs import read
 
@@ -45,14 +45,13 @@ def compare(
     if not across_panels:
         refuse_other_panels([run.folder for run in logged])
     comparison = numbers(logged, metric=metric, level=level, by=by or (), x=x, baseline=baseline)
-    report.print_tables(comparison)
+    compare.print_tables(comparison)
     if out is None:
         return
     write_text(out / "comparison.json", json.dumps(comparison, indent=1) + "\n")
-    write_text(out / "comparison.html", report.page(comparison))
-    written = ["comparison.json", "comparison.html"]
+    written = ["comparison.json"]
     if find_spec("matplotlib"):
-        report.draw([comparison], out / "comparison.png")
+        compare.draw([comparison], out / "comparison.png")
         written.append("comparison.png")
     else:
         typer.echo('no picture: pip install "verl-turnkey[viz]"', err=True)
@@ -93,11 +92,11 @@ def view(
     import webbrowser
 
     require_pandas("view")
-    from verl_turnkey.plugins.view import page, server
+    from verl_turnkey.plugins.view import page
     from verl_turnkey.plugins.view.join import load
 
     if serve:
-        made, address = server.server(server.Data(runs), port)
+        made, address = page.server(page.Data(runs), port)
         typer.echo(f"{address}\nfor this machine only; Ctrl-C ends it")
         if open_it:
             webbrowser.open(address)

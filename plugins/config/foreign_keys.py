@@ -100,7 +100,7 @@ BARE = {"max_turns": "turnkey.rollout.max_turns", "model_path": "actor_rollout_r
 
 # What means something else in launch lines of verl-agent, although the keys are verl's.
 MORE = """
-What else differs from verl-agent, whose published settings are presets (`turnkey presets`):
+What else differs from verl-agent, whose published settings are presets (`turnkey list presets`):
   actor_rollout_ref.actor.ppo_mini_batch_size counts rows there and tasks here: set turnkey.update.mini_batches
   a success in ALFWorld and WebShop is worth 10 there and 1 here: 'turnkey.rewards=[{name: step, weight: 10}]'"""
 _VERL_AGENT = ("env.", "algorithm.gigpo", "algorithm.hgpo", "actor_rollout_ref.actor.use_invalid")

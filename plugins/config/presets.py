@@ -1,6 +1,6 @@
 """Reads published settings in ``recipe/config/turnkey/preset``: what each file sets, and the source of every value.
 
-Sources are comments of the files, which `turnkey presets NAME` prints:
+Sources are comments of the files, which `turnkey list presets NAME` prints:
 
 - ``# <word>: <text>`` above the settings says what a source is (a paper; a file of a repository at a commit);
 - ``key: value  # <word>, ...`` says where a value is from;

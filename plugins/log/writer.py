@@ -1,4 +1,4 @@
-"""Writing the tables of the trajectory log: rows go to a daemon thread, which writes them as parquet files.
+"""The files of the trajectory log: starts of the run, and tables, which a daemon thread writes as parquet files.
 
 While a disk is full the rows written are lost; while a mount hangs those for which there is no room. Neither ever
 stops the caller. Lost rows are counted, and the log says when a loss begins and how much was lost.
@@ -7,24 +7,29 @@ stops the caller. Lost rows are counted, and the log says when a loss begins and
 from __future__ import annotations
 
 import atexit
+import hashlib
+import json
 import re
+import secrets
+import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from sys import getsizeof
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from verl_turnkey.advantage.text_files import whole_file
+from verl_turnkey.advantage.text_files import whole_file, write_text
 from verl_turnkey.plugins.log.schema import TABLES, families, schema
-from verl_turnkey.plugins.log.segments import private
 from verl_turnkey.plugins.notices import logger
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 EXIT_SECONDS = 5.0
 """for which a process that ends waits for its rows"""
@@ -62,7 +67,7 @@ class Tables:
 
     Args:
         folder: of the log; made when the first rows are written, for its owner alone.
-        segment: which start of the trainer this is, see :func:`~verl_turnkey.plugins.log.segments.new_segment`.
+        segment: which start of the trainer this is, see :func:`new_segment`.
         process: who writes, unlike every other process of this start: ``<host>-<pid>``, ``trainer``, ``rank3``.
         most_bytes: how much may wait for the disk, estimated; further rows are lost.
         most_puts: after which a file is written.
@@ -262,3 +267,75 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     except UnicodeError:  # half a pair of surrogates, which a model's or an environment's text may hold
         texts = (text and str(text).encode("utf-8", "backslashreplace").decode() for text in values)
         return pa.array(list(texts), kind)
+
+
+SEGMENT = re.compile(r"\d{8}T\d{6}_[0-9a-f]{4}")
+UNNAMED = "00000000T000000_0000"
+"""of a run whose driver has named none"""
+
+
+def new_segment() -> str:
+    """A name for a start of the trainer: its UTC time and four random digits, so that later ones sort behind."""
+    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}_{secrets.token_hex(2)}"
+
+
+def write_segment(folder: Path, segment: str, facts: Mapping[str, Any]) -> None:
+    """Write ``segments/<segment>.json``; ``facts["resumed_from"]``: the last step that it takes over, 0 for none.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_json(private(folder, "segments") / f"{segment}.json", {"segment": segment, **facts})
+
+
+def look_for(process: Any, folder: str, segment: str) -> None:
+    """Run inside a process of the run: warn if its machine does not see what the trainer wrote of its start.
+
+    Nobody waits for that, since a mount may hang.
+    """
+    threading.Thread(target=look, args=(Path(folder), segment), name="look for the log", daemon=True).start()
+
+
+def look(folder: Path, segment: str) -> None:
+    if not (path := folder / "segments" / f"{segment}.json").exists():
+        logger.warning(
+            "turnkey.log.trajectories: %s, which the trainer writes, is not to be seen on %s, where its part of "
+            "the log stays: choose a folder that all nodes share",
+            *(path, socket.gethostname()),
+        )
+
+
+def read_segments(folder: Path) -> dict[str, dict[str, Any]]:
+    """Name -> what stands in its file, the earliest first; a file that cannot be read is left out."""
+    segments = {}
+    for path in sorted((folder / "segments").glob("*.json")):
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(facts, dict) and SEGMENT.fullmatch(path.stem):
+            segments[path.stem] = facts
+    return segments
+
+
+def sha256(path: Path) -> str:
+    """Of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file as a whole."""
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=True, default=str) + "\n")
+
+
+def private(folder: Path, *below: str) -> Path:
+    """``folder/below/...``; folders that are made are their owner's alone, since texts of users may be in the log."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for name in ("", *below):
+        folder = folder / name
+        folder.mkdir(0o700, exist_ok=True)
+    return folder

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verl_turnkey.envs.registry import spec_of
 from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.plugins.credit.row_turns import branch_name
+from verl_turnkey.plugins.credit.rows import branch_name
 from verl_turnkey.plugins.log.bounds import Shares, chosen, logged_shares
 from verl_turnkey.plugins.log.masking import masked, masked_json
-from verl_turnkey.plugins.log.segments import UNNAMED
-from verl_turnkey.plugins.log.writer import Rows, Tables
+from verl_turnkey.plugins.log.writer import UNNAMED, Rows, Tables
 from verl_turnkey.plugins.notices import failure_kind
 
 if TYPE_CHECKING:

@@ -20,10 +20,16 @@ from verl_turnkey.envs.tasks import COLUMN as TASK
 from verl_turnkey.envs.tasks import HINT
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.config.scorers import SLOT, TeacherConfig
-from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
-from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
-from verl_turnkey.plugins.credit.row_turns import Runs, branch_name, record_of, split_key, token_counts
-from verl_turnkey.plugins.credit.rows import failure
+from verl_turnkey.plugins.credit.rows import (
+    EXTRA_FIELDS,
+    Runs,
+    branch_name,
+    failure,
+    pop_extra_fields,
+    record_of,
+    split_key,
+    token_counts,
+)
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.teacher.sources import NEUTRAL, Source, TeacherEpisode, TeacherRow, TeacherSource, read_source
 

@@ -1,4 +1,4 @@
-"""A training run on disk: its scalar metrics by step, and its configuration.
+"""Training runs on disk: their scalar metrics by step, their starts and configurations, and groups of seeds.
 
 Files are recognised by content, in any subfolder: verl's metrics file (``trainer.logger=[file]``), else event files of
 tensorboard, else a console log. Names and values are not trusted: callers escape them.
@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_turnkey.plugins.log.former_names import current_metric
-from verl_turnkey.plugins.view.starts import configuration
+from verl_turnkey.plugins.config.leaves import every, leaf_of, make_absolute
+from verl_turnkey.plugins.config.roles import Use
+from verl_turnkey.plugins.log.schema import current_metric
 
 Steps = dict[int, dict[str, float]]
 """step -> metric -> value"""
@@ -235,3 +237,228 @@ def console_metrics(text: str) -> dict[str, float]:
         except ValueError:
             continue
     return metrics
+
+
+HOME = "trainer.default_local_dir"
+OF_RUNS = ("checkpoints", "turnkey_log", "hydra", "metrics", "tasks")
+"""folders that ``turnkey train`` makes"""
+
+
+@dataclass(frozen=True)
+class Start:
+    """A start of a run, as Hydra wrote it down, with the paths of where its folder is now."""
+
+    cwd: Path
+    """the folder that it was started in; the current one where that is gone"""
+    config: Mapping[str, Any]
+    """dotted key -> value, interpolations unresolved"""
+    hydra: Mapping[str, Any]
+    """Hydra's own record, with the paths of then; empty without one"""
+    moved: Sequence[tuple[str, str]]
+    """where folders were then and are now; empty for a run that is where it was"""
+
+
+def starts(folder: Path) -> list[Start]:
+    """The starts of the runs in ``folder``, the last one last."""
+    files = [path for path in folder.rglob(".hydra/config.yaml") if path.is_file()]
+    return [_start(path, folder) for path in sorted(files, key=lambda path: (path.stat().st_mtime_ns, str(path)))]
+
+
+def configuration(folder: Path) -> dict[str, Any]:
+    """The configuration that Hydra wrote at the last start, with unresolved interpolations."""
+    configs = [start.config for start in starts(folder)]
+    homes = sorted({str(config[HOME]) for config in configs if HOME in config})
+    if len(homes) > 1:  # all starts of a run share a folder of checkpoints
+        raise ValueError(f"{folder} holds several runs ({HOME}: {', '.join(homes)}): name their folders one by one")
+    return dict(configs[-1]) if configs else {}
+
+
+def _start(path: Path, folder: Path) -> Start:
+    record = path.with_name("hydra.yaml")
+    hydra = (_load(record) or {}).get("hydra") or {} if record.is_file() else {}
+    cwd, moved = _places(hydra, path.parents[1], folder)
+    config = rebased(_load(path) or {}, moved)
+    make_absolute(config, cwd)
+    return Start(cwd, dict(flat(config)), hydra, moved)
+
+
+def _places(hydra: Mapping[str, Any], output: Path, folder: Path) -> tuple[Path, list[tuple[str, str]]]:
+    """Where a run was started, and what was elsewhere then; ``output``: Hydra's folder in the run's ``folder``."""
+    runtime = hydra.get("runtime") or {}
+    words = [str(word) for word in (hydra.get("overrides") or {}).get("hydra") or ()]
+    chosen = [word.partition("=")[2].strip("'\"") for word in words if word.startswith("hydra.run.dir=")]
+    at = runtime.get("output_dir") or (chosen or [""])[-1]
+    cwd, inside, here = Path(runtime.get("cwd") or Path.cwd()), output.relative_to(folder).parts, folder.absolute()
+    then = Path(os.path.normpath(cwd / at))
+    if not at or then.parts[len(then.parts) - len(inside) :] != inside:
+        return cwd if cwd.is_dir() else Path.cwd(), []
+    root = Path(*then.parts[: len(then.parts) - len(inside)])
+    if root == here or (root.exists() and root.samefile(here)):
+        return cwd if cwd.is_dir() else Path.cwd(), []
+    moved = [(str(root), str(here))]
+    if root.is_relative_to(cwd) and (below := root.relative_to(cwd).parts):
+        moved.append((os.path.join(*below), str(here)))
+        if not cwd.is_dir() and here.parts[-len(below) :] == below:  # the run was moved with what it lies in
+            moved.append((str(cwd), str(Path(*here.parts[: -len(below)]))))
+            cwd = Path(moved[-1][1])
+    return cwd if cwd.is_dir() else Path.cwd(), moved
+
+
+def rebased(value: Any, moved: Sequence[tuple[str, str]]) -> Any:
+    """Plain data with paths in the first folder of each pair in its second one instead.
+
+    A relative text may be anything else, such as the name of a model: it counts where the second folder holds its
+    beginning, or a run does.
+    """
+    if isinstance(value, Mapping):
+        return {rebased(name, moved): rebased(entry, moved) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [rebased(entry, moved) for entry in value]
+    for old, new in moved if isinstance(value, str) else ():
+        pattern = rf"(?<![^=\[,'\": (]){re.escape(old)}(?:/(?P<name>[^/\]}}),'\"]*)|(?=$|[\]}}),'\"]))"
+
+        def instead(match: re.Match[str], old: str = old, new: str = new) -> str:
+            name = match["name"]
+            is_path = old.startswith(("/", "~")) or name in OF_RUNS
+            if not is_path and not (name and os.path.exists(os.path.join(new, name))):
+                return match[0]
+            return new if name is None else f"{new}/{name}"
+
+        value = re.sub(pattern, instead, value)
+    return value
+
+
+def _load(path: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: expected the configuration that Hydra writes, got {error}") from None
+
+
+def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested mappings; lists, empty mappings and those with names of users are values."""
+    if isinstance(node, dict) and node and not _named_by_users(prefix):
+        for key, value in node.items():
+            yield from flat(value, f"{prefix}.{key}" if prefix else str(key))
+    elif prefix:
+        yield prefix, node
+
+
+def _named_by_users(key: str) -> bool:
+    """Whether names in a mapping may hold dots, as those of files and variables."""
+    leaf = every().get(key)
+    return leaf is not None and leaf.secret is not None
+
+
+ALIASES = {
+    "method": "algorithm.adv_estimator",
+    "loss": "actor_rollout_ref.actor.policy_loss.loss_mode",
+    "env": "turnkey.env.id",
+    "model": "actor_rollout_ref.model.path",
+}
+SEED = re.compile(r"(^|[._])seeds?$")
+OUTPUTS = re.compile(
+    r"(_local_dir|_data_dir|_temp_dir|save_path|experiment_name|project_name|trajectories|VERL_FILE_LOGGER_\w+)$"
+    r"|^trainer\.(logger|resume_\w+|save_freq|max_\w+_ckpt_to_keep)$"
+)
+"""keys of where a run stores its outputs, and of how it resumes"""
+ABSENT = "absent"
+SHOWN = 3
+"""most keys in the name of a group"""
+
+
+@dataclass
+class Group:
+    """Runs that differ only in seed and paths, or that share the keys of ``--by``."""
+
+    name: str
+    runs: list[Run]
+    config: dict[str, str] = field(default_factory=dict)
+    """the keys in which the groups differ"""
+    mixed: dict[str, list[str]] = field(default_factory=dict)
+    """with ``--by``: further keys in which its runs differ"""
+
+
+def seed_of(run: Run) -> str:
+    """The seed of the data or of the rollout, else the name of the folder."""
+    seeds = (run.config.get(key) for key in ("data.seed", "actor_rollout_ref.rollout.seed"))
+    return next((str(seed) for seed in seeds if seed is not None), run.folder.name)
+
+
+def meaning(config: Mapping[str, Any]) -> dict[str, str]:
+    """The keys that identify a configuration, with values as texts: all but seeds, outputs and what decides nothing.
+
+    Only the last part of an absolute path counts: each run has its own folder, but two models have two names.
+    """
+    telling = [key for key in config if not SEED.search(key) and not OUTPUTS.search(key)]
+    apart = [key for key in telling if (leaf := leaf_of(key)) and leaf.use is Use.APART]
+    return {key: _text(config[key]) for key in telling if key not in apart}
+
+
+def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
+    """Group ``runs``; groups come in the order of their first runs.
+
+    Runs without a configuration are grouped by the name of their folder, without a number at its end.
+
+    Args:
+        by: the only keys or aliases that distinguish groups.
+
+    Raises:
+        LookupError: a key of ``by`` is in no configuration.
+    """
+    keys = [ALIASES.get(key, key) for key in by]
+    for key in keys:
+        known = {name: None for run in runs for name in run.config}
+        if key not in known:
+            raise LookupError(f"--by {key}: no run has this key{nearest(key, known)}")
+    members: dict[str, tuple[dict[str, str], list[Run]]] = {}
+    for run in runs:
+        whole = meaning(run.config)
+        same = {key: _text(run.config.get(key, ABSENT)) for key in keys} if keys else whole
+        name = json.dumps(same, sort_keys=True) if same else re.sub(r"[-_.]?\d+$", "", run.folder.name)
+        members.setdefault(name, (same, []))[1].append(run)
+    groups = [Group(name, of_name) for name, (_, of_name) in members.items()]
+    differ = _differing([same for same, _ in members.values()])
+    for group, (same, _) in zip(groups, members.values(), strict=True):
+        group.config = {key: same.get(key, ABSENT) for key in differ}
+        if keys:
+            within = [meaning(run.config) for run in group.runs]
+            group.mixed = {key: [config.get(key, ABSENT) for config in within] for key in _differing(within)}
+    _name(groups, keys)
+    return groups
+
+
+def _name(groups: Sequence[Group], by: Sequence[str]) -> None:
+    """Name groups by the keys of ``by``, or method, loss and environment if they differ; equal names get more keys."""
+    base = list(by) or [key for key in (ALIASES["method"], ALIASES["loss"], ALIASES["env"]) if key in groups[0].config]
+    for group in groups:
+        config = group.runs[0].config
+        if config:
+            words = [group.config.get(key) or _text(config.get(key, ABSENT)) for key in base or [ALIASES["method"]]]
+            group.name = " ".join(words)
+    for name in {group.name for group in groups}:
+        same = [group for group in groups if group.name == name]
+        if len(same) > 1:
+            for number, group in enumerate(same, 1):
+                keys = _differing([other.config for other in same])[:SHOWN]
+                group.name += "".join(f" {key.rpartition('.')[2]}={group.config[key]}" for key in keys) or f" {number}"
+    used: dict[str, int] = {}
+    for group in groups:  # they may differ in more keys than their names hold
+        used[group.name] = number = used.get(group.name, 0) + 1
+        group.name += f" ({number})" if number > 1 else ""
+
+
+def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
+    keys = sorted({key for config in configs for key in config})
+    return [key for key in keys if len({config.get(key, ABSENT) for config in configs}) > 1]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        path = value.startswith(("/", "~", "file://"))
+        return value.rstrip("/").rpartition("/")[2] if path else value
+    if isinstance(value, list):
+        return json.dumps([_text(entry) if isinstance(entry, str) else entry for entry in value], default=str)
+    return json.dumps(value, default=str)

@@ -84,14 +84,6 @@ def success(solved: ArrayLike, samples: ArrayLike, confidence: float = 0.95) -> 
     return wilson(p, effective, confidence)
 
 
-def difference(a: Interval, b: Interval) -> Interval:
-    """``a - b`` of two independent shares with score intervals of the same confidence (Newcombe 1998, method 10)."""
-    value = a.value - b.value
-    low = math.hypot(a.value - a.low, b.high - b.value)
-    high = math.hypot(a.high - a.value, b.value - b.low)
-    return Interval(value, value - low, value + high)
-
-
 def _counts(solved: ArrayLike, samples: ArrayLike) -> tuple[Floats, Floats]:
     c = np.asarray(solved, np.float64)
     if c.ndim != 1 or not c.size:
@@ -131,14 +123,6 @@ def bootstrap(
         rows = rng.integers(len(table), size=(min(at_once, resamples - first), *table.shape))
         drawn.append(statistic(table[rows, columns].reshape(len(rows), -1), axis=1))
     return _interval(float(statistic(table.reshape(-1), axis=0)), np.concatenate(drawn), confidence)
-
-
-def paired_difference(a: ArrayLike, b: ArrayLike, *, confidence: float = 0.95, seed: int = 0) -> Interval:
-    """Mean of ``a - b`` over the same tasks, (T,) each; tasks are resampled in pairs."""
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    if a.shape != b.shape:
-        raise ValueError(f"expected the same tasks on both sides, got {a.shape} and {b.shape}")
-    return bootstrap(a - b, confidence=confidence, seed=seed)
 
 
 def _interval(value: float, drawn: Floats, confidence: float) -> Interval:

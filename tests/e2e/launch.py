@@ -22,7 +22,7 @@ import torch
 
 from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
 from verl_turnkey.losses import turn_ids
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.view.join import read
 
 HERE = Path(__file__).parent
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from launch import Run
 
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.view.join import read
 
 TURN = ["episode", "turn"]
 ROW = ["train_step", "row_id", "turn_in_row"]

@@ -67,7 +67,8 @@ def alfworld(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Paid for going somewhere as well, since a random walk solves none of these, and picks nothing up in some runs."""
     out = tmp_path_factory.mktemp("alfworld")
     data = ["--train", "6", "--valid-seen", "0", "--valid-unseen", "6"]
-    subprocess.run([TURNKEY, "alfworld-generate", out / "data", *data], check=True)
+    generator = [sys.executable, "-m", "verl_turnkey.envs.adapters.alfworld.generate"]
+    subprocess.run([*generator, out / "data", *data], check=True)
     env = {"ALFWORLD_DATA": str(out / "data")}
     tasks(out, "--env", "turnkey/ALFWorld-v0", "--val-kwargs", '{"split": "valid_unseen"}', env=env)
     rewards = f"turnkey.rewards=[{{name: step}}, {{name: '{POLICY}:going', weight: 0.1}}]"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from launch import minigrid, train
 
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.view.join import read
 
 pytestmark = pytest.mark.long
 

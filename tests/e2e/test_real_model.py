@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.view.join import read
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 

@@ -1,7 +1,7 @@
 """What is missing of an estimator, a modifier, a loss or an environment, and which files belong to none.
 
 A line for each, with what to do. It reads the files of a tree and what is registered.
-``turnkey new estimator|loss|env NAME`` writes all of them.
+``tools/new_part.py estimator|loss|env NAME`` writes all of them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from verl_turnkey.envs.catalog import ADAPTERS, Adapter
-from verl_turnkey.plugins.cli.recipes import COMBINED, shipped, shipped_losses, shipped_modifiers
+from write_tables import COMBINED
 
+from verl_turnkey.envs.catalog import ADAPTERS, Adapter
+from verl_turnkey.plugins.cli.tables import shipped, shipped_losses, shipped_modifiers
+
+WRITE = "run `tools/write_tables.py`"
 #: What losses share; every other file in losses/ is one.
 SHARED = {"clipping", "objectives", "registry", "turns"}
 NUMERIC = {"approx", "assert_allclose", "assert_close", "assert_same_credit", "item", "tolist"}
@@ -59,10 +62,10 @@ def _estimators(root: Path, names: dict[str, str]) -> Iterator[str]:
     files = {path: list(_tests([path])) for path in sorted((root / f"tests/unit/{here}").glob("test_*.py"))}
     for name, module in names.items():
         yield from _absent(root, f"docs/methods/{name}.md", f"write the page of the estimator {name}")
-        yield from _absent(root, f"recipe/config/turnkey/{name}.yaml", "run `turnkey tables`")
-        yield from _without(root, "docs/methods.md", f"](methods/{name}.md)", "run `turnkey tables`")
+        yield from _absent(root, f"recipe/config/turnkey/{name}.yaml", WRITE)
+        yield from _without(root, "docs/methods.md", f"](methods/{name}.md)", WRITE)
         if name in shipped() and shipped()[name].tier == "core":
-            yield from _without(root, "README.md", f"](docs/methods/{name}.md)", "run `turnkey tables`")
+            yield from _without(root, "README.md", f"](docs/methods/{name}.md)", WRITE)
         if not any(_says(test, name) and _against(test, name) for tests in files.values() for test in tests):
             yield (
                 f"tests/unit/{here}/test_{module}.py: no test compares {name!r}: compare numbers of compute_credit("
@@ -88,7 +91,7 @@ def _modifiers(root: Path, names: dict[str, str]) -> Iterator[str]:
     tests = list(_tests((root / f"tests/unit/{here}").glob("test_*.py")))
     for name in names | {module: module for module in modules - set(names.values())}:
         yield from _without(root, "docs/modifiers.md", f"\n## {name}\n", "write its section")
-        yield from _without(root, "docs/modifiers.md", f"| [`{name}`](#{name}) |", "run `turnkey tables`")
+        yield from _without(root, "docs/modifiers.md", f"| [`{name}`](#{name}) |", WRITE)
         if not any(_says(test, name) and _compares(test) for test in tests):
             yield (
                 f"tests/unit/{here}: no test compares a number of the modifier {name!r}: call compute_credit(..., "
@@ -114,8 +117,8 @@ def _losses(root: Path, names: dict[str, str]) -> Iterator[str]:
     for name in names:
         if name not in headings:
             yield f"docs/losses.md has no section on {name}: write it under the heading `## {name}`"
-        yield from _without(root, "docs/losses.md", f"| `+turnkey/loss={name}` |", "run `turnkey tables`")
-        yield from _absent(root, f"recipe/config/turnkey/loss/{name}.yaml", "run `turnkey tables`")
+        yield from _without(root, "docs/losses.md", f"| `+turnkey/loss={name}` |", WRITE)
+        yield from _absent(root, f"recipe/config/turnkey/loss/{name}.yaml", WRITE)
         if not any(_says(test, name) and _compares(test) for test in tests):
             yield (
                 f"tests/unit/losses/test_{name}.py: no test compares a number of the loss {name!r}: call "
@@ -145,8 +148,8 @@ def _adapters(root: Path, adapters: tuple[Adapter, ...]) -> Iterator[str]:
             if (root / path).is_file():
                 yield from _without(root, path, f"\n  id: {env_id}\n", f"{env_id} names this recipe in envs/catalog.py")
     for adapter in adapters:
-        yield from _without(root, "docs/environments.md", f"[{adapter.name}]({adapter.page})", "run `turnkey tables`")
-        yield from _without(root, "README.md", f"[{adapter.name}](docs/{adapter.page})", "run `turnkey tables`")
+        yield from _without(root, "docs/environments.md", f"[{adapter.name}]({adapter.page})", WRITE)
+        yield from _without(root, "README.md", f"[{adapter.name}](docs/{adapter.page})", WRITE)
     yield from _orphans(root, "docs/envs", "*.md", modules)
     yield from _orphans(root, "recipe/config/turnkey/env", "*.yaml", {adapter.recipe for adapter in adapters})
     for part in ("unit", "contract"):

@@ -56,7 +56,7 @@ def added(path: str) -> Change:
 EST, TESTS, ADAPTERS_OF = "advantage/methods", "tests/unit/advantage/methods", "tests/unit/envs/adapters"
 RECIPES = "recipe/config/turnkey"
 ORPHAN = "belongs to nothing that is registered: delete it"
-WRITE = "run `turnkey tables`"
+WRITE = "run `tools/write_tables.py`"
 IN_ONE_FILE = ("a_grae", "copo", "dynamo_modulation", "empg", "length_gate", "rank_shaping", "shrinkage")
 IN_ONE_FILE += ("tool_gate", "trace")
 
@@ -69,13 +69,13 @@ IN_ONE_FILE += ("tool_gate", "trace")
             [
                 f"{EST}/orphan.py registers no estimator: decorate",
                 "docs/methods/orphan.md is missing: write the page",
-                f"{RECIPES}/orphan.yaml is missing: run `turnkey tables`",
+                f"{RECIPES}/orphan.yaml is missing: run `tools/write_tables.py`",
                 f"docs/methods.md lacks '](methods/orphan.md)': {WRITE}",
                 f"{TESTS}/test_orphan.py: no test compares 'orphan': compare",
             ],
         ),
         (removed("docs/methods/rebn.md"), ["docs/methods/rebn.md is missing: write the page"]),
-        (removed(f"{RECIPES}/rebn.yaml"), [f"{RECIPES}/rebn.yaml is missing: run `turnkey tables`"]),
+        (removed(f"{RECIPES}/rebn.yaml"), [f"{RECIPES}/rebn.yaml is missing: run `tools/write_tables.py`"]),
         (
             removed(f"{TESTS}/test_compared_outcomes.py", "naive.max"),
             [f"{TESTS}/test_maxrl.py: no test compares 'maxrl'"],
@@ -109,7 +109,7 @@ IN_ONE_FILE += ("tool_gate", "trace")
                 "losses/orphan.py registers no loss: decorate",
                 "docs/losses.md has no section on orphan: write it",
                 f"docs/losses.md lacks '| `+turnkey/loss=orphan` |': {WRITE}",
-                f"{RECIPES}/loss/orphan.yaml is missing: run `turnkey tables`",
+                f"{RECIPES}/loss/orphan.yaml is missing: run `tools/write_tables.py`",
                 "tests/unit/losses/test_orphan.py: no test compares a number of the loss 'orphan'",
             ],
         ),

@@ -21,7 +21,7 @@ INSTEAD = {
     r"of the own": "of its own",
 }
 """phrases that no native speaker says -> what to write"""
-CODE = ("advantage", "losses", "envs", "plugins", "recipe", "examples", "benchmarks", "tests")
+CODE = ("advantage", "losses", "envs", "plugins", "recipe", "examples", "benchmarks", "tests", "tools")
 BY_GRAMMAR = {"found", "given", "asked", "shown", "said", "told", "beside", "one", "each"}
 PUBLIC = {("advantage/batch.py", "given")}
 PHRASES = re.compile(rf".{{,40}}\b({'|'.join(INSTEAD)})")

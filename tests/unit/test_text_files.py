@@ -24,11 +24,11 @@ from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.rewards.outcome import Contrastive
 from verl_turnkey.envs.tasks import Task, open_parquet, write_parquet
 from verl_turnkey.plugins.checks.files import json_rows
+from verl_turnkey.plugins.cli.check import arguments
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.panel import find
 from verl_turnkey.plugins.cli.report import _read
-from verl_turnkey.plugins.cli.row_files import read_rows
-from verl_turnkey.plugins.cli.script import arguments
+from verl_turnkey.plugins.cli.task_rows import read_rows
 from verl_turnkey.plugins.config.command_line import CommandLine
 from verl_turnkey.plugins.config.machine import model_config
 from verl_turnkey.plugins.config.schema import load_examples

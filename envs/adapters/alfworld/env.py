@@ -1,6 +1,6 @@
 """ALFWorld's text games (Shridhar et al. 2021) through ALFWorld's own engine.
 
-The games come from ``alfworld-download`` or from ``turnkey alfworld-generate``; the wording of commands and answers is
+The games come from ``alfworld-download`` or from ``generate.py``; the wording of commands and answers is
 the engine's and the data's, so old data ("put apple 1 in/on desk 1") and new ("move apple 1 to desk 1") both work.
 """
 
@@ -36,8 +36,8 @@ BOOKKEEPING = {"checked", "examined", "wasinreceptacle"}
 _INTRO = re.compile(r"(?:-= .* =-\s+)?(?P<room>.*?)\s*Your task is to: (?P<task>.*)", re.DOTALL)
 _SOLVABLE = re.compile(rb'"solvable": *true')
 _HOW = (
-    "Run `alfworld-download` (the official data) or `turnkey alfworld-generate DIR` (small problems, made offline), "
-    "and name the folder in $ALFWORLD_DATA or in turnkey.env.kwargs.data."
+    "Run `alfworld-download` (the official data) or `python -m verl_turnkey.envs.adapters.alfworld.generate DIR` "
+    "(small problems, made offline), and name the folder in $ALFWORLD_DATA or in turnkey.env.kwargs.data."
 )
 
 

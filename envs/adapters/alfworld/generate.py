@@ -3,14 +3,18 @@
 A problem is a room of ALFRED's floor plans with about ten things in it and a task of one of the six types. Rooms, kinds
 of things, what fits where and the goals come from ALFWorld's own tables; the things, their places and the goal of a
 problem are drawn from the seed. A problem is written only if ALFWorld's planner solves it.
+
+    python -m verl_turnkey.envs.adapters.alfworld.generate FOLDER --train 60
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import shutil
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -303,3 +307,29 @@ def write(problem: Problem, game: Mapping[str, Any], split: Path, trial: str) ->
     path = folder / "game.tw-pddl"
     path.write_text(json.dumps(game))
     return path
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The command line; exit 2 where the folder holds problems already."""
+    parser = argparse.ArgumentParser(
+        prog="python -m verl_turnkey.envs.adapters.alfworld.generate",
+        description="Make small ALFWorld problems without a download. All six task types; its planner solves each.",
+    )
+    parser.add_argument("out", type=Path, help="data folder to make; name it in $ALFWORLD_DATA afterwards")
+    parser.add_argument("--train", type=int, default=60, help="number of training problems")
+    parser.add_argument("--valid-seen", type=int, default=12, help="problems in rooms like those of training")
+    parser.add_argument("--valid-unseen", type=int, default=12, help="problems in rooms that training never has")
+    parser.add_argument("--seed", type=int, default=0, help="draws rooms, things and tasks")
+    chosen = parser.parse_args(words)
+    counts = {split: getattr(chosen, split) for split in ("train", "valid_seen", "valid_unseen")}
+    total = sum(counts.values())
+    try:
+        for number, _ in enumerate(generate(chosen.out, counts, chosen.seed), 1):
+            print(f"\r{number} of {total} problems", end="", file=sys.stderr, flush=True)
+    except FileExistsError as error:
+        parser.error(str(error))
+    print(f"\n{total} problems in {chosen.out}. Use them: export ALFWORLD_DATA={chosen.out.resolve()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -37,7 +37,7 @@ def test_baselines_are_means_of_training_labels():
 
 def test_the_table_of_a_log(tmp_path: Path, model_dir: Path):
     write(tmp_path / "run", episodes=60, turns=6, steps=2)
-    arguments = ["prm-data", str(tmp_path / "run"), "--out", str(tmp_path / "prm.parquet"), "--held-out", "0.3"]
+    arguments = ["prm", "data", str(tmp_path / "run"), "--out", str(tmp_path / "prm.parquet"), "--held-out", "0.3"]
     CliRunner().invoke(app, arguments, catch_exceptions=False)
     rows = pd.read_parquet(tmp_path / "prm_held_out.parquet")
     seen = prm_from_log.repeated(tmp_path / "run")

@@ -154,13 +154,13 @@ def warnings_in(text: str) -> list[str]:
 
 
 def test_commands_list_what_two_packages_register_and_warn_of_a_third(site: Site) -> None:
-    rows = {row["switch"]: row for row in site.json("methods")}
+    rows = {row["switch"]: row for row in site.json("list", "methods")}
     for name in ("alpha", "beta"):
         assert rows[f"adv_estimator={name}"]["what it does"] == "each step by its own reward"
     assert "+turnkey=gigpo" in rows
-    assert "loss_mode=alpha_loss" in {row["switch"] for row in site.json("losses")}
-    assert "alpha/Guess-v0" in {row["id"] for row in site.json("envs")}
-    done = site.turnkey("methods", "alpha")
+    assert "loss_mode=alpha_loss" in {row["switch"] for row in site.json("list", "losses")}
+    assert "alpha/Guess-v0" in {row["id"] for row in site.json("list", "envs")}
+    done = site.turnkey("list", "methods", "alpha")
     assert done.stdout.startswith("alpha is a method of the module alpha_lab.methods\n")
     assert "  +turnkey.credit.scale=1.0  factor of the reward" in done.stdout
     [warning] = warnings_in(done.stderr)

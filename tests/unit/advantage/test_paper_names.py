@@ -11,7 +11,7 @@ import pytest
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 from verl_turnkey.advantage.paper_names import PAPER_NAMES, known_as, paper_name, plain
-from verl_turnkey.plugins.cli.recipes import shipped, shipped_losses, shipped_modifiers
+from verl_turnkey.plugins.cli.tables import shipped, shipped_losses, shipped_modifiers
 from verl_turnkey.plugins.rollout.strategies import read_strategy, strategies
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import write_tables
 
 from verl_turnkey.advantage import estimators
 from verl_turnkey.losses import losses
-from verl_turnkey.plugins.cli import recipes, tables
+from verl_turnkey.plugins.cli import tables
 from verl_turnkey.plugins.config.schema import MODIFY, TurnkeyConfig
 from verl_turnkey.plugins.rollout.strategies import strategies
 
@@ -60,26 +61,28 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize(("name", "marker", "table"), tables.PLACES, ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(
+    ("name", "marker", "table"), write_tables.PLACES, ids=lambda value: getattr(value, "__name__", None)
+)
 def test_a_table_is_what_the_code_says(name, marker, table):
     page = text(name)
     start, end = tables.between(page, marker)
-    assert page[start:end] == table(), "`turnkey tables` writes it"
+    assert page[start:end] == table(), "`tools/write_tables.py` writes it"
 
 
-@pytest.mark.parametrize("name", sorted(recipes.shipped_losses()))
+@pytest.mark.parametrize("name", sorted(tables.shipped_losses()))
 def test_the_section_of_a_loss_has_its_parameters(name):
     _, section = re.split(rf"^## (?:.*, )?{name}(?:,.*)?$", text("docs/losses.md"), flags=re.MULTILINE)
     names = {entry.name for entry in fields(losses()[name].params)} - {"clip_low", "clip_high"}
     assert names <= set(re.findall(r"`turnkey\.loss\.(\w+)`", section.split("\n## ")[0]))
 
 
-@pytest.mark.parametrize("name", sorted(recipes.shipped_modifiers()))
+@pytest.mark.parametrize("name", sorted(tables.shipped_modifiers()))
 def test_the_section_of_a_modifier_has_its_parameters_with_their_defaults_and_its_columns(name):
     section = text("docs/modifiers.md").split(f"\n## {name}\n")[1].split("\n## ")[0]
     if f"(methods/{name}.md)" in section:  # the same as a method: its page has them
         section += text(f"docs/methods/{name}.md")
-    spec = recipes.shipped_modifiers()[name]
+    spec = tables.shipped_modifiers()[name]
     default = spec.params()
     for entry in fields(default):
         value = getattr(default, entry.name)
@@ -136,10 +139,10 @@ def test_the_tables_need_no_verl():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-@pytest.mark.parametrize("method", sorted(recipes.shipped()))
+@pytest.mark.parametrize("method", sorted(tables.shipped()))
 def test_the_page_of_a_method_has_its_parameters_with_their_defaults_and_its_columns(method):
     page = text(f"docs/methods/{method}.md")
-    spec = recipes.shipped()[method]
+    spec = tables.shipped()[method]
     default = spec.params()
     rows = re.findall(
         r"^\| `(\w+)` \| (\S+) \|", page.split("| `turnkey.credit.` | default | |\n")[1].split("\n\n")[0], re.M
@@ -152,9 +155,9 @@ def test_the_page_of_a_method_has_its_parameters_with_their_defaults_and_its_col
         assert f"`{column}`" in page
 
 
-@pytest.mark.parametrize("method", sorted(recipes.shipped()))
+@pytest.mark.parametrize("method", sorted(tables.shipped()))
 def test_the_page_of_a_method_names_its_tier(method):
-    assert f"[{recipes.shipped()[method].tier}](../methods.md#tiers)" in text(f"docs/methods/{method}.md")
+    assert f"[{tables.shipped()[method].tier}](../methods.md#tiers)" in text(f"docs/methods/{method}.md")
 
 
 def test_the_readme_is_short():
@@ -217,11 +220,11 @@ def test_the_readme_computes_credit_without_verl():
     assert credit.metrics["credit/share_steps_with_step_credit"] > 0
 
 
-EXAMPLES = [name for name in sorted(recipes.shipped()) if blocks(f"docs/methods/{name}.md", "python")]
+EXAMPLES = [name for name in sorted(tables.shipped()) if blocks(f"docs/methods/{name}.md", "python")]
 
 
 def test_the_pages_of_core_methods_have_examples():
-    assert {name for name, spec in recipes.shipped().items() if spec.tier == "core"} <= {*EXAMPLES}
+    assert {name for name, spec in tables.shipped().items() if spec.tier == "core"} <= {*EXAMPLES}
 
 
 @pytest.mark.parametrize("method", EXAMPLES)
@@ -269,7 +272,7 @@ def test_the_own_method_on_the_methods_page_works(tmp_path):
         registry._ESTIMATORS.pop("reward_only", None)
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"docs/install.md", "docs/rules.md"}))
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"docs/install.md"}))
 def test_pages_install_from_a_clone(name):
     """The package is on no index; docs/install.md says when pip finds it, and messages are for those who have it."""
     assert not re.search(r"pip install \S*verl-turnkey", text(name))

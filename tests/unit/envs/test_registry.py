@@ -151,7 +151,7 @@ def test_command_envs(tmp_path):
     path.write_text(OWN.replace("own/Env-v0", "own/Listed-v0"))
 
     def run(*arguments: str) -> str:
-        result = CliRunner().invoke(app, ["envs", *arguments])
+        result = CliRunner().invoke(app, ["list", "envs", *arguments])
         assert result.exit_code == 0
         return result.output
 

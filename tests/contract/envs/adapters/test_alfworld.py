@@ -18,12 +18,10 @@ from alfworld.agents.environment.alfred_tw_env import AlfredTWEnv
 from alfworld.gen import constants
 from clones_of import forks_alike
 from gymnasium.utils.env_checker import check_env
-from typer.testing import CliRunner
 
 from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, make
 from verl_turnkey.envs.adapters.alfworld.env import TREE, TYPES, find_games
-from verl_turnkey.envs.adapters.alfworld.generate import RULES, draw, generate
-from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.envs.adapters.alfworld.generate import RULES, draw, generate, main
 
 ID = "turnkey/ALFWorld-v0"
 SEED = 3
@@ -256,7 +254,7 @@ def test_bad_arguments(data, kwargs, words):
 
 
 def test_missing_data_names_the_commands(data, tmp_path, monkeypatch):
-    both = r"alfworld-download.*turnkey alfworld-generate DIR.*ALFWORLD_DATA"
+    both = r"alfworld-download.*python -m verl_turnkey.envs.adapters.alfworld.generate DIR.*ALFWORLD_DATA"
     with pytest.raises(FileNotFoundError, match=rf"{tmp_path} \(turnkey.env.kwargs.data\) has no folder.*{both}"):
         make(ID, {"data": str(tmp_path)})
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "typo"))
@@ -316,15 +314,15 @@ def test_which_games_are_solvable_is_read_once(data, tmp_path, monkeypatch):
     assert read
 
 
-def test_the_command_makes_problems_once(tmp_path):
-    arguments = ["alfworld-generate", str(tmp_path), "--train", "1", "--valid-seen", "0", "--valid-unseen", "0"]
-    first = CliRunner().invoke(app, arguments)
-    assert first.exit_code == 0, first.output
-    assert f"export ALFWORLD_DATA={tmp_path}" in first.output.replace("\n", "")
+def test_the_command_makes_problems_once(tmp_path, capsys):
+    arguments = [str(tmp_path), "--train", "1", "--valid-seen", "0", "--valid-unseen", "0"]
+    main(arguments)
+    assert f"export ALFWORLD_DATA={tmp_path}\n" in capsys.readouterr().out
     assert len(make(ID, {"data": str(tmp_path)}).unwrapped.games) == 1
-    second = CliRunner().invoke(app, arguments)
-    assert second.exit_code == 2
-    assert "already holds" in second.output
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "already holds" in capsys.readouterr().err
 
 
 def test_a_clone_goes_on_as_its_original_does(data):

@@ -33,7 +33,7 @@ REFUSED = [
     (
         "env.max_steps=50 actor_rollout_ref.actor.ppo_mini_batch_size=256",
         "env.max_steps=50: turnkey.rollout.max_turns | ppo_mini_batch_size counts rows there | turnkey.update."
-        "mini_batches | turnkey.rewards=[{name: step, weight: 10}] | turnkey presets",
+        "mini_batches | turnkey.rewards=[{name: step, weight: 10}] | turnkey list presets",
     ),
     # Words.
     ("+turnkey.env=frozenlake", "+turnkey.env=frozenlake | write +turnkey/env=frozenlake"),

@@ -14,9 +14,8 @@ import pandas as pd
 from transformers import AutoTokenizer
 
 from verl_turnkey.advantage import EstimatorSpec
-from verl_turnkey.envs.panels import make_panel
-from verl_turnkey.envs.tasks import Task, write_parquet
-from verl_turnkey.plugins.cli.recipes import shipped
+from verl_turnkey.envs.tasks import Task, make_panel, write_parquet
+from verl_turnkey.plugins.cli.tables import shipped
 from verl_turnkey.plugins.config import playing
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT

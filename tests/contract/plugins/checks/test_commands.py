@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import pandas as pd
@@ -26,7 +27,18 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 TABLE = yaml.safe_load((ROOT / "tests" / "data" / "commands.yaml").read_text(encoding="utf-8"))
-COMMANDS = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def all_commands(group: Any, name: str = "") -> dict[str, Any]:
+    """Every command by its words, such as ``prm data``."""
+    commands = {}
+    for own, command in group.commands.items():
+        words = f"{name} {own}".strip()
+        commands |= all_commands(command, words) if hasattr(command, "commands") else {words: command}
+    return commands
+
+
+COMMANDS = all_commands(typer.main.get_command(app))
 LAUNCH = "python -m verl.trainer.main_ppo"
 
 
@@ -129,8 +141,10 @@ PARSED = [command for _, command in DOCUMENTED if reason(command, "parsed") and 
 
 @pytest.mark.parametrize("command", PARSED)
 def test_its_options_exist(command: str) -> None:
-    _, name, *words = words_of(command)
-    COMMANDS[name].make_context(name, words)
+    _, *words = words_of(command)
+    number = 1 if words[0] in COMMANDS else 2
+    name = " ".join(words[:number])
+    COMMANDS[name].make_context(name, words[number:])
 
 
 def test_the_table_has_no_command_that_is_gone() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+import write_tables
 from contract_tools import AWKWARD, Compose
 from launch_lines import write_llava
 from omegaconf import OmegaConf
@@ -32,11 +33,11 @@ from verl_turnkey.losses import losses
 from verl_turnkey.plugins.checks import driver
 from verl_turnkey.plugins.checks.driver import resolve_and_check as check
 from verl_turnkey.plugins.checks.resources import check_takes_images
-from verl_turnkey.plugins.cli import recipes
+from verl_turnkey.plugins.cli import tables
 from verl_turnkey.plugins.config.recipe_files import config_dir
 from verl_turnkey.plugins.config.schema import RolloutConfig, turnkey_config
-from verl_turnkey.plugins.credit.supplied import OF_TEACHER, SOURCES
-from verl_turnkey.plugins.log.segments import SEGMENT, write_segment
+from verl_turnkey.plugins.credit.trainer_columns import OF_TEACHER, SOURCES
+from verl_turnkey.plugins.log.writer import SEGMENT, write_segment
 from verl_turnkey.plugins.rollout.worker import recorded
 from verl_turnkey.plugins.verl_api import internals
 
@@ -56,13 +57,16 @@ ON = [None, *groups("device")]
 #: Methods, losses and environments in turn with others; the last: whether the environment is played, which takes a
 #: second and does not depend on the others.
 COMBINATIONS = [
-    *((name, "vanilla", "babyai", ON[i % len(ON)], False) for i, name in enumerate(recipes.names())),
+    *((name, "vanilla", "babyai", ON[i % len(ON)], False) for i, name in enumerate(write_tables.names())),
     *(
         ("hdpo" if loss == "hdpo" else "gigpo", loss, "babyai", None, False)
         for loss in groups("loss")
         if loss != "vanilla"
     ),
-    *((method, "vanilla", env, None, True) for env, method in zip(groups("env"), cycle(recipes.names()), strict=False)),
+    *(
+        (method, "vanilla", env, None, True)
+        for env, method in zip(groups("env"), cycle(write_tables.names()), strict=False)
+    ),
 ]
 
 
@@ -107,15 +111,15 @@ def test_every_group_has_a_test_above():
     folders = {path.name for path in (config_dir() / "turnkey").iterdir() if path.is_dir()}
     # presets: test_presets.py; agents: envs/agents; modifiers: below
     assert folders == {"loss", "env", "device", "preset", "agent", "modifier"}
-    assert groups("") == sorted([*recipes.names(), *recipes.COMBINED])
-    assert groups("loss") == sorted(["vanilla", *recipes.shipped_losses()])
+    assert groups("") == sorted([*write_tables.names(), *write_tables.COMBINED])
+    assert groups("loss") == sorted(["vanilla", *tables.shipped_losses()])
 
 
 @pytest.mark.parametrize("name", groups("modifier"))
 def test_the_recipe_of_a_modifier_is_its_defaults_and_a_text_where_it_needs_one(compose: Compose, name):
     config = compose("+turnkey=rebn", f"+turnkey/modifier={name}")
-    assert name in recipes.shipped_modifiers()
-    spec = recipes.shipped_modifiers()[name]
+    assert name in tables.shipped_modifiers()
+    spec = tables.shipped_modifiers()[name]
     assert config.turnkey.credit.modify == [{"name": name, **vars(spec.params())}]
     assert (config.turnkey.teacher.source is not None) == bool(OF_TEACHER & {*spec.needs})
     if config.turnkey.teacher.source is not None:

@@ -86,11 +86,11 @@ def test_the_sdist_installs_what_the_wheel_does(published: Path, tmp_path: Path,
     [
         (["--version"], "verl-turnkey"),
         (["--help"], "env-check"),
-        (["methods"], "+turnkey=gigpo"),
-        (["losses"], "+turnkey/loss=turn_ratio"),
-        (["modifiers"], "alpha"),
-        (["envs", "--json"], "turnkey/Errands-v0"),
-        (["keys"], "turnkey.rollout.max_turns"),
+        (["list", "methods"], "+turnkey=gigpo"),
+        (["list", "losses"], "+turnkey/loss=turn_ratio"),
+        (["list", "modifiers"], "alpha"),
+        (["list", "envs", "--json"], "turnkey/Errands-v0"),
+        (["list", "keys"], "turnkey.rollout.max_turns"),
         (["check", "--help"], "without starting Ray"),
         (["env-check", "turnkey/Errands-v0", "--processes", "0"], "turnkey/Errands-v0"),
         (["new", "env", "my_env", "--out", "my_env.py"], "my_env.py"),
@@ -137,19 +137,17 @@ def test_what_reads_the_log_of_a_run(turnkey, tmp_path: Path) -> None:
         "runtime": {"cwd": str(tmp_path), "config_sources": sources},
     }
     (record / "hydra.yaml").write_text(json.dumps({"hydra": hydra}))
-    done = turnkey("report", tmp_path / "run")
+    done = turnkey("report", "write", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    done = turnkey("repeat", tmp_path / "run" / "report.json")
+    done = turnkey("report", "repeat", tmp_path / "run" / "report.json")
     assert done.stdout.startswith("python -m verl.trainer.main_ppo +turnkey=gigpo trainer.default_local_dir=")
-    done = turnkey("repeat", tmp_path / "run" / "report.json", tmp_path / "run")
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = turnkey("prm-data", tmp_path / "run", "--out", tmp_path / "prm.parquet")
+    done = turnkey("prm", "data", tmp_path / "run", "--out", tmp_path / "prm.parquet")
     assert done.returncode == 0, done.stderr
     held_out = tmp_path / "prm_held_out.parquet"
     assert f"in {held_out}" in done.stdout
     scores = tmp_path / "scores.parquet"
     pd.read_parquet(held_out).rename(columns={"label": "score"})[["episode", "turn", "score"]].to_parquet(scores)
-    done = turnkey("prm-eval", held_out, "--scores", scores)
+    done = turnkey("prm", "eval", held_out, "--scores", scores)
     assert done.returncode == 0, done.stderr
     assert "accuracy           1.000" in done.stdout
 

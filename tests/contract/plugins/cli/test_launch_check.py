@@ -13,7 +13,7 @@ import pytest
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 
 from verl_turnkey.envs.tasks import Task, write_parquet
-from verl_turnkey.plugins.cli.dry_run import dry_run
+from verl_turnkey.plugins.cli.check import dry_run
 from verl_turnkey.plugins.config import foreign_keys
 
 Checked = Callable[..., tuple[int, str, str]]

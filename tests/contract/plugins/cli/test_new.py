@@ -1,4 +1,4 @@
-"""``turnkey new``: what it writes works before anybody edits it, in a clone and outside of one."""
+"""What ``turnkey new`` and, in a clone, ``tools/new_part.py`` write works before anybody edits it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from typer.testing import CliRunner
 
 from verl_turnkey.envs.checking.report import check
 from verl_turnkey.envs.user_modules import import_modules
-from verl_turnkey.plugins.cli import checkout
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.new import KINDS
 
 ROOT = Path(__file__).parents[4]
 ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
 pytestmark = pytest.mark.timeout(400)  # Pythons of their own, one of which runs further tests
-TURNKEY = "import sys; from verl_turnkey.plugins.cli.main import main; main()"
+NEW_PART = "tools/new_part.py"
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Path:
     """A copy of the repository, with the package that Python finds there."""
     root = tmp_path_factory.mktemp("clone")
-    for name in (*ROOMS, "docs", "tests"):
+    for name in (*ROOMS, "docs", "tests", "tools"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("README.md", "pyproject.toml"):
         shutil.copy(ROOT / name, root)
@@ -54,10 +53,10 @@ def ran(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def outputs(clone: Path) -> list[str]:
-    """What ``turnkey new`` prints in the clone, once for each kind."""
+    """What ``tools/new_part.py`` prints, once for each kind."""
     texts = []
     for kind in KINDS:
-        done = python(clone, "-c", TURNKEY, "new", kind, f"fresh_{kind}", "--summary", f"a fresh {kind}")
+        done = python(clone, NEW_PART, kind, f"fresh_{kind}", "--summary", f"a fresh {kind}")
         assert done.returncode == 0, done.stderr
         texts.append(done.stdout)
     return texts
@@ -96,32 +95,26 @@ def test_what_is_new_in_a_clone_reads_as_the_rest(grown: Path):
 
 
 def test_in_a_clone_nothing_is_overwritten(grown: Path):
-    again = python(grown, "-c", TURNKEY, "new", "estimator", "fresh_estimator")
+    again = python(grown, NEW_PART, "estimator", "fresh_estimator")
     assert again.returncode == 2
     assert "'fresh_estimator' is the estimator of verl_turnkey.advantage.methods.fresh_estimator" in again.stderr
     (grown / "docs" / "methods" / "other.md").write_text("mine")
     before = {path: path.read_bytes() for path in grown.rglob("*.py")}
-    there = python(grown, "-c", TURNKEY, "new", "estimator", "other")
+    there = python(grown, NEW_PART, "estimator", "other")
     assert there.returncode == 2
     assert "nothing was written" in there.stderr
     assert "docs/methods/other.md" in there.stderr
-    assert "recipe/config/turnkey/base.yaml" in python(grown, "-c", TURNKEY, "new", "estimator", "base").stderr
+    assert "recipe/config/turnkey/base.yaml" in python(grown, NEW_PART, "estimator", "base").stderr
     assert {path: path.read_bytes() for path in grown.rglob("*.py")} == before
 
 
-def test_tables_of_a_clone_are_made_by_its_own_code(tmp_path, monkeypatch):
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "verl-turnkey"\n')
-    (tmp_path / "docs").mkdir()
-    assert checkout.find(tmp_path / "docs") == tmp_path
-    with pytest.raises(ValueError, match=rf"this clone is {tmp_path}.*pip install"):
-        checkout.require(tmp_path / "docs")
-    other = tmp_path / "docs" / "project"
-    other.mkdir()
-    (other / "pyproject.toml").write_text('[project]\nname = "other"\ndependencies = ["verl-turnkey"]\n')
-    (tmp_path / "pyproject.toml").unlink()
-    assert checkout.find(other) is None
-    with pytest.raises(ValueError, match="expected to be called in a clone"):
-        checkout.require(other)
+def test_tables_of_a_clone_are_made_by_its_own_code(tmp_path):
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "write_tables.py", tmp_path / "tools")
+    done = subprocess.run([sys.executable, tmp_path / "tools" / "write_tables.py"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"this clone is {tmp_path}" in done.stderr
+    assert "pip install --no-deps -e" in done.stderr
 
 
 @pytest.mark.parametrize(("kind", "printed"), [("estimator", "array([ 0. ,  0.5, -0.5])"), ("loss", "tensor(")])

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.losses import registry as loss_registry
-from verl_turnkey.plugins.cli.dry_run import dry_run
+from verl_turnkey.plugins.cli.check import dry_run
 from verl_turnkey.plugins.cli.main import app
 
 

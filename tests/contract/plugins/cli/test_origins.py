@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.cli.check import show
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.cli.origins import show
 
 # words -> lines of the output, without the spaces that align it
 SHOWN = {

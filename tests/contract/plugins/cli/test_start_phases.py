@@ -10,7 +10,7 @@ import ray
 import verl
 from tqdm import tqdm
 
-from verl_turnkey.plugins.cli.phases import PHASES, PROGRESS
+from verl_turnkey.plugins.cli.console import PHASES, PROGRESS
 
 PACKAGES = Path(verl.__file__).parents[1], Path(ray.__file__).parents[1]
 # The text of a phase -> the file that prints it, and how.

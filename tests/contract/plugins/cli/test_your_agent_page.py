@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from verl_turnkey.plugins.cli.dry_run import dry_run
+from verl_turnkey.plugins.cli.check import dry_run
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.config.agent import STATES
 from verl_turnkey.plugins.gateway.limits import PARAMETERS

@@ -17,7 +17,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.view import reading
+from verl_turnkey.plugins.view import join
 
 Rows = dict[tuple[str, int], list[AgentLoopOutput]]
 
@@ -197,12 +197,12 @@ def test_the_log_has_the_gap_and_the_advantage_of_each_token(queue, trainer, tmp
     made.log.begin_step()
     made._compute_advantage(batch, {})
     assert made.log.tables.drain(5.0)
-    tokens = reading.read(tmp_path, "tokens").set_index(["episode", "turn"])
+    tokens = join.read(tmp_path, "tokens").set_index(["episode", "turn"])
     assert tokens.loc[("a_1", 0)]["gap"].tolist() == pytest.approx([gap("a_1_0", 1), gap("a_1_0", 2)], abs=1e-6)
     expected = [rlsd("a_1_0", i, 1) for i in (1, 2)]
     assert tokens.loc[("a_1", 0)]["advantage"].tolist() == pytest.approx(expected, abs=1e-6)
     assert set(tokens["train_step"]) == {1}
-    credit = reading.read(tmp_path, "credit").set_index(["episode", "turn"])
+    credit = join.read(tmp_path, "credit").set_index(["episode", "turn"])
     assert credit.loc[("a_1", 0)]["advantage"] == pytest.approx(np.mean(expected), abs=1e-6)
     assert credit.loc[("a_1", 0)]["part.rlsd"] == pytest.approx(np.mean(expected) - BASE[1], abs=1e-6)
 

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.config.composing import composed
-from verl_turnkey.plugins.eval.completions import turn_seed
-from verl_turnkey.plugins.eval.schedule import ATTEMPTS
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.eval.player import turn_seed
+from verl_turnkey.plugins.eval.run import ATTEMPTS
+from verl_turnkey.plugins.view.join import read
 
 GUESS = f"turnkey.agent.run={Path(__file__).with_name('evaluated_agents.py')}:guess"
 SIZES = ("data.max_prompt_length=200", "data.max_response_length=200", "turnkey.rollout.max_tokens_per_turn=20")

@@ -1,4 +1,4 @@
-"""The examples of ``turnkey prm-data`` in verl's SFT trainer."""
+"""The examples of ``turnkey prm data`` in verl's SFT trainer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from verl_turnkey.plugins.cli.main import app
 
 def test_verls_sft_trainer_takes_the_printed_command_and_trains_the_answer(tmp_path: Path, model_dir: Path):
     write(tmp_path, episodes=60, turns=8, steps=2)
-    arguments = ["prm-data", str(tmp_path), "--out", str(tmp_path / "prm.parquet"), "--model", str(model_dir)]
+    arguments = ["prm", "data", str(tmp_path), "--out", str(tmp_path / "prm.parquet"), "--model", str(model_dir)]
     output = CliRunner().invoke(app, arguments, catch_exceptions=False).output
     words = shlex.split(next(line for line in output.splitlines() if line.startswith("torchrun")))
     place = words.index("verl.trainer.sft_trainer")
@@ -45,7 +45,7 @@ def test_verls_sft_trainer_takes_the_printed_command_and_trains_the_answer(tmp_p
 
 def test_the_printed_command_for_a_cpu_trains_a_model_that_answers(tmp_path: Path, model_dir: Path):
     write(tmp_path, episodes=12, turns=3, steps=1)
-    arguments = ["prm-data", str(tmp_path), "--out", str(tmp_path / "prm.parquet"), "--model", str(model_dir)]
+    arguments = ["prm", "data", str(tmp_path), "--out", str(tmp_path / "prm.parquet"), "--model", str(model_dir)]
     output = CliRunner().invoke(app, [*arguments, "--device", "cpu"], catch_exceptions=False).output
     [command] = [line for line in output.splitlines() if "verl.trainer.sft_trainer" in line]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

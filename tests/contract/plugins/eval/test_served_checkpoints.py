@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.eval import server
-from verl_turnkey.plugins.eval.completions import Completions
+from verl_turnkey.plugins.eval.player import Completions
 from verl_turnkey.plugins.eval.server import Server, serve
 
 COMMAND = [sys.executable, "-c", "from verl_turnkey.plugins.cli.main import main; main()", "eval", "frozenlake"]

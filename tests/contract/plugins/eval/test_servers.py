@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.eval import schedule
-from verl_turnkey.plugins.eval.completions import SeededTurns
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.eval import run
+from verl_turnkey.plugins.eval.player import SeededTurns
+from verl_turnkey.plugins.view.join import read
 
 MOVES = ("up", "down", "left", "right")
 SMALL = ["data.max_prompt_length=1200", "turnkey.rollout.max_turns=6"]
@@ -109,7 +109,7 @@ def test_an_interrupted_evaluation_resumed_is_an_unbroken_one(lake, tmp_path, mo
     whole, calls = lake.samples(), len(lake.requests)
 
     lake.out = tmp_path / "broken"
-    real = schedule.Samples.add
+    real = run.Samples.add
 
     def add(self: Any, key: str, sample: Any) -> None:
         real(self, key, sample)
@@ -117,7 +117,7 @@ def test_an_interrupted_evaluation_resumed_is_an_unbroken_one(lake, tmp_path, mo
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(schedule.Samples, "add", add)
+        patch.setattr(run.Samples, "add", add)
         stopped = lake(*arguments, "--concurrency", "2")
     assert stopped.exit_code == 1
     assert "INCOMPLETE" in stopped.output
@@ -173,7 +173,7 @@ def test_an_error_of_the_server_is_retried_and_then_reported_apart(lake):
     assert "no room" in result["failed"]["reasons"][0]
     assert "no room" in done.output
     assert (result["samples"], [task["samples"] for task in result["tasks"]]) == (4, [0, 2, 2])
-    assert sum(request["prompt"] == seen[0] for request in lake.requests) == 2 * schedule.ATTEMPTS
+    assert sum(request["prompt"] == seen[0] for request in lake.requests) == 2 * run.ATTEMPTS
 
     lake.fail = lambda request: None
     good(lake("--tasks", "3", "--samples", "2"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.view.join import read
 
 WRITE = """
 import sys, time

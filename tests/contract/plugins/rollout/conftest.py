@@ -18,7 +18,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_turnkey.envs.hosting.pool import HostPool
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.eval.completions import SeededTurns
+from verl_turnkey.plugins.eval.player import SeededTurns
 from verl_turnkey.plugins.rollout import agent_loop
 from verl_turnkey.plugins.rollout import worker as loop_worker
 

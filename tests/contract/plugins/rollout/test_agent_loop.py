@@ -31,7 +31,7 @@ from verl_turnkey.plugins.log.bounds import chosen
 from verl_turnkey.plugins.log.writer import Tables
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.view.join import read
 
 LEVEL = {"level": "MiniGrid-Empty-Random-6x6-v0"}
 INFO = {*METRICS, "failed", "composed_return.step"} - {"reward"}

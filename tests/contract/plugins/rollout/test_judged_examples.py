@@ -1,4 +1,4 @@
-"""What the judge asks in a rollout is what ``turnkey prm-data`` makes of the rollout's log."""
+"""What the judge asks in a rollout is what ``turnkey prm data`` makes of the rollout's log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from judge_server import JudgeServer
 
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.eval.prm_data import outcome_labels, read_episodes, scored
+from verl_turnkey.plugins.eval.prm import outcome_labels, read_episodes, scored
 
 TALK = ["turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_turn=20", "data.max_response_length=600"]
 

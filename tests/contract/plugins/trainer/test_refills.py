@@ -15,7 +15,7 @@ from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils
 
-from verl_turnkey.plugins.log.segments import UNNAMED, read_segments
+from verl_turnkey.plugins.log.writer import UNNAMED, read_segments
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.verl_api import internals
 

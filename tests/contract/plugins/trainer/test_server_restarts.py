@@ -16,7 +16,7 @@ from whole_runs import runs as runs
 
 from verl_turnkey.envs.adapters.webshop import server as webshop_server
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.view.join import read
 
 SHOP = Path(__file__).parents[3] / "unit" / "envs" / "adapters"
 DOWN_SECONDS = 5.0

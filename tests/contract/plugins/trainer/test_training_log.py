@@ -22,11 +22,10 @@ from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl_turnkey.advantage import make_record, make_step
 from verl_turnkey.plugins.actor import updates
 from verl_turnkey.plugins.log.bounds import chosen
-from verl_turnkey.plugins.log.segments import look_for, new_segment, write_segment
-from verl_turnkey.plugins.log.writer import Counts
+from verl_turnkey.plugins.log.writer import Counts, look_for, new_segment, write_segment
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
-from verl_turnkey.plugins.view import reading
+from verl_turnkey.plugins.view import join
 
 SEGMENT = new_segment()
 KEY = ["train_step", "row_id", "turn_in_row"]
@@ -42,7 +41,7 @@ def table(made: Any, folder: Path, name: str) -> pd.DataFrame:
     for ref in made.log.flush(5.0):
         ray.get(ref)
     assert made.log.tables.drain(5.0)
-    return reading.read(folder, name)
+    return join.read(folder, name)
 
 
 class Trained:
@@ -175,7 +174,7 @@ def test_without_a_log_nothing_is_written_and_nothing_recorded(ready, rollout, t
 
 def credit_of(made: Any, folder: Path) -> pd.DataFrame:
     assert made.log.tables.drain(5.0)
-    return reading.read(folder, "credit")
+    return join.read(folder, "credit")
 
 
 def test_credit_is_that_of_the_batch_with_its_parts_and_groups(queue, trainer, tmp_path):
@@ -299,7 +298,7 @@ def test_a_resumed_run_writes_its_steps_again_and_counts(queue, trainer, tmp_pat
             advance(made, batch)
         assert made.log.tables.drain(5.0)
     with pytest.warns(UserWarning, match="did steps 2 to 3 again"):
-        credit = reading.read(tmp_path, "credit")
+        credit = join.read(tmp_path, "credit")
     assert credit.groupby(KEY).size().eq(1).all()
     assert credit.groupby("train_step")["segment"].unique().map(list).to_dict() == {
         1: [names[0]],
@@ -331,7 +330,7 @@ def test_every_number_that_verl_logs_is_in_the_table_of_steps(trainer, tmp_path)
     made.logger.log(data={"a": 7.0}, step=1)
     assert made.logger.finish(3) == "finished 3"
     assert made.log.tables.drain(5.0)
-    table_of_steps = reading.read(tmp_path, "steps")
+    table_of_steps = join.read(tmp_path, "steps")
     values = {(row["train_step"], row["name"]): row["value"] for row in table_of_steps.to_dict("records")}
     own = {f"turnkey/log/{name}" for name in ("written", "lost", "seconds")}
     assert set(values) == {(0, name) for name in {*numbers, *own}} | {(1, name) for name in {"a", *own}}

@@ -30,7 +30,7 @@ from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.envs.tasks import Task, write_parquet
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.view.join import read
 
 BATCH, SESSIONS, STEPS = 4, 2, 5
 

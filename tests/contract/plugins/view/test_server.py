@@ -13,7 +13,7 @@ import synthetic_run
 from browser import Browser
 
 from verl_turnkey.plugins.view.join import find_log, load
-from verl_turnkey.plugins.view.server import Data, server
+from verl_turnkey.plugins.view.page import Data, server
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome
 from verl_turnkey.envs.agents.harbor import HarborRunner, HarborTask, check_task, find_tasks, read_reward, sandbox_for
 from verl_turnkey.envs.agents.sandboxes import Bubblewrap, Docker, NoSandbox
 from verl_turnkey.envs.errors import TaskFormatError
-from verl_turnkey.plugins.cli.harbor import check_tasks, write_tasks
+from verl_turnkey.plugins.cli.env_checks import check_tasks, write_tasks
 
 EXAMPLES = Path(__file__).parents[4] / "examples/harbor"
 MEDIAN = EXAMPLES / "median"

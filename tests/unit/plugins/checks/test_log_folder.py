@@ -17,7 +17,7 @@ from verl_turnkey.plugins.checks.resources import check_log_folder
 from verl_turnkey.plugins.checks.run import Run
 from verl_turnkey.plugins.config.checkpoint_files import TRACKER
 from verl_turnkey.plugins.config.schema import turnkey_config
-from verl_turnkey.plugins.log.segments import write_segment
+from verl_turnkey.plugins.log.writer import write_segment
 
 NAMES = [f"2026010{day}T030405_00ff" for day in (2, 3)]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from verl_turnkey.plugins.cli.dry_run import may_sweep
+from verl_turnkey.plugins.cli.check import may_sweep
 from verl_turnkey.plugins.cli.without_torch import Absent, Mark, NeedsVerl, possible
 
 TORCH = Absent("torch")

@@ -12,9 +12,9 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.tasks import COLUMN, Task, split_seeds
 from verl_turnkey.plugins.checks.data import warn_of_shared
 from verl_turnkey.plugins.checks.files import rows, shared_tasks
-from verl_turnkey.plugins.cli import eval_tasks, evaluate, launch
+from verl_turnkey.plugins.cli import evaluate, launch
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.shutdown.own_folder import locked
+from verl_turnkey.plugins.shutdown.run_files import locked
 
 SERVER = ["--server", "http://127.0.0.1:1/v1", "--model", "m"]
 
@@ -45,16 +45,16 @@ def test_what_is_refused_before_anything_is_written(tmp_path, arguments, message
 def test_tasks_are_none_of_training(tmp_path):
     """However many training had."""
     played = launch.resolve("frozenlake")
-    tasks = [Task.from_json(text) for (text,) in rows(str(eval_tasks.task_file("200", played, tmp_path)), [COLUMN])]
+    tasks = [Task.from_json(text) for (text,) in rows(str(evaluate.task_file("200", played, tmp_path)), [COLUMN])]
     assert {task.env_id for task in tasks} == {played.id}
     assert not {task.seed for task in tasks} & {seed for split in split_seeds(20_000, 128, 0) for seed in split}
-    fewer = [Task.from_json(text) for (text,) in rows(str(eval_tasks.task_file("3", played, tmp_path)), [COLUMN])]
+    fewer = [Task.from_json(text) for (text,) in rows(str(evaluate.task_file("3", played, tmp_path)), [COLUMN])]
     assert fewer == tasks[:3]
 
 
 def test_tasks_are_of_a_split_that_training_does_not_use_unless_one_is_named(tmp_path):
     def kwargs(*words: str) -> dict:
-        file = eval_tasks.task_file("3", launch.resolve("search", words), tmp_path)
+        file = evaluate.task_file("3", launch.resolve("search", words), tmp_path)
         (text,) = next(iter(rows(str(file), [COLUMN])))
         return dict(Task.from_json(text).kwargs)
 
@@ -79,7 +79,7 @@ def test_validation_on_trained_tasks_is_counted(tmp_path, val):
 @pytest.mark.parametrize("tasks", ["0", "none.parquet", "-3", "65537"])
 def test_tasks_that_are_none(tmp_path, tasks):
     with pytest.raises(ConfigError, match="--tasks"):
-        eval_tasks.task_file(tasks, launch.resolve("frozenlake"), tmp_path)
+        evaluate.task_file(tasks, launch.resolve("frozenlake"), tmp_path)
 
 
 def test_sampling_without_options_is_that_of_training():

@@ -1,4 +1,4 @@
-"""``turnkey methods NAME``."""
+"""``turnkey list methods NAME``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import pytest
 from typer.testing import CliRunner
 
 from verl_turnkey.advantage.paper_names import PAPER_NAMES
-from verl_turnkey.plugins.cli.explain import explain
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.cli.recipes import shipped
+from verl_turnkey.plugins.cli.tables import explain, shipped
 
 
 def test_a_paper_is_explained_by_the_command():
-    done = CliRunner().invoke(app, ["methods", "gtpo"], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["list", "methods", "gtpo"], catch_exceptions=False)
     assert done.exit_code == 0
     for words in (
         "gtpo is turn_norm here (also: group turn policy optimization, 2511.14846)",
@@ -42,7 +41,7 @@ def test_what_is_not_here_says_what_differs():
 
 
 def test_an_unknown_name_is_refused_with_the_closest():
-    done = CliRunner().invoke(app, ["methods", "vinepo"])
+    done = CliRunner().invoke(app, ["list", "methods", "vinepo"])
     assert "'vinepo'; did you mean 'VinePPO'?" in str(done.exception)
 
 

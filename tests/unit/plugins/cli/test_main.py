@@ -12,17 +12,20 @@ import typer
 from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.cli import launch, recipes, tables
-from verl_turnkey.plugins.cli.main import app, main
+from verl_turnkey.plugins.cli import launch, tables
+from verl_turnkey.plugins.cli.main import SECTIONS, app, main
 
 LAKE = "turnkey/FrozenLake-v0"
 
 
-def test_no_summary_is_cut_at_80_columns():
+def test_help_shows_at_most_16_commands_under_headings_with_whole_summaries():
     group = typer.main.get_command(app)
-    lines = CliRunner().invoke(app, ["--help"], terminal_width=80).output.split("Commands:\n")[1].splitlines()
-    whole = {name: command.get_short_help_str(limit=1000) for name, command in group.commands.items()}
-    assert dict(line.split(maxsplit=1) for line in lines) == whole
+    text = CliRunner().invoke(app, ["--help"], terminal_width=80).output
+    lines = re.findall(r"^  ([a-z][a-z-]*) +(\S.*)$", text, re.MULTILINE)
+    assert dict(lines) == {name: command.get_short_help_str(1000) for name, command in group.commands.items()}
+    assert len(lines) <= 16
+    assert lines[0][0] == "train"
+    assert re.findall(r"^(\w.*):$", text, re.MULTILINE) == ["Options", *SECTIONS]
 
 
 @pytest.mark.parametrize(
@@ -125,8 +128,8 @@ def test_a_module_is_advised_by_the_option_of_the_command(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("command", ["methods", "modifiers", "losses", "keys", "envs", "presets"])
 def test_tables_are_for_a_terminal_or_for_a_page(command):
-    output = CliRunner().invoke(app, [command], catch_exceptions=False).output
-    page = CliRunner().invoke(app, [command, "--markdown"], catch_exceptions=False).output
+    output = CliRunner().invoke(app, ["list", command], catch_exceptions=False).output
+    page = CliRunner().invoke(app, ["list", command, "--markdown"], catch_exceptions=False).output
     assert page.startswith("| ")
     assert "|---|" in page
     assert "|" not in output
@@ -135,28 +138,28 @@ def test_tables_are_for_a_terminal_or_for_a_page(command):
 
 @pytest.mark.parametrize("command", ["methods", "modifiers", "losses", "keys", "envs", "presets"])
 def test_lists_are_json_for_scripts(command):
-    rows = json.loads(CliRunner().invoke(app, [command, "--json"], catch_exceptions=False).output)
-    page = CliRunner().invoke(app, [command, "--markdown"], catch_exceptions=False).output
+    rows = json.loads(CliRunner().invoke(app, ["list", command, "--json"], catch_exceptions=False).output)
+    page = CliRunner().invoke(app, ["list", command, "--markdown"], catch_exceptions=False).output
     assert len(rows) == len(page.splitlines()) - 2
     assert all(row.keys() == rows[0].keys() for row in rows)
 
 
 def test_environments_fit_80_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    lines = CliRunner().invoke(app, ["envs"], catch_exceptions=False).output.splitlines()
+    lines = CliRunner().invoke(app, ["list", "envs"], catch_exceptions=False).output.splitlines()
     assert max(map(len, lines)) <= 80
     assert "turnkey/ALFWorld-v0  +turnkey/env=alfworld" in lines
     assert len(lines) < 90
 
 
 def test_a_preset_is_shown_with_switches_values_and_sources():
-    output = CliRunner().invoke(app, ["presets", "gigpo_webshop_7b"], catch_exceptions=False).output
+    output = CliRunner().invoke(app, ["list", "presets", "gigpo_webshop_7b"], catch_exceptions=False).output
     assert "+turnkey=gigpo +turnkey/env=webshop +turnkey/preset=gigpo_webshop_7b" in output
     assert re.search(r"turnkey\.credit\.gamma +0\.95 ", output)
     assert "paper: GiGPO, arXiv:2505.10978" in output
-    page = CliRunner().invoke(app, ["presets", "gigpo_webshop_7b", "--markdown"], catch_exceptions=False).output
+    page = CliRunner().invoke(app, ["list", "presets", "gigpo_webshop_7b", "--markdown"], catch_exceptions=False).output
     assert "| `turnkey.credit.gamma` | `0.95` |" in page
-    unknown = CliRunner().invoke(app, ["presets", "gigpo_webshp_7b"])
+    unknown = CliRunner().invoke(app, ["list", "presets", "gigpo_webshp_7b"])
     assert unknown.exit_code == 2
     assert "did you mean 'gigpo_webshop_7b'?" in unknown.output
 
@@ -166,7 +169,7 @@ def test_a_narrow_terminal_shows_the_whole_table():
     narrow = tables.on_terminal(markdown, 80)
     assert max(map(len, narrow.splitlines())) <= 80
     assert "…" not in narrow
-    assert all(f" +turnkey={name} " in narrow for name in recipes.shipped())
+    assert all(f" +turnkey={name} " in narrow for name in tables.shipped())
     wide = tables.on_terminal(markdown, 400)
     row = next(line for line in wide.splitlines() if "+turnkey=rebn " in line)
     assert "normalizes each step" in row

@@ -7,13 +7,14 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+import write_tables
 import yaml
 
-from verl_turnkey.plugins.cli import recipes
+from verl_turnkey.plugins.cli import tables
 from verl_turnkey.plugins.config.recipe_files import config_dir
 
-RECIPES = [*recipes.names(), *recipes.loss_recipes(), *recipes.modifier_recipes()]
-METHODS = [name for name in recipes.names() if name != "base"]
+RECIPES = [*write_tables.names(), *write_tables.loss_recipes(), *write_tables.modifier_recipes()]
+METHODS = [name for name in write_tables.names() if name != "base"]
 
 
 def text(recipe: str) -> str:
@@ -30,15 +31,15 @@ def leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_parameters_of_a_recipe_are_the_dataclass_s(recipe):
-    assert text(recipe) == recipes.updated(recipe, text(recipe)), "`turnkey tables` writes it"
+    assert text(recipe) == write_tables.updated(recipe, text(recipe)), "`tools/write_tables.py` writes it"
 
 
-SPECS = [spec for of in (recipes.shipped, recipes.shipped_losses, recipes.shipped_modifiers) for spec in of().values()]
+SPECS = [spec for of in (tables.shipped, tables.shipped_losses, tables.shipped_modifiers) for spec in of().values()]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_each_parameter_has_a_comment(spec):
-    documented = recipes.attribute_docs(spec.params)
+    documented = tables.attribute_docs(spec.params)
     assert [field.name for field in fields(spec.params) if not documented.get(field.name)] == []
 
 
@@ -55,19 +56,19 @@ def test_what_the_code_says_is_written_and_the_rest_is_left(recipe):
     stale = as_it_is.replace("3.0", "2.0").replace("eta: 1.0", "eta: 1.0\n    tau: 1").replace("# gymnasium", "# an")
     stale = stale.replace("bound: 0.2", "bound: 0.3")
     assert stale != as_it_is
-    assert recipes.updated(recipe, stale) == as_it_is
+    assert write_tables.updated(recipe, stale) == as_it_is
     own = as_it_is.replace("adv_estimator: ", "adv_estimator: my_").replace("loss_mode: ", "loss_mode: my_")
-    assert recipes.updated(recipe, own) == own
+    assert write_tables.updated(recipe, own) == own
 
 
 def test_a_file_without_the_key_is_named():
     with pytest.raises(ValueError, match=r"gigpo\.yaml: expected a line '  credit:'"):
-        recipes.updated("gigpo", text("gigpo").replace("credit:", "credits:"))
+        write_tables.updated("gigpo", text("gigpo").replace("credit:", "credits:"))
 
 
 @pytest.mark.parametrize("recipe", ["grpo_steps", "loss/psft", "modifier/empg"])
 def test_a_new_file_is_the_one_shipped(recipe):
-    assert recipes.render(recipe) == text(recipe)
+    assert write_tables.render(recipe) == text(recipe)
 
 
 def test_files_are_written_only_where_something_changed(tmp_path):
@@ -77,8 +78,8 @@ def test_files_are_written_only_where_something_changed(tmp_path):
     for recipe in RECIPES:
         stale = text(recipe).replace("weights: paper", "weights: code").replace("clip_high: 0.28", "clip_high: 0.2")
         (folder / f"{recipe}.yaml").write_text(stale, encoding="utf-8")
-    assert recipes.write(tmp_path) == [folder / "hgpo.yaml", folder / "loss" / "psft.yaml"]
+    assert write_tables.write_recipes(tmp_path) == [folder / "hgpo.yaml", folder / "loss" / "psft.yaml"]
     assert (folder / "hgpo.yaml").read_text(encoding="utf-8") == text("hgpo")
     (folder / "rebn.yaml").unlink()
-    assert recipes.write(tmp_path) == [folder / "rebn.yaml"]
-    assert recipes.write(tmp_path) == []
+    assert write_tables.write_recipes(tmp_path) == [folder / "rebn.yaml"]
+    assert write_tables.write_recipes(tmp_path) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.cli.script import arguments
+from verl_turnkey.plugins.cli.check import arguments
 
 SCRIPTS = [
     "python -m verl.trainer.main_ppo +turnkey=gigpo data.train_batch_size=16",

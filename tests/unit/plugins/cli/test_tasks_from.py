@@ -18,8 +18,7 @@ from verl_turnkey.envs.errors import MissingPackageError, UnknownEnvironmentErro
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.cli.row_files import read_rows
-from verl_turnkey.plugins.cli.task_rows import arguments_of, task_rows
+from verl_turnkey.plugins.cli.task_rows import arguments_of, read_rows, task_rows
 
 QUIZ = """
 import gymnasium

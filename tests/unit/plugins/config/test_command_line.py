@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner
+from write_tables import COMBINED, names
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.cli.recipes import COMBINED, names
 from verl_turnkey.plugins.config.command_line import check, program, refuse
 from verl_turnkey.plugins.config.presets import read
 
@@ -30,7 +30,7 @@ REFUSED = {
     "++turnkey=gigpo": ["+turnkey=gigpo", "one plus"],
     "+turnkey=gigop": ["'gigop'", "'gigpo'", "choices: a_grae, base, ", ", gigpo, "],
     "+turnkey=grpo": ["grpo is grpo_steps here", "+turnkey=base algorithm.adv_estimator=grpo"],
-    "+turnkey=gtpo": ["no method 'gtpo'; gtpo is turn_norm here: +turnkey=turn_norm (`turnkey methods gtpo`"],
+    "+turnkey=gtpo": ["no method 'gtpo'; gtpo is turn_norm here: +turnkey=turn_norm (`turnkey list methods gtpo`"],
     "+turnkey=igpo": ["is information_gain with the strategy", "turnkey.rollout.strategy=probe_gold"],
     "+turnkey=vineppo": ["progress with the strategy vine", "turnkey.credit.alpha=0"],
     "+turnkey=mt-grpo": ["turnkey.credit.rule=mt_grpo"],

@@ -13,9 +13,9 @@ import pytest
 from synthetic_run import write
 
 from verl_turnkey.envs.rewards.components import RewardStep
-from verl_turnkey.plugins.eval import prm_data as data
-from verl_turnkey.plugins.eval.prm_data import LoggedEpisode, Turn
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.eval import prm as data
+from verl_turnkey.plugins.eval.prm import LoggedEpisode, Turn
+from verl_turnkey.plugins.view.join import read
 
 CHECK_VALUES = json.loads((Path(__file__).parents[3] / "data" / "oracle" / "learned_check_values.json").read_text())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from verl_turnkey.plugins.eval.prm_scores import calibration, evaluate, measure
+from verl_turnkey.plugins.eval.prm import calibration, evaluate, measure
 
 ORACLE = Path(__file__).parents[3] / "data" / "oracle" / "learned_check_values.json"
 CHECK_VALUES = json.loads(ORACLE.read_text())

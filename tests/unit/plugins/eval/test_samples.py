@@ -11,9 +11,8 @@ import pytest
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.leaves import every
-from verl_turnkey.plugins.eval import identity
-from verl_turnkey.plugins.eval.identity import differing, eval_id, file_digest
-from verl_turnkey.plugins.eval.samples import Samples
+from verl_turnkey.plugins.eval import result
+from verl_turnkey.plugins.eval.result import Samples, differing, eval_id, file_digest
 
 FIELDS = {"model": {"sha256": "ab"}, "sampling": {"temperature": 1.0, "top_p": 1.0}, "rewards": [{"name": "step"}]}
 TASK = '{"env_id": "e", "kwargs": {}, "seed": 1}'
@@ -124,7 +123,7 @@ def test_secrets_are_told_apart_but_neither_written_nor_shown(tmp_path):
         config = composed(
             ["+turnkey=base", "turnkey.env.id=turnkey/FrozenLake-v0", f"+turnkey.env.kwargs.api_key={key}"]
         )
-        return identity.identity(config, {"name": "m", "tag": None}, None)
+        return result.identity(config, {"name": "m", "tag": None}, None)
 
     Samples(tmp_path, fields("hunter2")).close()
     with pytest.raises(
@@ -176,7 +175,7 @@ def test_what_is_played_is_part_of_the_identity(tmp_path, word, line):
 
     def fields(*words):
         config = composed(["+turnkey=base", "turnkey.env.id=turnkey/FrozenLake-v0", *words])
-        return identity.identity(config, {"name": "m"}, None)
+        return result.identity(config, {"name": "m"}, None)
 
     changed = word.format(here=tmp_path)
     Samples(tmp_path / "out", fields()).close()
@@ -191,7 +190,7 @@ def test_what_is_played_is_part_of_the_identity(tmp_path, word, line):
 
 
 def test_a_panel_has_the_tools_and_is_as_before_without_any(tmp_path):
-    from verl_turnkey.envs.panels import Panel
+    from verl_turnkey.envs.tasks import Panel
     from verl_turnkey.plugins.config.playing import differing as differing_from
     from verl_turnkey.plugins.config.playing import settings, words
 

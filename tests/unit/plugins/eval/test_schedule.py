@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.plugins.eval.samples import Samples
-from verl_turnkey.plugins.eval.schedule import ATTEMPTS, RESULT, finish, jobs, play_all
+from verl_turnkey.plugins.eval.result import Samples
+from verl_turnkey.plugins.eval.run import ATTEMPTS, RESULT, finish, jobs, play_all
 
 ROWS = [{COLUMN: Task("e", seed).to_json()} for seed in (1, 2, 3)]
 

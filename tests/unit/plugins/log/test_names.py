@@ -13,8 +13,7 @@ from verl_turnkey.advantage import Credit, make_record, make_step
 from verl_turnkey.plugins.credit.metrics import episode_metrics, reward_metrics
 from verl_turnkey.plugins.credit.rows import read_rows
 from verl_turnkey.plugins.credit.table import Numbers, credit_columns
-from verl_turnkey.plugins.log.former_names import COLUMNS
-from verl_turnkey.plugins.log.schema import SCHEMA_VERSION, TABLES
+from verl_turnkey.plugins.log.schema import COLUMNS, SCHEMA_VERSION, TABLES
 from verl_turnkey.plugins.rollout.trajectory_log import Logged, _Turn
 
 ROOT = Path(__file__).parents[4]

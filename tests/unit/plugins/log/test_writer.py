@@ -16,7 +16,7 @@ from pyarrow import parquet
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.plugins.log.schema import TABLES
 from verl_turnkey.plugins.log.writer import Tables
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.view.join import read
 
 SECONDS = 30.0  # for what takes none
 SEGMENT = "20260102T030405_00ff"

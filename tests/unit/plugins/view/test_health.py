@@ -14,8 +14,7 @@ from verl_turnkey.plugins.log.bounds import Shares, chosen
 from verl_turnkey.plugins.log.schema import TABLES
 from verl_turnkey.plugins.view import health, join
 from verl_turnkey.plugins.view.collapse import Curve, fall
-from verl_turnkey.plugins.view.curves import charts
-from verl_turnkey.plugins.view.training import success_by_step
+from verl_turnkey.plugins.view.training import charts, success_by_step
 
 SIZE, TURNS = 4, 5
 

@@ -12,7 +12,7 @@ import synthetic_run
 
 from verl_turnkey.plugins.log.bounds import chosen
 from verl_turnkey.plugins.log.schema import TABLES
-from verl_turnkey.plugins.log.segments import write_segment
+from verl_turnkey.plugins.log.writer import write_segment
 from verl_turnkey.plugins.view import join
 from verl_turnkey.plugins.view.page import blocks
 

@@ -12,12 +12,11 @@ from run_folders import write
 from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.log.former_names import current_metric, current_value
+from verl_turnkey.plugins.log.schema import current_metric, current_value
 from verl_turnkey.plugins.log.writer import Tables
 from verl_turnkey.plugins.view import page
 from verl_turnkey.plugins.view.compare import compare
-from verl_turnkey.plugins.view.join import load
-from verl_turnkey.plugins.view.reading import read
+from verl_turnkey.plugins.view.join import load, read
 from verl_turnkey.plugins.view.runs import read as read_run
 
 

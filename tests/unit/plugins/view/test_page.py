@@ -18,7 +18,7 @@ import synthetic_run
 from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.view import pack, page, selection
+from verl_turnkey.plugins.view import pack, page
 from verl_turnkey.plugins.view.join import load
 from verl_turnkey.plugins.view.pack import task_name
 from verl_turnkey.plugins.view.page import ASSETS
@@ -149,7 +149,7 @@ def test_groups_that_do_not_fit_are_not_built(tmp_path, monkeypatch):
     contents = index(page.blocks([loaded], (len(page.html(whole, live=False)) - 0.8 * texts_of(whole)) / 1e6))
     kept = len(contents["texts"]) + len(contents["numbers"])
     assert kept > 0
-    assert len(built) <= kept + 6 * selection.BATCH < everything
+    assert len(built) <= kept + 6 * pack.BATCH < everything
 
 
 def test_a_group_has_numbers_and_texts_or_neither_until_the_rest_is_for_numbers(run):
@@ -175,7 +175,7 @@ def test_of_each_step_a_group_stays_then_mixed_outcomes_and_the_newest(tmp_path)
     synthetic_run.write(tmp_path / "run", episodes=300, turns=8, steps=5, skill=0.6, validate=False)
     loaded = load(tmp_path / "run")
     group, names = pack._groups(loaded.episodes)
-    order = selection.order(loaded, group, len(names))
+    order = pack.order(loaded, group, len(names))
     assert sorted(order) == list(range(len(names)))
     won = loaded.episodes["success"].eq(True).groupby(group).mean()
     failed = loaded.episodes["failed"].notna().groupby(group).any()

@@ -10,9 +10,8 @@ import pandas as pd
 import pytest
 
 from verl_turnkey.plugins.log.schema import TABLES
-from verl_turnkey.plugins.log.segments import SEGMENT, look, new_segment, read_segments, write_segment
-from verl_turnkey.plugins.log.writer import Tables
-from verl_turnkey.plugins.view.reading import parts, read
+from verl_turnkey.plugins.log.writer import SEGMENT, Tables, look, new_segment, read_segments, write_segment
+from verl_turnkey.plugins.view.join import parts, read
 
 FIRST, SECOND, THIRD = (f"2026010{day}T030405_00ff" for day in (1, 2, 3))
 

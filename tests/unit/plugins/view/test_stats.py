@@ -59,22 +59,6 @@ def test_wilson_inverts_the_test(c, n, confidence):
     assert interval.low < interval.high
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "low", "high"),  # Newcombe 1998, Statistics in Medicine 17:873, table II, method 10
-    [
-        ((56, 70), (48, 80), 0.0524, 0.3339),
-        ((9, 10), (3, 10), 0.1705, 0.8090),
-        ((0, 10), (0, 20), -0.1611, 0.2775),
-        ((10, 10), (0, 20), 0.6791, 1.0),
-    ],
-)
-def test_difference_of_the_literature(a, b, low, high):
-    shares = [stats.wilson(solved / samples, samples) for solved, samples in (a, b)]
-    value = a[0] / a[1] - b[0] / b[1]
-    assert stats.difference(*shares) == pytest.approx((value, low, high), abs=6e-5)
-    assert stats.difference(*shares[::-1]) == pytest.approx((-value, -high, -low), abs=6e-5)
-
-
 def test_success_counts_what_the_samples_are_worth():
     alike = stats.success([8] * 10 + [0] * 10, 8)  # every sample repeats its task: 20 samples
     assert alike[1:] == pytest.approx(stats.wilson(0.5, 20)[1:])
@@ -139,17 +123,6 @@ def test_a_bootstrap_in_pieces_draws_as_many(monkeypatch):
     assert sum(shape[0] for shape in seen if len(shape) == 2) == 100
     whole = stats.improvement([1.0, 2, 3], [2.0, 3, 4], resamples=99)
     assert whole.low <= whole.value <= whole.high
-
-
-def test_pairs_take_out_what_the_tasks_share():
-    rng = np.random.default_rng(2)
-    task = rng.normal(size=60)
-    a, b = task + 0.1 + 0.01 * rng.normal(size=60), task
-    paired, alone = stats.paired_difference(a, b), stats.bootstrap(a)
-    assert paired.low > 0.09
-    assert paired.high - paired.low < 0.05 * (alone.high - alone.low)
-    with pytest.raises(ValueError, match=r"same tasks.*\(60,\).*\(3,\)"):
-        stats.paired_difference(a, [1, 2, 3])
 
 
 @few

@@ -31,7 +31,7 @@ def test_the_page_is_made_without_verl_ray_and_torch(tmp_path: Path) -> None:
 
 
 def test_a_command_that_needs_an_absent_package_says_which_and_what_to_do(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", COMMAND, "losses"]
+    command = [sys.executable, "-c", COMMAND, "list", "losses"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert ended.returncode == 2
     assert ended.stderr == "turnkey: No module named 'torch': install the package that provides it\n"

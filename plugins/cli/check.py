@@ -1,0 +1,318 @@
+"""``turnkey check``: verl's own main program up to the start of Ray, with the arguments of a line or script.
+
+``turnkey recipe``: what the words of a launch line set, each value with its origin.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.hydra import Hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import read_text
+from verl_turnkey.plugins.checks.keys import uses_us
+from verl_turnkey.plugins.cli.tables import scalar
+from verl_turnkey.plugins.config.command_line import check, refuse
+from verl_turnkey.plugins.config.composing import TurnkeySearchPath, verls_config_dir
+from verl_turnkey.plugins.config.schema import credit_params, loss_params, turnkey_config
+
+WHOLE = "TURNKEY_CHECK_WITH_VERL"
+"""variable of a process that checks with all of verl"""
+# No folder and no log file of Hydra: a check leaves nothing behind.
+_NO_FILES = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none")
+
+
+def quick_run(arguments: Sequence[str], *, prompt: bool = False) -> int:
+    """As :func:`dry_run`, for a program of its own: without torch, unless a check needs it.
+
+    Then the program starts again, with all of verl.
+    """
+    from verl_turnkey.plugins.cli import without_torch
+
+    if WHOLE in os.environ or not without_torch.possible(arguments):
+        return dry_run(arguments, prompt=prompt)
+    gc.disable()  # the program is short, and looks through what it imports in vain
+    without_torch.install()
+    if not may_sweep(arguments):
+        Hydra.get_mode = lambda *_, **__: RunMode.RUN  # else Hydra composes the line twice, first to read this
+    try:
+        return dry_run(arguments, prompt=prompt)
+    except without_torch.NeedsVerl:
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, WHOLE: "1"})
+
+
+def may_sweep(arguments: Sequence[str]) -> bool:
+    """Whether a word may make Hydra start several runs: a flag, or a key or a file of Hydra's own."""
+    return any(re.match(r"-|[+~]*hydra(?!\.run\.)", word) for word in arguments)
+
+
+def dry_run(arguments: Sequence[str], *, prompt: bool = False) -> int:
+    """Compose and check what ``python -m verl.trainer.main_ppo`` would with the same arguments; print the header.
+
+    ``prompt``: print the first prompt of the first task, too.
+
+    Returns:
+        0, or 1 when the run would be refused; the reason is on stderr.
+    """
+    # As in main_ppo: from here this package reads its switches when verl is imported, and Hydra its overrides.
+    sys.argv = ["turnkey check", *_as_main(arguments)]
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
+    try:
+        refuse(arguments)  # before verl is imported, which takes most of the time
+        config = _until_ray()
+    except SystemExit as exit:
+        return 1 if exit.code not in (0, None) else 0
+    if config is None:  # --help and the like
+        return 0
+    if not uses_us(config):
+        print("stock verl: nothing of this package is asked for. Add +turnkey=<method>", flush=True)
+        return 1
+    if prompt:
+        from verl_turnkey.plugins.checks.probe import preview
+
+        print(preview(config), flush=True)
+    print("ready: nothing was started", flush=True)
+    return 0
+
+
+def _as_main(arguments: Sequence[str]) -> list[str]:
+    """``arguments`` with ours behind the last override: Hydra wants them side by side, and takes the last of a key.
+
+    Hydra reads a relative ``--config-path`` from the folder of the main program, which verl's is not here.
+    """
+    flags = ("--config-path", "-cp")
+    words = list(arguments)
+    for i, word in enumerate(words):
+        name, sign, value = word.partition("=")
+        if name in flags and sign:
+            words[i] = f"{name}={_from_main(value)}"
+        elif word in flags and i + 1 < len(words):
+            words[i + 1] = _from_main(words[i + 1])
+    overrides = [i for i, word in enumerate(words) if "=" in word and not word.startswith("-")]
+    end = overrides[-1] + 1 if overrides else len(words)
+    return [*words[:end], *_NO_FILES, *words[end:]]
+
+
+def _from_main(path: str) -> str:
+    return path if "://" in path else str(verls_config_dir().parent / path)
+
+
+def _until_ray() -> DictConfig | None:
+    """The configuration with which verl's main program would start Ray; None when it stops before."""
+    from verl.trainer import main_ppo
+
+    started: list[DictConfig] = []
+    original = main_ppo.run_ppo
+    main_ppo.run_ppo = wraps(original)(lambda config, **_: started.append(config))  # wrapped: no run to guard
+    # verl warns about every method without a critic; the header names the method.
+    warnings.filterwarnings("ignore", message="Disabled critic")
+    try:
+        main_ppo.main()
+    finally:
+        main_ppo.run_ppo = original
+    return started[0] if started else None
+
+
+MAIN = "verl.trainer.main_ppo"
+CALL = re.compile(rf"^(?!\s*#).*\b{re.escape(MAIN)}(?![\w.])", re.MULTILINE)
+ASSIGNMENT = re.compile(r"^[^\S\n]*(?:export\s+)?(\w+)(\+?)=(\(?)", re.MULTILINE)
+PIECE = re.compile(
+    r"""(?P<space>[^\S\n]+|(?<!\S)\#[^\n]*)|(?P<end>(?<!\S)\d+[<>]|[\n;<>|&)])"""
+    r"""|'(?P<literal>[^']*)'|"(?P<quoted>(?:\\.|[^"\\])*)"|\\(?P<escaped>.)|(?P<plain>[^\s;<>|&)'"\\]+)""",
+    re.DOTALL,
+)
+EXPANSION = re.compile(r"""\\([$"`\\])|\$(\w+)|\$\{(\w+)(?::?-((?:[^{}]|\{[^{}]*\})*))?\}|(\$[{(]|`)""")
+"""an escape, ``$NAME``, ``${NAME}`` and ``${NAME:-default}``; last what only bash can expand"""
+ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
+REST = ("$@", "$*")
+"""the script's own arguments, passed on"""
+Variables = Mapping[str, "str | list[str] | None"]
+"""of the script and the environment; a list: an array; None: the value needs bash"""
+
+
+def arguments(script: Path) -> list[str]:
+    """The arguments of ``verl.trainer.main_ppo`` in ``script``, with variables of the script and of the environment.
+
+    Of several assignments to a variable above the call, the last one counts, also in branches of an ``if``.
+    """
+    text = read_text(script, only_utf8=True).replace("\\\n", "")
+    calls = list(CALL.finditer(text))
+    if len(calls) != 1:
+        raise ConfigError(f"{script}: expected one call of {MAIN}, found {len(calls)}: give its arguments instead")
+    variables: dict[str, str | list[str] | None] = dict(os.environ)
+    for assignment in ASSIGNMENT.finditer(text, 0, calls[0].start()):
+        name, more, array = assignment.groups()
+        try:
+            words = _words(text[assignment.end() :], variables, script, array=bool(array), split=bool(array))
+        except ConfigError:
+            variables[name] = None  # an error only if the call uses it
+            continue
+        value: Any = words if array else "".join(words[:1])
+        before: Any = variables.get(name) if more else None
+        variables[name] = before + value if isinstance(before, type(value)) else value
+    return _words(text[calls[0].end() :], variables, script)
+
+
+def _words(text: str, variables: Variables, script: Path, *, array: bool = False, split: bool = True) -> list[str]:
+    """The words at the beginning of ``text``, to the end of the command, or of the array, which may span lines.
+
+    ``split``: whether unquoted variables are split at spaces, as bash does outside assignments.
+    """
+    words: list[str] = []
+    word: str | None = None
+    at = 0
+    while at < len(text):
+        if (piece := PIECE.match(text, at)) is None:
+            raise ConfigError(f"{script}: a quote is not closed: give the arguments instead")
+        at, kind, content = piece.end(), piece.lastgroup, piece[piece.lastgroup or 0]
+        if kind == "end" and not (array and content == "\n"):
+            break
+        if kind in ("space", "end"):
+            words += [] if word is None else [word]
+            word = None
+        elif kind in ("literal", "escaped"):
+            word = (word or "") + content
+        elif variable := ARRAY.fullmatch(content):
+            items = variables.get(variable[1])
+            if not isinstance(items, list):
+                raise _needs_bash(script, content)
+            words += items
+        elif content not in REST:
+            value = _expanded(content, variables, script)
+            for number, part in enumerate(re.split(r"\s", value) if split and kind == "plain" else [value]):
+                if number and word is not None:
+                    words.append(word)
+                    word = None
+                if part or kind == "quoted":
+                    word = (word or "") + part
+    return words if word is None else [*words, word]
+
+
+def _expanded(text: str, variables: Variables, script: Path) -> str:
+    def value(match: re.Match[str]) -> str:
+        escaped, plain, braced, default, unreadable = match.groups()
+        name = plain or braced
+        if escaped:
+            return escaped
+        if unreadable or not isinstance(content := variables.get(name, ""), str):
+            raise _needs_bash(script, text)
+        if not content and default is not None:
+            return _expanded(default, variables, script)
+        if name not in variables and not name.isdecimal():  # a number: an argument of the script
+            raise ConfigError(f"{script} uses ${name}, which is not set: set it as for the script itself")
+        return content
+
+    return EXPANSION.sub(value, text)
+
+
+def _needs_bash(script: Path, text: str) -> ConfigError:
+    return ConfigError(f"{script}: {text} cannot be read without running bash: give the arguments instead")
+
+
+HEADER = """\
+# @package _global_
+# turnkey recipe {words}
+# What these words set in verl's configuration. After each value: the recipe that sets it (a file in
+# recipe/config/turnkey), "default" for a parameter that no recipe sets, or "command line".
+"""
+#: Column at which origins begin, unless a line is longer.
+COLUMN = 64
+
+Leaves = dict[str, tuple[Any, str]]
+"""Dotted key -> value, origin."""
+
+
+def show(words: Sequence[str]) -> str:
+    """YAML of all that ``+turnkey=<method>`` and the further ``words`` of a launch line set; a recipe by itself."""
+    check(words)
+    try:
+        config, leaves = _composed(words)
+    except HydraException as error:
+        raise ConfigError(" ".join(f"{error} {error.__cause__ or ''}".split())) from None
+    leaves |= _defaults(config, leaves)
+    header = HEADER.format(words=shlex.join(words).removeprefix("+turnkey=").replace("\n", "\\n"))
+    return header + "".join(f"{line}\n" for line in _yaml(_tree(leaves), 0))
+
+
+def _composed(words: Sequence[str]) -> tuple[DictConfig, Leaves]:
+    """verl's configuration as a run composes it, and those leaves that recipes or the command line set."""
+    Plugins.instance().register(TurnkeySearchPath)
+    with initialize_config_dir(str(verls_config_dir()), version_base=None):
+        config = compose("ppo_trainer", overrides=list(words))
+        loader: Any = GlobalHydra.instance().config_loader()
+        # Private, but what Hydra composes from: it knows the folders of the user's hydra.searchpath too.
+        overrides, files = loader._parse_overrides_and_create_caching_repo("ppo_trainer", list(words))
+        origins: dict[str, str] = {}
+        for layer in loader.compute_defaults_list("ppo_trainer", list(words), RunMode.RUN).defaults:
+            path = layer.config_path or ""
+            if path.startswith("turnkey/"):
+                tree = OmegaConf.to_container(files.load_config(path).config)
+                origins |= dict.fromkeys(_flat(tree, layer.package), path.removeprefix("turnkey/"))
+        for override in overrides:
+            if not files.group_exists(override.key_or_group):
+                origins |= dict.fromkeys(_flat(override.value(), override.key_or_group), "command line")
+    composed = _flat(OmegaConf.to_container(config))
+    return config, {key: (value, origins[key]) for key, value in composed.items() if key in origins}
+
+
+def _defaults(config: DictConfig, leaves: Leaves) -> Leaves:
+    """Parameters of the chosen estimator and loss that keep their defaults."""
+    from verl_turnkey.envs.user_modules import import_modules
+
+    turnkey = turnkey_config(config)
+    import_modules(turnkey.modules)
+    defaults: Leaves = {}
+    for node, params in (("credit", credit_params(config, turnkey)), ("loss", loss_params(config, turnkey))):
+        for entry in fields(params) if params else ():
+            if f"turnkey.{node}.{entry.name}" not in leaves:
+                defaults[f"turnkey.{node}.{entry.name}"] = getattr(params, entry.name), "default"
+    return defaults
+
+
+def _flat(tree: Any, key: str = "") -> dict[str, Any]:
+    """The leaves of a configuration by dotted key; an empty node is a leaf."""
+    if not (isinstance(tree, dict) and tree):
+        return {key: tree}
+    return {k: v for name, value in tree.items() for k, v in _flat(value, f"{key}.{name}".lstrip(".")).items()}
+
+
+def _tree(leaves: Leaves) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, leaf in leaves.items():
+        *nodes, name = key.split(".")
+        node = tree
+        for part in nodes:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}  # also where an empty node gets defaults
+            node = node[part]
+        node[name] = leaf
+    return tree
+
+
+def _yaml(tree: dict[str, Any], indent: int) -> Iterator[str]:
+    for name, node in tree.items():
+        start = f"{' ' * indent}{name}:"
+        if isinstance(node, dict):
+            yield start
+            yield from _yaml(node, indent + 2)
+        else:
+            value, origin = node
+            yield f"{f'{start} {scalar(value)}':<{COLUMN}}  # {origin}"
