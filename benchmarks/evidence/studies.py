@@ -245,7 +245,7 @@ def critic(lines: Sequence[Line]) -> Iterator[Planned]:
                         yield method(task, name, rate, seed)
 
 
-# --- and with this project's own credit? -------------------------------------------------------------------------------
+# --- and with this project's own credit? ------------------------------------------------------------------------------
 
 OURS = "loo_td"
 OURS_PEERS = ("grpo_steps", "gigpo", "graph")

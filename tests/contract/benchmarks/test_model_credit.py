@@ -14,9 +14,9 @@ import pytest
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import credit_quality  # noqa: E402
-import exact_values  # noqa: E402
-from credit_quality import Branching  # noqa: E402
+import model_credit  # noqa: E402
+import known_values  # noqa: E402
+from model_credit import Branching  # noqa: E402
 from exact_values import WON, WORDS, Game, play  # noqa: E402
 from training import HISTORY  # noqa: E402
 
@@ -79,16 +79,16 @@ def test_episodes_win_and_end_as_often_as_computed(game: Game):
 
 
 def test_many_batches_with_exact_advantages_have_the_exact_gradient(game: Game):
-    world = credit_quality.World.of([game], HORIZON, prompts=2)
+    world = model_credit.World.of([game], HORIZON, prompts=2)
     batch = world.batch(4000, 4000, np.random.default_rng(2))
-    assert credit_quality.cosine(world.estimate(batch, batch.exact), world.truth(batch)) > 0.995
+    assert model_credit.cosine(world.estimate(batch, batch.exact), world.truth(batch)) > 0.995
 
 
-def _two(first: list[float], second: list[float], horizon: int) -> credit_quality.World:
+def _two(first: list[float], second: list[float], horizon: int) -> model_credit.World:
     """Every action leads from the first situation to the second, where action 0 wins and the others stay."""
     following = np.array([[1] * len(WORDS), [WON, *[1] * (len(WORDS) - 1)]])
     game = Game(["a", "b"], ["", ""], np.array([0, 1]), np.array([first, second]), following)
-    return credit_quality.World.of([game], horizon, prompts=2)
+    return model_credit.World.of([game], horizon, prompts=2)
 
 
 def test_the_credit_of_a_fork_is_the_true_advantage_times_the_scale_of_two_leaves():
@@ -117,12 +117,12 @@ def test_the_credit_of_a_fork_is_the_true_advantage_times_the_scale_of_two_leave
     assert np.mean(credits[False]) == pytest.approx(-(2**0.5) * p, abs=0.05)
 
 
-def _chain(n: int = 1) -> credit_quality.World:
+def _chain(n: int = 1) -> model_credit.World:
     """``n`` games: action 0 leads on and wins after the third time, action 1 leads back, the others stay."""
     policy = np.tile([0.5, 0.2, *[0.3 / 4] * 4], (3, 1))
     following = np.array([[1, 0, *[0] * 4], [2, 0, *[1] * 4], [WON, 1, *[2] * 4]])
     game = Game(["a", "b", "c"], ["", "", ""], np.arange(3), policy, following)
-    return credit_quality.World.of([game] * n, 6, prompts=3)
+    return model_credit.World.of([game] * n, 6, prompts=3)
 
 
 def test_methods_get_the_state_after_each_step_and_after_the_last_one():
@@ -133,7 +133,7 @@ def test_methods_get_the_state_after_each_step_and_after_the_last_one():
     ahead = steps.extra["next_anchor"]
     last = steps.terminated | steps.truncated
     assert ahead[~last].tolist() == key[batch.situation[1:][~last[:-1]]].tolist()
-    assert set(ahead[steps.terminated]) == {credit_quality.SOLVED}
+    assert set(ahead[steps.terminated]) == {model_credit.SOLVED}
     cut = batch.situation[steps.truncated], batch.action[steps.truncated]
     assert len(cut[0]), "no episode was truncated"
     assert ahead[steps.truncated].tolist() == key[world.games[0].following[cut]].tolist()
@@ -143,14 +143,14 @@ def test_methods_get_the_state_after_each_step_and_after_the_last_one():
         action=[WORDS[a] for a in batch.action],
     )
     for method in ("graph", "salt"):
-        advantage = credit_quality.credit(method, batch.steps)
+        advantage = model_credit.credit(method, batch.steps)
         assert not np.allclose(advantage, compute_credit(method, without).advantage), method
 
 
 def test_hgpo_compares_as_many_past_states_as_the_prompt_shows():
     world = _chain()
     batch = world.batch(8, 8, np.random.default_rng(6))
-    advantage = credit_quality.credit("hgpo", batch.steps)
+    advantage = model_credit.credit("hgpo", batch.steps)
     expected, longer = (compute_credit("hgpo", batch.steps, history=k).advantage for k in (HISTORY, HISTORY + 1))
     assert advantage.tolist() == expected.tolist()
     assert not np.allclose(expected, longer)
@@ -171,24 +171,24 @@ def test_the_price_of_continuations_is_their_turns():
     world = _chain()
     batch = world.batch(8, 8000, np.random.default_rng(9))
     assert len(batch.exact) / 8000 == pytest.approx(world.length, rel=0.01)
-    assert credit_quality._with_continuations(world, batch) / len(batch.exact) == pytest.approx(world.price, rel=0.01)
+    assert model_credit._with_continuations(world, batch) / len(batch.exact) == pytest.approx(world.price, rel=0.01)
 
 
 def test_a_row_has_as_many_turns_as_independent_episodes_or_says_that_it_has_not():
-    measured = credit_quality.measure(_chain(2), 2, 20, 0)["methods"]
-    assert measured.pop(credit_quality.VINE_ALL)["turns"] > 2
-    assert all(measured[name]["turns"] == 1 for name in (*credit_quality.METHODS, credit_quality.EXACT))
-    assert len(measured) == len(credit_quality.METHODS) + 6
+    measured = model_credit.measure(_chain(2), 2, 20, 0)["methods"]
+    assert measured.pop(model_credit.VINE_ALL)["turns"] > 2
+    assert all(measured[name]["turns"] == 1 for name in (*model_credit.METHODS, model_credit.EXACT))
+    assert len(measured) == len(model_credit.METHODS) + 6
     for name, numbers in measured.items():
-        assert numbers["turns"] == pytest.approx(1, abs=credit_quality.TOLERANCE), name
-        assert "turns" not in credit_quality._cell(name, numbers)
-        assert credit_quality._cell(name, {**numbers, "turns": 0.9}).endswith(" (0.90 of the turns)")
+        assert numbers["turns"] == pytest.approx(1, abs=model_credit.TOLERANCE), name
+        assert "turns" not in model_credit._cell(name, numbers)
+        assert model_credit._cell(name, {**numbers, "turns": 0.9}).endswith(" (0.90 of the turns)")
 
 
 def test_half_of_the_branches_begin_where_the_strategy_says():
     world = _two([1 / 6] * 6, [0, *[1 / 5] * 5], 4)
     batch = world.forked(Branching(Tree(first=1, every=2, depth=2), 1, "siblings"), 1, np.random.default_rng(10))
-    assert sorted(credit_quality._begins(batch)) == [1, 3, 3]
+    assert sorted(model_credit._begins(batch)) == [1, 3, 3]
 
 
 @pytest.mark.parametrize(("roots", "first"), [("shared", {"start": 2}), ("own", {"0": 1, "1": 1})])
@@ -218,7 +218,7 @@ def test_forks_where_a_word_was_less_likely_than_the_first_one(second: list[floa
 
 
 def test_a_level_is_unrolled_with_its_shortest_way():
-    table = exact_values.states("MiniGrid-DoorKey-5x5-v0", 0)
+    table = known_values.states("MiniGrid-DoorKey-5x5-v0", 0)
     assert len(table.moves) > 100
     assert any(None in moves for moves in table.moves.values()), "no action solves the task"
     assert all(there is None or there in table.moves for moves in table.moves.values() for there in moves)
@@ -226,10 +226,10 @@ def test_a_level_is_unrolled_with_its_shortest_way():
 
 def test_only_seeds_that_start_differently_are_taken():
     level = "MiniGrid-DoorKey-5x5-v0"
-    seeds = exact_values.different(level, range(50_000, 50_020))
+    seeds = known_values.different(level, range(50_000, 50_020))
     keys = []
     for seed in range(50_000, 50_020):
-        _, info = exact_values.make("turnkey/MiniGrid-v0", {"level": level}).reset(seed=seed)
+        _, info = known_values.make("turnkey/MiniGrid-v0", {"level": level}).reset(seed=seed)
         keys.append(info["state_key"])
     assert len(set(keys)) < 20, "there is nothing to leave out"
     assert seeds == [50_000 + k for k, key in enumerate(keys) if key not in keys[:k]]
@@ -237,5 +237,5 @@ def test_only_seeds_that_start_differently_are_taken():
 
 def test_the_page_has_the_tables_of_the_kept_results():
     page = (ROOT / "benchmarks" / "results" / "README.md").read_text(encoding="utf-8")
-    for part in credit_quality.tables(json.loads(credit_quality.RESULTS.read_text())).split("\n\n"):
+    for part in model_credit.tables(json.loads(model_credit.RESULTS.read_text())).split("\n\n"):
         assert part in page
