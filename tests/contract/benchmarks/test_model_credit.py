@@ -14,10 +14,10 @@ import pytest
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import model_credit  # noqa: E402
 import known_values  # noqa: E402
-from model_credit import Branching  # noqa: E402
+import model_credit  # noqa: E402
 from exact_values import WON, WORDS, Game, play  # noqa: E402
+from model_credit import Branching  # noqa: E402
 from training import HISTORY  # noqa: E402
 
 from verl_turnkey.advantage import StepBatch, compute_credit  # noqa: E402
