@@ -3,7 +3,7 @@
     python benchmarks/credit_quality.py run gigpo loo_td              # registered names
     python benchmarks/credit_quality.py run my_credit.py:mine         # one that a file of yours registers
     python benchmarks/credit_quality.py run loo_td,lam=0.8            # with other parameters
-    python benchmarks/credit_quality.py run grpo_steps gigpo hgpo graph loo_td --save    # and keep the results
+    python benchmarks/credit_quality.py run grpo_steps gigpo hgpo graph loo_td --save    # the page's table
     python benchmarks/credit_quality.py table                         # the kept ones
 
 On tasks whose values are known (``known_values.py``), batches of 64 episodes in groups of 8 are played by several
@@ -27,8 +27,10 @@ from page_tables import packages
 
 from verl_turnkey.advantage import compute_credit, estimators
 from verl_turnkey.envs.user_modules import import_modules
+from verl_turnkey.plugins.cli.tables import write_between
 
 RESULTS = Path(__file__).parent / "results" / "credit_quality.json"
+PAGE = Path(__file__).parents[1] / "docs" / "methods" / "loo_td.md"
 EPISODES, BATCHES, POLICIES = 64, 32, 3
 EXACT = "exact"
 FAMILIES: dict[str, Callable[[int], Family]] = {
@@ -108,6 +110,7 @@ def run(
         print(tables({**results, "families": {name: results["families"][name]}}), end="\n\n", flush=True)
     if save:
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        write_between(PAGE, "credit quality", tables(results) + "\n")
     print(tables(results))
 
 

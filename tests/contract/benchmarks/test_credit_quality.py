@@ -18,6 +18,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import credit_quality  # noqa: E402
 from known_values import END, Family, Table, dense, dialogue, doorkey, maze, softmax  # noqa: E402
 
+from verl_turnkey.plugins.cli.tables import between  # noqa: E402
+
 SMALL = Table(
     following=np.array([[[1, 0], [2, 1]], [[2, END], [0, 1]], [[END, 1], [2, 2]]]),
     chance=np.array([[[0.5, 0.5], [0.9, 0.1]], [[0.3, 0.7], [1.0, 0.0]], [[0.2, 0.8], [0.5, 0.5]]]),
@@ -103,6 +105,8 @@ def test_methods_by_name_with_parameters_and_of_a_file(tmp_path, monkeypatch):
         "    return Credit.of_parts({'step_level': 0.0 * batch.reward}, batch.penalty)\n"
     )
     monkeypatch.setattr(credit_quality, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(credit_quality, "PAGE", tmp_path / "page.md")
+    (tmp_path / "page.md").write_text("<!-- credit quality: written -->\n<!-- /credit quality -->\n")
     printed = run("grpo_steps", "loo_td,lam=1.0", f"{file}:exactly_nothing", *FEW, "--save")
     assert "| one batch / sum of 3 | grpo_steps | loo_td, lam 1.0 | exactly_nothing | exact |" in printed
     kept = json.loads((tmp_path / "results.json").read_text())["families"]["maze .4"]
@@ -110,6 +114,13 @@ def test_methods_by_name_with_parameters_and_of_a_file(tmp_path, monkeypatch):
     assert kept["exactly_nothing"] == [[0.0, 0.0]] * 2
     assert np.mean(kept["loo_td, lam 1.0"]) > np.mean(kept["grpo_steps"])
     assert CliRunner().invoke(credit_quality.app, ["table"]).output.strip() in printed
+    assert CliRunner().invoke(credit_quality.app, ["table"]).output in (tmp_path / "page.md").read_text()
+
+
+def test_the_page_has_the_kept_table():
+    results = json.loads(credit_quality.RESULTS.read_text())
+    start, end = between(credit_quality.PAGE.read_text(), "credit quality")
+    assert credit_quality.PAGE.read_text()[start:end] == credit_quality.tables(results) + "\n"
 
 
 def test_what_is_not_there_is_refused():
