@@ -14,8 +14,7 @@ import pandas as pd
 from transformers import AutoTokenizer
 
 from verl_turnkey.advantage import EstimatorSpec
-from verl_turnkey.envs.panels import make_panel
-from verl_turnkey.envs.tasks import Task, write_parquet
+from verl_turnkey.envs.tasks import Task, make_panel, write_parquet
 from verl_turnkey.plugins.cli.recipes import shipped
 from verl_turnkey.plugins.config import playing
 from verl_turnkey.plugins.config.composing import composed
@@ -1030,7 +1029,7 @@ STARTS = [
     "+turnkey=gigpo actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode "
     "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.loss_type=reinforce "
     "algorithm.rollout_correction.rollout_rs=seq_mean_k3 algorithm.rollout_correction.rollout_rs_threshold=0.01",
-    "+turnkey=gigpo algorithm.filter_groups.enable=True algorithm.filter_groups.metric=reward/step",
+    "+turnkey=gigpo algorithm.filter_groups.enable=True algorithm.filter_groups.metric=composed_return.step",
     "+turnkey=gigpo algorithm.filter_groups.enable=True algorithm.filter_groups.metric=reward data.gen_batch_size=3",
     "+turnkey=gigpo data.gen_batch_size=2",
     "+turnkey=gigpo trainer.v1.trainer_mode=turnkey_colocate_async data.gen_batch_size=3",

@@ -16,8 +16,8 @@ from torch.nn.functional import logsigmoid
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.advantage import make_record
-from verl_turnkey.plugins.config.prm import COEFFICIENT, FOLDER, OUT, SCORE
 from verl_turnkey.plugins.config.schema import turnkey_config
+from verl_turnkey.plugins.config.scorers import COEFFICIENT, OUT, PRM_FOLDER, SCORE
 from verl_turnkey.plugins.trainer.process_reward import ProcessReward
 from verl_turnkey.plugins.trainer.worker_setup import NOT_FOR_WORKERS
 
@@ -38,7 +38,7 @@ def built(ready: Callable[..., Any], ranks: Any) -> Callable[..., Any]:
             recipe="istar",
         )
         ranks[world].ask_all("build_prm", made.config, made.turnkey.prm)
-        group = WorkerGroup(ranks[world], FOLDER)
+        group = WorkerGroup(ranks[world], PRM_FOLDER)
         made.actor_rollout_wg._group.spawn = lambda names: dict.fromkeys(names, group)
         made.prm_group, made.local_trigger_step = group, 0
         return made
@@ -55,7 +55,7 @@ def scored(made: Any, rollout: Rollout) -> tuple[dict[str, dict[str, list[float]
         old, number, places = read(batch, "old_log_probs"), noise("old", 0.4), Places(rollout)
         write(batch, "old_log_probs", lambda key, i: old[key][i] + number(places.token(key, i)))
         info = dict(batch.extra_info)
-        made.process_reward.score(batch, metrics)
+        metrics |= made.process_reward.before_advantage(batch)
         assert batch.extra_info == info, "the settings of verl's own calls"
         names = ("old_log_probs", SCORE, *((COEFFICIENT,) if metrics["prm/updates"] else ()))
         return {name: read(batch, name) for name in names}, metrics
@@ -204,7 +204,7 @@ def test_a_head_has_a_bias_or_none(built, rollout, ranks, tmp_path, bias: bool):
     made = built(1, *(f"turnkey.prm.{setting}" for setting in settings))
     _, metrics = scored(made, rollout)
     assert metrics["prm/loss_after"] < metrics["prm/loss"]
-    ranks[1].ask_all("checkpoint", FOLDER, "save_checkpoint", str(tmp_path))
+    ranks[1].ask_all("checkpoint", PRM_FOLDER, "save_checkpoint", str(tmp_path))
     [file] = tmp_path.glob("model_world_size_1_rank_0.pt")
     names = [name for name in torch.load(file, weights_only=False) if name.startswith("score.")]
     assert names == ["score.weight", "score.bias"][: 1 + bias]
