@@ -26,7 +26,7 @@ def task_file(tasks: str, played: Played, folder: Path, val_files: Sequence[str]
     """
     from verl_turnkey.envs import make
     from verl_turnkey.envs.tasks import HELD_OUT, Task, held_out_seeds, write_parquet
-    from verl_turnkey.plugins.checks.probe import first_task
+    from verl_turnkey.plugins.checks.data import first_task
 
     if not tasks.isdecimal():
         file = Path(tasks).expanduser().absolute()
