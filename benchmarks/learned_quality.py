@@ -1,12 +1,12 @@
 """Does a learned step score pay? Its scores against exact advantages, and what a policy learns from them.
 
-    python benchmarks/learned_quality.py run      # measure, save the results, write the tables: 4 minutes
-    python benchmarks/learned_quality.py pages    # write the tables of docs/learned-signals.md from the saved results
+    python benchmarks/learned_quality.py run      # measure, save the results, print the tables: 4 minutes
+    python benchmarks/learned_quality.py tables   # print the tables of the saved results
 
 The tasks are those of ``teacher_quality.py``, the policy is a softmax table over their prompts, so the true advantage
 of each step is known. The scorer is a table of the same shape, in float64, trained by the objectives of
-``verl_turnkey.learned`` with one step of Adam per batch, as ``turnkey.prm`` trains its model. First the policy is
-fixed, then it learns together with the scorer.
+``verl_turnkey.losses.objectives`` with one step of Adam per batch, as ``turnkey.prm`` trains its model. First the
+policy is fixed, then it learns together with the scorer.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ import typer
 from credit_quality import EPISODES, USUAL_GROUP, Batch, World, correlation, cosine, with_extra
 from exact_values import WORDS, Floats, Ints
 from hinted_policy import HABIT, HORIZON, MAKERS, Task
-from page_tables import cell, packages, write_tables
+from page_tables import cell, packages
 
 from verl_turnkey.advantage import compute_credit
-from verl_turnkey.learned import ObjectiveParams, gradient
-from verl_turnkey.plugins.cli.tables import excerpt, table
+from verl_turnkey.losses.objectives import ObjectiveParams, gradient
+from verl_turnkey.plugins.cli.tables import table
 
 RESULTS = Path(__file__).parent / "results" / "learned_quality.json"
-PAGE = Path(__file__).parents[1] / "docs" / "learned-signals.md"
 SEEDS, TESTS, UPDATES, RATE = 5, 8, 24, 0.1
 CHECKS = (1, 16, 64, 256)
 """numbers of batches after which the scorer of a fixed policy is compared"""
@@ -226,7 +225,7 @@ def run(seeds: int = SEEDS) -> None:
                 curves[label] = _best_runs(place, name, reference, ahead, seeds)
         print("done:", task, "learning policy", flush=True)
     RESULTS.write_text(json.dumps(results, separators=(",", ":")) + "\n")
-    pages()
+    tables()
 
 
 def _best_runs(place: Place, name: str, reference: str, ahead: int, seeds: int) -> dict[str, Any]:
@@ -286,25 +285,12 @@ def by_curve(results: Mapping[str, Any]) -> str:
     return table(["task", "trained with", "scorer's rate", *heads, "mean over that of `gigpo`"], rows)
 
 
-CONTENTS = {
-    "scores by updates": lambda results: excerpt(
-        by_updates(results),
-        ("task", "credit", "1 update", "16 updates", "256 updates"),
-        lambda row: row[1] == "`gigpo`" or row[1].startswith("score of"),
-    ),
-    "success by score": lambda results: excerpt(
-        by_curve(results),
-        ("task", "trained with", "mean over that of `gigpo`"),
-        lambda row: row[1] != "`gigpo`" and "reference ref" not in row[1],
-    ),
-}
-"""what the page shows of the whole tables"""
-
-
 @app.command()
-def pages() -> None:
-    """Write the tables of the page from the saved results, and print all tables."""
-    write_tables(PAGE, RESULTS, (by_updates, by_curve), CONTENTS)
+def tables() -> None:
+    """Print all tables of the saved results."""
+    saved = json.loads(RESULTS.read_text())
+    for make in (by_updates, by_curve):
+        print(make(saved))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,11 @@
-"""Markdown tables of results with intervals over seeds, the pages that have them, and the packages that made them."""
+"""Cells of tables with intervals over seeds, and the packages that made the results."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-
-from verl_turnkey.plugins.cli.tables import write_between
 
 
 def packages() -> dict[str, str]:
@@ -30,14 +25,3 @@ def cell(values: Sequence[float], digits: int = 2, sign: str = "") -> str:
     """:func:`interval` as text."""
     mean, low, high = (round(number, digits) + 0.0 for number in interval(values))
     return f"{mean:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
-
-
-def write_tables(
-    page: Path, results: Path, whole: Sequence[Callable[[Any], str]], contents: Mapping[str, Callable[[Any], str]]
-) -> None:
-    """Print the ``whole`` tables of a JSON file, and write ``contents`` into ``page``, each between its markers."""
-    saved = json.loads(results.read_text())
-    for make in whole:
-        print(make(saved))
-    for name, make in contents.items():
-        write_between(page, name, make(saved))

@@ -7,7 +7,7 @@
     python benchmarks/pictures.py draw --quickstart RUN --healthy RUN --collapsed RUN     # from runs elsewhere
 
 A picture keeps the labels that are in it, as text of the PNG file; a test compares them with the labels of the viewer.
-Other pictures: ``evidence/tables.py`` draws evidence.png, ``long_run.py`` long-run.png, ``stability.py`` stability.png.
+``evidence/tables.py`` draws evidence.png.
 """
 
 from __future__ import annotations

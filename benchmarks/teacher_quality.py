@@ -1,7 +1,7 @@
 """Which credit from a teacher's prompt agrees with the true advantage? Against exact values, for texts and methods.
 
-    python benchmarks/teacher_quality.py run      # run the missing measurements, write the tables: 15 minutes
-    python benchmarks/teacher_quality.py pages    # write the tables of docs/self-distillation.md from the saved results
+    python benchmarks/teacher_quality.py run      # run the missing measurements, print the tables: 15 minutes
+    python benchmarks/teacher_quality.py tables   # print the tables of the saved results
 
 A tiny transformer that learnt to read texts (``hinted_policy.py``) plays two kinds of tasks, whose values are computed
 exactly under it. The same weights with a text before the prompt are the teacher. First, nothing is trained: each
@@ -27,14 +27,13 @@ import typer
 from credit_quality import EPISODES, USUAL_GROUP, Batch, World, correlation, cosine, with_extra
 from exact_values import WORDS, Floats, Ints
 from hinted_policy import HABIT, HORIZON, KINDS, MAKERS, Clauses, Reader, Task, taught
-from page_tables import packages, write_tables
+from page_tables import packages
 from scipy.stats import rankdata
-from teacher_tables import CONTENTS, CONTROLS, CURVES, EXACT, GAP, MODIFIERS, READERS, SKILL_GRPO, WHOLE
+from teacher_tables import CONTROLS, CURVES, EXACT, GAP, MODIFIERS, READERS, SKILL_GRPO, WHOLE
 
 from verl_turnkey.advantage import StepBatch, Tokens, compute_credit
 
 RESULTS = Path(__file__).parent / "results" / "teacher_quality.json"
-PAGE = Path(__file__).parents[1] / "docs" / "self-distillation.md"
 SEEDS, BATCHES, LESSONS = 5, 10, 300
 UPDATES, RATE = 16, 2e-3
 Text = Callable[[int, int], Clauses]
@@ -278,7 +277,7 @@ class Kept:
 
 @app.command()
 def run(seeds: int = SEEDS) -> None:
-    """Run the missing measurements, save them, and write the tables."""
+    """Run the missing measurements, save them, and print the tables."""
     torch.set_num_threads(1)
     about = {"batches": BATCHES, "updates": UPDATES, "rate": RATE, "lessons": LESSONS, "habit": HABIT}
     kept = Kept(RESULTS, about)
@@ -300,13 +299,15 @@ def run(seeds: int = SEEDS) -> None:
         for name in CURVES if reader == "attentive" else ():
             path = ("learning", task, reader, name, str(seed))
             kept.add(path, lambda: learn(setting(task, reader, seed), name, seed, UPDATES))  # noqa: B023
-    pages()
+    tables()
 
 
 @app.command()
-def pages() -> None:
-    """Write the tables of the page from the saved results, and print all tables."""
-    write_tables(PAGE, RESULTS, WHOLE, CONTENTS)
+def tables() -> None:
+    """Print all tables of the saved results."""
+    saved = json.loads(RESULTS.read_text())
+    for make in WHOLE:
+        print(make(saved))
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from hinted_policy import KINDS, MAKERS
 from page_tables import cell
 
-from verl_turnkey.plugins.cli.tables import excerpt, table
+from verl_turnkey.plugins.cli.tables import table
 
 READERS = {"attentive": 0.8, "distracted": 0.2}
 """trust in a text: its weight in what the policy was taught to do with it"""
@@ -116,17 +116,3 @@ def _measures(learning: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]
 
 
 WHOLE = (by_reader, by_text, by_method, by_curve)
-ENDS = ("doorkey, attentive", "lock, distracted")
-_PLAIN = ["`grpo_steps`", "`gigpo`", EXACT]
-_TEXTS = {*_PLAIN, *(_label(f"{name}, {kind}") for name, kind in MODIFIERS.items())}
-_TEXTS |= {f"`{name}`, {kind}" for name in ("rlsd", "hcapo") for kind in ("wrong hint", "placebo")}
-_TRAINED = ("end", "more than `gigpo`")
-CONTENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "cosines by method": lambda results: excerpt(by_method(results), ("cosine", *ENDS), lambda row: row[0] in _TEXTS),
-    "learning by method": lambda results: excerpt(
-        by_curve(results),
-        ("trained with", *(f"{task}, attentive: {what}" for task in MAKERS for what in _TRAINED)),
-        lambda row: row[0] != "`gigpo`",
-    ),
-}
-"""what the page shows of the whole tables"""

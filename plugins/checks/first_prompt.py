@@ -10,9 +10,14 @@ from omegaconf import DictConfig
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.answers import Info
 from verl_turnkey.envs.prompting.actions import CALLS, TOOLS, instruction_of
-from verl_turnkey.envs.prompting.examples import Examples
-from verl_turnkey.envs.prompting.memory import Memory, PromptHistory
-from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt, load_template
+from verl_turnkey.envs.prompting.prompts import (
+    Examples,
+    Memory,
+    PromptHistory,
+    build_messages,
+    fit_prompt,
+    load_template,
+)
 from verl_turnkey.plugins.checks.resources import PROCESSORS
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, load_examples
 
@@ -26,7 +31,7 @@ def measure(config: DictConfig, turnkey: TurnkeyConfig, observation: str, info: 
         return None  # not a plain local tokenizer: the agent loop measures each prompt anyway
     from transformers import AutoTokenizer
 
-    from verl_turnkey.plugins.rollout.spaces import check_spaces
+    from verl_turnkey.plugins.rollout.token_spans import check_spaces
 
     tokenizer = AutoTokenizer.from_pretrained(path)
     check_spaces(tokenizer)

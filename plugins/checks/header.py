@@ -14,8 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.envs.prompting.actions import instruction_of
-from verl_turnkey.envs.prompting.examples import Examples
-from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.envs.prompting.prompts import Examples, load_template
 from verl_turnkey.losses.registry import weighs
 from verl_turnkey.plugins.checks.files import last_step, shared_tasks, task_environments, tasks, training_loops
 from verl_turnkey.plugins.checks.keys import uses_us
@@ -23,7 +22,7 @@ from verl_turnkey.plugins.checks.run import ACTOR, AGENT, MODEL, OURS, Run, head
 from verl_turnkey.plugins.config.checkpoint_files import resumed_step
 from verl_turnkey.plugins.config.presets import names, read
 from verl_turnkey.plugins.config.schema import RolloutConfig, load_examples, turnkey_config
-from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
+from verl_turnkey.plugins.credit.rows import VERLS_LOOPS
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 
 Lines = tuple[tuple[str, Callable[[Run], str]], ...]

@@ -15,14 +15,13 @@ from omegaconf import DictConfig
 
 from verl_turnkey.envs.answers import Answer, Info
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.envs.hosting.host import fingerprint
-from verl_turnkey.envs.hosting.instances import CLOSE_SECONDS, RESET_KEY, STEP_KEY
-from verl_turnkey.envs.hosting.process import ProcessWorker
+from verl_turnkey.envs.hosting.host import CLOSE_SECONDS, RESET_KEY, STEP_KEY, fingerprint
+from verl_turnkey.envs.hosting.workers import ProcessWorker
 from verl_turnkey.envs.prompting.actions import TOOLS
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.rewards import RewardStep
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.envs.tool_info import random_call
+from verl_turnkey.envs.tools import random_call
 from verl_turnkey.envs.users import PROBE, with_policy
 from verl_turnkey.plugins.checks.data import check_answer, first_task, task_file
 from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse
@@ -36,7 +35,7 @@ from verl_turnkey.plugins.config.schema import (
     estimator_of,
     turnkey_config,
 )
-from verl_turnkey.plugins.rollout.extra_columns import countable
+from verl_turnkey.plugins.rollout.columns import countable
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 
 STEPS = 5

@@ -27,18 +27,6 @@ CHOICES = ("closest", "choices", "hint")
 _VERBS = "set|write|choose|give|drop|raise|lower|add|use|take|train|expected|pip install|either|to start over"
 _FIX = re.compile(rf"(?:[:.;,]| or|\))\s((?:{_VERBS})\b.*)", re.IGNORECASE | re.DOTALL)
 
-_REASON = re.compile(r"(, (so that|since|whose)|; (?!turnkey)|: every) .*$")
-"""how a message goes on that says why; the page leaves it to the message"""
-_REST = re.compile(r"(, got( .*)?|, which( has)?|, relative to|\.* (Either|Its arguments|To train) .*)$")
-"""how a message goes on with a run's values or the fix; the page leaves it to the message"""
-FAMILIES = {
-    re.compile(r"there is no [\w.<>]+=.*"): "there is no such name",
-    re.compile(r"\S+ needs a trainer of this package.*"): "needs trainer.v1.trainer_mode=turnkey_MODE",
-    re.compile(r".* needs the (Python )?package.*"): "needs a package that is not installed",
-}
-"""messages that differ in the key alone, which the id names: such rules share a row of the page"""
-HEAD = "| id | refused |\n|---|---|"
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -101,54 +89,3 @@ def as_json() -> str:
 def as_text() -> str:
     """All rules in four columns, separated by tabs."""
     return "\n".join("\t".join((rule.id, rule.level, rule.says, rule.fix)) for rule in rules().values())
-
-
-def markdown() -> str:
-    """The page of the rules: a table per level, in which rules that say the same share a row; then the ranges."""
-    levels: dict[str, dict[str, list[str]]] = {"fatal": {}, "error": {}, "warning": {}, "notice": {}}
-    ranges: dict[str, list[str]] = {}
-    for rule in rules().values():
-        if rule.id.startswith(RANGE):
-            ranges.setdefault(rule.fix.removeprefix("expected "), []).append(f"`{_brief(rule.id.removeprefix(RANGE))}`")
-            continue
-        text = _escaped(_problem(_REASON.sub("", rule.says)))
-        levels[rule.level].setdefault(text, []).append(f"`{rule.id}`")
-    parts = [f"## {level.capitalize()}\n\n{HEAD}\n{_table(rows)}" for level, rows in levels.items()]
-    head = f"## Ranges\n\nId: `{RANGE}` and the whole key; level: `error`.\n\n| keys | expected |\n|---|---|\n"
-    return "\n" + "\n\n".join([*parts, head + _table(dict(sorted(ranges.items())))]) + "\n"
-
-
-def _table(rows: Mapping[str, list[str]]) -> str:
-    return "\n".join(f"| {', '.join(names)} | {text} |" for text, names in rows.items())
-
-
-def _problem(says: str) -> str:
-    """A message without the values of its keys."""
-    brief = re.sub(r"[:;,.]? ?(<\.\.\.>)*$", "", says.replace("<__name__>: <error>", "<error>")) or says
-    for messages, shared in FAMILIES.items():
-        if messages.fullmatch(brief):
-            return shared
-    if not brief.startswith("there is no"):
-        brief = re.sub(r"(?<=[a-z])=<[\w.]+>(?=[ ,:;)])", "", brief)
-    return _in_capitals(_brief(_REST.sub("", brief)))
-
-
-def _brief(text: str) -> str:
-    """``text`` without a prefix that most keys have."""
-    return re.sub(r"\bactor_rollout_ref\.(?=[a-z])", "", text)
-
-
-def _in_capitals(text: str) -> str:
-    """``text`` with the names of a run's values in capitals."""
-    text = re.sub(r"(?<=[a-z>])(<[\w.]+>)+", "...", re.sub(r"<[\w.]+>(?=[a-z])", "", text)).replace("<...>.", "<key>.")
-    return re.sub(r"<(\w+|\.\.\.)>", lambda match: match[1].strip("_").upper(), text)
-
-
-def _escaped(text: str) -> str:
-    """Markdown that shows ``text``, code as code; site and code hosts know entities, but not every backslash."""
-    return "".join(part if i % 2 else _plain(part) for i, part in enumerate(re.split(r"(`[^`|]+`)", text)))
-
-
-def _plain(text: str) -> str:
-    entities = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("~", "&#126;")
-    return re.sub(r"([\\|*`\[\]]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", entities)

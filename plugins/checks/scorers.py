@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from verl_turnkey.envs.user_modules import load_function
-from verl_turnkey.losses.tensors import TEACHER
+from verl_turnkey.losses.registry import TEACHER
 from verl_turnkey.plugins.checks.data import has_text
 from verl_turnkey.plugins.checks.files import columns
 from verl_turnkey.plugins.checks.findings import refuse, warn
@@ -31,9 +31,9 @@ from verl_turnkey.plugins.config.scorers import (
     PrmConfig,
     TeacherConfig,
 )
-from verl_turnkey.plugins.credit.supplied import BYPASS, OF_RANK, OF_TEACHER
+from verl_turnkey.plugins.credit.trainer_columns import BYPASS, OF_RANK, OF_TEACHER
 from verl_turnkey.plugins.teacher import TeacherSource, read_source
-from verl_turnkey.plugins.teacher.registry import KEY, Source
+from verl_turnkey.plugins.teacher.sources import KEY, Source
 
 OF_GROUPS = ("group_success", "group_failures", "reflection")
 TOKENS, WEIGHTS = "turnkey.teacher.max_tokens", "turnkey.teacher.weights"
@@ -166,7 +166,7 @@ def check_prm(run: Run) -> None:
 
 
 def _check_objective(prm: PrmConfig) -> None:
-    from verl_turnkey.learned import ObjectiveParams, objective_spec  # torch, which a bare installation lacks
+    from verl_turnkey.losses.objectives import ObjectiveParams, objective_spec
 
     if ":" in prm.objective:
         load_function(prm.objective, f"{PRM}.objective")

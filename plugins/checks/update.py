@@ -12,8 +12,7 @@ from omegaconf import DictConfig
 from verl_turnkey.advantage import EstimatorSpec
 from verl_turnkey.envs.catalog import ADAPTERS
 from verl_turnkey.losses import LossSpec, losses
-from verl_turnkey.losses.registry import scales_gradient, weighs
-from verl_turnkey.losses.tensors import TEACHER
+from verl_turnkey.losses.registry import TEACHER, scales_gradient, weighs
 from verl_turnkey.plugins.checks.files import task_environments
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.run import (
@@ -32,7 +31,7 @@ from verl_turnkey.plugins.config.presets import Preset, shipped
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
 from verl_turnkey.plugins.config.resolve import CORRECTION
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
-from verl_turnkey.plugins.credit.supplied import BYPASS
+from verl_turnkey.plugins.credit.trainer_columns import BYPASS
 from verl_turnkey.plugins.verl_api import ledger
 
 # verl's losses with one importance ratio per row, and its estimators whose advantages differ within a turn.

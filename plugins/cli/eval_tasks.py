@@ -14,7 +14,7 @@ from verl_turnkey.advantage.text_files import whole_file
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from verl_turnkey.envs.panels import Panel
+    from verl_turnkey.envs.tasks import Panel
     from verl_turnkey.plugins.cli.launch import Played
     from verl_turnkey.plugins.cli.run_folder import RunFolder
 

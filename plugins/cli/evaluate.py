@@ -64,8 +64,7 @@ def evaluate(
     """
     require_verl("eval")
     os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
-    from verl_turnkey.envs.panels import PLACES
-    from verl_turnkey.envs.tasks import HELD_OUT_SPLITS
+    from verl_turnkey.envs.tasks import HELD_OUT_SPLITS, PLACES
     from verl_turnkey.envs.user_modules import import_modules
     from verl_turnkey.plugins.cli import eval_tasks, launch
     from verl_turnkey.plugins.cli import panel as panels
@@ -76,7 +75,7 @@ def evaluate(
     from verl_turnkey.plugins.eval import checkpoint as checkpoints
     from verl_turnkey.plugins.eval.run import EvalSettings
     from verl_turnkey.plugins.eval.run import evaluate as play
-    from verl_turnkey.plugins.shutdown.own_folder import locked
+    from verl_turnkey.plugins.shutdown.run_files import locked
 
     further = list(overrides or ())
     if "=" in environment and not Path(environment).exists():

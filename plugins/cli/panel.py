@@ -15,7 +15,7 @@ from verl_turnkey.advantage.text_files import read_text, write_text
 from verl_turnkey.plugins.cli.packages import require_verl
 
 if TYPE_CHECKING:
-    from verl_turnkey.envs.panels import Panel
+    from verl_turnkey.envs.tasks import Panel
     from verl_turnkey.plugins.cli.launch import Played
 
     Made = tuple[Panel, dict[str, Any]]
@@ -83,7 +83,7 @@ def published() -> Path:
 
 def find(name: str) -> Panel:
     """A published panel by its name, or one of a file."""
-    from verl_turnkey.envs.panels import Panel
+    from verl_turnkey.envs.tasks import Panel
 
     names = [file.stem for file in sorted(published().glob("*.json"))]
     file = published() / f"{name}.json" if name in names else Path(name).expanduser()
@@ -98,7 +98,7 @@ def find(name: str) -> Panel:
 
 def new(name: str, environment: str, overrides: Sequence[str], **options: Any) -> Made:
     """A panel of an environment with the settings of its recipe; ``options``: as of ``make_panel``."""
-    from verl_turnkey.envs.panels import make_panel
+    from verl_turnkey.envs.tasks import make_panel
     from verl_turnkey.plugins.cli import launch
     from verl_turnkey.plugins.config.composing import composed
     from verl_turnkey.plugins.config.playing import places, settings
@@ -116,7 +116,7 @@ def new(name: str, environment: str, overrides: Sequence[str], **options: Any) -
 
 def remade(panel: Panel, overrides: Sequence[str], starts: bool) -> Made:
     """The panel made anew on this machine; ``overrides`` say where its environment is."""
-    from verl_turnkey.envs.panels import make_panel
+    from verl_turnkey.envs.tasks import make_panel
     from verl_turnkey.plugins.cli import launch
     from verl_turnkey.plugins.config.composing import composed
     from verl_turnkey.plugins.config.playing import places, settings, words

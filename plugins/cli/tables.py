@@ -14,8 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
-from verl_turnkey.advantage.not_here import ABSENT
-from verl_turnkey.advantage.paper_names import PAPER_NAMES
+from verl_turnkey.advantage.paper_names import ABSENT
 from verl_turnkey.advantage.registry import TIERS
 from verl_turnkey.plugins.cli import recipes
 from verl_turnkey.plugins.cli.recipes import attribute_docs, scalar, shipped, shipped_losses, shipped_modifiers
@@ -77,16 +76,6 @@ def _switches(own: Mapping[str, EstimatorSpec]) -> Iterator[tuple[tuple[str, str
 def _by_tier() -> list[tuple[str, EstimatorSpec]]:
     order = list(TIERS)
     return sorted(shipped().items(), key=lambda item: (order.index(item[1].tier), item[0]))
-
-
-def literature() -> str:
-    """The names of papers and frameworks, each with our equivalent and how it differs."""
-    rows = []
-    for entry in sorted(PAPER_NAMES, key=lambda entry: entry.names.lower()):
-        name, _, others = entry.names.partition(" / ")
-        names = name + (f" ({others.replace(' / ', ', ')})" if others else "")
-        rows.append((names, f"{'' if entry.exact else 'closest: '}[{entry.ours}]({entry.page})", entry.note))
-    return table(("name", "here as", "what differs, or what it needs"), rows)
 
 
 def absent() -> str:
@@ -166,13 +155,6 @@ def keys() -> str:
         if not (key.startswith("turnkey.preset.") or doc.startswith("set by the driver")):
             rows.append((f"`{key}={scalar(default)}`", re.sub(r"; (null|0): (none|never|no [a-z]+)$", "", doc)))
     return table(("key", "meaning"), rows)
-
-
-def rules() -> str:
-    """The rules of the checks, a table per level."""
-    from verl_turnkey.plugins.checks.rules import markdown
-
-    return markdown()
 
 
 def log() -> str:
@@ -299,11 +281,8 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
         lambda: excerpt(strategies(), ("strategy", "what it does", PARAMETERS, "source")),
     ),
     ("docs/environments.md", "envs", environments),
-    ("docs/coverage.md", "here", literature),
     ("docs/coverage.md", "absent", absent),
     ("docs/capabilities.md", "doors", doors),
-    ("docs/configuration.md", "keys", keys),
-    ("docs/rules.md", "rules", rules),
     ("docs/trajectory_log.md", "log", log),
 )
 

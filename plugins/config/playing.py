@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from verl_turnkey.envs.panels import PLACES, Panel
 from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.envs.tasks import PLACES, Panel
 from verl_turnkey.plugins.config.leaves import every, uses, value_of
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.roles import Use

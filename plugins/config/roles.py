@@ -88,7 +88,7 @@ def _of_template(text: str, names: Names, entry: Mapping[str, Any], folder: Path
 
 
 def _of_environment(text: str, names: Names, entry: Mapping[str, Any], folder: Path) -> bool:
-    from verl_turnkey.envs.panels import PLACES
+    from verl_turnkey.envs.tasks import PLACES
 
     return {*names[-1:]} <= {*PLACES} and (_code(text) or _exists(text, names, entry, folder))
 

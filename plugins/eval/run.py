@@ -12,8 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_turnkey.envs.panels import panel_of
-from verl_turnkey.envs.tasks import COLUMN
+from verl_turnkey.envs.tasks import COLUMN, panel_of
 from verl_turnkey.plugins.checks.run import AGENT
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.playing import differing

@@ -176,7 +176,7 @@ def test_links_lead_somewhere(name):
 @pytest.mark.parametrize("name", [*NAMES, "docs/architecture.svg"])
 def test_files_that_a_page_names_are_there(name):
     """Pages under docs/ link to each other only: a site has no other files. They name them instead."""
-    rooms = "advantage|benchmarks|docs|envs|examples|learned|losses|plugins|recipe|tests"
+    rooms = "advantage|benchmarks|docs|envs|examples|losses|plugins|recipe|tests"
     named = re.findall(
         rf"(?<![\w./-])(?:{rooms})/(?:[\w./-]*\.(?:py|sh|md|txt|yaml|svg)\b|(?:[\w.-]+/)+(?!\w))", text(name)
     )
@@ -217,7 +217,7 @@ def test_the_readme_computes_credit_without_verl():
     assert credit.metrics["credit/share_steps_with_step_credit"] > 0
 
 
-EXAMPLES = [name for name in sorted(recipes.shipped()) if blocks(f"docs/methods/{name}.md", "python")]
+EXAMPLES = [name for name in sorted(recipes.shipped()) if "print(" in text(f"docs/methods/{name}.md")]
 
 
 def test_the_pages_of_core_methods_have_examples():
@@ -269,7 +269,7 @@ def test_the_own_method_on_the_methods_page_works(tmp_path):
         registry._ESTIMATORS.pop("reward_only", None)
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"docs/install.md", "docs/rules.md"}))
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"docs/install.md"}))
 def test_pages_install_from_a_clone(name):
     """The package is on no index; docs/install.md says when pip finds it, and messages are for those who have it."""
     assert not re.search(r"pip install \S*verl-turnkey", text(name))

@@ -15,7 +15,8 @@ from verl_turnkey.envs import make
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.cli.main import app
 
-PAGE = (Path(__file__).parents[3] / "docs" / "own-environment.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "own-environment.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 COMMANDS = [shlex.split(text.replace("\\\n", " ")) for language, text in BLOCKS if language == "bash"]
 
@@ -23,8 +24,10 @@ COMMANDS = [shlex.split(text.replace("\\\n", " ")) for language, text in BLOCKS 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     for language, text in BLOCKS:
-        if language != "bash":
+        if language != "bash" and text.startswith("# "):
             (tmp_path / text.split("\n")[0].removeprefix("# ")).write_text(text)
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples/parcel_tools.py").write_text((ROOT / "examples/parcel_tools.py").read_text())
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     for name in ("my/Parcels-v0", "my/ParcelTools-v0"):
@@ -39,7 +42,7 @@ def run(words: list[str]) -> str:
 
 
 def test_the_page_from_top_to_bottom(folder):
-    assert sorted(path.name for path in folder.iterdir()) == ["examples.yaml", "parcel_tools.py", "parcels.py"]
+    assert sorted(path.name for path in folder.iterdir()) == ["examples", "examples.yaml", "parcels.py"]
     check, tasks, evaluate, train, warm, check_tools = COMMANDS
     assert run(check).splitlines()[-1] == "all good"
     run(tasks)
@@ -58,7 +61,7 @@ def test_the_page_from_top_to_bottom(folder):
         env.reset(seed=seed)
         assert env.step("send it")[4]["invalid"]
     assert run(check_tools).splitlines()[-1] == "all good"
-    import_modules(["parcel_tools.py"])
+    import_modules(["examples/parcel_tools.py"])
     env = make("my/ParcelTools-v0")
     env.reset(seed=0)
     *_, info = env.step('{"calls": [{"name": "track", "arguments": {"parcel": "P9"}}]}')

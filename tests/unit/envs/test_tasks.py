@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import TaskFormatError
-from verl_turnkey.envs.tasks import COLUMN, HELD_OUT, Task, held_out_seeds, split_seeds, task_of, write_parquet
+from verl_turnkey.envs.tasks import (
+    COLUMN,
+    HELD_OUT,
+    METADATA,
+    Panel,
+    Task,
+    held_out_seeds,
+    make_panel,
+    panel_of,
+    split_seeds,
+    task_of,
+    write_parquet,
+)
+from verl_turnkey.plugins.cli.view import refuse_other_panels
 
 
 def test_a_task_survives_json():
@@ -78,3 +96,91 @@ def test_zero_tasks(tmp_path):
 def test_a_row_without_a_task_gives_its_prompt() -> None:
     row = {"raw_prompt": [{"role": "user", "content": "2+2?"}], "extra_info": {"index": 1}, "uid": "u"}
     assert task_of(row) == {"prompt": row["raw_prompt"], "extra_info": {"index": 1}}
+
+
+LAKE, SEARCH = "turnkey/FrozenLake-v0", "turnkey/AppWorld-v0"
+URL = "http://127.0.0.1:9000"
+
+
+@pytest.fixture(scope="module")
+def lake() -> Panel:
+    return make_panel("lake", LAKE, {"size": 4}, {"rollout": {}}, number=6, returns=[0, 1])
+
+
+def test_a_panel_survives_its_file(lake):
+    text = lake.text()
+    assert Panel.read(text, "lake.json") == lake
+    assert (
+        lake.text() == text == make_panel("lake", LAKE, {"size": 4}, {"rollout": {}}, number=6, returns=[0, 1]).text()
+    )
+    assert [task["seed"] for task in lake.content["tasks"]] == held_out_seeds(6)
+    assert len(lake.sha256) == 64
+
+
+@pytest.mark.parametrize("part", ["seed", "samples", "start", "returns"])
+def test_a_changed_file_is_refused(lake, part):
+    content = json.loads(lake.text())
+    if part in content:
+        content[part] = 7
+    else:
+        content["tasks"][2][part] = 7
+    with pytest.raises(TaskFormatError, match=r"x\.json was changed: the hash of its content"):
+        Panel.read(json.dumps(content), "x.json")
+    with pytest.raises(TaskFormatError, match=r"x\.json is not a panel"):
+        Panel.read("[]", "x.json")
+
+
+def test_a_task_that_starts_otherwise_is_named(lake):
+    tasks = lake.tasks({})
+    assert tasks == [Task(LAKE, seed, {"size": 4}) for seed in held_out_seeds(6)]
+    assert lake.other_starts(tasks, {}) == []
+    other = make_panel("lake", LAKE, {"size": 5}, {"rollout": {}}, number=6).content["tasks"]
+    changed = Panel({**lake.content, "tasks": [*lake.content["tasks"][:5], {**lake.content["tasks"][5], **other[5]}]})
+    assert changed.other_starts(tasks, {}) == [f"seed-{tasks[5].seed}"]
+
+
+def test_own_ids_are_found_in_another_order_and_missing_ones_are_named(tmp_path):
+    def listed(ids: list[str]) -> dict:
+        (tmp_path / "test.txt").write_text("\n".join(ids))
+        return {"urls": URL, "tasks": str(tmp_path / "test.txt")}
+
+    ids = [f"task_{n}" for n in range(9)]
+    panel = make_panel("apps", SEARCH, listed(ids), {}, number=4, with_starts=False)
+    chosen = [task["id"] for task in panel.content["tasks"]]
+    assert "urls" not in panel.content["environment"]["kwargs"]
+    reordered = [*reversed(ids), "another"]
+    again = make_panel("apps", SEARCH, listed(reordered), {}, number=4, with_starts=False)
+    least = sorted(reordered, key=lambda id: hashlib.sha256(id.encode()).hexdigest())[:4]
+    assert [task["id"] for task in again.content["tasks"]] == sorted(least, key=reordered.index)
+    assert len({*chosen} & {*least}) >= 3
+    listed(reordered)
+    assert [reordered[task.seed] for task in panel.tasks({"urls": URL})] == chosen
+    listed([id for id in ids if id != chosen[2]])
+    with pytest.raises(TaskFormatError, match=f"1 of its 4 tasks are not on this machine, such as '{chosen[2]}'"):
+        panel.tasks({"urls": URL})
+
+
+def test_the_file_for_verl_holds_the_panel_until_it_is_rewritten(lake, tmp_path):
+    file = tmp_path / "lake.parquet"
+    lake.write_parquet(file, lake.tasks({}))
+    rows = pd.read_parquet(file)
+    assert [Task.from_json(text) for text in rows[COLUMN]] == lake.tasks({})
+    assert set(rows["data_source"]) == {"lake"}
+    assert panel_of(file) == lake
+    rows.head(3).to_parquet(tmp_path / "some.parquet")
+    assert panel_of(tmp_path / "some.parquet") is None
+    assert panel_of(tmp_path / "absent.parquet") is None
+    assert METADATA == "turnkey_panel"
+
+
+def test_runs_on_different_panels_are_not_compared(tmp_path):
+    def run(name: str, panel: dict | None) -> Path:
+        (tmp_path / name / "turnkey_log" / "episodes").mkdir(parents=True)
+        (tmp_path / name / "turnkey_log" / "run.json").write_text(json.dumps({"panel": panel}))
+        return tmp_path / name
+
+    lake, taxi = {"name": "frozenlake-48", "sha256": "1" * 64}, {"name": "taxi-48", "sha256": "2" * 64}
+    alike = [run("a", lake), run("b", lake), run("c", None), tmp_path]
+    refuse_other_panels(alike)
+    with pytest.raises(ConfigError, match=r"/a validates on the panel frozenlake-48, .*/d on taxi-48"):
+        refuse_other_panels([*alike, run("d", taxi)])

@@ -14,8 +14,7 @@ import yaml
 from transformers import AutoTokenizer
 
 from verl_turnkey.advantage import EstimatorSpec
-from verl_turnkey.envs.panels import make_panel
-from verl_turnkey.envs.tasks import Task, write_parquet
+from verl_turnkey.envs.tasks import Task, make_panel, write_parquet
 from verl_turnkey.plugins.cli.recipes import shipped
 from verl_turnkey.plugins.config import playing
 from verl_turnkey.plugins.config.composing import composed

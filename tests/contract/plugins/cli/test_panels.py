@@ -20,14 +20,13 @@ from typer.testing import CliRunner
 
 from verl_turnkey.envs import make
 from verl_turnkey.envs.hosting.host import EnvHost
-from verl_turnkey.envs.panels import Panel, make_panel, panel_of
-from verl_turnkey.envs.tasks import Task
+from verl_turnkey.envs.tasks import Panel, Task, make_panel, panel_of
 from verl_turnkey.plugins.checks.data import check_starts, validation_panel
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.panel import differences, find, published
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.playing import words
-from verl_turnkey.plugins.trainer.run_info import about
+from verl_turnkey.plugins.trainer.logging import about
 
 NAMES = sorted(file.stem for file in published().glob("*.json"))
 SLOW = ("textworld-48",)
@@ -116,7 +115,7 @@ def test_a_panel_is_the_same_on_every_machine(name, tmp_path):
 
 def test_another_start_is_reported_and_refused(tmp_path, monkeypatch):
     lake = find("frozenlake-48")
-    monkeypatch.setattr("verl_turnkey.envs.panels.held_out_seeds", lambda n: list(range(n)))
+    monkeypatch.setattr("verl_turnkey.envs.tasks.held_out_seeds", lambda n: list(range(n)))
     done = CliRunner().invoke(app, ["panel", "frozenlake-48", "--out", str(tmp_path)])
     assert done.exit_code == 1
     assert "48 of 48 are not chosen here" in done.output

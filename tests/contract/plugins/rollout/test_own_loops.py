@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +23,6 @@ from verl_turnkey.plugins.view.reading import read
 
 MODULES = {"GuessLoop": "my_loop", "GuessTalk": "my_talk", "RecordedTools": "my_tools"}
 ROOT = Path(__file__).parents[4]
-PAGE = ROOT / "docs" / "record.md"
 GRPO_STEPS = ("+turnkey=grpo_steps",)
 
 
@@ -56,10 +54,8 @@ Play = Callable[..., tuple[list[AgentLoopOutput], Script]]
 @pytest.fixture
 def play(compose: Compose, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     """``play(name, turns, response_length)``: the rows of an episode that looks for 8, and the script."""
-    code = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    code += [(ROOT / f"examples/loops/{name}.py").read_text(encoding="utf-8") for name in ("my_talk", "my_tools")]
-    for module, text in zip(MODULES.values(), code, strict=True):
-        (tmp_path / f"{module}.py").write_text(text)
+    for module in MODULES.values():
+        (tmp_path / f"{module}.py").write_text((ROOT / f"examples/loops/{module}.py").read_text(encoding="utf-8"))
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     for variable in ("_process", "keep_texts", "before"):  # as in a new worker process

@@ -191,7 +191,7 @@ def test_what_is_played_is_part_of_the_identity(tmp_path, word, line):
 
 
 def test_a_panel_has_the_tools_and_is_as_before_without_any(tmp_path):
-    from verl_turnkey.envs.panels import Panel
+    from verl_turnkey.envs.tasks import Panel
     from verl_turnkey.plugins.config.playing import differing as differing_from
     from verl_turnkey.plugins.config.playing import settings, words
 

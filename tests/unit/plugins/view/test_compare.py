@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -226,17 +225,6 @@ def test_the_command(tmp_path):
     assert not tags.seen & {"script", "link", "img", "iframe"}
     assert "default-src 'none'" in text
     assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_page_shows_what_the_command_prints(tmp_path, monkeypatch):
-    example(tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
-    folders = [str(path) for path in sorted((tmp_path / "runs").iterdir())]
-    done = CliRunner().invoke(app, ["compare", *folders, "--level", "0.8"])
-    page = (Path(__file__).parents[4] / "docs" / "compare.md").read_text()
-    block = page.split("$ turnkey compare runs/* --level 0.8\n")[1].split("```")[0]
-    lines = [[line.rstrip() for line in text.splitlines() if line.strip()] for text in (block, done.output)]
-    assert lines[0] == lines[1]
 
 
 def test_a_long_list_of_differences_is_cut(tmp_path):
