@@ -19,7 +19,7 @@ import numpy as np
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.answers import finite_reward, plain_values, short_repr
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.envs.rpc import post_json
+from verl_turnkey.envs.http import post_json
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI

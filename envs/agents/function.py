@@ -42,7 +42,7 @@ from verl_turnkey.envs.agents.base import (
 from verl_turnkey.envs.agents.processes import AgentProcess
 from verl_turnkey.envs.daemon_threads import DaemonThreads
 from verl_turnkey.envs.errors import ModuleImportError
-from verl_turnkey.envs.rpc import ServerError, check_url, post_json
+from verl_turnkey.envs.http import ServerError, check_url, post_json
 from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.envs.variables import inherited, without_proxy
 

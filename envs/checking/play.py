@@ -28,9 +28,8 @@ from gymnasium.utils.env_checker import check_env
 
 from verl_turnkey.envs import errors
 from verl_turnkey.envs.answers import short_repr
-from verl_turnkey.envs.base import AnyText
+from verl_turnkey.envs.base import AnyText, copied, offers_copies
 from verl_turnkey.envs.checking.traces import Calls, Env, Probe, Tell, Trace, drawn, play, replay, scripted, shorten
-from verl_turnkey.envs.copies import copied, offers_copies
 from verl_turnkey.envs.registry import make
 from verl_turnkey.envs.user_modules import import_modules
 

@@ -24,7 +24,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from verl_turnkey.envs import installed, process_tree
+from verl_turnkey.envs import process_tree, user_modules
 from verl_turnkey.envs.hosting import runner
 
 BOOT_SECONDS = 120.0  # to start an interpreter and import gymnasium on a busy machine
@@ -260,7 +260,7 @@ def main(fd: int, modules: list[str]) -> None:
 
     signal.signal(signal.SIGCHLD, reap)
     os.set_inheritable(fd, False)
-    installed.entries()  # read once for all copies
+    user_modules.entries()  # read once for all copies
     gc.collect()
     gc.freeze()  # else the first collection in a copy would write to what it shares
     control.send(pickle.dumps(None))  # ready

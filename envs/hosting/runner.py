@@ -22,7 +22,7 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from verl_turnkey.envs.answers import Answer, Fault, Info, read_reset, read_step
-from verl_turnkey.envs.copies import copied, offers_copies
+from verl_turnkey.envs.base import copied, offers_copies
 from verl_turnkey.envs.errors import (
     EnvironmentFailure,
     EnvironmentKwargsError,

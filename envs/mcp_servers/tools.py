@@ -21,10 +21,10 @@ from verl_turnkey.envs import process_tree
 from verl_turnkey.envs.answers import plain_text
 from verl_turnkey.envs.base import digest
 from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.http import on_this_machine
 from verl_turnkey.envs.mcp_servers.servers import OF_TASK, Server
-from verl_turnkey.envs.rpc import on_this_machine
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.envs.tool_info import read_tools
+from verl_turnkey.envs.tools import read_tools
 
 CONNECTION_CLOSED = -32000  # what the package mcp calls an error that is not the server's own
 CLOSE_SECONDS = 10.0  # more than a stdio server is left

@@ -17,8 +17,7 @@ from tensordict import TensorDict
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import LossSpec, turn_ids
-from verl_turnkey.losses.registry import WEIGHT_SHARE, weighs, weight_share
-from verl_turnkey.losses.tensors import GROUP_LOG_RATIO, TEACHER
+from verl_turnkey.losses.registry import GROUP_LOG_RATIO, TEACHER, WEIGHT_SHARE, weighs, weight_share
 from verl_turnkey.losses.turns import TURN
 from verl_turnkey.plugins.credit.rows import Rows
 from verl_turnkey.plugins.verl_api import internals

@@ -19,14 +19,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("advantage", "losses", "learned", "envs", "plugins", "recipe")
+ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
 
 ROOMS_BELOW = {
     "advantage": (),
     "losses": ("advantage",),
-    "learned": ("advantage",),
     "envs": ("advantage",),
-    "plugins": ("advantage", "losses", "learned", "envs", "recipe"),
+    "plugins": ("advantage", "losses", "envs", "recipe"),
     "recipe": (),
 }
 # Folder -> the packages of others that its files import; those after the bar inside functions only. The longest folder
@@ -34,7 +33,6 @@ ROOMS_BELOW = {
 PACKAGES = {
     "advantage": "numpy | sklearn scipy",
     "losses": "torch |",
-    "learned": "torch |",
     "recipe": "|",
     "envs": "numpy gymnasium | pandas pyarrow pydantic scipy",
     "envs.hosting": "gymnasium | ray",
@@ -59,15 +57,15 @@ FLOORS = (
     ("cli",),
 )
 
-# A simulated user is a model behind an endpoint, as a judge is. env-check plays in processes that are a host's.
-TO_OTHER_WING = {("envs.users", "envs.rewards.endpoint"), ("envs.checking.report", "envs.hosting.processes")}
+# env-check plays in processes that are a host's.
+TO_OTHER_WING = {("envs.checking.report", "envs.hosting.processes")}
 # `turnkey alfworld-generate` writes its games.
 ADAPTER_BY_NAME = {("plugins.cli.main", "envs.adapters.alfworld.generate")}
 
 # The list of environments holds the names of adapters as text.
 TEXT_TO_WING = {("envs.catalog", "envs.adapters")}
-# Put names of modules together: the first stages of the plugin, and the table of rules, which reads the checks.
-PUT_TOGETHER = {"plugins.entry", "plugins.checks.rule_table"}
+# Puts names of modules together: the first stages of the plugin.
+PUT_TOGETHER = {"plugins.entry"}
 # May change where modules are searched for: to the current folder as `python -m` does; and loads the user's own files.
 SEARCHES = {"envs.adapters.webshop.server", "plugins.cli.main", "envs.user_modules"}
 
@@ -286,12 +284,12 @@ def test_hidden_imports_are_found() -> None:
     [
         ("advantage.batch", "losses", rooms),
         ("losses.turns", "plugins.notices", rooms),
-        ("learned.registry", "losses.turns", rooms),
+        ("losses.objectives", "envs.base", rooms),
         ("envs.base", "plugins", rooms),
         ("advantage.batch", "torch", packages),
         ("advantage.methods.proxmo", "sklearn", packages),
         ("losses.turns", "numpy", packages),
-        ("learned.preference", "numpy", packages),
+        ("losses.objectives", "numpy", packages),
         ("envs.registry", "ray", packages),
         ("envs.hosting.pool", "ray", packages),
         ("envs.adapters.gem", "verl", packages),
@@ -360,5 +358,5 @@ def test_no_file_is_longer_than_a_reader_bears() -> None:
 
 def test_a_check_begins_without_torch() -> None:
     """The import takes longer than most checks; a rule that needs torch imports it."""
-    code = "import sys, verl_turnkey.plugins.checks.selection; sys.exit('torch' in sys.modules)"
+    code = "import sys, verl_turnkey.plugins.checks.keys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

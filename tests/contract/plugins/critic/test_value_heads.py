@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from contract_tools import read, write
-from naive.hae import streams
+from naive.critics import streams
 from row_layouts import PACKED, Places, Rollout, apart, filled, flat, noise
 from tensordict import TensorDict
 from verl.trainer.ppo.utils import Role
@@ -22,7 +22,7 @@ from verl.utils.model import load_valuehead_model
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.methods.hae import HEADS
-from verl_turnkey.plugins.checks.value_heads import check_resumed_heads
+from verl_turnkey.plugins.checks.checkpoints import check_resumed_heads
 from verl_turnkey.plugins.credit.heads import target_field, value_field
 from verl_turnkey.plugins.critic.worker import HeadedCritic, heads_loss, labels, learnt_positions
 from verl_turnkey.plugins.trainer import worker_setup
