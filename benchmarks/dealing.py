@@ -20,7 +20,7 @@ import torch
 import typer
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
-from verl_turnkey.plugins.trainer import partitioning
+from verl_turnkey.plugins.trainer import batching
 
 PADDING = 128  # tokens of verl's padding rows
 
@@ -74,12 +74,12 @@ def main(rows: int = 98304, ranks: int = 8, number: int = 4) -> None:
         batch = (keys, lengths, advantage)
         print(f"{layout}: {len(keys)} rows on {ranks} ranks in {number} mini-batches")
         started = time.perf_counter()
-        dealt = partitioning.deal(keys, lengths, lengths, [number], (1, 0))
-        share = partitioning.rows_of_a_part(dealt, ranks, 1)
+        dealt = batching.deal(keys, lengths, lengths, [number], (1, 0))
+        share = batching.rows_of_a_part(dealt, ranks, 1)
         size = number * ranks * share
-        full = partitioning.filled(dealt, ranks * share, range(len(keys), size))
+        full = batching.filled(dealt, ranks * share, range(len(keys), size))
         tokens = np.append(lengths, np.full(size - len(keys), PADDING))
-        order = partitioning.lay_out(full, calculate_workload(torch.from_numpy(tokens)).numpy(), ranks, 1)
+        order = batching.lay_out(full, calculate_workload(torch.from_numpy(tokens)).numpy(), ranks, 1)
         show("ours", time.perf_counter() - started, order, batch, ranks, number)
         started = time.perf_counter()
         workload = calculate_workload(torch.from_numpy(lengths))

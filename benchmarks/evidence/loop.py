@@ -30,7 +30,7 @@ from verl_turnkey.envs import make
 from verl_turnkey.envs.prompting.actions import ControlTokens, parse_action
 from verl_turnkey.envs.prompting.prompts import PromptTurn, history_text, load_template
 from verl_turnkey.plugins.rollout.strategies import read_strategy
-from verl_turnkey.plugins.trainer.partitioning import deal
+from verl_turnkey.plugins.trainer.batching import deal
 
 # isort: split
 from critic import Critic

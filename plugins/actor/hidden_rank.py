@@ -14,7 +14,8 @@ states of a micro-batch, and the engine's ``prepare_model_outputs`` adds the num
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,9 +23,11 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
+from verl_turnkey.advantage import Modification
 from verl_turnkey.losses.turns import row_offsets
-from verl_turnkey.plugins.credit.supplied import RANK
+from verl_turnkey.plugins.credit.trainer_columns import OF_RANK, RANK
 from verl_turnkey.plugins.verl_api import internals
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta
 
 STRIDE, WINDOW = "turnkey_rank_stride", "turnkey_rank_window"
 """entries of a batch's ``extra_info``, in the pass that measures alone"""
@@ -129,3 +132,30 @@ def own_states(states: torch.Tensor, micro_batch: TensorDict) -> list[torch.Tens
         whole = states[0, starts[i] : starts[i] + len(row)] if len(states) == 1 else states[i, : len(row)]
         rows.append(whole[len(row) - len(own) :][own.bool()])
     return rows
+
+
+class RankPass:
+    """Marks the pass for the workers; without a modifier that reads ranks it does nothing."""
+
+    def __init__(self, modify: Sequence[Modification]) -> None:
+        params: Any = next((modifier.params for modifier in modify if OF_RANK & {*modifier.columns}), None)
+        self.measured = params is not None
+        self._marks = {STRIDE: params.stride, WINDOW: params.window} if self.measured else {}
+        self._waits = False
+
+    @contextmanager
+    def during(self, batch: KVBatchMeta) -> Iterator[None]:
+        """While verl computes the old log-probabilities of ``batch``."""
+        self._waits = self.measured
+        try:
+            yield
+        finally:
+            self._waits = False
+            for name in self._marks:
+                (batch.extra_info or {}).pop(name, None)
+
+    def before_forward(self, method: str, batch: KVBatchMeta) -> None:
+        """Called before each worker call; the first one of :meth:`during` measures."""
+        if self._waits and method == "compute_log_prob":
+            self._waits = False
+            batch.extra_info = (batch.extra_info or {}) | self._marks

@@ -17,7 +17,7 @@ from verl_turnkey.plugins.checks.run import (
 )
 from verl_turnkey.plugins.config.checkpoint_files import remembering
 from verl_turnkey.plugins.config.training import GroupsConfig
-from verl_turnkey.plugins.credit.supplied import BYPASS
+from verl_turnkey.plugins.credit.trainer_columns import BYPASS
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 
 KEEP = "turnkey.groups.keep"

@@ -26,7 +26,7 @@ from verl_turnkey.plugins.config.schema import (
     loss_params,
 )
 from verl_turnkey.plugins.rollout.strategies import StrategySpec, read_strategy
-from verl_turnkey.plugins.rollout.strategies.bounds import Most, most_of_group, times
+from verl_turnkey.plugins.rollout.strategies.registry import Most, most_of_group, times
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Run:
 
     @property
     def verls_loops(self) -> list[str]:
-        from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS  # imports torch
+        from verl_turnkey.plugins.credit.rows import VERLS_LOOPS  # imports torch
 
         return sorted({*VERLS_LOOPS} & {*self.loops})
 
@@ -256,7 +256,7 @@ class Sizes:
 
 def sizes(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> Sizes:
     """``loops``: the agent loops of the training rows."""
-    from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS  # imports torch
+    from verl_turnkey.plugins.credit.rows import VERLS_LOOPS
 
     groups, updates = turnkey.groups, updates_of_a_step(config)
     tasks, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)

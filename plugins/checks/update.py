@@ -31,7 +31,7 @@ from verl_turnkey.plugins.config.presets import Preset, shipped
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
 from verl_turnkey.plugins.config.resolve import CORRECTION
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
-from verl_turnkey.plugins.credit.supplied import BYPASS
+from verl_turnkey.plugins.credit.trainer_columns import BYPASS
 from verl_turnkey.plugins.verl_api import ledger
 
 # verl's losses with one importance ratio per row, and its estimators whose advantages differ within a turn.

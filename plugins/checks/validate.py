@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.plugins import registries
+from verl_turnkey.plugins import register
 from verl_turnkey.plugins.checks.agent_loop import check_agent, check_agent_loop, check_mcp
 from verl_turnkey.plugins.checks.algorithm import (
     check_algorithm,
@@ -101,8 +101,8 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     switched, turnkey = involved(config), turnkey_config(config)
     check_selection(config, turnkey)
     if "verl.trainer.ppo.core_algos" in sys.modules:
-        registries.register_estimators()
-        registries.register_losses()
+        register.register_estimators()
+        register.register_losses()
     # Another plugin may have registered the name: without a switch of ours the run belongs to that plugin.
     ours = estimator_of(config) is not None and (
         switched or ledger.owns("estimator", str(config.algorithm.adv_estimator))

@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_turnkey.envs.user_modules import import_installed
-from verl_turnkey.plugins import registries
+from verl_turnkey.plugins import register
 from verl_turnkey.plugins.cli import packages
 from verl_turnkey.plugins.verl_api import internals, ledger, seams
 
@@ -94,8 +94,8 @@ def _inspect(report: Report) -> Report:
         for plugin in import_installed()
     ]
     if report.plugins:
-        registries.register_estimators()
-        registries.register_losses()
+        register.register_estimators()
+        register.register_losses()
     report.points = [asdict(point) for point in ledger.points()]
     report.seams = [f"{what} (used for: {why})" for what, why in seams.moved()]
     for plugin in entry_points(group="verl.plugins"):

@@ -76,7 +76,7 @@ def evaluate(
     from verl_turnkey.plugins.eval import checkpoint as checkpoints
     from verl_turnkey.plugins.eval.run import EvalSettings
     from verl_turnkey.plugins.eval.run import evaluate as play
-    from verl_turnkey.plugins.shutdown.own_folder import locked
+    from verl_turnkey.plugins.shutdown.run_files import locked
 
     further = list(overrides or ())
     if "=" in environment and not Path(environment).exists():

@@ -5,15 +5,15 @@ from __future__ import annotations
 from rich.table import Column, Table
 
 from verl_turnkey.plugins.cli import packages
-from verl_turnkey.plugins.shutdown import leftovers
+from verl_turnkey.plugins.shutdown import run_files
 
 
 def clean(*, remove: bool) -> int:
     """Print the leftovers of this user, and remove them on demand; returns 0, or 1 if some could not be removed."""
     console = packages.console(highlight=False)
     try:
-        remains = leftovers.find()
-    except leftovers.HiddenError as error:
+        remains = run_files.find()
+    except run_files.HiddenError as error:
         owner = "Look as the user, and in the container, that ran them."
         console.print(f"Nothing is removed: {error}. {owner}", style="red")
         return 1
@@ -30,7 +30,7 @@ def clean(*, remove: bool) -> int:
     if not remove:
         console.print("turnkey doctor --clean --yes removes them", markup=False)
         return 0
-    left = leftovers.remove({remain.path: remain.identity for remain in remains})
+    left = run_files.remove({remain.path: remain.identity for remain in remains})
     console.print(f"{len(remains) - len(left)} removed")
     for path in left:
         console.print(f"could not be removed: {path}", markup=False, style="red")

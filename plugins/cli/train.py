@@ -111,7 +111,7 @@ def resume(
 
 def _alone(folder: Path) -> AbstractContextManager[None]:
     """Hold the folder of the run as long as this process follows it."""
-    from verl_turnkey.plugins.shutdown.own_folder import locked
+    from verl_turnkey.plugins.shutdown.run_files import locked
 
     taken = f"{folder}: another turnkey train or resume is at work there"
     return locked(folder, taken, "; wait for its end, or choose another --out")

@@ -6,14 +6,112 @@ stays as fast as before. ``tests/contract/plugins/cpu`` checks for every patch t
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.metadata
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from verl_turnkey.plugins.cpu.weight_socket import name_receiver, name_sender
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+JOB_VARIABLE = "VERL_RAY_JOB_ID"
+"""environment variable, read by a server's vLLM processes, with the job's part of the socket's name"""
+
+
+def name_of_job(job_id: str) -> str:
+    """``job_id`` with a short name of the Ray cluster of this process; a socket's path has at most 107 bytes."""
+    import ray
+
+    session = ray.get_runtime_context().get_session_name()
+    return f"{job_id}-{hashlib.sha256(session.encode()).hexdigest()[:8]}"
+
+
+def name_receiver(module: ModuleType) -> None:
+    """vLLM's server (verl.workers.rollout.vllm_rollout.vllm_async_server): its processes inherit the variable."""
+    original = module.vLLMHttpServer.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        os.environ[JOB_VARIABLE] = name_of_job(os.environ[JOB_VARIABLE])
+
+    module.vLLMHttpServer.__init__ = __init__
+
+
+def name_sender(module: ModuleType) -> None:
+    """The adapter in a training process (verl.workers.rollout.vllm_rollout.vllm_rollout), which binds the socket."""
+    original = module.ServerAdapter.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        job = module.ray.get_runtime_context().get_job_id()
+        named = self.zmq_handle.replace(f"-{job}-", f"-{name_of_job(job)}-", 1)
+        if named == self.zmq_handle:  # else vLLM would listen on another socket, and both sides would hang
+            raise RuntimeError(
+                f"expected Ray's job id {job} in the name of verl's socket for weights, got {self.zmq_handle}: has "
+                "verl changed? See `turnkey doctor`"
+            )
+        self.zmq_handle = named
+
+    module.ServerAdapter.__init__ = __init__
+
+
+Prepared = tuple[list["TensorDict"], list[list[int]] | None]
+
+
+def by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Partition rows, longest first, so that each part has at most ``max_tokens`` with padding, or is one row.
+
+    Args:
+        lengths: tokens of each row, 1 or more.
+        max_tokens: of a micro-batch, padding included.
+
+    Returns:
+        The rows of each micro-batch: as few as rows in this order allow.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    parts = []
+    while order:
+        size = max(1, max_tokens // lengths[order[0]])
+        parts.append(order[:size])
+        order = order[size:]
+    return parts
+
+
+def sort_by_length(prepare: Callable[..., Prepared]) -> Callable[..., Prepared]:
+    """verl's ``prepare_micro_batches``, with rows of like length together where one process trains alone.
+
+    Several ranks must agree on the number of micro-batches, rows of a forced group must stay together, and a fixed
+    number of rows leaves no choice: there verl's own partition stands.
+    """
+    import torch.distributed as dist
+    from verl.utils import tensordict_utils
+
+    from verl_turnkey.losses.turns import row_offsets
+
+    def prepare_micro_batches(data: TensorDict, dp_group: Any = None, **options: Any) -> Prepared:
+        def setting(key: str, default: Any) -> Any:
+            return tensordict_utils.get_non_tensor_data(data=data, key=key, default=default)
+
+        alone = dp_group is None or dist.get_world_size(dp_group) == 1
+        free = setting("use_dynamic_bsz", True) and setting("force_group_size", 1) == 1
+        if not alone or not free or setting("use_remove_padding", True) or not data["input_ids"].is_nested:
+            return prepare(data, dp_group=dp_group, **options)
+        lengths = row_offsets(data["input_ids"]).diff().tolist()
+        limit = data["max_token_len_per_gpu"] * setting("sp_size", 1)
+        if max(lengths) > limit:  # verl says so
+            return prepare(data, dp_group=dp_group, **options)
+        parts = by_length(lengths, limit)
+        return [tensordict_utils.index_select_tensor_dict(data, part) for part in parts], parts
+
+    return prepare_micro_batches
+
 
 __all__ = ["PATCHES", "TESTED_WITH", "Patch"]
 
@@ -99,7 +197,6 @@ def register_engines(module: ModuleType) -> None:
 
 def group_by_length(module: ModuleType) -> None:
     """Form micro-batches of rows of like length; verl mixes lengths, and without packing pads them all."""
-    from verl_turnkey.plugins.cpu.micro_batches import sort_by_length
 
     module.prepare_micro_batches = sort_by_length(module.prepare_micro_batches)  # pyright: ignore[reportAttributeAccessIssue]
 

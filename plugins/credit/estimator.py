@@ -1,10 +1,4 @@
-"""The bridge between verl's advantage step and our estimators.
-
-The trainer runs verl's own ``_compute_advantage`` (KL in the reward, rollout correction, writing back to the queue)
-inside :func:`credit_step`. verl calls the function registered under the estimator's name, and that function reads
-what verl does not pass (keys, records, values) from the current :class:`CreditStep`. Without one, as under a stock
-trainer, the call is an error.
-"""
+"""HiPER's credit on tokens: a turn's action, its subgoal and its decision to switch have advantages of their own."""
 
 from __future__ import annotations
 
@@ -18,23 +12,61 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_turnkey.advantage import ConfigError, Credit, Modification, Tokens, ValueHead, compute_credit, estimators
+from verl_turnkey.advantage import (
+    ConfigError,
+    Credit,
+    Modification,
+    StepBatch,
+    Tokens,
+    ValueHead,
+    compute_credit,
+    estimators,
+)
+from verl_turnkey.advantage.group_ops import Floats, Ints
 from verl_turnkey.losses.turns import like
-from verl_turnkey.plugins.credit import supplied
-from verl_turnkey.plugins.credit.decisions import decision_metrics
-from verl_turnkey.plugins.credit.heads import head_values
+from verl_turnkey.plugins.credit import trainer_columns
 from verl_turnkey.plugins.credit.metrics import (
     agent_metrics,
+    decision_metrics,
     episode_metrics,
     reward_metrics,
     row_metrics,
+    signal_metrics,
     warn_of_branches,
 )
-from verl_turnkey.plugins.credit.row_turns import jagged, record_of
-from verl_turnkey.plugins.credit.rows import REPLAYED, Rows, read_rows
-from verl_turnkey.plugins.credit.signals import signal_metrics
-from verl_turnkey.plugins.credit.streams import stream_advantages
-from verl_turnkey.plugins.credit.unrecorded import needs_record
+from verl_turnkey.plugins.credit.rows import REPLAYED, Rows, jagged, needs_record, read_rows, record_of
+from verl_turnkey.plugins.credit.trainer_columns import head_values
+
+STREAMS = {"switch": "switch_advantages", "subgoal": "subgoal_advantages", "action": None}
+"""decision -> the column of ``Credit.extra`` with its advantages; None: ``Credit.advantage``"""
+
+
+def stream_advantages(credit: Credit, batch: StepBatch, step: Ints) -> Floats | None:
+    """Advantages of the tokens, (T,), of which ``step`` (T,) is the row of ``batch`` in written order.
+
+    A token of no decision, such as a thought, has 0; one that two share has the later decision's. None: the credit has
+    one stream alone, or the rollout did not say which tokens are whose (``turnkey.rollout.action_format=hiper`` does).
+
+    Raises:
+        ConfigError: a modifier of tokens has changed the credit already.
+    """
+    columns = [f"{word}_{stream}" for word in ("from", "to") for stream in STREAMS]
+    if not all(f"extra.{name}" in batch.given for name in columns) or "subgoal_advantages" not in credit.extra:
+        return None
+    if credit.tokens is not None:
+        raise ConfigError(
+            "hae gives the tokens of each decision of a turn their own advantages, and turnkey.credit.modify changes "
+            "those of single tokens: drop its modifiers of tokens"
+        )
+    order = np.argsort(step, kind="stable")
+    place = np.empty(len(step), dtype=np.int64)
+    place[order] = np.arange(len(step)) - np.searchsorted(step[order], step[order])
+    result = np.zeros(len(step))
+    for stream, name in STREAMS.items():
+        own = credit.advantage if name is None else credit.extra[name]
+        first, behind = (np.nan_to_num(batch.extra[f"{word}_{stream}"])[step] for word in ("from", "to"))
+        result = np.where((first <= place) & (place < behind), own[step], result)
+    return result
 
 
 @dataclass
@@ -52,11 +84,11 @@ class CreditStep:
     values: torch.Tensor | None = None
     """jagged: the critic's"""
     heads: Sequence[ValueHead] = ()
-    """those of the critic, with fields of :func:`.heads.value_field` in ``data``; none: it has one value"""
+    """those of the critic, with fields of :func:`.trainer_columns.value_field` in ``data``; none: it has one value"""
     lists: Sequence[str] = ()
     """names of the lists in verl's extra fields with one number per turn, read where there are no records"""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """verl's fields of all rows, of which columns are made that no record gives (:mod:`.supplied`)"""
+    """verl's fields of all rows, of which columns are made that no record gives (:mod:`.trainer_columns`)"""
     state: Mapping[str, float] = field(default_factory=dict)
     """``Credit.state`` of the batch before, and after ``run`` that of this one"""
     scored: str = "column"
@@ -85,7 +117,7 @@ class CreditStep:
 
         OPID and HCAPO add the gap, so the sign of the result would depend on it.
         """
-        taught = {entry.spec.name for entry in self.modify if supplied.OF_TEACHER & {*entry.columns}}
+        taught = {entry.spec.name for entry in self.modify if trainer_columns.OF_TEACHER & {*entry.columns}}
         if not taught or self.credit is None or self.rows is None:
             return None
         parts = [part for name, part in self.credit.parts.items() if name not in taught]
@@ -136,7 +168,7 @@ class CreditStep:
             kl=kl,
             values=self.values,
             lists=self.lists,
-            supply=supplied.supply(needs, self.data),
+            supply=trainer_columns.supply(needs, self.data),
             heads=partial(head_values, self.heads, self.data) if self.heads else None,
             before=before,
         )
@@ -145,7 +177,7 @@ class CreditStep:
         """With the scores of a process reward model in the rewards, where they are for that."""
         if self.scored == "column":
             return rows
-        score = supplied.turn_score(self.data, rows.turns, rows.row)
+        score = trainer_columns.turn_score(self.data, rows.turns, rows.row)
         reward = rows.steps.reward + score
         if self.scored == "redistribute":
             reward -= rows.reward_before_kl
@@ -177,11 +209,11 @@ class CreditStep:
         needs, before = (spec.columns(self.params, self.modify), spec.names_before(self.modify)) if spec else ((), ())
         rows = self._rewarded(self.read(scores, kl, needs, before))
         lacking = [column for column in needs if column not in rows.steps.given and column != "value"]
-        supplied.check_supplied([name, *(modification.spec.name for modification in self.modify)], lacking)
+        trainer_columns.check_supplied([name, *(modification.spec.name for modification in self.modify)], lacking)
         if lacking and not rows.recorded:
             raise ConfigError(needs_record(name, lacking))
         by_token = any(modification.by_token for modification in self.modify)
-        self.tokens = supplied.tokens_of(self.data, rows.turns, self.training_step, by_token)
+        self.tokens = trainer_columns.tokens_of(self.data, rows.turns, self.training_step, by_token)
         context = {"state": self.state, "modify": self.modify, "tokens": self.tokens}
         credit = compute_credit(name, rows.steps, **context, **asdict(self.params))
         self.metrics |= {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}

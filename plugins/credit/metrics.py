@@ -1,25 +1,172 @@
-"""Metrics of the episodes of a training step. verl's own are means over rows: episodes with more rows weigh more."""
+"""Metrics of the episodes of a training step. verl's own are means over rows: episodes with more rows weigh more.
+
+Decision density of arXiv:2606.22164 is the share of turns whose action changes the distribution of the return. The
+paper has it exactly, in one small MDP; from played episodes it can be estimated where a group took different actions in
+the same state, which is the estimate of this package.
+
+Signals of trouble in an episode follow rules, without a model: Signals, arXiv:2604.00356, and its released port. The
+port reads tool calls and what users write. Of its signals, those of the execution and of the environment can be told
+from the turns of an episode, and they are here. A call that is made again counts if the state is the same as well: an
+agent that goes forward three times does nothing wrong.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from verl_turnkey.plugins.credit.row_turns import split_key
-from verl_turnkey.plugins.credit.rows import Rows
+from verl_turnkey.advantage.group_ops import Floats, Ints, joint_codes, next_values
+from verl_turnkey.plugins.credit.rows import BREAK, CACHED, Rows, split_key
 from verl_turnkey.plugins.log.schema import COMPONENT
 from verl_turnkey.plugins.notices import failure_kind, warn_once
 
-BREAK = "turnkey_break"
-"""extra field of a row: why it does not extend the row before it"""
-CACHED = "turnkey_cached"
-"""extra field of a row: for each turn the share of its prompt that the server had cached, if the server reports it"""
-OBSERVED = "turnkey_observed"
-"""extra field of a row: for each turn the spans of tokens that are what the environment said before it, (first, end)
-each, counted from the turn's first token, so that both are negative"""
+ERRORS = 2.0
+"""standard errors by which two means have to differ"""
+LEAST = 2
+"""episodes with the turn's action, and with another one, that the state must have been visited by"""
+
+
+def decision_density(state: Ints, action: Ints, trajectory: Ints, ahead: Floats) -> tuple[float, float]:
+    """``(density, covered)`` of N turns; the density is nan where no turn is covered.
+
+    ::
+
+        a turn is covered       where LEAST episodes took its action a in its state s, and LEAST another one
+        a turn is a decision    where |mean G(s, a) - mean G(s, other)| > ERRORS sqrt(var(s, a)/n + var(s, other)/m)
+
+    ``covered``: the share of turns that are; ``density``: the share of these that are decisions.
+
+    Args:
+        state, action, trajectory: (N,) equal for equal ones, the turns of each episode in order.
+        ahead: (N,) what the episode earns from the turn on, G. Of an episode one turn in the state counts for the
+            action, and one for all others, the first of each: later ones are not independent of it.
+    """
+    state = np.unique(state, return_inverse=True)[1]
+    choice, n_choices = joint_codes(state, action)
+    first = np.sort(np.unique(joint_codes(trajectory, choice)[0], return_index=True)[1])
+    visit = joint_codes(trajectory[first], state[first])[0]  # an episode's turns in one state
+    opening = np.unique(visit, return_index=True)[1]
+    later = np.setdiff1d(np.arange(len(first)), opening)
+    second = later[np.unique(visit[later], return_index=True)[1]]  # the first turn with another action than the first
+    ahead = ahead - (np.bincount(state, ahead) / np.bincount(state))[state]  # variances by sums lose digits far from 0
+    of_choice = np.zeros(n_choices, np.int64)
+    of_choice[choice] = state
+    chosen = choice[first]
+    sums, others = [], []
+    for power in (np.ones(len(first)), ahead[first], ahead[first] ** 2):
+        sums.append(np.bincount(chosen, power))
+        of_state = np.bincount(of_choice[chosen[opening]], power[opening])[of_choice]
+        not_other = np.bincount(chosen[opening], power[opening], n_choices)
+        instead = np.bincount(chosen[opening][visit[second]], power[second], n_choices)
+        others.append(of_state - not_other + instead)
+    (n, mean, error), (m, other, further) = (_moments(*totals) for totals in (sums, others))
+    covered = (n >= LEAST) & (m >= LEAST)
+    decides = covered & (np.abs(mean - other) > ERRORS * np.sqrt(error + further) + 1e-9)
+    density = decides[choice].sum() / covered[choice].sum() if covered.any() else np.nan
+    return float(density), float(covered[choice].mean())
+
+
+def _moments(number: Floats, total: Floats, squares: Floats) -> tuple[Floats, Floats, Floats]:
+    """Number, mean and squared standard error of the mean."""
+    mean = total / np.maximum(number, 1)
+    variance = np.maximum(squares - number * mean**2, 0.0) / np.maximum(number - 1, 1)
+    return number, mean, variance / np.maximum(number, 1)
+
+
+def decision_metrics(rows: Rows) -> dict[str, float]:
+    """Of the played episodes, without branches; none where the rows do not say states and actions."""
+    steps, first = rows.steps, np.flatnonzero(rows.branch == 0)
+    if not {"anchor", "action"} <= {*steps.given} or not len(first):
+        return {}
+    at = first[np.lexsort((steps.step[first], steps.trajectory[first]))]
+    trajectory = np.unique(steps.trajectory[at], return_inverse=True)[1]
+    ahead = steps.replaced(reward=rows.reward_before_kl).returns(1.0)[at]
+    state, _ = joint_codes(steps.group[at], steps.anchor[at])
+    density, covered = decision_density(state, steps.action[at], trajectory, ahead)
+    metrics = {"episode/decisions/covered": covered}
+    return metrics if np.isnan(density) else metrics | {"episode/decisions/density": density}
+
+
+REPEATS, CYCLES = 3, 3
+"""turns in a row with the same call that are a loop; rounds of two calls in turn that are one"""
+START, FAILURE, LOOP, EXHAUSTION = 50.0, 8.0, 5.0, 3.0
+"""where the score of an episode starts, and what each signal takes from it"""
+
+
+class Signals(NamedTuple):
+    """Of one episode."""
+
+    failures: int
+    """turns without a valid action"""
+    loops: int
+    """stretches of turns that repeat a call, or two calls in turn"""
+    exhausted: bool
+    """a limit ended it"""
+
+    @property
+    def score(self) -> float:
+        return max(0.0, START - FAILURE * self.failures - LOOP * self.loops - EXHAUSTION * self.exhausted)
+
+
+def signals(calls: Sequence[int], valid: Sequence[bool], exhausted: bool) -> Signals:
+    """``calls``: for each turn a number, equal where state and action are the same."""
+    return Signals(len(valid) - sum(valid), _repeated(calls) + _alternated(calls), bool(exhausted))
+
+
+def _repeated(calls: Sequence[int]) -> int:
+    return _stretches([a == b for a, b in pairwise(calls)], REPEATS - 1)
+
+
+def _alternated(calls: Sequence[int]) -> int:
+    back = [calls[t] == calls[t - 2] != calls[t - 1] for t in range(2, len(calls))]
+    return _stretches(back, 2 * CYCLES - 2)
+
+
+def _stretches(marks: Sequence[bool], least: int) -> int:
+    """How many stretches of at least ``least`` marks in a row there are."""
+    count = length = 0
+    for mark in marks:
+        length = length + 1 if mark else 0
+        count += length == least
+    return count
+
+
+def signal_metrics(rows: Rows) -> dict[str, float]:
+    """Means over the played episodes; none where the rows do not say which actions were taken.
+
+    Of a rollout that forked its first trajectory counts alone.
+    """
+    steps, first = rows.steps, np.flatnonzero(rows.branch == 0)
+    if "action" not in steps.given or not len(first):
+        return {}
+    pairs = np.stack([steps.anchor if "anchor" in steps.given else np.zeros_like(steps.action), steps.action], axis=1)
+    calls = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
+    following = next_values(np.arange(len(steps)), steps.runs, -1).tolist()
+    begins = np.setdiff1d(first, following)
+    per_episode = dict.fromkeys(steps.trajectory[begins].tolist(), Signals(0, 0, False))
+    for row in begins.tolist():  # of a tree of steps each way from a step that no other goes on to
+        way = [row]
+        while (row := following[row]) >= 0:
+            way.append(row)
+        seen = signals(calls[way].tolist(), steps.valid[way].tolist(), bool(steps.truncated[way].any()))
+        number = int(steps.trajectory[way[0]])
+        whole = per_episode[number]
+        failures, loops = whole.failures + seen.failures, whole.loops + seen.loops
+        per_episode[number] = Signals(failures, loops, whole.exhausted or seen.exhausted)
+    episodes = list(per_episode.values())
+    return {
+        "episode/signals/failures": float(np.mean([episode.failures for episode in episodes])),
+        "episode/signals/loops": float(np.mean([episode.loops for episode in episodes])),
+        "episode/signals/exhausted": float(np.mean([episode.exhausted for episode in episodes])),
+        "episode/signals/share": float(np.mean([any(episode) for episode in episodes])),
+        "episode/signals/score": float(np.mean([episode.score for episode in episodes])),
+    }
+
+
 LEARNED = "turnkey_observation"
 """column of the queue: (B, L) nested, 1 / N on the N tokens of a batch's observations that are learned, else 0"""
 BREAKS = "rows/break/"

@@ -11,7 +11,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from verl_turnkey.advantage import make_record
 from verl_turnkey.envs.rewards import Composition, GroupMember, RewardError, RewardStep, Shaped, column_clash
-from verl_turnkey.plugins.credit.metrics import BRANCHING, BREAK, CACHED, OBSERVED
+from verl_turnkey.plugins.credit.metrics import BRANCHING
+from verl_turnkey.plugins.credit.rows import BREAK, CACHED, OBSERVED
 from verl_turnkey.plugins.log.schema import COMPONENT
 from verl_turnkey.plugins.rollout.merging import merge_rows, without_steps
 

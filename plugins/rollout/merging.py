@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import make_record
-from verl_turnkey.plugins.credit.metrics import BREAK, CACHED, OBSERVED
-from verl_turnkey.plugins.credit.row_turns import record_of
+from verl_turnkey.plugins.credit.rows import BREAK, CACHED, OBSERVED, record_of
 
 if TYPE_CHECKING:
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verl_turnkey.envs.registry import spec_of
 from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.plugins.credit.row_turns import branch_name
+from verl_turnkey.plugins.credit.rows import branch_name
 from verl_turnkey.plugins.log.bounds import Shares, chosen, logged_shares
 from verl_turnkey.plugins.log.masking import masked, masked_json
 from verl_turnkey.plugins.log.segments import UNNAMED

@@ -29,8 +29,7 @@ from verl_turnkey.plugins.config.checkpoint_files import TRACKER
 from verl_turnkey.plugins.config.machine import joins_cluster
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.shutdown import channel
-from verl_turnkey.plugins.shutdown.leftovers import RunFiles
-from verl_turnkey.plugins.shutdown.own_folder import own_folder
+from verl_turnkey.plugins.shutdown.run_files import RunFiles, own_folder
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_SECONDS = 1.0

@@ -1,38 +1,105 @@
-"""verl's advantage step with the credit of steps, and the columns that it adds to the batch."""
+"""verl's advantage step with the credit of steps, and the columns that it adds to the batch.
+
+It is over the rows of played episodes: failed episodes and padding enter none of its statistics.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from omegaconf import OmegaConf
+from verl import DataProto
+from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses.registry import TEACHER, weighs
-from verl_turnkey.plugins.actor import importance, loss_inputs, observations, weighing
+from verl_turnkey.plugins.actor import loss_inputs, weighing
 from verl_turnkey.plugins.checks.files import training_loops
 from verl_turnkey.plugins.config import schema
 from verl_turnkey.plugins.config.checkpoint_files import remembering
 from verl_turnkey.plugins.config.scorers import SCORE
-from verl_turnkey.plugins.credit import supplied
+from verl_turnkey.plugins.credit import trainer_columns
 from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
-from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
-from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
-from verl_turnkey.plugins.credit.heads import VALUES, target_columns, value_field
 from verl_turnkey.plugins.credit.metrics import OF_EPISODES
-from verl_turnkey.plugins.credit.row_turns import split_key, token_counts
-from verl_turnkey.plugins.credit.rows import Rows, failure
-from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
+from verl_turnkey.plugins.credit.rows import (
+    EXTRA_FIELDS,
+    Rows,
+    failure,
+    listed_per_turn,
+    pop_extra_fields,
+    split_key,
+    token_counts,
+)
+from verl_turnkey.plugins.credit.trainer_columns import VALUES, target_columns, value_field
 from verl_turnkey.plugins.trainer.batching import Batching
+from verl_turnkey.plugins.trainer.checkpointing import restore_state, save_state
 from verl_turnkey.plugins.trainer.logging import TrainingLog
 from verl_turnkey.plugins.trainer.outcomes import warn_of_other_outcomes
 from verl_turnkey.plugins.verl_api.in_memory import InMemory
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
-from verl_turnkey.plugins.verl_api.played_rows import advantages_of, penalties_of
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, OneTrip
+
+
+class _Controller:
+    """verl's controller of the KL penalty, which gets the mean over ``rows`` of a batch's ``of`` rows.
+
+    verl counts a row without tokens, of a failed episode or of padding, as one whose KL is 0.
+    """
+
+    def __init__(self, verls: Any, rows: int, of: int) -> None:
+        self.value, self.share = verls.value, rows / of
+        self._verls, self._rows = verls, rows
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        if self._rows:
+            self._verls.update(current_kl=current_kl / self.share, n_steps=self._rows)
+
+
+@contextmanager
+def penalties_of(rows: int) -> Iterator[None]:
+    """Context in which verl averages the KL of a batch, for metric and controller, over its ``rows`` with tokens."""
+    verls: Any = trainer_base.apply_kl_penalty  # pyright: ignore[reportPrivateImportUsage]
+
+    def apply(data: DataProto, kl_ctrl: Any, kl_penalty: str = "kl") -> tuple[DataProto, dict[str, float]]:
+        controller = _Controller(kl_ctrl, rows, len(data))
+        data, metrics = verls(data, kl_ctrl=controller, kl_penalty=kl_penalty)
+        metrics["actor/reward_kl_penalty"] /= controller.share or 1.0
+        return data, metrics
+
+    with patch.object(trainer_base, "apply_kl_penalty", apply):
+        yield
+
+
+@contextmanager
+def advantages_of(rows: Sequence[int] | None) -> Iterator[None]:
+    """Context in which verl computes advantages of these rows only: others enter none of its statistics, and get 0.
+
+    ``rows``: None for all rows of the batch.
+    """
+    if rows is None:
+        yield
+        return
+    verls: Any = trainer_base.compute_advantage_for_multi_trajectories  # pyright: ignore[reportPrivateImportUsage]
+
+    def compute(data: DataProto, *, batch_keys: Sequence[str], **settings: Any) -> DataProto:
+        part = data.select_idxs(rows)
+        part = verls(part, batch_keys=[batch_keys[row] for row in rows], **settings) if len(rows) else part
+        for name in ("advantages", "returns"):
+            data.batch[name] = torch.zeros_like(data.batch["token_level_rewards"])
+            if len(rows):
+                data.batch[name][rows] = part.batch[name].to(data.batch[name].dtype)
+        return data
+
+    with patch.object(trainer_base, "compute_advantage_for_multi_trajectories", compute):
+        yield
+
 
 #: verl's estimators that compare a row with the others of its group.
 OF_GROUPS = (
@@ -108,10 +175,10 @@ class AdvantageStep:
         if step.rows is None and step.has_records:
             step.read()
         self.state = step.state
-        weights, step_metrics = importance.columns(self._update, mask, rows.now, step.rows)
+        weights, step_metrics = weighing.importance_columns(self._update, mask, rows.now, step.rows)
         rows.written |= weights
         metrics |= step.metrics | step_metrics
-        learned, step_metrics = observations.columns(
+        learned, step_metrics = loss_inputs.observation_columns(
             self._update.observation_coefficient, extra_fields, rows.tags, mask
         )
         rows.written |= learned
@@ -124,7 +191,7 @@ class AdvantageStep:
             metrics.update(self._batching.advantage_metrics(step.rows, step.credit.advantage))
         now = rows.now
         rows.written |= self._log.credit(step, now)
-        rows.written |= weighing.columns(rows.keys, self._update.weight_by, mask, now, step.rows)
+        rows.written |= weighing.weight_columns(rows.keys, self._update.weight_by, mask, now, step.rows)
         rows.written |= self._loss_columns(rows.tags, step, now)
         if self.heads and step.rows is not None and step.credit is not None:
             turns, extra = step.rows.turns, step.rows.steps.extra
@@ -144,6 +211,17 @@ class AdvantageStep:
             )
         return self.table
 
+    def save(self, folder: Path) -> None:
+        """Write what the method remembers into the checkpoint ``folder``."""
+        if self.estimator is not None and self.remembering:
+            save_state(folder, self.estimator.name, self.state)
+
+    def load(self, folder: Path) -> None:
+        """Restore what the method remembers from the checkpoint ``folder``."""
+        if self.estimator is not None and self.remembering:
+            without = f"{' and '.join(self.remembering)} starts without the state of the steps before"
+            self.state = restore_state(folder, self.estimator.name, without) or self.state
+
     def _compared(self, keys: Sequence[str], real: list[int], played: list[int]) -> list[int]:
         """The rows that verl's estimator computes advantages of; all others get 0.
 
@@ -159,19 +237,19 @@ class AdvantageStep:
 
     def fields(self) -> list[str]:
         """The fields of the rows that this step reads."""
-        fields = [*EXTRA_FIELDS, "response_mask", *supplied.fields(self._columns)]
+        fields = [*EXTRA_FIELDS, "response_mask", *trainer_columns.fields(self._columns)]
         if self._config.algorithm.use_kl_in_reward or self.estimator is None or self._foreign_loops:
             fields.append("rm_scores")
         if self._trainer.use_critic:
             fields += [VALUES, *(value_field(self.heads, head) for head in self.heads[1:])]
         if self._log.tables is not None:
-            fields += ["ref_log_prob", *supplied.GAP.fields]
+            fields += ["ref_log_prob", *trainer_columns.GAP.fields]
         if self._scored != "column":
             fields.append(SCORE)
         if self.loss is not None and weighs(self.loss, self.loss_params):
             fields += ["old_log_probs", *(name for name in TEACHER if name in self.loss.needs)]
         if self._update.importance is not None:
-            fields += importance.FIELDS
+            fields += weighing.IMPORTANCE_FIELDS
         return fields
 
     def _groups_of(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:

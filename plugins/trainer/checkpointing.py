@@ -1,44 +1,96 @@
-"""Checkpoints with the method's state; a run that stops writes one of its last step.
+"""Checkpoints with the state of the parts that last from batch to batch; a run that stops writes one of its last step.
 
 Resuming clears rows without prompts from the queue.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.plugins.checks.checkpoints import check_resume
 from verl_turnkey.plugins.checks.data import validation_panel
 from verl_turnkey.plugins.checks.files import data_mark
+from verl_turnkey.plugins.config.checkpoint_files import CREDIT as FILE
 from verl_turnkey.plugins.config.checkpoint_files import DATA, PANEL, TRACKER
 from verl_turnkey.plugins.config.resolve import resumed_checkpoint
-from verl_turnkey.plugins.credit.row_turns import split_key
+from verl_turnkey.plugins.credit.rows import split_key
 from verl_turnkey.plugins.log.segments import write_json
 from verl_turnkey.plugins.notices import logger
-from verl_turnkey.plugins.trainer import credit_state
-from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
-from verl_turnkey.plugins.trainer.allocation import Allocation
-from verl_turnkey.plugins.trainer.process_reward import ProcessReward
 from verl_turnkey.plugins.verl_api.queue import Partition
 
 
-class Checkpointing:
-    """verl's checkpoints with the state of method and allocation, and the process reward model."""
+def folder_of(config: Any, step: int) -> Path:
+    """verl's folder of the checkpoint of ``step``."""
+    return Path(config.trainer.default_local_dir) / f"global_step_{step}"
 
-    def __init__(
-        self,
-        trainer: PPOTrainer,
-        advantage_step: AdvantageStep,
-        allocation: Allocation,
-        process_reward: ProcessReward,
-    ) -> None:
-        self._trainer, self._step, self._allocation = trainer, advantage_step, allocation
-        self._process_reward = process_reward
+
+def resumed_folder(config: Any, step: int) -> Path:
+    """The folder from which a run resumed at ``step``."""
+    if config.trainer.resume_mode == "resume_path":
+        return Path(config.trainer.resume_from_path)
+    return folder_of(config, step)
+
+
+def save_state(folder: Path, method: str, state: Mapping[str, float], name: str = FILE) -> None:
+    """Write ``state`` into ``folder``, which is created if needed, as the file ``name``; atomically."""
+    values = {key: float(value) for key, value in state.items()}
+    write_text(folder / name, json.dumps({"method": method, "state": values}, allow_nan=False))
+
+
+def load_state(folder: Path, method: str, name: str = FILE) -> dict[str, float] | str:
+    """The state of ``method`` in ``folder``, or why there is none.
+
+    Raises:
+        ConfigError: the file is not one of :func:`save`.
+    """
+    file = folder / name
+    if not file.is_file():
+        return f"there is no {file}"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        saved_method, state = content["method"], {str(key): float(value) for key, value in content["state"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"{file}: expected the state of a method, got something else ({type(error).__name__}: {error}); "
+            "without the file the method starts over"
+        ) from error
+    if not all(map(math.isfinite, state.values())):
+        raise ConfigError(f"{file}: expected finite numbers, got {state}; without the file the method starts over")
+    return state if saved_method == method else f"{file} is of the method {saved_method!r}"
+
+
+def restore_state(folder: Path, method: str, without: str, name: str = FILE) -> dict[str, float] | None:
+    """The state of ``method`` in ``folder``; None, and a warning of what happens ``without``, if there is none."""
+    state = load_state(folder, method, name)
+    if isinstance(state, str):
+        logger.warning("%s: %s", state, without)
+        return None
+    return state
+
+
+class Saved(Protocol):
+    """A part of the trainer with state in the folder of a checkpoint."""
+
+    def save(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path) -> None: ...
+
+
+class Checkpointing:
+    """verl's checkpoints with what ``parts`` save; ``remembers``: whether the method has a state among it."""
+
+    def __init__(self, trainer: PPOTrainer, parts: Sequence[Saved], remembers: bool) -> None:
+        self._trainer, self._parts, self._remembers = trainer, parts, remembers
         self._marks = {PANEL: validation_panel(trainer.config), DATA: data_mark(trainer.config)}
         self.saved: int | None = None
         """the step of the newest checkpoint"""
@@ -51,25 +103,17 @@ class Checkpointing:
         verl writes a checkpoint when the prompts of the batch have left the queue, but its rows have not. Rows without
         prompts would never be sampled or cleared.
         """
-        trainer, remembering = self._trainer, self._step.remembering
-        files = {"use_critic": trainer.use_critic, "remembers": bool(remembering)}
+        trainer = self._trainer
+        files = {"use_critic": trainer.use_critic, "remembers": self._remembers}
         if change := resumed_checkpoint(trainer.config, **files):
             logger.warning(change.message)
         check_resume(trainer.config, **files)
         verls()
         self.saved = trainer.global_steps
         if trainer.global_steps:
-            folder = credit_state.resumed_folder(trainer.config, trainer.global_steps)
-            self._allocation.load(folder)
-            self._process_reward.load(folder)
-            if remembering and self._step.estimator is not None:
-                state = credit_state.load(folder, self._step.estimator.name)
-                if isinstance(state, str):
-                    logger.warning(
-                        "%s: %s starts without the state of the steps before", state, " and ".join(remembering)
-                    )
-                else:
-                    self._step.state = state
+            folder = resumed_folder(trainer.config, trainer.global_steps)
+            for part in self._parts:
+                part.load(folder)
         train = Partition("train")
         items = train.tags() if trainer.trainer_mode != "sync" else {}
         prompts = {key for key, tag in items.items() if tag.get("is_prompt")}
@@ -86,13 +130,11 @@ class Checkpointing:
         step = self._trainer.global_steps
         if self.saved == step:  # a run that has to stop did not wait for verl
             return
-        folder = credit_state.folder_of(self._trainer.config, step)
+        folder = folder_of(self._trainer.config, step)
         try:
             with kept(folder.parent / TRACKER):
-                if self._step.estimator is not None and self._step.remembering:
-                    credit_state.save(folder, self._step.estimator.name, self._step.state)
-                self._allocation.save(folder)
-                self._process_reward.save(folder)
+                for part in self._parts:
+                    part.save(folder)
                 for name, mark in self._marks.items():
                     if mark:
                         write_json(folder / name, mark)

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from verl_turnkey.envs.model_texts import FAMILIES
 from verl_turnkey.plugins.config.scorers import MutualInformationConfig
-from verl_turnkey.plugins.credit.row_turns import Runs, split_key
-from verl_turnkey.plugins.teacher.forward import MODEL_INPUTS, Forward, rows_of
-from verl_turnkey.plugins.teacher.rows import FIELDS, read_rows, runs_of
-from verl_turnkey.plugins.teacher.splice import Row
+from verl_turnkey.plugins.credit.rows import Runs, split_key
+from verl_turnkey.plugins.teacher.column import MODEL_INPUTS, Forward, rows_of
+from verl_turnkey.plugins.teacher.rows import FIELDS, Row, read_rows, runs_of
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, partition_of
 
 
@@ -54,7 +53,7 @@ class MutualInformation:
     def __init__(self, trainer: Any, options: MutualInformationConfig) -> None:
         self._trainer, self._options, self._forward = trainer, options, Forward(trainer)
 
-    def score(self, batch: KVBatchMeta) -> dict[str, float]:
+    def after_old_log_probs(self, batch: KVBatchMeta) -> dict[str, float]:
         """The metrics over a first turn of each task; none at other steps, or with fewer than two tasks."""
         step, every = self._trainer.global_steps, self._options.every
         if not every or (step != 1 and step % every):

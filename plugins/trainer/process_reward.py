@@ -27,12 +27,8 @@ from verl_turnkey.plugins import cpu
 from verl_turnkey.plugins.config.recipe_files import rule_words
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.config.scorers import COEFFICIENT, OUT, PRM_FOLDER, SCORE, TURN_SCORE
-from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
-from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
-from verl_turnkey.plugins.credit.rows import Rows, read_rows
-from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
-from verl_turnkey.plugins.prm.rows import SHIFT, of_response, own_tokens
-from verl_turnkey.plugins.prm.worker import PrmWorker, worker_config
+from verl_turnkey.plugins.credit.rows import EXTRA_FIELDS, Rows, listed_per_turn, pop_extra_fields, read_rows
+from verl_turnkey.plugins.prm.worker import SHIFT, PrmWorker, of_response, own_tokens, worker_config
 from verl_turnkey.plugins.trainer.worker_setup import WorkerCalls
 from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, partition_of
@@ -94,13 +90,13 @@ class ProcessReward:
             self._learnt = True
             self._group.load_checkpoint(str((folder / PRM_FOLDER).absolute()))
 
-    def score(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        """Let the model learn from ``batch`` and score its turns."""
+    def before_advantage(self, batch: KVBatchMeta) -> dict[str, float]:
+        """Let the model learn from ``batch`` and score its turns; returns metrics."""
         if self._options.kind is None:
-            return
+            return {}
         info = batch.extra_info
         try:
-            metrics.update(self._score(batch))
+            return self._score(batch)
         finally:
             batch.extra_info, batch.fields = info, None  # an earlier selection would hide the new fields
 

@@ -16,9 +16,9 @@ from typing import Any
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_turnkey.plugins.credit.row_turns import split_key
+from verl_turnkey.plugins.credit.rows import split_key
 from verl_turnkey.plugins.shutdown import channel
-from verl_turnkey.plugins.trainer.filtering import PlayedOnly, failures
+from verl_turnkey.plugins.trainer.outcomes import PlayedOnly, failures
 from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, Partition, batch_of, partition_of
 

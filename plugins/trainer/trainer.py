@@ -6,6 +6,7 @@ whole episodes, the replacement of failed batches and validation are as with our
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -17,30 +18,23 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_turnkey.envs.user_modules import import_modules
-from verl_turnkey.plugins import registries
+from verl_turnkey.plugins import register
 from verl_turnkey.plugins.config.schema import estimator_of, turnkey_config
 from verl_turnkey.plugins.credit.metrics import combine
-from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
-from verl_turnkey.plugins.teacher.column import Teacher
-from verl_turnkey.plugins.teacher.forward import AfterOldLogProbs
-from verl_turnkey.plugins.trainer import run_info, worker_setup
-from verl_turnkey.plugins.trainer.actor_update import ActorUpdate
+from verl_turnkey.plugins.teacher.column import AfterOldLogProbs
+from verl_turnkey.plugins.trainer import logging, worker_setup
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
-from verl_turnkey.plugins.trainer.allocation import Allocation
-from verl_turnkey.plugins.trainer.batching import Batching
+from verl_turnkey.plugins.trainer.batching import ActorUpdate, Batching
 from verl_turnkey.plugins.trainer.checkpointing import Checkpointing
-from verl_turnkey.plugins.trainer.group_selection import GroupSelection
-from verl_turnkey.plugins.trainer.hidden_rank import RankPass
+from verl_turnkey.plugins.trainer.groups import Allocation, GroupSelection
 from verl_turnkey.plugins.trainer.logging import TrainingLog
-from verl_turnkey.plugins.trainer.metrics import HostMetrics
-from verl_turnkey.plugins.trainer.mutual_information import MutualInformation
-from verl_turnkey.plugins.trainer.process_reward import ProcessReward
+from verl_turnkey.plugins.trainer.parts import PARTS, hooks
 from verl_turnkey.plugins.trainer.replay import Replay
-from verl_turnkey.plugins.trainer.rollout_counter import RolloutCounter
+from verl_turnkey.plugins.trainer.rollout_metrics import HostMetrics, RolloutCounter
 from verl_turnkey.plugins.trainer.shutdown import Shutdown
 from verl_turnkey.plugins.trainer.starvation import StarvationGuard
 from verl_turnkey.plugins.trainer.validation import Validation
-from verl_turnkey.plugins.trainer.value_heads import ValueHeads
+from verl_turnkey.plugins.trainer.worker_setup import ValueHeads
 from verl_turnkey.plugins.verl_api import internals, ledger
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta
 
@@ -55,8 +49,8 @@ class TurnkeyTrainer(PPOTrainer):
     def __init__(self, config: DictConfig) -> None:
         self.turnkey = turnkey = turnkey_config(config)
         import_modules(turnkey.modules)
-        registries.register_estimators()
-        registries.register_losses()
+        register.register_estimators()
+        register.register_losses()
         ledger.verify(("estimator", "trainer"), (str(config.algorithm.adv_estimator),) if estimator_of(config) else ())
         # verl compares the mode with literals and reads trainer.v1.<mode>: under our own name it would silently take
         # the asynchronous replay buffer and an empty sub-configuration.
@@ -79,12 +73,12 @@ class TurnkeyTrainer(PPOTrainer):
         self.advantage_step = AdvantageStep(self, self.batching, self.log)
         self.value_heads = ValueHeads(self, self.advantage_step)
         self.actor_update = ActorUpdate(self, turnkey.update, self.batching, self.advantage_step)
-        self.teacher = Teacher(self, turnkey)
-        information = MutualInformation(self, turnkey.mutual_information)
-        self.further_passes = AfterOldLogProbs(self.teacher.score, information.score)
-        self.rank_pass = RankPass(self.advantage_step.modify)
-        self.process_reward = ProcessReward(self, turnkey)
-        self.checkpointing = Checkpointing(self, self.advantage_step, self.allocation, self.process_reward)
+        self.parts = [make(self) for make in PARTS.values()]
+        for name, part in zip(PARTS, self.parts, strict=True):
+            setattr(self, name, part)
+        self.further_passes = AfterOldLogProbs(*hooks(self.parts, "after_old_log_probs"))
+        saved = [self.advantage_step, self.allocation, *(part for part in self.parts if hasattr(part, "save"))]
+        self.checkpointing = Checkpointing(self, saved, bool(self.advantage_step.remembering))
         self.validation = Validation(self, turnkey.env.patience, self.checkpointing)
         self.shutdown = Shutdown(self, self.checkpointing, self.log)
 
@@ -104,7 +98,9 @@ class TurnkeyTrainer(PPOTrainer):
 
     @resource_pool_to_cls.setter
     def resource_pool_to_cls(self, pools: dict[Any, dict[str, Any]]) -> None:
-        self._resource_pool_to_cls = self.process_reward.joined(pools)
+        for joined in hooks(self.parts, "joined"):
+            pools = joined(pools)
+        self._resource_pool_to_cls = pools
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -118,14 +114,15 @@ class TurnkeyTrainer(PPOTrainer):
         worker_setup.wrap_groups(self, self._before_call, self.further_passes.after_call, self.value_heads.fields)
 
     def _before_call(self, method: str, batch: KVBatchMeta) -> None:
-        self.rank_pass.before_call(method, batch)
+        for before_forward in hooks(self.parts, "before_forward"):
+            before_forward(method, batch)
         self.actor_update.before_call(method, batch)
 
     def fit(self, agent_loop_manager: Any) -> None:
         workers = worker_setup.set_up_rollouts(self, self.turnkey, agent_loop_manager)
         self.hosts = HostMetrics(workers)
-        run_info.write_start(self.config, self.global_steps)
-        self.agent_loop_manager = internals.Dealing(agent_loop_manager, VALIDATION)
+        logging.write_start(self.config, self.global_steps)
+        self.agent_loop_manager = worker_setup.dealing(agent_loop_manager)
         with self.log.of_run(workers), self.shutdown.watchdog(self.turnkey.stop.patience):
             super().fit(self.agent_loop_manager)  # pyright: ignore[reportArgumentType]
 
@@ -153,7 +150,10 @@ class TurnkeyTrainer(PPOTrainer):
         return self.batching.balance(self.group_selection.select(batch, metrics), metrics, *args, **kwargs)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        with self.rank_pass.during(batch), self.further_passes.during(metrics):
+        with ExitStack() as stack:
+            for during in hooks(self.parts, "during"):
+                stack.enter_context(during(batch))
+            stack.enter_context(self.further_passes.during(metrics))
             return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -171,9 +171,11 @@ class TurnkeyTrainer(PPOTrainer):
         """verl's estimators see neither steps nor trajectories."""
         self.hosts.ask()
         metrics |= self.rollout_counter.missing(batch, self.group_selection.left_out, self.global_steps)
-        self.process_reward.score(batch, metrics)
+        for before_advantage in hooks(self.parts, "before_advantage"):
+            metrics |= before_advantage(batch)
         batch = self.advantage_step.compute(batch, metrics, super()._compute_advantage)
-        metrics |= self.teacher.contrast(batch, self.advantage_step.untaught)
+        for after_advantage in hooks(self.parts, "after_advantage"):
+            metrics |= after_advantage(batch)
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -1,4 +1,4 @@
-"""What the trainer runs in every process before training, and a wrapper of its calls to worker groups."""
+"""What the trainer runs in every process before training, a wrapper of its calls to worker groups, critics of heads."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_turnkey.plugins import registries
-from verl_turnkey.plugins.actor import hidden_rank, observations, weighing
+from verl_turnkey.plugins import register
+from verl_turnkey.plugins.actor import hidden_rank, loss_inputs, weighing
 from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.config import scorers
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
-from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
-from verl_turnkey.plugins.credit.supplied import OF_RANK
+from verl_turnkey.plugins.credit.rows import EXTRA_FIELDS
+from verl_turnkey.plugins.credit.trainer_columns import OF_RANK, target_field, value_field
+from verl_turnkey.plugins.critic.worker import critic_with
 from verl_turnkey.plugins.gateway import process as agents
 from verl_turnkey.plugins.notices import logger
+from verl_turnkey.plugins.prm.worker import of_response
 from verl_turnkey.plugins.rollout import worker as loop_worker
+from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 from verl_turnkey.plugins.verl_api import internals
-from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, fields_of
+from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, fields_of, partition_of
 
 Hook = Callable[[str, KVBatchMeta], None]
 """called with the method of a worker group and the batch"""
@@ -46,17 +50,17 @@ NOT_FOR_WORKERS = frozenset(
 def set_up_training(trainer: PPOTrainer, turnkey: TurnkeyConfig, advantage_step: AdvantageStep) -> None:
     """Check that every training process, on every node, has loaded the plugin; give them loss and weights."""
     workers = trainer.actor_rollout_wg.workers
-    ray.get([worker.__ray_call__.remote(registries.verify) for worker in workers])
+    ray.get([worker.__ray_call__.remote(register.verify) for worker in workers])
     if advantage_step.loss is not None:
         chosen = (turnkey.modules, advantage_step.loss.name, advantage_step.loss_params)
-        ray.get([worker.__ray_call__.remote(registries.configure, *chosen) for worker in workers])
+        ray.get([worker.__ray_call__.remote(register.configure, *chosen) for worker in workers])
     if OF_RANK & {column for modifier in advantage_step.modify for column in modifier.columns}:
         ray.get([worker.__ray_call__.remote(hidden_rank.install) for worker in workers])
     if turnkey.update.weight_by != "token":
         weighed = trainer.use_critic and not advantage_step.heads  # heads learn at one token of a turn each
         weigh(workers, trainer.critic_wg.workers if weighed else [])
     if coefficient := turnkey.update.observation_coefficient:
-        ray.get([worker.__ray_call__.remote(observations.learn, coefficient) for worker in workers])
+        ray.get([worker.__ray_call__.remote(loss_inputs.learn_observations, coefficient) for worker in workers])
 
 
 def set_up_rollouts(trainer: PPOTrainer, turnkey: TurnkeyConfig, manager: Any) -> list[Any]:
@@ -75,6 +79,11 @@ def set_up_rollouts(trainer: PPOTrainer, turnkey: TurnkeyConfig, manager: Any) -
     if loop == "turnkey_agent":
         ray.get([worker.__ray_call__.remote(agents.prepare) for worker in workers])
     return workers
+
+
+def dealing(manager: Any) -> internals.Dealing:
+    """``manager``, whose workers take turns, and which marks prompts of a validation for our loops."""
+    return internals.Dealing(manager, VALIDATION)
 
 
 def wrap_groups(trainer: PPOTrainer, before: Hook, after: Hook, of_critic: frozenset[str] = frozenset()) -> None:
@@ -134,3 +143,30 @@ class WorkerCalls:
             return result
 
         return call
+
+
+class ValueHeads:
+    """The worker of the critic and its fields; with a method that reads one value it does nothing."""
+
+    def __init__(self, trainer: PPOTrainer, step: AdvantageStep) -> None:
+        self._trainer, self._heads = trainer, step.heads
+        self.further = [value_field(step.heads, head) for head in step.heads[1:]]
+        """fields of the values after the first, which has verl's field"""
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields that only the critic's workers compute with."""
+        return frozenset((*self.further, *map(target_field, self._heads)))
+
+    def join(self) -> None:
+        """Replace verl's critic class, before verl creates the workers."""
+        if self._heads:
+            self._trainer.role_worker_mapping[Role.Critic] = ray.remote(critic_with(self._heads))
+
+    def computed(self, batch: KVBatchMeta) -> None:
+        """After verl's pass: cut the further values to the responses, as verl does with its own."""
+        if self._heads:
+            data = partition_of(batch).read(batch.keys, [*self.further, "response_mask"])
+            cut = {name: of_response(data[name], data["response_mask"], shift=1) for name in self.further}
+            partition_of(batch).write(batch.keys, cut)
+            batch.fields = None  # an earlier selection would hide the new fields

@@ -1,4 +1,4 @@
-"""The private parts of verl that this package relies on, as data.
+"""The private parts of verl that this package relies on, as data, and whether the installed verl has them.
 
 A new verl shows here what it moved, and not in the middle of a run: ``turnkey doctor --verl`` prints it, and a contract
 test compares each part with the installed verl. What our files import from verl is read from their source.
@@ -7,10 +7,97 @@ test compares each part with the installed verl. What our files import from verl
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from verl_turnkey.plugins.verl_api.seam import GONE, Moved, Seam
+GONE = ""
+"""in ``Seam.older``: a version did not have the part yet"""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A part of verl that differs from all supported versions.
+
+    ``installed`` is "" when it is gone; ``fault`` is the exception of its module, other than that the part is missing.
+    """
+
+    module: str
+    name: str
+    expected: tuple[str, ...]
+    installed: str
+    fault: str = ""
+
+    def __str__(self) -> str:
+        if self.fault:
+            return f"{self.module}.{self.name} cannot be imported: {self.fault}"
+        if not self.installed:
+            return f"{self.module}.{self.name} is gone"
+        return f"{self.module}.{self.installed} was {' or '.join(text or 'not there' for text in self.expected)}"
+
+
+@dataclass(frozen=True)
+class Seam:
+    """A private part of verl: its module and name, the parameters that we rely on, and our use of it.
+
+    ``older``: the part in older supported versions, as ``name(parameters)``.
+    """
+
+    module: str
+    name: str
+    parameters: str
+    why: str
+    older: tuple[str, ...] = ()
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        """The part in each supported version, newest first."""
+        return (f"{self.name}({self.parameters})", *self.older)
+
+    def moved(self) -> Moved | None:
+        """None if the part of the installed verl is that of a supported version."""
+        installed = ""
+        for text in filter(None, self.expected):
+            name = text.partition("(")[0]
+            try:
+                now = self._signature(name)
+            except Exception as error:  # a development version may raise anything
+                return Moved(self.module, self.name, self.expected, "", f"{type(error).__name__}: {error}")
+            if now in (text, name):
+                return None
+            installed = installed or now
+        if not installed and GONE in self.expected:
+            return None
+        return Moved(self.module, self.name, self.expected, installed)
+
+    def _signature(self, name: str) -> str:
+        """``name(parameters)`` as installed, ``name`` if it is not callable, "" if it does not exist."""
+        try:
+            thing: Any = importlib.import_module(self.module)
+            for part in name.split("."):
+                if inspect.ismodule(thing) and not hasattr(thing, part):
+                    importlib.import_module(f"{thing.__name__}.{part}")
+                thing = getattr(thing, part)
+        except (ImportError, AttributeError):
+            return ""
+        if not callable(thing):
+            return name
+        # Ray adds a parameter of its own to the methods of an actor class.
+        return f"{name}({', '.join(p for p in _parameters(thing, name.split('.')[-1]) if p != '_ray_trace_ctx')})"
+
+
+def _parameters(thing: Any, name: str) -> list[str]:
+    """The parameters of the function ``name``, also inside a decorator without ``functools.wraps``."""
+    parameters = inspect.signature(thing).parameters
+    if [*parameters] == ["args", "kwargs"]:
+        contents = (cell.cell_contents for cell in getattr(inspect.unwrap(thing), "__closure__", None) or ())
+        inner = next((cell for cell in contents if inspect.isfunction(cell) and cell.__name__ == name), thing)
+        parameters = inspect.signature(inner).parameters
+    return [*parameters]
+
 
 _BASE, _WORKERS = "verl.trainer.ppo.v1.trainer_base", "verl.workers.engine_workers"
 _ENGINE, _RAY = "verl.workers.engine.fsdp.transformer_impl", "verl.single_controller.ray.base"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import psutil
 
-from verl_turnkey.plugins.shutdown import leftovers
+from verl_turnkey.plugins.shutdown import run_files
 
 LOG = "log.txt"
 
@@ -57,7 +57,7 @@ def suffered(
     """
     log, tmp = out / LOG, Path(env["TMPDIR"])
     family = family or psutil.Process(process.pid).children(recursive=True)
-    held = {Path(path) for path in leftovers._open_in([process.pid, *(child.pid for child in family)])}
+    held = {Path(path) for path in run_files._open_in([process.pid, *(child.pid for child in family)])}
     memory = {path for path in held if path.match("/dev/shm/psm_*") and path.exists()}
     before, announced = log.stat().st_size, None
     began = time.monotonic()
@@ -85,7 +85,7 @@ def suffered(
 
 def kind_of(path: Path) -> str:
     """What ``turnkey doctor --clean`` calls it; else its name."""
-    for kind in leftovers.KINDS:
+    for kind in run_files.KINDS:
         with contextlib.suppress(OSError):
             if kind.name.fullmatch(path.name):
                 return kind.what

@@ -22,7 +22,7 @@ from measured import Fault, own_tmp, suffered
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import create_rl_sampler
 
-from verl_turnkey.plugins.shutdown import leftovers
+from verl_turnkey.plugins.shutdown import run_files
 from verl_turnkey.plugins.view.reading import read
 
 HERE = Path(__file__).parent
@@ -205,9 +205,9 @@ def test_of_a_killed_driver_no_process_is_left_and_doctor_finds_its_files(killed
     assert not of_driver.alive
     assert of_worker.held
     assert not of_worker.shared_memory, "of the run whose driver lived on"
-    monkeypatch.setattr(leftovers, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(run_files, "QUIET_SECONDS", 0.0)
     left = {path for path in of_driver.shared_memory if path.exists()}
-    files = {leftover.path: leftover.identity for leftover in leftovers.find() if leftover.path in left}
+    files = {leftover.path: leftover.identity for leftover in run_files.find() if leftover.path in left}
     assert set(files) == left
-    assert not leftovers.remove(files)
+    assert not run_files.remove(files)
     assert not any(path.exists() for path in left)

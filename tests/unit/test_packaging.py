@@ -52,7 +52,7 @@ def test_what_every_process_of_verl_imports_brings_no_environments() -> None:
     """The callbacks of the entry point register estimators and losses in all of Ray's workers."""
     heavy = ("gymnasium", "hydra", "pydantic", "aiohttp", "verl_turnkey.envs", "verl_turnkey.plugins.config.schema")
     code = f"""
-import sys, verl_turnkey.plugins.entry, verl_turnkey.plugins.registries, verl_turnkey.plugins.credit.estimator
+import sys, verl_turnkey.plugins.entry, verl_turnkey.plugins.register, verl_turnkey.plugins.credit.estimator
 print([name for name in {heavy} if name in sys.modules])"""
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"

@@ -15,11 +15,11 @@ import pytest
 from verl.utils.profiler.performance import GPUMemoryLogger
 
 from verl_turnkey.advantage import estimators
-from verl_turnkey.plugins import registries
+from verl_turnkey.plugins import register
 from verl_turnkey.plugins.cli import doctor
 from verl_turnkey.plugins.entry import switches
 from verl_turnkey.plugins.verl_api import internals, ledger, queue, seams
-from verl_turnkey.plugins.verl_api.seam import Seam
+from verl_turnkey.plugins.verl_api.seams import Seam
 
 PLUGIN = """
 from verl.trainer.ppo import core_algos
@@ -126,14 +126,14 @@ def test_registering_again_changes_nothing():
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
     before = dict(ADV_ESTIMATOR_REGISTRY)
-    registries.register_estimators()
+    register.register_estimators()
     assert before == ADV_ESTIMATOR_REGISTRY
 
 
 def test_names_taken_by_others_are_shown_and_stay_theirs(tmp_path):
     """One process, since each import of verl takes long: taken before us, and overwritten after us."""
     code = """
-    from verl_turnkey.plugins import registries
+    from verl_turnkey.plugins import register
     from verl_turnkey.plugins.verl_api import ledger
     import verl, other_plugin
     assert ledger.import_homes() == {}
@@ -158,7 +158,7 @@ def test_names_taken_by_others_are_shown_and_stay_theirs(tmp_path):
             assert "estimator gigpo: clash" in str(error) and "turnkey doctor" in str(error), error
         else:
             raise AssertionError("verify accepted a name that is not ours")
-        registries.register_estimators()
+        register.register_estimators()
 
     assert point("agent_loop", "turnkey_env").status == "registered"
     _agent_loop_registry["turnkey_env"] = {"_target_": "other_plugin.Loop"}

@@ -19,7 +19,7 @@ from ray.exceptions import OutOfMemoryError
 from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.envs.hosting import pool as hosts
 from verl_turnkey.envs.hosting.pool import Episode, HostPool
-from verl_turnkey.plugins.trainer.metrics import summary
+from verl_turnkey.plugins.trainer.rollout_metrics import summary
 
 FAULTY = str(Path(__file__).with_name("faulty_envs.py"))
 ALONE, SAFE = "test/Faulty-v0", "test/Safe-v0"

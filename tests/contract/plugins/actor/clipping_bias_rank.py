@@ -30,7 +30,7 @@ from verl_turnkey.losses.registry import WEIGHT_SHARE
 from verl_turnkey.losses.st_ppo import StPpoParams, s_ppo
 from verl_turnkey.plugins.actor import weighing
 from verl_turnkey.plugins.actor.loss_inputs import queue_name
-from verl_turnkey.plugins.registries import configure
+from verl_turnkey.plugins.register import configure
 
 # FSDP1 refuses to broadcast the weights of a model on the CPU, which gloo can do.
 fsdp_init._check_module_states_for_sync_module_states = lambda states: None

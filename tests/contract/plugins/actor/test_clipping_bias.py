@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from verl_turnkey.plugins.actor import clipping_bias
+from verl_turnkey.plugins.actor import loss
 
 HERE = Path(__file__).parent
 Case = dict[str, Any]
@@ -241,8 +241,8 @@ def test_the_second_pass_sees_only_rows_with_clipped_tokens(results, strategy):
 
 def test_the_norm_of_offloaded_gradients_is_exchanged_on_the_accelerator(monkeypatch):
     """With FSDP2's offload parameters and gradients are on the CPU, and a group of ranks may know the GPU alone."""
-    monkeypatch.setattr(clipping_bias, "get_device_name", lambda: "meta")  # there is no other one here
+    monkeypatch.setattr(loss, "get_device_name", lambda: "meta")  # there is no other one here
     module = torch.nn.Linear(2, 2)
     module(torch.ones(2)).sum().backward()
     with pytest.raises(RuntimeError, match="meta"):  # which holds no number
-        clipping_bias._total_norm(SimpleNamespace(module=module))
+        loss._total_norm(SimpleNamespace(module=module))

@@ -20,7 +20,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl_turnkey.plugins.actor.hidden_rank import STRIDE, WINDOW, final_norm, measure, own_states, rank_numbers
 from verl_turnkey.plugins.cpu.engine import SparseLogitsEngine
-from verl_turnkey.plugins.credit.supplied import RANK
+from verl_turnkey.plugins.credit.trainer_columns import RANK
 
 VALUES = json.loads((Path(__file__).parents[3] / "data" / "oracle" / "learned_check_values.json").read_text())
 VALUES = VALUES["effective_rank"]

@@ -13,9 +13,10 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig
 from verl.workers.utils.losses import ppo_loss
 
-from verl_turnkey.plugins.actor.observations import _with_observations, columns
+from verl_turnkey.plugins.actor.loss_inputs import _with_observations, observation_columns
 from verl_turnkey.plugins.actor.weighing import MINI_BATCHES
-from verl_turnkey.plugins.credit.metrics import LEARNED, OBSERVED
+from verl_turnkey.plugins.credit.metrics import LEARNED
+from verl_turnkey.plugins.credit.rows import OBSERVED
 
 ORACLE = json.loads((Path(__file__).parents[3] / "data" / "oracle" / "teacher_check_values.json").read_text())["echo"]
 PROMPT = 2
@@ -41,7 +42,7 @@ def nested(rows: list[Any], dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def written(rows: list[tuple[list[int], list[Any]]], *, padding: int | None = None) -> tuple[torch.Tensor, float]:
     fields = [{OBSERVED: turns} if turns else {} for _, turns in rows]
     tags = [{"is_padding": row == padding} for row in range(len(rows))]
-    column, metrics = columns(0.05, fields, tags, nested([mask for mask, _ in rows], torch.long))
+    column, metrics = observation_columns(0.05, fields, tags, nested([mask for mask, _ in rows], torch.long))
     return column[LEARNED], metrics["rows/observation_tokens"]
 
 
@@ -60,7 +61,7 @@ def test_what_is_not_of_an_episode_has_no_share():
 
 
 def test_no_column_without_a_coefficient():
-    assert columns(0.0, [{}], [{}], nested([[1]], torch.long)) == ({}, {})
+    assert observation_columns(0.0, [{}], [{}], nested([[1]], torch.long)) == ({}, {})
 
 
 def batch(rows: list[int], column: torch.Tensor, mini_batches: int = 1, dp_size: int = 1) -> TensorDict:
@@ -135,7 +136,7 @@ def test_a_mini_batch_counts_as_the_batch_and_ranks_are_averaged():
 
 
 def test_the_value_on_record():
-    column, _ = columns(0.05, [{OBSERVED: [[], [(-3, 0)]]}], [{}], nested([[1, 0, 0, 0, 1]], torch.long))
+    column, _ = observation_columns(0.05, [{OBSERVED: [[], [(-3, 0)]]}], [{}], nested([[1, 0, 0, 0, 1]], torch.long))
     log_probs = torch.tensor([0.0, -9, -2, -1, -0.5, float("nan"), 0])
     data = tu.get_tensordict(
         tensor_dict={

@@ -24,7 +24,7 @@ from verl_turnkey.plugins.actor import loss_inputs
 from verl_turnkey.plugins.checks.driver import resolve_and_check as check
 from verl_turnkey.plugins.checks.update import PROVIDED
 from verl_turnkey.plugins.config.schema import loss_of, loss_params, turnkey_config
-from verl_turnkey.plugins.registries import configure
+from verl_turnkey.plugins.register import configure
 from verl_turnkey.plugins.verl_api.ledger import loss_names
 from verl_turnkey.plugins.verl_api.queue import fields_of
 

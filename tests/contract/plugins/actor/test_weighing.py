@@ -34,11 +34,10 @@ from verl_turnkey.losses.registry import weighs
 from verl_turnkey.losses.turns import turn_ids
 from verl_turnkey.plugins.actor import loss as bridge
 from verl_turnkey.plugins.actor import weighing
+from verl_turnkey.plugins.actor.weighing import token_weights
 from verl_turnkey.plugins.checks.header import MEANS, header
 from verl_turnkey.plugins.checks.update import OTHER_MODES, TAKE_WEIGHTS
-from verl_turnkey.plugins.credit.weights import token_weights
-from verl_turnkey.plugins.registries import configure
-from verl_turnkey.plugins.verl_api import aggregation
+from verl_turnkey.plugins.register import configure
 
 UNITS = ("step", "episode", "task")
 TASKS = [[[2, 3, 1], [4], [1, 1]], [[1, 2, 2, 1]]]  # tokens of each turn, by task and episode
@@ -317,15 +316,15 @@ def test_verl_binds_agg_loss_where_we_replace_it():
         "verl.trainer.ppo.ray_trainer",
         "verl.experimental.separation.ray_trainer",
     }
-    assert modules == {*aggregation.BINDINGS, "verl.trainer.distillation.losses", *metrics}
-    assert {id(importlib.import_module(name).agg_loss) for name in aggregation.BINDINGS} == {id(core_algos.agg_loss)}
+    assert modules == {*weighing.BINDINGS, "verl.trainer.distillation.losses", *metrics}
+    assert {id(importlib.import_module(name).agg_loss) for name in weighing.BINDINGS} == {id(core_algos.agg_loss)}
 
 
 def test_verls_function_is_back_after_an_error():
     before = core_algos.agg_loss
-    with aggregation.weighed(torch.ones(1, 1), 1):
+    with weighing.weighed(torch.ones(1, 1), 1):
         assert core_algos.agg_loss is verls.agg_loss is not before
-    with pytest.raises(RuntimeError, match="size of tensor"), aggregation.weighed(torch.ones(3, 3), 1):
+    with pytest.raises(RuntimeError, match="size of tensor"), weighing.weighed(torch.ones(3, 3), 1):
         core_algos.agg_loss(torch.ones(2, 2), torch.ones(2, 2), "token-mean")
     assert core_algos.agg_loss is verls.agg_loss is before
 

@@ -35,7 +35,7 @@ from verl_turnkey.plugins.checks.resources import check_takes_images
 from verl_turnkey.plugins.cli import recipes
 from verl_turnkey.plugins.config.recipe_files import config_dir
 from verl_turnkey.plugins.config.schema import RolloutConfig, turnkey_config
-from verl_turnkey.plugins.credit.supplied import OF_TEACHER, SOURCES
+from verl_turnkey.plugins.credit.trainer_columns import OF_TEACHER, SOURCES
 from verl_turnkey.plugins.log.segments import SEGMENT, write_segment
 from verl_turnkey.plugins.rollout.worker import recorded
 from verl_turnkey.plugins.verl_api import internals

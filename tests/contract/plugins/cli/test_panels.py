@@ -27,7 +27,7 @@ from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.panel import differences, find, published
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.playing import words
-from verl_turnkey.plugins.trainer.run_info import about
+from verl_turnkey.plugins.trainer.logging import about
 
 NAMES = sorted(file.stem for file in published().glob("*.json"))
 SLOW = ("textworld-48",)

@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -30,11 +31,18 @@ import torch
 import torch.distributed as dist
 import verl
 import verl.plugin.platform as verl_platform
+from tensordict import TensorDict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from verl.utils import device as verl_device
+from verl.utils import tensordict_utils
+from verl.utils.seqlen_balancing import restore_dynamic_batch
+from verl.workers.engine.fsdp import transformer_impl
+from verl.workers.engine.utils import prepare_micro_batches as verls
 
 from verl_turnkey.plugins import cpu
+from verl_turnkey.plugins.cpu import patches
+from verl_turnkey.plugins.cpu.patches import by_length, sort_by_length
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -384,3 +392,121 @@ def test_tested_versions_are_the_installed_and_the_pinned_ones() -> None:
         if name != "torch":
             assert pins[name] == version
     assert not [name for name in pins if re.match("nvidia|cuda|triton|torchvision|torchaudio|torchcodec", name)]
+
+
+ONE_CLUSTER_AFTER_THE_OTHER = """
+import json, os, sys
+import ray, verl
+from omegaconf import OmegaConf
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.rollout.replica import RolloutMode
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
+
+os.environ.update(RANK="0", RAY_LOCAL_WORLD_SIZE="1")
+config = OmegaConf.create({"_target_": "verl.workers.config.RolloutConfig", "name": "vllm", "prompt_length": 8,
+                           "response_length": 8, "max_model_len": 16})
+model = OmegaConf.create({"_target_": "verl.workers.config.HFModelConfig", "path": sys.argv[1]})
+found = []
+for _ in range(2):
+    ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")
+    sender = ServerAdapter(omega_conf_to_dataclass(config), model, None)
+    vLLMHttpServer(config, model, RolloutMode.HYBRID, [], 0, 0, 1, 1, "")
+    receiver = vLLMColocateWorkerExtension.__new__(vLLMColocateWorkerExtension)
+    receiver.local_rank, receiver.model_runner = 0, None
+    found.append([sender.zmq_handle, receiver._get_zmq_handle(), ray.get_runtime_context().get_job_id()])
+    ray.shutdown()
+print("found " + json.dumps(found))
+"""
+
+
+@pytest.mark.long
+def test_two_clusters_on_a_machine_have_a_socket_each(model_dir):
+    command = [sys.executable, "-c", ONE_CLUSTER_AFTER_THE_OTHER, str(model_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr[-3000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("found "))
+    (sender, receiver, job), (other_sender, other_receiver, other_job) = json.loads(line.removeprefix("found "))
+    assert sender == receiver
+    assert other_sender == other_receiver
+    assert job == other_job, "else verl's own names would do, and ours could go"
+    assert sender != other_sender
+    assert len(sender.removeprefix("ipc://")) < 100, "the path of a socket has at most 107 bytes"
+
+
+def test_a_name_without_the_job_is_refused(ray_queue):
+    class ServerAdapter:
+        zmq_handle = "ipc:///tmp/another-name.sock"
+
+    import ray
+
+    patches.name_sender(SimpleNamespace(ServerAdapter=ServerAdapter, ray=ray))
+    with pytest.raises(RuntimeError, match=r"another-name.*turnkey doctor"):
+        ServerAdapter()
+
+
+LENGTHS = [3, 9, 4, 8, 3, 9, 1]
+
+
+def batch(lengths: list[int] = LENGTHS, **settings: Any) -> TensorDict:
+    rows = [torch.full((length,), row) for row, length in enumerate(lengths)]
+    data = TensorDict({"input_ids": torch.nested.nested_tensor(rows, layout=torch.jagged)}, batch_size=len(lengths))
+    defaults = {"max_token_len_per_gpu": 18, "use_remove_padding": False, "sp_size": 1, "use_dynamic_bsz": True}
+    tensordict_utils.assign_non_tensor(data, **{**defaults, **settings})
+    return data
+
+
+def rows_of(parts: list[TensorDict]) -> list[list[int]]:
+    return [[int(row[0]) for row in part["input_ids"].unbind()] for part in parts]
+
+
+def padded(parts: list[list[int]], lengths: list[int]) -> int:
+    return sum(len(part) * max(lengths[row] for row in part) for part in parts)
+
+
+def test_rows_of_like_length_are_together() -> None:
+    parts, indices = sort_by_length(verls)(batch())
+    assert rows_of(parts) == indices == [[1, 5], [3, 2], [0, 4, 6]]
+    outputs = torch.nested.as_nested_tensor(
+        [row for part in parts for row in part["input_ids"].unbind()], layout=torch.jagged
+    )
+    assert [int(row[0]) for row in restore_dynamic_batch(outputs, indices).unbind()] == list(range(len(LENGTHS)))
+
+
+def test_every_row_once_within_the_limit_and_less_padding_than_verl() -> None:
+    rng = random.Random(0)
+    ours_total, theirs_total = 0, 0
+    for _ in range(20):
+        lengths = [rng.randint(100, 560) for _ in range(32)]
+        parts = by_length(lengths, 2048)
+        assert sorted(row for part in parts for row in part) == list(range(32))
+        assert all(len(part) * max(lengths[row] for row in part) <= 2048 for part in parts)
+        _, theirs = verls(batch(lengths, max_token_len_per_gpu=2048))
+        ours_total += padded(parts, lengths)
+        theirs_total += padded(theirs, lengths)
+    assert ours_total < 0.85 * theirs_total
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_remove_padding": True},
+        {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 7},
+        {"force_group_size": 7, "max_token_len_per_gpu": 37},
+    ],
+)
+def test_what_leaves_no_choice_is_verls(settings: dict[str, Any]) -> None:
+    data = batch(**settings)
+    ours, theirs = sort_by_length(verls)(data), verls(data)
+    assert rows_of(ours[0]) == rows_of(theirs[0])
+    assert ours[1] == theirs[1]
+
+
+def test_a_row_above_the_limit_is_refused_by_verl() -> None:
+    with pytest.raises(AssertionError, match="max_token_len must be greater than the sequence length"):
+        sort_by_length(verls)(batch(max_token_len_per_gpu=8))
+
+
+def test_verls_engine_uses_it() -> None:
+    assert transformer_impl.prepare_micro_batches.__module__ == "verl_turnkey.plugins.cpu.patches"

@@ -23,7 +23,7 @@ from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.losses.turns import turn_ids
 from verl_turnkey.plugins.credit.metrics import episode_metrics
 from verl_turnkey.plugins.credit.rows import read_rows
-from verl_turnkey.plugins.trainer import rollout_counter
+from verl_turnkey.plugins.trainer import rollout_metrics
 from verl_turnkey.plugins.trainer.advantage_step import OF_GROUPS
 from verl_turnkey.plugins.trainer.worker_setup import NOT_FOR_WORKERS, WorkerCalls
 
@@ -342,8 +342,8 @@ def test_a_prompt_may_say_how_many_rollouts_it_is_to_have(queue, trainer):
 
 
 def test_the_numbers_of_prompts_whose_groups_were_dropped_are_forgotten(monkeypatch):
-    monkeypatch.setattr(rollout_counter, "REMEMBERED", 3)
-    counter = rollout_counter.RolloutCounter(SimpleNamespace(), 2, 4)
+    monkeypatch.setattr(rollout_metrics, "REMEMBERED", 3)
+    counter = rollout_metrics.RolloutCounter(SimpleNamespace(), 2, 4)
     for uids in ("ab", "cd"):
         counter.submit(list_of_dict_to_tensordict([{"uid": uid, "__rollout_n__": 2} for uid in uids]))
     assert [*counter._own] == ["b", "c", "d"]

@@ -20,7 +20,7 @@ from verl_turnkey.advantage import ConfigError, Credit, StepBatch, make_record, 
 from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.advantage.registry import register_estimator
 from verl_turnkey.plugins.checks.driver import resolve_and_check as check
-from verl_turnkey.plugins.credit.supplied import task_key
+from verl_turnkey.plugins.credit.trainer_columns import task_key
 
 ALL = ("extra.log_prob", "extra.entropy", "extra.task")
 BYPASS = "algorithm.rollout_correction.bypass_mode=true"

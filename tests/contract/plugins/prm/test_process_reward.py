@@ -55,7 +55,7 @@ def scored(made: Any, rollout: Rollout) -> tuple[dict[str, dict[str, list[float]
         old, number, places = read(batch, "old_log_probs"), noise("old", 0.4), Places(rollout)
         write(batch, "old_log_probs", lambda key, i: old[key][i] + number(places.token(key, i)))
         info = dict(batch.extra_info)
-        made.process_reward.score(batch, metrics)
+        metrics |= made.process_reward.before_advantage(batch)
         assert batch.extra_info == info, "the settings of verl's own calls"
         names = ("old_log_probs", SCORE, *((COEFFICIENT,) if metrics["prm/updates"] else ()))
         return {name: read(batch, name) for name in names}, metrics

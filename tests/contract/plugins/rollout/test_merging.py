@@ -17,7 +17,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.experimental.agent_loop.tool_agent_loop import SPEC_DECODE_EXTRA_KEYS
 
 from verl_turnkey.advantage import make_record, make_step, validate_record
-from verl_turnkey.plugins.credit.metrics import BREAK
+from verl_turnkey.plugins.credit.rows import BREAK
 from verl_turnkey.plugins.rollout import merging
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 from verl_turnkey.plugins.rollout.merging import merge_rows, without_steps

@@ -15,7 +15,7 @@ import pytest
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError
 
-from verl_turnkey.plugins.shutdown.watchdog import Watchdog
+from verl_turnkey.plugins.trainer.shutdown import Watchdog
 
 
 @ray.remote(num_cpus=0)

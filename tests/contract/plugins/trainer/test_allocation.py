@@ -28,7 +28,7 @@ from contract_tools import (
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
 
-from verl_turnkey.plugins.trainer.allocation_rules import TaskHistory
+from verl_turnkey.plugins.trainer.groups import TaskHistory
 
 MODES = ("sync", "colocate_async", "separate_async")
 FILE = "turnkey_groups.json"

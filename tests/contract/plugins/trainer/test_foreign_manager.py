@@ -17,8 +17,7 @@ from verl_turnkey.advantage import ConfigError, make_record, make_step
 from verl_turnkey.plugins.checks.driver import resolve_and_check
 from verl_turnkey.plugins.checks.files import training_loops
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
-from verl_turnkey.plugins.trainer.filtering import PlayedOnly
-from verl_turnkey.plugins.trainer.outcomes import outcomes
+from verl_turnkey.plugins.trainer.outcomes import PlayedOnly, outcomes
 from verl_turnkey.plugins.verl_api.internals import Dealing, own_manager
 
 CLASS = "+actor_rollout_ref.rollout.agent.agent_loop_manager_class=foreign_manager.Manager"

@@ -114,7 +114,7 @@ def test_all_groups_are_the_default_and_cost_nothing(made, monkeypatch):
     def read_nothing(*_: Any, **__: Any) -> None:
         raise AssertionError("the outcomes were read")
 
-    monkeypatch.setattr("verl_turnkey.plugins.trainer.group_selection.outcomes", read_nothing)
+    monkeypatch.setattr("verl_turnkey.plugins.trainer.groups.outcomes", read_nothing)
     trainer, metrics = made("sync"), {}
     assert groups(trainer._balance_batch(fill(BATCH), metrics)) == set(BATCH)
     assert trainer.batching.mini_batches("actor") == 6

@@ -10,8 +10,8 @@ import pytest
 import ray
 from contract_tools import hanging
 
-from verl_turnkey.plugins.trainer import metrics
-from verl_turnkey.plugins.trainer.metrics import HostMetrics, summary
+from verl_turnkey.plugins.trainer import rollout_metrics
+from verl_turnkey.plugins.trainer.rollout_metrics import HostMetrics, summary
 
 
 def reading(step: list[float], reset: list[float], **counts: int) -> dict[str, object]:
@@ -46,14 +46,14 @@ def test_summary_over_hosts():
 
 
 def test_hosts_that_did_nothing_have_no_latency():
-    metrics = summary([reading([], [])])
-    assert metrics["steps"] == metrics["resets"] == 0
-    assert not [name for name in metrics if "_ms" in name]
+    rollout_metrics = summary([reading([], [])])
+    assert rollout_metrics["steps"] == rollout_metrics["resets"] == 0
+    assert not [name for name in rollout_metrics if "_ms" in name]
     assert summary([]) == {}
 
 
 def test_nobody_waits_for_hosts(ray_queue, monkeypatch):
-    monkeypatch.setattr(metrics, "SECONDS", 1.0)
+    monkeypatch.setattr(rollout_metrics, "SECONDS", 1.0)
     times = [{"model": 3.0, "environment": 1.0, "waiting": 0.0}, {"model": 5.0, "environment": 0.5, "waiting": 0.25}]
     answer, never, refs = ray.put(([ray.put(reading([0.01], [0.1], open=2))], times[:1])), hanging(), []
 

@@ -14,7 +14,6 @@ from transfer_queue.controller import TransferQueueController
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_turnkey.envs.checking.play import examine
 from verl_turnkey.plugins.shutdown import channel
 from verl_turnkey.plugins.verl_api import queue as queue_access
 from verl_turnkey.plugins.view.reading import read
@@ -146,7 +145,7 @@ def test_every_kind_of_process_is_looked_at(build: Build, mode: str):
     assert list(processes) == names
     for actor in processes.values():
         ray.kill(actor)
-    dead, silent = examine(processes, 60)
+    dead, silent = trainer.shutdown.watchdog(None).examine()
     assert (sorted(dead), silent) == (sorted(names), [])
     trainer.shutdown.died("dead are: inference server 0")
     assert channel.get("dead") == "dead are: inference server 0; the newest checkpoint is global_step_1"
@@ -165,18 +164,18 @@ def controller(ray_queue, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_the_queues_controller_is_looked_at(build: Build):
     """Every call to the queue waits for it without end."""
     trainer = build("sync")
-    trainer.shutdown.watchdog(None)
+    watchdog = trainer.shutdown.watchdog(None)
     name, actor = list(trainer.shutdown.processes())[-1]
     assert name == "TransferQueue's controller"
     assert actor == ray.get_actor("TransferQueueController", namespace="transfer_queue")
-    assert examine({name: actor}, 60) == ({}, [])
+    assert watchdog.examine() == ({}, [])
 
 
 def test_a_dead_controller_of_the_queue_is_named(build: Build, controller: Any):
     trainer = build("sync")
-    trainer.shutdown.watchdog(None)
+    watchdog = trainer.shutdown.watchdog(None)
     ray.kill(controller)
-    dead, silent = examine(dict(trainer.shutdown.processes()), 60)
+    dead, silent = watchdog.examine()
     assert ([*dead], silent) == (["TransferQueue's controller"], [])
     assert queue_access.controller() is None
 

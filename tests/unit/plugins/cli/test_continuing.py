@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli.continuing import announce
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.shutdown.own_folder import locked
+from verl_turnkey.plugins.shutdown.run_files import locked
 
 
 @pytest.fixture

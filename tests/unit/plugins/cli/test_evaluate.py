@@ -14,7 +14,7 @@ from verl_turnkey.plugins.checks.data import warn_of_shared
 from verl_turnkey.plugins.checks.files import rows, shared_tasks
 from verl_turnkey.plugins.cli import eval_tasks, evaluate, launch
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.shutdown.own_folder import locked
+from verl_turnkey.plugins.shutdown.run_files import locked
 
 SERVER = ["--server", "http://127.0.0.1:1/v1", "--model", "m"]
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import re
+import statistics
+
 import numpy as np
 import pytest
 import torch
 
 from verl_turnkey.advantage import RecordError, make_record, make_step
-from verl_turnkey.plugins.credit.metrics import combine, episode_metrics, reward_metrics, row_metrics, warn_of_branches
+from verl_turnkey.plugins.credit.metrics import (
+    Signals,
+    combine,
+    decision_density,
+    decision_metrics,
+    episode_metrics,
+    reward_metrics,
+    row_metrics,
+    signal_metrics,
+    signals,
+    warn_of_branches,
+)
 from verl_turnkey.plugins.credit.rows import read_rows
 
 
@@ -196,3 +211,164 @@ def test_a_batch_whose_branches_all_failed_is_said(monkeypatch: pytest.MonkeyPat
     assert warnings == []
     warn_of_branches({"branching/failed": 0.5, "branching/measured": 0.0, "branching/trained": 0.0})
     assert "all branches of a batch failed" in warnings[0]
+
+
+def naive(turns: list[tuple[int, int, int, float]]) -> tuple[float, float]:
+    """Of turns as state, action, trajectory and what is still earned."""
+    covered = decisions = 0
+    for state, action, _, _ in turns:
+        first: dict[tuple[bool, int], float] = {}
+        for s, a, trajectory, ahead in turns:
+            if s == state:
+                first.setdefault((a == action, trajectory), ahead)
+        own = [ahead for (same, _), ahead in first.items() if same]
+        other = [ahead for (same, _), ahead in first.items() if not same]
+        if len(own) < 2 or len(other) < 2:
+            continue
+        covered += 1
+        error = math.sqrt(statistics.variance(own) / len(own) + statistics.variance(other) / len(other))
+        decisions += abs(statistics.mean(own) - statistics.mean(other)) > 2 * error + 1e-9
+    return decisions / covered if covered else math.nan, covered / len(turns)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_equals_a_loop_over_all_turns(seed):
+    rng = np.random.default_rng(seed)
+    turns = [
+        (int(rng.integers(4)), int(rng.integers(1, 4)), trajectory, float(rng.choice([0.0, 1.0, 1e4])))
+        for trajectory in range(rng.integers(1, 9))
+        for _ in range(rng.integers(1, 6))
+    ]
+    got = decision_density(*(np.array(column) for column in zip(*turns, strict=True)))
+    assert got == pytest.approx(naive(turns), nan_ok=True)
+
+
+def test_one_episode_with_two_other_actions_covers_nothing():
+    """Two episodes go left; a single one tries right and back."""
+    turns = [(0, 0, 0, 1.0), (0, 0, 1, 1.0), (0, 1, 2, 0.0), (0, 2, 2, 0.0)]
+    density, covered = decision_density(*(np.array(column) for column in zip(*turns, strict=True)))
+    assert math.isnan(density)
+    assert covered == 0
+
+
+def made(*episodes: list[tuple[str, str, float]]) -> dict[str, float]:
+    """The turns of each episode, as state, action and reward, in a row each, and a branch; one episode failed."""
+    keys, records = ["g_99_0"], [make_record([], failed="it died")]
+    for session, episode in enumerate(episodes):
+        for t, (anchor, action, reward) in reversed([*enumerate(episode)]):
+            keys.append(f"{'gh'[session % 2]}_{session}_{t}")
+            records.append(make_record([make_step(step=t, reward=reward, anchor=anchor, action=action)]))
+        keys.append(f"{'gh'[session % 2]}_{session}_98")
+        away = make_step(step=0, reward=session % 3, anchor=episode[0][0], action="away")
+        records.append(make_record([away], branch=1))
+    masks = [torch.tensor([int(record["failed"] is None)]) for record in records]
+    mask = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
+    return decision_metrics(read_rows(keys, [{}] * len(keys), [{"turnkey": record} for record in records], mask))
+
+
+def test_metrics_of_rows():
+    """Left wins and right loses, after a corridor in which nothing is to be chosen."""
+    won, lost = [("hall", "on", 0.5), ("fork", "left", 1.0)], [("hall", "on", 0.5), ("fork", "right", 0.0)]
+    assert made(*[won] * 4, *[lost] * 4) == {"episode/decisions/covered": 0.5, "episode/decisions/density": 1.0}
+    # what was earned before the turn does not count, and without a second episode there is no error to compare with
+    late = [("hall", "on", 7.0), ("fork", "left", 0.0)]
+    assert made(*[late] * 4, *[lost] * 4) == {"episode/decisions/covered": 0.5, "episode/decisions/density": 0.0}
+    assert made(won, won, lost, lost) == {"episode/decisions/covered": 0.0}
+
+
+def test_rows_without_states_or_episodes_have_none():
+    keys, record = ["g_0_0"], make_record([make_step(step=0, reward=1.0, action="on")])
+    rows = read_rows(
+        keys, [{}], [{"turnkey": record}], torch.nested.as_nested_tensor([torch.ones(1)], layout=torch.jagged)
+    )
+    assert decision_metrics(rows) == {}
+    assert made() == {}
+
+
+def loops(calls: str) -> int:
+    return signals([ord(call) for call in calls], [True] * len(calls), False).loops
+
+
+@pytest.mark.parametrize(
+    ("calls", "number"),
+    [
+        ("", 0),
+        ("aa", 0),
+        ("aaa", 1),
+        ("aaaaaaa", 1),
+        ("aaabaaa", 2),
+        ("aabaab", 0),
+        ("ababa", 0),
+        ("ababab", 1),
+        ("abababababab", 1),
+        ("abababccbdbdbdaaa", 3),
+        ("abcabcabc", 0),
+    ],
+)
+def test_loops_by_hand(calls, number):
+    assert loops(calls) == number
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_loops_like_expressions_over_text(seed):
+    """A stretch of two calls in turn may share its last call with the next one: matches look ahead."""
+    rng = np.random.default_rng(seed)
+    calls = "".join(rng.choice(list("ab" if seed % 2 else "abc"), 40))
+    repeated = len(re.findall(r"(?:^|(?<=(.)))(?!\1)(?=(.)\2\2)", calls))
+    longest = [m.end() - m.start() for m in (_turns(calls, start) for start in range(len(calls))) if m]
+    assert longest
+    stretches = {_turns(calls, start).end() for start in range(len(calls)) if _is_long(_turns(calls, start))}
+    assert loops(calls) == repeated + len(stretches)
+
+
+def _turns(calls: str, start: int) -> re.Match[str] | None:
+    return re.compile(r"(.)(?!\1)(.)(?:\1\2)*\1?|.").match(calls, start)
+
+
+def _is_long(match: re.Match[str] | None) -> bool:
+    return match is not None and match.end() - match.start() >= 6
+
+
+def test_the_score_of_the_released_port():
+    assert Signals(0, 0, False).score == 50
+    assert Signals(2, 1, True).score == 50 - 16 - 5 - 3
+    assert Signals(9, 0, False).score == 0
+
+
+def signals_made(*episodes: list[dict]) -> dict[str, float]:
+    """The steps of each row in any order, one row per step; each rollout has a branch, and one failed beside."""
+    keys, held = [], []
+    for session, episode in enumerate(episodes):
+        for t in reversed(range(len(episode))):
+            keys.append(f"g_{session}_{t}")
+            held.append(make_record([make_step(step=t, reward=0.0, **episode[t])]))
+        keys.append(f"g_{session}_98")
+        held.append(make_record([make_step(step=9, reward=0.0, valid=False, truncated=True)], branch=1))
+    keys.append("g_99_0")
+    held.append(make_record([], failed="it died"))
+    masks = [torch.tensor([int(record["failed"] is None)]) for record in held]
+    mask = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
+    return signal_metrics(read_rows(keys, [{}] * len(keys), [{"turnkey": record} for record in held], mask))
+
+
+def test_signals_of_rows():
+    stuck = [{"anchor": "wall", "action": "forward"}] * 3
+    walks = [{"anchor": f"cell {t}", "action": "forward"} for t in range(5)]
+    fails = [{"anchor": "s", "action": None, "valid": False}] * 4
+    fails[-1] = {**fails[-1], "truncated": True}
+    assert signals_made(stuck, walks, fails, walks[:1]) == {
+        "episode/signals/failures": 4 / 4,
+        "episode/signals/loops": 1 / 4,
+        "episode/signals/exhausted": 1 / 4,
+        "episode/signals/share": 2 / 4,
+        "episode/signals/score": pytest.approx((45 + 50 + 50 - 32 - 3 + 50) / 4),
+    }
+
+
+def test_without_state_keys_the_action_alone_counts():
+    assert signals_made([{"action": "forward"}] * 5)["episode/signals/loops"] == 1
+
+
+def test_rows_that_say_no_action_have_no_signals():
+    assert signals_made([{"anchor": "s"}] * 5) == {}
+    assert signals_made() == {}

@@ -116,6 +116,6 @@ print(*sorted(added))
         env={"TURNKEY_DEVICE": device, "PATH": ""},
     )
     plugins = "verl_turnkey.plugins"
-    cpu = [f"{plugins}.cpu", f"{plugins}.cpu.patches", f"{plugins}.cpu.weight_socket"]
-    api = [f"{plugins}.verl_api", f"{plugins}.verl_api.import_hooks"]
+    cpu = [f"{plugins}.cpu", f"{plugins}.cpu.patches"]
+    api = [f"{plugins}.verl_api", f"{plugins}.verl_api.import_hooks", f"{plugins}.verl_api.ledger"]
     assert done.stdout.split() == sorted(["verl_turnkey", plugins, *cpu, f"{plugins}.entry", *api])
