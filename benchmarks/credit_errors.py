@@ -3,7 +3,7 @@
     python benchmarks/credit_errors.py run NAME=FOLDER ...    # models or checkpoints of the quickstart's task
     python benchmarks/credit_errors.py pages                  # write the tables of results/README.md
 
-Against exact values, on the batches of ``credit_quality.py``.
+Against exact values, on the batches of ``model_credit.py``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import credit_quality
+import model_credit
 import numpy as np
 import typer
-from credit_quality import (
+from exact_values import WON, WORDS, Floats, Ints
+from known_values import different
+from model_credit import (
     EPISODES,
     EXACT,
     LEVEL,
@@ -33,7 +35,6 @@ from credit_quality import (
     unrolled,
     vine,
 )
-from exact_values import WON, WORDS, Floats, Ints, different
 from page_tables import packages
 from reinforce import REINFORCE, reinforce
 
@@ -142,7 +143,7 @@ def credit(name: str, steps: StepBatch) -> Floats:
     """Advantages by a method, or by REINFORCE++."""
     if name == REINFORCE:
         return reinforce(steps).advantage
-    return credit_quality.credit(name, steps)
+    return model_credit.credit(name, steps)
 
 
 def measure(world: World, batches: int, seed: int) -> dict[str, Any]:

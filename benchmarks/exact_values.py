@@ -7,26 +7,24 @@ programming over the turns left; nothing is sampled or estimated.
 
 from __future__ import annotations
 
-import pickle
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
+from known_values import Floats, Ints, states
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "quickstart"))
 from play import render
 
-from verl_turnkey.envs import make
 from verl_turnkey.envs.adapters.minigrid import ACTIONS
 from verl_turnkey.envs.prompting.prompts import PromptTurn, load_template
 
-Floats, Ints = NDArray[np.float64], NDArray[np.int64]
 WON = -1
 WORDS = tuple(ACTIONS)
 Prompt = tuple[int, ...]
@@ -136,16 +134,6 @@ class Policy:
         return list(chosen.numpy())
 
 
-def different(level: str, seeds: Iterable[int]) -> list[int]:
-    """The first seed of each start state."""
-    env = make("turnkey/MiniGrid-v0", {"level": level})
-    first_seeds: dict[str, int] = {}
-    for seed in seeds:
-        _, info = env.reset(seed=seed)
-        first_seeds.setdefault(info["state_key"], seed)
-    return list(first_seeds.values())
-
-
 def unroll(level: str, seed: int, policy: Policy) -> Game:
     """Every situation that can be reached in the game of ``seed``."""
     table = states(level, seed)
@@ -167,35 +155,6 @@ def unroll(level: str, seed: int, policy: Policy) -> Game:
     numbers = policy.numbers([policy.prompt(table.task, before, table.text[state]) for state, before in queue])
     keys = [state for state, _ in queue]
     return Game(keys, [table.text[key] for key in keys], numbers, policy.rows(numbers), np.array(following))
-
-
-@dataclass(frozen=True)
-class States:
-    task: str
-    start: str
-    text: dict[str, str]
-    moves: dict[str, list[str | None]]
-
-
-@cache
-def states(level: str, seed: int) -> States:
-    env = make("turnkey/MiniGrid-v0", {"level": level, "max_steps": 1_000_000})
-    observation, info = env.reset(seed=seed)
-    reached = States(info["task"], info["state_key"], {info["state_key"]: observation}, {})
-    waiting = [(info["state_key"], env)]
-    while waiting:
-        state, env = waiting.pop()
-        reached.moves[state] = []
-        saved = pickle.dumps(env)  # a third of the time of copy.deepcopy
-        for word in WORDS:
-            there = pickle.loads(saved)
-            observation, _, _, _, info = there.step(word)
-            key = info["state_key"]
-            reached.moves[state].append(None if info["success"] else key)
-            if not info["success"] and key not in reached.text:
-                reached.text[key] = observation
-                waiting.append((key, there))
-    return reached
 
 
 def choose(game: Game, situation: int, draw: np.random.Generator) -> int:

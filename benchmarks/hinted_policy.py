@@ -19,7 +19,8 @@ from itertools import chain
 
 import numpy as np
 import torch
-from exact_values import WON, WORDS, Floats, Game, Ints, different, play, states
+from exact_values import WON, WORDS, Floats, Game, Ints, play
+from known_values import different, states
 from torch import Tensor, nn
 
 LEVEL, SEEDS = "MiniGrid-DoorKey-5x5-v0", range(50_000, 50_080)

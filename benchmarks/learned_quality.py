@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 import typer
-from credit_quality import EPISODES, USUAL_GROUP, Batch, World, correlation, cosine, with_extra
 from exact_values import WORDS, Floats, Ints
 from hinted_policy import HABIT, HORIZON, MAKERS, Task
+from model_credit import EPISODES, USUAL_GROUP, Batch, World, correlation, cosine, with_extra
 from page_tables import cell, packages
 
 from verl_turnkey.advantage import compute_credit

@@ -24,9 +24,9 @@ import hinted_policy as hinted
 import numpy as np
 import torch
 import typer
-from credit_quality import EPISODES, USUAL_GROUP, Batch, World, correlation, cosine, with_extra
 from exact_values import WORDS, Floats, Ints
 from hinted_policy import HABIT, HORIZON, KINDS, MAKERS, Clauses, Reader, Task, taught
+from model_credit import EPISODES, USUAL_GROUP, Batch, World, correlation, cosine, with_extra
 from page_tables import packages
 from scipy.stats import rankdata
 from teacher_tables import CONTROLS, CURVES, EXACT, GAP, MODIFIERS, READERS, SKILL_GRPO, WHOLE

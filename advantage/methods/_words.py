@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_turnkey.advantage.group_ops import Floats
+from verl_turnkey.advantage.group_ops import Floats, Ints
 from verl_turnkey.advantage.methods._turns_left import Paths
 
 WIDTH = 128  # places that words are hashed to
@@ -85,35 +84,49 @@ def _hashed(texts: NDArray[np.object_], paths: Paths) -> Floats:
     distinct: dict[Any, int] = {}
     text_of_step = np.array([distinct.setdefault(text, len(distinct)) for text in texts])
     trajectory = np.repeat(np.arange(paths.n_trajectories), paths.length)
-    terms = [_terms(text) for text in distinct]
-    reader: dict[str, int] = {}  # term -> the only trajectory that has it, or -1
-    for text, who in set(zip(text_of_step.tolist(), trajectory.tolist(), strict=True)):
-        for term in terms[text]:
-            if reader.setdefault(term, who) != who:
-                reader[term] = -1
-    bags = np.zeros((len(distinct), WIDTH))
-    for bag, counts in zip(bags, terms, strict=True):
-        for term, count in counts.items():
-            if reader[term] == -1:
-                code = zlib.crc32(term.encode(errors="replace"))
-                bag[code % WIDTH] += count * (1 - 2 * ((code >> 16) & 1))
-    steps_with = np.bincount(text_of_step, minlength=len(distinct)) @ (bags != 0)
+    text, term, names = _terms([*distinct])
+    n = len(distinct)
+    # Steps come trajectory by trajectory, so the first and the last that read a text tell whether several did.
+    first_reader, last_reader = np.full(len(names), len(texts)), np.full(len(names), -1)
+    last_step = len(texts) - 1 - np.unique(text_of_step[::-1], return_index=True)[1]
+    np.minimum.at(first_reader, term, trajectory[np.unique(text_of_step, return_index=True)[1]][text])
+    np.maximum.at(last_reader, term, trajectory[last_step][text])
+    shared = np.flatnonzero(first_reader < last_reader)
+    codes = np.zeros(len(names), dtype=np.int64)
+    codes[shared] = [zlib.crc32(names[k].encode(errors="replace")) for k in shared.tolist()]
+    keep = (first_reader < last_reader)[term]
+    sign = 1.0 - 2 * ((codes[term[keep]] >> 16) & 1)
+    bags = np.bincount(text[keep] * WIDTH + codes[term[keep]] % WIDTH, sign, n * WIDTH).reshape(n, WIDTH)
+    steps_with = np.bincount(text_of_step, minlength=n) @ (bags != 0)
     return _unit(bags * np.log1p(len(texts) / np.maximum(steps_with, 1)))[text_of_step]
 
 
-def _terms(text: Any) -> Counter[str]:
-    words = re.findall(r"\w+", str(text or "").lower())
-    return Counter([*words, *(f"{a}_{b}" for a, b in zip(words, words[1:]))])  # noqa: B905, RUF007
+def _terms(texts: Sequence[Any]) -> tuple[Ints, Ints, list[str]]:
+    """The words and pairs of neighbours: of each occurrence its text and its term, and the names of the terms."""
+    numbers: dict[str, int] = {}
+    spelled = [[numbers.setdefault(w, len(numbers)) for w in re.findall(r"\w+", str(t or "").lower())] for t in texts]
+    text = np.repeat(np.arange(len(texts)), [len(words) for words in spelled])
+    word = np.array([number for words in spelled for number in words], dtype=np.int64)
+    neighbours = np.flatnonzero(text[1:] == text[:-1])
+    pairs, pair = np.unique(word[neighbours] * len(numbers) + word[neighbours + 1], return_inverse=True)
+    words = [*numbers]
+    names = words + [f"{words[p // len(words)]}_{words[p % len(words)]}" for p in pairs.tolist()]
+    text, term = np.append(text, text[neighbours]), np.append(word, len(words) + pair.reshape(-1))
+    if any("_" in word for word in words):  # then a word and a pair may be written alike
+        alike: dict[str, int] = {}
+        term = np.array([alike.setdefault(name, len(alike)) for name in names])[term]
+        names = [*alike]
+    return text, term, names
 
 
 def _features(paths: Paths, words: Floats) -> Floats:
+    """x (S, 3 WIDTH + 3) without the features of the groups."""
     past = np.zeros_like(words)
     for k in range(1, paths.length.max()):
         _, row = paths.at(k)
         past[row] = MEMORY * past[row - 1] + words[row - 1]
     share = (paths.left / (paths.left + paths.position))[:, None]
-    groups = OF_GROUP * (paths.group[:, None] == np.arange(paths.group.max() + 1))
-    return np.hstack([words, words * (2 * share - 1), 0.5 * _unit(past), share, share**2, share**0.5, groups])
+    return np.hstack([words, words * (2 * share - 1), 0.5 * _unit(past), share, share**2, share**0.5])
 
 
 def _unit(rows: Floats) -> Floats:
@@ -121,19 +134,40 @@ def _unit(rows: Floats) -> Floats:
 
 
 def _out_of_fold(paths: Paths, x: Floats, gamma: float) -> Sequence[Floats]:
-    """For each ridge the values (S,) of all steps."""
+    """For each ridge the values (S,) of all steps.
+
+    A step has one feature of a group, so the part of the matrix that belongs to the groups is diagonal, and the
+    system is solved for the other features, with that part's Schur complement.
+    """
+    x = np.column_stack([x, np.full(len(x), OF_GROUP)])  # the last column is the feature of the own group
     z, change = x.copy(), x - gamma * np.where(paths.last[:, None], 0.0, np.roll(x, -1, axis=0))
     for k in range(1, paths.length.max()):
         _, row = paths.at(k)
         z[row] += gamma * TRACE * z[row - 1]
-    n = min(FOLDS, paths.n_trajectories)
+    n, groups, width = min(FOLDS, paths.n_trajectories), int(paths.group.max()) + 1, x.shape[1] - 1
     fold = np.repeat(np.arange(paths.n_trajectories) % n, paths.length)
-    a = [z[fold == k].T @ change[fold == k] for k in range(n)]
-    c = [z[fold == k].T @ paths.reward[fold == k] for k in range(n)]
-    all_a, all_c = sum(a), sum(c)
+
+    def by_group(values: Floats) -> Floats:
+        """Sums over the steps of each fold and group: (folds, groups, columns)."""
+        code = fold * groups + paths.group
+        order = np.argsort(code, kind="stable")
+        at = np.flatnonzero(np.diff(code[order], prepend=-1))
+        sums = np.zeros((n * groups, values.shape[1]))
+        sums[code[order][at]] = np.add.reduceat(values[order], at)
+        return sums.reshape(n, groups, -1)
+
+    inside = [fold == k for k in range(n)]
+    a = np.stack([z[rows, :width].T @ change[rows, :width] for rows in inside])
+    c = np.stack([z[rows, :width].T @ paths.reward[rows] for rows in inside])
+    right = by_group(z[:, :width] * change[:, width:])  # A[other, group]
+    below = by_group(z[:, width:] * np.column_stack([change, paths.reward]))  # A of group and other, A and c of group
+    parts = [part.sum(0) - part for part in (a, c, right, below)]  # without each fold
     values = [np.empty(len(x)) for _ in RIDGES]
     for ridge, f in zip(RIDGES, values, strict=True):
-        for k in range(n):
-            theta = np.linalg.solve(all_a - a[k] + ridge * np.eye(x.shape[1]), all_c - c[k])
-            f[fold == k] = x[fold == k] @ theta
+        for k, (a_k, c_k, right_k, below_k) in enumerate(zip(*parts, strict=True)):
+            diagonal = below_k[:, width, None] + ridge
+            left_k, gain = below_k[:, :width] / diagonal, below_k[:, width + 1] / diagonal[:, 0]
+            theta = np.linalg.solve(a_k + ridge * np.eye(width) - right_k.T @ left_k, c_k - right_k.T @ gain)
+            of_group = OF_GROUP * (gain - left_k @ theta)
+            f[inside[k]] = x[inside[k], :width] @ theta + of_group[paths.group[inside[k]]]
     return values

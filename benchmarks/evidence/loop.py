@@ -98,7 +98,7 @@ class Loop:
         players = self.play([seed for seed in chosen for _ in range(rollouts)], rollouts, forks)
         steps = [step for _, step in trained(players)]
         values = self.critic.values([step.row for step in steps]) if self.critic else None
-        batch = table(players, values, self.strategy)
+        batch = table(players, self.task.max_turns, values, self.strategy)
         reinforced = self.variant.method == REINFORCE
         credit = reinforce(batch) if reinforced else compute_credit(self.variant.method, batch, **self.params)
         metrics = self.update(steps, credit, values, number)
@@ -267,7 +267,10 @@ def value_loss(now: torch.Tensor, before: torch.Tensor, target: torch.Tensor) ->
 
 
 def table(
-    players: Sequence[Player], values: Mapping[Row, Sequence[float]] | None = None, strategy: Any = None
+    players: Sequence[Player],
+    max_turns: int,
+    values: Mapping[Row, Sequence[float]] | None = None,
+    strategy: Any = None,
 ) -> StepBatch:
     """The trained steps, as estimators take them."""
     episodes, steps = zip(*trained(players), strict=True)
@@ -288,6 +291,7 @@ def table(
         text=[step.text for step in steps],
         extra={
             "next_anchor": [str(step.next_anchor) for step in steps],
+            "turn_limit": [float(max_turns)] * len(steps),
             **(columns(players, strategy) if strategy else {}),
         },
         **further,

@@ -245,6 +245,28 @@ def critic(lines: Sequence[Line]) -> Iterator[Planned]:
                         yield method(task, name, rate, seed)
 
 
+# --- and with this project's own credit? ------------------------------------------------------------------------------
+
+OURS = "loo_td"
+OURS_PEERS = ("grpo_steps", "gigpo", "graph")
+"""methods that are trained again, from the same warm starts"""
+
+
+def ours(lines: Sequence[Line]) -> Iterator[Planned]:
+    """``loo_td``, tuned as the others of ``methods``, and peers at the rates that were chosen there, by task."""
+    chosen = load("methods")
+    for task, seeds in SEEDS.items():
+        for seed, lr in product(seeds.tuning, MIDDLE):
+            yield method(task, OURS, lr, seed)
+        if lr := next_rate(lines, task, OURS):
+            for seed in seeds.tuning:
+                yield method(task, OURS, lr, seed)
+        rates = {OURS: best_rate(lines, task, OURS), **{name: best_rate(chosen, task, name) for name in OURS_PEERS}}
+        for seed, (name, rate) in product(seeds.reported, rates.items()):
+            if rate:
+                yield method(task, name, rate, seed)
+
+
 # --- do stack and plain loop agree? -----------------------------------------------------------------------------------
 
 IN_LOOP = ", plain loop"
@@ -283,5 +305,6 @@ class Study:
 STUDIES: dict[str, Study] = {
     "methods": Study(methods, method, METHODS + STRATEGIES),
     "critic": Study(critic, method, (PPO, *CRITIC_PEERS)),
+    "loo_td": Study(ours, method, (OURS, *OURS_PEERS)),
     "branching": Study(branching, either_way, BRANCHING),
 }

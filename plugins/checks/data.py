@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from glob import escape, glob
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from verl_turnkey.envs.agents.harbor import ENV_ID, HarborTask, sandbox_for
 from verl_turnkey.envs.errors import MissingPackageError, SandboxError, TaskFormatError
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.registry import check_call
+from verl_turnkey.envs.rewards import RewardError, RewardStep, right_answers
 from verl_turnkey.envs.tasks import COLUMN, HINT, Panel, Task, open_parquet, panel_of, task_of
 from verl_turnkey.plugins.checks.files import (
     FORMATS,
@@ -21,6 +23,7 @@ from verl_turnkey.plugins.checks.files import (
     columns,
     json_rows,
     listed,
+    local_parquet,
     patterns,
     rows,
     shared_tasks,
@@ -372,3 +375,28 @@ def has_text(file: str, name: str) -> bool:
         return True
     extra = next(rows(file, ["extra_info"]), (None,))[0] if "extra_info" in names else None
     return isinstance(extra, Mapping) and name in extra
+
+
+def task_file(config: DictConfig) -> str | None:
+    """The first training file with tasks that can be read here; None when there is none."""
+    return next((file for file in local_parquet(config) if COLUMN in columns(file)), None)
+
+
+def first_task(file: str) -> Task:
+    """The first task of a local data file."""
+    if COLUMN not in (file_columns := columns(file)):
+        raise without_tasks(file, file_columns)
+    for (text,) in rows(file, [COLUMN]):
+        if text is not None:  # a row of another agent loop
+            return Task.from_json(text)
+    raise refusal("data-file-empty", file=file)
+
+
+def check_answer(file: str, strategy: str, first: RewardStep) -> None:
+    """Refuse a first task without a right answer: if none has one, no value is ever measured."""
+    field = "reward_model"
+    row = {field: next(rows(file, [field]))[0]} if field in columns(file) else {}
+    try:
+        right_answers(replace(first, row=row))
+    except RewardError as error:
+        refuse("answer-missing", strategy=strategy, file=file, error=error)

@@ -7,65 +7,38 @@ there, and a crash does not end the driver.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Collection
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.answers import Answer, Info
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting.host import CLOSE_SECONDS, RESET_KEY, STEP_KEY, fingerprint
 from verl_turnkey.envs.hosting.workers import ProcessWorker
-from verl_turnkey.envs.prompting.actions import CALLS, TOOLS, instruction_of
-from verl_turnkey.envs.prompting.prompts import (
-    Examples,
-    Memory,
-    PromptHistory,
-    build_messages,
-    fit_prompt,
-    load_template,
-)
-from verl_turnkey.envs.rewards import RewardError, RewardStep, right_answers
-from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.envs.prompting.actions import TOOLS
+from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.envs.rewards import RewardStep
+from verl_turnkey.envs.tasks import Task
 from verl_turnkey.envs.tools import random_call
 from verl_turnkey.envs.users import PROBE, with_policy
-from verl_turnkey.plugins.checks.data import without_tasks
-from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
+from verl_turnkey.plugins.checks.data import check_answer, first_task, task_file
 from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse
-from verl_turnkey.plugins.checks.resources import PROCESSORS, check_takes_images
+from verl_turnkey.plugins.checks.first_prompt import measure
+from verl_turnkey.plugins.checks.resources import check_takes_images
 from verl_turnkey.plugins.config.playing import several_roles, shares_memory
 from verl_turnkey.plugins.config.schema import (
     EnvConfig,
     TurnkeyConfig,
     credit_modify,
     estimator_of,
-    load_examples,
     turnkey_config,
 )
 from verl_turnkey.plugins.rollout.columns import countable
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 
 STEPS = 5
-
-
-def task_file(config: DictConfig) -> str | None:
-    """The first training file with tasks that can be read here; None when there is none."""
-    return next((file for file in local_parquet(config) if COLUMN in columns(file)), None)
-
-
-def first_task(file: str) -> Task:
-    """The first task of a local data file."""
-    if COLUMN not in (file_columns := columns(file)):
-        raise without_tasks(file, file_columns)
-    for (text,) in rows(file, [COLUMN]):
-        if text is not None:  # a row of another agent loop
-            return Task.from_json(text)
-    raise refusal("data-file-empty", file=file)
 
 
 def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | None:
@@ -84,7 +57,7 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
     except EnvironmentFailure as failure:
         raise _refusal(task, failure) from None
     if strategy is not None and getattr(strategy[1], "needs_answer", False):
-        _check_answer(file, strategy[0].name, RewardStep(observation, None, extra=info.get("extra") or {}))
+        check_answer(file, strategy[0].name, RewardStep(observation, None, extra=info.get("extra") or {}))
     if turnkey.rollout.action_format == TOOLS and not info.get("tools"):
         multi_turn = config.actor_rollout_ref.rollout.multi_turn
         if not any(multi_turn.get(key) for key in ("tool_config_path", "function_tool_path")):
@@ -92,7 +65,7 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
     if info.get("images"):  # the agent loop measures the prompt: it has the processor
         check_takes_images(config)
     else:
-        _measure(config, turnkey, observation, info)
+        measure(config, turnkey, observation, info)
     return columns_given
 
 
@@ -129,16 +102,6 @@ def _configured(task: Task, turnkey: TurnkeyConfig) -> Task:
 def _refusal(task: Task, error: Exception, where: str = "") -> Refusal:
     cause = f" ({error.kind}): {error.message}" if isinstance(error, EnvironmentFailure) else f": {error}"
     return refusal("environment-unplayable", env_id=task.env_id, seed=task.seed, where=where, cause=cause)
-
-
-def _check_answer(file: str, strategy: str, first: RewardStep) -> None:
-    """Refuse a first task without a right answer: if none has one, no value is ever measured."""
-    field = "reward_model"
-    row = {field: next(rows(file, [field]))[0]} if field in columns(file) else {}
-    try:
-        right_answers(replace(first, row=row))
-    except RewardError as error:
-        refuse("answer-missing", strategy=strategy, file=file, error=error)
 
 
 async def play(
@@ -232,69 +195,12 @@ def preview(config: DictConfig) -> str:
     if file is None:
         return "no prompt to show: there is no training file with tasks on this machine"
     observation, info, _ = asyncio.run(play(turnkey, _configured(first_task(file), turnkey)))
-    measured = _measure(config, turnkey, observation, info)
+    measured = measure(config, turnkey, observation, info)
     if measured is None:
         return f"no prompt to show: {config.actor_rollout_ref.model.path} is not a folder with a plain tokenizer"
     text, number = measured
     limit = config.actor_rollout_ref.rollout.prompt_length
     return f"the first prompt, {number} of {limit} tokens (data.max_prompt_length):\n{text}"
-
-
-def _measure(config: DictConfig, turnkey: TurnkeyConfig, observation: str, info: Info) -> tuple[str, int] | None:
-    """The first prompt as text, and its number of tokens; None if the tokenizer is not a plain local one."""
-    model = config.actor_rollout_ref.model
-    path = Path(model.path).expanduser()
-    special = any(model.get(key) for key in ("tokenizer_path", "trust_remote_code", "custom_chat_template"))
-    if not path.is_dir() or special:
-        return None  # not a plain local tokenizer: the agent loop measures each prompt anyway
-    from transformers import AutoTokenizer
-
-    from verl_turnkey.plugins.rollout.token_spans import check_spaces
-
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    check_spaces(tokenizer)
-    kwargs = dict(config.data.get("apply_chat_template_kwargs") or {})
-    tools, fmt = None, turnkey.rollout.action_format
-    if fmt in CALLS:
-        from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
-
-        check_tool_template(tokenizer, fmt, **kwargs)
-        tools = info.get("tools") if fmt == TOOLS else [ACT]
-    # With images the workers check, which have a processor.
-    if not any((path / name).is_file() for name in PROCESSORS):
-        from verl_turnkey.plugins.rollout.turn_tail import learn
-        from verl_turnkey.plugins.verl_api.builders import builder_of
-
-        model_type = json.loads(read_text(path / "config.json", only_utf8=True)).get("model_type")
-        builder = builder_of(config, tokenizer, None, model_type)
-        if turnkey.rollout.prompt == "conversation":
-            learn(builder, tokenizer, tools, turnkey.rollout.observation_role)
-
-    template, goal = load_template(turnkey.rollout.template), info["task"]
-    instruction = instruction_of(fmt)
-    turns = load_examples(turnkey.rollout.examples)
-    examples = Examples(turns, fmt, template, instruction, turnkey.rollout.prompt == "conversation")
-    system = [{"role": "system", "content": turnkey.rollout.system}] if turnkey.rollout.system else []
-
-    def encode(past: PromptHistory) -> list[int]:
-        now = build_messages(
-            system=None,
-            template=template,
-            task=goal,
-            history=past.turns,
-            observation=observation,
-            admissible=info["admissible"],
-            instruction=instruction,
-            examples=examples.text,
-        )
-        messages = [*system, *examples.messages(goal), *now]
-        text = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False, tools=tools, **kwargs
-        )
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    ids, _ = fit_prompt(encode, Memory(0), config.actor_rollout_ref.rollout.prompt_length)
-    return tokenizer.decode(ids, skip_special_tokens=False), len(ids)
 
 
 async def with_servers(turnkey: TurnkeyConfig, task: Task, own: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -186,7 +186,7 @@ def write_tasks(played: Played, folder: Path, train: int, val: int, seed: int = 
     """
     from verl_turnkey.envs import make
     from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
-    from verl_turnkey.plugins.checks.probe import first_task
+    from verl_turnkey.plugins.checks.data import first_task
 
     files = {split: folder / f"{split}.parquet" for split in ("train", "val")}
     if all(file.is_file() for file in files.values()):

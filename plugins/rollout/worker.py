@@ -30,11 +30,10 @@ from verl_turnkey.plugins.config.schema import (
 )
 from verl_turnkey.plugins.log.writer import Counts
 from verl_turnkey.plugins.notices import Failures, InvalidActions
-from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
+from verl_turnkey.plugins.rollout.action_reader import ACT, action_reader, check_tool_template
 from verl_turnkey.plugins.rollout.branching import Allowance
 from verl_turnkey.plugins.rollout.strategies import Strategy, most_clones, read_strategy
 from verl_turnkey.plugins.rollout.token_spans import check_spaces
-from verl_turnkey.plugins.rollout.tool_calls import call_parser
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
 from verl_turnkey.plugins.rollout.turn_tail import TurnTail, learn
 from verl_turnkey.plugins.teacher.sources import reads_observations
@@ -195,7 +194,7 @@ def prepare(worker: Any) -> None:
     fmt = process.turnkey.rollout.action_format
     tools = [ACT] if fmt in CALLS else None  # it stands for those of environments: only their episodes know them
     if tools:
-        call_parser(process.tool_format, worker.tokenizer)
+        action_reader(fmt, process.tool_format, worker.tokenizer)  # its parser suits the tokenizer, or it raises
         check_tool_template(worker.tokenizer, fmt, **worker.config.data.get("apply_chat_template_kwargs", {}))
     builder = builders.builder_of(worker.config, worker.tokenizer, worker.processor, builders.model_type(worker))
     if process.turnkey.rollout.prompt == "conversation":

@@ -11,7 +11,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins import register
 from verl_turnkey.plugins.actor import hidden_rank, loss_inputs, weighing
-from verl_turnkey.plugins.checks import probe
+from verl_turnkey.plugins.checks import data, probe
 from verl_turnkey.plugins.config import scorers
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.credit.rows import EXTRA_FIELDS
@@ -66,7 +66,7 @@ def set_up_training(trainer: PPOTrainer, turnkey: TurnkeyConfig, advantage_step:
 def set_up_rollouts(trainer: PPOTrainer, turnkey: TurnkeyConfig, manager: Any) -> list[Any]:
     """The agent-loop workers of ``manager``, after the probe on every node and the checks in each worker."""
     loop = trainer.config.actor_rollout_ref.rollout.agent.default_agent_loop
-    if loop == "turnkey_env" and turnkey.env.probe and (file := probe.task_file(trainer.config)):
+    if loop == "turnkey_env" and turnkey.env.probe and (file := data.task_file(trainer.config)):
         probe.probe_nodes(turnkey, file)
     workers = internals.loop_workers(manager)
     if not workers:

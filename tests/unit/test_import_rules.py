@@ -57,7 +57,7 @@ FLOORS = (
     ("cli",),
 )
 
-# A simulated user is a model behind an endpoint, as a judge is. env-check plays in processes that are a host's.
+# env-check plays in processes that are a host's.
 TO_OTHER_WING = {("envs.checking.report", "envs.hosting.processes")}
 
 # The list of environments holds the names of adapters as text.

@@ -14,8 +14,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import credit_errors  # noqa: E402
 from credit_errors import HISTORY, KEYS, NUMBER, STATE, TURN  # noqa: E402
-from credit_quality import World  # noqa: E402
 from exact_values import WON, WORDS, Game  # noqa: E402
+from model_credit import World  # noqa: E402
 
 from verl_turnkey.advantage.group_ops import joint_codes  # noqa: E402
 from verl_turnkey.plugins.cli.tables import between  # noqa: E402

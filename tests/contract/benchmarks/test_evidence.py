@@ -146,7 +146,7 @@ def test_episodes_are_played_and_tabled_as_the_agent_loop_does(model_dir: Path):
     won = [player.info["success"] for player in players]
     assert won == [True, False, True, False]
     episodes, steps = zip(*trained(players), strict=True)
-    batch = loop.table(players)
+    batch = loop.table(players, DOORKEY.max_turns)
     assert batch.n_groups == 2
     assert "extra.next_anchor" in batch.given
     assert batch.extra["next_anchor"].tolist() == [str(step.next_anchor) for step in steps]

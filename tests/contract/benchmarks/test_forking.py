@@ -64,7 +64,7 @@ def test_each_turn_of_forked_episodes_is_trained_once_from_the_state_of_the_fork
     steps = [step for _, step in trained(players)]
     assert len(steps) + sum(len(player.own) for player in branches) == made.sampler.written
     assert len({id(step) for step in steps}) == len(steps)
-    batch = loop.table(players, None, made.strategy)
+    batch = loop.table(players, made.task.max_turns, None, made.strategy)
     assert batch.extra["parent"].tolist()[:2] == ["start", "0.0.1"]
     at = dict.fromkeys(batch.extra["parent"].tolist(), None)
     for player in players:

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from driving import Driver, driving
-from further_lines import BARE, QUIET
-from further_lines import REFUSED as FURTHER_REFUSED
-from further_lines import WARNED as FURTHER_WARNED
-from launch_lines import REFUSED, STARTS, WARNED, filled, write_files
-from line_pairs import REFUSED_OR_NOT, WARNED_OR_NOT
-
-FURTHER = [*REFUSED, ("+turnkey=gigpo", FURTHER_REFUSED), ("", BARE)]
-LINES = [(f"{start} {line}".strip(), words) for start, lines in FURTHER for line, words in lines]
+from launch_lines import REFUSED, STARTS, TABLE, filled, write_files
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +20,12 @@ def driver(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def test_the_table_is_long_enough():
-    assert len(LINES) >= 200
+    assert len(REFUSED) >= 200
     assert len(STARTS) >= 40
-    assert len({line for line, _ in LINES}) == len(LINES)
+    assert len({line for line, _ in REFUSED}) == len(REFUSED)
 
 
-@pytest.mark.parametrize(("line", "words"), LINES, ids=[line or "nothing" for line, _ in LINES])
+@pytest.mark.parametrize(("line", "words"), REFUSED, ids=[line or "nothing" for line, _ in REFUSED])
 def test_refused_by_name_before_ray(driver: Driver, line, words):
     with pytest.raises(Exception) as error:  # noqa: PT011 - the words tell what was meant, Hydra's own included
         driver(line)
@@ -101,17 +95,23 @@ def test_groups_are_not_filtered_by_what_an_older_verl_does_not_know(driver: Dri
     driver(f"{line}acc")
 
 
-ALL_WARNED = [*WARNED, *FURTHER_WARNED]
+def rows(name: str, *fields: str) -> Any:
+    """The rows of a part of the table, with their lines as ids."""
+    return pytest.mark.parametrize(
+        ("line", *fields),
+        [(row["line"], *(row[field] for field in fields)) for row in TABLE[name]],
+        ids=[row["line"] for row in TABLE[name]],
+    )
 
 
-@pytest.mark.parametrize(("line", "words"), ALL_WARNED, ids=[line for line, _ in ALL_WARNED])
+@rows("warned", "words")
 def test_starts_with_a_warning(driver: Driver, line, words):
     output = " ".join(driver(line if line.startswith("+turnkey=") else f"+turnkey=gigpo {line}").split())
     for word in words.split(" | "):
         assert word in output
 
 
-@pytest.mark.parametrize(("line", "words", "fine"), REFUSED_OR_NOT, ids=[line for line, *_ in REFUSED_OR_NOT])
+@rows("refused_or_not", "words", "fine")
 def test_refused_and_its_neighbour_is_not(driver: Driver, line, words, fine):
     with pytest.raises(Exception) as error:  # noqa: PT011 - the words tell what was meant
         driver(line)
@@ -121,7 +121,7 @@ def test_refused_and_its_neighbour_is_not(driver: Driver, line, words, fine):
     driver(fine)
 
 
-@pytest.mark.parametrize(("line", "words", "fine"), WARNED_OR_NOT, ids=[line for line, *_ in WARNED_OR_NOT])
+@rows("warned_or_not", "words", "fine")
 def test_warned_about_and_its_neighbour_is_not(driver: Driver, line, words, fine):
     messages, quiet = (" ".join(driver(text).split()) for text in (line, fine))
     for word in words.split(" | "):
@@ -129,8 +129,8 @@ def test_warned_about_and_its_neighbour_is_not(driver: Driver, line, words, fine
     assert words.split(" | ")[-1] not in quiet
 
 
-@pytest.mark.parametrize(("line", "words"), QUIET, ids=[line for line, _ in QUIET])
-def test_starts_without_a_word(driver: Driver, line, words):
+@rows("quiet", "silent")
+def test_starts_without_a_word(driver: Driver, line, silent):
     output = " ".join(driver(f"+turnkey=gigpo {line}").split())
     assert "this run" in output
-    assert words not in output
+    assert silent not in output

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from verl.trainer.ppo.utils import need_critic
 
 from verl_turnkey.envs.tasks import Task, write_parquet
+from verl_turnkey.plugins.checks.data import first_task
 from verl_turnkey.plugins.checks.driver import resolve_and_check as check
-from verl_turnkey.plugins.checks.probe import first_task
 from verl_turnkey.plugins.cli.main import app
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "custom_env.py"

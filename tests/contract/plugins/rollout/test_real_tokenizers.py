@@ -21,7 +21,7 @@ from verl.utils import hf_tokenizer
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.prompting.actions import ControlTokens
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.checks import probe
+from verl_turnkey.plugins.checks import first_prompt
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.action_reader import ACT, action_reader, check_tool_template
@@ -549,7 +549,7 @@ def test_a_tokenizer_that_loses_spaces_stops_the_run(compose, hosts, monkeypatch
         model = SimpleNamespace(hf_config=SimpleNamespace(model_type=model_type))
         worker = SimpleNamespace(config=config, tokenizer=hf_tokenizer(tmp_path), processor=None, model_config=model)
         for check in (
-            lambda config=config: probe._measure(
+            lambda config=config: first_prompt.measure(
                 config, turnkey_config(config), "a room", {"task": "go", "admissible": None}
             ),
             lambda worker=worker: loop_worker.prepare(worker),
