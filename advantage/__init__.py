@@ -13,6 +13,7 @@ from verl_turnkey.advantage.glossary import describe_part
 from verl_turnkey.advantage.modifying import (
     Modification,
     ModifierSpec,
+    Tokens,
     modifiers,
     parse_modify,
     register_modifier,
@@ -21,7 +22,6 @@ from verl_turnkey.advantage.modifying import (
 from verl_turnkey.advantage.params import ConfigError, parse
 from verl_turnkey.advantage.record import RECORD_VERSION, RecordError, make_record, make_step, validate_record
 from verl_turnkey.advantage.registry import EstimatorSpec, ValueHead, compute_credit, estimators, register_estimator
-from verl_turnkey.advantage.tokens import Tokens
 
 __all__ = [
     "RECORD_VERSION",

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from verl_turnkey.advantage import columns as col
 from verl_turnkey.advantage import group_ops as ops
 from verl_turnkey.advantage.columns import Bools, Column
-from verl_turnkey.advantage.conversations import read_conversations
-from verl_turnkey.advantage.group_ops import Floats, Ints, Runs, joint_codes, run_sums, sort_runs
+from verl_turnkey.advantage.group_ops import Floats, Ints, Runs, joint_codes, read_conversations, run_sums, sort_runs
 
 #: Columns an estimator can need, apart from the four required ones and ``extra.<name>``.
 OPTIONAL_COLUMNS = tuple(

@@ -1,18 +1,19 @@
 """Vectorised arithmetic on groups and trajectories of steps: float64, independent of the order of the rows.
 
+A trajectory may be a tree of steps (:class:`Conversations`): parallel samples, branches, workers, sub-agents.
+
 Every function costs at most one sort. Within a group, values are summed in sorted order, so shuffling the rows or
 renaming the groups does not change a single bit of the result.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-
-from verl_turnkey.advantage.conversations import Conversations, conversations
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -20,6 +21,86 @@ Ints = NDArray[np.int64]
 Values = TypeVar("Values", NDArray[np.float64], NDArray[np.int64])
 Norm = Literal["mean_std", "mean"]
 Std = Literal["sample", "population"]
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """Which step goes on after which, where steps are not simply one after the other. All (S,) are in row order.
+
+    ``parent`` (S,): the row of the step whose reply the step's request holds; -1: it begins a conversation. ``request``
+    (S,): equal for samples of one request, which have the same parent. ``distance`` (S,): steps that follow on the
+    longest way from any sample of the request. ``height`` (S,): those that follow the step itself, 0 where none does.
+    ``main`` (S,): it lies on a longest way from its parent. ``levels``: the rows by their number of ancestors, in order
+    of the step's number.
+    """
+
+    parent: Ints
+    request: Ints
+    distance: Ints
+    height: Ints
+    main: Bools
+    levels: list[Ints]
+
+
+def conversations(parent: Ints, request: Ints, step: Ints) -> Conversations:
+    """From parents and requests (S,); a parent's ``step`` (S,) is below that of the steps that go on after it."""
+    depth = np.zeros(len(parent), dtype=np.int64)
+    by_step = np.argsort(step, kind="stable")
+    for row in by_step.tolist():
+        if parent[row] >= 0:
+            depth[row] = depth[parent[row]] + 1
+    levels = [by_step[depth[by_step] == level] for level in range(int(depth.max(initial=-1)) + 1)]
+    height, distance = np.zeros_like(depth), np.zeros_like(depth)
+    longest = np.zeros(int(request.max(initial=-1)) + 1, dtype=np.int64)  # by request
+    for rows in reversed(levels):
+        np.maximum.at(longest, request[rows], height[rows])
+        distance[rows] = longest[request[rows]]
+        later = rows[parent[rows] >= 0]
+        np.maximum.at(height, parent[later], distance[later] + 1)
+    main = (parent >= 0) & (distance + 1 == height[parent])
+    return Conversations(parent, request, distance, height, main, levels)
+
+
+def read_conversations(
+    trajectory: Ints,
+    step: Ints,
+    order: Ints,
+    after: Iterable[Any],
+    request: Iterable[Any] | None,
+    place: Callable[[int], str],
+) -> Conversations | None:
+    """The columns ``after`` and ``request`` of a batch whose rows are in ``order`` by trajectory and step; None: no
+    trajectory is a tree.
+
+    Raises:
+        ValueError: an ``after`` names no earlier step of its trajectory, or samples of a request go on after two steps.
+    """
+    after = [None if value is None else int(value) for value in after]
+    if all(value is None for value in after):
+        return None
+    requests = [None] * len(after) if request is None else list(request)
+    steps = list(zip(trajectory.tolist(), step.tolist(), strict=True))
+    rows = {key: row for row, key in enumerate(steps)}
+    parent, code = np.full(len(after), -1), np.zeros(len(after), dtype=np.int64)
+    codes: dict[Any, int] = {}
+    of_request: dict[int, int] = {}
+    before = (-1, -1)
+    for row in order.tolist():
+        name, number = steps[row]
+        if after[row] is None:
+            parent[row] = rows[before] if before[0] == name else -1
+        elif after[row] != -1:
+            parent[row] = rows.get((name, after[row]), -1)
+            if parent[row] < 0 or after[row] >= number:
+                raise ValueError(
+                    f"after: {place(row)}: expected -1 or an earlier step of its trajectory, got {after[row]}"
+                )
+        key = (row,) if requests[row] is None else (name, requests[row])
+        code[row] = number_of_request = codes.setdefault(key, len(codes))
+        if of_request.setdefault(number_of_request, int(parent[row])) != parent[row]:
+            raise ValueError(f"request: {place(row)}: another sample of its request goes on after another step")
+        before = (name, number)
+    return conversations(parent, code, step)
 
 
 @dataclass(frozen=True)
@@ -292,3 +373,25 @@ def normalize(values: Floats, codes: Ints, stats: GroupStats, norm: Norm, epsilo
         return centred
     spread = stats.std[codes]
     return np.where(spread > 0, centred / (spread + epsilon), 0.0)
+
+
+def describe(name: str, part: Floats) -> dict[str, float]:
+    """Mean, population std and share of non-zero entries of a part of the credit (S,), as metrics; 0 for no steps."""
+    if not len(part):
+        return {f"credit/{name}/mean": 0.0, f"credit/{name}/std": 0.0, f"credit/{name}/share_nonzero": 0.0}
+    return {
+        f"credit/{name}/mean": float(part.mean()),
+        f"credit/{name}/std": float(part.std()),
+        f"credit/{name}/share_nonzero": float(np.mean(part != 0)),
+    }
+
+
+def describe_groups(name: str, codes: Ints, n: int) -> dict[str, float]:
+    """Metrics of the ``n`` groups ``codes`` (S,): number, sizes, and share of steps in groups of two or more."""
+    size = np.bincount(codes, minlength=n)
+    return {
+        f"credit/{name}_groups": float(n),
+        f"credit/{name}_group_size/mean": len(codes) / n if n else 0.0,
+        f"credit/{name}_group_size/max": float(size.max(initial=0)),
+        f"credit/share_steps_in_{name}_groups": float(np.mean(size[codes] >= 2)) if n else 0.0,
+    }

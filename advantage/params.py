@@ -7,16 +7,55 @@ key or value always reads the same: the full dotted key, what was expected, what
 from __future__ import annotations
 
 import difflib
+import math
 import types
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
-
-from verl_turnkey.advantage.aliases import ALIASES
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+
+#: What other frameworks call the things of this package. An empty entry is a name that means something else there: it
+#: is never taken for a misspelling of one of ours.
+ALIASES: dict[str, tuple[str, ...]] = {
+    # parameters of estimators
+    "mode": ("norm",),  # verl-agent
+    "enable_similarity": ("similarity",),
+    "similarity_thresh": ("similarity",),
+    "length_weight_alpha": ("alpha",),
+    "base_group": ("episode_level",),
+    "compute_mean_std_cross_steps": ("scope",),
+    "step_reward_weight": ("step_advantage_w",),  # ROLL
+    "step_reward_gamma": ("gamma",),
+    "whiten_advantages": ("whiten",),
+    "high_level_gamma": ("gamma",),  # RAGEN
+    "norm_adv_by_std_in_grpo": ("norm",),  # verl
+    "scale_rewards": ("norm",),  # TRL
+    "lam": ("lam", "lam_actor"),
+    "lambda": ("lam", "lam_actor"),
+    "gae_lambda": ("lam", "lam_actor"),
+    "discount": ("gamma",),
+    "omega": ("step_advantage_w",),
+    "eps": ("epsilon",),
+    # of the rollout
+    "history_length": ("history",),
+    "max_steps": ("max_turns",),
+    "max_turn": ("max_turns",),
+    "invalid_action_penalty_coef": ("invalid_action_penalty",),
+    "use_invalid_action_penalty": ("invalid_action_penalty",),
+    "format_penalty": ("invalid_action_penalty",),
+    "env_name": ("id",),
+    "env_type": ("id",),
+    # methods (further names of papers: paper_names.py)
+    "grpo": ("grpo_steps",),
+    "gae": ("turn_gae",),
+    "ppo": ("turn_gae",),
+    "remax": (),
+    "gdpo": (),
+    "reinforce": (),
+}
 
 
 class ConfigError(ValueError):
@@ -32,6 +71,53 @@ def check(ok: bool, key: str, expected: str, value: object) -> None:
         raise ConfigError(f"{key}: expected {expected}, got {value!r}")
 
 
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a field takes: whether one ``holds``, and the ``words`` of errors for them."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+Unit = Annotated[float, Range(lambda x: 0 <= x <= 1, "a number in [0, 1]")]
+PositiveUnit = Annotated[float, Range(lambda x: 0 < x <= 1, "a number in (0, 1]")]
+BelowOne = Annotated[float, Range(lambda x: 0 <= x < 1, "a number in [0, 1)")]
+NotNegative = Annotated[float, Range(lambda x: 0 <= x < math.inf, "a finite number >= 0")]
+Positive = Annotated[float, Range(lambda x: 0 < x < math.inf, "a finite number > 0")]
+Finite = Annotated[float, Range(math.isfinite, "a finite number")]
+AboveOne = Annotated[float, Range(lambda x: x > 1, "a number > 1")]
+Count = Annotated[int, Range(lambda x: x >= 0, "an integer >= 0")]
+AtLeastOne = Annotated[int, Range(lambda x: x >= 1, "an integer >= 1")]
+
+
+class Ranged:
+    """Base of dataclasses whose fields are annotated with a :class:`Range`: ``gamma: Unit = 0.95``.
+
+    A field that may be None, too, is ``Unit | None``. Conditions on several fields stand in a ``__post_init__`` that
+    calls this one.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    def __post_init__(self) -> None:
+        for key, limits, optional in _ranges(type(self)):
+            value = getattr(self, key)
+            if not (optional and value is None):
+                check(limits.holds(value), key, f"null or {limits.words}" if optional else limits.words, value)
+
+
+@cache
+def _ranges(cls: type) -> list[tuple[str, Range, bool]]:
+    """Name and range of each field that has one, and whether it may be None."""
+    ranges = []
+    for key, hint in get_type_hints(cls, include_extras=True).items():
+        members = get_args(hint) if get_origin(hint) in _UNIONS else (hint,)
+        extras = [extra for member in members for extra in getattr(member, "__metadata__", ())]
+        ranges += [(key, extra, type(None) in members) for extra in extras if isinstance(extra, Range)]
+    return ranges
+
+
 def require_frozen(what: str, params: object) -> None:
     """Raise ValueError unless ``params`` is a frozen dataclass; ``what`` it belongs to opens the message."""
     if not (is_dataclass(params) and isinstance(params, type) and params.__dataclass_params__.frozen):  # pyright: ignore[reportAttributeAccessIssue]
@@ -41,7 +127,7 @@ def require_frozen(what: str, params: object) -> None:
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """``; did you mean 'x'?`` for what ``name`` is called here, or for the closest of ``known``; empty without any.
 
-    A name that another framework has given to something else (:mod:`aliases`) is not a misspelling of ours.
+    A name that another framework has given to something else (:data:`ALIASES`) is not a misspelling of ours.
     """
     by_lower = {str(k).lower(): str(k) for k in known}
     lower = str(name).lower()

@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.metrics import describe, describe_groups
+from verl_turnkey.advantage.group_ops import describe, describe_groups
 from verl_turnkey.advantage.modifying import (
     Modification,
+    Tokens,
     check_columns,
     check_numbers,
     check_sum,
@@ -19,7 +20,6 @@ from verl_turnkey.advantage.modifying import (
 )
 from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
-from verl_turnkey.advantage.tokens import Tokens
 
 Estimator = TypeVar("Estimator", bound=Callable[..., Credit])
 

@@ -38,8 +38,7 @@ from page_tables import packages
 from reinforce import REINFORCE, reinforce
 
 from verl_turnkey.advantage import StepBatch
-from verl_turnkey.advantage.group_ops import joint_codes
-from verl_turnkey.advantage.metrics import describe_groups
+from verl_turnkey.advantage.group_ops import describe_groups, joint_codes
 from verl_turnkey.plugins.cli.tables import write_between
 
 RESULTS = Path(__file__).parent / "results" / "credit_errors.json"

@@ -28,8 +28,7 @@ from page_tables import packages
 from rich.progress import track
 
 from verl_turnkey.advantage import StepBatch, compute_credit
-from verl_turnkey.advantage.group_ops import joint_codes
-from verl_turnkey.advantage.metrics import describe_groups
+from verl_turnkey.advantage.group_ops import describe_groups, joint_codes
 from verl_turnkey.plugins.eval.checkpoint import resolve
 from verl_turnkey.plugins.rollout.strategies.entropy_branch import EntropyBranch
 from verl_turnkey.plugins.rollout.strategies.tree import Tree

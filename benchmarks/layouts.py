@@ -43,8 +43,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from verl_turnkey.advantage import make_step
 from verl_turnkey.envs.answers import Answer
-from verl_turnkey.envs.prompting.actions import parse_action
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
+from verl_turnkey.envs.prompting.actions import ControlTokens, parse_action
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.schema import turnkey_config

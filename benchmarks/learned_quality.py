@@ -5,8 +5,8 @@
 
 The tasks are those of ``teacher_quality.py``, the policy is a softmax table over their prompts, so the true advantage
 of each step is known. The scorer is a table of the same shape, in float64, trained by the objectives of
-``verl_turnkey.learned`` with one step of Adam per batch, as ``turnkey.prm`` trains its model. First the policy is
-fixed, then it learns together with the scorer.
+``verl_turnkey.losses.objectives`` with one step of Adam per batch, as ``turnkey.prm`` trains its model. First the
+policy is fixed, then it learns together with the scorer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hinted_policy import HABIT, HORIZON, MAKERS, Task
 from page_tables import cell, packages, write_tables
 
 from verl_turnkey.advantage import compute_credit
-from verl_turnkey.learned import ObjectiveParams, gradient
+from verl_turnkey.losses.objectives import ObjectiveParams, gradient
 from verl_turnkey.plugins.cli.tables import excerpt, table
 
 RESULTS = Path(__file__).parent / "results" / "learned_quality.json"

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from verl_turnkey.advantage.params import check
-from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, ratio_loss, surrogate
+from verl_turnkey.advantage.params import BelowOne, NotNegative, Range, Ranged
+from verl_turnkey.losses.clipping import clamp_log_ratio, ratio_loss, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
+
+Cap = Annotated[float, Range(lambda x: 1 < x < math.inf, "a finite number > 1")]
 
 
 @dataclass(frozen=True)
-class A3poParams:
+class A3poParams(Ranged):
     """Parameters of ``a3po``; the defaults are those of AReaL's example."""
 
-    clip_low: float = 0.2  # the ratio to the proximal policy is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.2  # see clip_low
+    clip_low: BelowOne = 0.2  # the ratio to the proximal policy is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: NotNegative = 0.2  # see clip_low
     current_version: Literal["before_update", "after_update"] = "before_update"
     """staleness counts up to the weights before this update (AReaL's code), or to those after it"""
-    weight_cap: float | None = 5.0  # tokens whose pi_prox / pi_rollout exceeds it have no gradient; null: no cap
-
-    def __post_init__(self) -> None:
-        check_clip(self.clip_low, self.clip_high)
-        cap = self.weight_cap
-        check(cap is None or 1 < cap < math.inf, "weight_cap", "null or a finite number > 1", cap)
+    weight_cap: Cap | None = 5.0  # tokens whose pi_prox / pi_rollout exceeds it have no gradient; null: no cap
 
 
 @register_loss(

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
-from verl_turnkey.advantage.params import check
-from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, ratio_loss
+from verl_turnkey.advantage.params import BelowOne, NotNegative, Positive, Range, Ranged
+from verl_turnkey.losses.clipping import clamp_log_ratio, ratio_loss
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
+
+Root = Annotated[float, Range(lambda x: 1 <= x < math.inf, "a finite number >= 1")]
 
 
 @dataclass(frozen=True)
-class DgpoParams:
+class DgpoParams(Ranged):
     """Parameters of ``dgpo``; the defaults are the released code's for 7B models (n = 2 for 1.5B)."""
 
-    clip_low: float = 0.2  # L = 1 - clip_low: below it the gradient decays where the advantage is negative
-    clip_high: float = 0.2  # U = 1 + clip_high: above it the gradient grows more slowly, advantage positive
-    n: float = 1.0  # power of the decay below L: the weight is ratio^(n+1) / L^n
-    m: float = 2.0  # root of the growth above U: the weight is ratio^(1-1/m) U^(1/m)
-
-    def __post_init__(self) -> None:
-        check_clip(self.clip_low, self.clip_high)
-        check(0 < self.n < math.inf, "n", "a finite number > 0", self.n)
-        check(1 <= self.m < math.inf, "m", "a finite number >= 1", self.m)
+    clip_low: BelowOne = 0.2  # L = 1 - clip_low: below it the gradient decays where the advantage is negative
+    clip_high: NotNegative = 0.2  # U = 1 + clip_high: above it the gradient grows more slowly, advantage positive
+    n: Positive = 1.0  # power of the decay below L: the weight is ratio^(n+1) / L^n
+    m: Root = 2.0  # root of the growth above U: the weight is ratio^(1-1/m) U^(1/m)
 
 
 @register_loss(

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from verl_turnkey.advantage.params import check
-from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, ratio_loss, surrogate
+from verl_turnkey.advantage.params import AboveOne, BelowOne, NotNegative, Ranged
+from verl_turnkey.losses.clipping import clamp_log_ratio, ratio_loss, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 
 
 @dataclass(frozen=True)
-class HdpoParams:
+class HdpoParams(Ranged):
     """Parameters of ``hdpo``; the defaults are the released code's."""
 
-    accuracy_w: float = 1.0  # weight of the term with the usual advantages
-    tool_w: float = 0.15  # weight of the term with the tool advantages
-    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.2  # see clip_low
-    dual_clip: float | None = 3.0  # bound of each term, times its advantage, where that is negative; null: none
-
-    def __post_init__(self) -> None:
-        check(0 <= self.accuracy_w < math.inf, "accuracy_w", "a finite number >= 0", self.accuracy_w)
-        check(0 <= self.tool_w < math.inf, "tool_w", "a finite number >= 0", self.tool_w)
-        check_clip(self.clip_low, self.clip_high, self.dual_clip)
+    accuracy_w: NotNegative = 1.0  # weight of the term with the usual advantages
+    tool_w: NotNegative = 0.15  # weight of the term with the tool advantages
+    clip_low: BelowOne = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: NotNegative = 0.2  # see clip_low
+    dual_clip: AboveOne | None = 3.0  # bound of each term, times its advantage, where that is negative; null: none
 
 
 def with_signal(inputs: LossInputs, params: HdpoParams) -> Tensor:

@@ -6,19 +6,17 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, ratio_loss, surrogate
+from verl_turnkey.advantage.params import BelowOne, NotNegative, Ranged
+from verl_turnkey.losses.clipping import clamp_log_ratio, ratio_loss, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 
 
 @dataclass(frozen=True)
-class PsftParams:
+class PsftParams(Ranged):
     """Parameters of ``psft``; the defaults are the released code's."""
 
-    clip_low: float = 0.2  # has no effect on value or gradient: the advantage is never negative
-    clip_high: float = 0.28  # a token whose ratio exceeds 1 + clip_high has no gradient
-
-    def __post_init__(self) -> None:
-        check_clip(self.clip_low, self.clip_high)
+    clip_low: BelowOne = 0.2  # has no effect on value or gradient: the advantage is never negative
+    clip_high: NotNegative = 0.28  # a token whose ratio exceeds 1 + clip_high has no gradient
 
 
 @register_loss(

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import Positive, Ranged
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 
 
 @dataclass(frozen=True)
-class RebelParams:
+class RebelParams(Ranged):
     """Parameters of ``rebel``; the default is the released code's."""
 
-    eta: float = 1.0  # factor of the differences of rewards
-
-    def __post_init__(self) -> None:
-        check(0 < self.eta < math.inf, "eta", "a finite number > 0", self.eta)
+    eta: Positive = 1.0  # factor of the differences of rewards
 
 
 @register_loss(

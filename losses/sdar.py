@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
-from verl_turnkey.advantage.params import check
-from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, ratio_loss, surrogate
-from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
-from verl_turnkey.losses.tensors import TEACHER
+from verl_turnkey.advantage.params import AboveOne, BelowOne, NotNegative, Ranged
+from verl_turnkey.losses.clipping import clamp_log_ratio, ratio_loss, surrogate
+from verl_turnkey.losses.registry import TEACHER, LossInputs, TokenLoss, register_loss
 
 
 @dataclass(frozen=True)
-class SdarParams:
+class SdarParams(Ranged):
     """Parameters of ``sdar``; the defaults are the released scripts'."""
 
-    coefficient: float = 0.01  # of the term; 0.1 in the released code
-    beta: float = 5.0  # steepness of the gate; 0: all tokens alike (GRPO+OPSD of the paper)
-    pg_weight: float = 1.0  # of PPO's loss; 0: the term alone (OPSD of the paper)
-    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.2  # see clip_low
-    dual_clip: float | None = 3.0  # bound of PPO's loss, times its advantage, where that is negative; null: none
-
-    def __post_init__(self) -> None:
-        check(0 <= self.coefficient < math.inf, "coefficient", "a finite number >= 0", self.coefficient)
-        check(0 <= self.beta < math.inf, "beta", "a finite number >= 0", self.beta)
-        check(0 <= self.pg_weight < math.inf, "pg_weight", "a finite number >= 0", self.pg_weight)
-        check_clip(self.clip_low, self.clip_high, self.dual_clip)
+    coefficient: NotNegative = 0.01  # of the term; 0.1 in the released code
+    beta: NotNegative = 5.0  # steepness of the gate; 0: all tokens alike (GRPO+OPSD of the paper)
+    pg_weight: NotNegative = 1.0  # of PPO's loss; 0: the term alone (OPSD of the paper)
+    clip_low: BelowOne = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: NotNegative = 0.2  # see clip_low
+    dual_clip: AboveOne | None = 3.0  # bound of PPO's loss, times its advantage, where that is negative; null: none
 
 
 @register_loss(

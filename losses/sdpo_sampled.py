@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-from verl_turnkey.advantage.params import check
-from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, ratio_loss, surrogate
-from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
-from verl_turnkey.losses.tensors import TEACHER
+from verl_turnkey.advantage.params import AboveOne, BelowOne, NotNegative, Positive, Ranged, Unit
+from verl_turnkey.losses.clipping import clamp_log_ratio, ratio_loss, surrogate
+from verl_turnkey.losses.registry import TEACHER, LossInputs, TokenLoss, register_loss
 
 
 @dataclass(frozen=True)
-class SdpoSampledParams:
+class SdpoSampledParams(Ranged):
     """Parameters of ``sdpo_sampled``; the defaults are TRL's and the released code's."""
 
-    weight: float = 1.0  # of the distillation; the rest, 1 - weight, is PPO's loss
-    is_clip: float = 2.0  # bound of the importance weight from the old to the current policy
+    weight: Unit = 1.0  # of the distillation; the rest, 1 - weight, is PPO's loss
+    is_clip: Positive = 2.0  # bound of the importance weight from the old to the current policy
     rows: Literal["with_text", "all"] = "with_text"
     """what the distillation is a mean over: the rows with a text, as in the released code, or all, as in TRL"""
-    clip_low: float = 0.2  # of PPO's loss: the ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.2  # see clip_low
-    dual_clip: float | None = 3.0  # bound of PPO's loss, times its advantage, where that is negative; null: none
-
-    def __post_init__(self) -> None:
-        check(0 <= self.weight <= 1, "weight", "a number in [0, 1]", self.weight)
-        check(0 < self.is_clip < math.inf, "is_clip", "a finite number > 0", self.is_clip)
-        check_clip(self.clip_low, self.clip_high, self.dual_clip)
+    clip_low: BelowOne = 0.2  # of PPO's loss: the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: NotNegative = 0.2  # see clip_low
+    dual_clip: AboveOne | None = 3.0  # bound of PPO's loss, times its advantage, where that is negative; null: none
 
 
 def with_text(inputs: LossInputs, params: SdpoSampledParams) -> Tensor | None:

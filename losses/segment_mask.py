@@ -6,23 +6,19 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from verl_turnkey.advantage.params import check
-from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, ratio_loss, surrogate
+from verl_turnkey.advantage.params import BelowOne, NotNegative, PositiveUnit, Ranged
+from verl_turnkey.losses.clipping import clamp_log_ratio, ratio_loss, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 
 
 @dataclass(frozen=True)
-class SegmentMaskParams:
+class SegmentMaskParams(Ranged):
     """Parameters of ``segment_mask``; the threshold is the paper's."""
 
-    threshold: float = 0.9  # tokens with at least this old probability are excluded
-    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.2  # see clip_low
+    threshold: PositiveUnit = 0.9  # tokens with at least this old probability are excluded
+    clip_low: BelowOne = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: NotNegative = 0.2  # see clip_low
     drop_zeros: bool = False  # tokens with an advantage of 0 are excluded as well, as SPO drops such edges of a tree
-
-    def __post_init__(self) -> None:
-        check(0 < self.threshold <= 1, "threshold", "a number in (0, 1]", self.threshold)
-        check_clip(self.clip_low, self.clip_high)
 
 
 def trained(inputs: LossInputs, params: SegmentMaskParams) -> Tensor:

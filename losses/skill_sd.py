@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from verl_turnkey.advantage.params import check
-from verl_turnkey.losses.clipping import MAX_LOG_RATIO, check_clip, clamp_log_ratio, ratio_loss, surrogate
-from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
-from verl_turnkey.losses.tensors import TEACHER
+from verl_turnkey.advantage.params import AboveOne, BelowOne, NotNegative, Ranged
+from verl_turnkey.losses.clipping import MAX_LOG_RATIO, clamp_log_ratio, ratio_loss, surrogate
+from verl_turnkey.losses.registry import TEACHER, LossInputs, TokenLoss, register_loss
 
 #: The log-ratio of the term's importance weight is clamped to it from above, as in the released code.
 MAX_WEIGHT = 10.0
 
 
 @dataclass(frozen=True)
-class SkillSdParams:
+class SkillSdParams(Ranged):
     """Parameters of ``skill_sd``; the default of ``lam`` is the released scripts'."""
 
-    lam: float = 0.001  # of the term; 0.1 in the released code
-    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.2  # see clip_low
-    dual_clip: float | None = 3.0  # bound of PPO's loss, times its advantage, where that is negative; null: none
-
-    def __post_init__(self) -> None:
-        check(0 <= self.lam < math.inf, "lam", "a finite number >= 0", self.lam)
-        check_clip(self.clip_low, self.clip_high, self.dual_clip)
+    lam: NotNegative = 0.001  # of the term; 0.1 in the released code
+    clip_low: BelowOne = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: NotNegative = 0.2  # see clip_low
+    dual_clip: AboveOne | None = 3.0  # bound of PPO's loss, times its advantage, where that is negative; null: none
 
 
 @register_loss(

@@ -9,22 +9,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from verl_turnkey.losses.clipping import check_clip, clamp_log_ratio, clipped, ratio_loss, surrogate
+from verl_turnkey.advantage.params import BelowOne, NotNegative, Ranged
+from verl_turnkey.losses.clipping import clamp_log_ratio, clipped, ratio_loss, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 from verl_turnkey.losses.turns import TURN, Turns
 
 
 @dataclass(frozen=True)
-class StPpoParams:
+class StPpoParams(Ranged):
     """Parameters of ``st_ppo`` and ``s_ppo``."""
 
-    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.2  # see clip_low
+    clip_low: BelowOne = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: NotNegative = 0.2  # see clip_low
     divide: Literal["above_one", "always"] = "above_one"
     """gradient / max(1, norm of the clipping bias) (our reading), or / norm whenever a token was clipped"""
-
-    def __post_init__(self) -> None:
-        check_clip(self.clip_low, self.clip_high)
 
     def gradient_scale(self, norm: float) -> float:
         """Factor of the gradient, given the norm of the clipping bias; 1 when nothing was clipped.

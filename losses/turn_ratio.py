@@ -8,24 +8,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from verl_turnkey.losses.clipping import MAX_LOG_RATIO, check_clip, clamp_log_ratio, ratio_loss, surrogate
+from verl_turnkey.advantage.params import AboveOne, BelowOne, NotNegative, Ranged
+from verl_turnkey.losses.clipping import MAX_LOG_RATIO, clamp_log_ratio, ratio_loss, surrogate
 from verl_turnkey.losses.registry import LossInputs, TokenLoss, register_loss
 from verl_turnkey.losses.turns import TURN, Turns
 
 
 @dataclass(frozen=True)
-class TurnRatioParams:
+class TurnRatioParams(Ranged):
     """Parameters of ``turn_ratio``; the defaults are ST-PPO's."""
 
     ratio: Literal["geometric", "product"] = "geometric"  # mean of the turn's log-ratios, or their sum
-    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.2  # see clip_low
+    clip_low: BelowOne = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: NotNegative = 0.2  # see clip_low
     aggregate: Literal["tokens", "turns"] = "tokens"  # mean over tokens, so that long turns weigh more, or over turns
     gradient: Literal["turn", "token"] = "turn"  # through the turn's ratio, or per token with its own advantage
-    dual_clip: float | None = None  # bound of the loss, times the advantage, where that is negative; null: none
-
-    def __post_init__(self) -> None:
-        check_clip(self.clip_low, self.clip_high, self.dual_clip)
+    dual_clip: AboveOne | None = None  # bound of the loss, times the advantage, where that is negative; null: none
 
 
 def equal_turns(inputs: LossInputs, params: TurnRatioParams) -> Tensor | None:

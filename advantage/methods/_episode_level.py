@@ -1,4 +1,4 @@
-"""The episode level that the group-based estimators share: one score per trajectory, compared inside its group."""
+"""Terms that many methods share: the outcome in its group, or among the solved, and a term of the step with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Bools, Floats, GroupStats, Norm, against_others, group_stats, normalize
+from verl_turnkey.advantage.group_ops import (
+    Bools,
+    Floats,
+    GroupStats,
+    Ints,
+    Norm,
+    Std,
+    against_others,
+    equal,
+    group_stats,
+    normalize,
+)
 from verl_turnkey.advantage.params import ConfigError
 
 Scope = Literal["trajectories", "steps", "outcomes"]
@@ -85,3 +96,52 @@ def leave_one_out(batch: StepBatch, *, scope: Scope, singleton: Singleton) -> Fl
     """
     own, stats = outcomes(batch, scope)
     return of_singletons(own, batch, stats, singleton, against_others(own, batch.group, stats))
+
+
+EPSILON = 1e-6  # added to standard deviations
+
+
+def z_scores(values: Floats, codes: Ints, n: int, std: Std = "sample", epsilon: float = EPSILON) -> Floats:
+    """``(x - mean) / (std + epsilon)`` of ``values`` (S,) in their groups ``codes``; 0 alone or without spread."""
+    return normalize(values, codes, group_stats(values, codes, n, std), "mean_std", epsilon)
+
+
+def token_counts(batch: StepBatch) -> Ints | None:
+    """How often a step counts in statistics over tokens (S,): ``tokens``; None, once, in a batch without them."""
+    return batch.tokens if "tokens" in batch.given else None
+
+
+def two_levels(
+    batch: StepBatch, episode: Floats, step: Floats, compared: Ints, returns: Floats | None = None
+) -> Credit:
+    """``episode + step - penalty``, the terms with their weights (S,); ``compared``: the groups of the second."""
+    return Credit.of_parts(
+        {"episode_level": episode, "step_level": step},
+        batch.penalty,
+        None if returns is None else returns - batch.penalty,
+        metrics={"credit/groups": float(batch.n_groups)},
+        groups={"episode_level": batch.group, "step_level": compared},
+    )
+
+
+def solved_trajectories(batch: StepBatch, above: float | None = None) -> Bools:
+    """Whether each trajectory (n_trajectories,) has a step with ``success``.
+
+    With ``above``, and by ``above=0`` where the batch has no column ``success``: whether its ``env_return`` is larger.
+    """
+    if above is not None or "success" not in batch.given:
+        own, least = batch.env_return[batch.first_rows], above or 0.0
+        return (own > least) & ~equal(own, least)
+    return np.bincount(batch.trajectory, weights=batch.success, minlength=batch.n_trajectories) > 0
+
+
+def among_solved(batch: StepBatch, values: Floats, counted: Bools, epsilon: float) -> Floats:
+    """``(value - mean) / (std + epsilon)`` over the ``counted`` trajectories of each group -> (n_trajectories,).
+
+    0 for the others, and in a group that counts fewer than two, or whose values are equal.
+    """
+    rows = np.flatnonzero(counted)
+    group = batch.group[batch.first_rows][rows]
+    result = np.zeros(batch.n_trajectories)
+    result[rows] = normalize(values[rows], group, group_stats(values[rows], group, batch.n_groups), "mean_std", epsilon)
+    return result

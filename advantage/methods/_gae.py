@@ -8,7 +8,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.group_ops import Floats, cut_runs, discounted_returns, equal, group_stats, next_values
-from verl_turnkey.advantage.methods._two_levels import token_counts
+from verl_turnkey.advantage.methods._episode_level import token_counts
 
 Whiten = Literal["turns", "none"]
 WHITEN_EPSILON = 1e-8  # added to the variance, as in verl's masked_whiten

@@ -5,27 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import group_stats, normalize
-from verl_turnkey.advantage.methods._episode_level import episode_level
+from verl_turnkey.advantage.methods._episode_level import EPSILON, episode_level, token_counts, two_levels
 from verl_turnkey.advantage.methods._step_columns import step_column
-from verl_turnkey.advantage.methods._two_levels import EPSILON, token_counts, two_levels
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import NotNegative, Ranged
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class DualGranularityParams:
+class DualGranularityParams(Ranged):
     """Parameters of ``dual_granularity``; the defaults are those of the released run."""
 
-    beta: float = 0.3  # weight of the step level
+    beta: NotNegative = 0.3  # weight of the step level
     weight: Literal["tokens", "steps"] = "tokens"
     """how often a step counts in mean and std: once per token (paper), where long steps dominate, or once"""
-
-    def __post_init__(self) -> None:
-        check(0 <= self.beta < np.inf, "beta", "a finite number >= 0", self.beta)
 
 
 @register_estimator(

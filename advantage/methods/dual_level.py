@@ -8,27 +8,21 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import joint_codes, ordinals
-from verl_turnkey.advantage.methods._episode_level import Singleton, episode_level
-from verl_turnkey.advantage.methods._two_levels import EPSILON, two_levels, z_scores
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.methods._episode_level import EPSILON, Singleton, episode_level, two_levels, z_scores
+from verl_turnkey.advantage.params import NotNegative, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class DualLevelParams:
+class DualLevelParams(Ranged):
     """Parameters of ``dual_level``; the defaults are the paper's."""
 
-    gamma: float = 0.9  # discount of the turn returns
-    trajectory_w: float = 1.0  # weight of the trajectory level; the released code averages: 0.5
-    turn_w: float = 1.0  # weight of the turn level; the released code averages: 0.5
+    gamma: Unit = 0.9  # discount of the turn returns
+    trajectory_w: NotNegative = 1.0  # weight of the trajectory level; the released code averages: 0.5
+    turn_w: NotNegative = 1.0  # weight of the turn level; the released code averages: 0.5
     singleton: Singleton = "zero"
     """advantage of a group of one trajectory, and of a turn that no other member has: 0, or its raw score and return
     (released code)"""
-
-    def __post_init__(self) -> None:
-        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
-        check(0 <= self.trajectory_w < np.inf, "trajectory_w", "a finite number >= 0", self.trajectory_w)
-        check(0 <= self.turn_w < np.inf, "turn_w", "a finite number >= 0", self.turn_w)
 
 
 @register_estimator(

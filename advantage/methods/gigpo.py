@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Norm, group_stats, normalize
+from verl_turnkey.advantage.group_ops import Norm, describe_groups, group_stats, normalize
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
 from verl_turnkey.advantage.methods._similarity import similar_states
-from verl_turnkey.advantage.metrics import describe_groups
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import NotNegative, Positive, Range, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class GigpoParams:
+class GigpoParams(Ranged):
     """Parameters of ``gigpo``; the defaults are the paper's."""
 
-    gamma: float = 0.95  # discount of the step returns
-    step_advantage_w: float = 1.0  # omega: weight of the step level
+    gamma: Unit = 0.95  # discount of the step returns
+    step_advantage_w: NotNegative = 1.0  # omega: weight of the step level
     norm: Norm = "mean_std"  # F: the group's sample std, or 1; the same at both levels
     scope: Scope = "outcomes"
     """statistics over outcomes, penalties subtracted from their own step's advantage; or, as in released code, with
     penalties included: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
     singleton: Singleton = "zero"  # episode-level advantage in a group of one: 0, or its raw score (released code)
-    similarity: float | None = None
+    similarity: Annotated[float, Range(lambda x: 0 < x < 1, "in (0, 1)")] | None = None
     """also compare states whose texts have at least this difflib ratio, in (0, 1) (released code); null: off"""
-    epsilon: float = 1e-6  # added to the std
+    epsilon: Positive = 1e-6  # added to the std
 
     @property
     def compares_texts(self) -> bool:
         """Whether the steps need their observation texts."""
         return self.similarity is not None
-
-    def __post_init__(self) -> None:
-        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
-        check(0 <= self.step_advantage_w < np.inf, "step_advantage_w", "a finite number >= 0", self.step_advantage_w)
-        check(self.similarity is None or 0 < self.similarity < 1, "similarity", "null or in (0, 1)", self.similarity)
-        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
 
 
 @register_estimator(

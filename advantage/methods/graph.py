@@ -9,15 +9,20 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Norm, equal, group_stats, normalize
-from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
+from verl_turnkey.advantage.methods._episode_level import (
+    Scope,
+    Singleton,
+    episode_level,
+    penalties,
+    solved_trajectories,
+)
 from verl_turnkey.advantage.methods._graph import distance_to_success, state_values, visit_values
-from verl_turnkey.advantage.methods._solved import solved_trajectories
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import Finite, NotNegative, Positive, PositiveUnit, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class GraphParams:
+class GraphParams(Ranged):
     """Parameters of ``graph``; the defaults are GraphGPO's, ``gamma`` is that of GRAFT."""
 
     rule: Literal["graphgpo", "graft", "g2po"] = "graphgpo"
@@ -26,28 +31,19 @@ class GraphParams:
     edge: Literal["paper", "code", "progress"] = "paper"
     """graphgpo: value of a step, decay^(d(s') + 1), or decay^d(s') (released code), or decay^(d(s') - d(s) + 1), its
     progress (an option there)"""
-    decay: float = 0.1  # graphgpo: factor for each step of distance
-    scale: float = 10.0  # graphgpo: value of a step at exponent 0; only norm=mean depends on it
-    step_advantage_w: float = 1.0  # graphgpo, g2po: weight of the levels of steps
+    decay: PositiveUnit = 0.1  # graphgpo: factor for each step of distance
+    scale: Positive = 10.0  # graphgpo: value of a step at exponent 0; only norm=mean depends on it
+    step_advantage_w: NotNegative = 1.0  # graphgpo, g2po: weight of the levels of steps
     norm: Norm = "mean_std"
     """graphgpo, g2po: divide by the group's sample std, or only subtract the mean; at all levels"""
     scope: Scope = "outcomes"
     """statistics over outcomes, penalties subtracted from their own step's advantage; or, as in released code, with
     penalties included: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
     singleton: Singleton = "zero"  # episode-level advantage in a group of one: 0, or its raw score (released code)
-    epsilon: float = 1e-6  # added to the std
-    gamma: float = 0.99  # graft, g2po (0.95 in its code): discount of the states' values, one factor per step
-    success_value: float | None = None
+    epsilon: Positive = 1e-6  # added to the std
+    gamma: Unit = 0.99  # graft, g2po (0.95 in its code): discount of the states' values, one factor per step
+    success_value: Finite | None = None
     """g2po: value of the end of a solved trajectory (10 in its code, where success scores 10); null: its score"""
-
-    def __post_init__(self) -> None:
-        check(0 < self.decay <= 1, "decay", "a number in (0, 1]", self.decay)
-        check(0 < self.scale < np.inf, "scale", "a finite number > 0", self.scale)
-        check(0 <= self.step_advantage_w < np.inf, "step_advantage_w", "a finite number >= 0", self.step_advantage_w)
-        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
-        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
-        value = self.success_value
-        check(value is None or np.isfinite(value), "success_value", "null or a finite number", value)
 
 
 @register_estimator(

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Norm
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, outcome_credit, penalties
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import Positive, Ranged
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class GrpoStepsParams:
+class GrpoStepsParams(Ranged):
     """Parameters of ``grpo_steps``."""
 
     norm: Norm = "mean_std"  # divide by the group's sample std, or only subtract the mean
@@ -22,10 +20,7 @@ class GrpoStepsParams:
     """statistics over outcomes, penalties subtracted from their own step's advantage; or, as in released code, with
     penalties included: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
     singleton: Singleton = "zero"  # advantage in a group of one: 0, or its raw score as in verl-agent
-    epsilon: float = 1e-6  # added to the std
-
-    def __post_init__(self) -> None:
-        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+    epsilon: Positive = 1e-6  # added to the std
 
 
 @register_estimator(

@@ -20,7 +20,7 @@ from verl_turnkey.advantage.group_ops import (
     normalize,
 )
 from verl_turnkey.advantage.methods._step_columns import refuse_trees
-from verl_turnkey.advantage.params import ConfigError, check
+from verl_turnkey.advantage.params import ConfigError, NotNegative, Ranged, Unit
 from verl_turnkey.advantage.registry import ValueHead, register_estimator
 
 HEADS = (ValueHead("low", behind=("subgoal", "switch")), ValueHead("high"), ValueHead("term"))
@@ -29,13 +29,13 @@ STD_EPSILON = 1e-8  # added to the stds, as in the released code
 
 
 @dataclass(frozen=True)
-class HaeParams:
+class HaeParams(Ranged):
     """Parameters of ``hae``; the defaults are the paper's."""
 
-    gamma: float = 1.0  # discount per turn
-    lam_turn: float = 0.95  # lambda of GAE over the turns of a segment; the released runs: 1.0
-    lam_seg: float = 0.95  # lambda of GAE over segments
-    keep_penalty: float = 0.0
+    gamma: Unit = 1.0  # discount per turn
+    lam_turn: Unit = 0.95  # lambda of GAE over the turns of a segment; the released runs: 1.0
+    lam_seg: Unit = 0.95  # lambda of GAE over segments
+    keep_penalty: NotNegative = 0.0
     """taken from the reward of each turn that keeps its subgoal; the authors' runs: 0.3 fixed, or 3.5 normalized"""
     keep_penalty_mode: Literal["fixed", "normalized"] = "fixed"
     """the whole of it for each such turn, or divided by the turns of the episode, none in an episode of one"""
@@ -43,11 +43,6 @@ class HaeParams:
     heads: Literal[3, 1] = 3
     """of the critic: one for each decision, or one value before the turn in the place of all three"""
     normalise: bool = True  # each of the three to mean 0 and population std 1, over the turns that have it
-
-    def __post_init__(self) -> None:
-        for key in ("gamma", "lam_turn", "lam_seg"):
-            check(0 <= getattr(self, key) <= 1, key, "a number in [0, 1]", getattr(self, key))
-        check(0 <= self.keep_penalty < np.inf, "keep_penalty", "a finite number >= 0", self.keep_penalty)
 
     @property
     def value_heads(self) -> tuple[ValueHead, ...]:

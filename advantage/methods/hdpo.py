@@ -7,21 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.methods._episode_level import episode_level
-from verl_turnkey.advantage.methods._solved import among_solved, solved_trajectories
-from verl_turnkey.advantage.methods._tools import tool_calls
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.methods._episode_level import among_solved, episode_level, solved_trajectories
+from verl_turnkey.advantage.methods._step_columns import tool_calls
+from verl_turnkey.advantage.params import Positive, Ranged
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class HdpoParams:
+class HdpoParams(Ranged):
     """Parameters of ``hdpo``."""
 
-    epsilon: float = 1e-6  # added to the stds
-
-    def __post_init__(self) -> None:
-        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+    epsilon: Positive = 1e-6  # added to the stds
 
 
 @register_estimator(

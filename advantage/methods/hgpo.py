@@ -19,17 +19,17 @@ from verl_turnkey.advantage.group_ops import (
     previous_values,
 )
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import Count, NotNegative, Positive, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class HgpoParams:
+class HgpoParams(Ranged):
     """Parameters of ``hgpo``; the defaults are the paper's, but for ``std``, which it does not name."""
 
-    gamma: float = 0.95  # discount of the step returns
-    history: int = 2  # K: most past states that must agree; as many as the prompt shows (turnkey.rollout.history)
-    alpha: float = 1.0  # growth of the weight with depth; 0: equal weights
+    gamma: Unit = 0.95  # discount of the step returns
+    history: Count = 2  # K: most past states that must agree; as many as the prompt shows (turnkey.rollout.history)
+    alpha: NotNegative = 1.0  # growth of the weight with depth; 0: equal weights
     norm: Norm = "mean_std"  # divide by the group's std, or only subtract the mean; the same at all levels
     std: Std = "population"  # std of the step levels (the released code's; the paper does not say)
     weights: Literal["paper", "code"] = "paper"  # level k weighs (k+1)^alpha, or (k+2)^alpha (released code)
@@ -38,13 +38,7 @@ class HgpoParams:
     """statistics over outcomes, penalties subtracted from their own step's advantage; or, as in released code, with
     penalties included: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
     singleton: Singleton = "zero"  # episode-level advantage in a group of one: 0, or its raw score (released code)
-    epsilon: float = 1e-6  # added to the std
-
-    def __post_init__(self) -> None:
-        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
-        check(self.history >= 0, "history", "an integer >= 0", self.history)
-        check(0 <= self.alpha < np.inf, "alpha", "a finite number >= 0", self.alpha)
-        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+    epsilon: Positive = 1e-6  # added to the std
 
 
 @register_estimator(

@@ -20,26 +20,23 @@ from verl_turnkey.advantage.group_ops import (
     normalize,
     ordinals,
 )
+from verl_turnkey.advantage.methods._episode_level import EPSILON
 from verl_turnkey.advantage.methods._step_columns import step_column
-from verl_turnkey.advantage.methods._two_levels import EPSILON
-from verl_turnkey.advantage.params import ConfigError, check
+from verl_turnkey.advantage.params import ConfigError, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
 VARIANCE_EPSILON = 1e-8  # inside the root, as in the released code
 
 
 @dataclass(frozen=True)
-class InformationGainParams:
+class InformationGainParams(Ranged):
     """Parameters of ``information_gain``; the defaults: the paper's gain, and the pools of the released script."""
 
-    gamma: float = 1.0  # discount of the normalized turn rewards
+    gamma: Unit = 1.0  # discount of the normalized turn rewards
     gain: Literal["probability", "log_probability"] = "probability"
     """what the information gain is a difference of (the released script: log_probability)"""
     pool: Literal["separate", "joint"] = "separate"
     """gains and outcomes of a group normalized in a pool each, or in one (the default in the released code)"""
-
-    def __post_init__(self) -> None:
-        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
 
 
 @register_estimator(

@@ -10,21 +10,21 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, discounted_returns, equal, group_stats, normalize
 from verl_turnkey.advantage.methods._gae import WHITEN_EPSILON, whiten_tokens
-from verl_turnkey.advantage.methods._roles import read_roles, role_metrics
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.methods._step_columns import read_roles, role_metrics
+from verl_turnkey.advantage.params import Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
 STD_EPSILON = 1e-6  # added to the stds, as in the released code
 
 
 @dataclass(frozen=True)
-class MarshalParams:
+class MarshalParams(Ranged):
     """Parameters of ``marshal``; the defaults are the paper's: sum first, then normalize by role.
 
     The released runs have reward_norm=mean, whiten_rewards=true, advantage_norm=distinct_mean, whiten_advantages=true.
     """
 
-    gamma: float = 1.0  # discount of the returns, one factor per turn of the role
+    gamma: Unit = 1.0  # discount of the returns, one factor per turn of the role
     reward_norm: Literal["none", "mean", "mean_std"] = "none"
     """rewards against those of the role's turns, before summing"""
     whiten_rewards: bool = False
@@ -33,9 +33,6 @@ class MarshalParams:
     """returns against those of the role's turns; distinct_mean: against the mean of the different values that occur,
     and 0 (released code)"""
     whiten_advantages: bool = False  # normalize advantages to mean 0 and std 1 over the response tokens of the batch
-
-    def __post_init__(self) -> None:
-        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
 
 
 @register_estimator(

@@ -9,19 +9,16 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import equal, normalize
 from verl_turnkey.advantage.methods._episode_level import Singleton, of_singletons, outcome_credit, outcomes
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import NotNegative, Ranged
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class MaxrlParams:
+class MaxrlParams(Ranged):
     """Parameters of ``maxrl``."""
 
-    epsilon: float = 0.0  # added to the mean; the authors' code: 1.0e-6
+    epsilon: NotNegative = 0.0  # added to the mean; the authors' code: 1.0e-6
     singleton: Singleton = "zero"  # advantage in a group of one: 0, or its raw score (SkyRL)
-
-    def __post_init__(self) -> None:
-        check(0 <= self.epsilon < np.inf, "epsilon", "a finite number >= 0", self.epsilon)
 
 
 @register_estimator(

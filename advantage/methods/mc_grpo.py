@@ -9,22 +9,18 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, equal, mean
 from verl_turnkey.advantage.methods._episode_level import outcome_credit, outcomes
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import NotNegative, Positive, Ranged
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class McGrpoParams:
+class McGrpoParams(Ranged):
     """Parameters of ``mc_grpo``."""
 
-    floor: float = 0.6745
+    floor: NotNegative = 0.6745
     """the deviation counts as at least so many sample stds of the group; the default is the ratio of a normal
     distribution, and 0 the paper's plain formula"""
-    epsilon: float = 1e-3  # added to the deviation
-
-    def __post_init__(self) -> None:
-        check(0 <= self.floor < np.inf, "floor", "a finite number >= 0", self.floor)
-        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+    epsilon: Positive = 1e-3  # added to the deviation
 
 
 @register_estimator(

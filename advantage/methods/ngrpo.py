@@ -9,20 +9,16 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import ROUNDING, equal, group_stats, mean, normalize
 from verl_turnkey.advantage.methods._episode_level import outcome_credit, outcomes, refuse_outcomes
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import Finite, Positive, Ranged
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class NgrpoParams:
+class NgrpoParams(Ranged):
     """Parameters of ``ngrpo``."""
 
-    r_max: float = 1.0  # outcome of the virtual rollout: the largest that the task can have
-    epsilon: float = 1e-6  # added to the std
-
-    def __post_init__(self) -> None:
-        check(-np.inf < self.r_max < np.inf, "r_max", "a finite number", self.r_max)
-        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+    r_max: Finite = 1.0  # outcome of the virtual rollout: the largest that the task can have
+    epsilon: Positive = 1e-6  # added to the std
 
 
 @register_estimator(

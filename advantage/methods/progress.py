@@ -12,18 +12,18 @@ from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Runs, next_values
 from verl_turnkey.advantage.methods._gae import Whiten, moments
 from verl_turnkey.advantage.methods._step_columns import refuse_trees, step_column
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import AtLeastOne, NotNegative, Ranged
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class ProgressParams:
+class ProgressParams(Ranged):
     """Parameters of ``progress``."""
 
-    alpha: float = 3.0  # weight of the prover's progress: 5 and 3 in the paper for 2B and 9B models; 0: VinePPO
+    alpha: NotNegative = 3.0  # weight of the prover's progress: 5 and 3 in the paper for 2B and 9B models; 0: VinePPO
     prover: Literal["given", "best_of_k"] = "given"
     """whose values tell progress: those of extra.prover_value (or turn_value itself), or best of k of turn_value"""
-    k: int = 4  # tries of the best-of-k prover
+    k: AtLeastOne = 4  # tries of the best-of-k prover
     segments: bool | Literal["auto"] = "auto"
     """every step from one measured state to the next gets what all of them add (SPO's chain); extra.value_rollouts says
     which states were measured; auto: where the rollout gives that column"""
@@ -32,10 +32,6 @@ class ProgressParams:
     @property
     def also_needs(self) -> tuple[str, ...]:
         return ("extra.value_rollouts",) if self.segments is True else ()
-
-    def __post_init__(self) -> None:
-        check(0 <= self.alpha < np.inf, "alpha", "a finite number >= 0", self.alpha)
-        check(self.k >= 1, "k", "an integer >= 1", self.k)
 
 
 @register_estimator(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from verl_turnkey.advantage.group_ops import (
 )
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
 from verl_turnkey.advantage.methods._similarity import step_texts, within_images
-from verl_turnkey.advantage.params import ConfigError, check
+from verl_turnkey.advantage.params import ConfigError, NotNegative, Positive, Range, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ CHUNK = 4096  # rows whose vectors are held at once
 
 
 @dataclass(frozen=True)
-class ProxmoParams:
+class ProxmoParams(Ranged):
     """Parameters of ``proxmo``; the defaults are the paper's."""
 
-    gamma: float = 0.95  # discount of the step returns
-    alpha: float = 4.0  # sharpness of the outcome weight's dependence on the success rate
-    beta: float = 0.1  # strength of the outcome weight; 0: off
-    temperature: float = 0.1  # of the softmax over similarities; lower: only the most similar states count
-    step_advantage_w: float = 1.0  # omega: weight of the step level
+    gamma: Unit = 0.95  # discount of the step returns
+    alpha: Positive = 4.0  # sharpness of the outcome weight's dependence on the success rate
+    beta: NotNegative = 0.1  # strength of the outcome weight; 0: off
+    temperature: Positive = 0.1  # of the softmax over similarities; lower: only the most similar states count
+    step_advantage_w: NotNegative = 1.0  # omega: weight of the step level
     norm: Norm = "mean_std"  # of the episode level: divide by the group's sample std (paper), or not (released code)
     success_rate: Literal["trajectories", "clamped_score"] = "trajectories"
     """share of solved trajectories, or the mean score over step rows cut to [0, 1] (released code)"""
@@ -49,19 +49,10 @@ class ProxmoParams:
     """statistics over outcomes, penalties subtracted from their own step's advantage; or, as in released code, with
     penalties included: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""
     singleton: Singleton = "zero"  # episode-level advantage in a group of one: 0, or its raw score (released code)
-    max_features: int = 1024  # words of the tf-idf vocabulary
-    epsilon: float = 1e-6  # added to the std
+    max_features: Annotated[int, Range(lambda x: x > 0, "an integer > 0")] = 1024  # words of the tf-idf vocabulary
+    epsilon: Positive = 1e-6  # added to the std
     compares_texts: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ("sklearn",)
-
-    def __post_init__(self) -> None:
-        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
-        check(0 < self.alpha < np.inf, "alpha", "a finite number > 0", self.alpha)
-        check(0 <= self.beta < np.inf, "beta", "a finite number >= 0", self.beta)
-        check(0 < self.temperature < np.inf, "temperature", "a finite number > 0", self.temperature)
-        check(0 <= self.step_advantage_w < np.inf, "step_advantage_w", "a finite number >= 0", self.step_advantage_w)
-        check(self.max_features > 0, "max_features", "an integer > 0", self.max_features)
-        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
 
 
 @register_estimator(

@@ -9,21 +9,17 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, discounted_returns, equal, group_stats, sort_runs
-from verl_turnkey.advantage.methods._roles import Roles, episode_outcomes, read_roles, role_metrics
-from verl_turnkey.advantage.params import ConfigError, check
+from verl_turnkey.advantage.methods._step_columns import Roles, episode_outcomes, read_roles, role_metrics
+from verl_turnkey.advantage.params import ConfigError, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class RaeParams:
+class RaeParams(Ranged):
     """Parameters of ``rae``; the defaults are the paper's."""
 
-    decay: float = 0.95  # of a role's moving average, for each of its episodes
-    gamma: float = 1.0  # the advantage falls by it for each step to the end of the role's episode
-
-    def __post_init__(self) -> None:
-        check(0 <= self.decay <= 1, "decay", "a number in [0, 1]", self.decay)
-        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
+    decay: Unit = 0.95  # of a role's moving average, for each of its episodes
+    gamma: Unit = 1.0  # the advantage falls by it for each step to the end of the role's episode
 
 
 @register_estimator(

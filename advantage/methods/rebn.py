@@ -8,21 +8,17 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Std, group_stats, normalize
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import Positive, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class RebnParams:
+class RebnParams(Ranged):
     """Parameters of ``rebn``; the defaults are the paper's for games, but for ``std``, which it does not name."""
 
-    gamma: float = 0.9  # discount of the step returns; the paper takes 1.0 where there is one reward at the end
+    gamma: Unit = 0.9  # discount of the step returns; the paper takes 1.0 where there is one reward at the end
     std: Std = "sample"  # std over the batch: the released code has both
-    epsilon: float = 1e-9  # added to the std
-
-    def __post_init__(self) -> None:
-        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
-        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+    epsilon: Positive = 1e-9  # added to the std
 
 
 @register_estimator(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from importlib import import_module
+from typing import Any, Literal
 
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
+from verl_turnkey.advantage.columns import encode
 from verl_turnkey.advantage.group_ops import (
+    Ints,
     at_the_end,
     discounted_returns,
     distances,
@@ -16,10 +20,10 @@ from verl_turnkey.advantage.group_ops import (
     group_stats,
     joint_codes,
     ordinals,
+    previous_values,
 )
-from verl_turnkey.advantage.methods._signatures import action_codes, function_of, past_actions
 from verl_turnkey.advantage.methods._step_columns import key_column
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import ConfigError, NotNegative, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
 STATE, ACTION = "extra.state_signature", "extra.action_signature"
@@ -27,11 +31,11 @@ SMALLEST_STD = 1e-8  # credit with less spread is not divided by it
 
 
 @dataclass(frozen=True)
-class RtmcParams:
+class RtmcParams(Ranged):
     """Parameters of ``rtmc``; the defaults are the paper's, but for ``states``."""
 
-    gamma: float = 0.99  # discount of the outcome, one factor per step
-    n_prior: float = 2.0  # n0: visits that the group's mean outcome counts for in the value of a state
+    gamma: Unit = 0.99  # discount of the outcome, one factor per step
+    n_prior: NotNegative = 2.0  # n0: visits that the group's mean outcome counts for in the value of a state
     divide_by_std: bool = False  # divide the credit by its population std over the group's steps, without centring
     states: Literal["anchor", "actions", "column"] = "anchor"
     """what makes two states equal: the anchor; the set of earlier actions, in any order and each once (the paper's,
@@ -42,8 +46,7 @@ class RtmcParams:
     """module:function of yours from the key of an action to its signature; null: the key itself"""
 
     def __post_init__(self) -> None:
-        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
-        check(0 <= self.n_prior < np.inf, "n_prior", "a finite number >= 0", self.n_prior)
+        super().__post_init__()
         if self.signature is not None:
             function_of(self.signature)
 
@@ -122,3 +125,51 @@ def rtmc(batch: StepBatch, params: RtmcParams) -> Credit:
         levels={"action_value": q, "state_value": value},
         groups={"step_level": state, "action_value": pair, "state_value": state},
     )
+
+
+def action_codes(batch: StepBatch, column: bool, path: str | None) -> tuple[Ints, int]:
+    """Code of each step's action (S,), and the number of codes that can recur: those of missing keys are beyond.
+
+    ``column``: the key is ``extra["action_signature"]`` instead of ``batch.action``. ``path``: ``module:function`` from
+    a key to its signature; None: the key itself.
+
+    Raises:
+        ConfigError: the function raised, or returned something that cannot be a key.
+    """
+    codes, ids = key_column(batch, "action_signature") if column else (batch.action, batch.ids["action"])
+    if path is None:
+        return codes, len(ids)
+    function = function_of(path)
+    try:
+        signatures = [function(key) for key in ids]
+        codes, ids = encode("signature", [signatures[c] if c < len(ids) else None for c in codes.tolist()], True)
+    except Exception as error:  # of the user's function
+        raise ConfigError(f"rtmc.signature={path}: {type(error).__name__}: {error}") from error
+    return codes, len(ids)
+
+
+def past_actions(batch: StepBatch, action: Ints, known: int) -> Ints:
+    """Code (S,) of the set of actions below ``known`` that the trajectory took before each step."""
+    codes: dict[frozenset[int], int] = {}
+    result = np.zeros(len(batch), dtype=np.int64)
+    taken = action.tolist()
+    before = previous_values(np.arange(len(batch)), batch.runs, -1).tolist()
+    past: dict[int, frozenset[int]] = {-1: frozenset()}  # up to a row, its own action included
+    for row in batch.runs.order.tolist():
+        so_far = past[before[row]]
+        result[row] = codes.setdefault(so_far, len(codes))
+        past[row] = so_far | {taken[row]} if taken[row] < known and taken[row] not in so_far else so_far
+    return result
+
+
+def function_of(path: str) -> Callable[[Any], Any]:
+    """The function ``module:function``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"signature: expected an importable module:function, got {path!r}: {error}") from None

@@ -18,24 +18,20 @@ from verl_turnkey.advantage.group_ops import (
 )
 from verl_turnkey.advantage.methods._episode_level import episode_level, leave_one_out
 from verl_turnkey.advantage.methods._graph import TERMINAL, next_anchors
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import Count, Positive, Ranged
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class SaltParams:
+class SaltParams(Ranged):
     """Parameters of ``salt``. The paper's own settings were not available to us; these are our reading."""
 
     base: Literal["grpo", "rloo"] = "grpo"  # trajectory advantage: against the group, or against its other members
     average: Literal["occurrences", "trajectories"] = "occurrences"
     """a trajectory counts each time it takes the edge, or once"""
-    history: int = 0  # preceding edges that must agree as well before steps are merged
+    history: Count = 0  # preceding edges that must agree as well before steps are merged
     norm: Norm = "mean_std"  # grpo: divide by the group's sample std, or only subtract the mean
-    epsilon: float = 1e-6  # added to the std
-
-    def __post_init__(self) -> None:
-        check(self.history >= 0, "history", "an integer >= 0", self.history)
-        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+    epsilon: Positive = 1e-6  # added to the std
 
 
 @register_estimator(

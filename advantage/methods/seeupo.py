@@ -9,21 +9,18 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import group_stats, normalize
 from verl_turnkey.advantage.methods._episode_level import Singleton, episode_level
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import Positive, Ranged
 from verl_turnkey.advantage.registry import register_estimator
 
 SMALLEST_STD = 1e-6  # the released code only centres a batch with less spread
 
 
 @dataclass(frozen=True)
-class SeeupoParams:
+class SeeupoParams(Ranged):
     """Parameters of ``seeupo``; the defaults are the released code's."""
 
-    clamp: float = 3.0  # advantages are cut to [-clamp, clamp]
+    clamp: Positive = 3.0  # advantages are cut to [-clamp, clamp]
     singleton: Singleton = "score"  # group-level advantage in a group of one: its raw score, or 0
-
-    def __post_init__(self) -> None:
-        check(0 < self.clamp < np.inf, "clamp", "a finite number > 0", self.clamp)
 
 
 @register_estimator(

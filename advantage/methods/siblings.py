@@ -9,19 +9,16 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Norm, group_stats, joint_codes, normalize
 from verl_turnkey.advantage.methods._step_columns import key_column, step_column
-from verl_turnkey.advantage.params import ConfigError, check
+from verl_turnkey.advantage.params import ConfigError, Positive, Ranged
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class SiblingsParams:
+class SiblingsParams(Ranged):
     """Parameters of ``siblings``."""
 
     norm: Norm = "mean_std"  # divide by the sample std of the siblings, or only subtract their mean
-    epsilon: float = 1e-6  # added to the std
-
-    def __post_init__(self) -> None:
-        check(0 < self.epsilon < np.inf, "epsilon", "a finite number > 0", self.epsilon)
+    epsilon: Positive = 1e-6  # added to the std
 
 
 @register_estimator(

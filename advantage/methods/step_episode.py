@@ -9,25 +9,22 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, against_others, group_stats, normalize
+from verl_turnkey.advantage.methods._episode_level import EPSILON, two_levels
 from verl_turnkey.advantage.methods._step_columns import step_column
-from verl_turnkey.advantage.methods._two_levels import EPSILON, two_levels
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import NotNegative, Ranged
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class StepEpisodeParams:
+class StepEpisodeParams(Ranged):
     """Parameters of ``step_episode``; the defaults are the paper's."""
 
-    alpha: float = 1.0  # weight of the step level
+    alpha: NotNegative = 1.0  # weight of the step level
     estimator: Literal["rloo", "grpo", "reinforce_pp"] = "rloo"
     """of both levels: against the mean of the others; against the group's mean, divided by the group's std; or by the
     batch's std (REINFORCE++ with the group as baseline)"""
     baseline: Literal["all_steps", "one_per_trajectory"] = "all_steps"
     """the step scores of a group that its statistics are over: all, or each trajectory's first (released code)"""
-
-    def __post_init__(self) -> None:
-        check(0 <= self.alpha < np.inf, "alpha", "a finite number >= 0", self.alpha)
 
 
 @register_estimator(

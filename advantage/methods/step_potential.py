@@ -18,25 +18,19 @@ from verl_turnkey.advantage.group_ops import (
     previous_values,
     running_sums,
 )
-from verl_turnkey.advantage.methods._episode_level import episode_level
+from verl_turnkey.advantage.methods._episode_level import EPSILON, episode_level, token_counts
 from verl_turnkey.advantage.methods._step_columns import value_after
-from verl_turnkey.advantage.methods._two_levels import EPSILON, token_counts
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import Finite, NotNegative, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class StepPotentialParams:
+class StepPotentialParams(Ranged):
     """Parameters of ``step_potential``; the defaults are the paper's, but for ``saturation``."""
 
-    alpha: float = 0.5  # how far the outcome's advantage fades after saturated steps: to 1 - alpha
-    xi: float = 0.5  # weight of the change of potential
-    saturation: float = 0.9  # potential above which a step counts as saturated: not stated; the released probe's
-
-    def __post_init__(self) -> None:
-        check(0 <= self.alpha <= 1, "alpha", "a number in [0, 1]", self.alpha)
-        check(0 <= self.xi < np.inf, "xi", "a finite number >= 0", self.xi)
-        check(-np.inf < self.saturation < np.inf, "saturation", "a finite number", self.saturation)
+    alpha: Unit = 0.5  # how far the outcome's advantage fades after saturated steps: to 1 - alpha
+    xi: NotNegative = 0.5  # weight of the change of potential
+    saturation: Finite = 0.9  # potential above which a step counts as saturated: not stated; the released probe's
 
 
 @register_estimator(

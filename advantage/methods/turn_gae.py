@@ -9,22 +9,18 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.methods._gae import Whiten, describe_critic, gae, td_errors, whiten
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class TurnGaeParams:
+class TurnGaeParams(Ranged):
     """Parameters of ``turn_gae``; the defaults are the paper's."""
 
-    gamma: float = 0.99  # discount per turn
-    lam: float = 0.9  # lambda of GAE; 1: the return to the end of the episode
+    gamma: Unit = 0.99  # discount per turn
+    lam: Unit = 0.9  # lambda of GAE; 1: the return to the end of the episode
     whiten: Whiten = "turns"  # normalize advantages to mean 0 and std 1 over the turns of the batch, or not
     truncated: Literal["zero", "value"] = "zero"  # value after a truncated episode: 0, or the last value again
-
-    def __post_init__(self) -> None:
-        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
-        check(0 <= self.lam <= 1, "lam", "a number in [0, 1]", self.lam)
 
 
 @register_estimator(

@@ -9,32 +9,28 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, distances, group_stats, normalize, ordinals, run_sums
+from verl_turnkey.advantage.methods._episode_level import two_levels, z_scores
 from verl_turnkey.advantage.methods._step_columns import step_column
-from verl_turnkey.advantage.methods._two_levels import two_levels, z_scores
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import NotNegative, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
 MT_GRPO_EPSILON = 1e-4  # added to its standard deviations
 
 
 @dataclass(frozen=True)
-class TurnNormParams:
+class TurnNormParams(Ranged):
     """Parameters of ``turn_norm``."""
 
     rule: Literal["gtpo", "mt_grpo"] = "gtpo"  # the paper whose rule is used
-    gamma: float = 0.9  # of gtpo: discount of the turn returns
+    gamma: Unit = 0.9  # of gtpo: discount of the turn returns
     over: Literal["group", "batch"] = "group"
     """of gtpo: what the returns are compared with, the turns of the group or of the whole batch"""
-    turn_w: float = 1.0  # of mt_grpo: lambda, weight of the turn reward
+    turn_w: NotNegative = 1.0  # of mt_grpo: lambda, weight of the turn reward
 
     @property
     def also_needs(self) -> tuple[str, ...]:
         """The turn reward, for the rule that reads one."""
         return ("extra.turn_score",) if self.rule == "mt_grpo" else ()
-
-    def __post_init__(self) -> None:
-        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
-        check(0 <= self.turn_w < np.inf, "turn_w", "a finite number >= 0", self.turn_w)
 
 
 @register_estimator(

@@ -9,27 +9,21 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, distances, ordinals
 from verl_turnkey.advantage.methods._gae import Whiten, describe_critic, gae, td_errors, whiten
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import Positive, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
 
 @dataclass(frozen=True)
-class VcGaeParams:
+class VcGaeParams(Ranged):
     """Parameters of ``vc_gae``; the defaults are the paper's."""
 
-    gamma: float = 1.0  # discount per turn
-    lam_actor: float = 0.95  # lambda of the advantages
-    length_alpha: float | None = None
+    gamma: Unit = 1.0  # discount per turn
+    lam_actor: Unit = 0.95  # lambda of the advantages
+    length_alpha: Positive | None = None
     """lambda of the advantages from the length of the episode, 1 - 1 / (length_alpha T) for T turns, in the place of
     lam_actor (VAPO); null: off"""
-    lam_critic: float = 1.0  # lambda of the critic's targets; 1: the plain return
+    lam_critic: Unit = 1.0  # lambda of the critic's targets; 1: the plain return
     whiten: Whiten = "turns"  # normalize advantages to mean 0 and std 1 over the turns of the batch, or not
-
-    def __post_init__(self) -> None:
-        for key in ("gamma", "lam_actor", "lam_critic"):
-            check(0 <= getattr(self, key) <= 1, key, "a number in [0, 1]", getattr(self, key))
-        alpha = self.length_alpha
-        check(alpha is None or 0 < alpha < np.inf, "length_alpha", "null or a finite number > 0", alpha)
 
 
 @register_estimator(

@@ -10,18 +10,15 @@ from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import ROUNDING, equal, mean
 from verl_turnkey.advantage.methods._episode_level import outcomes, refuse_outcomes
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import PositiveUnit, Ranged
 
 
 @dataclass(frozen=True)
-class AGraeParams:
+class AGraeParams(Ranged):
     """Parameters of ``a_grae``, the estimator and the modifier."""
 
-    alpha: float = 1.0
+    alpha: PositiveUnit = 1.0
     """positive credit is damped while the batch's mean outcome is below it; 1 for mathematics, else 0.5 (paper)"""
-
-    def __post_init__(self) -> None:
-        check(0 < self.alpha <= 1, "alpha", "a number in (0, 1]", self.alpha)
 
 
 @register_modifier(

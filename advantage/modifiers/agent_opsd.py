@@ -9,11 +9,10 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, group_stats, normalize, previous_values, running_sums
-from verl_turnkey.advantage.methods._solved import solved_trajectories
+from verl_turnkey.advantage.methods._episode_level import solved_trajectories
 from verl_turnkey.advantage.methods._step_columns import step_column
-from verl_turnkey.advantage.modifying import Estimate, register_modifier
-from verl_turnkey.advantage.params import check
-from verl_turnkey.advantage.tokens import Tokens
+from verl_turnkey.advantage.modifying import Estimate, Tokens, register_modifier
+from verl_turnkey.advantage.params import Ranged, Unit
 
 _EPSILON = 1e-6  # of the deviation, and how far a belief stays from 0 and 1
 _PRIOR = 1e-4  # how far the prior does
@@ -21,19 +20,15 @@ _FAR = 500.0  # logits beyond it are belief 0 or 1 all the same, and would overf
 
 
 @dataclass(frozen=True)
-class AgentOpsdParams:
+class AgentOpsdParams(Ranged):
     """Parameters of ``agent_opsd``; the defaults are the released scripts' for ALFWorld, but for the prior."""
 
-    lam: float = 0.5  # share of the factor; 1.0 in the released code
-    bound: float = 0.2  # size of the factor's slope and of its range, [1 - bound, 1 + bound]
+    lam: Unit = 0.5  # share of the factor; 1.0 in the released code
+    bound: Unit = 0.2  # size of the factor's slope and of its range, [1 - bound, 1 + bound]
     granularity: Literal["turn", "token"] = "turn"
     """what a belief is for: turns of the trajectory, or tokens of a turn, as in the scripts for WebShop and search"""
     prior: Literal["success_rate", "mean_score"] = "success_rate"
     """belief before the first turn: the group's success rate, or its mean score, as in the released code"""
-
-    def __post_init__(self) -> None:
-        check(0 <= self.lam <= 1, "lam", "a number in [0, 1]", self.lam)
-        check(0 <= self.bound <= 1, "bound", "a number in [0, 1]", self.bound)
 
     @property
     def also_needs(self) -> tuple[str, ...]:

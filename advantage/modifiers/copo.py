@@ -12,19 +12,15 @@ from verl_turnkey.advantage.group_ops import Floats, Ints, group_stats, joint_co
 from verl_turnkey.advantage.methods._episode_level import outcomes
 from verl_turnkey.advantage.methods._step_columns import filled
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import Finite, NotNegative, Ranged
 
 
 @dataclass(frozen=True)
-class CopoParams:
+class CopoParams(Ranged):
     """Parameters of ``copo``, the method and the modifier."""
 
-    gamma: float = 20.0  # steepness of the weight
-    rho: float = 1.5  # entropy of the answers at which both parts weigh alike; log of the group size is the largest
-
-    def __post_init__(self) -> None:
-        check(0 <= self.gamma < np.inf, "gamma", "a finite number >= 0", self.gamma)
-        check(-np.inf < self.rho < np.inf, "rho", "a finite number", self.rho)
+    gamma: NotNegative = 20.0  # steepness of the weight
+    rho: Finite = 1.5  # entropy of the answers at which both parts weigh alike; log of the group size is the largest
 
 
 @register_modifier(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
@@ -10,23 +11,18 @@ from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import ROUNDING, equal, run_sums
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import NotNegative, Range, Ranged, Unit
 
 
 @dataclass(frozen=True)
-class DynamoModulationParams:
+class DynamoModulationParams(Ranged):
     """Parameters of ``dynamo_modulation``, the method and the modifier; the defaults are the authors' run script's."""
 
-    a: float = 0.2  # how much more the most certain steps with positive credit weigh; 0.4 in another setting
-    floor: float = 0.6  # the smallest weight of a step that would move the entropy
-    steepness: float = 50.0  # of the fall from 1 to the floor
-    threshold: float = 0.99  # share of the largest change of entropy at which it falls; 0.9 in another setting
-
-    def __post_init__(self) -> None:
-        check(0 <= self.a < np.inf, "a", "a finite number >= 0", self.a)
-        check(0 <= self.floor <= 1, "floor", "a number in [0, 1]", self.floor)
-        check(0 <= self.steepness <= 500, "steepness", "a number in [0, 500]", self.steepness)
-        check(0 <= self.threshold <= 1, "threshold", "a number in [0, 1]", self.threshold)
+    a: NotNegative = 0.2  # how much more the most certain steps with positive credit weigh; 0.4 in another setting
+    floor: Unit = 0.6  # the smallest weight of a step that would move the entropy
+    steepness: Annotated[float, Range(lambda x: 0 <= x <= 500, "a number in [0, 500]")] = 50.0
+    """of the fall from 1 to the floor"""
+    threshold: Unit = 0.99  # share of the largest change of entropy at which it falls; 0.9 in another setting
 
 
 @register_modifier(

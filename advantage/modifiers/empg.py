@@ -10,23 +10,18 @@ from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import equal, mean, next_values
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import NotNegative, Ranged
 
 _EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
-class EmpgParams:
+class EmpgParams(Ranged):
     """Parameters of ``empg``."""
 
-    k: float = 1.0  # how fast a step's weight falls with its entropy
-    k_next: float = 1.0  # how fast the bonus falls with the entropy of the next step
-    zeta: float = 0.1  # size of the bonus
-
-    def __post_init__(self) -> None:
-        check(0 <= self.k < np.inf, "k", "a finite number >= 0", self.k)
-        check(0 <= self.k_next < np.inf, "k_next", "a finite number >= 0", self.k_next)
-        check(0 <= self.zeta < np.inf, "zeta", "a finite number >= 0", self.zeta)
+    k: NotNegative = 1.0  # how fast a step's weight falls with its entropy
+    k_next: NotNegative = 1.0  # how fast the bonus falls with the entropy of the next step
+    zeta: NotNegative = 0.1  # size of the bonus
 
 
 @register_modifier(

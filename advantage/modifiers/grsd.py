@@ -8,30 +8,24 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import group_stats, mean
-from verl_turnkey.advantage.methods._solved import solved_trajectories
+from verl_turnkey.advantage.methods._episode_level import solved_trajectories
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import Finite, NotNegative, Ranged
 
 _EPSILON = 1e-6
 _LEAST, _MAX_GAP = 0.1, 20.0
 
 
 @dataclass(frozen=True)
-class GrsdParams:
+class GrsdParams(Ranged):
     """Parameters of ``grsd``; the defaults are the released launchers'."""
 
-    lam: float = 0.5  # how much the bounded term changes the credit
-    eta: float = 0.0  # terms of at most this size count as 0
-    bound: float = 0.2  # of the term; 3 in the released code
-    success: float | None = None
+    lam: NotNegative = 0.5  # how much the bounded term changes the credit
+    eta: NotNegative = 0.0  # terms of at most this size count as 0
+    bound: NotNegative = 0.2  # of the term; 3 in the released code
+    success: Finite | None = None
     """a return above it is a success; null: the column success, or, without one, a return above 0"""
-
-    def __post_init__(self) -> None:
-        check(0 <= self.lam < np.inf, "lam", "a finite number >= 0", self.lam)
-        check(0 <= self.eta < np.inf, "eta", "a finite number >= 0", self.eta)
-        check(0 <= self.bound < np.inf, "bound", "a finite number >= 0", self.bound)
-        check(self.success is None or np.isfinite(self.success), "success", "null or a finite number", self.success)
 
 
 @register_modifier(

@@ -8,31 +8,24 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import distances, group_stats, next_values, normalize
-from verl_turnkey.advantage.methods._solved import solved_trajectories
+from verl_turnkey.advantage.methods._episode_level import solved_trajectories
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import BelowOne, Finite, NotNegative, Positive, Ranged, Unit
 
 
 @dataclass(frozen=True)
-class HcapoParams:
+class HcapoParams(Ranged):
     """Parameters of ``hcapo``; the defaults are the paper's."""
 
-    weight: float = 1.0  # of the hindsight term; the paper's omega
-    gamma: float = 0.95  # discount of the outcome, per turn from the end
-    temperature: float = 5.0  # divides the mean log-probability of a turn in hindsight
-    clip: float = 0.2  # a turn's ratio is clipped to [1 - clip, 1 + clip]
+    weight: NotNegative = 1.0  # of the hindsight term; the paper's omega
+    gamma: Unit = 0.95  # discount of the outcome, per turn from the end
+    temperature: Positive = 5.0  # divides the mean log-probability of a turn in hindsight
+    clip: BelowOne = 0.2  # a turn's ratio is clipped to [1 - clip, 1 + clip]
     smooth: bool = False  # average the value of a turn with that of the next
-    success: float | None = None
+    success: Finite | None = None
     """the turns of a success get no negative term. A return above this number is one; null: the column success, or,
     without one, a return above 0"""
-
-    def __post_init__(self) -> None:
-        check(0 <= self.weight < np.inf, "weight", "a finite number >= 0", self.weight)
-        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
-        check(0 < self.temperature < np.inf, "temperature", "a finite number > 0", self.temperature)
-        check(0 <= self.clip < 1, "clip", "a number in [0, 1)", self.clip)
-        check(self.success is None or np.isfinite(self.success), "success", "null or a finite number", self.success)
 
 
 @register_modifier(

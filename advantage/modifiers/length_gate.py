@@ -8,19 +8,16 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import mean, run_sums
-from verl_turnkey.advantage.methods._solved import among_solved, solved_trajectories
+from verl_turnkey.advantage.methods._episode_level import among_solved, solved_trajectories
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import NotNegative, Ranged
 
 
 @dataclass(frozen=True)
-class LengthGateParams:
+class LengthGateParams(Ranged):
     """Parameters of ``length_gate``."""
 
-    weight: float = 0.1  # of the length term
-
-    def __post_init__(self) -> None:
-        check(0 <= self.weight < np.inf, "weight", "a finite number >= 0", self.weight)
+    weight: NotNegative = 0.1  # of the length term
 
 
 @register_modifier(

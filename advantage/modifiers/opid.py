@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.group_ops import Floats
-from verl_turnkey.advantage.modifying import register_token_modifier
-from verl_turnkey.advantage.params import check
-from verl_turnkey.advantage.tokens import Tokens
+from verl_turnkey.advantage.modifying import Tokens, register_token_modifier
+from verl_turnkey.advantage.params import NotNegative, Ranged
 
 
 @dataclass(frozen=True)
-class OpidParams:
+class OpidParams(Ranged):
     """Parameters of ``opid``; the default is the released scripts'."""
 
-    weight: float = 0.001  # of the gap; the paper's w_e and w_s
-
-    def __post_init__(self) -> None:
-        check(0 <= self.weight < np.inf, "weight", "a finite number >= 0", self.weight)
+    weight: NotNegative = 0.001  # of the gap; the paper's w_e and w_s
 
 
 @register_token_modifier(

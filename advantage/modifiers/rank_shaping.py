@@ -11,9 +11,8 @@ import numpy as np
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Bools, Floats, mean
 from verl_turnkey.advantage.methods._step_columns import step_column
-from verl_turnkey.advantage.modifying import Estimate, register_modifier
-from verl_turnkey.advantage.params import check
-from verl_turnkey.advantage.tokens import Tokens
+from verl_turnkey.advantage.modifying import Estimate, Tokens, register_modifier
+from verl_turnkey.advantage.params import NotNegative, Ranged, check
 
 NAMES = ("rank", "rank_velocity", "rank_acceleration")
 """the columns, and the keys of the running means"""
@@ -23,11 +22,11 @@ EPS = 1e-8
 
 
 @dataclass(frozen=True)
-class RankShapingParams:
+class RankShapingParams(Ranged):
     """Parameters of ``rank_shaping``."""
 
-    gain: float = 2.0  # how sharply the acceleration decides between rank and velocity
-    weight: float = 1.0  # of the shaping term
+    gain: NotNegative = 2.0  # how sharply the acceleration decides between rank and velocity
+    weight: NotNegative = 1.0  # of the shaping term
     kappa: float = 2.0  # the term is at most |A| / kappa
     rate: float = 0.3  # share of a batch's mean in the running means
     tokens: Literal["all", "last"] = "all"  # which tokens of a turn it raises; last: as released
@@ -35,8 +34,7 @@ class RankShapingParams:
     window: int = 512  # velocity and acceleration are over this many last tokens
 
     def __post_init__(self) -> None:
-        check(0 <= self.gain < np.inf, "gain", "a finite number >= 0", self.gain)
-        check(0 <= self.weight < np.inf, "weight", "a finite number >= 0", self.weight)
+        super().__post_init__()
         check(0 < self.kappa < np.inf, "kappa", "a positive number", self.kappa)
         check(0 < self.rate <= 1, "rate", "a number above 0, at most 1", self.rate)
         check(self.stride > 0, "stride", "a positive integer", self.stride)

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.group_ops import Floats
-from verl_turnkey.advantage.modifying import register_token_modifier
-from verl_turnkey.advantage.params import check
-from verl_turnkey.advantage.tokens import Tokens
+from verl_turnkey.advantage.modifying import Tokens, register_token_modifier
+from verl_turnkey.advantage.params import BelowOne, Range, Ranged, Unit
 
 #: Gaps are clipped to it before the exponential, far outside of any clip range.
 MAX_GAP = 20.0
 
 
 @dataclass(frozen=True)
-class RlsdParams:
+class RlsdParams(Ranged):
     """Parameters of ``rlsd``; the defaults are the released scripts'."""
 
-    lam: float = 0.5  # share of the factor at the start of training
-    clip: float = 0.2  # the factor is clipped to [1 - clip, 1 + clip]
-    decay_steps: int | None = 100  # training steps until the share is 0; 50 in the released code; null: no decay
-
-    def __post_init__(self) -> None:
-        check(0 <= self.lam <= 1, "lam", "a number in [0, 1]", self.lam)
-        check(0 <= self.clip < 1, "clip", "a number in [0, 1)", self.clip)
-        check(self.decay_steps is None or self.decay_steps > 0, "decay_steps", "null or positive", self.decay_steps)
+    lam: Unit = 0.5  # share of the factor at the start of training
+    clip: BelowOne = 0.2  # the factor is clipped to [1 - clip, 1 + clip]
+    decay_steps: Annotated[int, Range(lambda x: x > 0, "positive")] | None = 100
+    """training steps until the share is 0; 50 in the released code; null: no decay"""
 
     def share(self, step: int) -> float:
         """``lam`` at a training step, from 1."""

@@ -14,23 +14,23 @@ from verl_turnkey.advantage.group_ops import ROUNDING, Floats, GroupStats, equal
 from verl_turnkey.advantage.methods._episode_level import outcomes, refuse_outcomes
 from verl_turnkey.advantage.methods._step_columns import first_filled, step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
-from verl_turnkey.advantage.params import ConfigError, check
+from verl_turnkey.advantage.params import BelowOne, ConfigError, Ranged, check
 
 
 @dataclass(frozen=True)
-class ShrinkageParams:
+class ShrinkageParams(Ranged):
     """Parameters of ``shrinkage``, the method and the modifier."""
 
     low: float = 0.0  # the smallest outcome possible; -1 in the paper
     high: float = 1.0  # the largest outcome possible
     prior: Literal["running", "given"] = "running"
     """what was known before: a moving average of the task's outcomes (extra.task), or the column extra.prior"""
-    decay: float = 0.5  # of the moving average, for each batch that the task is in
+    decay: BelowOne = 0.5  # of the moving average, for each batch that the task is in
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(-LARGEST_REWARD <= self.low < self.high, "low", f"from -1e18 to below high={self.high:g}", self.low)
         check(self.high <= LARGEST_REWARD, "high", "at most 1e18", self.high)
-        check(0 <= self.decay < 1, "decay", "a number in [0, 1)", self.decay)
 
     @property
     def also_needs(self) -> tuple[str, ...]:

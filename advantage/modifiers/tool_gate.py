@@ -9,22 +9,19 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import mean
-from verl_turnkey.advantage.methods._solved import among_solved, solved_trajectories
-from verl_turnkey.advantage.methods._tools import tool_calls
+from verl_turnkey.advantage.methods._episode_level import among_solved, solved_trajectories
+from verl_turnkey.advantage.methods._step_columns import tool_calls
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import NotNegative, Ranged
 
 
 @dataclass(frozen=True)
-class ToolGateParams:
+class ToolGateParams(Ranged):
     """Parameters of ``tool_gate``."""
 
-    weight: float = 0.15  # of the tool term; the paper's tool_w
+    weight: NotNegative = 0.15  # of the tool term; the paper's tool_w
     average: Literal["rated", "all"] = "rated"
     """what the tool term is a mean over: the rollouts that have one, as in the paper, or all"""
-
-    def __post_init__(self) -> None:
-        check(0 <= self.weight < np.inf, "weight", "a finite number >= 0", self.weight)
 
 
 @register_modifier(

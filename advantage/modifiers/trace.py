@@ -10,27 +10,20 @@ from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import distances, group_stats, next_values
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import AtLeastOne, NotNegative, Positive, Ranged, Unit
 
 _LEAST = np.finfo(np.float64).tiny  # a probability that is rounded to 0 has this one's logarithm
 
 
 @dataclass(frozen=True)
-class TraceParams:
+class TraceParams(Ranged):
     """Parameters of ``trace``; the defaults are the paper's."""
 
-    weight: float = 0.2  # of a turn's gains, beside the outcome with weight 1
-    horizon: int = 3  # gains that count for a turn: its own and those of the next horizon - 1 turns
-    gamma: float = 0.8  # discount of later gains and of the outcome, per turn
-    outcome: float = 2.0  # of the discounted outcome, for turns whose horizon reaches the answer
-    offset: float = 0.1  # added to the distance from certainty, which bounds the gains near it
-
-    def __post_init__(self) -> None:
-        check(0 <= self.weight < np.inf, "weight", "a finite number >= 0", self.weight)
-        check(self.horizon >= 1, "horizon", "an integer >= 1", self.horizon)
-        check(0 <= self.gamma <= 1, "gamma", "a number in [0, 1]", self.gamma)
-        check(0 <= self.outcome < np.inf, "outcome", "a finite number >= 0", self.outcome)
-        check(0 < self.offset < np.inf, "offset", "a finite number > 0", self.offset)
+    weight: NotNegative = 0.2  # of a turn's gains, beside the outcome with weight 1
+    horizon: AtLeastOne = 3  # gains that count for a turn: its own and those of the next horizon - 1 turns
+    gamma: Unit = 0.8  # discount of later gains and of the outcome, per turn
+    outcome: NotNegative = 2.0  # of the discounted outcome, for turns whose horizon reaches the answer
+    offset: Positive = 0.1  # added to the distance from certainty, which bounds the gains near it
 
 
 @register_modifier(

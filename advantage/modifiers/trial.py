@@ -8,19 +8,15 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.group_ops import Floats, run_sums
-from verl_turnkey.advantage.modifying import register_token_modifier
-from verl_turnkey.advantage.params import check
-from verl_turnkey.advantage.tokens import Tokens
+from verl_turnkey.advantage.modifying import Tokens, register_token_modifier
+from verl_turnkey.advantage.params import NotNegative, Ranged
 
 
 @dataclass(frozen=True)
-class TrialParams:
+class TrialParams(Ranged):
     """Parameters of ``trial``; the paper's are not published."""
 
-    coefficient: float = 0.1  # of the weighted gap, which is clamped to the size of the token's advantage before
-
-    def __post_init__(self) -> None:
-        check(0 <= self.coefficient < np.inf, "coefficient", "a finite number >= 0", self.coefficient)
+    coefficient: NotNegative = 0.1  # of the weighted gap, which is clamped to the size of the token's advantage before
 
 
 @register_token_modifier(

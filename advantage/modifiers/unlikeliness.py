@@ -10,17 +10,14 @@ from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, equal, mean, run_sums
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import Ranged, Unit
 
 
 @dataclass(frozen=True)
-class UnlikelinessParams:
+class UnlikelinessParams(Ranged):
     """Parameters of ``unlikeliness``, the method and the modifier."""
 
-    beta: float = 0.25  # share of the reward that the likeliest rollout of a large group loses
-
-    def __post_init__(self) -> None:
-        check(0 <= self.beta <= 1, "beta", "a number in [0, 1]", self.beta)
+    beta: Unit = 0.25  # share of the reward that the likeliest rollout of a large group loses
 
 
 @register_modifier(

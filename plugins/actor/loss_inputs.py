@@ -29,8 +29,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import LossSpec, turn_ids
-from verl_turnkey.losses.registry import WEIGHT_SHARE, weighs, weight_share
-from verl_turnkey.losses.tensors import GROUP_LOG_RATIO, TEACHER
+from verl_turnkey.losses.registry import GROUP_LOG_RATIO, TEACHER, WEIGHT_SHARE, weighs, weight_share
 from verl_turnkey.losses.turns import TURN, like, row_offsets
 from verl_turnkey.plugins.actor.weighing import MINI_BATCHES
 from verl_turnkey.plugins.credit.metrics import LEARNED

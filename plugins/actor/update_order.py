@@ -14,7 +14,7 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import LossSpec
-from verl_turnkey.losses.seeupo import accumulated_ratio
+from verl_turnkey.losses.clipping import accumulated_ratio
 from verl_turnkey.plugins.actor.loss_inputs import GROUP_LOG_RATIO, queue_name
 from verl_turnkey.plugins.config.training import UpdateConfig
 from verl_turnkey.plugins.credit.rows import Rows

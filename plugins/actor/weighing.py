@@ -21,7 +21,7 @@ import torch
 from tensordict import TensorDict
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.losses.importance import importance_weights, units_of
+from verl_turnkey.losses.clipping import importance_weights, units_of
 from verl_turnkey.losses.turns import Turns, like, row_offsets, turn_ids
 from verl_turnkey.plugins.config.training import UpdateConfig
 from verl_turnkey.plugins.credit.rows import Rows, split_key

@@ -10,8 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_turnkey.envs.agents.harbor import ENV_ID, HarborTask
-from verl_turnkey.envs.agents.harbor_runner import sandbox_for
+from verl_turnkey.envs.agents.harbor import ENV_ID, HarborTask, sandbox_for
 from verl_turnkey.envs.errors import MissingPackageError, SandboxError, TaskFormatError
 from verl_turnkey.envs.panels import Panel, panel_of
 from verl_turnkey.envs.prompting.prompts import load_template

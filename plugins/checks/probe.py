@@ -19,16 +19,20 @@ from omegaconf import DictConfig
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.answers import Answer, Info
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.envs.hosting.host import fingerprint
-from verl_turnkey.envs.hosting.instances import CLOSE_SECONDS, RESET_KEY, STEP_KEY
-from verl_turnkey.envs.hosting.process import ProcessWorker
+from verl_turnkey.envs.hosting.host import CLOSE_SECONDS, RESET_KEY, STEP_KEY, fingerprint
+from verl_turnkey.envs.hosting.workers import ProcessWorker
 from verl_turnkey.envs.prompting.actions import CALLS, TOOLS, instruction_of
-from verl_turnkey.envs.prompting.examples import Examples
-from verl_turnkey.envs.prompting.memory import Memory, PromptHistory
-from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt, load_template
+from verl_turnkey.envs.prompting.prompts import (
+    Examples,
+    Memory,
+    PromptHistory,
+    build_messages,
+    fit_prompt,
+    load_template,
+)
 from verl_turnkey.envs.rewards import RewardError, RewardStep, right_answers
 from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.envs.tool_info import random_call
+from verl_turnkey.envs.tools import random_call
 from verl_turnkey.envs.users import PROBE, with_policy
 from verl_turnkey.plugins.checks.data import without_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows

@@ -87,7 +87,7 @@ def check_success(run: Run) -> None:
         if getattr(modifier.params, "success", 0.0) is None
     }
     if prm.kind is not None and prm.positive == "success":
-        from verl_turnkey.learned import objectives  # torch, which a bare installation lacks
+        from verl_turnkey.losses.objectives import objectives  # torch, which a bare installation lacks
 
         if (objective := objectives().get(prm.objective)) and "positive" in objective.reads:
             readers[f"turnkey.prm.objective={prm.objective}"] = f"turnkey.prm.positive {most}"

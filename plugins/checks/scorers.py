@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from verl_turnkey.envs.user_modules import load_function
-from verl_turnkey.losses.tensors import TEACHER
+from verl_turnkey.losses.registry import TEACHER
 from verl_turnkey.plugins.checks.data import has_text
 from verl_turnkey.plugins.checks.files import columns
 from verl_turnkey.plugins.checks.findings import refuse, warn
@@ -166,7 +166,7 @@ def check_prm(run: Run) -> None:
 
 
 def _check_objective(prm: PrmConfig) -> None:
-    from verl_turnkey.learned import ObjectiveParams, objective_spec  # torch, which a bare installation lacks
+    from verl_turnkey.losses.objectives import ObjectiveParams, objective_spec
 
     if ":" in prm.objective:
         load_function(prm.objective, f"{PRM}.objective")

@@ -12,8 +12,7 @@ from omegaconf import DictConfig
 from verl_turnkey.advantage import EstimatorSpec
 from verl_turnkey.envs.catalog import ADAPTERS
 from verl_turnkey.losses import LossSpec, losses
-from verl_turnkey.losses.registry import scales_gradient, weighs
-from verl_turnkey.losses.tensors import TEACHER
+from verl_turnkey.losses.registry import TEACHER, scales_gradient, weighs
 from verl_turnkey.plugins.checks.files import task_environments
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.run import (

@@ -17,7 +17,7 @@ import typer
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import read_text
-from verl_turnkey.envs.agents.remote import is_url
+from verl_turnkey.envs.agents.function import is_url
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.tasks import json_object
 

@@ -9,8 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.advantage.not_here import absent
-from verl_turnkey.advantage.paper_names import PAPER_NAMES, PaperName, paper_name, plain
+from verl_turnkey.advantage.paper_names import PAPER_NAMES, PaperName, absent, paper_name, plain
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.cli.recipes import attribute_docs, own, scalar, shipped, shipped_losses, shipped_modifiers
 

@@ -14,8 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
-from verl_turnkey.advantage.not_here import ABSENT
-from verl_turnkey.advantage.paper_names import PAPER_NAMES
+from verl_turnkey.advantage.paper_names import ABSENT, PAPER_NAMES
 from verl_turnkey.advantage.registry import TIERS
 from verl_turnkey.plugins.cli import recipes
 from verl_turnkey.plugins.cli.recipes import attribute_docs, scalar, shipped, shipped_losses, shipped_modifiers

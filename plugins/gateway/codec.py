@@ -11,8 +11,8 @@ from itertools import zip_longest
 from typing import Any, Protocol
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
-from verl_turnkey.envs.thoughts import opens_thoughts, split_thoughts
+from verl_turnkey.envs.model_texts import opens_thoughts, split_thoughts
+from verl_turnkey.envs.prompting.actions import ControlTokens
 from verl_turnkey.plugins.gateway.messages import Message, ToolCall
 from verl_turnkey.plugins.gateway.token_bound import TokenBound
 from verl_turnkey.plugins.notices import warn_once

@@ -16,7 +16,7 @@ import yaml
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import read_text
-from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig
+from verl_turnkey.envs.http import Endpoint, EndpointConfig
 from verl_turnkey.plugins.gateway.codec import Parsed, TurnCodec
 from verl_turnkey.plugins.gateway.dialects import parts
 from verl_turnkey.plugins.gateway.messages import Message, ToolCall

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_turnkey.advantage.conversations import conversations
+from verl_turnkey.advantage.group_ops import conversations
 from verl_turnkey.plugins.gateway.tree import conversation_key
 from verl_turnkey.plugins.gateway.turns import Turn
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
-from verl_turnkey.envs.prompting.memory import SummaryError
+from verl_turnkey.envs.prompting.prompts import SummaryError
 from verl_turnkey.envs.rewards import RewardError
 from verl_turnkey.plugins.rollout.budget import Allowance, Budget, Cost
 from verl_turnkey.plugins.rollout.episode import Episode, Generated

@@ -14,8 +14,14 @@ from typing import Any
 from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import TOOL_CALL, Call, ParsedAction
-from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn, history_text
-from verl_turnkey.envs.prompting.prompts import build_messages, later_template
+from verl_turnkey.envs.prompting.prompts import (
+    Memory,
+    PromptHistory,
+    PromptTurn,
+    build_messages,
+    history_text,
+    later_template,
+)
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 from verl_turnkey.plugins.rollout.observed import marked, spans
 from verl_turnkey.plugins.rollout.prompts import PromptSettings, forked

@@ -15,18 +15,19 @@ from typing import Any, Protocol, TypeVar
 
 from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.answers import Answer
-from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
-from verl_turnkey.envs.prompting.examples import NONE, Examples
-from verl_turnkey.envs.prompting.memory import (
+from verl_turnkey.envs.prompting.actions import ControlTokens, ParsedAction
+from verl_turnkey.envs.prompting.prompts import (
+    NONE,
+    Examples,
     Memory,
     PromptHistory,
     PromptTurn,
     Summarize,
     SummaryError,
+    build_messages,
+    fit_prompt,
     history_text,
 )
-from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt
 from verl_turnkey.plugins.config.schema import RolloutConfig
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 from verl_turnkey.plugins.verl_api import builders

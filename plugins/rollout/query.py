@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from verl_turnkey.envs import PromptTooLongError
+from verl_turnkey.envs.model_texts import close_thoughts
 from verl_turnkey.envs.rewards import RewardError, RewardStep
-from verl_turnkey.envs.thoughts import close_thoughts
 from verl_turnkey.plugins.rollout.action_reader import OPENING
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 from verl_turnkey.plugins.rollout.trajectories import Trajectory

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-from verl_turnkey.envs.prompting.hiper import STREAMS, stream_spans, switches
+from verl_turnkey.envs.prompting.actions import STREAMS, stream_spans, switches
 
 FORMAT = "hiper"
 COLUMNS = ("switch", *(f"{word}_{stream}" for word in ("has", "from", "to") for stream in STREAMS))

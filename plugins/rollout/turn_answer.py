@@ -7,7 +7,7 @@ from typing import Any
 from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.tool_info import calls_text
+from verl_turnkey.envs.tools import calls_text
 from verl_turnkey.plugins.rollout.trajectories import Trajectory
 from verl_turnkey.plugins.rollout.worker_tools import WorkerTools
 

@@ -14,10 +14,8 @@ from omegaconf import DictConfig
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.hosting.pool import HostPool
 from verl_turnkey.envs.mcp_servers.tools import Servers
-from verl_turnkey.envs.prompting.actions import CALLS, INSTRUCTIONS
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
-from verl_turnkey.envs.prompting.examples import Examples
-from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.envs.prompting.actions import CALLS, INSTRUCTIONS, ControlTokens
+from verl_turnkey.envs.prompting.prompts import Examples, load_template
 from verl_turnkey.envs.rewards import Groups, compose
 from verl_turnkey.envs.user_modules import import_modules, load_function
 from verl_turnkey.plugins.config.playing import shares_memory

@@ -12,7 +12,7 @@ from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.mcp_servers.tools import EpisodeTools, Servers
 from verl_turnkey.envs.prompting.actions import Call
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.envs.tool_info import read_tools
+from verl_turnkey.envs.tools import read_tools
 
 
 class VerlTools:

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Literal
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig, chat_endpoint
-from verl_turnkey.envs.thoughts import after_first_thoughts
+from verl_turnkey.envs.http import Endpoint, EndpointConfig, chat_endpoint
+from verl_turnkey.envs.model_texts import after_first_thoughts
 from verl_turnkey.plugins.teacher.registry import TeacherEpisode, TeacherRow, register_teacher_source
 from verl_turnkey.plugins.teacher.sources import answer_of, observation_of
 

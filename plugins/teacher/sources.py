@@ -9,8 +9,8 @@ from inspect import isawaitable
 from typing import Any
 
 from verl_turnkey.advantage.params import check
+from verl_turnkey.envs.model_texts import after_thoughts
 from verl_turnkey.envs.rewards import RewardError, RewardStep, right_answers
-from verl_turnkey.envs.thoughts import after_thoughts
 from verl_turnkey.plugins.teacher.registry import (
     Source,
     TeacherEpisode,

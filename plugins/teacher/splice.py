@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
+from verl_turnkey.envs.prompting.actions import ControlTokens
 from verl_turnkey.plugins.config.scorers import SLOT, TeacherConfig
 from verl_turnkey.plugins.credit.rows import split_key
 from verl_turnkey.plugins.teacher.sources import NEUTRAL

@@ -19,8 +19,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.losses.registry import weighs
-from verl_turnkey.losses.tensors import TEACHER
+from verl_turnkey.losses.registry import TEACHER, weighs
 from verl_turnkey.plugins.actor import loss_inputs, weighing
 from verl_turnkey.plugins.checks.files import training_loops
 from verl_turnkey.plugins.config import schema

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_turnkey.envs.thoughts import FAMILIES
+from verl_turnkey.envs.model_texts import FAMILIES
 from verl_turnkey.plugins.config.scorers import MutualInformationConfig
 from verl_turnkey.plugins.credit.rows import Runs, split_key
 from verl_turnkey.plugins.teacher.forward import MODEL_INPUTS, Forward, rows_of

@@ -1,8 +1,8 @@
 """A process reward model next to the policy: it scores the turns of each batch, and learns from how episodes end.
 
 Two passes make one optimizer step. The first gives the model's number of each turn; an objective maps those of the
-whole batch to a loss (:mod:`verl_turnkey.learned`). The second has the derivatives of this loss as coefficients of the
-model's outputs, so its gradient is exact however pairs are cut over micro-batches and ranks.
+whole batch to a loss (:mod:`verl_turnkey.losses.objectives`). The second has the derivatives of this loss as
+coefficients of the model's outputs, so its gradient is exact however pairs are cut over micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from verl.utils.metric import reduce_metrics
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.user_modules import load_function
-from verl_turnkey.learned import Gradient, ObjectiveParams, Trajectories, gradient, objective_spec
+from verl_turnkey.losses.objectives import Gradient, ObjectiveParams, Trajectories, gradient, objective_spec
 from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins import cpu
 from verl_turnkey.plugins.config.recipe_files import rule_words

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from launch import Run, minigrid, train
-from naive.turn_gae import turn_gae_returns
+from naive.critics import turn_gae_returns
 from transformers import AutoTokenizer
 
 from verl_turnkey.losses import turn_ids

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from launch import Run, minigrid, train
-from naive.agent_opsd import agent_opsd
 from naive.common import leave_one_out
-from naive.rlsd import rlsd
+from naive.teacher import agent_opsd, rlsd
 from transformers import AutoTokenizer
 
 from verl_turnkey.losses import turn_ids

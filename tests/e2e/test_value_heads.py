@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from launch import Run, minigrid, train
-from naive.hae import streams
+from naive.critics import streams
 from transformers import AutoModelForTokenClassification
 
 pytestmark = pytest.mark.long

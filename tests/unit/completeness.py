@@ -16,7 +16,7 @@ from verl_turnkey.envs.catalog import ADAPTERS, Adapter
 from verl_turnkey.plugins.cli.recipes import COMBINED, shipped, shipped_losses, shipped_modifiers
 
 #: What losses share; every other file in losses/ is one.
-SHARED = {"clipping", "importance", "registry", "seeupo", "tensors", "turns"}
+SHARED = {"clipping", "objectives", "registry", "turns"}
 NUMERIC = {"approx", "assert_allclose", "assert_close", "assert_same_credit", "item", "tolist"}
 
 
@@ -56,24 +56,25 @@ def _estimators(root: Path, names: dict[str, str]) -> Iterator[str]:
             f"in {here}/__init__.py"
         )
     names = names | {module: module for module in modules - set(names.values())}
+    files = {path: list(_tests([path])) for path in sorted((root / f"tests/unit/{here}").glob("test_*.py"))}
     for name, module in names.items():
-        tests = f"tests/unit/{here}/test_{module}.py"
         yield from _absent(root, f"docs/methods/{name}.md", f"write the page of the estimator {name}")
         yield from _absent(root, f"recipe/config/turnkey/{name}.yaml", "run `turnkey tables`")
         yield from _without(root, "docs/methods.md", f"](methods/{name}.md)", "run `turnkey tables`")
         if name in shipped() and shipped()[name].tier == "core":
             yield from _without(root, "README.md", f"](docs/methods/{name}.md)", "run `turnkey tables`")
-        if not any(_says(test, name) and _against(test, name) for test in _tests([root / tests])):
+        if not any(_says(test, name) and _against(test, name) for tests in files.values() for test in tests):
             yield (
-                f"{tests} compares {name!r} with nothing: compare numbers of compute_credit({name!r}, ...) with "
-                f"naive.{name} (tests/unit/naive/{name}.py) or with the cases of an oracle"
+                f"tests/unit/{here}/test_{module}.py: no test compares {name!r}: compare numbers of compute_credit("
+                f"{name!r}, ...) with naive.{name} (in tests/unit/naive/) or with the cases of an oracle"
             )
     yield from _orphans(root, "docs/methods", "*.md", set(names))
     yield from _orphans(root, "recipe/config/turnkey", "*.yaml", {*names, *COMBINED, "base"})
-    yield from _orphans(root, f"tests/unit/{here}", "test_*.py", {f"test_{module}" for module in modules})
-    yield from _orphans(
-        root, "tests/unit/naive", "*.py", {*names, *_modules(root / "advantage/modifiers"), "common", "__init__"}
-    )
+    with_a_method = {path.stem for path, tests in files.items() if any(_says(t, name) for t in tests for name in names)}
+    yield from _orphans(root, f"tests/unit/{here}", "test_*.py", with_a_method)
+    twins, formulas = root / "tests/unit/naive", {*names, *_modules(root / "advantage/modifiers")}
+    with_a_twin = {path.stem for path in twins.glob("*.py") if formulas & _functions(path)}
+    yield from _orphans(root, "tests/unit/naive", "*.py", {*with_a_twin, "common", "__init__"})
 
 
 def _modifiers(root: Path, names: dict[str, str]) -> Iterator[str]:
@@ -157,6 +158,11 @@ def _adapters(root: Path, adapters: tuple[Adapter, ...]) -> Iterator[str]:
 def _modules(folder: Path) -> set[str]:
     paths = (path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file())
     return {path.stem for path in paths if not path.stem.startswith("_")}
+
+
+def _functions(path: Path) -> set[str]:
+    nodes = ast.parse(path.read_text(encoding="utf-8")).body
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
 
 
 def _absent(root: Path, path: str, what: str) -> Iterator[str]:

@@ -19,14 +19,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("advantage", "losses", "learned", "envs", "plugins", "recipe")
+ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
 
 ROOMS_BELOW = {
     "advantage": (),
     "losses": ("advantage",),
-    "learned": ("advantage",),
     "envs": ("advantage",),
-    "plugins": ("advantage", "losses", "learned", "envs", "recipe"),
+    "plugins": ("advantage", "losses", "envs", "recipe"),
     "recipe": (),
 }
 # Folder -> the packages of others that its files import; those after the bar inside functions only. The longest folder
@@ -34,7 +33,6 @@ ROOMS_BELOW = {
 PACKAGES = {
     "advantage": "numpy | sklearn scipy",
     "losses": "torch |",
-    "learned": "torch |",
     "recipe": "|",
     "envs": "numpy gymnasium | pandas pyarrow pydantic scipy",
     "envs.hosting": "gymnasium | ray",
@@ -59,16 +57,15 @@ FLOORS = (
     ("cli",),
 )
 
-# A simulated user is a model behind an endpoint, as a judge is.
-ROOT_TO_WING = {("envs.users", "envs.rewards.endpoint")}
+# A simulated user is a model behind an endpoint, as a judge is. env-check plays in processes that are a host's.
+TO_OTHER_WING = {("envs.checking.report", "envs.hosting.processes")}
 # `turnkey alfworld-generate` writes its games.
 ADAPTER_BY_NAME = {("plugins.cli.main", "envs.adapters.alfworld.generate")}
 
 # The list of environments holds the names of adapters as text.
 TEXT_TO_WING = {("envs.catalog", "envs.adapters")}
-# May change where modules are searched for: to the path of the process that started this one, to the current folder as
-# `python -m` does; and loads the user's own files.
-SEARCHES = {"envs.checking.processes", "envs.adapters.webshop.server", "plugins.cli.main", "envs.user_modules"}
+# May change where modules are searched for: to the current folder as `python -m` does; and loads the user's own files.
+SEARCHES = {"envs.adapters.webshop.server", "plugins.cli.main", "envs.user_modules"}
 
 LONGEST = 600
 
@@ -203,7 +200,7 @@ def wings(edge: Import) -> str | None:
     if not edge.target.startswith("envs."):
         return None
     own, other = wing(edge.file) if edge.file.startswith("envs") else None, wing(edge.target)
-    if (edge.file, edge.target) in ROOT_TO_WING | TEXT_TO_WING:
+    if (edge.file, edge.target) in TO_OTHER_WING | TEXT_TO_WING:
         return None
     if other is None or other == own or (own and own.startswith("adapters.") and other.startswith("adapters._")):
         return None
@@ -285,12 +282,12 @@ def test_hidden_imports_are_found() -> None:
     [
         ("advantage.batch", "losses", rooms),
         ("losses.turns", "plugins.notices", rooms),
-        ("learned.registry", "losses.turns", rooms),
+        ("losses.objectives", "envs.base", rooms),
         ("envs.base", "plugins", rooms),
         ("advantage.batch", "torch", packages),
         ("advantage.methods.proxmo", "sklearn", packages),
         ("losses.turns", "numpy", packages),
-        ("learned.preference", "numpy", packages),
+        ("losses.objectives", "numpy", packages),
         ("envs.registry", "ray", packages),
         ("envs.hosting.pool", "ray", packages),
         ("envs.adapters.gem", "verl", packages),

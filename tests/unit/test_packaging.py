@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("advantage", "losses", "learned", "envs", "plugins", "recipe")
+ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
 
 
 def test_a_wheel_ships_code_configuration_and_types(tmp_path: Path) -> None:

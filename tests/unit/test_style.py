@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PLACES = ("advantage", "losses", "learned", "envs", "plugins", "recipe", "examples", "docs", "README.md", "SECURITY.md")
+PLACES = ("advantage", "losses", "envs", "plugins", "recipe", "examples", "docs", "README.md", "SECURITY.md")
 INSTEAD = {
     r"(?<!here )(?:is|are|was|were) no (?!longer|more|less|different|better|worse|matter)\S+": "is not a ...",
     r"(?:is|are|was|were) told(?! apart| to )": "gets, receives",
@@ -21,7 +21,7 @@ INSTEAD = {
     r"of the own": "of its own",
 }
 """phrases that no native speaker says -> what to write"""
-CODE = ("advantage", "losses", "learned", "envs", "plugins", "recipe", "examples", "benchmarks", "tests")
+CODE = ("advantage", "losses", "envs", "plugins", "recipe", "examples", "benchmarks", "tests")
 BY_GRAMMAR = {"found", "given", "asked", "shown", "said", "told", "beside", "one", "each"}
 PUBLIC = {("advantage/batch.py", "given")}
 PHRASES = re.compile(rf".{{,40}}\b({'|'.join(INSTEAD)})")

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 FILES = (
     "advantage/modifying.py",
     "losses/registry.py",
-    "learned/registry.py",
+    "losses/objectives.py",
     "envs/registry.py",
     "plugins/config/schema.py",
 )

@@ -16,7 +16,7 @@ import learned_quality as quality  # noqa: E402
 from hinted_policy import locks  # noqa: E402
 from learned_quality import BEST, EXACT, SCORERS, Place, Scorer  # noqa: E402
 
-from verl_turnkey.learned import gradient, objectives  # noqa: E402
+from verl_turnkey.losses.objectives import gradient, objectives  # noqa: E402
 from verl_turnkey.plugins.cli.tables import between  # noqa: E402
 
 

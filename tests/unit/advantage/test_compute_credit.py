@@ -1,8 +1,9 @@
-"""The registry: estimators by name, and errors that say what to change."""
+"""Estimators by name: what ``compute_credit`` asks of them, and one of a user's own."""
 
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,9 @@ from verl_turnkey.advantage import (
 )
 from verl_turnkey.advantage import registry as registry_module
 from verl_turnkey.advantage.registry import TIERS
+
+# --- The registry: estimators by name, and errors that say what to change ---------------------------------------------
+
 
 ROWS = {"group": ["g", "g"], "trajectory": ["a", "b"], "step": [0, 0], "reward": [0.0, 1.0]}
 
@@ -248,3 +252,36 @@ def test_importing_the_room_loads_numpy_alone():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# --- The example of an own estimator runs, in a process of its own as a user's would ----------------------------------
+
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "custom_estimator.py"
+
+SCRIPT = """
+import runpy, sys
+from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit, estimators
+assert "return_baseline" not in estimators()
+runpy.run_path(sys.argv[1])
+assert "return_baseline" in estimators()
+steps = StepBatch(group=["t"] * 3, trajectory=["good", "good", "bad"], step=[0, 1, 0], reward=[0.0, 1.0, 0.0])
+assert compute_credit("return_baseline", steps, gamma=0.5).advantage.tolist() == [0.0, 0.5, -0.5]
+try:
+    compute_credit("return_baseline", steps, gama=0.5)
+except ConfigError as error:
+    assert "did you mean 'gamma'" in str(error), error
+else:
+    raise AssertionError("a misspelt parameter passed")
+"""
+
+
+def test_importing_the_file_is_all_it_takes():
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(EXAMPLE)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_file_runs_by_itself():
+    done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "advantage=array([ 0. ,  0.5, -0.5])" in done.stdout

@@ -176,7 +176,7 @@ def test_links_lead_somewhere(name):
 @pytest.mark.parametrize("name", [*NAMES, "docs/architecture.svg"])
 def test_files_that_a_page_names_are_there(name):
     """Pages under docs/ link to each other only: a site has no other files. They name them instead."""
-    rooms = "advantage|benchmarks|docs|envs|examples|learned|losses|plugins|recipe|tests"
+    rooms = "advantage|benchmarks|docs|envs|examples|losses|plugins|recipe|tests"
     named = re.findall(
         rf"(?<![\w./-])(?:{rooms})/(?:[\w./-]*\.(?:py|sh|md|txt|yaml|svg)\b|(?:[\w.-]+/)+(?!\w))", text(name)
     )

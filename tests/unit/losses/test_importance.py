@@ -1,4 +1,4 @@
-"""Importance weights per token, turn and row: the values of the formulas, and a loop straight from them."""
+"""Importance weights per token, turn and row, and SeeUPO's accumulated ratio."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_turnkey.losses.importance import importance_weights, units_of
+from verl_turnkey.losses.clipping import accumulated_ratio, importance_weights, units_of
 from verl_turnkey.losses.turns import Turns, turn_ids
+
+# --- Importance weights per token, turn and row: the values of the formulas, and a loop straight from them ------------
+
 
 LEVELS = ("token", "turn", "sequence")
 RATIOS = ("product", "geometric")
@@ -135,3 +138,34 @@ def test_turns_from_before_a_rejection_stay_whole():
     assert weight.tolist() == pytest.approx([math.exp(0.6), math.exp(-0.5)])
     assert inside.tolist() == [True, True]
     assert turn_ids(mask).unbind()[0].tolist() == [0, 0, 0, -1, 1]
+
+
+# --- SeeUPO's accumulated ratio; the reference's outputs are in the test of the estimator ``seeupo``, which it weighs.
+
+
+def test_extreme_moves_are_clipped_and_rows_without_tokens_are_left_alone():
+    mask = torch.tensor([[1, 1], [1, 0], [0, 0]])
+    zeros = torch.zeros(3, 2)
+    after = torch.tensor([[50.0, 50.0], [-50.0, 9.0], [9.0, 9.0]])
+    ratio = accumulated_ratio(torch.tensor([1.1, 1.0, 0.9]), zeros, after, mask)
+    assert ratio.tolist() == pytest.approx([1.2, 0.8, 0.9])
+
+
+def test_the_turns_ratio_is_of_its_tokens_alone_and_clipped_before_it_is_multiplied():
+    mask = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 0]])
+    after = torch.tensor([[0.1, 0.05, 9.0, 9.0], [9.0, 0.5, 9.0, 9.0]])
+    ratio = accumulated_ratio(torch.tensor([0.9, 0.9]), torch.zeros(2, 4), after, mask)
+    assert ratio.tolist() == pytest.approx([0.9 * math.exp(0.075), 0.9 * 1.2])
+
+
+def test_a_turn_of_one_token_counts_by_itself():
+    ratio = accumulated_ratio(torch.ones(1), torch.zeros(1, 2), torch.tensor([[0.1, 9.0]]), torch.tensor([[1, 0]]))
+    assert ratio.tolist() == pytest.approx([math.exp(0.1)])
+
+
+def test_the_clips_are_a_fifth_unless_said_otherwise():
+    far = torch.tensor([[0.5], [-0.5]])
+    ones, zeros, mask = torch.ones(2), torch.zeros(2, 1), torch.ones(2, 1)
+    assert accumulated_ratio(ones, zeros, far, mask).tolist() == pytest.approx([1.2, 0.8])
+    wide = accumulated_ratio(ones, zeros, far, mask, clip_low=0.3, clip_high=0.4)
+    assert wide.tolist() == pytest.approx([1.4, 0.7])

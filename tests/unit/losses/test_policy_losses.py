@@ -9,8 +9,7 @@ import torch
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import losses, policy_loss
-from verl_turnkey.losses.registry import token_loss, weight_share
-from verl_turnkey.losses.tensors import clean_inputs
+from verl_turnkey.losses.registry import clean_inputs, token_loss, weight_share
 from verl_turnkey.losses.turns import turn_ids
 
 ORACLE = Path(__file__).parents[2] / "data" / "oracle"

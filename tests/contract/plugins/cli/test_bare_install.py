@@ -37,7 +37,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist, and the wheel that is made from it."""
     out = tmp_path_factory.mktemp("published")
     source = out / "source"
-    kept = ("advantage", "losses", "learned", "envs", "plugins", "recipe", "src")
+    kept = ("advantage", "losses", "envs", "plugins", "recipe", "src")
     for name in kept:
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):

@@ -20,7 +20,7 @@ from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.new import KINDS
 
 ROOT = Path(__file__).parents[4]
-ROOMS = ("advantage", "losses", "learned", "envs", "plugins", "recipe")
+ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
 pytestmark = pytest.mark.timeout(400)  # Pythons of their own, one of which runs further tests
 TURNKEY = "import sys; from verl_turnkey.plugins.cli.main import main; main()"
 

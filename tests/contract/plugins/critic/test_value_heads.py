@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from contract_tools import read, write
-from naive.hae import streams
+from naive.critics import streams
 from row_layouts import PACKED, Places, Rollout, apart, filled, flat, noise
 from tensordict import TensorDict
 from verl.trainer.ppo.utils import Role

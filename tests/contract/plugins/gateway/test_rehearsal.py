@@ -15,7 +15,7 @@ from rehearsed_agents import ADD
 from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.rpc import post_json
+from verl_turnkey.envs.http import post_json
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.gateway.codec import Parsed
 from verl_turnkey.plugins.gateway.messages import ToolCall

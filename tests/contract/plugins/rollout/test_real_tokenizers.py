@@ -19,7 +19,7 @@ from test_conversation import Talk, later
 from verl.utils import hf_tokenizer
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
+from verl_turnkey.envs.prompting.actions import ControlTokens
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.config.schema import turnkey_config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import real_tokenizers
 
-from verl_turnkey.envs.prompting.hiper import STREAMS
+from verl_turnkey.envs.prompting.actions import STREAMS
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.rollout.streams import COLUMNS, stream_columns
 

@@ -27,7 +27,7 @@ from vllm.tool_parsers import ToolParserManager
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.errors import ModuleImportError
 from verl_turnkey.envs.prompting.actions import Call
-from verl_turnkey.envs.tool_info import calls_text, words_text
+from verl_turnkey.envs.tools import calls_text, words_text
 from verl_turnkey.plugins.gateway.codec import Codec
 from verl_turnkey.plugins.rollout.action_reader import ToolsReader, action_reader
 from verl_turnkey.plugins.rollout.call_families import READERS

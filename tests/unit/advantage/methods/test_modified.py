@@ -260,19 +260,3 @@ def test_dynamo_modulation_by_hand():
     calm = 0.6 + 0.4 / (1 + math.exp(50 * 0.01))  # both steps move the entropy alike, x = 1
     still = 0.6 + 0.4 / (1 + math.exp(-50 * 0.99))
     np.testing.assert_allclose(got, 0.70710578 * np.array([1.2 * calm, calm, -still]), rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
-        ("a_grae", "alpha", 1.5),
-        ("copo", "gamma", -1.0),
-        ("unlikeliness", "beta", 2.0),
-        ("shrinkage", "decay", 1.0),
-        ("dynamo_modulation", "floor", -0.1),
-        ("dynamo_modulation", "threshold", 2.0),
-    ],
-)
-def test_out_of_range(name, key, value):
-    with pytest.raises(ConfigError, match=rf"{name}\.{key}: expected a .*number"):
-        compute_credit(name, table([1]), **{key: value})

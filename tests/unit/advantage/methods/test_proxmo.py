@@ -266,25 +266,6 @@ def test_in_the_released_scope_the_clamped_score_counts_the_penalties():
     np.testing.assert_allclose(got, [0.6 * (0.5 + sigmoid(0.8))] + [-0.2 * (0.5 + sigmoid(-0.2))] * 3, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("gamma", -0.1),
-        ("alpha", 0.0),
-        ("beta", float("nan")),
-        ("temperature", 0.0),
-        ("step_advantage_w", -1.0),
-        ("success_rate", "rows"),
-        ("neighbours", "all"),
-        ("max_features", 0),
-        ("epsilon", 0.0),
-    ],
-)
-def test_out_of_range(key, value):
-    with pytest.raises(ConfigError, match=rf"proxmo\.{key}: expected"):
-        advantage(HAND, **{key: value})
-
-
 @pytest.mark.parametrize("block", [1, 7, 100])
 def test_blocks_of_the_similarity_matrix_make_the_whole(block, monkeypatch):
     rows = {"group": [0] * 6, "trajectory": list(range(6)), "step": [0] * 6, "reward": [0.0, 1.0, 2.0, 0.0, 5.0, 1.0]}

@@ -7,8 +7,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from verl_turnkey.advantage.not_here import ABSENT, absent
-from verl_turnkey.advantage.paper_names import PAPER_NAMES, PaperName, paper_name, plain
+from verl_turnkey.advantage.paper_names import ABSENT, PAPER_NAMES, PaperName, absent, paper_name, plain
 from verl_turnkey.envs.rewards import rewards
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.recipes import shipped, shipped_losses, shipped_modifiers
