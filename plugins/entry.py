@@ -21,7 +21,7 @@ failure: str | None = None
 """Traceback of stage one, if it broke; shown by ``turnkey doctor``."""
 
 LOOP_CLASSES = (
-    "verl_turnkey.plugins.gateway.policy_user.PolicyUserLoop",
+    "verl_turnkey.plugins.gateway.loop.PolicyUserLoop",
     "verl_turnkey.plugins.gateway.loop.UserAgentLoop",
 )
 

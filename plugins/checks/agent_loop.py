@@ -72,7 +72,7 @@ def _check_prompts(run: Run) -> None:
         if (value := getattr(options, key)) != getattr(type(options)(), key):
             warn("prompt-keys-without-effect", key=key, value=value)
     if options.action_format in CALLS:
-        from verl_turnkey.plugins.rollout.tool_parsers import check_tool_parser
+        from verl_turnkey.plugins.rollout.tool_calls import check_tool_parser
 
         check_tool_parser(run.rollout.multi_turn.format)
     else:

@@ -15,7 +15,7 @@ from verl_turnkey.envs.errors import MissingPackageError, SandboxError, TaskForm
 from verl_turnkey.envs.panels import Panel, panel_of
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.registry import check_call
-from verl_turnkey.envs.tasks import COLUMN, Task, open_parquet, task_of
+from verl_turnkey.envs.tasks import COLUMN, HINT, Task, open_parquet, task_of
 from verl_turnkey.plugins.checks.files import (
     FORMATS,
     LOOP_COLUMN,
@@ -35,7 +35,6 @@ from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.playing import differing
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 from verl_turnkey.plugins.credit.rows import VERLS_LOOPS
-from verl_turnkey.plugins.rollout.hints import COLUMN as HINT
 from verl_turnkey.plugins.verl_api.internals import own_manager
 
 

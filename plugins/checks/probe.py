@@ -47,7 +47,7 @@ from verl_turnkey.plugins.config.schema import (
     load_examples,
     turnkey_config,
 )
-from verl_turnkey.plugins.rollout.extra_columns import countable
+from verl_turnkey.plugins.rollout.columns import countable
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 
 STEPS = 5
@@ -249,7 +249,7 @@ def _measure(config: DictConfig, turnkey: TurnkeyConfig, observation: str, info:
         return None  # not a plain local tokenizer: the agent loop measures each prompt anyway
     from transformers import AutoTokenizer
 
-    from verl_turnkey.plugins.rollout.spaces import check_spaces
+    from verl_turnkey.plugins.rollout.token_spans import check_spaces
 
     tokenizer = AutoTokenizer.from_pretrained(path)
     check_spaces(tokenizer)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
@@ -29,6 +28,8 @@ def composed(words: Sequence[str]) -> DictConfig:
     Raises:
         ConfigError: Hydra refuses a word.
     """
+    from hydra import compose, initialize_config_dir  # this file is imported in the middle of Hydra's own import
+
     Plugins.instance().register(TurnkeySearchPath)
     try:
         with _no_arguments(), initialize_config_dir(str(verls_config_dir()), version_base=None):

@@ -22,8 +22,15 @@ from verl_turnkey.envs.prompting.actions import (
     load_parser,
 )
 from verl_turnkey.envs.tools import calls_text, words_text
-from verl_turnkey.plugins.rollout.tool_calls import AT_LIMIT, Tools, TurnCalls, read_calls, tools_of
-from verl_turnkey.plugins.rollout.tool_parsers import CallParser, call_parser
+from verl_turnkey.plugins.rollout.tool_calls import (
+    AT_LIMIT,
+    CallParser,
+    Tools,
+    TurnCalls,
+    call_parser,
+    read_calls,
+    tools_of,
+)
 
 ACT: dict[str, Any] = {
     "type": "function",

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from verl_turnkey.envs.model_texts import FAMILIES
 from verl_turnkey.plugins.config.scorers import MutualInformationConfig
 from verl_turnkey.plugins.credit.rows import Runs, split_key
-from verl_turnkey.plugins.teacher.forward import MODEL_INPUTS, Forward, rows_of
-from verl_turnkey.plugins.teacher.rows import FIELDS, read_rows, runs_of
-from verl_turnkey.plugins.teacher.splice import Row
+from verl_turnkey.plugins.teacher.column import MODEL_INPUTS, Forward, rows_of
+from verl_turnkey.plugins.teacher.rows import FIELDS, Row, read_rows, runs_of
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, partition_of
 
 

@@ -28,8 +28,7 @@ from verl_turnkey.plugins.config.recipe_files import rule_words
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.config.scorers import COEFFICIENT, OUT, PRM_FOLDER, SCORE, TURN_SCORE
 from verl_turnkey.plugins.credit.rows import EXTRA_FIELDS, Rows, listed_per_turn, pop_extra_fields, read_rows
-from verl_turnkey.plugins.prm.rows import SHIFT, of_response, own_tokens
-from verl_turnkey.plugins.prm.worker import PrmWorker, worker_config
+from verl_turnkey.plugins.prm.worker import SHIFT, PrmWorker, of_response, own_tokens, worker_config
 from verl_turnkey.plugins.trainer.worker_setup import WorkerCalls
 from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, partition_of

@@ -21,7 +21,7 @@ from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins import register
 from verl_turnkey.plugins.config.schema import estimator_of, turnkey_config
 from verl_turnkey.plugins.credit.metrics import combine
-from verl_turnkey.plugins.teacher.forward import AfterOldLogProbs
+from verl_turnkey.plugins.teacher.column import AfterOldLogProbs
 from verl_turnkey.plugins.trainer import logging, worker_setup
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 from verl_turnkey.plugins.trainer.batching import ActorUpdate, Batching

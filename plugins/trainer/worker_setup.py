@@ -19,7 +19,7 @@ from verl_turnkey.plugins.credit.trainer_columns import OF_RANK, target_field, v
 from verl_turnkey.plugins.critic.worker import critic_with
 from verl_turnkey.plugins.gateway import process as agents
 from verl_turnkey.plugins.notices import logger
-from verl_turnkey.plugins.prm.rows import of_response
+from verl_turnkey.plugins.prm.worker import of_response
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep

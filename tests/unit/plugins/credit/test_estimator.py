@@ -33,7 +33,7 @@ from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.losses import Turns
 from verl_turnkey.plugins.config.scorers import SCORE
 from verl_turnkey.plugins.credit.estimator import STREAMS, CreditStep, stream_advantages
-from verl_turnkey.plugins.prm.rows import of_response, own_tokens
+from verl_turnkey.plugins.prm.worker import of_response, own_tokens
 
 STEPS, TRAJECTORY, EMPTY, FAILED, PADDING = "a row per step", "a row per trajectory", "no token", "failed", "padding"
 PENALTY = 0.1  # in float32 none of its multiples is exact
