@@ -62,8 +62,6 @@ TO_OTHER_WING = {("envs.checking.report", "envs.hosting.processes")}
 
 # The list of environments holds the names of adapters as text.
 TEXT_TO_WING = {("envs.catalog", "envs.adapters")}
-# Puts names of modules together: the first stages of the plugin.
-PUT_TOGETHER = {"plugins.entry"}
 # May change where modules are searched for: to the current folder as `python -m` does; and loads the user's own files.
 SEARCHES = {"envs.adapters.webshop.server", "plugins.cli.main", "envs.user_modules"}
 
