@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from verl_turnkey.advantage import make_step
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.config.log import LogConfig
+from verl_turnkey.plugins.config.training import LogConfig
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
 

@@ -20,7 +20,7 @@ def register_search_path(module: ModuleType) -> None:
 
     def register() -> None:
         from verl_turnkey.plugins.config.command_line import refuse_split
-        from verl_turnkey.plugins.config.search_path import TurnkeySearchPath
+        from verl_turnkey.plugins.config.composing import TurnkeySearchPath
 
         refuse_split()
         module.Plugins.instance().register(TurnkeySearchPath)
@@ -53,7 +53,7 @@ def register_former_trainer(module: ModuleType) -> None:
 
         @functools.wraps(original)
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            from verl_turnkey.plugins.checks.selection import refuse_former_trainer
+            from verl_turnkey.plugins.checks.keys import refuse_former_trainer
 
             refuse_former_trainer(type(self), kwargs.get("config", args[0] if args else None))
             original(self, *args, **kwargs)

@@ -13,7 +13,7 @@ import torch
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses.clipping import importance_weights, units_of
 from verl_turnkey.losses.turns import Turns, like
-from verl_turnkey.plugins.config.update import UpdateConfig
+from verl_turnkey.plugins.config.training import UpdateConfig
 from verl_turnkey.plugins.credit.rows import Rows
 
 FIELDS = ("rollout_log_probs", "old_log_probs")

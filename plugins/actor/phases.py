@@ -21,7 +21,7 @@ from verl_turnkey.losses import LossSpec
 from verl_turnkey.losses.clipping import accumulated_ratio
 from verl_turnkey.plugins.actor.balance import even
 from verl_turnkey.plugins.actor.loss_inputs import GROUP_LOG_RATIO, queue_name
-from verl_turnkey.plugins.config.update import UpdateConfig
+from verl_turnkey.plugins.config.training import UpdateConfig
 from verl_turnkey.plugins.credit.rows import Rows
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, part_of, partition_of
 

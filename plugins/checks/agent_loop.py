@@ -1,15 +1,25 @@
-"""Checks of the agent loop turnkey_env: limits, prompts, routing, and the first task."""
+"""Checks of our agent loops: turnkey_env with its prompts, MCP servers and first task, and a user's agent."""
 
 from __future__ import annotations
+
+import shutil
+from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.agents.remote import is_url
+from verl_turnkey.envs.errors import SandboxError
+from verl_turnkey.envs.prompting.actions import TOOLS
+from verl_turnkey.envs.rewards import LOOPS_OWN
+from verl_turnkey.envs.rpc import check_url
+from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.rewards import check_columns
-from verl_turnkey.plugins.checks.run import ACTOR, ROLLOUT, Run
-from verl_turnkey.plugins.config.examples import load_examples
-from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.checks.rewards import check_columns, supplied_columns
+from verl_turnkey.plugins.checks.run import ACTOR, AGENT, OURS, ROLLOUT, Run
+from verl_turnkey.plugins.config.agent import ANYWHERE, COLUMNS, OWN_REWARD, STATES, AgentConfig, sandbox_of
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, load_examples
 
 
 def check_agent_loop(run: Run, reward_columns: tuple[str, ...], strategy_columns: tuple[str, ...] = ()) -> None:
@@ -20,8 +30,7 @@ def check_agent_loop(run: Run, reward_columns: tuple[str, ...], strategy_columns
     check_routing(run.config, "turnkey_env")
     budget, limit = run.rollout.response_length, run.turnkey.rollout.max_tokens_per_turn
     if limit is not None and limit > budget:
-        problem = f"turnkey.rollout.max_tokens_per_turn={limit} exceeds data.max_response_length={budget}"
-        refuse("turn-longer-than-response", f"{problem}: lower the one or raise the other")
+        refuse("turn-longer-than-response", limit=limit, budget=budget)
     _check_prompts(run)
     from verl_turnkey.plugins.checks.probe import probe
 
@@ -32,14 +41,10 @@ def check_agent_loop(run: Run, reward_columns: tuple[str, ...], strategy_columns
 def _warn_of_silence(turnkey: TurnkeyConfig, template: str, instruction: str) -> None:
     """Warn if no part of the prompt explains an action format of the user's own."""
     options = turnkey.rollout
-    action_format = f"turnkey.rollout.action_format={options.action_format}"
     if instruction and "{format}" not in template:
-        problem = f"turnkey.rollout.template={options.template} has no field {{format}}"
-        warn("instruction-not-shown", f"{problem}: the instruction of {action_format} is in no prompt")
+        warn("instruction-not-shown", template=options.template, action_format=options.action_format)
     elif not instruction and options.system is None and "{format}" in template:
-        problem = f"nothing tells the model the format of {action_format}"
-        fix = "set the attribute `instruction` of that function, which {format} of the template shows"
-        warn("format-not-told", f"{problem}: {fix}, or turnkey.rollout.examples")
+        warn("format-not-told", action_format=options.action_format)
 
 
 def check_routing(config: DictConfig, loop: str) -> None:
@@ -49,7 +54,7 @@ def check_routing(config: DictConfig, loop: str) -> None:
     if active := [key for key in replayed if OmegaConf.select(config, key) in (True, "R3")]:
         instead = " and ".join(f"{key}={replayed[key]}" for key in active)
         more = " (R2 records routes in the trainer)" if "R2" in instead else ""
-        refuse("routed-experts", f"the agent loop {loop} does not carry routed experts: set {instead}{more}")
+        refuse("routed-experts", loop=loop, instead=instead, more=more)
 
 
 def _check_prompts(run: Run) -> None:
@@ -63,11 +68,10 @@ def _check_prompts(run: Run) -> None:
     try:
         template = load_template(options.template)
     except (ValueError, OSError) as error:
-        refuse("template-invalid", f"turnkey.rollout.template: {error}")
+        refuse("template-invalid", error=error)
     for key in ("observation_role", "thinking", "when_full") if options.prompt == "template" else ():
         if (value := getattr(options, key)) != getattr(type(options)(), key):
-            idle = f"turnkey.rollout.{key}={value} has no effect with turnkey.rollout.prompt=template"
-            warn("prompt-keys-without-effect", idle)
+            warn("prompt-keys-without-effect", key=key, value=value)
     if options.action_format in CALLS:
         from verl_turnkey.plugins.rollout.tool_parsers import check_tool_parser
 
@@ -78,11 +82,119 @@ def _check_prompts(run: Run) -> None:
         examples = load_examples(options.examples)
         check_examples(examples, options.action_format)
     except ConfigError as error:
-        refuse("examples-invalid", str(error))
+        refuse("examples-invalid", error=str(error))
     if options.action_format not in (*FORMATS, *CALLS) and not examples:
         _warn_of_silence(run.turnkey, template, instruction_of(options.action_format))
     if options.summary is not None:
         load_function(options.summary, "turnkey.rollout.summary")
         if "{summary}" not in template:
-            problem = f"turnkey.rollout.summary={options.summary} needs a prompt template with the field {{summary}}"
-            refuse("template-without-summary", f"{problem}, which turnkey.rollout.template={options.template} lacks")
+            refuse("template-without-summary", summary=options.summary, template=options.template)
+
+
+RUN = "turnkey.agent.run"
+LOCAL = ("127.", "localhost", "::1")
+"""how addresses of this machine alone begin"""
+# Keys of turnkey.rollout about prompts that an agent writes itself.
+UNREAD = ("history", "history_line", "keep_thinking", "summary", "action_format", "template", "system", "examples")
+
+
+def check_agent(run: Run) -> None:
+    """Refuse an agent that cannot be run, or whose episodes cannot be trained."""
+    turnkey, agent = run.turnkey, run.turnkey.agent
+    if AGENT not in run.loops:
+        if agent.run is not None:
+            warn("agent-without-effect", run=agent.run, loop=min(run.loops))
+        return
+    if agent.run is None:
+        refuse("agent-missing")
+        return
+    _check_run(turnkey)
+    if agent.state not in STATES:
+        load_function(agent.state, "turnkey.agent.state")
+    elif agent.state == "workspace" and agent.cwd is not None:
+        refuse("agent-state-workspace", cwd=agent.cwd)
+    own = [entry["name"] == OWN_REWARD for entry in turnkey.rewards if entry.get("column") is None]
+    if agent.reward == "none" and all(own):
+        refuse("agent-without-reward")
+    check_routing(run.config, AGENT)
+    if not agent.listen.startswith(LOCAL):
+        warn("agent-listens-openly", listen=agent.listen)
+        nodes = max(nodes for nodes, _ in run.pools.values())
+        if nodes > 1 and agent.listen not in ANYWHERE:
+            refuse("agent-listen-one-node", listen=agent.listen, nodes=nodes)
+    default = type(turnkey.rollout)()
+    for key in (*UNREAD, "anchor"):
+        if (value := getattr(turnkey.rollout, key)) != getattr(default, key):
+            warn("agent-prompt-keys", key=key, value=value)
+    _warn_of_columns(run)
+
+
+def _check_run(turnkey: TurnkeyConfig) -> None:
+    agent = turnkey.agent
+    assert agent.run is not None
+    kind = "a command" if not isinstance(agent.run, str) else "a service" if is_url(agent.run) else "a function"
+    if agent.in_process and kind != "a function":
+        refuse("agent-command-in-process", kind=kind)
+    if agent.reward == "exit_code" and kind != "a command":
+        refuse("agent-exit-code", run=agent.run, kind=kind)
+    if isinstance(agent.run, str):
+        _check_service(agent) if is_url(agent.run) else load_function(agent.run, RUN)
+        return
+    try:
+        sandbox = sandbox_of(agent)
+    except SandboxError as error:
+        refuse("agent-sandbox", error=error)
+        return
+    if sandbox.name == "none" and "{" not in agent.run[0] and shutil.which(agent.run[0]) is None:
+        refuse("agent-command-missing", command=agent.run[0])
+
+
+def _check_service(agent: AgentConfig) -> None:
+    host = urlsplit(check_url(agent.run, RUN)).hostname or ""
+    if agent.listen.startswith(LOCAL) and not host.startswith(LOCAL):
+        refuse("agent-remote-listen", run=agent.run, listen=agent.listen)
+    if agent.state == "workspace":
+        refuse("agent-remote-workspace", run=agent.run)
+
+
+def _warn_of_columns(run: Run) -> None:
+    spec = run.estimator
+    wanted = () if spec is None else spec.columns(run.params)
+    rewards = [entry["column"] for entry in run.turnkey.rewards if entry.get("column")]
+    known = {f"extra.{name}" for name in (*COLUMNS, *LOOPS_OWN, *rewards)} | supplied_columns(run)
+    if spec and (lacking := [column for column in wanted if column.startswith("extra.") and column not in known]):
+        warn("agent-column", method=spec.name, lacking=lacking[0], name=lacking[0].removeprefix("extra."))
+
+
+SERVERS = "turnkey.mcp.servers"
+
+
+def check_mcp(run: Run) -> None:
+    """Refuse servers that cannot be started or reached, without starting one; the probe lists their tools."""
+    mcp = run.turnkey.mcp
+    if mcp.servers is None:
+        return
+    if OURS not in run.loops:
+        warn("mcp-without-effect", loop=min(run.loops))
+        return
+    if run.turnkey.rollout.action_format != TOOLS:
+        refuse("mcp-action-format", action_format=run.value_text("turnkey.rollout.action_format"))
+    if find_spec("mcp") is None:
+        refuse("mcp-package-missing")
+    problems, servers = [], []
+    try:
+        servers = mcp.read()
+    except ValueError as error:
+        problems.append(str(error))
+    for server in servers:
+        try:
+            server.check()
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        error = "; ".join(problems)
+        refuse("mcp-servers", error=error)
+        return
+    own = [server.name for server in servers if server.name not in mcp.shared]
+    if own and run.strategy and run.strategy.clones:
+        refuse("mcp-branches", strategy=run.strategy.name, server=own[0])

@@ -1,28 +1,38 @@
-"""Checks of verl's keys under ``algorithm``: estimators, rollout correction, group filtering, KL.
+"""Checks of the method: verl's keys under ``algorithm``, the critic's heads, and settings rarely intended together.
 
 verl reports these after the first rollout, or ignores them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib.util import find_spec
+
 from omegaconf import DictConfig
 
+from verl_turnkey.advantage.paper_names import known_as
+from verl_turnkey.plugins.checks.files import LOOP_COLUMN
 from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.plugins.checks.rewards import check_bounds, supplied_columns
 from verl_turnkey.plugins.checks.run import (
     ACTOR,
     ESTIMATOR,
     FILTER,
     LOG_PROBS,
-    LOSS,
+    OURS,
     Run,
+    heads_of,
     needs_name,
     needs_on,
 )
+from verl_turnkey.plugins.checks.update import warn_ignored
+from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
-from verl_turnkey.plugins.config.resolve import CORRECTION
 from verl_turnkey.plugins.config.schema import closest
-from verl_turnkey.plugins.credit.supplied import BYPASS
-from verl_turnkey.plugins.verl_api import internals
+from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied
+from verl_turnkey.plugins.credit.unrecorded import COLUMNS, VERLS_LOOPS, listed_per_turn, needs_record
+from verl_turnkey.plugins.rollout.streams import FORMAT
+from verl_turnkey.plugins.verl_api import internals, ledger
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 # Keys of former versions, which verl's V1 trainers do not read, and those that replace them.
@@ -47,16 +57,14 @@ def check_algorithm(run: Run) -> None:
     """Refuse keys of former versions, weights that the run would not compute, and unknown names."""
     for key, instead in FORMER.items():
         if run.get(key) is not None:
-            refuse("v0-key", f"{key}={run.get(key)} is not read by verl's V1 trainers: write {instead}")
+            refuse("v0-key", key=key, value=run.get(key), instead=instead)
     name = str(run.config.algorithm.adv_estimator)
     if name in WITHOUT_INPUT:
-        problem = f"{ESTIMATOR}={name} needs {WITHOUT_INPUT[name]}, which verl's V1 trainers do not provide"
-        refuse("estimator-input", f"{problem}: choose another one")
+        refuse("estimator-input", name=name, input=WITHOUT_INPUT[name])
     if run.config.algorithm.get("use_pf_ppo") and name == "gae":
-        problem = "algorithm.use_pf_ppo=true resamples rows, and verl then writes advantages to the wrong rows"
-        refuse("pf-ppo", f"{problem}: set it to false")
+        refuse("pf-ppo")
     elif run.config.algorithm.get("use_pf_ppo"):
-        warn("pf-ppo-without-effect", f"algorithm.use_pf_ppo=true has no effect with {ESTIMATOR}={name}")
+        warn("pf-ppo-without-effect", name=name)
     _check_correction(run)
     _check_filter(run)
     _check_kl(run)
@@ -67,23 +75,15 @@ def _check_correction(run: Run) -> None:
     if loss == "bypass_mode":
         _check_bypass_loss(run, correction)
     if correction.get("bypass_mode"):
-        theirs = f"{BYPASS}=true uses the rollout's log-probabilities as the old ones"
-        needs_on("bypass-without-log-probs", run, LOG_PROBS, theirs)
+        needs_on("bypass-without-log-probs", run, LOG_PROBS)
     bypass = correction.get("bypass_mode") and loss != "bypass_mode"
     if bypass and (kind := correction.get("loss_type", BYPASS_LOSSES[0])) != BYPASS_LOSSES[0]:
-        problem = f"{CORRECTION}.loss_type={kind} is read only by the loss bypass_mode, but {LOSS}={loss}"
-        refuse("loss-type-without-bypass", f"{problem}: set {LOSS}=bypass_mode, or {CORRECTION}.loss_type=ppo_clip")
+        refuse("loss-type-without-bypass", kind=kind, loss=loss)
     for key in (key for key in ("rollout_is", "rollout_rs") if correction.get(key)):
-        setting = f"{CORRECTION}.{key}={correction[key]}"
         if bypass:
             because = " (+turnkey/loss=a3po sets it)" if loss == "a3po" else ""
-            refuse(
-                "correction-with-bypass",
-                f"{setting} is not computed with {BYPASS}=true{because}: set {key}=null, or {LOSS}=bypass_mode, which "
-                "computes it in the update, or bypass_mode=false with a loss that does not need it",
-            )
-        theirs = f"{setting} compares with the rollout's log-probabilities"
-        needs_on("correction-without-log-probs", run, LOG_PROBS, theirs)
+            refuse("correction-with-bypass", key=key, value=correction[key], because=because)
+        needs_on("correction-without-log-probs", run, LOG_PROBS, key=key, value=correction[key])
     _check_thresholds(correction)
 
 
@@ -91,16 +91,14 @@ def _check_bypass_loss(run: Run, correction: DictConfig | dict) -> None:
     """Refuse settings for verl's loss ``bypass_mode`` that differ from those that verl's V1 trainers read."""
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
 
-    theirs = f"{LOSS}=bypass_mode uses the rollout's log-probabilities as the old ones"
-    needs_on("bypass-loss-without-bypass", run, BYPASS, theirs)
+    needs_on("bypass-loss-without-bypass", run, BYPASS)
     node, default = f"{ACTOR}.policy_loss.rollout_correction", RolloutCorrectionConfig()
     if (own := run.get(node)) is None:
         return
     for key, value in ((str(key), value) for key, value in correction.items()):
         is_default = value == getattr(default, key, value)
         if key != "bypass_mode" and not is_default and own.get(key, getattr(default, key)) != value:
-            problem = f"{CORRECTION}.{key}={value} is ignored because {node} is set, which has {own.get(key)}"
-            refuse("correction-given-twice", f"{problem}: set {node}.{key}={value}, or drop one of the two")
+            refuse("correction-given-twice", key=key, value=value, other=own.get(key))
 
 
 def _check_thresholds(correction: DictConfig | dict) -> None:
@@ -109,13 +107,13 @@ def _check_thresholds(correction: DictConfig | dict) -> None:
 
     level, rejection = correction.get("rollout_is"), correction.get("rollout_rs")
     if level is not None and level not in IS_LEVELS:
-        choices = f"{closest(str(level), [*IS_LEVELS])}; choices: {', '.join(IS_LEVELS)}, null"
-        refuse("unknown-rollout-is", f"there is no {CORRECTION}.rollout_is={level!r}{choices}")
+        refuse(
+            "unknown-rollout-is", level=level, closest=closest(str(level), [*IS_LEVELS]), choices=", ".join(IS_LEVELS)
+        )
     options = [part.strip() for part in str(rejection).split(",")] if rejection is not None else []
     known = sorted(helper.SUPPORTED_ROLLOUT_RS_OPTIONS)
     for option in (option for option in options if option not in known):
-        choices = f"{closest(option, known)}; choices: {', '.join(known)}, null"
-        refuse("unknown-rollout-rs", f"there is no {CORRECTION}.rollout_rs={option!r}{choices}")
+        refuse("unknown-rollout-rs", option=option, closest=closest(option, known), choices=", ".join(known))
     for key, read in {
         "rollout_is_threshold": lambda value: level and helper._parse_rollout_is_threshold(value),
         "rollout_rs_threshold": lambda value: options and helper._parse_rollout_rs_thresholds(options, value),
@@ -123,7 +121,7 @@ def _check_thresholds(correction: DictConfig | dict) -> None:
         try:
             read(correction.get(key))
         except (TypeError, ValueError) as error:
-            refuse("correction-threshold", f"{CORRECTION}.{key}={correction.get(key)}: {error}")
+            refuse("correction-threshold", key=key, value=correction.get(key), error=error)
 
 
 def _check_filter(run: Run) -> None:
@@ -133,13 +131,16 @@ def _check_filter(run: Run) -> None:
     metric = run.get(METRIC)
     known = [name for name in METRICS if name != "reward" or name == internals.reward_metric()]
     if not metric:
-        refuse("filter-metric-missing", f"{FILTER}=true compares a metric of the episodes: set {METRIC}={known[0]}")
+        refuse("filter-metric-missing", metric=known[0])
     elif {*run.loops} <= {*AGENT_LOOPS} and metric not in known and not str(metric).startswith("composed_return."):
-        problem = (
-            f"there is no {METRIC}={metric!r} with the agent loop {min(run.loops)} and verl {internals.verl_version()}"
+        refuse(
+            "unknown-filter-metric",
+            metric=metric,
+            loop=min(run.loops),
+            version=internals.verl_version(),
+            closest=closest(str(metric), known),
+            choices=", ".join(known),
         )
-        choices = f"{closest(str(metric), known)}; choices: {', '.join(known)}, composed_return.<component>"
-        refuse("unknown-filter-metric", f"{problem}{choices}")
 
 
 def _check_kl(run: Run) -> None:
@@ -147,20 +148,167 @@ def _check_kl(run: Run) -> None:
     algorithm = run.config.algorithm
     used = {f"{ACTOR}.kl_loss_type": run.actor.use_kl_loss, "algorithm.kl_penalty": algorithm.use_kl_in_reward}
     for key in (key for key, on in used.items() if on):
-        needs_name("unknown-kl-penalty", key, str(run.get(key)).removesuffix("+"), KL_PENALTIES)
+        needs_name("unknown-kl-penalty", str(run.get(key)).removesuffix("+"), KL_PENALTIES, key=key)
     if not algorithm.use_kl_in_reward:
         return
     key, kind = "algorithm.kl_ctrl.type", str(algorithm.kl_ctrl.type)
-    needs_name("unknown-kl-controller", key, kind, ("fixed", "adaptive"))
+    needs_name("unknown-kl-controller", kind, ("fixed", "adaptive"))
     if kind != "adaptive" or not run.our_loops or run.turnkey.rollout.rows_hold_turns:
         return
     # verl multiplies the coefficient by 1 +- 0.2 x rows / horizon, which must stay positive.
     horizon, rows = algorithm.kl_ctrl.horizon, run.config.data.train_batch_size * run.rollout.n
     rows *= run.turnkey.rollout.max_turns
-    problem = (
-        f"{key}=adaptive moves the coefficient by up to 0.2 x rows / algorithm.kl_ctrl.horizon={horizon} a step, and "
-        f"{run.our_loops[0]} writes a row per turn, up to {rows}"
-    )
     if rows >= 5 * horizon:
-        refuse("kl-horizon", f"{problem}: its sign may change. Set kl_ctrl.horizon={10 * rows}, or {key}=fixed")
-    warn("kl-horizon-counts-episodes", f"{problem}; each of these rows counts as an episode of the horizon")
+        refuse("kl-horizon", horizon=horizon, loop=run.our_loops[0], rows=rows, enough=10 * rows)
+    warn("kl-horizon-counts-episodes", horizon=horizon, loop=run.our_loops[0], rows=rows)
+
+
+# verl's keys that a turnkey estimator does not read: their defaults, and the parameter of ours that means the same.
+IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_adv_by_std_in_grpo": (True, "norm")}
+
+
+def check_estimator(run: Run) -> None:
+    spec, config, params = run.estimator, run.config, run.params
+    assert spec is not None
+    if not run.our_trainer:
+        refuse("estimator-trainer", method=spec.name, mode=run.mode)
+    ledger.verify(("estimator",), (str(config.algorithm.adv_estimator),))
+    for module in getattr(params, "requires", ()):
+        if find_spec(module) is None:
+            refuse("method-package-missing", method=spec.name, module=module)
+    # Both compare the episodes of a group.
+    compares = hasattr(params, "norm") or getattr(params, "singleton", None) == "zero"
+    if run.rollout.n == 1 and not run.trains_branches and compares:
+        warn("single-rollout", method=spec.name)
+    if "value" in run.columns and not run.use_critic:
+        refuse("critic-missing", method=spec.name)
+    check_bounds(run)
+    warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
+
+
+def check_trainer(run: Run) -> None:
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    needs_name("unknown-turnkey-trainer", run.mode, ledger.TRAINERS)
+    if not run.config.trainer.use_v1:
+        refuse("trainer-v1", mode=run.mode)
+    if run.config.algorithm.adv_estimator is None:
+        refuse("estimator-missing")
+    # verl would find out after the first rollout.
+    elif (name := str(run.config.algorithm.adv_estimator)) not in ADV_ESTIMATOR_REGISTRY:
+        instead = known_as(name) or closest(name, [*ADV_ESTIMATOR_REGISTRY])
+        refuse("unknown-estimator", name=name, instead=instead)
+
+
+def check_warm_up(run: Run) -> None:
+    if not run.use_critic and (warm_up := run.config.trainer.get("critic_warmup") or 0) > 1:
+        refuse("critic-warmup-without-critic", warm_up=warm_up)
+
+
+def check_recorded(run: Run) -> None:
+    """Refuse batches that mix rows with and without records, and methods that need records where there are none."""
+    if run.verls_loops and run.our_loops:
+        refuse(
+            "mixed-agent-loops",
+            method=run.value_text(ESTIMATOR),
+            recorded=run.our_loops[0],
+            unrecorded=run.verls_loops[0],
+        )
+    for loop in run.verls_loops:
+        _check_derived(run, loop)
+
+
+def _check_derived(run: Run, loop: str) -> None:
+    """Refuse a method that needs columns which rows of verl's loops, without a record, do not provide."""
+    spec, needed = run.estimator, run.columns
+    assert spec is not None
+    per_turn = {f"extra.{name}" for name in listed_per_turn(run.rollout) if name in VERLS_LOOPS[loop]}
+    lacking = [column for column in needed if column not in {*COLUMNS, *supplied_columns(run), *per_turn}]
+    if lacking:
+        from_data = loop != run.rollout.agent.default_agent_loop
+        cause = f"the agent loop is {loop}, by the data's column {LOOP_COLUMN!r}, which overrides default_agent_loop: "
+        refuse("columns-without-record", message=(cause if from_data else "") + needs_record(spec.name, lacking))
+    if run.get(BYPASS):
+        names = [spec.name, *(modification.spec.name for modification in run.modifiers)]
+        check_supplied(names, [column for column in needed if column not in per_turn])
+
+
+# verl's estimators that treat each row as a rollout, and our method that makes the same comparison by steps.
+# Under grpo verl itself takes the last row of an episode; gae works on tokens.
+BY_ROWS = {
+    "rloo": "rloo_steps",
+    "rloo_vectorized": "rloo_steps",
+    "opo": "rloo_steps",
+    "gpg": "grpo_steps with turnkey.credit.norm=mean",
+    "grpo_passk": "maxrl",
+    "grpo_vectorized": "grpo_steps",
+    "reinforce_plus_plus": "rebn",
+    "reinforce_plus_plus_baseline": "seeupo",
+}
+# Methods without a part that sums an episode's rewards without a discount.
+DISCOUNTED = ("rebn", "turn_gae", "vc_gae", "turn_norm", "marshal", "hae")
+# verl's estimators that discount rewards per token: they do not compare sums over an episode's steps.
+BY_TOKENS = ("gae", "reinforce_plus_plus")
+
+
+def warn_of_combinations(run: Run) -> None:
+    """Warn of each such combination."""
+    for message in (*_rows(run), *_discounts(run), *_histories(run)):
+        warn("combination", message=message)
+    if run.loss_name.removeprefix("turnkey/") == "rebel" and run.trains_branches:
+        assert run.strategy is not None
+        warn("rebel-branches", strategy=run.strategy.name)
+
+
+def _rows(run: Run) -> Iterator[str]:
+    name = str(run.config.algorithm.adv_estimator)
+    if name in BY_ROWS and run.our_loops and not run.turnkey.rollout.rows_hold_turns:
+        yield (
+            f"algorithm.adv_estimator={name} treats each row as a rollout, and {run.our_loops[0]} writes a row per "
+            f"step: a long episode counts as often as it has steps. To compare episodes use +turnkey={BY_ROWS[name]}"
+        )
+
+
+def _discounts(run: Run) -> Iterator[str]:
+    method, name = run.estimator, str(run.config.algorithm.adv_estimator)
+    if name in BY_TOKENS:
+        return
+    discounts = method is not None and method.name in DISCOUNTED
+    own = float(getattr(run.params, "gamma", 1.0)) if discounts else 1.0
+    outcomes = f"turnkey.credit.gamma={own}" if discounts else "outcomes without a discount"
+    for entry in run.turnkey.rewards:
+        if entry.get("name") == "potential" and not entry.get("column") and entry.get("gamma") != own:
+            changes = f"potential with gamma={entry.get('gamma')} changes which policy is best"
+            compares = f"{method.name if method else name} compares {outcomes}"
+            yield f"turnkey.rewards: {changes}, since {compares}: set its gamma to {own}"
+
+
+def _histories(run: Run) -> Iterator[str]:
+    method, options = run.estimator, run.turnkey.rollout
+    if method is None or method.name != "hgpo" or OURS not in run.loops or options.prompt != "template":
+        return
+    if (compared := run.params.history) != options.history:
+        both = f"turnkey.credit.history={compared} and turnkey.rollout.history={options.history}"
+        meant = "hgpo is meant to compare as many past states as the prompts show"
+        yield f"{both}: {meant}: set both to the same number"
+
+
+def check_value_heads(run: Run) -> None:
+    """Refuse a critic that cannot have the heads that the method reads."""
+    if not run.use_critic or not (heads := heads_of(run.config, run.turnkey)):
+        return
+    critic = run.config.critic
+    if (strategy := str(critic.strategy)) not in FSDP:
+        refuse("heads-engine", method=run.value_text("algorithm.adv_estimator"), number=len(heads), strategy=strategy)
+    if rank := run.get("critic.model.lora_rank"):
+        refuse("heads-lora", method=run.value_text("algorithm.adv_estimator"), number=len(heads), rank=rank)
+    if (mean := str(critic.loss_agg_mode)) != "token-mean":
+        warn("heads-aggregation", mean=mean, method=run.value_text("algorithm.adv_estimator"), number=len(heads))
+
+
+def check_streams(run: Run) -> None:
+    """Refuse modifiers of tokens where the method gives the tokens of each decision of a turn their own advantages."""
+    method, by_token = run.estimator, [modifier.spec.name for modifier in run.modifiers if modifier.by_token]
+    in_streams = run.turnkey.rollout.action_format == FORMAT
+    if by_token and method and "subgoal_advantages" in method.gives and in_streams:
+        refuse("streams-and-tokens", method=method.name, modifier=by_token[0])

@@ -11,23 +11,24 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage.text_files import read_text
-from verl_turnkey.plugins.checks.files import data_mark, listed
-from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
-from verl_turnkey.plugins.checks.value_heads import check_resumed_heads
+from verl_turnkey.plugins.checks.files import data_mark, last_step, listed, steps_until_data_end
+from verl_turnkey.plugins.checks.findings import refusal, refuse, warn
+from verl_turnkey.plugins.checks.run import heads_of
 from verl_turnkey.plugins.config.checkpoint_files import (
     DATA,
     FSDP,
     NAMES,
-    TRACKER,
     damage,
     fault,
     has_memory,
     newest_whole,
     resumed_from,
+    resumed_step,
     roles,
 )
-from verl_turnkey.plugins.config.cluster import joins_cluster
-from verl_turnkey.plugins.config.prm import FOLDER as PRM
+from verl_turnkey.plugins.config.machine import joins_cluster
+from verl_turnkey.plugins.config.schema import turnkey_config
+from verl_turnkey.plugins.config.scorers import PRM_FOLDER as PRM
 
 RESUME_MODES = ("auto", "disable", "resume_path")
 
@@ -41,19 +42,21 @@ def check_checkpoints(config: DictConfig, *, use_critic: bool) -> None:
             continue
         key = f"{'actor_rollout_ref.actor' if role == 'actor' else role}.checkpoint"
         if saves and OmegaConf.select(node, "checkpoint.async_save") and node.strategy in FSDP:
-            problem = f"{key}.async_save=true is for Megatron; with {node.strategy} verl does not write {TRACKER}"
-            refuse("async-save", f"{problem}, without which no run can resume: set {key}.async_save=false")
+            refuse("async-save", key=key, strategy=node.strategy)
         contents = OmegaConf.select(node, "checkpoint.load_contents") or list(NAMES)
         saved = OmegaConf.select(node, "checkpoint.save_contents") or list(NAMES)
-        loads = f"{key}.load_contents={[*contents]}"
         unsaved = [name for name in NAMES if name in contents and name not in saved]
         if resumable and unsaved and saves:
-            problem = f"{loads} loads {' and '.join(unsaved)}, which save_contents={[*saved]} does not save"
-            warn("load-not-saved", f"{problem}: no run can resume. Set {key}.load_contents to the same list")
+            warn("load-not-saved", key=key, contents=[*contents], unsaved=" and ".join(unsaved), saved=[*saved])
         if resumable and (lacking := [name for name in NAMES if name not in contents]):
             consequence = "the weights are the initial ones" if "model" in lacking else "they start over"
-            problem = f"{loads}, which is save_contents where it is not set, has no {' and no '.join(lacking)}"
-            warn("load-incomplete", f"{problem}: after a resume {consequence}")
+            warn(
+                "load-incomplete",
+                key=key,
+                contents=[*contents],
+                lacking=" and no ".join(lacking),
+                consequence=consequence,
+            )
     check_resume(config, use_critic=use_critic)
 
 
@@ -71,14 +74,10 @@ def check_resume(config: DictConfig, *, use_critic: bool, remembers: bool | None
             return
         remembers = has_memory(config) if remembers is None else remembers
         if wrong := fault(folder, config, use_critic=use_critic, remembers=remembers, complete=False):
-            raise Refusal("resume-path-damaged", f"trainer.resume_from_path cannot be resumed from: {wrong}")
+            raise refusal("resume-path-damaged", wrong=wrong)
     selected = newest_whole(config, use_critic=use_critic, remembers=remembers)
     if selected and selected.folder is None:
-        raise Refusal(
-            "no-whole-checkpoint",
-            f"{selected.fault}; no other checkpoint in {Path(trainer.default_local_dir).absolute()} is complete. To "
-            "start over set trainer.resume_mode=disable, or another trainer.default_local_dir",
-        )
+        raise refusal("no-whole-checkpoint", fault=selected.fault, folder=Path(trainer.default_local_dir).absolute())
     folder = selected.folder if selected else folder
     if use_critic and folder:
         check_resumed_heads(folder / "critic", config)
@@ -92,9 +91,7 @@ def check_resumed_data(config: DictConfig) -> None:
     state, mark = folder / "data.pt", folder / DATA
     played = None if damage(state) else _played(state)
     if played is not None and now["tasks"] < played:
-        problem = f"{folder} has played {played} tasks of its epoch, but data.train_files now has {now['tasks']}"
-        anew = f"remove {state} and set trainer.resume_mode=resume_path trainer.resume_from_path={folder}"
-        refuse("data-fewer-than-played", f"{problem}: verl's loader would stop. Give the earlier tasks, or {anew}")
+        refuse("data-fewer-than-played", folder=folder, played=played, tasks=now["tasks"], state=state)
         return
     before = None if damage(mark) else json.loads(read_text(mark))
     files = [Path(file).expanduser() for file in listed(config, "train_files")]
@@ -104,9 +101,7 @@ def check_resumed_data(config: DictConfig) -> None:
     else:
         then = f"{before['tasks']} tasks then, {now['tasks']} now" if before and before != now else ""
     if then:
-        problem = f"data.train_files changed since the checkpoint {folder} ({then})"
-        effect = f"verl skips as many of the new tasks as its epoch has played ({played or 0})"
-        warn("data-changed", f"{problem}: the remaining steps use the new files, and {effect}")
+        warn("data-changed", folder=folder, then=then, played=played or 0)
 
 
 def _played(state: Path) -> int | None:
@@ -128,11 +123,46 @@ def _check_mode(trainer: DictConfig) -> None:
     """Refuse modes and paths that verl rejects only after loading the models."""
     mode, path = trainer.resume_mode, trainer.resume_from_path
     if mode not in RESUME_MODES:
-        refuse("unknown-resume-mode", f"there is no trainer.resume_mode={mode!r}: choices: {', '.join(RESUME_MODES)}")
+        refuse("unknown-resume-mode", mode=mode, choices=", ".join(RESUME_MODES))
     if mode != "resume_path" and path is not None:
-        idle = f"trainer.resume_from_path={path} has no effect with trainer.resume_mode={mode}"
-        warn("resume-path-without-effect", f"{idle}: only resume_path reads it")
+        warn("resume-path-without-effect", path=path, mode=mode)
     if mode == "resume_path" and not (isinstance(path, str) and re.search(r"global_step_\d+$", path)):
-        problem = "trainer.resume_mode=resume_path needs the folder of a checkpoint"
-        fix = f"set trainer.resume_from_path to one that ends in global_step_<number>, got {path!r}"
-        refuse("resume-path-missing", f"{problem}: {fix}")
+        refuse("resume-path-missing", path=path)
+
+
+def check_resumed_heads(folder: Path, config: DictConfig) -> None:
+    """Refuse to resume from the critic in ``folder`` with another number of heads than its saved config has."""
+    file = folder / "huggingface" / "config.json"
+    if str(config.critic.strategy) not in FSDP or damage(file):
+        return
+    names = json.loads(read_text(file, only_utf8=True)).get("id2label")
+    heads, method = len(heads_of(config, turnkey_config(config))) or 1, config.algorithm.adv_estimator
+    if names is not None and len(names) != heads:
+        raise refusal("heads-of-checkpoint", folder=folder, number=len(names), method=method, heads=heads)
+
+
+def check_steps(config: DictConfig) -> None:
+    """Warn if no step is left to train, or if the epochs end before the steps do.
+
+    verl makes the last save and validation only after the last step.
+    """
+    trainer, reachable = config.trainer, steps_until_data_end(config)
+    if trainer.get("val_only"):
+        return
+    done, last = resumed_step(trainer), last_step(config)
+    if done and last is not None and done >= last:
+        warn("no-steps-left", done=done, last=last)
+    total, epochs = trainer.get("total_training_steps"), trainer.total_epochs
+    if total is None or reachable is None or total <= reachable:
+        return
+    every = {"checkpoint": trainer.save_freq, "validation": trainer.test_freq}
+    lost = [name for name, steps in every.items() if steps > 0 and reachable % steps]
+    without = f" without a last {' and '.join(lost)}" if lost else ""
+    warn(
+        "training-steps-not-reached",
+        total=total,
+        epochs=epochs,
+        reachable=reachable,
+        without=without,
+        enough=-(-total * epochs // max(1, reachable)),
+    )

@@ -1,24 +1,42 @@
-"""Checks of the data: whether verl can read the files, and the task of every row."""
+"""Checks of the data: whether verl can read the files, every cell that it reads, and the task of every row."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
+from verl_turnkey.envs.agents.harbor import ENV_ID, HarborTask
+from verl_turnkey.envs.agents.harbor_runner import sandbox_for
+from verl_turnkey.envs.errors import MissingPackageError, SandboxError, TaskFormatError
+from verl_turnkey.envs.panels import Panel, panel_of
+from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.registry import check_call
-from verl_turnkey.envs.tasks import COLUMN, Task, task_of
-from verl_turnkey.plugins.checks.cells import check_cells
-from verl_turnkey.plugins.checks.files import FORMATS, LOOP_COLUMN, columns, listed, patterns, rows, shared_tasks, taken
-from verl_turnkey.plugins.checks.findings import Refusal, refuse, warn
-from verl_turnkey.plugins.checks.harbor import check_harbor
-from verl_turnkey.plugins.checks.paths import absent
+from verl_turnkey.envs.tasks import COLUMN, Task, open_parquet, task_of
+from verl_turnkey.plugins.checks.files import (
+    FORMATS,
+    LOOP_COLUMN,
+    columns,
+    json_rows,
+    listed,
+    patterns,
+    rows,
+    shared_tasks,
+    taken,
+)
+from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse, warn
+from verl_turnkey.plugins.checks.resources import absent
+from verl_turnkey.plugins.checks.run import FILTER, Run, needs_off, needs_our_loop
+from verl_turnkey.plugins.config.agent import AgentConfig, sandbox_of
 from verl_turnkey.plugins.config.overrides import override
+from verl_turnkey.plugins.config.playing import differing
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
+from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
+from verl_turnkey.plugins.rollout.hints import COLUMN as HINT
 from verl_turnkey.plugins.verl_api.internals import own_manager
 
 
@@ -37,16 +55,11 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
         files = listed(config, key)
         if not files:
             unused = ", also for a run that never validates (the training file will do)" if key == "val_files" else ""
-            refuse("data-file-missing", f"data.{key} is empty: verl needs a file{unused}")
+            refuse("data-file-missing", key=key, unused=unused)
             continue
         for name in patterns(config, key):
             if Path(name).is_file() and not glob(name):  # verl would read no file
-                problem = (
-                    f"data.{key}={name}: verl reads brackets in a path as a pattern, which this file does not match"
-                )
-                refuse(
-                    "data-brackets", f"{problem}: write {override(f'data.{key}', escape(name))}, or rename the folder"
-                )
+                refuse("data-brackets", key=key, name=name, argument=override(f"data.{key}", escape(name)))
         local[key] = [file for file in files if _readable(config, f"data.{key}", file)]
         _check_named(f"data.{key}", local[key])
         number = sum(_check_file(config, turnkey, f"data.{key}", file, loops) for file in local[key])
@@ -59,13 +72,12 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
     """Whether ``file`` is on this machine; refused if it should be and is not, or if verl could not read it."""
     path, setting = Path(file).expanduser(), f"{key}={file}"
     if path.suffix not in FORMATS:
-        refuse("data-format", f"{setting}: verl reads {', '.join(FORMATS)}, got {path.suffix or 'no suffix'}")
+        refuse("data-format", key=key, file=file, formats=", ".join(FORMATS), suffix=path.suffix or "no suffix")
         return False
     if "://" in file:
         return False
     if file.startswith("~"):
-        problem = f"{setting}: there is no such file, since verl does not expand the ~"
-        refuse("data-tilde", f"{problem}: write {path}, or $HOME without single quotes")
+        refuse("data-tilde", key=key, file=file, path=path)
         return False
     if not path.is_file():
         absent(config, f"{setting}: there is no such file; `turnkey tasks` writes them")
@@ -73,7 +85,7 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
     try:
         columns(file)
     except Exception as error:
-        refuse("data-unreadable", f"{setting} cannot be read as {path.suffix} ({type(error).__name__}: {error})")
+        refuse("data-unreadable", key=key, file=file, suffix=path.suffix, kind=type(error).__name__, error=error)
         return False
     return True
 
@@ -82,30 +94,19 @@ def _check_named(key: str, files: Sequence[str]) -> None:
     """Refuse a column of agent loops in some files only: verl joins them, and rows without an entry have no loop."""
     file_by_presence = {LOOP_COLUMN in columns(file): file for file in files}
     if len(file_by_presence) > 1:
-        refuse(
-            "agent-name-in-some-files",
-            f"{key}: {file_by_presence[True]} has a column {LOOP_COLUMN!r} and {file_by_presence[False]} has none, "
-            "whose rows verl would give no agent loop, not even the default one: write the column into both files, or "
-            "into neither",
-        )
+        refuse("agent-name-in-some-files", key=key, with_column=file_by_presence[True], without=file_by_presence[False])
 
 
 def without_tasks(file: str, file_columns: Sequence[str]) -> Refusal:
     """The error for a file that has the columns ``file_columns`` but not the one with the tasks."""
-    return Refusal(
-        "task-column-missing",
-        f"{file} has no column {COLUMN!r}, which the agent loop turnkey_env plays (columns: "
-        f"{', '.join(file_columns)}): write the file with `turnkey tasks`, or choose another loop with "
-        "actor_rollout_ref.rollout.agent.default_agent_loop",
-    )
+    return refusal("task-column-missing", file=file, columns=", ".join(file_columns))
 
 
 def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str, loops: Sequence[str]) -> int:
     """Check all rows of a local file; returns their number."""
     file_columns, prompt = columns(file), str(config.data.prompt_key)
     if file_columns and prompt not in file_columns:
-        problem = f"{key}={file} has no column {prompt!r}, which is data.prompt_key"
-        refuse("prompt-column-missing", f"{problem}{closest(prompt, file_columns)}")
+        refuse("prompt-column-missing", key=key, file=file, prompt=prompt, closest=closest(prompt, file_columns))
     default = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
     own_loops = own_manager(config) is not None
     checked: set[tuple[str, ...]] = set()
@@ -116,8 +117,7 @@ def _check_file(config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str,
         loop, where = row.get(LOOP_COLUMN, default), f"{key}={file}, row {number - 1}"
         loops_of_rows.add(str(loop))
         if loop not in loops and not own_loops:
-            problem = f"{where}: there is no agent loop {loop!r} (column {LOOP_COLUMN!r})"
-            refuse("unknown-agent-name", f"{problem}{closest(str(loop), list(loops))}")
+            refuse("unknown-agent-name", where=where, loop=loop, closest=closest(str(loop), list(loops)))
         if loop == "turnkey_agent" and COLUMN in row and turnkey.agent.run is not None:
             try:
                 task_of(row)
@@ -141,8 +141,7 @@ def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, checked: set[tupl
         raise TaskFormatError(f"{where}: {error}") from error
     env_id = task.env_id or turnkey.env.id
     if not env_id:
-        problem = f"{where}: neither the task nor turnkey.env.id names an environment"
-        refuse("task-without-environment", f"{problem}: add +turnkey/env=<name>")
+        refuse("task-without-environment", where=where)
         return
     arguments = {**turnkey.env.kwargs, **task.kwargs}
     kind = (env_id, *sorted(arguments))
@@ -155,7 +154,7 @@ def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, checked: set[tupl
         if turnkey.env.probe:  # else the packages may be on the other machines only
             raise
     except (LookupError, TypeError) as error:
-        refuse("task-invalid", f"{where}: {error.args[0] if error.args else error}")
+        refuse("task-invalid", where=where, reason=error.args[0] if error.args else error)
 
 
 def _check_number(config: DictConfig, key: str, rows: int) -> None:
@@ -164,10 +163,9 @@ def _check_number(config: DictConfig, key: str, rows: int) -> None:
     for size in ("train_batch_size", "gen_batch_size") if key == "train_files" else ():
         batch_size = config.data.get(size)
         if batch_size and rows < batch_size:
-            problem = f"data.{key} gives {rows} tasks, fewer than data.{size}={batch_size}"
-            refuse("too-few-tasks", f"{problem}: write more with `turnkey tasks`, or lower data.{size}")
+            refuse("too-few-tasks", key=key, rows=rows, size=size, batch_size=batch_size)
     if not rows:
-        refuse("no-tasks", f"data.{key} contains no tasks: write some with `turnkey tasks`")
+        refuse("no-tasks", key=key)
 
 
 def warn_of_shared(config: DictConfig) -> None:
@@ -176,9 +174,204 @@ def warn_of_shared(config: DictConfig) -> None:
         return
     shared, total = shared_tasks(config)
     if shared:
-        warn(
-            "validation-tasks-trained",
-            f"{shared} of {total} validation tasks are training tasks, too (data.val_files, "
-            'data.train_files): write them with another split, as in `turnkey tasks --kwargs \'{"split": "train"}\' '
-            '--val-kwargs \'{"split": "test"}\'`, or with other seeds',
+        warn("validation-tasks-trained", shared=shared, total=total)
+
+
+NULL, TEXT, MAPPING, LIST, MESSAGES = "null", "a text", "a mapping", "a list", "a list of messages"
+PLACES = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
+"""keys of ``data`` that name the columns of images and the like, with verl's defaults"""
+
+
+def check_cells(
+    config: DictConfig, turnkey: TurnkeyConfig, key: str, file: str, columns: Sequence[str], loops: Collection[str]
+) -> None:
+    """Refuse a row of a local file that verl's data set, or the loop or the reward of a row, cannot read.
+
+    ``loops``: those that play the rows.
+    """
+    prompt = str(config.data.prompt_key)
+    verls = next((loop for loop in VERLS_LOOPS if loop in loops), None)
+    allowed = (MESSAGES,) if verls else (MESSAGES, LIST, TEXT)
+    if prompt in columns and (other := _first_other(file, prompt, allowed)):
+        why = "verl's data set iterates over it" if verls is None else f"the agent loop {verls} renders it"
+        refuse("prompt-not-messages", key=key, file=file, row=other[0], prompt=prompt, kind=other[1], why=why)
+    if "extra_info" in columns and (other := _first_other(file, "extra_info", (MAPPING, NULL))):
+        refuse("extra-info-not-mapping", key=key, file=file, row=other[0], kind=other[1])
+    elif "data_source" not in columns:
+        _check_tools(config, key, file, columns)
+    reader = next(
+        (name for name in ("answer", "function") if name in [entry.get("name") for entry in turnkey.rewards]), None
+    )
+    reader = f"turnkey.rewards ({reader})" if reader else verls
+    if reader and "reward_model" in columns and (other := _first_other(file, "reward_model", (MAPPING, NULL))):
+        refuse("reward-model-not-mapping", key=key, file=file, row=other[0], kind=other[1], reader=reader)
+    _check_places(config, key, file, columns, prompt)
+
+
+def _check_tools(config: DictConfig, key: str, file: str, columns: Sequence[str]) -> None:
+    """Check rows without ``data_source``, which verl names where a row lacks the ``tools_kwargs`` that it needs."""
+    default, names = config.data.get("need_tools_kwargs", False), [name for name in ("extra_info",) if name in columns]
+    for number, (extra,) in enumerate(rows(file, names) if names else [({},)] if default else ()):
+        extra = extra or {}
+        if extra.get("need_tools_kwargs", default) and not extra.get("tools_kwargs"):
+            refuse("tools-kwargs-missing", key=key, file=file, number=number)
+            return
+
+
+def _check_places(config: DictConfig, key: str, file: str, columns: Sequence[str], prompt: str) -> None:
+    """Check that each image, video and audio of a row has its place in the prompt."""
+    names = {str(config.data.get(name) or default): f"<{default[:-1]}>" for name, default in PLACES.items()}
+    names = {name: mark for name, mark in names.items() if name in columns}
+    if prompt not in columns or not names:
+        return
+    for number, (messages, *parts) in enumerate(rows(file, [prompt, *names])):
+        if isinstance(messages, list) and any(parts):
+            texts = [m["content"] for m in messages if isinstance(m, Mapping) and isinstance(m.get("content"), str)]
+            for (name, mark), entries in zip(names.items(), parts, strict=True):
+                if (places := sum(text.count(mark) for text in texts)) != (count := len(entries or ())):
+                    refuse(
+                        "images-without-place",
+                        key=key,
+                        file=file,
+                        number=number,
+                        name=name,
+                        count=count,
+                        prompt=prompt,
+                        places=places,
+                        mark=mark,
+                    )
+                    return
+
+
+def _first_other(file: str, name: str, allowed: Collection[str]) -> tuple[int, str] | None:
+    """The first row whose cell of the column ``name`` is of no kind that is ``allowed``, and its kind."""
+    path = Path(file).expanduser()
+    if path.suffix != ".parquet":
+        kinds = enumerate(_kind(row.get(name)) for row in json_rows(path))
+        return next(((number, kind) for number, kind in kinds if kind not in allowed), None)
+    whole, before = open_parquet(path), 0
+    kind = _kind_of_type(whole.schema_arrow.field(name).type)
+    bad = [null for null, is_null in ((True, NULL), (False, kind)) if is_null not in allowed]
+    for batch in whole.iter_batches(columns=[name]) if bad else ():
+        nulls = batch.column(0).is_null()
+        first = [place for null in bad if (place := nulls.index(null).as_py()) >= 0]
+        if first:
+            return before + min(first), NULL if nulls[min(first)].as_py() else kind
+        before += batch.num_rows
+    return None
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return NULL
+    if isinstance(value, list):
+        messages = all(isinstance(entry, Mapping) and {"role", "content"} <= entry.keys() for entry in value)
+        return MESSAGES if messages else LIST
+    kinds = {str: TEXT, dict: MAPPING}
+    return kinds.get(type(value), repr(value))
+
+
+def _kind_of_type(of: Any) -> str:
+    from pyarrow import types
+
+    if types.is_list(of) or types.is_large_list(of) or types.is_fixed_size_list(of):
+        inner = of.value_type
+        messages = types.is_struct(inner) and {"role", "content"} <= {inner.field(i).name for i in range(len(inner))}
+        return MESSAGES if messages else LIST
+    if types.is_null(of):
+        return NULL
+    is_text = types.is_string(of) or types.is_large_string(of) or types.is_dictionary(of)
+    return TEXT if is_text else MAPPING if types.is_struct(of) or types.is_map(of) else str(of)
+
+
+def check_harbor(agent: AgentConfig, where: str, text: Any) -> None:
+    """Refuse a Harbor task that cannot be run; other tasks are the agent's own business.
+
+    ``where``: file and row, for errors. ``text``: the row's task.
+    """
+    try:
+        task = json.loads(text)
+        if not isinstance(task, dict) or task.get("env_id") != ENV_ID:
+            return
+    except (TypeError, ValueError):
+        return
+    if isinstance(agent.run, str):
+        refuse("harbor-needs-command", where=where, run=agent.run)
+        return
+    if agent.cwd is not None:
+        refuse("harbor-working-folder", where=where, cwd=agent.cwd)
+    try:
+        sandbox_for(HarborTask.load(**task.get("kwargs") or {}).filled(agent.inherit), sandbox_of(agent))
+    except SandboxError:  # check_agent says so
+        pass
+    except (TaskFormatError, TypeError) as error:
+        refuse("harbor-task", where=where, error=error)
+
+
+def validation_panel(config: DictConfig) -> dict[str, str] | None:
+    """Name and hash of the panel that a run validates on; None: no panel, or one that the run plays otherwise."""
+    panel = _of_validation(config)
+    return None if panel is None or differing(panel, config, arguments=False) else panel.mark
+
+
+def check_panel(config: DictConfig) -> None:
+    """Warn if the validation tasks are those of a panel and are played otherwise."""
+    panel = _of_validation(config)
+    if panel is not None and (lines := differing(panel, config, arguments=False)):
+        warn("panel-changed", panel=panel.name, changes="; ".join(lines))
+
+
+def check_starts(panel: Panel, tasks: Sequence[Task], places: Mapping[str, Any]) -> None:
+    """Refuse to play a panel whose tasks start otherwise on this machine."""
+    if other := panel.other_starts(tasks, places):
+        spec = panel.content["environment"]
+        refuse(
+            "panel-start-differs",
+            panel=panel.name,
+            differing=len(other),
+            tasks=len(tasks),
+            example=other[0],
+            package=spec["package"],
+            version=spec["version"],
         )
+
+
+def _of_validation(config: DictConfig) -> Panel | None:
+    files = listed(config, "val_files")
+    return panel_of(files[0]) if len(files) == 1 else None
+
+
+HINTS, SKILL = "turnkey.groups.hint_high", "turnkey.rollout.skill"
+
+
+def check_hints(run: Run) -> None:
+    needs_our_loop("hints-agent-loop", run, hint_high=run.value_text(HINTS))
+    if not _shows_task(run):
+        refuse("hints-template", hint_high=run.value_text(HINTS), template=run.value_text("turnkey.rollout.template"))
+    if lacking := [file for file in run.files if HINT not in columns(file)]:
+        refuse("hints-missing", hint_high=run.value_text(HINTS), file=lacking[0])
+    needs_off("hints-filter-groups", run, FILTER, hint_high=run.value_text(HINTS))
+
+
+def check_skill(run: Run) -> None:
+    """Refuse a text of the data that no prompt would show."""
+    name = run.turnkey.rollout.skill
+    if name is None:
+        return
+    needs_our_loop("skill-agent-loop", run, skill=run.value_text(SKILL))
+    if not _shows_task(run):
+        refuse("skill-template", skill=run.value_text(SKILL), template=run.value_text("turnkey.rollout.template"))
+    if lacking := [file for file in run.files if not has_text(file, name)]:
+        refuse("skill-missing", skill=run.value_text(SKILL), file=lacking[0])
+
+
+def _shows_task(run: Run) -> bool:
+    return "{task}" in load_template(run.turnkey.rollout.template)
+
+
+def has_text(file: str, name: str) -> bool:
+    """Whether ``file`` has a column ``name``, or its first row such a key in ``extra_info``."""
+    if name in (names := columns(file)):
+        return True
+    extra = next(rows(file, ["extra_info"]), (None,))[0] if "extra_info" in names else None
+    return isinstance(extra, Mapping) and name in extra

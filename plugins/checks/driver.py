@@ -108,7 +108,7 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
 
 def _validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: Callable[..., None]) -> None:
     from verl_turnkey.plugins.checks.header import header
-    from verl_turnkey.plugins.checks.replaced import replaced
+    from verl_turnkey.plugins.checks.keys import replaced
 
     with warnings.catch_warnings(record=True) as caught, _in_sentences(config):
         warnings.filterwarnings("always", category=UserWarning)

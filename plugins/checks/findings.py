@@ -17,7 +17,7 @@ from omegaconf import DictConfig, ListConfig
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import errors
-from verl_turnkey.plugins.verl_api import internals
+from verl_turnkey.plugins.config.recipe_files import rule_words
 
 # These cannot be ignored, nor can errors about values below `turnkey`.
 ID_BY_ERROR: dict[type[Exception], str] = {
@@ -31,7 +31,6 @@ ID_BY_ERROR: dict[type[Exception], str] = {
 # Errors in the user's input: the messages say what to change and are shown without a traceback.
 EXPECTED = (ConfigError, *ID_BY_ERROR)
 _OF_VALUE = re.compile(r"(turnkey\.[\w.\[\]]+): (?:(expected |missing)|unknown key|\w+ has no such parameter)")
-IGNORE = "turnkey.ignore"
 _ROW = re.compile(r", row \d+:")
 Returned = TypeVar("Returned")
 
@@ -84,7 +83,7 @@ class Findings:
         elif not self.errors and not self.overruled:
             raise error
         elif not self.errors:
-            warn("check-incomplete", f"{name} did not finish, because {IGNORE} let a refused value through: {error!r}")
+            warn("check-incomplete", name=name, error=error)
 
     def raise_errors(self) -> None:
         """Raise a single error as it is, and several as one error that lists their messages.
@@ -124,13 +123,16 @@ def collecting(config: DictConfig) -> Iterator[Findings]:
     findings.raise_errors()
 
 
-def refuse(id: str, message: str, *, verl: str = "") -> None:
+def refuse(id: str, /, **values: object) -> None:
     """Refuse the launch line by the rule ``id``; returns where refusals are collected, or that rule is ignored.
 
-    ``message``: what is wrong, then the key to change. ``verl``: the versions for which the rule holds: ``"<0.10"``.
+    ``values``: of the fields in the rule's words.
     """
-    if not _holds(verl):
-        return
+    refuse_with(id, rule_words(id, **values))
+
+
+def refuse_with(id: str, message: str) -> None:
+    """:func:`refuse` by a rule about the values of a key, whose message is not among the words of rules."""
     findings, refusal = _findings.get(), Refusal(id, message)
     if findings is None:
         raise refusal
@@ -141,23 +143,19 @@ def refuse(id: str, message: str, *, verl: str = "") -> None:
         findings.errors.append(refusal)
         return
     findings.overruled = True
-    warnings.warn(RuleWarning(id, f"ignored: {message}"), stacklevel=2)
+    warnings.warn(RuleWarning(id, f"ignored: {message}"), stacklevel=3)
 
 
-def warn(id: str, message: str, *, verl: str = "") -> None:
-    """Warn by the rule ``id``, unless it is ignored; ``verl`` as in :func:`refuse`."""
+def refusal(id: str, /, **values: object) -> Refusal:
+    """The error of a rule that nobody can ignore, for a check that cannot go on; ``values`` as in :func:`refuse`."""
+    return Refusal(id, rule_words(id, **values))
+
+
+def warn(id: str, /, **values: object) -> None:
+    """Warn by the rule ``id``, unless it is ignored; ``values`` as in :func:`refuse`."""
     findings = _findings.get()
-    if _holds(verl) and (findings is None or id not in findings.ignored):
-        warnings.warn(RuleWarning(id, message), stacklevel=2)
-
-
-def _holds(versions: str) -> bool:
-    """Whether a rule of these versions of verl holds for the installed one."""
-    if not versions:
-        return True
-    from packaging.specifiers import SpecifierSet
-
-    return SpecifierSet(versions, prereleases=True).contains(internals.verl_version())
+    if findings is None or id not in findings.ignored:
+        warnings.warn(RuleWarning(id, rule_words(id, **values)), stacklevel=2)
 
 
 def described(error: Exception | Warning) -> str:

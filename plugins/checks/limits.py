@@ -1,18 +1,38 @@
-"""Checks of sizes: counts, tokens of a micro-batch, rows of a micro-batch, the model's positions.
+"""Checks of sizes and of what verl reports only once models are loaded: counts, tokens and rows of a micro-batch,
+positions of the model, optimizers, reward code, the queue.
 
 verl reports most of these after the first rollout, some with the first long row, perhaps days later.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.paths import positions
-from verl_turnkey.plugins.checks.run import ACTOR, BATCH, FILTER, LOSS, MODE, REF, ROLLOUT, N, Run, spread_of
-from verl_turnkey.plugins.checks.sizes import updates_of_a_step
+from verl_turnkey.plugins.checks.findings import refuse, refuse_with, warn
+from verl_turnkey.plugins.checks.resources import absent, model_config, positions
+from verl_turnkey.plugins.checks.run import (
+    ACTOR,
+    BATCH,
+    FILTER,
+    LOSS,
+    MODE,
+    REF,
+    ROLLOUT,
+    N,
+    Run,
+    needs_name,
+    spread_of,
+    updates_of_a_step,
+)
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.resolve import CRITIC_TOKENS
+from verl_turnkey.plugins.config.schema import closest
+from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 COUNTS = (
     BATCH,
@@ -36,7 +56,7 @@ MICRO_BATCHES = (
     (f"{ROLLOUT}.log_prob_use_dynamic_bsz", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"),
     (f"{REF}.log_prob_use_dynamic_bsz", f"{REF}.log_prob_micro_batch_size_per_gpu"),
 )
-TOKENS, TURN = "critic.ppo_max_token_len_per_gpu", "turnkey.rollout.max_tokens_per_turn"
+TOKENS = "critic.ppo_max_token_len_per_gpu"
 SPREAD = "ulysses_sequence_parallel_size"
 
 
@@ -45,8 +65,7 @@ def check_limits(run: Run) -> None:
     number = run.turnkey.update.mini_batches
     episodes = run.config.data.train_batch_size // updates_of_a_step(run.config) * run.rollout.n
     if number is not None and number > episodes:
-        problem = f"turnkey.update.mini_batches={number} for {episodes} episodes of an update ({BATCH} x {N})"
-        refuse("mini-batches-episodes", f"{problem}: lower it to {episodes}")
+        refuse("mini-batches-episodes", number=number, episodes=episodes)
     _check_micro_batches(run)
     if run.use_critic:
         _check_ranks(run)
@@ -57,8 +76,15 @@ def check_limits(run: Run) -> None:
     _check_tokens(run, longest, row_size)
     room, key = positions(run.config)
     if room is not None and longest > room:
-        problem = f"{row_size}, but {key} gives {room}"
-        refuse("context-too-long", f"{problem}: lower data.max_prompt_length or data.max_response_length")
+        refuse(
+            "context-too-long",
+            longest=longest,
+            prompt=prompt,
+            response=response,
+            described=described,
+            key=key,
+            room=room,
+        )
 
 
 def check_turns(run: Run) -> tuple[int, str]:
@@ -69,14 +95,9 @@ def check_turns(run: Run) -> tuple[int, str]:
         return turn or response if {*run.loops} == {"turnkey_env"} else response, "written"
     if turn is None:
         needs = "turnkey.agent" if "turnkey_agent" in run.loops else "turnkey.rollout.prompt=conversation"
-        most = f"at most data.max_response_length={response}, the limit for all that follows the first prompt"
-        refuse("turn-tokens-missing", f"{needs} needs a limit for one turn: set {TURN}, {most}")
+        refuse("turn-tokens-missing", needs=needs, response=response)
     if turn > response or (turn == response and options.max_turns > 1):
-        refuse(
-            "response-shorter-than-turn",
-            f"data.max_response_length={response} limits a whole conversation, and one turn may have {TURN}={turn} "
-            "tokens: every conversation would end after its first turn. Raise data.max_response_length",
-        )
+        refuse("response-shorter-than-turn", response=response, turn=turn)
     return response, "appended to it, turns and observations"
 
 
@@ -87,24 +108,20 @@ def check_counts(config: DictConfig) -> None:
         if value is None and key in MAY_BE_NULL:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            refuse(f"range:{key}", f"{key}: expected a whole number, 1 or more, got {value!r}")
+            refuse_with(f"range:{key}", f"{key}: expected a whole number, 1 or more, got {value!r}")
     # verl takes a batch in whole fetches of data.gen_batch_size prompts, or sets this to 1 itself.
     fetch, batch = config.data.get("gen_batch_size"), config.data.train_batch_size
     single = str(OmegaConf.select(config, MODE)).removeprefix("turnkey_") != "sync"
     single |= any(OmegaConf.select(config, key) for key in (FILTER, "trainer.v1.sampler.sync_refill_failed_groups"))
     if fetch and not single and batch % fetch:
-        problem = (
-            f"data.gen_batch_size={fetch} does not divide {BATCH}={batch}, which verl fetches in parts of that size"
-        )
-        refuse("gen-batch-size", f"{problem}: set data.gen_batch_size=null, or a divisor")
+        refuse("gen-batch-size", fetch=fetch, batch=batch)
 
 
 def _check_ranks(run: Run) -> None:
     """Actor and critic take the same mini-batches of whole episodes, cut for as many data-parallel ranks."""
     key = f"critic.fsdp.{SPREAD}"
     if run.our_trainer and str(run.actor.strategy) in FSDP and run.get(key) != (spread := spread_of(run.actor)):
-        problem = f"{run.setting(key)} and {ACTOR}.fsdp_config.{SPREAD}={spread} give different numbers of ranks"
-        refuse("critic-ranks", f"{problem} to actor and critic, which share the mini-batches: set {key}={spread}")
+        refuse("critic-ranks", setting=run.setting(key), spread=spread)
 
 
 def _check_micro_batches(run: Run) -> None:
@@ -112,25 +129,21 @@ def _check_micro_batches(run: Run) -> None:
     (actor, _), (rollout, _), _ = MICRO_BATCHES
     dynamic = {switch: bool(run.get(switch)) for switch, _ in MICRO_BATCHES}
     if dynamic[actor] != dynamic[rollout]:
-        problem = f"{actor}={dynamic[actor]} and {rollout}={dynamic[rollout]}: verl computes both in one engine"
-        refuse("dynamic-batch-mismatch", f"{problem}, so set them alike")
+        refuse("dynamic-batch-mismatch", actor=actor, first=dynamic[actor], rollout=rollout, second=dynamic[rollout])
     for switch, size in MICRO_BATCHES if run.use_reference else MICRO_BATCHES[:2]:
         rows, former_key = run.get(size), size.removesuffix("_per_gpu")
         if not dynamic[switch] and (not isinstance(rows, int) or rows < 1):
             former = run.get(former_key)
             unread = f" ({former_key}={former} counts the rows of all GPUs, and verl ignores it)" if former else ""
-            problem = f"{switch}=false needs the rows of a micro-batch"
-            refuse("micro-batch-size-missing", f"{problem}: set {size}, got {rows}{unread}")
+            refuse("micro-batch-size-missing", switch=switch, size=size, rows=rows, unread=unread)
         idle = [key for key in (size, former_key) if run.get(key) is not None]
         if dynamic[switch] and idle:
-            problem = f"{idle[0]}={run.get(idle[0])} has no effect with {switch}=true, which cuts by tokens"
-            warn("micro-batch-size-without-effect", f"{problem}: only {switch}=false reads it")
+            warn("micro-batch-size-without-effect", key=idle[0], value=run.get(idle[0]), switch=switch)
     phases = "turnkey.update.order=reverse_turns" if run.turnkey.update.order == "reverse_turns" else None
     if run.loss is not None and run.loss.compares_groups:
         phases = f"{LOSS}={run.loss.name}"
     if phases and not (dynamic[actor] and dynamic[rollout]):
-        problem = f"{phases} updates on parts of the batch, which fixed micro-batches need not divide"
-        refuse("fixed-micro-batches", f"{problem}: set {actor}=true")
+        refuse("fixed-micro-batches", phases=phases, actor=actor)
 
 
 def _check_tokens(run: Run, longest: int, row_size: str) -> None:
@@ -149,11 +162,120 @@ def _check_tokens(run: Run, longest: int, row_size: str) -> None:
         used.append((f"+{CRITIC_TOKENS}" if own_key else TOKENS, True, critic.fsdp.ulysses_sequence_parallel_size))
         fixed = ("ppo_micro_batch_size_per_gpu", "forward_micro_batch_size_per_gpu")  # the second follows the first
         if key := next((key for key in fixed if critic.get(key) is not None), None):
-            problem = f"critic.{key}={critic[key]} has no effect, nor has critic.use_dynamic_bsz"
-            warn("critic-micro-batch-without-effect", f"{problem}: verl cuts the critic's micro-batches by {TOKENS}")
+            warn("critic-micro-batch-without-effect", key=key, value=critic[key])
     for key, dynamic, gpus in used:
         limit = run.get(key.lstrip("+")) or 0
         if dynamic and limit * gpus < longest:
             together = f" on each of {gpus} GPUs ({SPREAD})" if gpus > 1 else ""
-            problem = f"{key}={limit}{together} is too small: {row_size}"
-            refuse("micro-batch-tokens", f"{problem}; raise it to {-(-longest // gpus)}")
+            refuse(
+                "micro-batch-tokens",
+                key=key,
+                limit=limit,
+                together=together,
+                row_size=row_size,
+                least=-(-longest // gpus),
+            )
+
+
+FUNCTION = "reward.custom_reward_function"
+QUEUE = "transfer_queue.backend.SimpleStorage.total_storage_size"
+SCHEDULES = ("constant", "cosine")
+"""of the learning rate, with FSDP"""
+
+
+def check_late(run: Run) -> None:
+    """Refuse what would end the run after GPUs were reserved."""
+    _check_reward_code(run)
+    _check_optimizers(run)
+    _check_spread(run)
+    _check_length(run)
+    _check_queue(run)
+    sampler = run.config.trainer.v1.sampler
+    threshold = sampler.max_off_policy_threshold
+    if threshold is not None and not (isinstance(threshold, int) and threshold > 0):
+        refuse("off-policy-threshold", threshold=threshold)
+    needs_name("unknown-off-policy-strategy", str(sampler.max_off_policy_strategy), ("drop", "wait"))
+
+
+def _check_reward_code(run: Run) -> None:
+    """Check the reward manager and function, which verl loads in workers of their own with any agent loop."""
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+    from verl.trainer.ppo.reward import get_custom_reward_fn
+
+    name, source = str(run.config.reward.reward_manager.name), run.config.reward.reward_manager.source
+    if source == "register" and name not in REWARD_MANAGER:
+        refuse(
+            "unknown-reward-manager",
+            name=name,
+            closest=closest(name, [*REWARD_MANAGER]),
+            choices=", ".join(REWARD_MANAGER),
+        )
+    path = run.get(f"{FUNCTION}.path")
+    if not path or "://" in path or {*run.loops} <= {*AGENT_LOOPS}:  # which does not call it, or as a component
+        return
+    if not Path(path).expanduser().is_file():
+        absent(run.config, f"{FUNCTION}.path={path}: there is no such file")
+        return
+    try:
+        get_custom_reward_fn(run.config)
+    except Exception as error:  # the user's own code runs here
+        refuse(
+            "reward-function-unloadable",
+            path=path,
+            name=run.get(f"{FUNCTION}.name"),
+            kind=type(error).__name__,
+            error=error,
+        )
+
+
+def _check_optimizers(run: Run) -> None:
+    for role in (ACTOR, "critic") if run.use_critic else (ACTOR,):
+        if run.get(f"{role}.strategy") not in FSDP:
+            continue
+        schedule = f"{role}.optim.lr_scheduler_type"
+        needs_name("unknown-schedule", run.get(schedule), SCHEDULES, role=role)
+        module, name = run.get(f"{role}.optim.optimizer_impl"), run.get(f"{role}.optim.optimizer")
+        if not module:
+            continue
+        setting = f"{role}.optim.optimizer_impl={module}"
+        if find_spec(str(module).partition(".")[0]) is None:
+            absent(run.config, f"{setting}: the package is not installed")
+        elif not hasattr(importlib.import_module(module), name):
+            refuse("unknown-optimizer", role=role, module=module, name=name)
+    if run.config.actor_rollout_ref.model.get("use_liger") and find_spec("liger_kernel") is None:
+        absent(run.config, "actor_rollout_ref.model.use_liger=true needs the package liger_kernel: pip install it")
+
+
+def _check_spread(run: Run) -> None:
+    """Sequence parallelism must divide the GPUs and the attention heads."""
+    heads = model_config(run.config).get("num_attention_heads")
+    gpus = run.config.trainer.nnodes * run.config.trainer.n_gpus_per_node
+    for part in ("", "fsdp_config.") if run.actor.strategy in FSDP else ():
+        key = f"{ACTOR}.{part}ulysses_sequence_parallel_size"
+        number = run.get(key)
+        if gpus % number:
+            refuse("spread-gpus", part=part, number=number, gpus=gpus)
+        if heads and heads % number:
+            refuse("spread-heads", part=part, number=number, heads=heads)
+
+
+def _check_length(run: Run) -> None:
+    """vLLM does not start with more positions than the model has, unless RoPE scaling is configured."""
+    limit, model = run.rollout.max_model_len, model_config(run.config)
+    positions = model.get("max_position_embeddings")
+    rope = model.get("rope_scaling") or model.get("rope_parameters") or {}
+    stretched = rope and rope.get("rope_type", rope.get("type")) != "default"
+    own = run.config.actor_rollout_ref.model.get("override_config") or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
+    if limit and positions and limit > positions and not stretched and not own:
+        refuse("max-model-len", limit=limit, positions=positions)
+
+
+def _check_queue(run: Run) -> None:
+    """Rows that do not fit into the storage fail, and their episodes with them."""
+    size = run.get(QUEUE)
+    if size is None or run.get("transfer_queue.backend.storage_backend") != "SimpleStorage":
+        return
+    rows = run.config.data.train_batch_size * run.rollout.n
+    rows *= run.turnkey.rollout.max_turns if run.our_loops else 1
+    if rows > size:
+        refuse("queue-too-small", size=size, rows=rows)

@@ -32,14 +32,19 @@ from verl_turnkey.envs.tool_info import random_call
 from verl_turnkey.envs.users import PROBE, with_policy
 from verl_turnkey.plugins.checks.data import without_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
-from verl_turnkey.plugins.checks.findings import Refusal, refuse
-from verl_turnkey.plugins.checks.mcp import with_servers
-from verl_turnkey.plugins.checks.paths import PROCESSORS, check_takes_images
-from verl_turnkey.plugins.config.examples import load_examples
+from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse
+from verl_turnkey.plugins.checks.resources import PROCESSORS, check_takes_images
 from verl_turnkey.plugins.config.playing import several_roles, shares_memory
-from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, credit_modify, estimator_of, turnkey_config
+from verl_turnkey.plugins.config.schema import (
+    EnvConfig,
+    TurnkeyConfig,
+    credit_modify,
+    estimator_of,
+    load_examples,
+    turnkey_config,
+)
 from verl_turnkey.plugins.rollout.extra_columns import countable
-from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
+from verl_turnkey.plugins.rollout.strategies import read_strategy
 
 STEPS = 5
 
@@ -56,7 +61,7 @@ def first_task(file: str) -> Task:
     for (text,) in rows(file, [COLUMN]):
         if text is not None:  # a row of another agent loop
             return Task.from_json(text)
-    raise Refusal("data-file-empty", f"{file} holds no tasks: write some with `turnkey tasks`")
+    raise refusal("data-file-empty", file=file)
 
 
 def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | None:
@@ -79,11 +84,7 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
     if turnkey.rollout.action_format == TOOLS and not info.get("tools"):
         multi_turn = config.actor_rollout_ref.rollout.multi_turn
         if not any(multi_turn.get(key) for key in ("tool_config_path", "function_tool_path")):
-            refuse(
-                "tools-missing",
-                f"{task.env_id} gives no info['tools'], which turnkey.rollout.action_format={TOOLS} calls: set tags, "
-                "or json for the one tool act",
-            )
+            refuse("tools-missing", env_id=task.env_id)
     if info.get("images"):  # the agent loop measures the prompt: it has the processor
         check_takes_images(config)
     else:
@@ -117,20 +118,13 @@ def _play_here(turnkey: TurnkeyConfig, task: Task) -> None:
 def _configured(task: Task, turnkey: TurnkeyConfig) -> Task:
     env_id = task.env_id or turnkey.env.id
     if not env_id:
-        raise Refusal(
-            "probe-without-environment",
-            "neither the task nor turnkey.env.id names an environment: add +turnkey/env=<name>",
-        )
+        raise refusal("probe-without-environment")
     return Task(env_id, task.seed, with_policy({**turnkey.env.kwargs, **task.kwargs}, PROBE))
 
 
 def _refusal(task: Task, error: Exception, where: str = "") -> Refusal:
     cause = f" ({error.kind}): {error.message}" if isinstance(error, EnvironmentFailure) else f": {error}"
-    return Refusal(
-        "environment-unplayable",
-        f"environment {task.env_id!r} with seed {task.seed} cannot be played{where}{cause}\n"
-        "Its arguments are turnkey.env.kwargs and the task's; turnkey.env.probe=false skips this check",
-    )
+    return refusal("environment-unplayable", env_id=task.env_id, seed=task.seed, where=where, cause=cause)
 
 
 def _check_answer(file: str, strategy: str, first: RewardStep) -> None:
@@ -140,12 +134,7 @@ def _check_answer(file: str, strategy: str, first: RewardStep) -> None:
     try:
         right_answers(replace(first, row=row))
     except RewardError as error:
-        refuse(
-            "answer-missing",
-            f"{KEY}={strategy} compares with the right answer of each task; the first task of {file}: {error}. "
-            "Give it, or take another strategy, or probe with another reward; turnkey.env.probe=false skips this "
-            "check",
-        )
+        refuse("answer-missing", strategy=strategy, file=file, error=error)
 
 
 async def play(
@@ -207,7 +196,7 @@ def _check_roles(turnkey: TurnkeyConfig, states: list[Answer]) -> None:
     other = next((role for role in roles if role != roles[0]), None)
     if other is not None and shares_memory(turnkey, load_template(turnkey.rollout.template)):
         reason = several_roles(roles[0], other)
-        refuse("roles-share-memory", f"the states of an episode name several roles: {reason}")
+        refuse("roles-share-memory", reason=reason)
 
 
 async def _replay(
@@ -302,3 +291,18 @@ def _measure(config: DictConfig, turnkey: TurnkeyConfig, observation: str, info:
 
     ids, _ = fit_prompt(encode, Memory(0), config.actor_rollout_ref.rollout.prompt_length)
     return tokenizer.decode(ids, skip_special_tokens=False), len(ids)
+
+
+async def with_servers(turnkey: TurnkeyConfig, task: Task, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All tools of the first episode: ``own``, its environment's, and those of MCP servers, which start for it."""
+    from verl_turnkey.plugins.rollout.tool_calls import tools_of
+
+    servers = turnkey.mcp.opened(turnkey.env.reset_timeout, turnkey.env.step_timeout)
+    if servers is None:
+        return own
+    try:
+        episode = await servers.episode(task, [tool["function"]["name"] for tool in own])
+        await episode.close()
+    finally:
+        await servers.close()
+    return [*own, *tools_of(episode.schemas).schemas]

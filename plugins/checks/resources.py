@@ -1,19 +1,220 @@
-"""Checks of installed packages and of Ray's resources, which verl misses after loading models, or waits for forever."""
+"""Checks of what a run needs on its machines: models, adapters, folders to write to, packages, and Ray's resources."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
+import warnings
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.paths import absent, searched
 from verl_turnkey.plugins.checks.run import MODEL, ROLLOUT, Run
-from verl_turnkey.plugins.config.cluster import joins_cluster
+from verl_turnkey.plugins.config import machine
+from verl_turnkey.plugins.config.checkpoint_files import FSDP, TRACKER
+from verl_turnkey.plugins.config.machine import joins_cluster, visible_accelerator
+from verl_turnkey.plugins.config.resolve import VERLS_CRITIC
+from verl_turnkey.plugins.log.masking import masked
+from verl_turnkey.plugins.log.segments import read_segments
+
+NAMES, CHECKPOINTS = ("project_name", "experiment_name"), "default_local_dir"
+"""keys below ``trainer`` that identify a run, and the one with its checkpoint folder"""
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""files of a vision-language model"""
+LOG = "turnkey.log.trajectories"
+
+
+def check_paths(run: Run) -> None:
+    """Refuse models that are not there and folders that cannot be written to."""
+    config, trainer = run.config, run.config.trainer
+    _check_model(config, f"{MODEL}.path")
+    for key in (f"{MODEL}.tokenizer_path", f"{MODEL}.lora_adapter_path", "turnkey.prm.path"):
+        _check_model(config, key, weights=False)
+    if run.use_critic:
+        _check_model(config, "critic.model.path")
+    folders = {LOG: run.turnkey.log.trajectories}
+    folders |= {f"trainer.{key}": trainer.get(key) for key in ("rollout_data_dir", "validation_data_dir")}
+    if trainer.save_freq > 0:
+        folders["trainer.default_local_dir"] = trainer.default_local_dir
+    for key, folder in folders.items():
+        check_address(key, folder)
+        if folder and (reason := _unwritable(Path(folder).expanduser().absolute())):
+            absent(config, f"{key}={folder} cannot be written to: {reason}")
+
+
+def check_address(key: str, folder: str | None) -> None:
+    """Refuse an address (of a bucket, for example) in the place of a folder: one of that name would be created here."""
+    if folder and "://" in folder:
+        refuse("folder-address", key=key, folder=folder)
+
+
+def check_log_folder(run: Run) -> None:
+    """Refuse a folder with another run's log, whose steps and texts would be replaced; after the checkpoint is chosen.
+
+    A run that starts over with the same names and checkpoint folder is a second attempt and causes a warning only: the
+    first may have stopped before its first checkpoint. A run that resumes may have moved.
+    """
+    folder, trainer = run.turnkey.log.trajectories, run.config.trainer
+    if not folder or not (starts := [_trainer(differences) for differences in read_segments(Path(folder)).values()]):
+        return
+    earlier, resumes = starts[-1], _resumes(run.config)
+    log, at = (earlier.get(key) for key in (LOG, CHECKPOINTS))
+    with_it = log and at and os.path.relpath(at, log) == os.path.relpath(trainer.get(CHECKPOINTS), folder)
+    compared = NAMES if resumes or with_it else (*NAMES, CHECKPOINTS)  # both may have been moved or copied
+    own = {key: masked(trainer.get(key)) for key in compared}
+    if different := {key: earlier[key] for key in compared if key in earlier and earlier[key] != own[key]}:
+        differences = ", ".join(f"trainer.{key}={value}, here {own[key]}" for key, value in different.items())
+        refuse("log-of-another-run", folder=folder, differences=differences)
+    if not resumes:
+        warn("log-of-earlier-start", folder=folder, resume_mode=trainer.resume_mode)
+
+
+def _trainer(segment: dict[str, Any]) -> dict[str, Any]:
+    """The node ``trainer`` of an earlier start's configuration, and its folder of the log; empty if unknown."""
+    try:
+        return {**segment["config"]["trainer"], LOG: segment["config"]["turnkey"]["log"]["trajectories"]}
+    except (KeyError, TypeError):
+        return {}
+
+
+def _resumes(config: DictConfig) -> bool:
+    mode = config.trainer.resume_mode
+    return mode == "resume_path" or (mode == "auto" and (Path(config.trainer[CHECKPOINTS]) / TRACKER).is_file())
+
+
+def check_joining(config: DictConfig) -> None:
+    """Refuse options that Ray accepts only when it starts a cluster; its own error names no key."""
+    options = config.ray_kwargs.ray_init
+    keys = [f"ray_kwargs.ray_init.{key}" for key in ("num_cpus", "num_gpus") if options.get(key) is not None]
+    if keys and joins_cluster(config):
+        refuse(
+            "joined-cluster-resources",
+            settings=" and ".join(f"{key}={OmegaConf.select(config, key)}" for key in keys),
+            unset=" ".join(f"{key}=null" for key in keys),
+        )
+
+
+def absent(config: DictConfig, message: str) -> None:
+    """Report what is missing on this machine: an error, or a warning if the run joins a cluster."""
+    if not joins_cluster(config):
+        refuse("path-missing", message=message)
+    else:
+        warn("path-missing-here", message=message)
+
+
+def searched(path: str) -> str:
+    """A file that verl looks for in the current folder and in its own; ``path`` itself where there is none."""
+    from verl.experimental.agent_loop.agent_loop import resolve_config_path  # pyright: ignore[reportPrivateImportUsage]
+
+    try:
+        return str(resolve_config_path(path))
+    except FileNotFoundError:
+        return path
+
+
+def is_local(path: str) -> bool:
+    """Whether ``path`` can only be a local one: names on a hub have at most one slash."""
+    return "://" not in path and (path.startswith(("/", ".", "~")) or path.count("/") > 1)
+
+
+def positions(config: DictConfig) -> tuple[int | None, str]:
+    """How many tokens the rollout's model takes, None if unknown on this machine; and the key that sets it."""
+    if (limit := config.actor_rollout_ref.rollout.max_model_len) is not None:
+        return limit, f"{ROLLOUT}.max_model_len"
+    model = config.actor_rollout_ref.model
+    limit = (model.get("override_config") or {}).get("max_position_embeddings")
+    if limit is None:
+        limit = model_config(config).get("max_position_embeddings")
+    return limit, f"max_position_embeddings of {MODEL}.path={model.path}"
+
+
+def model_config(config: DictConfig) -> dict[str, Any]:
+    """The configuration of the actor's model; empty if it is not on this machine."""
+    model = config.actor_rollout_ref.model
+    return machine.model_config(model.hf_config_path or model.path)
+
+
+def check_takes_images(config: DictConfig) -> None:
+    """Refuse a model on this machine to which verl cannot show images, which would fail every episode."""
+    model = config.actor_rollout_ref.model
+    folder = Path(model.get("tokenizer_path") or model.path).expanduser()
+    why = _without_images(config, str(folder), model.get("trust_remote_code", False)) if folder.is_dir() else None
+    if why:
+        refuse("images-model", path=model.path, why=why)
+
+
+def _without_images(config: DictConfig, folder: str, trust_remote_code: bool) -> str | None:
+    """Why verl's agent loops cannot show images to the model; None if they can."""
+    from verl.utils import hf_processor, hf_tokenizer
+
+    from verl_turnkey.plugins.verl_api.builders import builder_of, takes_images
+
+    if not any((Path(folder) / name).is_file() for name in PROCESSORS):
+        return "it is a text model"
+    with warnings.catch_warnings(record=True) as caught:  # verl says why it has none, and goes on
+        warnings.simplefilter("always")
+        processor = hf_processor(folder, trust_remote_code=trust_remote_code)
+    model_type = model_config(config).get("model_type")
+    if processor is None:
+        reasons = [str(warning.message) for warning in caught if "processor" in str(warning.message)]
+        return (reasons or ["verl has no processor for it"])[-1].removesuffix(". This may affect multimodal processing")
+    tokenizer = hf_tokenizer(folder, trust_remote_code=trust_remote_code)
+    if takes_images(builder_of(config, tokenizer, processor, model_type)):
+        return None
+    return f"verl renders prompts of model_type={model_type} without images"
+
+
+def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:
+    path = OmegaConf.select(config, key)
+    if path is None:
+        if weights:
+            refuse("model-missing", key=key)
+        return
+    folder = Path(path).expanduser()
+    if is_local(path) and not folder.is_dir():
+        default = ", which is verl's default" if path == VERLS_CRITIC else ""
+        absent(config, f"{key}={path}{default}: there is no such folder; give that of a model, or its name on the hub")
+    elif not folder.is_dir() and (problem := _typed(path)):
+        absent(config, f"{key}={path}: {problem}")
+    elif weights and folder.is_dir() and not (folder / "config.json").is_file():
+        refuse("model-without-config", key=key, path=path)
+
+
+def _typed(path: str) -> str | None:
+    """Why ``path``, which may be a name on the hub, is a mistyped folder; None if it is such a name, or may be one."""
+    parent = Path(path).parent
+    siblings = [str(parent / entry.parent.name) for entry in parent.glob("*/config.json")] if parent.is_dir() else []
+    hint = did_you_mean(path, siblings)
+    if "://" in path or not (hint or ("/" in path and parent.is_dir())) or os.environ.get("VERL_USE_MODELSCOPE"):
+        return None
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    try:
+        if not isinstance(try_to_load_from_cache(path, "config.json"), str):
+            HfApi(endpoint=os.environ.get("HF_ENDPOINT")).model_info(path, timeout=10)
+    except GatedRepoError:
+        return None
+    except RepositoryNotFoundError:
+        return f"there is no such folder and no such model on the hub{hint}"
+    except Exception as error:  # offline
+        return f"there is no such folder, and the hub cannot be asked for a model of that name ({error}){hint}"
+    return None
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Why ``folder`` cannot be created or written to; None if it can."""
+    at = next(path for path in (folder, *folder.parents) if path.exists())
+    if not at.is_dir():
+        return f"{at} is a file"
+    return None if os.access(at, os.W_OK | os.X_OK) else f"no permission to write to {at}"
+
 
 RAY = "ray_kwargs.ray_init"
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
@@ -31,11 +232,9 @@ def check_resources(run: Run) -> None:
     """Refuse packages that are not installed, and a Ray with fewer resources than the run reserves."""
     config, engine = run.config, str(run.rollout.name)
     if engine in ENGINES and find_spec(ENGINES[engine]) is None:
-        needs = f"{ROLLOUT}.name={engine} needs the package {ENGINES[engine]} on every node"
-        warn("rollout-engine-missing", f"{needs}, and on this machine it is not installed")
+        warn("rollout-engine-missing", engine=engine, package=ENGINES[engine])
     if engine != "vllm" and str(config.trainer.device) == "cpu":
-        problem = f"{ROLLOUT}.name={engine} does not fit trainer.device=cpu, which is made for vLLM alone"
-        refuse("rollout-cpu", f"{problem}: use {ROLLOUT}.name=vllm")
+        refuse("rollout-cpu", engine=engine)
     for key in LIBRARIES if run.use_critic else LIBRARIES[:1]:
         names = run.get(key)
         for name in names if OmegaConf.is_list(names) else [names] if names else []:
@@ -66,14 +265,14 @@ def _check_classes(config: DictConfig) -> None:
             absent(config, f"{setting}: it cannot be loaded ({type(error).__name__}: {error})")
             return
         if not (isinstance(cls, type) and issubclass(cls, Dataset)):
-            refuse("dataset-class-type", f"{setting}: expected a subclass of torch.utils.data.Dataset")
+            refuse("dataset-class-type", path=path, name=data.get("name"))
 
 
 def _check_class(config: DictConfig, setting: str, name: str, methods: Iterable[str] = ()) -> None:
     """``setting``: the key with its value, for messages."""
     module, _, class_name = name.rpartition(".")
     if not module:
-        refuse("class-missing", f"{setting}: expected module.Class")
+        refuse("class-missing", setting=setting)
         return
     try:
         cls = getattr(importlib.import_module(module), class_name)
@@ -81,7 +280,7 @@ def _check_class(config: DictConfig, setting: str, name: str, methods: Iterable[
         absent(config, f"{setting} cannot be imported ({type(error).__name__}: {error})")
         return
     if lacking := [method for method in methods if not hasattr(cls, method)]:
-        refuse("class-without-method", f"{setting} has no method {lacking[0]}, which verl calls")
+        refuse("class-without-method", setting=setting, method=lacking[0])
 
 
 def _check_router(config: DictConfig, setting: str, path: str) -> None:
@@ -93,10 +292,9 @@ def _check_router(config: DictConfig, setting: str, path: str) -> None:
     try:
         content = OmegaConf.load(file)
     except Exception as error:
-        refuse("router-unreadable", f"{setting} cannot be read ({type(error).__name__}: {error})")
+        refuse("router-unreadable", setting=setting, kind=type(error).__name__, error=error)
     if not isinstance(content, DictConfig) or not content.get("router_class") or "defaults" in content:
-        expected = "expected a YAML file with router_class: module.Class and without defaults"
-        refuse("router-without-class", f"{setting}: {expected}")
+        refuse("router-without-class", setting=setting)
     _check_class(config, f"{setting}: router_class={content.router_class}", str(content.router_class))
 
 
@@ -105,14 +303,11 @@ def _check_ray(config: DictConfig) -> None:
     gpus, cpus = (OmegaConf.select(config, f"{RAY}.num_{resource}") for resource in ("gpus", "cpus"))
     nodes, per_node = config.trainer.nnodes, config.trainer.n_gpus_per_node
     if gpus is not None and nodes * per_node > gpus:
-        used = f"trainer.nnodes={nodes} x trainer.n_gpus_per_node={per_node} are {nodes * per_node} GPUs"
-        problem = f"{used}, and {RAY}.num_gpus={gpus}: verl would wait for the rest forever"
-        refuse("ray-num-gpus", f"{problem}. Set both to the same number")
+        refuse("ray-num-gpus", nodes=nodes, per_node=per_node, number=nodes * per_node, gpus=gpus)
     units = OmegaConf.select(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units") or 0
     least = units + 3  # the queue's storage and its controller, verl's program, and an actor of the trainer
     if cpus is not None and cpus < least:
-        problem = f"{RAY}.num_cpus={cpus}: verl's actors reserve {least} or more and would wait for them forever"
-        refuse("ray-num-cpus", f"{problem}. Ray's CPUs are logical: {RAY}.num_cpus=64 works on any machine")
+        refuse("ray-num-cpus", cpus=cpus, least=least)
 
 
 def _check_adapter(config: DictConfig) -> None:
@@ -127,11 +322,10 @@ def _check_adapter(config: DictConfig) -> None:
         return
     endings = sorted({module.rpartition(".")[2] for module in modules})
     closest = did_you_mean(unknown[0], endings) or "."
-    message = f"{MODEL}.target_modules: the model has no module {unknown[0]!r}{closest} There are {', '.join(endings)}"
     if len(unknown) == len(targets):
-        refuse("adapter-missing", message)
+        refuse("adapter-missing", module=unknown[0], closest=closest, choices=", ".join(endings))
     else:
-        warn("adapter-missing-here", message)
+        warn("adapter-missing-here", module=unknown[0], closest=closest, choices=", ".join(endings))
 
 
 def _modules(folder: Path) -> set[str]:
@@ -143,3 +337,42 @@ def _modules(folder: Path) -> set[str]:
         with safe_open(str(file), framework="numpy") as weights:
             names |= {*weights.keys()}
     return {name.rpartition(".")[0] for name in names if name.endswith(".weight")}
+
+
+def hint_without_gpu(config: DictConfig) -> None:
+    """Hint at the CPU mode: verl's error comes late and names Ray resources. A cluster's head node may have no GPU."""
+    from verl_turnkey.plugins import cpu
+
+    if not visible_accelerator() and not joins_cluster(config) and not cpu.opted_in():
+        print(
+            "verl-turnkey: no accelerator is visible here. On a machine without one add +turnkey/device=cpu; "
+            "on the head node of a GPU cluster this line can be ignored.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def check_lora(run: Run) -> None:
+    """Refuse adapters that verl would not build, train or generate with."""
+    model, strategy = run.config.actor_rollout_ref.model, run.actor.strategy
+    rank, path = model.get("lora_rank", 0), model.get("lora_adapter_path")
+    of_megatron = model.get("lora") or {}
+    megatron_rank = of_megatron.get("rank", 0)
+    if strategy == "megatron" and rank and not megatron_rank:
+        refuse("lora-megatron", rank=rank)
+    # verl's trainer uses the actor without its adapter as the reference, and here the actor has no adapter.
+    if strategy in FSDP and not rank and megatron_rank:
+        refuse("lora-rank-key", megatron_rank=megatron_rank)
+    if strategy in FSDP and not rank and path:
+        refuse("lora-adapter-without-rank", path=path)
+    if rank and run.mode.endswith("separate_async") and not of_megatron.get("merge", False):
+        refuse("lora-trainer", rank=rank, mode=run.mode)
+    if run.use_critic and (rank := run.config.critic.model.get("lora_rank", 0)) and not _builds_critic():
+        refuse("lora-critic", rank=rank)
+
+
+def _builds_critic() -> bool:
+    """Whether peft can build verl's kind of adapter for a token classifier; it cannot since transformers 4.50."""
+    from transformers import PreTrainedModel
+
+    return hasattr(PreTrainedModel, "prepare_inputs_for_generation")

@@ -9,13 +9,11 @@ from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
 from verl_turnkey.advantage.registry import how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, Composition, column_clash, compose, rewards
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.run import KL, N, Run, needs_off
-from verl_turnkey.plugins.checks.teacher import OF_GROUPS
-from verl_turnkey.plugins.checks.value_heads import heads_of
+from verl_turnkey.plugins.checks.run import KL, Run, heads_of, needs_off
+from verl_turnkey.plugins.checks.scorers import OF_GROUPS
 from verl_turnkey.plugins.checks.values import is_number
 from verl_turnkey.plugins.config.schema import reward_entries
 from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied, from_trainer
-from verl_turnkey.plugins.rollout.strategies import INDEPENDENT, KEY
 from verl_turnkey.plugins.rollout.streams import COLUMNS, FORMAT
 from verl_turnkey.plugins.teacher import read_source
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
@@ -32,27 +30,17 @@ def check_rewards(run: Run) -> Composition:
     turnkey, method = run.turnkey, run.estimator
     if {*run.loops} <= {*AGENT_LOOPS}:
         _check_verls(run)
-    teacher = "distillation.enabled=true gives the teacher's log-probabilities only for an episode's last row"
-    needs_off(
-        "distillation-agent-loop", run, "distillation.enabled", f"{teacher}, and turnkey_env writes a row per step"
-    )
+    needs_off("distillation-agent-loop", run, "distillation.enabled")
     composition = compose(reward_entries(run.config, turnkey))
     late = {name for name, reward in rewards().items() if reward.hindsight}
     for i, entry in enumerate(turnkey.rewards):
         if entry["name"] in late and (column := entry.get("column")) in run.columns_before:
-            refuse(
-                "reward-of-outcome-as-state",
-                f"turnkey.rewards[{i}] ({entry['name']}, column: {column}) rates a step by its outcome, but {column} "
-                "describes the state before the step: add it by a component of your own, which sees that state, or in "
-                "the environment's info['extra']",
-            )
+            refuse("reward-of-outcome-as-state", i=i, name=entry["name"], column=column)
     penalty = 0.0 if method is None else turnkey.rollout.invalid_action_penalty  # verl's estimators never see it
     for i, entry in enumerate(turnkey.rewards):
         pays = entry.get("column") is None and entry.get("weight")  # a column is not part of the reward
         if entry["name"] == "invalid" and pays and penalty:
-            both = f"turnkey.rewards[{i}] (invalid, weight {entry['weight']}) and {PENALTY}={penalty}"
-            problem = f"{both} would count an invalid action twice"
-            refuse("invalid-counted-twice", f"{problem}: set {PENALTY}=0, or leave the component out")
+            refuse("invalid-counted-twice", i=i, weight=entry["weight"], penalty=penalty)
     return composition
 
 
@@ -62,12 +50,9 @@ def check_compared(run: Run, composition: Composition) -> None:
     if component is None:
         return
     if run.rollout.n < 2:
-        problem = f"{component} compares the rollouts of a task with each other"
-        refuse("compared-single-rollout", f"{problem}: set {N} to 2 or more, got {run.rollout.n}")
+        refuse("compared-single-rollout", component=component, n=run.rollout.n)
     if run.strategy and run.strategy.clones:
-        problem = f"{component} compares the rollouts of a task, and {KEY}={run.strategy.name} plays branches of them"
-        fix = f"set {KEY} to {INDEPENDENT}, or to one that only queries the model (probe, probe_gold)"
-        refuse("compared-branching", f"{problem}, which it does not reward: {fix}")
+        refuse("compared-branching", component=component, strategy=run.strategy.name)
 
 
 def check_bounds(run: Run) -> None:
@@ -76,27 +61,18 @@ def check_bounds(run: Run) -> None:
     specs = [run.estimator, *specs] if run.estimator else specs
     bounded, kl = [spec.name for spec in specs if spec.bounded_outcomes], run.config.algorithm.use_kl_in_reward
     if bounded and kl:
-        problem = f"{KL}=true moves outcomes out of the bounds that {bounded[0]} expects"
-        fix = "set it to false, and actor_rollout_ref.actor.use_kl_loss=true for a KL penalty"
-        refuse("bounded-kl-in-reward", f"{problem}: {fix}")
+        refuse("bounded-kl-in-reward", method=bounded[0])
     prm = run.turnkey.prm
     if bounded and prm.kind is not None and prm.use != "column":
-        problem = f"turnkey.prm.use={prm.use} moves outcomes out of the bounds that {bounded[0]} expects"
-        fix = "set turnkey.prm.use=column, or take a method without bounds, such as +turnkey=grpo_steps"
-        refuse("bounded-prm", f"{problem}: {fix}")
+        refuse("bounded-prm", use=prm.use, method=bounded[0])
     costs = {str(entry.get("name")): reason for entry in run.turnkey.rewards if (reason := _below_zero(entry))}
     if bounded and costs:
         name, reason = next(iter(costs.items()))
-        problem = f"turnkey.rewards: {name} {reason}, and {bounded[0]} expects no outcome below 0"
-        warn("bounded-negative-outcome", problem)
+        warn("bounded-negative-outcome", name=name, reason=reason, method=bounded[0])
     noisy = [f"turnkey.rewards ({name})" for name in costs if name != "outcome"]  # which is equal for all failures
     noisy = [f"{KL}=true", *noisy] if kl else noisy
     if noisy and "mc_grpo" in [spec.name for spec in specs]:
-        warn(
-            "noisy-outcomes",
-            f"{noisy[0]} makes equal outcomes differ a little, and mc_grpo multiplies by a count of the outcomes that "
-            "differ from the median: its credit shrinks by up to the size of the group",
-        )
+        warn("noisy-outcomes", cause=noisy[0])
 
 
 def check_success(run: Run) -> None:
@@ -121,8 +97,7 @@ def check_success(run: Run) -> None:
     elif teacher.source is not None and teacher.rows != "all":
         readers[f"turnkey.teacher.rows={teacher.rows}"] = never
     for reader, fix in readers.items():
-        problem = f"{reader} counts every score above 0 as a success, as rows of {run.verls_loops[0]} have no flag"
-        warn("success-by-score", f"{problem}: set {fix}")
+        warn("success-by-score", reader=reader, loop=run.verls_loops[0], fix=fix)
 
 
 def _below_zero(entry: Mapping[str, Any]) -> str:
@@ -159,10 +134,9 @@ def check_columns(
     if env_columns is None:
         return
     if clash := sorted(env_columns & {*reward_columns}):
-        refuse("reward-column-clash", f"turnkey.rewards: {column_clash(clash[0])}")
+        refuse("reward-column-clash", message=column_clash(clash[0]))
     if clash := sorted(env_columns & {*strategy_columns}):
-        problem = f"{KEY} adds the column {clash[0]}, and so does the environment in info['extra']"
-        refuse("strategy-column-clash", f"{problem}: drop it there, or set {KEY}=independent")
+        refuse("strategy-column-clash", column=clash[0])
     method = run.estimator
     needs: list[tuple[str, Sequence[str]]] = [] if method is None else [(method.name, method.columns(run.params))]
     needs += [(f"{modifier.spec.name} (turnkey.credit.modify)", modifier.columns) for modifier in run.modifiers]
@@ -171,9 +145,8 @@ def check_columns(
     known |= supplied_columns(run)
     for reader, needed in needs:
         if lacking := [column for column in needed if column.startswith("extra.") and column not in known]:
-            problem = f"{reader} needs the column {lacking[0]!r}, which the first task's environment does not give"
             fix = how_to_set(lacking[0], run.columns_before)
-            refuse("reward-column-missing", f"{problem}: {fix}")
+            refuse("reward-column-missing", reader=reader, column=lacking[0], fix=fix)
     if run.get(BYPASS):
         for reader, needed in needs:
             check_supplied([reader], {*needed} - {f"extra.{name}" for name in (*env_columns, *reward_columns)})
@@ -183,15 +156,10 @@ def _check_verls(run: Run) -> None:
     loop, reward = min(run.loops), run.config.reward
     function = run.get(FUNCTION)
     if function and not any(entry.get("name") == "verl" for entry in run.turnkey.rewards):
-        problem = f"{FUNCTION}={function} is not called: the rewards of the agent loop {loop} are turnkey.rewards"
-        refuse(
-            "reward-function-uncalled", f"{problem}. Add 'turnkey.rewards=[{{name: step}},{{name: verl}}]', or drop it"
-        )
-    instead = f"has no effect with the agent loop {loop}, whose rewards are turnkey.rewards"
+        refuse("reward-function-uncalled", function=function, loop=loop)
     if reward.reward_model.enable:
-        judge = "ask the model with the component judge (turnkey.rewards=[{name: judge, url: ..., model: ...}])"
-        refuse("reward-model-uncalled", f"reward.reward_model.enable=true {instead}: set it to false and {judge}")
+        refuse("reward-model-uncalled", loop=loop)
     if url := run.get("reward.sandbox_fusion.url"):
-        warn("sandbox-uncalled", f"reward.sandbox_fusion.url={url} {instead}")
+        warn("sandbox-uncalled", url=url, loop=loop)
     if reward.reward_manager.name != "naive" or reward.reward_manager.source != "register":
-        warn("reward-manager-uncalled", f"reward.reward_manager.name={reward.reward_manager.name} {instead}")
+        warn("reward-manager-uncalled", name=reward.reward_manager.name, loop=loop)

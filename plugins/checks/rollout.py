@@ -1,4 +1,4 @@
-"""Checks of engines, agent loops, the trainer's mode and loggers."""
+"""Checks of engines, agent loops, the trainer's mode and loggers, and of ``turnkey.rollout.strategy``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,22 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.plugins.checks.findings import ignored, refuse, warn
-from verl_turnkey.plugins.checks.paths import absent, searched
-from verl_turnkey.plugins.checks.run import ACTOR, BATCH, LOSS, MODE, ROLLOUT, Run, needs_name
-from verl_turnkey.plugins.checks.unknown_keys import unaccepted
+from verl_turnkey.plugins.checks.keys import unaccepted
+from verl_turnkey.plugins.checks.resources import absent, searched
+from verl_turnkey.plugins.checks.run import (
+    FILTER,
+    KL,
+    LOG_PROBS,
+    ROLLOUT,
+    Run,
+    needs_name,
+    needs_off,
+    needs_on,
+    needs_our_loop,
+)
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
-from verl_turnkey.plugins.config.schema import closest
-from verl_turnkey.plugins.rollout.strategies import KEY, read_strategy
+from verl_turnkey.plugins.config.schema import RolloutConfig, closest
+from verl_turnkey.plugins.rollout.strategies import BRANCH_COLUMNS, KEY, read_strategy
 from verl_turnkey.plugins.verl_api.internals import own_manager
 
 # Strategies of each kind of actor that ``model_engine`` composes, by its dataclass; those of FSDP are tested here.
@@ -29,7 +39,6 @@ STRATEGIES = {
 }
 ENGINES = {"FSDPActorConfig": "dp", "McoreActorConfig": "megatron", "VeOmniActorConfig": "veomni"}
 TURBO = "verl.workers.engine.fsdp.fsdp_turbo_impl"  # from verl 0.9.1 on
-TESTED = f"{ROLLOUT}.name=vllm"
 SENDERS = ("nccl", "nixl", "delta_sharded", "kimi_ckpt_engine", "mooncake")
 """verl's engines that send weights to other machines; which are installed is known only there"""
 # Loggers that need a further package, and its module.
@@ -44,29 +53,22 @@ def check_rollout(run: Run) -> None:
     _check_engine(run)
     if own_manager(config) is None:
         loop = str(rollout.agent.default_agent_loop)
-        needs_name("unknown-agent-loop", f"{ROLLOUT}.agent.default_agent_loop", loop, agent_loops(config))
+        needs_name("unknown-agent-loop", loop, agent_loops(config))
     _check_gpus(run)
     _check_tools(run)
     if rollout.get("full_determinism") and rollout.name == "vllm" and (rollout.n > 1 or run.strategy):
-        problem = f"{ROLLOUT}.full_determinism=true gives all requests of a server the same seed: rollouts are equal"
-        refuse(
-            "full-determinism", f"{problem}, with nothing to compare: set it to false ({ROLLOUT}.seed seeds a server)"
-        )
+        refuse("full-determinism")
     if run.mode == "turnkey_separate_async":
         _check_separate(run)
     _check_loss_name(run)
     _check_loggers(config)
     if config.trainer.get("val_only") and not config.trainer.get("val_before_train", True):
-        problem = "trainer.val_only=true validates before training, which trainer.val_before_train=false leaves out"
-        refuse(
-            "val-only-without-validation", f"{problem}, so that the run would train: set trainer.val_before_train=true"
-        )
+        refuse("val-only-without-validation")
     validation = rollout.val_kwargs
     settings = [f"do_sample={validation.do_sample}"] * bool(validation.do_sample)
     settings += [f"n={validation.n}"] * (validation.n > 1)
     if settings and validation.temperature == 0:  # V1 trainers do not read do_sample
-        problem = f"{ROLLOUT}.val_kwargs: {' and '.join(settings)} at temperature=0, which is greedy in any case"
-        warn("greedy-validation", f"{problem}: set val_kwargs.temperature, or n=1")
+        warn("greedy-validation", settings=" and ".join(settings))
     if {*run.loops} == {"turnkey_env"}:
         _warn_turns(run)
 
@@ -83,7 +85,7 @@ def agent_loops(config: DictConfig) -> list[str]:
             entries: Any = OmegaConf.load(searched(path))
             names += [str(entry["name"]) for entry in entries]
         except Exception as error:
-            refuse("agent-loops-unreadable", f"{key}={path} cannot be read ({type(error).__name__}: {error})")
+            refuse("agent-loops-unreadable", path=path, kind=type(error).__name__, error=error)
     return names
 
 
@@ -100,7 +102,7 @@ def _check_tools(run: Run) -> None:
             try:
                 content: Any = OmegaConf.load(file)
             except Exception as error:
-                refuse("tool-config-unreadable", f"{key}={path} cannot be read ({type(error).__name__}: {error})")
+                refuse("tool-config-unreadable", name=name, path=path, kind=type(error).__name__, error=error)
                 continue
             for tool in content.get("tools") or []:
                 module = str(tool.class_name).rpartition(".")[0]
@@ -120,9 +122,9 @@ def _check_strategy(run: Run) -> None:
     if known is not None and strategy not in known:
         owner = next((ENGINES.get(actor_class) for actor_class, names in STRATEGIES.items() if strategy in names), None)
         way_out = f": it needs model_engine={owner}" if owner else closest(strategy, list(known))
-        refuse("strategy-unusable", f"{ACTOR}.strategy={strategy} does not fit this configuration{way_out}")
+        refuse("strategy-unusable", strategy=strategy, way_out=way_out)
     if strategy not in FSDP:
-        warn("strategy-untested", f"{ACTOR}.strategy={strategy} is untested: verl-turnkey is tested on fsdp and fsdp2")
+        warn("strategy-untested", strategy=strategy)
 
 
 def _check_engine(run: Run) -> None:
@@ -133,11 +135,11 @@ def _check_engine(run: Run) -> None:
     known = [*RolloutReplicaRegistry._registry]
     if OmegaConf.is_missing(rollout, "name"):
         alternatives = ", ".join(name for name in known if name != "vllm")
-        refuse("rollout-name-missing", f"{ROLLOUT}.name is not set: write {TESTED} (or {alternatives})")
+        refuse("rollout-name-missing", alternatives=alternatives)
     name = str(rollout.name)
-    needs_name("unknown-rollout-name", f"{ROLLOUT}.name", name, known)
+    needs_name("unknown-rollout-name", name, known)
     if name != "vllm":
-        warn("rollout-untested", f"{ROLLOUT}.name={name} is untested: verl-turnkey is tested on vllm")
+        warn("rollout-untested", name=name)
     forked = read_strategy(options.strategy)
     if name == "sglang" and rollout.skip_tokenizer_init:
         ways = {
@@ -145,25 +147,19 @@ def _check_engine(run: Run) -> None:
             f"{KEY}.stop": (forked and getattr(forked[1], "stop", None), f"set {KEY}.stop=[]"),
         }
         for key, (stop, instead) in ((key, way) for key, way in ways.items() if way[0]):
-            problem = f"{key}={stop} needs SGLang's tokenizer, which {ROLLOUT}.skip_tokenizer_init=true leaves out"
-            refuse("skip-tokenizer-init", f"{problem}: set it to false, or {instead}")
+            refuse("skip-tokenizer-init", key=key, stop=stop, instead=instead)
     short = options.max_tokens_per_turn
     if name == "trtllm" and run.our_loops and short not in (None, rollout.response_length):
         lower = "" if options.prompt == "conversation" else "lower that instead, or "
-        refuse(
-            "turn-tokens-without-effect",
-            f"turnkey.rollout.max_tokens_per_turn={short} has no effect with {ROLLOUT}.name=trtllm, which writes up to "
-            f"data.max_response_length={rollout.response_length} tokens: {lower}use {TESTED}",
-        )
+        refuse("turn-tokens-without-effect", short=short, response_length=rollout.response_length, lower=lower)
     if name == "trtllm" and forked and not forked[0].clones:
-        problem = f"{KEY}={forked[0].name} queries the model in ways that {ROLLOUT}.name=trtllm does not support"
-        refuse("branching-trtllm", f"{problem}: use {TESTED}")
+        refuse("branching-trtllm", strategy=forked[0].name)
     if next(unaccepted(run.config, ROLLOUT), None) and "unknown-dataclass-key" not in ignored(run.config):
         return  # check_accepted names the key
     try:  # as the workers do, but only after they have loaded the models
         omega_conf_to_dataclass(rollout)  # within the whole tree, so that an error names the key of the value
     except Exception as error:
-        refuse("rollout-invalid", f"{ROLLOUT} is not valid: {_last_cause(error)}")
+        refuse("rollout-invalid", reason=_last_cause(error))
 
 
 def _last_cause(error: BaseException) -> str:
@@ -180,31 +176,23 @@ def _check_gpus(run: Run) -> None:
         del pools["trainer"]
     for where, (nodes, gpus) in pools.items():
         if nodes * gpus % per_server:
-            refuse(
-                "rollout-gpus",
-                f"{ROLLOUT}.tensor_model_parallel_size x data_parallel_size = {per_server} GPUs per server do not "
-                f"divide the {nodes * gpus} of {where}.nnodes x {where}.n_gpus_per_node: set "
-                f"{ROLLOUT}.tensor_model_parallel_size=1, or a divisor",
-            )
+            refuse("rollout-gpus", per_server=per_server, gpus=nodes * gpus, where=where)
 
 
 def _check_separate(run: Run) -> None:
     """Refuse what verl's separate_async would reject by an assertion inside Ray."""
     rollout, sync = run.rollout, run.config.trainer.v1.separate_async.parameter_sync_step
     batch, mini = run.config.data.train_batch_size, run.actor.ppo_mini_batch_size
-    mode, backend = f"{MODE}=turnkey_separate_async", f"{ROLLOUT}.checkpoint_engine.backend"
+    backend = f"{ROLLOUT}.checkpoint_engine.backend"
     if batch != sync * mini:
-        product = f"trainer.v1.separate_async.parameter_sync_step x {ACTOR}.ppo_mini_batch_size"
-        refuse("separate-batch-size", f"{mode} needs {BATCH} = {product}, got {batch} and {sync} x {mini}")
+        refuse("separate-batch-size", batch=batch, sync=sync, mini=mini)
     for key in ("nnodes", "n_gpus_per_node"):
         if rollout[key] < 1:
-            problem = f"{mode} needs GPUs of its own for the rollout"
-            refuse("separate-rollout-gpus", f"{problem}: set {ROLLOUT}.{key}, got {rollout[key]}")
+            refuse("separate-rollout-gpus", key=key, value=rollout[key])
     if run.get(backend) == "naive":
-        problem = f"{mode} sends weights between machines"
-        refuse("separate-weights-naive", f"{problem}: set {backend} to nccl, nixl or another engine, got naive")
+        refuse("separate-weights-naive")
     elif not rollout.checkpoint_engine.get("custom_backend_module"):
-        needs_name("unknown-weights-engine", backend, str(run.get(backend)), SENDERS)
+        needs_name("unknown-weights-engine", str(run.get(backend)), SENDERS)
 
 
 def _check_loss_name(run: Run) -> None:
@@ -212,7 +200,7 @@ def _check_loss_name(run: Run) -> None:
 
     if (name := run.loss_name) not in POLICY_LOSS_REGISTRY:
         instead = known_as(name, of="loss") or closest(name, [*POLICY_LOSS_REGISTRY])
-        refuse("unknown-loss", f"there is no {LOSS}={name!r}{instead}")
+        refuse("unknown-loss", name=name, instead=instead)
 
 
 def _check_loggers(config: DictConfig) -> None:
@@ -221,10 +209,9 @@ def _check_loggers(config: DictConfig) -> None:
     loggers: Any = config.trainer.logger
     names: Iterable[str] = [loggers] if isinstance(loggers, str) else loggers or []
     for name in names:
-        needs_name("unknown-logger", "trainer.logger", name, Tracking.supported_backend)
+        needs_name("unknown-logger", name, Tracking.supported_backend)
         if name in LOGGERS and find_spec(LOGGERS[name]) is None:
-            problem = f"trainer.logger={name} needs the package {LOGGERS[name]!r}"
-            refuse("logger-missing", f"{problem}: pip install it, or drop it")
+            refuse("logger-missing", name=name, package=LOGGERS[name])
 
 
 def _warn_turns(run: Run) -> None:
@@ -236,9 +223,102 @@ def _warn_turns(run: Run) -> None:
         replacements |= {"tool_config_path": own, "function_tool_path": own}
     for key, instead in replacements.items():
         if multi_turn.get(key) is not None:
-            problem = f"{ROLLOUT}.multi_turn.{key}={multi_turn[key]} has no effect with the agent loop turnkey_env"
-            warn("multi-turn-without-effect", f"{problem}: use {instead}")
+            warn("multi-turn-without-effect", key=key, value=multi_turn[key], instead=instead)
     for key, default in {"max_tool_response_length": 256, "tool_response_truncate_side": "middle"}.items():
         if multi_turn.get(key, default) != default:
-            problem = f"{ROLLOUT}.multi_turn.{key}={multi_turn[key]} has no effect with the agent loop turnkey_env"
-            warn("multi-turn-cut-without-effect", f"{problem}: observations are not cut")
+            warn("multi-turn-cut-without-effect", key=key, value=multi_turn[key])
+
+
+SCORING_SERVERS = ("vllm",)
+"""verl's servers that return log-probabilities of a given text"""
+
+
+def check_branching(run: Run, reward_columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse a strategy that cannot work; warn of one whose measurements nothing reads.
+
+    ``reward_columns``: those that reward components add. The probe checks whether the environment can be cloned.
+
+    Returns:
+        The columns that the strategy adds; none for independent episodes.
+    """
+    selected = read_strategy(run.turnkey.rollout.strategy)
+    if selected is None:
+        return ()
+    (spec, strategy), options, rollout = selected, run.turnkey.rollout, run.rollout
+    setting, method = f"{KEY}={spec.name}", run.estimator
+    needs_our_loop("branching-agent-loop", run, strategy=spec.name)
+    if method is None:
+        refuse("branching-estimator", strategy=spec.name, method=run.value_text("algorithm.adv_estimator"))
+    if method is not None and method.independent:
+        refuse("branching-independent", strategy=spec.name, method=method.name)
+    if spec.log_probs:
+        needs_on("branching-log-probs", run, LOG_PROBS, strategy=spec.name)
+    total = getattr(strategy, "trajectories", None)
+    if total is not None and total <= rollout.n:
+        refuse("branching-trajectories", total=total, n=rollout.n)
+    turn = options.max_tokens_per_turn or rollout.response_length
+    least, unit = turn, f"branch: one turn may take {turn} tokens"
+    if not spec.clones:
+        least = getattr(strategy, "tokens", 1)
+        unit = f"answer: one may take {least} tokens"
+        _check_room(run, least)
+    if options.branch_tokens is not None and options.branch_tokens < least:
+        refuse("branching-tokens", branch_tokens=options.branch_tokens, unit=unit)
+    if spec.scores:
+        _check_scores(run, setting)
+    columns = (*BRANCH_COLUMNS, *spec.gives)
+    if clash := sorted({*columns} & {*reward_columns}):
+        refuse("branching-column-clash", strategy=spec.name, column=clash[0])
+    if spec.trains:  # branches by their own outcome
+        needs_off("branching-filter-groups", run, FILTER, strategy=spec.name)
+    if spec.trains and run.get(KL):
+        refuse("branching-kl-in-reward", strategy=spec.name)
+    if spec.clones:
+        _warn_budget(options, turn, getattr(strategy, "turns", None))
+    if method is None:
+        return columns
+    read = {*run.columns, *method.before}
+    if spec.gives and not {f"extra.{name}" for name in spec.gives} & read:
+        warn("branching-unread", strategy=spec.name, gives=", ".join(spec.gives), method=method.name)
+    if spec.trains and "extra.parent" not in read:
+        warn("branching-parent-unread", strategy=spec.name, method=method.name)
+    return columns
+
+
+def _check_room(run: Run, tokens: int) -> None:
+    """Refuse answers so long that no prompt fits before them: every query would fail."""
+    rollout = run.rollout
+    room, keys = rollout.prompt_length + rollout.response_length, "data.max_prompt_length + data.max_response_length"
+    if rollout.max_model_len is not None and rollout.max_model_len < room:
+        room, keys = rollout.max_model_len, f"{ROLLOUT}.max_model_len"
+    if tokens >= room:
+        refuse("branching-no-room", tokens=tokens, keys=keys, room=room)
+
+
+def _check_scores(run: Run, setting: str) -> None:
+    """Refuse trainers and servers that return no log-probabilities of a given text."""
+    server = str(run.rollout.name)
+    if run.mode != "turnkey_sync":
+        refuse("branching-scores-trainer", setting=setting, mode=run.mode)
+    if server not in SCORING_SERVERS:
+        refuse("branching-scores-server", setting=setting, server=server)
+
+
+def _warn_budget(options: RolloutConfig, turn: int, turns: int | None) -> None:
+    """Warn of a budget that is too small for a branch from the first turns."""
+    longest = min(options.max_turns, turns or options.max_turns)
+    for key, limit, per_turn in (
+        ("branch_tokens", options.branch_tokens, turn),
+        ("branch_steps", options.branch_steps, 1),
+    ):
+        if limit is not None and limit < longest * per_turn:
+            before = options.max_turns - limit // per_turn
+            warn(
+                "branching-budget",
+                key=key,
+                limit=limit,
+                before=before,
+                needed=longest * per_turn,
+                turns=longest,
+                per_turn=per_turn,
+            )

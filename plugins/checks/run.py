@@ -1,10 +1,11 @@
-"""The run that a launch line describes, as every check reads it, and the requirements that many rules share.
+"""The run that a launch line describes, as every check reads it, what many rules require, and the sizes of a step.
 
 Every refusal names the key to change.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import EstimatorSpec
-from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.advantage import EstimatorSpec, ValueHead
+from verl_turnkey.plugins.checks.files import ROLLOUTS, columns, local_parquet, rows
+from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
     closest,
@@ -24,11 +26,12 @@ from verl_turnkey.plugins.config.schema import (
     loss_params,
 )
 from verl_turnkey.plugins.rollout.strategies import StrategySpec, read_strategy
+from verl_turnkey.plugins.rollout.strategies.bounds import Most, most_of_group, times
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 if TYPE_CHECKING:
     from verl_turnkey.losses import LossSpec  # imports torch
-    from verl_turnkey.plugins.checks.sizes import Sizes
+
 
 OURS, AGENT = AGENT_LOOPS
 """our agent loops: of environments, and of an agent of the user's own"""
@@ -59,10 +62,14 @@ class Run:
             return reduce(lambda node, name: getattr(node, name, None), key.split(".")[1:], self.turnkey)
         return value
 
+    def value_text(self, key: str) -> str:
+        """The value of ``key``, as on the launch line."""
+        value = self.get(key)
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
     def setting(self, key: str) -> str:
         """``key=value``, as on the launch line."""
-        value = self.get(key)
-        return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        return f"{key}={self.value_text(key)}"
 
     @property
     def mode(self) -> str:
@@ -79,7 +86,6 @@ class Run:
 
     @cached_property
     def sizes(self) -> Sizes:
-        from verl_turnkey.plugins.checks.sizes import sizes
 
         return sizes(self.config, self.turnkey, self.loops)
 
@@ -162,36 +168,184 @@ def spread_of(engine: Any) -> int:
     return max(engine.ulysses_sequence_parallel_size, engine.fsdp_config.ulysses_sequence_parallel_size)
 
 
-def needs_our_trainer(id: str, run: Run, setting: str) -> None:
-    """Refuse ``setting`` with a trainer of verl."""
+def needs_our_trainer(id: str, run: Run, /, **values: object) -> None:
+    """Refuse what the rule is about with a trainer of verl."""
     if not run.our_trainer:
-        refuse(id, f"{setting} needs a trainer of this package: set {MODE}=turnkey_{run.mode}, got {run.mode}")
+        refuse(id, mode=run.mode, **values)
 
 
-def needs_on(id: str, run: Run, key: str, why: str) -> None:
+def needs_on(id: str, run: Run, key: str, /, **values: object) -> None:
     """Refuse ``key=false``."""
     if not run.get(key):
-        refuse(id, f"{why}: set {key}=true")
+        refuse(id, **values)
 
 
-def needs_off(id: str, run: Run, key: str, why: str) -> None:
+def needs_off(id: str, run: Run, key: str, /, **values: object) -> None:
     """Refuse ``key=true``."""
     if run.get(key):
-        refuse(id, f"{why}: set {key}=false")
+        refuse(id, **values)
 
 
-def needs_name(id: str, key: str, name: Any, known: Iterable[str]) -> None:
-    """Refuse a name of ``key`` that is not ``known``, with the closest one."""
+def needs_name(id: str, name: Any, known: Iterable[str], /, **values: object) -> None:
+    """Refuse a ``name`` that is not ``known``, with the closest one."""
     if name not in known:
-        refuse(id, f"there is no {key}={name!r}{closest(str(name), [*known])}")
+        refuse(id, name=name, choices=closest(str(name), [*known]), **values)
 
 
-def needs_our_loop(id: str, run: Run, setting: str, does: str) -> None:
-    """Refuse ``setting`` where turnkey_env plays no training row; ``does``: what it alone does."""
+def needs_our_loop(id: str, run: Run, /, **values: object) -> None:
+    """Refuse what the rule is about where turnkey_env plays no training row."""
     if OURS not in run.loops:
-        refuse(id, f"{setting} has no effect with the agent loop {min(run.loops)}: only {OURS} {does}; drop it")
+        refuse(id, loop=min(run.loops), **values)
 
 
-def warn_idle(id: str, setting: str, why: str) -> None:
-    """Warn of a ``setting`` that nothing reads."""
-    warn(id, f"{setting} has no effect: {why}")
+def heads_of(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[ValueHead, ...]:
+    """The heads that the method reads of a critic; none: verl's one value is enough."""
+    spec = estimator_of(config)
+    return () if spec is None else spec.heads(credit_params(config, turnkey))
+
+
+def updates_of_a_step(config: DictConfig) -> int:
+    """Updates per training step: more than one with ``separate_async``."""
+    mode, key = str(config.trainer.v1.trainer_mode), "trainer.v1.separate_async.parameter_sync_step"
+    return int(OmegaConf.select(config, key)) if mode.removeprefix("turnkey_") == "separate_async" else 1
+
+
+@dataclass(frozen=True)
+class Span:
+    """A lower and an upper bound; ``high=None``: no upper bound is known."""
+
+    low: int
+    high: int | None
+
+    @property
+    def most(self) -> int:
+        """``high`` where a bound is known."""
+        assert self.high is not None
+        return self.high
+
+    def __mul__(self, number: int) -> Span:
+        return Span(self.low * number, None if self.high is None else self.high * number)
+
+    def __str__(self) -> str:
+        if self.high is None:
+            return f"{self.low} or more"
+        return str(self.low) if self.low == self.high else f"{self.low} to {self.high}"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one training step."""
+
+    tasks: int
+    """groups that are played, without those that verl's group filter replaces"""
+    rollouts: Span
+    """of each task"""
+    episodes: Span
+    """of all tasks, without branches"""
+    trained_groups: Span
+    """groups with trained episodes, including those from the buffer"""
+    stored: int
+    """stored episodes that may join at most"""
+    trajectories: Span
+    """trained trajectories: episodes of trained groups, trained branches, stored episodes"""
+    rows: Span | None
+    """trained rows; None: a user's own loop decides"""
+    measured: int | None
+    """branches and queries that only measure a state, at most; None: any number"""
+
+
+def sizes(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> Sizes:
+    """``loops``: the agent loops of the training rows."""
+    from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS  # imports torch
+
+    groups, updates = turnkey.groups, updates_of_a_step(config)
+    tasks, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
+    rollouts = _rollouts(config, turnkey)
+    even = groups.allocation != "even" or rollouts == Span(n, n)
+    episodes = Span(tasks * n, tasks * n) if even else rollouts * tasks
+    trained_groups, most_trained = Span(tasks, tasks), episodes.most
+    our_trainer = str(config.trainer.v1.trainer_mode).startswith("turnkey_")
+    if our_trainer and groups.keep < 1:
+        number = updates * max(1, groups.kept(tasks / updates))
+        trained_groups = Span(number, number) if groups.keep_by == "groups" else Span(updates, tasks)
+        most_trained = min(episodes.most, trained_groups.most * rollouts.most)
+    drawn = updates * min(groups.buffer, tasks // updates) if our_trainer else 0
+    stored = (tasks * groups.replay if our_trainer else 0) + drawn * rollouts.most
+    fewest_rows = episodes.low if trained_groups.low == tasks else min(episodes.low, trained_groups.low * rollouts.low)
+    if {*loops} - {*AGENT_LOOPS, *VERLS_LOOPS}:
+        return Sizes(tasks, rollouts, episodes, trained_groups, stored, Span(fewest_rows, None), None, 0)
+    our_loop = bool({*AGENT_LOOPS} & {*loops})
+    turns = turnkey.rollout.max_turns if our_loop else 1
+    of_group = n if even else rollouts.most
+    group = _group(config, turnkey, of_group, turns) if our_loop else Most(of_group, of_group, 0)
+    trajectories, trained = most_trained, most_trained * turns
+    if group.trajectories != of_group:  # with trained branches all groups are kept
+        trajectories, trained = times(tasks, group.trajectories), times(tasks, group.turns)
+    return Sizes(
+        tasks,
+        rollouts,
+        episodes,
+        Span(trained_groups.low, trained_groups.most + drawn),
+        stored,
+        Span(fewest_rows, None if trajectories is None else trajectories + stored),
+        Span(fewest_rows, None if trained is None else trained + stored * turns),
+        times(tasks, group.measured),
+    )
+
+
+def _rollouts(config: DictConfig, turnkey: TurnkeyConfig) -> Span:
+    """Rollouts per task: from the allocation, the data's own column, or ``rollout.n``."""
+    n = int(config.actor_rollout_ref.rollout.n)
+    if turnkey.groups.allocation != "even":
+        return Span(*turnkey.groups.bounds(n))
+    files = [file for file in local_parquet(config) if ROLLOUTS in columns(file)]
+    numbers = [number for file in files for (number,) in rows(file, [ROLLOUTS])]
+    return Span(min(numbers), max(numbers)) if numbers and all(isinstance(k, int) for k in numbers) else Span(n, n)
+
+
+def _group(config: DictConfig, turnkey: TurnkeyConfig, n: int, turns: int) -> Most:
+    """``n``: rollouts of the group."""
+    rollout = turnkey.rollout
+    strategy = read_strategy(rollout.strategy)
+    if strategy is None:
+        return Most(n, n * turns, 0)
+    tokens = rollout.max_tokens_per_turn or config.data.max_response_length
+    limits = (rollout.branch_tokens, rollout.branch_steps)
+    return most_of_group(*strategy, n, turns, tokens=tokens, limits=limits)
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Optimizer steps of one update of a training step: ``mini_batches x epochs``."""
+
+    mini_batches: int
+    epochs: int
+    exact: bool
+    """False: the number is an upper bound"""
+
+    @property
+    def steps(self) -> int:
+        return self.mini_batches * self.epochs
+
+
+def optimizer_steps(config: DictConfig, turnkey: TurnkeyConfig, size: Sizes, role: str = "actor") -> Updates:
+    """The optimizer steps of the actor or the critic, with the trainers of this package."""
+    part = config.critic if role == "critic" else config.actor_rollout_ref.actor
+    update, groups, epochs = turnkey.update, turnkey.groups, int(part.ppo_epochs)
+    if role == "actor" and update.order == "reverse_turns":
+        return Updates(turnkey.rollout.max_turns, epochs, exact=False)
+    number, exact = update.mini_batches, True
+    if number is None:
+        update_tasks = size.tasks / updates_of_a_step(config)
+        if groups.keep_by == "groups" and groups.keep < 1:
+            update_tasks = max(1, groups.kept(update_tasks))
+        exact = groups.keep_by == "groups"
+        number = math.ceil(update_tasks / part.ppo_mini_batch_size)
+    loss = loss_of(config)
+    if role == "actor" and loss is not None and loss.compares_groups:
+        most = size.trained_groups.most  # a mini-batch has whole groups
+    else:
+        trained_episodes = size.episodes.most + size.stored  # trained branches are dealt with their episode
+        most = trained_episodes if size.trajectories.high is None else min(trained_episodes, size.trajectories.high)
+    number = min(number, -(-most // updates_of_a_step(config)))  # a mini-batch has at least one
+    return Updates(number, epochs, exact)

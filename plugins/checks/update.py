@@ -1,20 +1,36 @@
-"""Checks of the actor's update: the policy loss, its mean and inputs, the order of updates."""
+"""Checks of the actor's update: the policy loss, its mean, weights and inputs, and the order of updates."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from omegaconf import DictConfig
+
 from verl_turnkey.advantage import EstimatorSpec
+from verl_turnkey.envs.catalog import ADAPTERS
 from verl_turnkey.losses import LossSpec, losses
 from verl_turnkey.losses.registry import TEACHER, scales_gradient, weighs
+from verl_turnkey.plugins.checks.files import task_environments
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.migrated import check_migrated
-from verl_turnkey.plugins.checks.run import ACTOR, LOG_PROBS, LOSS, MODE, Run, needs_name
-from verl_turnkey.plugins.checks.weighing import OTHER_MODES, check_importance, check_observations, check_weights
+from verl_turnkey.plugins.checks.run import (
+    ACTOR,
+    LOG_PROBS,
+    LOSS,
+    OURS,
+    Run,
+    needs_name,
+    needs_off,
+    needs_on,
+    needs_our_trainer,
+)
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
+from verl_turnkey.plugins.config.presets import Preset, shipped
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
+from verl_turnkey.plugins.config.resolve import CORRECTION
+from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.credit.supplied import BYPASS
 from verl_turnkey.plugins.verl_api import ledger
 
@@ -30,14 +46,13 @@ IGNORED_ACTOR_KEYS = {
     "clip_ratio_high": (0.2, "clip_high"),
     "clip_ratio_c": (3.0, "dual_clip"),
 }
-MEAN, WEIGHTS = f"{ACTOR}.loss_agg_mode", "algorithm.rollout_correction.rollout_is"
-BY_TURN, OLD_POLICY = "turnkey.update.order=reverse_turns", "turnkey.update.old_policy"
+WEIGHTS, BY_TURN = "algorithm.rollout_correction.rollout_is", "turnkey.update.order=reverse_turns"
 
 
 def check_update(run: Run) -> None:
     """Refuse updates that cannot work, warn of combinations that are hardly intended."""
     _check_loss(run)
-    needs_name("unknown-loss-aggregation", MEAN, str(run.actor.loss_agg_mode), ("token-mean", *OTHER_MODES))
+    needs_name("unknown-loss-aggregation", str(run.actor.loss_agg_mode), ("token-mean", *OTHER_MODES))
     _warn_departures(run)
     if run.our_trainer:
         check_migrated(run)
@@ -47,16 +62,10 @@ def check_update(run: Run) -> None:
     check_observations(run)
     _warn_levels(run)
     if run.actor.loss_agg_mode == "seq-mean-token-sum-norm" and run.actor.get("loss_scale_factor") is None:
-        warn(
-            "norm-by-width",
-            f"{MEAN}=seq-mean-token-sum-norm divides by the longest response of each micro-batch, so that the same "
-            "token counts more next to short rows: for one constant, as in Dr. GRPO, set "
-            f"{ACTOR}.loss_scale_factor={run.config.data.max_response_length} (data.max_response_length)",
-        )
+        warn("norm-by-width", max_response_length=run.config.data.max_response_length)
     for key in (f"{ACTOR}.shuffle", *(["critic.shuffle"] if run.use_critic else [])):
         if run.our_trainer and run.get(key):
-            problem = f"{key}=true shuffles the rows of each rank: mini-batches then do not hold whole episodes"
-            warn("shuffled-mini-batches", f"{problem}, and the metrics dealing/* do not describe them")
+            warn("shuffled-mini-batches", key=key)
 
 
 def warn_ignored(
@@ -67,7 +76,7 @@ def warn_ignored(
     for key, (default, own) in keys.items():
         if node.get(key, default) != default:
             instead = f", which reads {our_node}.{own}" if own in known else ", which has no such parameter"
-            warn("algorithm-key-without-effect", f"{name}.{key}={node[key]} has no effect on {spec.name}{instead}")
+            warn("algorithm-key-without-effect", name=name, key=key, value=node[key], loss=spec.name, instead=instead)
 
 
 def _warn_departures(run: Run) -> None:
@@ -77,49 +86,41 @@ def _warn_departures(run: Run) -> None:
         return
     for key, value in beside_parameters(estimator.name).items():
         if (own := run.get(key)) != value:
-            recipe = f"the recipe of {estimator.name}, which has {value}"
-            warn("not-as-published", f"{key}={own} differs from {recipe}: this run is not the method as published")
+            warn("not-as-published", key=key, value=own, estimator=estimator.name, published=value)
     loss_inputs = () if run.loss is None else run.loss.inputs
     readers = [name for name, spec in losses().items() if {*spec.inputs} & {*estimator.gives}]
     if readers and not {*loss_inputs} & {*estimator.gives}:
-        problem = (
-            f"algorithm.adv_estimator={estimator.name} gives {', '.join(estimator.gives)}, which no loss reads here"
+        warn(
+            "departures-unread",
+            estimator=estimator.name,
+            gives=", ".join(estimator.gives),
+            readers=" or ".join(f"+turnkey/loss={name}" for name in readers),
         )
-        warn("departures-unread", f"{problem}: add {' or '.join(f'+turnkey/loss={name}' for name in readers)}")
 
 
 def _check_loss(run: Run) -> None:
     spec, name, estimator = run.loss, run.loss_name, run.estimator
-    method = run.setting("algorithm.adv_estimator")
     if spec is None:
         if run.turnkey.loss:
-            problem = f"turnkey.loss takes no parameters for loss_mode={name!r}, got {sorted(run.turnkey.loss)}"
-            refuse("loss-parameters", f"{problem}; they belong to verl's own keys under {ACTOR}")
+            refuse("loss-parameters", name=name, parameters=sorted(run.turnkey.loss))
         beta = run.actor.policy_loss.get("dro_beta")
         if name == "dro" and not (beta and beta > 0):
-            refuse("dro-beta", f"the loss dro needs a positive {ACTOR}.policy_loss.dro_beta, got {beta}")
+            refuse("dro-beta", beta=beta)
         return
     if not run.our_trainer:
-        refuse(
-            "loss-trainer",
-            f"{LOSS}={name} needs a trainer of this package: add +turnkey=<method> in front of +turnkey/loss={name} "
-            f"(+turnkey=base for an estimator of verl's), or set {MODE}=turnkey_{run.mode}, got {run.mode}",
-        )
+        refuse("loss-trainer", name=name, mode=run.mode)
     provided = {*PROVIDED, *TEACHER, *(estimator.gives if estimator else ())}
     if lacking := {key: provider for key, provider in spec.needs.items() if key not in provided}:
         missing = "; ".join(f"{key!r}: {provider}" for key, provider in lacking.items())
-        refuse("loss-input", f"{LOSS}={name} needs more than {method} gives ({missing})")
+        refuse("loss-input", name=name, method=run.value_text("algorithm.adv_estimator"), missing=missing)
     if {*spec.needs} - {"staleness", *TEACHER} and estimator is None and run.verls_loops:
-        problem = f"{LOSS}={name} needs steps, which {method} on rows of {run.verls_loops[0]} does not provide"
-        refuse("loss-steps", f"{problem}: take an estimator of this package, or the agent loop turnkey_env")
+        refuse("loss-steps", name=name, method=run.value_text("algorithm.adv_estimator"), loop=run.verls_loops[0])
     if "staleness" in spec.needs and not (run.get(BYPASS) and run.rollout.calculate_log_probs):
-        problem = f"{LOSS}={name} takes the rollout's own log-probabilities as the old ones"
-        refuse("loss-own-log-probs", f"{problem}: set {BYPASS}=true and {LOG_PROBS}=true, as +turnkey/loss=a3po does")
+        refuse("loss-own-log-probs", name=name)
     params = run.loss_params
     _check_mean(run, spec, params)
     if scales_gradient(params) and run.actor.strategy not in FSDP:
-        problem = f"{LOSS}={name} scales gradients, which only FSDP supports"
-        refuse("loss-strategy", f"{problem}: set {ACTOR}.strategy=fsdp2, got {run.actor.strategy}")
+        refuse("loss-strategy", name=name, strategy=run.actor.strategy)
     warn_ignored(run.actor, ACTOR, IGNORED_ACTOR_KEYS, spec, "turnkey.loss")
     if "verl.trainer.ppo.core_algos" in sys.modules:
         ledger.verify(("loss",), (name,))
@@ -129,13 +130,11 @@ def _check_mean(run: Run, spec: LossSpec, params: Any) -> None:
     """Check over what a loss is averaged: ``loss_agg_mode`` and importance weights."""
     mean = str(run.actor.loss_agg_mode)
     if spec.per_row and mean != "seq-mean-token-mean":
-        refuse("loss-row-mean", f"the loss {spec.name} is a mean over rows: set {MEAN}=seq-mean-token-mean, got {mean}")
+        refuse("loss-row-mean", loss=spec.name, mean=mean)
     if spec.per_row and (correction := run.get(WEIGHTS)):
-        problem = f"the loss {spec.name} is one number per row, which importance weights would multiply per token"
-        refuse("loss-token-weights", f"{problem}: set {WEIGHTS}=null, got {correction}")
+        refuse("loss-token-weights", loss=spec.name, correction=correction)
     if weighs(spec, params) and mean != "token-mean":
-        problem = f"the loss {spec.name} weighs its tokens itself (turnkey.loss: {params})"
-        refuse("loss-own-weights", f"{problem}: set {MEAN}=token-mean, got {mean}")
+        refuse("loss-own-weights", loss=spec.name, params=params, mean=mean)
 
 
 def _check_order(run: Run) -> None:
@@ -146,49 +145,30 @@ def _check_order(run: Run) -> None:
     if update.order == "batch":
         return
     if not run.our_trainer:
-        refuse("order-trainer", f"{BY_TURN} needs {MODE}=turnkey_{run.mode}, got {run.mode}")
+        refuse("order-trainer", mode=run.mode)
     if run.verls_loops:
-        problem = f"{BY_TURN} needs a row per turn, and {run.verls_loops[0]} gives one per episode (default_agent_loop"
-        refuse(
-            "order-agent-loop", f"{problem}, or agent_name of the data): use turnkey_env, or turnkey.update.order=batch"
-        )
+        refuse("order-agent-loop", loop=run.verls_loops[0])
     if run.our_loops and run.turnkey.rollout.rows_hold_turns:
-        problem = f"{BY_TURN} needs a row per turn, and turnkey.rollout.layout=merged of conversations holds several"
-        refuse("order-merged-rows", f"{problem}: set turnkey.rollout.layout=steps, or turnkey.update.order=batch")
-    again = f"{BY_TURN} computes the old log-probabilities again before each turn"
+        refuse("order-merged-rows")
     by_turn = update.old_policy == "turn"
     if by_turn and run.get(BYPASS):
-        refuse(
-            "order-bypass",
-            f"{again}, but {BYPASS}=true keeps the rollout's: set it to false, or {OLD_POLICY}=iteration",
-        )
+        refuse("order-bypass")
     if loss is not None and weighs(loss, run.loss_params):
-        problem = (
-            f"{BY_TURN} updates each turn number by itself, and the loss {loss.name} is a mean over the whole batch"
-        )
-        refuse("order-loss-weights", f"{problem} with weights of its own (turnkey.loss: {run.loss_params}): choose one")
+        refuse("order-loss-weights", loss=loss.name, loss_params=run.loss_params)
     if by_turn and loss is not None and TEACHER.keys() & {*loss.needs}:
-        problem = f"{again}, and the loss {loss.name} compares them with a teacher's of the beginning of the step"
-        refuse("order-teacher", f"{problem}: set {OLD_POLICY}=iteration")
+        refuse("order-teacher", loss=loss.name)
     if loss is not None and compares:
-        refuse(
-            "order-twice", f"{BY_TURN} and the loss {loss.name} each have an order of updates of their own: choose one"
-        )
+        refuse("order-twice", loss=loss.name)
     weights = next((key for key in (WEIGHTS, "turnkey.update.importance") if run.get(key)), None)
     if by_turn and weights:
-        problem = f"{again}, while the weights of {weights} stay those of the beginning of the step"
-        warn("order-stale-weights", f"{problem}: {OLD_POLICY}=iteration keeps the two together")
+        warn("order-stale-weights", weights=weights)
 
 
 def _warn_schedule(run: Run, cause: str) -> None:
     optim = run.actor.optim
     warm_up = max(optim.get("lr_warmup_steps_ratio") or 0, optim.get("lr_warmup_steps") or 0)
     if optim.get("lr_scheduler_type", "constant") != "constant" or warm_up > 0:
-        warn(
-            "learning-rate-schedule",
-            f"{cause} makes several updates of a training step, and verl's learning-rate schedule moves with each: set "
-            f"{ACTOR}.optim.lr_scheduler_type=constant without warm-up",
-        )
+        warn("learning-rate-schedule", cause=cause)
 
 
 def _warn_levels(run: Run) -> None:
@@ -196,16 +176,139 @@ def _warn_levels(run: Run) -> None:
     name, method = run.loss_name, str(run.config.algorithm.adv_estimator)
     several = sorted({*run.verls_loops, *(run.our_loops if run.turnkey.rollout.rows_hold_turns else ())})
     if name in RATIO_PER_ROW and several and run.estimator is not None:
-        warn(
-            "ratio-of-merged-rows",
-            f"{LOSS}={name} has one importance ratio per row, and a row of {several[0]} holds several turns with "
-            f"advantages of their own from {method}: one turn's tokens then decide whether another's are clipped. "
-            "+turnkey/loss=turn_ratio has one ratio per turn",
-        )
+        warn("ratio-of-merged-rows", name=name, loop=several[0], method=method)
     if getattr(run.loss_params, "gradient", None) == "turn" and method in ADVANTAGE_PER_TOKEN:
-        warn(
-            "ratio-of-token-advantages",
-            f"algorithm.adv_estimator={method} gives each token an advantage of its own, and {name} has one importance "
-            "ratio per turn: each token moves by the turn's mean advantage; turnkey.loss.gradient=token lets each move "
-            "by its own",
+        warn("ratio-of-token-advantages", method=method, name=name)
+
+
+WEIGHT, IMPORTANCE = "turnkey.update.weight_by", "turnkey.update.importance"
+OBSERVATIONS = "turnkey.update.observation_coefficient"
+# How verl's other modes weight tokens; the weights replace token-mean, the default.
+OTHER_MODES = {
+    "token-sum": "is a sum that grows with the number of tokens",
+    "seq-mean-token-sum": "weights rows by their tokens and divides by the number of rows",
+    "seq-mean-token-sum-norm": "weights rows by their tokens and divides by their number and a factor",
+    "seq-mean-token-mean": "weights all rows equally",
+}
+# verl's losses that end in agg_loss, where the weights are applied.
+TAKE_WEIGHTS = ("vanilla", "bypass_mode", "cispo", "clip_cov", "dppo_kl", "dppo_tv")
+TAKE_WEIGHTS += ("dro", "gpg", "gspo", "kl_cov", "sapo")
+
+
+def check_weights(run: Run) -> None:
+    """Refuse settings that conflict with weights by step, episode or task."""
+    if run.turnkey.update.weight_by == "token":
+        return
+    needs_our_trainer("weights-trainer", run, weight_by=run.value_text(WEIGHT))
+    if reason := _without_weights(run):
+        refuse("weights-unusable", weight_by=run.value_text(WEIGHT), reason=reason)
+    for part in (ACTOR, *(["critic"] if run.use_critic else [])):
+        if (mean := run.get(f"{part}.loss_agg_mode")) in OTHER_MODES:
+            refuse(
+                "weights-aggregation", weight_by=run.value_text(WEIGHT), part=part, mean=mean, effect=OTHER_MODES[mean]
+            )
+
+
+def _without_weights(run: Run) -> str | None:
+    """Why the update cannot take weights, and what to change."""
+    loss, params, name = run.loss, run.loss_params, run.loss_name
+    if run.turnkey.update.order == "reverse_turns":
+        return f"{BY_TURN} averages each turn number by itself; set turnkey.update.order=batch"
+    if run.get("distillation.enabled"):
+        return "the loss of a distillation takes no weights; set distillation.enabled=false"
+    if loss is None:
+        return _verls_without_weights(run)
+    if loss.per_row or loss.compares_groups:
+        return f"the loss {name} is one number per row, a mean over rows; choose another {LOSS}"
+    if not weighs(loss, params):
+        return None
+    instead = "choose one of the two"
+    if getattr(params, "aggregate", None) == "turns":
+        instead = f"turnkey.loss.aggregate=tokens with {WEIGHT}=step is the same mean over turns"
+    return f"the loss {name} weighs its tokens itself (turnkey.loss: {params}); {instead}"
+
+
+def _verls_without_weights(run: Run) -> str | None:
+    name = run.loss_name
+    if name == "geo_mean":
+        return f"{LOSS}={name} takes a mean over the rows of each micro-batch itself; choose another loss"
+    if name not in TAKE_WEIGHTS:
+        register = "register your loss with verl_turnkey.losses.register_loss"
+        return f"whether {LOSS}={name} takes weights is unknown: {register}, or choose one of {', '.join(TAKE_WEIGHTS)}"
+    for node in ("algorithm", f"{ACTOR}.policy_loss") if name == "bypass_mode" else ():
+        rejects = f"{node}.rollout_correction.rollout_rs"
+        if run.get(rejects) is not None:
+            return f"{LOSS}={name} rejects tokens of each micro-batch ({run.setting(rejects)}); set {rejects}=null"
+    return None
+
+
+def check_importance(run: Run) -> None:
+    """Refuse importance weights that cannot be computed, or that another setting would replace or distort."""
+    if run.turnkey.update.importance is None:
+        return
+    weights = f"{CORRECTION}.rollout_is"
+    needs_our_trainer("importance-trainer", run, importance=run.value_text(IMPORTANCE))
+    needs_off("importance-bypass", run, BYPASS, importance=run.value_text(IMPORTANCE))
+    if not run.get(BYPASS) and run.get(weights) is not None:
+        refuse("importance-twice", importance=run.value_text(IMPORTANCE), setting=run.setting(weights))
+    needs_on("importance-log-probs", run, LOG_PROBS, importance=run.value_text(IMPORTANCE))
+    if run.loss_name == "geo_mean" or (run.loss is not None and run.loss.per_row):
+        refuse("importance-row-loss", loss_name=run.loss_name, importance=run.value_text(IMPORTANCE))
+
+
+def check_observations(run: Run) -> None:
+    """Refuse the term where no row has an observation between two turns, or an update is not a mean over the batch."""
+    rollout = run.turnkey.rollout
+    if not run.turnkey.update.observation_coefficient:
+        return
+    needs_our_trainer("observations-trainer", run, observation_coefficient=run.value_text(OBSERVATIONS))
+    if others := sorted({*run.loops} - {OURS}):
+        refuse("observations-loop", observation_coefficient=run.value_text(OBSERVATIONS), others=", ".join(others))
+    if not rollout.rows_hold_turns:
+        refuse(
+            "observations-rows",
+            observation_coefficient=run.value_text(OBSERVATIONS),
+            prompt=rollout.prompt,
+            layout=rollout.layout,
         )
+    if run.turnkey.update.order != "batch" or (run.loss is not None and run.loss.compares_groups):
+        order = run.setting("turnkey.update.order")
+        parts = order if run.turnkey.update.order != "batch" else f"the loss {run.loss_name}"
+        refuse("observations-phases", observation_coefficient=run.value_text(OBSERVATIONS), parts=parts)
+
+
+SIZE, NUMBER = "actor_rollout_ref.actor.ppo_mini_batch_size", "turnkey.update.mini_batches"
+
+
+def check_migrated(run: Run) -> None:
+    """Warn of a mini-batch larger than the batch in tasks, but smaller in rows: it was probably meant in rows."""
+    config, options, update = run.config, run.turnkey.rollout, run.turnkey.update
+    tasks, n, size = (int(number) for number in (config.data.train_batch_size, run.rollout.n, run.get(SIZE)))
+    # As the presets convert: an episode takes two thirds of its maximum number of turns.
+    turns = 2 * options.max_turns // 3 if OURS in run.loops and not options.rows_hold_turns else 1
+    number = tasks * n * turns // size
+    if size <= tasks or number <= 1 or update.mini_batches is not None or update.order != "batch":
+        return
+    preset = _published(config, run.turnkey)
+    published = _settings(preset, run.turnkey) if preset else ""
+    warn("migrated-mini-batch", size=size, tasks=tasks, n=n, rows=tasks * n * turns, number=number, published=published)
+
+
+def _published(config: DictConfig, turnkey: TurnkeyConfig) -> Preset | None:
+    """The first published settings of the run's method in one of its environments."""
+    method, ids = str(config.algorithm.adv_estimator).removeprefix("turnkey/"), {*task_environments(config)}
+    recipes = {adapter.recipe for adapter in ADAPTERS if adapter.id in (ids or {turnkey.env.id})}
+    return next((preset for preset in shipped() if preset.method == method and preset.env in recipes), None)
+
+
+def _settings(preset: Preset, turnkey: TurnkeyConfig) -> str:
+    """The preset's value of the same key, and its rewards if the run has different ones."""
+    values = {setting.key: setting.value for setting in preset.settings}
+    parts = [f"{NUMBER}={values[NUMBER]}"] if NUMBER in values else []
+    if (rewards := values.get("turnkey.rewards", turnkey.rewards)) != turnkey.rewards:
+        parts.append(f"'turnkey.rewards=[{', '.join(map(_component, rewards))}]'")
+    return f"; +turnkey/preset={preset.name} sets {' and '.join(parts)}" if parts else ""
+
+
+def _component(entry: Mapping[str, Any]) -> str:
+    return f"{{{', '.join(f'{key}: {value}' for key, value in entry.items())}}}"

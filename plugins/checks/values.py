@@ -18,13 +18,14 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_turnkey.plugins.checks.findings import refuse
+from verl_turnkey.plugins.checks.findings import refuse_with
 from verl_turnkey.plugins.checks.limits import COUNTS
-from verl_turnkey.plugins.checks.replaced import STOCK
 from verl_turnkey.plugins.config.composing import verls_config_dir
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
 from verl_turnkey.plugins.config.resolve import CRITIC_TOKENS
 
+STOCK = "_generated_ppo_trainer.yaml"
+"""verl's own values in one file"""
 EXPECTED = {
     "mapping": "a mapping of keys",
     "list": "a list",
@@ -247,7 +248,7 @@ def check_ranges(config: DictConfig, *, use_critic: bool) -> None:
     wrong = [*_out_of_range(config), *_of_another_kind(config)]
     for key, text in wrong:
         if not key.startswith(idle):
-            refuse(f"range:{key}", text)
+            refuse_with(f"range:{key}", text)
 
 
 def _out_of_range(config: DictConfig) -> Iterator[tuple[str, str]]:

@@ -10,8 +10,8 @@ from omegaconf.errors import InterpolationResolutionError
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.checkpoint_files import TRACKER, resumed_step
-from verl_turnkey.plugins.config.cluster import joins_cluster
 from verl_turnkey.plugins.config.leaves import files_of, leaf_of
+from verl_turnkey.plugins.config.machine import joins_cluster
 from verl_turnkey.plugins.config.overrides import read, values
 
 TRAINER = {

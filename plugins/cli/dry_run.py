@@ -14,7 +14,7 @@ from hydra._internal.hydra import Hydra
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from verl_turnkey.plugins.checks.selection import uses_us
+from verl_turnkey.plugins.checks.keys import uses_us
 from verl_turnkey.plugins.config.command_line import refuse
 from verl_turnkey.plugins.config.composing import verls_config_dir
 

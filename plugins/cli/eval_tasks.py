@@ -49,8 +49,8 @@ def task_file(tasks: str, played: Played, folder: Path, val_files: Sequence[str]
 
 def panel_file(panel: Panel, config: DictConfig, folder: Path) -> Path:
     """Write the tasks of ``panel`` to ``folder``, after a look at the start of each."""
+    from verl_turnkey.plugins.checks.data import check_starts
     from verl_turnkey.plugins.checks.findings import collecting
-    from verl_turnkey.plugins.checks.panel import check_starts
     from verl_turnkey.plugins.config.playing import places
 
     tasks = panel.tasks(places(config))

@@ -85,9 +85,9 @@ def check(context: typer.Context) -> None:
     if "--rules" in context.args:
         if unknown := {*context.args} - {"--rules", "--json"}:
             raise typer.BadParameter(f"--rules goes with --json alone, not with {' '.join(sorted(unknown))}")
-        from verl_turnkey.plugins.checks import rule_table
+        from verl_turnkey.plugins.checks import rules
 
-        typer.echo(rule_table.as_json() if "--json" in context.args else rule_table.as_text())
+        typer.echo(rules.as_json() if "--json" in context.args else rules.as_text())
         return
     from verl_turnkey.plugins.cli.dry_run import quick_run
 

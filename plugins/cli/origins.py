@@ -17,9 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli.recipes import scalar
 from verl_turnkey.plugins.config.command_line import check
-from verl_turnkey.plugins.config.composing import verls_config_dir
+from verl_turnkey.plugins.config.composing import TurnkeySearchPath, verls_config_dir
 from verl_turnkey.plugins.config.schema import credit_params, loss_params, turnkey_config
-from verl_turnkey.plugins.config.search_path import TurnkeySearchPath
 
 HEADER = """\
 # @package _global_

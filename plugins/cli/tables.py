@@ -169,7 +169,7 @@ def keys() -> str:
 
 def rules() -> str:
     """The rules of the checks, a table per level."""
-    from verl_turnkey.plugins.checks.rule_table import markdown
+    from verl_turnkey.plugins.checks.rules import markdown
 
     return markdown()
 

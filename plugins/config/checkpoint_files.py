@@ -18,8 +18,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import EstimatorSpec, Modification
-from verl_turnkey.plugins.config.prm import FOLDER as PRM
 from verl_turnkey.plugins.config.schema import credit_modify, credit_params, estimator_of, turnkey_config
+from verl_turnkey.plugins.config.scorers import PRM_FOLDER as PRM
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """verl's file with the number of the newest complete checkpoint"""

@@ -1,4 +1,6 @@
-"""Composes verl's configuration for a launch line as verl's main program does, without starting it."""
+"""Composes verl's configuration for a launch line as verl's main program does, with the YAML files of
+:mod:`verl_turnkey.recipe` on Hydra's search path.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.config.search_path import TurnkeySearchPath
+from verl_turnkey.plugins.config import machine
+from verl_turnkey.plugins.config.recipe_files import config_dir
 
 
 def composed(words: Sequence[str]) -> DictConfig:
@@ -46,3 +51,17 @@ def verls_config_dir() -> Path:
     """The folder of verl's YAML files, found without importing verl, which takes seconds."""
     spec: Any = importlib.util.find_spec("verl")
     return Path(spec.submodule_search_locations[0]) / "trainer" / "config"
+
+
+class TurnkeySearchPath(SearchPathPlugin):
+    """Appends our folder after verl's own, so that a user's files of the same name win.
+
+    Hydra calls it before it reads the launch line, so the line is checked here first.
+    """
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        from verl_turnkey.plugins.config.command_line import refuse
+
+        refuse(sys.argv[1:])
+        machine.register()
+        search_path.append(provider="verl-turnkey", path=f"file://{config_dir()}")

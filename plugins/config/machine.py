@@ -1,4 +1,4 @@
-"""What the machine has: accelerators, versions; what ``+turnkey/device=cpu`` chooses by it, precision and threads."""
+"""What the machine has: accelerators, versions, a Ray cluster; what ``+turnkey/device=cpu`` chooses by it."""
 
 from __future__ import annotations
 
@@ -120,3 +120,9 @@ def git(*words: str) -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def joins_cluster(config: DictConfig) -> bool:
+    """Whether the run joins a running Ray cluster, so that files may be on its machines only."""
+    address = OmegaConf.select(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
+    return bool(address) and address != "local"

@@ -9,11 +9,10 @@ from typing import Any
 
 from verl_turnkey.envs.panels import PLACES, Panel
 from verl_turnkey.envs.prompting.prompts import load_template
-from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.leaves import every, uses, value_of
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.roles import Use
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, turnkey_config
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, load_examples, reward_entries, turnkey_config
 
 ROLLOUT = "turnkey.rollout."
 TOKENS = ("max_prompt_length", "max_response_length")

@@ -1,4 +1,4 @@
-"""The YAML files of :mod:`verl_turnkey.recipe`: their folder, and the values in one."""
+"""The YAML files of :mod:`verl_turnkey.recipe`: their folder, the values in one, and the words of rules."""
 
 from __future__ import annotations
 
@@ -47,3 +47,17 @@ def leaves(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{key}.")
         else:
             yield key, value
+
+
+@cache
+def rule_texts() -> Mapping[str, Mapping[str, str]]:
+    """The rules of the checks by their ids: level, words, and launch lines that trip them or not."""
+    import yaml
+
+    text = (config_dir().parent / "rules.yaml").read_text(encoding="utf-8")
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def rule_words(id: str, /, **values: object) -> str:
+    """The message of the rule ``id``; ``values``: of its fields."""
+    return rule_texts()[id]["words"].format(**values)

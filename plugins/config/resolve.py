@@ -13,11 +13,10 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_turnkey.plugins.config import checkpoint_files
-from verl_turnkey.plugins.config.former_values import current_value
 from verl_turnkey.plugins.config.leaves import make_absolute
+from verl_turnkey.plugins.config.recipe_files import rule_words
 from verl_turnkey.plugins.config.schema import turnkey_config
 
-FILTER = "algorithm.filter_groups"
 LOSS, CORRECTION = "actor_rollout_ref.actor.policy_loss.loss_mode", "algorithm.rollout_correction"
 VERLS_CRITIC = "~/models/deepseek-llm-7b-chat"
 CRITIC_TOKENS, VERLS_TOKENS = "critic.ppo_infer_max_token_len_per_gpu", 32768
@@ -37,13 +36,18 @@ class Change:
         return f"{self.message} [{self.id}]"
 
 
+def change(id: str, /, **values: object) -> Change:
+    """The change of that id; ``values``: of the fields of its words."""
+    return Change(id, rule_words(id, **values))
+
+
 def absolute_paths(config: DictConfig) -> Change | None:
     """Make paths absolute that are relative to the driver's working directory: workers have a different one."""
     turnkey_config(config)
     changed = make_absolute(config, Path.cwd())
     if not changed:
         return None
-    return Change("paths-made-absolute", f"{', '.join(changed)}: made absolute, relative to {Path.cwd()}")
+    return change("paths-made-absolute", changed=", ".join(changed), cwd=Path.cwd())
 
 
 def home_folders(config: DictConfig, _use_critic: bool) -> Change | None:
@@ -55,9 +59,7 @@ def home_folders(config: DictConfig, _use_critic: bool) -> Change | None:
             OmegaConf.update(config, key, expanded := str(Path(folder).expanduser()))
             changed[key] = expanded
     settings = ", ".join(f"{key}={folder}" for key, folder in changed.items())
-    return (
-        Change("home-folder-expanded", f"{settings}: ~ is expanded, since verl does not expand it") if changed else None
-    )
+    return change("home-folder-expanded", settings=settings) if changed else None
 
 
 def critic_model(config: DictConfig, use_critic: bool) -> Change | None:
@@ -68,10 +70,7 @@ def critic_model(config: DictConfig, use_critic: bool) -> Change | None:
     with open_dict(config):
         critic.path = actor.path
         critic.trust_remote_code = actor.trust_remote_code
-    return Change(
-        "critic-model-defaulted",
-        f"critic.model.path is not set: the critic starts from the actor's model, {actor.path}",
-    )
+    return change("critic-model-defaulted", path=actor.path)
 
 
 def critic_tokens(config: DictConfig, use_critic: bool) -> Change | None:
@@ -80,10 +79,7 @@ def critic_tokens(config: DictConfig, use_critic: bool) -> Change | None:
     if not use_critic or limit in (None, VERLS_TOKENS) or OmegaConf.select(config, CRITIC_TOKENS) is not None:
         return None
     OmegaConf.update(config, CRITIC_TOKENS, limit, force_add=True)
-    return Change(
-        "critic-tokens-copied",
-        f"critic.ppo_max_token_len_per_gpu={limit}: copied to {CRITIC_TOKENS}, which verl reads instead",
-    )
+    return change("critic-tokens-copied", limit=limit)
 
 
 def bypass_settings(config: DictConfig, _use_critic: bool) -> Change | None:
@@ -96,17 +92,7 @@ def bypass_settings(config: DictConfig, _use_critic: bool) -> Change | None:
         return None
     with open_dict(policy_loss):
         policy_loss.rollout_correction = config.algorithm.get("rollout_correction") or {}
-    return Change("bypass-settings-copied", f"{LOSS}=bypass_mode: {CORRECTION} is copied to this loss's own key")
-
-
-def filter_metric(config: DictConfig, _use_critic: bool) -> Change | None:
-    """Replace the former name of a metric of our loops with the current one."""
-    metric = OmegaConf.select(config, f"{FILTER}.metric")
-    our_loop = config.actor_rollout_ref.rollout.agent.default_agent_loop in ("turnkey_env", "turnkey_agent")
-    if not metric or not our_loop or (current := current_value(str(metric))) == metric:
-        return None
-    OmegaConf.update(config, f"{FILTER}.metric", current)
-    return Change("filter-metric-renamed", f"{FILTER}.metric={metric} is now called {current}")
+    return change("bypass-settings-copied")
 
 
 def resumed_checkpoint(config: DictConfig, use_critic: bool, remembers: bool | None = None) -> Change | None:
@@ -119,7 +105,7 @@ def resumed_checkpoint(config: DictConfig, use_critic: bool, remembers: bool | N
         return None
     with open_dict(config):
         config.trainer.resume_mode, config.trainer.resume_from_path = "resume_path", str(selected.folder)
-    return Change("resumes-from-older-checkpoint", f"{selected.fault}. The run resumes from {selected.folder}")
+    return change("resumes-from-older-checkpoint", fault=selected.fault, folder=selected.folder)
 
 
 def kept_checkpoints(config: DictConfig, _use_critic: bool) -> Change | None:
@@ -134,11 +120,7 @@ def kept_checkpoints(config: DictConfig, _use_critic: bool) -> Change | None:
         for key in few:
             trainer[key] = complete + 1
         trainer[DEPRECATED] = False
-    return Change(
-        "max-checkpoints-raised",
-        f"{limits}: raised to {complete + 1}, so that turnkey.stop.whole_checkpoints={complete} always exist: verl "
-        f"deletes the oldest before it writes the next one. The disk has to hold {complete + 1}",
-    )
+    return change("max-checkpoints-raised", limits=limits, limit=complete + 1, complete=complete)
 
 
 def log_segment(config: DictConfig, segment: str, validation_tasks: int | None) -> None:
@@ -156,10 +138,7 @@ def agent_loop(config: DictConfig, _use_critic: bool) -> Change | None:
     with open_dict(config):
         agent.default_agent_loop = "turnkey_agent"
         config.turnkey.rollout.prompt = "conversation"
-    return Change(
-        "agent-selected",
-        "turnkey.agent.run is set: the agent loop is turnkey_agent, and turnkey.rollout.prompt is conversation",
-    )
+    return change("agent-selected")
 
 
 OF_OUR_TRAINERS: tuple[Callable[[DictConfig, bool], Change | None], ...] = (
@@ -168,7 +147,6 @@ OF_OUR_TRAINERS: tuple[Callable[[DictConfig, bool], Change | None], ...] = (
     critic_model,
     critic_tokens,
     bypass_settings,
-    filter_metric,
     resumed_checkpoint,
     kept_checkpoints,
 )

@@ -6,22 +6,20 @@ parameters in the recipe files are written from them (``turnkey tables``), so ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_turnkey.advantage import EstimatorSpec, Modification, estimators, parse_modify
 from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
+from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.prompting.actions import CALLS, FORMATS
+from verl_turnkey.envs.prompting.examples import KEY, ExampleTurn
 from verl_turnkey.envs.prompting.prompts import LINE, LINE_FIELDS, check_fields
-from verl_turnkey.plugins.config.agent import AgentConfig
-from verl_turnkey.plugins.config.examples import load_examples
-from verl_turnkey.plugins.config.groups import GroupsConfig
-from verl_turnkey.plugins.config.log import LogConfig
-from verl_turnkey.plugins.config.mcp import McpConfig
-from verl_turnkey.plugins.config.mutual_information import MutualInformationConfig
+from verl_turnkey.plugins.config.agent import AgentConfig, McpConfig
 from verl_turnkey.plugins.config.presets import PresetConfig
-from verl_turnkey.plugins.config.prm import PrmConfig
 from verl_turnkey.plugins.config.roles import (
     Apart,
     Code,
@@ -33,12 +31,36 @@ from verl_turnkey.plugins.config.roles import (
     TemplateFile,
     Trained,
 )
-from verl_turnkey.plugins.config.stop import StopConfig
-from verl_turnkey.plugins.config.teacher import TeacherConfig
-from verl_turnkey.plugins.config.update import UpdateConfig
+from verl_turnkey.plugins.config.scorers import MutualInformationConfig, PrmConfig, TeacherConfig
+from verl_turnkey.plugins.config.training import GroupsConfig, LogConfig, StopConfig, UpdateConfig
 
-if TYPE_CHECKING:  # torch is slow to import, and most commands do without
+if TYPE_CHECKING:
     from verl_turnkey.losses import LossSpec
+
+
+def load_examples(value: str | Sequence[Any]) -> tuple[ExampleTurn, ...]:
+    """The turns of ``turnkey.rollout.examples``: a list of mappings, or the path of a YAML, JSON or JSONL file of one.
+
+    Raises:
+        ConfigError: there is no such file, or an entry is not a turn; names it.
+    """
+    entries: Any = value
+    where = KEY
+    if isinstance(value, str):
+        import yaml
+
+        path = Path(value).expanduser()
+        where = f"{KEY}={value}"
+        try:
+            text = read_text(path)
+            lines = [line for line in text.split("\n") if line.strip()]
+            entries = [json.loads(line) for line in lines] if path.suffix == ".jsonl" else yaml.safe_load(text)
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise ConfigError(f"{where}: a list of turns cannot be read from this file: {error}") from None
+    if not isinstance(entries, Sequence) or isinstance(entries, str | Mapping):
+        raise ConfigError(f"{where}: expected a list of turns, each with observation and action, got {entries!r}")
+    return tuple(parse(ExampleTurn, entry, f"{where}[{n}]") for n, entry in enumerate(entries))
+
 
 #: Key under ``turnkey.credit`` that is not a parameter of the method: the modifiers of its credit.
 MODIFY = "modify"

@@ -19,7 +19,7 @@ from verl_turnkey.advantage import ConfigError, Tokens
 from verl_turnkey.advantage.modifiers.rank_shaping import NAMES as RANK_COLUMNS
 from verl_turnkey.advantage.registry import FROM_TRAINER
 from verl_turnkey.losses.turns import Turns, row_offsets
-from verl_turnkey.plugins.config.prm import SCORE, TURN_SCORE
+from verl_turnkey.plugins.config.scorers import SCORE, TURN_SCORE
 
 Column = Callable[[Turns, np.ndarray], Sequence[Any] | np.ndarray]
 """From the turns of the steps and the row of each, (S,), to one entry per step."""

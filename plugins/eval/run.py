@@ -143,9 +143,8 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
         ConfigError: names the key to change.
     """
     from verl_turnkey.envs.user_modules import import_modules
-    from verl_turnkey.plugins.checks.agent import check_agent
-    from verl_turnkey.plugins.checks.agent_loop import check_agent_loop
-    from verl_turnkey.plugins.checks.harbor import check_harbor
+    from verl_turnkey.plugins.checks.agent_loop import check_agent, check_agent_loop
+    from verl_turnkey.plugins.checks.data import check_harbor
     from verl_turnkey.plugins.checks.limits import check_turns
     from verl_turnkey.plugins.checks.rewards import check_rewards
     from verl_turnkey.plugins.checks.run import Run

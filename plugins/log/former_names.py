@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from verl_turnkey.plugins.config.former_values import current_value
 from verl_turnkey.plugins.log.schema import COMPONENT, TABLES
 
 if TYPE_CHECKING:
@@ -31,6 +30,13 @@ COLUMNS: dict[str, dict[str, str]] = {
 _SAMPLE = {"return": "env_return", "score": "composed_return"}
 _METRICS = {"episode/return/mean": "episode/composed_return/mean", "groups/score/mean": "groups/composed_return/mean"}
 _VALIDATED = re.compile(r"(?P<source>val-\w+/.+)/(?P<name>episode_return|reward/[^@]+)(?P<mean>/\w+@\d+.*)")
+
+
+def current_value(name: str) -> str:
+    """The current name of a metric in ``algorithm.filter_groups.metric``, a name in ``reward_extra_info``."""
+    if name.startswith("reward/"):
+        return f"composed_return.{name.removeprefix('reward/')}"
+    return "env_return" if name == "episode_return" else name
 
 
 def current_columns(table: str, rows: pa.Table) -> pa.Table:

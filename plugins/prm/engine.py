@@ -13,7 +13,7 @@ from torch.nn import Linear
 from verl.utils.device import get_device_name
 from verl.workers.engine import EngineRegistry
 
-from verl_turnkey.plugins.config.prm import HEAD_BIAS, OUT
+from verl_turnkey.plugins.config.scorers import HEAD_BIAS, OUT
 
 #: Of each kind: verl's type of the model, and its output.
 VERLS = {"implicit": ("language_model", "log_probs"), "head": ("value_model", "values")}

@@ -14,7 +14,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import TrainingWorker
 
-from verl_turnkey.plugins.config.prm import COEFFICIENT, HEAD_BIAS, OUT, PrmConfig
+from verl_turnkey.plugins.config.scorers import COEFFICIENT, HEAD_BIAS, OUT, PrmConfig
 from verl_turnkey.plugins.prm import engine
 from verl_turnkey.plugins.prm.rows import SHIFT
 

@@ -20,13 +20,13 @@ from verl_turnkey.envs.prompting.examples import Examples
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.rewards import Groups, compose
 from verl_turnkey.envs.user_modules import import_modules, load_function
-from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.playing import shares_memory
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
     credit_modify,
     credit_params,
     estimator_of,
+    load_examples,
     reward_entries,
     turnkey_config,
 )

@@ -26,7 +26,7 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayActorError
 
 from verl_turnkey.plugins.config.checkpoint_files import TRACKER
-from verl_turnkey.plugins.config.cluster import joins_cluster
+from verl_turnkey.plugins.config.machine import joins_cluster
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.shutdown import channel
 from verl_turnkey.plugins.shutdown.leftovers import RunFiles

@@ -11,7 +11,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
-from verl_turnkey.plugins.config.teacher import COLUMN, HAS_TEXT
+from verl_turnkey.plugins.config.scorers import HAS_TEXT, TEACHER_LOG_PROB
 from verl_turnkey.plugins.teacher.forward import MODEL_INPUTS, Forward, joined, rows_of
 from verl_turnkey.plugins.teacher.gap import contrast, gap_metrics
 from verl_turnkey.plugins.teacher.rows import FIELDS, TextWriter, read_rows, selected
@@ -95,7 +95,7 @@ class Teacher:
         has_text = torch.zeros(len(old), dtype=torch.bool)
         has_text[[*encoded]] = True
         teacher = torch.nested.as_nested_tensor(column, layout=torch.jagged)
-        queue.write(batch.keys, {COLUMN: teacher, HAS_TEXT: has_text})
+        queue.write(batch.keys, {TEACHER_LOG_PROB: teacher, HAS_TEXT: has_text})
         masks = mask.unbind()
         control = [(answers[f"control_{n}"] - old[i], masks[i]) for n, i in enumerate(controls)]
         return {

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
 from verl_turnkey.envs.user_modules import load_function
-from verl_turnkey.plugins.config.teacher import TeacherConfig
+from verl_turnkey.plugins.config.scorers import TeacherConfig
 
 KEY = "turnkey.teacher.source"
 

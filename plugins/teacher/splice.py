@@ -14,7 +14,7 @@ import torch
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.prompting.control_tokens import ControlTokens
-from verl_turnkey.plugins.config.teacher import SLOT, TeacherConfig
+from verl_turnkey.plugins.config.scorers import SLOT, TeacherConfig
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.teacher.sources import NEUTRAL
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.actor import phases, updates, weighing
-from verl_turnkey.plugins.config.update import UpdateConfig
+from verl_turnkey.plugins.config.training import UpdateConfig
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 from verl_turnkey.plugins.trainer.batching import Batching
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta

@@ -16,7 +16,7 @@ from verl_turnkey.plugins.actor import importance, loss_inputs, observations, we
 from verl_turnkey.plugins.checks.files import training_loops
 from verl_turnkey.plugins.config import schema
 from verl_turnkey.plugins.config.checkpoint_files import remembering
-from verl_turnkey.plugins.config.prm import SCORE
+from verl_turnkey.plugins.config.scorers import SCORE
 from verl_turnkey.plugins.credit import supplied
 from verl_turnkey.plugins.credit.estimator import CreditStep, credit_step
 from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS

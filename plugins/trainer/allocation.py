@@ -16,7 +16,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_turnkey.plugins.checks.files import ROLLOUTS
 from verl_turnkey.plugins.config.checkpoint_files import GROUPS
-from verl_turnkey.plugins.config.groups import GroupsConfig
+from verl_turnkey.plugins.config.training import GroupsConfig
 from verl_turnkey.plugins.credit.supplied import TASK_FIELDS, task_keys
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.rollout import hints

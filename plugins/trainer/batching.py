@@ -14,7 +14,7 @@ from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
 from verl_turnkey.plugins.actor.phases import compares_groups
 from verl_turnkey.plugins.config.schema import loss_of
-from verl_turnkey.plugins.config.update import UpdateConfig
+from verl_turnkey.plugins.config.training import UpdateConfig
 from verl_turnkey.plugins.credit.row_turns import token_counts
 from verl_turnkey.plugins.credit.rows import Rows
 from verl_turnkey.plugins.notices import logger

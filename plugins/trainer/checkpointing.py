@@ -13,8 +13,8 @@ from pathlib import Path
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.checks.checkpoints import check_resume
+from verl_turnkey.plugins.checks.data import validation_panel
 from verl_turnkey.plugins.checks.files import data_mark
-from verl_turnkey.plugins.checks.panel import validation_panel
 from verl_turnkey.plugins.config.checkpoint_files import DATA, PANEL, TRACKER
 from verl_turnkey.plugins.config.resolve import resumed_checkpoint
 from verl_turnkey.plugins.credit.row_turns import split_key

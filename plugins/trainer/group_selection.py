@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_turnkey.plugins.config.groups import GroupsConfig
+from verl_turnkey.plugins.config.training import GroupsConfig
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.trainer.allocation import Allocation
 from verl_turnkey.plugins.trainer.outcomes import Outcome, outcomes

@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.actor import updates
-from verl_turnkey.plugins.config.log import LogConfig
+from verl_turnkey.plugins.config.training import LogConfig
 from verl_turnkey.plugins.credit.estimator import CreditStep
 from verl_turnkey.plugins.credit.row_turns import record_of
 from verl_turnkey.plugins.credit.rows import Rows, read_rows

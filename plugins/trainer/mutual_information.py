@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from verl_turnkey.envs.thoughts import FAMILIES
-from verl_turnkey.plugins.config.mutual_information import MutualInformationConfig
+from verl_turnkey.plugins.config.scorers import MutualInformationConfig
 from verl_turnkey.plugins.credit.row_turns import Runs, split_key
 from verl_turnkey.plugins.teacher.forward import MODEL_INPUTS, Forward, rows_of
 from verl_turnkey.plugins.teacher.rows import FIELDS, read_rows, runs_of

@@ -24,9 +24,9 @@ from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.losses.objectives import Gradient, ObjectiveParams, Trajectories, gradient, objective_spec
 from verl_turnkey.losses.turns import like
 from verl_turnkey.plugins import cpu
-from verl_turnkey.plugins.checks.prm import vocabulary_error
-from verl_turnkey.plugins.config.prm import COEFFICIENT, FOLDER, OUT, SCORE, TURN_SCORE
+from verl_turnkey.plugins.config.recipe_files import rule_words
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
+from verl_turnkey.plugins.config.scorers import COEFFICIENT, OUT, PRM_FOLDER, SCORE, TURN_SCORE
 from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
 from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
 from verl_turnkey.plugins.credit.rows import Rows, read_rows
@@ -66,16 +66,18 @@ class ProcessReward:
             config = worker_config(self._config, self._options, offload=self._options.offload and not cpu.opted_in())
             known = config.model_config.tokenizer.get_vocab()
             if known != (actors := self._trainer.tokenizer.get_vocab()):
-                raise ConfigError(vocabulary_error(self._options.path, len(known), len(actors)))
+                raise ConfigError(
+                    rule_words("prm-vocabulary", path=self._options.path, own=len(known), actors=len(actors))
+                )
             pool = internals.training_pool(self._trainer)
-            pools[pool][FOLDER] = RayClassWithInitArgs(cls=ray.remote(PrmWorker), config=config)
+            pools[pool][PRM_FOLDER] = RayClassWithInitArgs(cls=ray.remote(PrmWorker), config=config)
         return pools
 
     @property
     def _group(self) -> Any:
         """The worker group: the processes of the actor with the methods of the model's worker."""
         if self._calls is None:
-            group = self._trainer.actor_rollout_wg.spawn({FOLDER})[FOLDER]
+            group = self._trainer.actor_rollout_wg.spawn({PRM_FOLDER})[PRM_FOLDER]
             self._calls = WorkerCalls(group, also=frozenset({COEFFICIENT}))
         return self._calls
 
@@ -84,13 +86,13 @@ class ProcessReward:
         if self._options.trains:
             limit = self._config.trainer.get("max_actor_ckpt_to_keep")
             step = self._trainer.global_steps
-            self._group.save_checkpoint(str(folder / FOLDER), None, step, max_ckpt_to_keep=limit)
+            self._group.save_checkpoint(str(folder / PRM_FOLDER), None, step, max_ckpt_to_keep=limit)
 
     def load(self, folder: Path) -> None:
         """Read what :meth:`save` has written; the checks have refused a checkpoint without it."""
         if self._options.trains:
             self._learnt = True
-            self._group.load_checkpoint(str((folder / FOLDER).absolute()))
+            self._group.load_checkpoint(str((folder / PRM_FOLDER).absolute()))
 
     def score(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
         """Let the model learn from ``batch`` and score its turns."""

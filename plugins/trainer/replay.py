@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_turnkey.plugins.config.groups import GroupsConfig
+from verl_turnkey.plugins.config.training import GroupsConfig
 from verl_turnkey.plugins.credit.row_turns import split_key
 from verl_turnkey.plugins.credit.rows import REPLAYED
 from verl_turnkey.plugins.credit.supplied import TASK_FIELDS, task_keys

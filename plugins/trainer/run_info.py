@@ -10,8 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_turnkey.plugins.checks.data import validation_panel
 from verl_turnkey.plugins.checks.files import listed
-from verl_turnkey.plugins.checks.panel import validation_panel
 from verl_turnkey.plugins.config.leaves import every, files_of, value_of
 from verl_turnkey.plugins.config.machine import git, hardware, versions
 from verl_turnkey.plugins.config.schema import credit_modify, credit_params, estimator_of, loss_of, turnkey_config

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from verl_turnkey.plugins.config.groups import share_of
+from verl_turnkey.plugins.config.training import share_of
 
 TOLERANCE = 0.01
 """how far the kept groups may fall short of their share of all spread, as in RAGEN's code"""

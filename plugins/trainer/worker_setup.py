@@ -11,7 +11,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.actor import hidden_rank, observations, weighing
 from verl_turnkey.plugins.checks import probe
-from verl_turnkey.plugins.config import prm
+from verl_turnkey.plugins.config import scorers
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
 from verl_turnkey.plugins.credit.supplied import OF_RANK
@@ -29,7 +29,7 @@ Hook = Callable[[str, KVBatchMeta], None]
 NOT_FOR_WORKERS = frozenset(
     (
         *EXTRA_FIELDS,
-        *(prm.OUT, prm.COEFFICIENT, prm.SCORE),
+        *(scorers.OUT, scorers.COEFFICIENT, scorers.SCORE),
         "data_source",
         "extra_info",
         "interaction_kwargs",

@@ -64,8 +64,8 @@ ADAPTER_BY_NAME = {("plugins.cli.main", "envs.adapters.alfworld.generate")}
 
 # The list of environments holds the names of adapters as text.
 TEXT_TO_WING = {("envs.catalog", "envs.adapters")}
-# Put names of modules together: the first stages of the plugin, and the table of rules, which reads the checks.
-PUT_TOGETHER = {"plugins.entry", "plugins.checks.rule_table"}
+# Puts names of modules together: the first stages of the plugin.
+PUT_TOGETHER = {"plugins.entry"}
 # May change where modules are searched for: to the path of the process that started this one, to the current folder as
 # `python -m` does; and loads the user's own files.
 SEARCHES = {"envs.checking.processes", "envs.adapters.webshop.server", "plugins.cli.main", "envs.user_modules"}
@@ -359,5 +359,5 @@ def test_no_file_is_longer_than_a_reader_bears() -> None:
 
 def test_a_check_begins_without_torch() -> None:
     """The import takes longer than most checks; a rule that needs torch imports it."""
-    code = "import sys, verl_turnkey.plugins.checks.selection; sys.exit('torch' in sys.modules)"
+    code = "import sys, verl_turnkey.plugins.checks.keys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -30,9 +30,9 @@ from verl_turnkey.plugins.cli.report import _read
 from verl_turnkey.plugins.cli.row_files import read_rows
 from verl_turnkey.plugins.cli.script import arguments
 from verl_turnkey.plugins.config.command_line import CommandLine
-from verl_turnkey.plugins.config.examples import load_examples
 from verl_turnkey.plugins.config.machine import model_config
-from verl_turnkey.plugins.config.teacher import TeacherConfig
+from verl_turnkey.plugins.config.schema import load_examples
+from verl_turnkey.plugins.config.scorers import TeacherConfig
 from verl_turnkey.plugins.gateway.stand_in import read_replies
 
 TEXT = "Tür\nöffnen\n"

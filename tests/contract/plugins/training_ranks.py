@@ -105,12 +105,12 @@ class Rank:
         """The worker of a process reward model, as the trainer makes it; a fresh one each time."""
         import torch
 
-        from verl_turnkey.plugins.config.prm import FOLDER
+        from verl_turnkey.plugins.config.scorers import PRM_FOLDER
         from verl_turnkey.plugins.prm.worker import PrmWorker, worker_config
 
         torch.manual_seed(0)  # of a head
-        self.workers[FOLDER] = PrmWorker(worker_config(config, prm, offload=False))
-        self._watch(self.workers[FOLDER].engine)
+        self.workers[PRM_FOLDER] = PrmWorker(worker_config(config, prm, offload=False))
+        self._watch(self.workers[PRM_FOLDER].engine)
 
     def build_heads(self, critic: Any, heads: Any, seed: int = 0) -> list[Any]:
         """A fresh critic with these heads, as the trainer makes it; weights and bias of its last layer."""

@@ -34,9 +34,8 @@ from verl_turnkey.losses.registry import weighs
 from verl_turnkey.losses.turns import turn_ids
 from verl_turnkey.plugins.actor import loss as bridge
 from verl_turnkey.plugins.actor import weighing
-from verl_turnkey.plugins.checks.header import header
-from verl_turnkey.plugins.checks.header_update import MEANS
-from verl_turnkey.plugins.checks.weighing import OTHER_MODES, TAKE_WEIGHTS
+from verl_turnkey.plugins.checks.header import MEANS, header
+from verl_turnkey.plugins.checks.update import OTHER_MODES, TAKE_WEIGHTS
 from verl_turnkey.plugins.credit.weights import token_weights
 from verl_turnkey.plugins.registries import configure
 from verl_turnkey.plugins.verl_api import aggregation

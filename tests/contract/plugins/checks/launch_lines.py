@@ -1030,7 +1030,7 @@ STARTS = [
     "+turnkey=gigpo actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode "
     "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.loss_type=reinforce "
     "algorithm.rollout_correction.rollout_rs=seq_mean_k3 algorithm.rollout_correction.rollout_rs_threshold=0.01",
-    "+turnkey=gigpo algorithm.filter_groups.enable=True algorithm.filter_groups.metric=reward/step",
+    "+turnkey=gigpo algorithm.filter_groups.enable=True algorithm.filter_groups.metric=composed_return.step",
     "+turnkey=gigpo algorithm.filter_groups.enable=True algorithm.filter_groups.metric=reward data.gen_batch_size=3",
     "+turnkey=gigpo data.gen_batch_size=2",
     "+turnkey=gigpo trainer.v1.trainer_mode=turnkey_colocate_async data.gen_batch_size=3",

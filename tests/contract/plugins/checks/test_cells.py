@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from verl_turnkey.plugins.checks.cells import check_cells
+from verl_turnkey.plugins.checks.data import check_cells
 from verl_turnkey.plugins.checks.files import columns
 from verl_turnkey.plugins.checks.findings import Refusal
 from verl_turnkey.plugins.config.composing import composed

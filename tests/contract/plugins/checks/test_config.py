@@ -31,7 +31,7 @@ from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.losses import losses
 from verl_turnkey.plugins.checks import driver
 from verl_turnkey.plugins.checks.driver import resolve_and_check as check
-from verl_turnkey.plugins.checks.paths import check_takes_images
+from verl_turnkey.plugins.checks.resources import check_takes_images
 from verl_turnkey.plugins.cli import recipes
 from verl_turnkey.plugins.config.recipe_files import config_dir
 from verl_turnkey.plugins.config.schema import RolloutConfig, turnkey_config

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from test_rules import ids_of
 
 from verl_turnkey.envs.tasks import Task, write_parquet
-from verl_turnkey.plugins.checks.rule_table import rules
+from verl_turnkey.plugins.checks.rules import rules
 from verl_turnkey.plugins.cli.run_folder import RunFolder
 from verl_turnkey.plugins.config.composing import composed, verls_config_dir
 from verl_turnkey.plugins.config.leaves import every, make_absolute, uses, value_of

@@ -101,12 +101,6 @@ def test_groups_are_not_filtered_by_what_an_older_verl_does_not_know(driver: Dri
     driver(f"{line}acc")
 
 
-def test_a_former_name_of_the_metric_of_filtered_groups_is_its_current_one(driver: Driver):
-    line = "+turnkey=gigpo algorithm.filter_groups.enable=True algorithm.filter_groups.metric="
-    assert "replaces groups with the same env_return" in " ".join(driver(f"{line}episode_return").split())
-    assert "the same composed_return.step" in " ".join(driver(f"{line}reward/step").split())
-
-
 ALL_WARNED = [*WARNED, *FURTHER_WARNED]
 
 

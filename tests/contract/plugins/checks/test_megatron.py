@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 from test_rules import ids_of
 from verl.workers.config.actor import McoreActorConfig
 
-from verl_turnkey.plugins.checks.rule_table import rules
+from verl_turnkey.plugins.checks.rules import rules
 
 WAYS = (("ppo_megatron_trainer", ()), ("ppo_trainer", ("model_engine=megatron",)))
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hydra import compose, initialize_config_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -24,10 +23,11 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks import validate
 from verl_turnkey.plugins.checks.driver import resolve_and_check
 from verl_turnkey.plugins.checks.findings import EXPECTED, RuleWarning, collecting, id_of
-from verl_turnkey.plugins.checks.rule_table import RANGE, rules
+from verl_turnkey.plugins.checks.rules import RANGE, rules
 from verl_turnkey.plugins.checks.values import RANGES, Range, check_ranges
+from verl_turnkey.plugins.config.recipe_files import rule_texts
 
-LINES = yaml.safe_load((Path(__file__).parents[3] / "data" / "rule_lines.yaml").read_text(encoding="utf-8"))
+LINES = {id: texts for id, texts in rule_texts().items() if "trips" in texts}
 """id -> ``trips``, ``trips_too`` (of another key) and ``passes``, what follows ``BASE``; no ``passes``: plain recipe"""
 PLAIN = "+turnkey=gigpo"
 SWITCHES = ("+turnkey", "++turnkey", "turnkey/")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import verl
 
-from verl_turnkey.plugins.checks.unknown_keys import FORMER, READ_BY_KEY, UNLISTED, known
+from verl_turnkey.plugins.checks.keys import FORMER, READ_BY_KEY, UNLISTED, known
 from verl_turnkey.plugins.config.foreign_keys import foreign
 
 SOURCE = Path(verl.__file__).parent

@@ -21,9 +21,9 @@ from torchdata.stateful_dataloader.sampler import RandomSampler
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.plugins.checks import checkpoints
+from verl_turnkey.plugins.checks.checkpoints import check_steps
 from verl_turnkey.plugins.checks.files import data_mark
 from verl_turnkey.plugins.checks.findings import Refusal, RuleWarning, id_of
-from verl_turnkey.plugins.checks.unread import check_steps
 from verl_turnkey.plugins.config import checkpoint_files, resolve
 
 RANKS = 2

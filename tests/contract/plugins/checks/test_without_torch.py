@@ -9,17 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from driving import driving, printed_by
 from launch_lines import STARTS, filled, write_files
 
+from verl_turnkey.plugins.config.recipe_files import rule_texts
+
 HERE = Path(__file__).parent
-RULES = yaml.safe_load((HERE.parents[2] / "data" / "rule_lines.yaml").read_text(encoding="utf-8"))
 
 
 def lines() -> list[str]:
     """A line for each rule, lines that start, and one whose environment is played."""
-    tripping = [rule["trips"] for rule in RULES.values()]
+    tripping = [rule["trips"] for rule in rule_texts().values() if "trips" in rule]
     unplayed = [f"{line} turnkey.env.probe=false" if "+turnkey=" in line else line for line in [*tripping, *STARTS]]
     return [*unplayed, "+turnkey=gigpo +turnkey/env=babyai"]
 

@@ -22,7 +22,7 @@ from verl_turnkey.envs import make
 from verl_turnkey.envs.hosting.host import EnvHost
 from verl_turnkey.envs.panels import Panel, make_panel, panel_of
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.checks.panel import check_starts, validation_panel
+from verl_turnkey.plugins.checks.data import check_starts, validation_panel
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.panel import differences, find, published
 from verl_turnkey.plugins.config.composing import composed

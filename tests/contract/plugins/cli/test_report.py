@@ -28,7 +28,7 @@ RECORD = """
 import sys, hydra
 from hydra.core.plugins import Plugins
 from verl_turnkey.plugins.config.composing import verls_config_dir
-from verl_turnkey.plugins.config.search_path import TurnkeySearchPath
+from verl_turnkey.plugins.config.composing import TurnkeySearchPath
 Plugins.instance().register(TurnkeySearchPath)
 hydra.main(str(verls_config_dir()), "ppo_trainer", version_base=None)(lambda config: None)()
 """

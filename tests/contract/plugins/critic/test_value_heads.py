@@ -22,7 +22,7 @@ from verl.utils.model import load_valuehead_model
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.methods.hae import HEADS
-from verl_turnkey.plugins.checks.value_heads import check_resumed_heads
+from verl_turnkey.plugins.checks.checkpoints import check_resumed_heads
 from verl_turnkey.plugins.credit.heads import target_field, value_field
 from verl_turnkey.plugins.critic.worker import HeadedCritic, heads_loss, labels, learnt_positions
 from verl_turnkey.plugins.trainer import worker_setup

@@ -16,8 +16,8 @@ from torch.nn.functional import logsigmoid
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.advantage import make_record
-from verl_turnkey.plugins.config.prm import COEFFICIENT, FOLDER, OUT, SCORE
 from verl_turnkey.plugins.config.schema import turnkey_config
+from verl_turnkey.plugins.config.scorers import COEFFICIENT, OUT, PRM_FOLDER, SCORE
 from verl_turnkey.plugins.trainer.process_reward import ProcessReward
 from verl_turnkey.plugins.trainer.worker_setup import NOT_FOR_WORKERS
 
@@ -38,7 +38,7 @@ def built(ready: Callable[..., Any], ranks: Any) -> Callable[..., Any]:
             recipe="istar",
         )
         ranks[world].ask_all("build_prm", made.config, made.turnkey.prm)
-        group = WorkerGroup(ranks[world], FOLDER)
+        group = WorkerGroup(ranks[world], PRM_FOLDER)
         made.actor_rollout_wg._group.spawn = lambda names: dict.fromkeys(names, group)
         made.prm_group, made.local_trigger_step = group, 0
         return made
@@ -204,7 +204,7 @@ def test_a_head_has_a_bias_or_none(built, rollout, ranks, tmp_path, bias: bool):
     made = built(1, *(f"turnkey.prm.{setting}" for setting in settings))
     _, metrics = scored(made, rollout)
     assert metrics["prm/loss_after"] < metrics["prm/loss"]
-    ranks[1].ask_all("checkpoint", FOLDER, "save_checkpoint", str(tmp_path))
+    ranks[1].ask_all("checkpoint", PRM_FOLDER, "save_checkpoint", str(tmp_path))
     [file] = tmp_path.glob("model_world_size_1_rank_0.pt")
     names = [name for name in torch.load(file, weights_only=False) if name.startswith("score.")]
     assert names == ["score.weight", "score.bias"][: 1 + bias]

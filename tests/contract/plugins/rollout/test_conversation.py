@@ -18,8 +18,7 @@ from verl_turnkey.envs.prompting.control_tokens import ControlTokens
 from verl_turnkey.envs.prompting.examples import Examples
 from verl_turnkey.envs.prompting.memory import PromptTurn, Summarize
 from verl_turnkey.envs.prompting.prompts import later_template
-from verl_turnkey.plugins.config.examples import load_examples
-from verl_turnkey.plugins.config.schema import RolloutConfig
+from verl_turnkey.plugins.config.schema import RolloutConfig, load_examples
 from verl_turnkey.plugins.rollout.action_reader import ACT
 from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt

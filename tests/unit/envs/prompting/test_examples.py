@@ -10,8 +10,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.prompting.actions import instruction_of
 from verl_turnkey.envs.prompting.examples import Examples, check_examples
 from verl_turnkey.envs.prompting.prompts import build_messages, load_template
-from verl_turnkey.plugins.config.examples import load_examples
-from verl_turnkey.plugins.config.schema import RolloutConfig
+from verl_turnkey.plugins.config.schema import RolloutConfig, load_examples
 
 ENTRIES = [
     {"observation": "a red ball", "action": "pick up", "admissible": ["pick up", "go forward"]},

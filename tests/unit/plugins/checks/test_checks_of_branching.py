@@ -14,7 +14,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting.runner import Declared
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.checks import branching, probe
+from verl_turnkey.plugins.checks import probe, rollout
 from verl_turnkey.plugins.checks.rewards import check_columns, check_compared, check_rewards
 from verl_turnkey.plugins.checks.run import Run
 from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig
@@ -36,7 +36,7 @@ def config(method: str = "progress", algorithm: Any = None, mode: str = "turnkey
 
 def check_branching(config: Any, turnkey: TurnkeyConfig, columns: tuple[str, ...]) -> tuple[str, ...]:
     loops = [config.actor_rollout_ref.rollout.agent.default_agent_loop]
-    return branching.check_branching(Run(config, turnkey, loops), columns)
+    return rollout.check_branching(Run(config, turnkey, loops), columns)
 
 
 def turnkey(strategy: Any = "vine", **options: Any) -> TurnkeyConfig:

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks.groups import check_groups
 from verl_turnkey.plugins.checks.run import Run
-from verl_turnkey.plugins.config.groups import GroupsConfig
 from verl_turnkey.plugins.config.schema import turnkey_config
+from verl_turnkey.plugins.config.training import GroupsConfig
 
 
 def checked(groups: dict[str, Any], mode: str = "turnkey_sync", **changes: Any) -> None:

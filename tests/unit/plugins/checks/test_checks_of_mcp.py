@@ -1,4 +1,4 @@
-"""What the driver refuses of MCP servers; the lines of tests/data/rule_lines.yaml have the other rules."""
+"""What the driver refuses of MCP servers; the lines of recipe/rules.yaml have the other rules."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.checks import mcp
+from verl_turnkey.plugins.checks import agent_loop
 from verl_turnkey.plugins.checks.run import Run
-from verl_turnkey.plugins.config.mcp import McpConfig
+from verl_turnkey.plugins.config.agent import McpConfig
 from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig
 
 PAD = {"pad": {"command": "sh"}}
@@ -20,7 +20,7 @@ PAD = {"pad": {"command": "sh"}}
 def check(servers: Any = PAD, shared: tuple[str, ...] = (), **rollout: Any) -> None:
     rollout = {"action_format": "tools", **rollout}
     turnkey = TurnkeyConfig(mcp=McpConfig(servers, [*shared]), rollout=RolloutConfig(**rollout))
-    mcp.check_mcp(Run(OmegaConf.create({}), turnkey))
+    agent_loop.check_mcp(Run(OmegaConf.create({}), turnkey))
 
 
 def test_what_works_passes() -> None:
@@ -30,7 +30,7 @@ def test_what_works_passes() -> None:
 
 
 def test_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp, "find_spec", lambda name: None if name == "mcp" else importlib.util.find_spec(name))
+    monkeypatch.setattr(agent_loop, "find_spec", lambda name: None if name == "mcp" else importlib.util.find_spec(name))
     with pytest.raises(ConfigError, match=r'needs the package mcp: pip install "verl-turnkey\[mcp\]"'):
         check()
 

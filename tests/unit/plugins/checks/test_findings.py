@@ -6,6 +6,7 @@ import ast
 import warnings
 from collections import Counter
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.errors import TaskFormatError
 from verl_turnkey.plugins.checks import findings
 from verl_turnkey.plugins.checks.findings import Refusal, RuleWarning, collecting, id_of, refuse, warn
-from verl_turnkey.plugins.checks.rule_table import LEVELS, check_ignored, rules
+from verl_turnkey.plugins.checks.rules import check_ignored, rules
 from verl_turnkey.plugins.checks.values import check_ranges
 from verl_turnkey.plugins.config import resolve
+from verl_turnkey.plugins.config.recipe_files import rule_texts
 
 CHECKS = Path(findings.__file__).parent
 
@@ -28,13 +30,13 @@ def config(*ignored: str) -> DictConfig:
 
 def first(value: int) -> int:
     if value < 0:
-        refuse("no-tasks", f"value={value}: expected 0 or more")
+        refuse("no-tasks", key=value)
     return value
 
 
 def second(value: int) -> None:
     if value < 0:
-        refuse("mini-batches-episodes", f"other={value}: expected 0 or more")
+        refuse("mini-batches-episodes", number=value, episodes=3)
 
 
 def broken() -> None:
@@ -49,7 +51,7 @@ def run(*checks: tuple[Any, ...]) -> list[Any]:
 
 def test_one_refusal_is_raised_as_it_is() -> None:
     assert run((first, 3)) == [3]
-    with pytest.raises(Refusal, match="value=-1") as caught:
+    with pytest.raises(Refusal, match=r"data\.-1 contains no tasks") as caught:
         run((first, 3), (first, -1))
     assert caught.value.id == "no-tasks"
 
@@ -59,13 +61,14 @@ def test_all_refusals_are_in_one_error_with_their_ids() -> None:
         run((first, -1), (broken,), (second, -2))  # the second may only follow from what was refused
     assert str(caught.value).splitlines() == [
         "2 errors in this launch line:",
-        "1. value=-1: expected 0 or more [no-tasks]",
-        "2. other=-2: expected 0 or more [mini-batches-episodes]",
+        "1. data.-1 contains no tasks: write some with `turnkey tasks` [no-tasks]",
+        "2. turnkey.update.mini_batches=-2 for 3 episodes of an update (data.train_batch_size x "
+        "actor_rollout_ref.rollout.n): lower it to 3 [mini-batches-episodes]",
     ]
 
 
 def test_an_ignored_refusal_is_a_warning_and_the_check_goes_on() -> None:
-    with pytest.warns(RuleWarning, match="ignored: value=-1"), collecting(config("no-tasks")) as findings:
+    with pytest.warns(RuleWarning, match=r"ignored: data\.-1"), collecting(config("no-tasks")) as findings:
         assert findings.run(first, -1) == -1
 
 
@@ -73,9 +76,9 @@ def test_an_ignored_warning_is_silent() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with collecting(config("verl-version")):
-            warn("verl-version", "untested")
+            warn("verl-version", warning="untested")
     with pytest.warns(RuleWarning, match="untested"), collecting(config()):
-        warn("verl-version", "untested")
+        warn("verl-version", warning="untested")
 
 
 def test_a_check_that_cannot_go_on_after_what_was_ignored_says_so() -> None:
@@ -122,20 +125,30 @@ def test_without_a_collection_a_refusal_is_raised_at_once() -> None:
         first(-1)
 
 
-def test_every_refusal_and_warning_of_the_checks_has_an_id_of_its_own() -> None:
+CALLS = {"needs_our_trainer": {"mode"}, "needs_our_loop": {"loop"}, "needs_name": {"name", "choices"}}
+CALLS |= {name: set[str]() for name in ["refuse", "warn", "refusal", "change", "rule_words", "needs_on", "needs_off"]}
+"""functions with the id of a rule as the first argument, and the fields of its words that they fill in themselves"""
+
+
+def test_each_rule_has_one_condition_which_gives_the_fields_of_its_words() -> None:
     ids = Counter[str]()
     for path in [*CHECKS.glob("*.py"), Path(resolve.__file__)]:
-        if path.name == "findings.py":
-            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call):
-                function = ast.unparse(node.func)
-                assert function not in ("warnings.warn", "ConfigError"), f"{path}:{node.lineno}"
-                if function in LEVELS and isinstance(node.args[0], ast.Constant):
-                    ids[ast.literal_eval(node.args[0])] += 1
-    assert max(ids.values()) == 1
-    of_values = {id for id in rules() if id.startswith("range:")}
-    assert {*ids, "check-incomplete", *findings.ID_BY_ERROR.values(), "unknown-turnkey-key"} == {*rules()} - of_values
+            if not isinstance(node, ast.Call):
+                continue
+            function = ast.unparse(node.func)
+            assert function not in ("warnings.warn", "ConfigError") or path.name == "findings.py"
+            if function in CALLS and isinstance(node.args[0], ast.Constant):
+                id = ast.literal_eval(node.args[0])
+                ids[id] += 1
+                fields = {field for _, field, _, _ in Formatter().parse(rule_texts()[id]["words"]) if field}
+                values = {str(keyword.arg) for keyword in node.keywords} | CALLS[function]
+                assert fields <= values, id
+                assert values - CALLS[function] <= fields, id
+    assert {*ids.values()} == {1}
+    assert {*ids} == {id for id, texts in rule_texts().items() if "words" in texts}
+    of_errors = {*findings.ID_BY_ERROR.values(), "unknown-turnkey-key"}
+    assert {id for id, texts in rule_texts().items() if "words" not in texts} == of_errors
     assert {rule.level for rule in rules().values()} == {"error", "warning", "fatal", "notice"}
 
 
@@ -168,19 +181,6 @@ def test_each_value_out_of_its_range_has_an_id_of_its_own() -> None:
 )
 def test_errors_of_others_have_ids(error: Exception, id: str | None) -> None:
     assert id_of(error) == id
-
-
-@pytest.mark.parametrize(("verl", "holds"), [("", True), (">=0.1", True), ("<0.1", False)])
-def test_a_rule_holds_for_versions_of_verl(verl: str, holds: bool) -> None:
-    if holds:
-        with pytest.raises(Refusal):
-            refuse("no-tasks", "none", verl=verl)
-    else:
-        refuse("no-tasks", "none", verl=verl)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warn("combination", "of both", verl=verl)
-    assert len(caught) == holds
 
 
 def test_the_default_ignores_nothing() -> None:

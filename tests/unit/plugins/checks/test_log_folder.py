@@ -12,8 +12,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.checks import paths
-from verl_turnkey.plugins.checks.paths import check_log_folder
+from verl_turnkey.plugins.checks import resources
+from verl_turnkey.plugins.checks.resources import check_log_folder
 from verl_turnkey.plugins.checks.run import Run
 from verl_turnkey.plugins.config.checkpoint_files import TRACKER
 from verl_turnkey.plugins.config.schema import turnkey_config
@@ -141,7 +141,7 @@ def test_a_name_of_the_hub_that_is_a_mistyped_folder(tmp_path, monkeypatch, path
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        came = paths._typed(path)
+        came = resources._typed(path)
         server.shutdown()
     assert (came is None) == (problem is None)
     assert (problem or "") in (came or "")

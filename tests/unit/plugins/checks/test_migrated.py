@@ -7,10 +7,10 @@ import warnings
 import pytest
 from omegaconf import OmegaConf
 
-from verl_turnkey.plugins.checks.migrated import check_migrated
 from verl_turnkey.plugins.checks.run import Run
+from verl_turnkey.plugins.checks.update import check_migrated
 from verl_turnkey.plugins.config.schema import EnvConfig, RolloutConfig, TurnkeyConfig
-from verl_turnkey.plugins.config.update import UpdateConfig
+from verl_turnkey.plugins.config.training import UpdateConfig
 
 ALFWORLD = EnvConfig(id="turnkey/ALFWorld-v0")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from verl_turnkey.advantage import estimators, make_record, make_step
-from verl_turnkey.plugins.config.prm import SCORE
+from verl_turnkey.plugins.config.scorers import SCORE
 from verl_turnkey.plugins.credit.estimator import CreditStep
 from verl_turnkey.plugins.prm.rows import of_response, own_tokens
 

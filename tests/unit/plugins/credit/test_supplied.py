@@ -12,7 +12,7 @@ from verl_turnkey.advantage import ConfigError, make_record, make_step
 from verl_turnkey.advantage.modifiers.rank_shaping import NAMES
 from verl_turnkey.advantage.registry import FROM_TRAINER, HOW_TO_SET
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.config.prm import TURN_SCORE
+from verl_turnkey.plugins.config.scorers import TURN_SCORE
 from verl_turnkey.plugins.credit.rows import read_rows
 from verl_turnkey.plugins.credit.supplied import SOURCES, check_supplied, fields, from_trainer, supply, task_key
 

@@ -13,7 +13,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from verl_turnkey.advantage import ConfigError, make_record, make_step
 from verl_turnkey.envs.errors import ModuleImportError
-from verl_turnkey.plugins.config.teacher import TeacherConfig
+from verl_turnkey.plugins.config.scorers import TeacherConfig
 from verl_turnkey.plugins.teacher import (
     TeacherEpisode,
     TeacherRow,

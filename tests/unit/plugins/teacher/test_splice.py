@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.config.teacher import TeacherConfig
+from verl_turnkey.plugins.config.scorers import TeacherConfig
 from verl_turnkey.plugins.teacher.splice import TextIds, place_in, places, splice, tail_of
 
 
