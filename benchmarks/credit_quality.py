@@ -30,8 +30,7 @@ from rich.progress import track
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.advantage.group_ops import describe_groups, joint_codes
 from verl_turnkey.plugins.eval.checkpoint import resolve
-from verl_turnkey.plugins.rollout.strategies.entropy_branch import EntropyBranch
-from verl_turnkey.plugins.rollout.strategies.tree import Tree
+from verl_turnkey.plugins.rollout.strategies.builtin import EntropyBranch, Tree
 
 RESULTS = Path(__file__).parent / "results" / "credit_quality.json"
 LEVEL, SEEDS, EPISODES = "MiniGrid-DoorKey-5x5-v0", range(50_000, 50_400), 64

@@ -12,8 +12,7 @@ from typing import Any
 
 from verl_turnkey.envs import make
 from verl_turnkey.envs.prompting.actions import INSTRUCTIONS, parse_action
-from verl_turnkey.envs.prompting.examples import Examples, ExampleTurn
-from verl_turnkey.envs.prompting.prompts import build_messages, load_template
+from verl_turnkey.envs.prompting.prompts import Examples, ExampleTurn, build_messages, load_template
 
 EXAMPLE = ExampleTurn(
     task="Zoe wants the vase from the pantry. Bring it to the hall.",

@@ -43,15 +43,13 @@ from verl.workers.utils.padding import response_from_nested
 
 from verl_turnkey.advantage import make_step
 from verl_turnkey.envs.answers import Answer
-from verl_turnkey.envs.prompting.actions import parse_action
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
+from verl_turnkey.envs.prompting.actions import ControlTokens, parse_action
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.rollout.action_reader import action_reader
-from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, RowBuilder
-from verl_turnkey.plugins.rollout.prompts import PromptSettings, TemplatePrompts
+from verl_turnkey.plugins.rollout.prompts import ConversationPrompts, PromptSettings, TemplatePrompts
 from verl_turnkey.plugins.rollout.turn_tail import learn
 from verl_turnkey.plugins.verl_api.builders import builder_of
 

@@ -323,10 +323,10 @@ def play_waves(config: Any, tokenizer: Any, settings: Settings, count: int, wave
 
 def left_behind() -> int:
     """Processes of this run's environments that still run, by the reaper's mark."""
-    from verl_turnkey.envs import reaper
+    from verl_turnkey.envs import process_tree
 
-    mark, run = f"{reaper.MARK}=".encode(), f"{RUN}={os.environ[RUN]}".encode()
-    environments = map(reaper._variables, reaper._pids())
+    mark, run = f"{process_tree.MARK}=".encode(), f"{RUN}={os.environ[RUN]}".encode()
+    environments = map(process_tree._variables, process_tree._pids())
     return sum(run in entries and any(entry.startswith(mark) for entry in entries) for entries in environments)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.envs.base import digest
-from verl_turnkey.envs.tool_info import read_results, read_tools
+from verl_turnkey.envs.tools import read_results, read_tools
 
 Info = dict[str, Any]
 """``state_key`` (str, int or None), ``admissible`` (list of str or None), ``success`` (bool or None), ``invalid``,

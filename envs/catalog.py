@@ -104,7 +104,7 @@ ADAPTERS = (
     ),
     Adapter(
         "turnkey/Service-v0",
-        f"{_HERE}.service.env:ServiceText",
+        f"{_HERE}.service:ServiceText",
         summary="customer service of a shop, by tools",
         recipe="service",
         samples=({}, {"requests": 2, "subgoal_reward": 0.05}),
@@ -170,11 +170,11 @@ ADAPTERS = (
         recipe="sokoban",
         package="gem-llm",
         extra="gem",
-        samples=tuple({"game": f"{name}-v0-easy"} for name in ("Sokoban", "Mastermind", "Minesweeper", "TowerofHanoi")),
+        samples=tuple({"game": f"{name}-v0-easy"} for name in ("Sokoban", "Mastermind", "Sudoku", "TowerofHanoi")),
     ),
     Adapter(
         "turnkey/Search-v0",
-        f"{_HERE}.search.env:SearchText",
+        f"{_HERE}.search:SearchText",
         summary="questions over a text corpus",
         recipe="search",
         package="bm25s",
@@ -207,7 +207,7 @@ ADAPTERS = (
     ),
     Adapter(
         "turnkey/MiniWoB-v0",
-        f"{_HERE}.miniwob.env:MiniWoBText",
+        f"{_HERE}.miniwob:MiniWoBText",
         summary="small web pages",
         recipe="miniwob",
         package="miniwob",

@@ -56,3 +56,14 @@ class EnvironmentFailure(RuntimeError):
 
 class SandboxError(ValueError):
     """The sandbox that was chosen for agents cannot be used on this machine."""
+
+
+class RewardError(RuntimeError):
+    """A reward of this episode cannot be computed; the message names the component and what is missing.
+
+    A wrong configuration is a ``ConfigError`` instead.
+    """
+
+
+class JudgeError(RewardError):
+    """A judge gave no score: the message has the URL, the status and the beginning of what came back."""

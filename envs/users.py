@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from verl_turnkey.advantage.params import ConfigError, parse
-from verl_turnkey.envs.errors import EnvironmentFailure, EnvironmentKwargsError
-from verl_turnkey.envs.rewards.endpoint import EndpointConfig, JudgeError, chat_endpoint
-from verl_turnkey.envs.thoughts import after_first_thoughts
+from verl_turnkey.envs.errors import EnvironmentFailure, EnvironmentKwargsError, JudgeError
+from verl_turnkey.envs.http import EndpointConfig, chat_endpoint
+from verl_turnkey.envs.model_texts import after_first_thoughts
 
 POLICY = "policy"
 """``url`` of a user played by the model that is trained; the agent loop ``turnkey_env`` replaces it by an address"""

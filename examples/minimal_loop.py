@@ -25,8 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.envs import make
 from verl_turnkey.envs.prompting.actions import INSTRUCTIONS, parse_action
-from verl_turnkey.envs.prompting.memory import PromptTurn
-from verl_turnkey.envs.prompting.prompts import build_messages, load_template
+from verl_turnkey.envs.prompting.prompts import PromptTurn, build_messages, load_template
 from verl_turnkey.plugins.cpu.micro_batches import by_length
 
 CLIP, DUAL_CLIP, MAX_GRAD_NORM = 0.2, 3.0, 1.0

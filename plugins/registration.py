@@ -10,7 +10,7 @@ from typing import Any
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS, TRAINERS, claim, guarded
 
 LOOP_CLASSES = (
-    "verl_turnkey.plugins.gateway.policy_user.PolicyUserLoop",
+    "verl_turnkey.plugins.gateway.loop.PolicyUserLoop",
     "verl_turnkey.plugins.gateway.loop.UserAgentLoop",
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar, cast
 
-from verl_turnkey.plugins.rollout.budget import Allowance
+from verl_turnkey.plugins.rollout.branching import Allowance
 from verl_turnkey.plugins.rollout.strategies import Fork, ForkPoint
 
 Node = tuple[int, int, int]

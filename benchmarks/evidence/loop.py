@@ -27,10 +27,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl_turnkey.advantage import Credit, StepBatch, compute_credit
 from verl_turnkey.advantage.group_ops import describe_groups, joint_codes
 from verl_turnkey.envs import make
-from verl_turnkey.envs.prompting.actions import parse_action
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
-from verl_turnkey.envs.prompting.memory import PromptTurn, history_text
-from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.envs.prompting.actions import ControlTokens, parse_action
+from verl_turnkey.envs.prompting.prompts import PromptTurn, history_text, load_template
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.trainer.partitioning import deal
 

@@ -10,7 +10,7 @@ from typing import Any
 from forks import Node, node, own, parents
 from minimal_loop import Response, Row
 
-from verl_turnkey.envs.prompting.memory import PromptTurn
+from verl_turnkey.envs.prompting.prompts import PromptTurn
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count
 from verl_turnkey.envs.errors import EnvironmentKwargsError
-from verl_turnkey.envs.rpc import ServerError, check_url, post_json
+from verl_turnkey.envs.http import ServerError, check_url, post_json
 
 REWARDS = ("success", "tests")
 KEY = "turnkey.env.kwargs.urls"

@@ -18,8 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.envs.adapters._gem import mend
-from verl_turnkey.envs.adapters._randomness import OwnRandom
+from verl_turnkey.envs.adapters._shared import OwnRandom
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, shortest_plan, words
 from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError, UnknownEnvironmentError
 
@@ -30,6 +29,13 @@ from gem.envs.registration import make as make_game  # noqa: E402
 logging.root.handlers[:], logging.root.level = _handlers, _level  # importing GEM configures the root logger
 
 REWARDS = ("native", "success")
+LEFT_OUT = {
+    "FifteenPuzzle": "half of its boards cannot be solved",
+    "Hangman": "it is not won with the last letter, only with the whole word",
+    "Minesweeper": "its instructions ask to reveal every cell without a mine, and it also wants a flag on each mine",
+    "WordSearch": "it pays again for a word that is read backwards",
+}
+"""games whose outcome contradicts their instructions"""
 ARROWS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 
 
@@ -67,34 +73,6 @@ def _hanoi(game: Any) -> list[str] | None:
     return shortest_plan(tuple(tuple(game.board[tower]) for tower in "ABC"), moves)
 
 
-def _fifteen(game: Any) -> list[str] | None:
-    n = game.num_rows
-    if n > 3:
-        return None  # too many states to search
-
-    def moves(tiles: Any) -> Iterator[tuple[str, Any, bool]]:
-        hole = tiles.index(n * n)
-        for word, (down, right) in ARROWS.items():  # a tile moves, so the hole goes the other way
-            row, column = hole // n - down, hole % n - right
-            if 0 <= row < n and 0 <= column < n:
-                after = list(tiles)
-                after[hole], after[row * n + column] = after[row * n + column], n * n
-                yield word, tuple(after), after == sorted(after)
-
-    return shortest_plan(tuple(tile or n * n for row in game.board for tile in row), moves, max_states=200_000)
-
-
-def _minesweeper(game: Any) -> list[str]:
-    game.step("\\boxed{reveal 0 0}")  # GEM places the mines at the first reveal
-    reveals = ["reveal 0 0"]
-    for row in range(game.rows):
-        for column in range(game.cols):
-            if game.grid[row][column] != -1 and not game.revealed[row][column]:
-                reveals.append(f"reveal {row} {column}")
-                game._update_grid(row, column)
-    return reveals
-
-
 def _sudoku(game: Any) -> list[str]:
     cells = [(r, c, game.full_grid[r][c]) for r in range(game.scale) for c in range(game.scale) if not game.board[r][c]]
     return [f"{r + 1} {c + 1} {number}" for r, c, number in cells]
@@ -103,14 +81,6 @@ def _sudoku(game: Any) -> list[str]:
 def _crosswords(game: Any) -> list[str]:
     cells = [(r, c, tile) for r, row in enumerate(game.board) for c, tile in enumerate(row)]
     return [f"{r} {c} {game.solution[r][c]}" for r, c, tile in cells if tile == "_"]
-
-
-def _word_search(game: Any) -> list[str]:
-    answers = []
-    for word, (row, column, direction) in game.placed_words.items():
-        last = len(word) - 1
-        answers.append(f"{row} {column} {row + last * (direction == 'down')} {column + last * (direction == 'across')}")
-    return answers
 
 
 @dataclass(frozen=True)
@@ -134,36 +104,19 @@ GAMES = {
     "Crosswords": Game(
         ("board", "solution", "clues"), form=r"[0-9]{1,9} [0-9]{1,9} [a-zA-Z]", solve=_crosswords, guesses=True
     ),
-    "FifteenPuzzle": Game(("board",), tuple(ARROWS), solve=_fifteen),
     "GuessTheNumber": Game(
         ("min_number", "max_number", "game_number", "previous_guesses"),
         form=r"0*[1-9][0-9]{0,8}",
         solve=lambda game: [str(game.game_number)],
-    ),
-    "Hangman": Game(
-        ("secret_word", "board", "guessed_letters"),
-        form=r"[a-zA-Z]+",
-        solve=lambda game: [game.secret_word.lower()],
-        guesses=True,
     ),
     "Mastermind": Game(
         ("game_code", "num_numbers", "previous_guesses", "milestone"),
         form=r"[0-9]{1,9}( [0-9]{1,9})*",
         solve=lambda game: [" ".join(str(digit) for digit in game.game_code)],
     ),
-    "Minesweeper": Game(
-        ("grid", "revealed", "flags", "first_reveal"),
-        form=r"(?i:reveal|flag) [0-9]{1,9} [0-9]{1,9}",
-        solve=_minesweeper,
-    ),
     "Sokoban": Game(("room_fixed", "room_state"), tuple(ARROWS), solve=_sokoban),
     "Sudoku": Game(("board", "full_grid"), form=r"[0-9]{1,9} [0-9]{1,9} [0-9]{1,9}", solve=_sudoku),
     "TowerofHanoi": Game(("board",), ("A B", "A C", "B A", "B C", "C A", "C B"), solve=_hanoi),
-    "WordSearch": Game(
-        ("game_board", "placed_words", "correct_words", "attempts"),
-        form=r"[0-9]{1,9}( [0-9]{1,9}){3}",
-        solve=_word_search,
-    ),
     "Wordle": Game(
         ("secret_word", "previous_guesses", "milestones"),
         form=r"[a-zA-Z]+",
@@ -182,7 +135,7 @@ class GEMText(TextEnv):
         **kwargs: arguments of the game, over those that GEM registered for the id: ``max_turns`` (the limit of the
             episode), ``num_boxes``, ``dim_room``, ...
 
-    An action is what GEM reads inside the braces of ``\\boxed{}``: ``up``, ``reveal 1 2``, ``A C``. Any other text
+    An action is what GEM reads inside the braces of ``\\boxed{}``: ``up``, ``2 3 9``, ``A C``. Any other text
     leaves the state unchanged, takes a turn and is ``invalid``; GEM would end the episode. Where the game has no list
     of ``admissible`` actions, one that GEM refuses (out of bounds, a repeated guess) is ``invalid`` too. A listed
     action is always valid, also one without effect, such as a move into a wall. ``state_key`` is a hash of the game's
@@ -199,9 +152,12 @@ class GEMText(TextEnv):
 
     def __init__(self, game: str = "Sokoban-v0-easy", reward: str = "native", **kwargs: Any) -> None:
         super().__init__()
-        games = [id.removeprefix("game:") for id in ENV_REGISTRY if id.startswith("game:")]
+        names = [id.removeprefix("game:") for id in ENV_REGISTRY if id.startswith("game:")]
+        games = [name for name in names if name.partition("-")[0] in GAMES]
         name = str(game).removeprefix("game:")
         rules = GAMES.get(name.partition("-")[0])
+        if reason := LEFT_OUT.get(name.partition("-")[0]):
+            raise UnknownEnvironmentError(f"{game!r} of GEM cannot be trained on: {reason}")
         if name not in games or rules is None:
             raise UnknownEnvironmentError(
                 f"GEM has no game {game!r}{did_you_mean(name, games) or '.'} Its games: {', '.join(games)}"
@@ -250,7 +206,7 @@ class GEMText(TextEnv):
         )
 
     def oracle(self) -> list[str] | None:
-        """A shortest solution of Sokoban, Hanoi and the tile puzzle, else the hidden solution; None for 2048."""
+        """A shortest solution of Sokoban and Hanoi, else the hidden solution; None for 2048."""
         kept = self._own_random.state
         with self._own_random():
             plan = self.rules.solve(copy.deepcopy(self.game))
@@ -275,7 +231,7 @@ class GEMText(TextEnv):
                 )
         try:
             with self._own_random():
-                return mend(make_game(id, **kwargs))
+                return make_game(id, **kwargs)
         except (TypeError, ValueError, LookupError, RuntimeError, RuntimeWarning) as error:
             if type(error) is LookupError:  # NLTK's own
                 raise MissingPackageError(

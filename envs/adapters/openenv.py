@@ -18,7 +18,7 @@ from openenv.core import GenericEnvClient  # pyright: ignore[reportMissingImport
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
 from verl_turnkey.envs.errors import EnvironmentKwargsError
-from verl_turnkey.envs.rpc import ServerError, check_url, on_this_machine
+from verl_turnkey.envs.http import ServerError, check_url, on_this_machine
 from verl_turnkey.envs.variables import without_proxy
 
 FIELDS = ("observation", "task", "success", "truncated", "admissible", "invalid", "state_key")

@@ -10,8 +10,10 @@ import copy
 import random
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,7 @@ from textarena.core import ObservationType
 from textarena.envs.registration import ENV_REGISTRY
 
 from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.envs.adapters._randomness import OwnRandom
-from verl_turnkey.envs.adapters._textarena import LEFT_OUT, PlayerState, for_one_player, games, mend
+from verl_turnkey.envs.adapters._shared import OwnRandom
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
 from verl_turnkey.envs.errors import (
     EnvironmentKwargsError,
@@ -29,13 +30,65 @@ from verl_turnkey.envs.errors import (
     UnknownEnvironmentError,
 )
 
+LEFT_OUT = {
+    "2048-": "a high score without the tile pays 1, too",
+    "BabyAiText-": "it calls TextArena in a way that no longer exists",
+    "Bandit-": "it pays the regret, 0 for the best arm, and is never won",
+    "Blackjack-": "it pays the share of hands won, and draws nothing",
+    "Cryptarithm-": "seven letters with any digits pay 0.875",
+    "FifteenPuzzle-": "half of its boards cannot be solved, and the move that solves one of the others raises an error",
+    "Klondike-": "its source has a syntax error in every version of Python",
+    "LightsOut-": "it may begin with all lights off, and pays as little as -7",
+    "PegJump-": "four of its jumps bend, and the lowest row has none",
+    "Set-": "it pays the number of sets, and three times one card is a set",
+    "Slitherlink-": "all numbers without a loop pay 1, too",
+    "TwentyQuestions-": "a list of words that holds the secret wins, and a secret with a hyphen cannot be guessed",
+    "UltimateTexasHoldem-": "it is won after a thousand rounds, whatever was won in them",
+}
+"""beginnings of the ids of games for one player that cannot be trained on, and why"""
+
+
+@cache
+def for_one_player(entry_point: Any) -> bool:
+    """Whether a registered game is for one player, read from its source: many cannot be imported without more packages.
+
+    A game from outside TextArena counts as one.
+    """
+    module = str(entry_point).partition(":")[0].split(".")
+    if module[0] != "textarena":
+        return True
+    file = Path(textarena.__file__).parent.joinpath(*module[1:]).with_suffix(".py")
+    return file.is_file() and "SinglePlayerState(" in file.read_text(encoding="utf-8")
+
+
+def games() -> list[str]:
+    """The ids of all games for one player, without those left out and the variants that only differ in wrappers."""
+    return sorted(
+        name
+        for name, spec in ENV_REGISTRY.items()
+        if not name.endswith(("-train", "-raw"))
+        and not name.startswith(tuple(LEFT_OUT))
+        and for_one_player(spec.entry_point)
+    )
+
+
+class PlayerState(textarena.SinglePlayerState):
+    """Takes reason and reward of an invalid move in either order: Countdown and ThreeCardMonte swap them."""
+
+    def set_invalid_move(self, reason: Any, reward: Any = -1.0) -> None:
+        if isinstance(reward, str):
+            reason, reward = reward, reason
+        super().set_invalid_move(reason=reason, reward=reward)
+
+
+# Secrets that a guess, letters only and in Wordle in small ones, can be.
+_GUESSABLE: dict[str, Callable[[str], bool]] = {"HangmanEnv": str.isalpha, "WordleEnv": str.islower}
+
 GAMES = games()
-QUESTIONS = ("GuessWho-", "TwentyQuestions-")
-"""games that take text without square brackets for a question"""
 REWARDS = ("raw", "success")
-COUNTERS = ("moves_made", "num_turns", "hand_number")  # count steps; left out of the state key
+COUNTERS = ("moves_made", "num_turns")  # count steps; left out of the state key
 LARGE = 5000  # characters of an attribute's repr
-OUT_OF_TURNS = re.compile(r"\b(turn|move) limit\b|\bused all \d+ moves\b", re.IGNORECASE)
+OUT_OF_TURNS = re.compile(r"\b(turn|move) limit\b", re.IGNORECASE)
 MOST_UNSOLVED = 0.95
 """that a game pays which is not won"""
 
@@ -51,8 +104,8 @@ class TextArenaText(TextEnv):
         error_allowance: invalid moves in a row that do not end the game yet; None: the game's own limit, mostly one.
         max_steps: steps before truncation, beside the limit of the game itself.
 
-    ``success``: the game is won by its rules, for most games a final reward of 1 (others: see ``_textarena``); never
-    after an invalid move that ends it. ``state_key`` is a hash of the game's data: board, hidden and found
+    ``success``: the game is won by its rules, which is a final reward of 1; never after an invalid move that ends it.
+    ``state_key`` is a hash of the game's data: board, hidden and found
     things, score, and the number of invalid moves in a row, which decides when the game ends; not the number of moves.
     """
 
@@ -108,7 +161,7 @@ class TextArenaText(TextEnv):
 
     def act(self, action: str) -> StepResult:
         action = action.strip()
-        bare = "[" not in action and "]" not in action and not self._name.startswith(QUESTIONS)
+        bare = "[" not in action and "]" not in action and not self._name.startswith("GuessWho-")  # a question
         with self._own_random():
             done, _ = self._game.step(f"[{action}]" if bare else action)
         return self._now(self._heard(), bool(done))
@@ -125,7 +178,7 @@ class TextArenaText(TextEnv):
             rewards, infos = self._game.close()
             final, ended = float(rewards[0]), infos[0]
             lines.append(str(ended.get("reason") or ""))
-            success = not ended.get("invalid_move") and self._won(final)
+            success = not ended.get("invalid_move") and final >= 1
             final = final if success else min(final, MOST_UNSOLVED)
         truncated = done and not success and bool(OUT_OF_TURNS.search(str(ended.get("reason"))))
         return StepResult(
@@ -138,10 +191,6 @@ class TextArenaText(TextEnv):
             # A valid move resets the count of errors; an invalid one that ends the game is reported at its end only.
             invalid=bool(ended.get("invalid_move", False)) or (not done and state.error_count > 0),
         )
-
-    def _won(self, final: float) -> bool:
-        won = getattr(self._game, "won", None)
-        return final >= 1 if won is None else bool(won())
 
     def _state(self) -> Any:
         own = {name: value for name, value in vars(self._game).items() if name not in self._fixed and name != "state"}
@@ -170,7 +219,9 @@ def _make(game: str, options: dict[str, Any]) -> Any:
         raise EnvironmentKwargsError(f"{game!r} does not take the options {options}: {error}") from error
     while isinstance(made, textarena.Wrapper):  # wrappers repeat the whole dialogue; the agent loop builds the prompts
         made = made.env
-    return mend(made)
+    if guessable := _GUESSABLE.get(type(made).__name__):
+        made.word_list = [word for word in made.word_list if guessable(word)]
+    return made
 
 
 def _plain(value: Any) -> Any:

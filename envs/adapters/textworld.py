@@ -18,7 +18,7 @@ from textworld.challenges import CHALLENGES
 from textworld.generator import compile_game
 
 from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.envs.adapters._cache import cache_folder
+from verl_turnkey.envs.adapters._shared import cache_folder
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count, words
 from verl_turnkey.envs.errors import EnvironmentKwargsError
 

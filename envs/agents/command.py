@@ -18,8 +18,8 @@ from typing import Any, Literal
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut, without_secret
 from verl_turnkey.envs.agents.folders import episode_folder
-from verl_turnkey.envs.agents.jobs import APP, Job, NoSandbox, Sandbox
 from verl_turnkey.envs.agents.processes import AgentProcess, model_variables
+from verl_turnkey.envs.agents.sandboxes import APP, Job, NoSandbox, Sandbox
 
 OUTPUT_CHARS = 4000
 """of the end of the command's standard output in ``Outcome.extra``"""

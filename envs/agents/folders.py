@@ -1,11 +1,17 @@
-"""The folders of an episode: what an agent writes stays there and is removed with them."""
+"""The folders of an episode: what an agent writes there is removed with them. The state of its files.
+
+While the gateway answers a request, the agent waits: the folder is still. Equal digests mean equal files, whatever the
+agent has read or written before, so two episodes of a task are in the same state as soon as their folders agree.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import stat
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
@@ -82,3 +88,88 @@ def _is_folder(name: str, parent: int) -> bool:
         return False
     os.chmod(name, stat.S_IRWXU, dir_fd=parent)
     return True
+
+
+# --- the state of the files in a folder -------------------------------------------------------------------------------
+
+IGNORED = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".cache", "node_modules"})
+"""names of folders that hold timestamps, or files that can be rebuilt"""
+MOST_FILES = 50_000
+LARGE_BYTES = 1 << 24
+"""of a larger file only the size, the first and the last megabyte count"""
+
+_MEGABYTE = 1 << 20
+_RACY_NS = 50_000_000  # a file that changed so shortly before it was read may change again within a tick of its clock
+
+
+class WorkspaceState:
+    """The keys of one episode's states. Not thread-safe: one call at a time.
+
+    Args:
+        folder: the working folder, seen from outside of a sandbox. Links in it are not followed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[str, tuple[tuple[int, int, int], bytes]] = {}
+        """path -> what ``stat`` said when it was read, and the digest of its content"""
+
+    def key(self, last_call: str | None) -> str | None:
+        """The key before a turn: 16 hexadecimal digits and the name of the last call; reads what has changed.
+
+        None: the folder is not there, or holds more than 50,000 files.
+        """
+        files: list[tuple[str, os.DirEntry[str]]] = []
+        todo = [""]
+        while todo:
+            below = todo.pop()
+            try:
+                with os.scandir(self._folder / below) as entries:
+                    children = [(os.path.join(below, entry.name), entry) for entry in entries]
+            except OSError:  # a folder that its agent has locked or removed
+                if not below:
+                    return None
+                continue
+            for path, entry in children:
+                if not entry.is_dir(follow_symlinks=False):
+                    files.append((path, entry))
+                elif entry.name not in IGNORED:
+                    todo.append(path)
+            if len(files) > MOST_FILES:
+                return None
+        digest = hashlib.sha1()
+        known = {}
+        for path, entry in sorted(files, key=lambda file: file[0]):
+            try:
+                status = entry.stat(follow_symlinks=False)
+                content = self._content(path, status)
+            except OSError:
+                continue
+            known[path] = self._seen(status), content
+            kind = "x" if status.st_mode & stat.S_IXUSR and stat.S_ISREG(status.st_mode) else "-"
+            digest.update(b"%s\0%s\0%s\0" % (os.fsencode(path), kind.encode(), content))
+        now = time.time_ns()
+        self._known = {path: value for path, value in known.items() if now - value[0][0] > _RACY_NS}
+        return f"{digest.hexdigest()[:16]} {last_call or ''}".rstrip()
+
+    @staticmethod
+    def _seen(status: os.stat_result) -> tuple[int, int, int]:
+        return max(status.st_mtime_ns, status.st_ctime_ns), status.st_size, status.st_ino
+
+    def _content(self, path: str, status: os.stat_result) -> bytes:
+        known = self._known.get(path)
+        if known is not None and known[0] == self._seen(status):
+            return known[1]
+        whole = self._folder / path
+        if stat.S_ISLNK(status.st_mode):
+            return hashlib.sha1(os.fsencode(os.readlink(whole))).digest()
+        if not stat.S_ISREG(status.st_mode):
+            return b"special"
+        digest = hashlib.sha1()
+        with open(os.open(whole, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            if status.st_size > LARGE_BYTES:
+                digest.update(b"%d" % status.st_size + file.read(_MEGABYTE))
+                file.seek(-_MEGABYTE, os.SEEK_END)
+            while chunk := file.read(_MEGABYTE):
+                digest.update(chunk)
+        return digest.digest()

@@ -1,4 +1,4 @@
-"""Runs an agent that is a function, ``module:function``, called as ``function(task, agent)``.
+"""Runs an agent that is a function, ``module:function``, called as ``function(task, agent)``, or a service at a URL.
 
 In a process of its own, a busy loop or a crash costs one episode. A process whose episode has ended cleanly serves the
 next one, since importing an agent's libraries takes a second or more. A module that keeps a client for later episodes,
@@ -9,34 +9,159 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import inspect
 import json
 import logging
 import os
 import socket
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Executor
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from verl_turnkey.envs.agents.base import PLAYED, STRAYS, AgentFailure, AgentHandle, Outcome, cut, without_secret
-from verl_turnkey.envs.agents.calls import KEY, call, name_of
+from verl_turnkey.envs.agents.base import (
+    PLAYED,
+    REASON_CHARS,
+    STRAYS,
+    AgentFailure,
+    AgentHandle,
+    Outcome,
+    SyncAgentHandle,
+    cut,
+    read_result,
+    turn_name,
+    without_secret,
+)
 from verl_turnkey.envs.agents.processes import AgentProcess
-from verl_turnkey.envs.agents.results import turn_name
 from verl_turnkey.envs.daemon_threads import DaemonThreads
+from verl_turnkey.envs.errors import ModuleImportError
+from verl_turnkey.envs.http import ServerError, check_url, post_json
 from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.envs.variables import inherited, without_proxy
+
+logger = logging.getLogger(__name__)
+KEY = "turnkey.agent.run"
+"""the configuration key that names the function, for errors"""
+
+
+async def call(
+    function: Callable[..., Any], task: Mapping[str, Any], agent: AgentHandle, threads: Executor | None = None
+) -> Outcome:
+    """Call ``function(task, agent)``. One that is not ``async`` runs in ``threads``; None: here, and it blocks.
+
+    Raises:
+        AgentFailure: what it returned cannot be read.
+    """
+    try:
+        if _is_async(function):
+            value = await function(task, agent)
+        elif threads is None:
+            value = function(task, SyncAgentHandle(agent))
+        else:
+            context, handle = contextvars.copy_context(), SyncAgentHandle(agent)
+            value = await asyncio.get_running_loop().run_in_executor(
+                threads, lambda: context.run(_without_exit, function, task, handle)
+            )
+    except (Exception, SystemExit) as error:
+        logger.debug("the agent's function raised", exc_info=True)
+        source = inspect.getsourcefile(inspect.unwrap(function)) or ""
+        return Outcome(reason=_reason(error, source, agent.key))
+    return read_result(value, f"{KEY}={name_of(function)}")
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """``module:name``, as a user writes it."""
+    return f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _without_exit(function: Callable[..., Any], task: Mapping[str, Any], agent: SyncAgentHandle) -> Any:
+    try:
+        return function(task, agent)
+    except SystemExit as error:  # a future would hand it to the event loop, which would stop
+        raise RuntimeError(f"SystemExit: {error.code}") from error
+
+
+def _reason(error: BaseException, source: str, secret: str) -> str:
+    """Class and message of an exception without ``secret``, cut if long, and the line of ``source`` where it arose."""
+    what = without_secret(traceback.format_exception_only(type(error), error)[-1].strip(), secret)
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if frame.filename == source), frames[-1])
+    place = f" ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
+    return what[: REASON_CHARS - len(place)] + place
+
+
+# --- the process that calls the function ------------------------------------------------------------------------------
+# Requests and answers are lines of JSON on a socket; it ends when the socket is closed. What the function returns is
+# read in it, so that none of its objects leaves the process.
+
+_ENDING_SECONDS = 0.1  # for threads that are about to end
+
+
+def main(fd: int, path: str) -> None:
+    """Serve the socket ``fd`` with the function ``path``."""
+    os.set_inheritable(fd, False)
+    # Processes that the function forks must neither answer for this one nor keep its connection open.
+    open_fds = [fd]
+    os.register_at_fork(after_in_child=lambda: os.close(open_fds.pop()) if open_fds else None)
+    with socket.socket(fileno=fd) as connection, connection.makefile("r", encoding="utf-8") as requests:
+        try:
+            function = load_function(path, KEY)
+        except ModuleImportError as error:
+            connection.sendall(_line({"failure": str(error)}))
+            return
+        loaded = {*threading.enumerate()}
+        connection.sendall(_line({}))  # ready
+        for line in requests:
+            fields = json.loads(line)
+            workspace = fields["agent"].pop("workspace")
+            agent = AgentHandle(**fields["agent"], workspace=None if workspace is None else Path(workspace))
+            answer: dict[str, Any]
+            try:
+                answer = {"outcome": asdict(asyncio.run(call(function, fields["task"], agent)))}
+            except AgentFailure as failure:
+                answer = {"failure": failure.reason}
+            connection.sendall(_line(answer | {"leaves": _left(loaded)}))
+
+
+def _line(answer: dict[str, Any]) -> bytes:
+    return (json.dumps(answer) + "\n").encode()
+
+
+def _left(loaded: Collection[threading.Thread]) -> str | None:
+    """What the function leaves running besides the threads ``loaded`` with its module, in words; None: nothing."""
+    for thread in set(threading.enumerate()).difference(loaded):
+        thread.join(_ENDING_SECONDS)
+        if thread.is_alive():
+            return f"leaves the thread {thread.name!r} running"
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return "leaves a process running"
+
+
+# --- runners of functions ---------------------------------------------------------------------------------------------
 
 BOOT_SECONDS = 120.0  # to start an interpreter and import the agent's libraries on a busy machine
 _LARGEST_ANSWER = 1 << 26
 _KEPT = "calls through a client of an earlier episode: make the client in the function, with agent.client()"
 
-logger = logging.getLogger(__name__)
 _BOOT = """
 import json, sys
 fd, path, sys.path[:] = json.loads(sys.argv[1])
 sys.argv = ["turnkey-agent"]
-from verl_turnkey.envs.agents.function_main import main
+from verl_turnkey.envs.agents.function import main
 main(fd, path)
 """
 
@@ -230,3 +355,66 @@ class InProcessFunctionRunner:
 
     async def close(self) -> None:
         """Nothing to end."""
+
+
+# --- a service that runs the agent: ``POST URL``, answered when the episode is over -----------------------------------
+
+LATE = 60.0
+"""seconds after which a thread gives up a service that answers too late"""
+
+
+def is_url(run: str) -> bool:
+    """Whether ``turnkey.agent.run`` is the address of a service."""
+    return run.lower().startswith(("http://", "https://"))
+
+
+class RemoteRunner:
+    """Sends each episode to a service as ``{"task", "base_url", "key", "model"}``.
+
+    The service runs the agent against ``base_url`` and answers when it has ended, with what a function may return: a
+    number, ``{"reward", "success", "turns", "extra"}``, or null if the agent reports its reward itself.
+
+    Args:
+        url: of the service; a request that never reached it is sent again, any other is not.
+        timeout: seconds that an episode may take; after them the gateway answers 404.
+
+    Raises:
+        EnvironmentKwargsError: ``url`` is not a URL.
+    """
+
+    def __init__(self, url: str, *, timeout: float, most_threads: int = 256) -> None:
+        check_url(url, KEY)
+        self.url, self._timeout = url, timeout
+        self._threads = DaemonThreads(most_threads, "remote-agent")
+
+    async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> Outcome:
+        """As ``Runner.run``."""
+        episode = {"task": dict(task), "base_url": agent.base_url, "key": agent.key, "model": agent.model}
+        post = partial(post_json, self.url, episode, timeout=self._timeout + LATE, key=KEY)
+        try:
+            answer = asyncio.get_running_loop().run_in_executor(self._threads, post)
+            result = await asyncio.wait_for(answer, self._timeout)
+        except (asyncio.TimeoutError, TimeoutError):
+            return Outcome(truncated=True, reason=f"the agent ran longer than turnkey.agent.timeout={self._timeout:g}")
+        except ServerError as error:
+            return Outcome(reason=cut(without_secret(str(error), agent.key)))
+        return read_result(result, f"{KEY}={self.url}")
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+def address_towards(url: str, ipv6: bool = False) -> str:
+    """The IP address of this machine from which it reaches the host of ``url``; nothing is sent.
+
+    Raises:
+        AgentFailure: the host has no address of that version of IP, or is not reachable.
+    """
+    parts, family = urlsplit(url), socket.AF_INET6 if ipv6 else socket.AF_INET
+    try:
+        place = socket.getaddrinfo(parts.hostname, parts.port or 80, family, socket.SOCK_DGRAM)[0][4]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)
+            return probe.getsockname()[0]
+    except OSError as error:
+        raise AgentFailure(f"{KEY}={url} cannot be reached: {error}") from None

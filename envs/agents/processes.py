@@ -9,20 +9,15 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from verl_turnkey.envs import guard, reaper
+from verl_turnkey.envs import process_tree
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
 from verl_turnkey.envs.variables import without_proxy
 
-OUTPUT_BYTES = 1 << 16
-"""kept of each output of a process: its end"""
-
 _END_SECONDS = 15.0  # more than the guard takes at most
-_CHUNK = 1 << 16
 _numbers = itertools.count()
 
 
@@ -48,40 +43,7 @@ def _owner() -> str:
 
     The reaper waits because a guard that lives also kills processes that have changed their environment variables.
     """
-    return reaper.start(seconds=_END_SECONDS)
-
-
-class _Output:
-    """The end of a pipe's output; the event loop reads it, so that no process blocks on a full pipe."""
-
-    def __init__(self, pipe: int) -> None:
-        self._pipe: int | None = pipe
-        self._kept = bytearray()
-        os.set_blocking(pipe, False)
-        asyncio.get_running_loop().add_reader(pipe, self.collect, 8)
-
-    def collect(self, most_reads: int) -> None:
-        while self._pipe is not None and most_reads > 0:
-            try:
-                chunk = os.read(self._pipe, _CHUNK)
-            except BlockingIOError:
-                return
-            if not chunk:
-                self.close()
-                return
-            self._kept += chunk
-            del self._kept[:-OUTPUT_BYTES]
-            most_reads -= 1
-
-    def close(self) -> None:
-        if self._pipe is not None:
-            asyncio.get_running_loop().remove_reader(self._pipe)
-            os.close(self._pipe)
-            self._pipe = None
-
-    @property
-    def text(self) -> str:
-        return self._kept.decode(errors="replace")
+    return process_tree.start_reaper(seconds=_END_SECONDS)
 
 
 class AgentProcess:
@@ -91,7 +53,9 @@ class AgentProcess:
         assert process.stdout is not None
         assert process.stderr is not None
         self._process, self._mark = process, mark
-        self._stdout, self._stderr = (_Output(os.dup(pipe.fileno())) for pipe in (process.stdout, process.stderr))
+        self._stdout, self._stderr = (
+            process_tree.OutputEnd(os.dup(pipe.fileno())) for pipe in (process.stdout, process.stderr)
+        )
         process.stdout.close()
         process.stderr.close()
         self._ended = asyncio.Event()
@@ -110,11 +74,11 @@ class AgentProcess:
         try:
             mark = f"{_owner()}.{next(_numbers)}."
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, "-", *command],
+                process_tree.script("guard", *command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**env, reaper.MARK: mark},
+                env={**env, process_tree.MARK: mark},
                 cwd=cwd,
                 pass_fds=tuple(pass_fds),
                 start_new_session=True,
@@ -170,7 +134,7 @@ class AgentProcess:
                     os.killpg(self._process.pid, signal.SIGKILL)
                 await self._ended.wait()
             if self._process.wait() < 0:  # the guard itself was killed, by the agent or from outside
-                await asyncio.get_running_loop().run_in_executor(None, reaper.sweep, self._mark)
+                await asyncio.get_running_loop().run_in_executor(None, process_tree.sweep, self._mark)
         finally:
             self._stdout.close()
             self._stderr.close()

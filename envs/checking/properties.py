@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from verl_turnkey.envs.checking import credit_properties as credit
-from verl_turnkey.envs.checking import seed_properties as seeds
-from verl_turnkey.envs.checking.observations import Limits, Record, Status, Verdict, seconds
-from verl_turnkey.envs.checking.play import THREADS
-from verl_turnkey.envs.checking.traces import shorten
+from verl_turnkey.envs.answers import Answer
+from verl_turnkey.envs.checking.play import PROBE, THREADS
+from verl_turnkey.envs.checking.traces import Limits, Probe, Record, Status, Trace, Verdict, seconds, shorten, world
 
 UNREACHED = "the check did not get that far"
 
@@ -108,6 +107,301 @@ def after_end(record: Record, limits: Limits) -> Verdict:
     return "pass", "it raises"
 
 
+# --- repetition: one seed and the same actions give one episode, anywhere ---------------------------------------------
+
+
+def group(record: Record, limits: Limits) -> Verdict:
+    """Instances that are reset with one seed show one task and one first observation."""
+    for first, other in zip(record.first, record.fresh, strict=True):
+        if difference := _start(first, other):
+            return "fail", f"two new instances, {difference}; draw from self.np_random only"
+    return "pass", f"{len(record.first)} seeds"
+
+
+def seed(record: Record, limits: Limits) -> Verdict:
+    """The same seed and actions give the same episode on another new instance."""
+    return _same(record.first, record.fresh, "two new instances", "draw from self.np_random only")
+
+
+def reuse(record: Record, limits: Limits) -> Verdict:
+    """The same on an instance that has played other seeds before: ``reset`` leaves nothing behind."""
+    first = {trace.seed: trace for trace in record.first}
+    for trace in (*record.group, *record.oracle, *record.texts):
+        if difference := _start(first[trace.seed], trace):
+            return "fail", f"an instance that had played before, {difference}; reset must restore everything"
+    return _same(record.first, record.reused, "an instance that had played before", "reset must restore everything")
+
+
+def processes(record: Record, limits: Limits) -> Verdict:
+    """The same in other processes, whose ``PYTHONHASHSEED`` differs."""
+    for place, traces in record.elsewhere.items():
+        verdict = _same(record.first, traces, place, "something depends on hash() or on the order of a set")
+        if verdict[0] != "pass":
+            return verdict
+    return ("pass", f"{len(record.elsewhere)} processes") if record.elsewhere else ("skip", "one process only")
+
+
+def seeds_differ(record: Record, limits: Limits) -> Verdict:
+    """Different seeds give different starts."""
+    if len(record.first) < 2:
+        return "skip", "one seed only"
+    starts = {(trace.task, trace.answers[0].observation_key, trace.answers[0].state_key) for trace in record.first}
+    if len(starts) == 1:
+        return "warn", f"{len(record.first)} seeds, one start: right for a single fixed task, else the seed is not used"
+    return "pass", f"{len(starts)} starts of {len(record.first)} seeds"
+
+
+def clone(record: Record, limits: Limits) -> Verdict:
+    """A clone made in the middle goes on as the original does, and neither disturbs the other."""
+    how, clones = record.clones
+    if not clones:
+        return "skip", "one process only"
+    first = {trace.seed: trace for trace in record.first}
+    advice = f"it was made by {how}, which must take everything along and share nothing"
+    for number, who in enumerate(("a clone made half-way", "what was cloned half-way")):
+        verdict = _same([first[trace.seed] for trace in clones[number::2]], clones[number::2], who, advice)
+        if verdict[0] != "pass":
+            return verdict
+    return "pass", f"by {how}: {len(clones) // 2} made, {verdict[1]}"
+
+
+def threads(record: Record, limits: Limits) -> Verdict:
+    """With ``metadata["thread_safe"]``: several instances in threads of one process play as they do one by one."""
+    if record.threads is None:
+        return "skip", "metadata['thread_safe'] is not True: every instance gets a process of its own"
+    first = {trace.seed: trace for trace in record.first}
+    verdict = _same([first[trace.seed] for trace in record.threads], record.threads, f"{THREADS} threads", "")
+    if verdict[0] == "fail":
+        return "fail", verdict[1] + "metadata['thread_safe'] must be False"
+    return "pass", f"{THREADS} threads, {len(record.threads)} episodes"
+
+
+# --- what they share -------------------------------------------------------------------------------------------
+
+
+def _start(first: Trace, other: Trace) -> str:
+    if first.task != other.task:
+        return f"seed {first.seed}: task {shorten(first.task)}, then {shorten(other.task)}"
+    return _difference(first.answers[:1], other.answers[:1], first)
+
+
+def _difference(first: Sequence[Answer], other: Sequence[Answer], trace: Trace) -> str:
+    for t, (a, b) in enumerate(zip(first, other, strict=False)):
+        if world(a) == world(b):
+            continue
+        names = ("observation", "admissible", "reward", "terminated", "truncated", "success", "invalid")
+        name = next(name for name in names if repr(getattr(a, name)) != repr(getattr(b, name)))
+        after = f"after action {t} {shorten(trace.actions[t - 1])}" if t else "at the start"
+        left, right = _apart(getattr(a, name), getattr(b, name))
+        return f"seed {trace.seed}: {name} {after} {left}, then {right}"
+    return ""
+
+
+def _apart(first: object, other: object) -> tuple[str, str]:
+    """Both as short text, from where they differ."""
+    left, right = (value if isinstance(value, str) else repr(value) for value in (first, other))
+    same = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    begin = max(0, same - 10)
+    dots = "..." if begin else ""
+    return dots + shorten(left[begin:]), dots + shorten(right[begin:])
+
+
+def _same(originals: Iterable[Trace], others: Iterable[Trace], where: str, advice: str) -> Verdict:
+    steps = 0
+    for first, other in zip(originals, others, strict=True):
+        steps += len(first.actions)
+        if difference := _start(first, other) or _difference(first.answers, other.answers, first):
+            return "fail", f"{where}, {difference}; {advice}"
+        if len(first.answers) != len(other.answers):
+            lengths = f"{len(first.answers) - 1} steps, then {len(other.answers) - 1}"
+            return "fail", f"{where}, seed {first.seed}: {lengths}; {advice}"
+    return "pass", f"{steps} steps alike"
+
+
+# --- the key of the state --------------------------------------------------------------------------------------------
+
+
+def state_key(record: Record, limits: Limits) -> Verdict:
+    """``info["state_key"]`` is an int or a str, in every answer."""
+    answers = record.answers()
+    without = sum(answer.state_key is None for answer in answers)
+    if without == len(answers):
+        drawn = any(answer.images_key for answer in answers)
+        seen = "text and images of observations are" if drawn else "text of observations is"
+        return "warn", (
+            f"there is none: the {seen} compared instead; states that look alike count as one, and "
+            "a state that is worded or drawn differently counts as two"
+        )
+    if without:
+        return "fail", f"absent from {without} of {len(answers)} answers"
+    return "pass", f"{len({answer.state_key for answer in answers})} keys in {len(answers)} answers"
+
+
+def key_stable(record: Record, limits: Limits) -> Verdict:
+    """The same state gives the same key, on every instance and in every process."""
+    places = {"another instance": record.fresh, "an instance that had played before": record.reused, **record.elsewhere}
+    first = {trace.seed: trace for trace in record.first}
+    for place, traces in (*places.items(), ("a clone", record.clones[1])):
+        for other in traces:
+            trace = first[other.seed]
+            for t, (a, b) in enumerate(zip(trace.answers, other.answers, strict=False)):
+                if a.state_key != b.state_key and world(a) == world(b):
+                    return "fail", (
+                        f"{place}, seed {trace.seed}, step {t}: {a.state_key!r}, then {b.state_key!r}; no hash(), no "
+                        "addresses, no counters: verl_turnkey.envs.base.digest makes keys"
+                    )
+    return "pass", "the same in all replays"
+
+
+def key_coarse(record: Record, limits: Limits) -> Verdict:
+    """One key, one state: what can be done in it, and what an action leads to, is always the same."""
+    offered: dict[tuple[int, object], object] = {}
+    leads: dict[tuple[int, object, str], tuple[object, bool]] = {}
+    for trace in record.played():
+        for here, there, action in zip(trace.answers, trace.answers[1:], trace.actions, strict=False):
+            if here.state_key is None:
+                return "skip", "no state_key"
+            choice = None if here.admissible is None else frozenset(here.admissible)
+            if offered.setdefault((trace.seed, here.state_key), choice) != choice:
+                return "warn", f"seed {trace.seed}: key {here.state_key!r} stands for two sets of admissible actions"
+            result = (there.state_key, there.terminated)
+            if leads.setdefault((trace.seed, here.state_key, action), result) != result:
+                return "warn", (
+                    f"seed {trace.seed}: {shorten(action)} in {here.state_key!r} does not always lead to the same "
+                    "state: the key leaves something out, or the environment draws at random"
+                )
+    return "pass", f"{len(leads)} pairs of state and action"
+
+
+def key_repeats(record: Record, limits: Limits) -> Verdict:
+    """A state that comes back has the key it had: no step number, no wording in it."""
+    if any(trace.answers[0].state_key is None for trace in record.first):
+        return "skip", "no state_key"
+    nothing_done = [
+        (a.state_key, b.state_key) for trace in record.texts for a, b in pairwise(trace.answers) if b.invalid
+    ]
+    if len(nothing_done) > 2 and all(a != b for a, b in nothing_done):
+        return "warn", f"it changed in each of {len(nothing_done)} steps whose action was invalid: a counter in it?"
+    rate = record.anchor_rate(lambda answer: answer.state_key, start=False)
+    if rate == 0.0:
+        return "warn", "no state after the start was seen twice in the rollouts: gigpo finds nothing to compare"
+    views_return = record.comes_back(lambda answer: answer.observation_key)
+    if views_return and not record.comes_back(lambda answer: answer.state_key):
+        return "warn", "observations come back at other steps, keys never do: a step number in it?"
+    return "pass", f"shared by two or more rollouts: {rate:.2f} of the steps after the first"
+
+
+def roles(record: Record, limits: Limits) -> Verdict:
+    """The states of an episode name one role: prompts with a memory show each role what the others saw."""
+    for trace in record.traces():
+        named = {
+            str(answer.role): None for answer in trace.answers if answer.role is not None and not answer.terminated
+        }
+        if len(named) > 1:
+            return "warn", (
+                f"seed {trace.seed}: an episode of the roles {', '.join(named)}: prompts with a memory would show each "
+                "what the others saw and did. Training refuses them: set turnkey.rollout.prompt=template and "
+                "turnkey.rollout.history=0"
+            )
+    return "pass", "no episode names more than one in info['extra']['role']"
+
+
+# --- rewards and actions ---------------------------------------------------------------------------------------------
+
+
+def reward(record: Record, limits: Limits) -> Verdict:
+    """Rewards are finite numbers."""
+    rewards = [answer.reward for trace in record.traces() for answer in trace.answers[1:]]
+    return "pass", f"{min(rewards):g} to {max(rewards):g}" if rewards else "no step"
+
+
+def reward_per_step(record: Record, limits: Limits) -> Verdict:
+    """A reward is that of its step, not the sum so far.
+
+    A meaningless action right after a reward must not earn that reward again. Where none can be tried, rewards that
+    rise in more than one step and never fall are suspicious.
+    """
+    probes = [probe for probe in record.probes if probe.usable]
+    if len(probes) > 1 and probes[0].last == 0.0:
+        return _earned_again(probes[0], probes[1:])
+    for trace in record.played():
+        rewards = [answer.reward for answer in trace.answers[1:-1]]  # the last may rightly be higher than all others
+        if _looks_summed(rewards):
+            return "warn", f"seed {trace.seed}: rewards {rewards[-8:]} never fall: a running sum?"
+    return "pass", "no sign of a running sum"
+
+
+def _earned_again(at_start: Probe, after_rewards: list[Probe]) -> Verdict:
+    """Does a meaningless action earn what the step before it earned?"""
+    idle = at_start.reward
+    telling = [probe for probe in after_rewards if probe.last != idle]
+    if not telling or not all(math.isclose(probe.reward, probe.last) for probe in telling):
+        return "pass", f"{PROBE!r} earns {idle:g} at the start and {after_rewards[-1].reward:g} after a reward"
+    levels = sorted({probe.last for probe in telling})
+    evidence = f"{PROBE!r} right after a reward of {levels} earned the same again: a running sum?"
+    return ("fail" if len(levels) > 1 else "warn"), evidence
+
+
+def _looks_summed(rewards: list[float]) -> bool:
+    """Rewards that rise above one another, stay where they are at least once, and never fall."""
+    levels = {reward for reward in rewards if reward}
+    steps = list(pairwise(rewards))
+    stayed = any(a == b != 0 for a, b in steps)
+    return len(levels) > 1 and min(levels) > 0 and stayed and all(a <= b for a, b in steps)
+
+
+def admissible(record: Record, limits: Limits) -> Verdict:
+    """What ``admissible`` lists is accepted, and it lists something."""
+    taken = 0
+    for trace in record.played():
+        for here, there, action in zip(trace.answers, trace.answers[1:], trace.actions, strict=False):
+            if here.admissible is not None and action in here.admissible:
+                taken += 1
+                if there.invalid:
+                    return "fail", f"seed {trace.seed}: {shorten(action)} is in admissible and came back as invalid"
+        if trace.answers[-1].admissible == [] and not trace.ended:
+            return "fail", f"seed {trace.seed}, step {len(trace.actions)}: admissible is empty, the episode goes on"
+    if taken:
+        return "pass", f"{taken} actions taken"
+    answers = [answer for trace in record.played() for answer in trace.answers[1:]]
+    refused = sum(answer.invalid for answer in answers)
+    if answers and refused == len(answers):
+        return "warn", (
+            f"none of the {refused} words and numbers drawn was a valid action, so that little was seen of the "
+            "environment: list the actions in info['admissible'], or add oracle()"
+        )
+    return "skip", f"no list of admissible actions; {refused} of {len(answers)} words and numbers drawn were invalid"
+
+
+def invalid_text(record: Record, limits: Limits) -> Verdict:
+    """A text outside of ``admissible`` is flagged as invalid, or changes and earns nothing."""
+    flagged = harmless = 0
+    for trace in record.texts:
+        for here, there, action in zip(trace.answers, trace.answers[1:], trace.actions, strict=False):
+            if here.admissible is None:
+                return "skip", "no list of admissible actions: any text may be one"
+            if there.invalid:
+                flagged += 1
+            elif there.state_key == here.state_key and there.reward <= 0:
+                harmless += 1
+            else:
+                what = f"earned {there.reward:g}" if there.reward > 0 else "changed the state"
+                return "fail", f"seed {trace.seed}: {shorten(action)} is not in admissible, was not flagged and {what}"
+    return "pass", f"{flagged} flagged, {harmless} without effect"
+
+
+def oracle(record: Record, limits: Limits) -> Verdict:
+    """The actions of ``oracle()`` solve the task from the start."""
+    if not record.oracle:
+        return "skip", "no oracle() that knows"
+    for trace in record.oracle:
+        end = trace.answers[-1]
+        if not (end.success if end.success is not None else end.terminated and end.reward > 0):
+            return "fail", f"seed {trace.seed}: not solved after its {len(trace.actions)} actions"
+    lengths = [len(trace.actions) for trace in record.oracle]
+    return "pass", f"solved {len(lengths)} of {len(lengths)} episodes in {min(lengths)} to {max(lengths)} steps"
+
+
 # --- neighbours ------------------------------------------------------------------------------------------------------
 
 
@@ -152,25 +446,25 @@ PROPERTIES: dict[str, Callable[[Record, Limits], Verdict]] = {
         info,
         flags,
         after_end,
-        seeds.group,
-        seeds.seed,
-        seeds.reuse,
-        seeds.processes,
-        seeds.seeds_differ,
-        credit.state_key,
-        credit.key_stable,
-        credit.key_coarse,
-        credit.key_repeats,
-        credit.roles,
-        credit.reward,
-        credit.reward_per_step,
-        credit.admissible,
-        credit.invalid_text,
-        credit.oracle,
+        group,
+        seed,
+        reuse,
+        processes,
+        seeds_differ,
+        state_key,
+        key_stable,
+        key_coarse,
+        key_repeats,
+        roles,
+        reward,
+        reward_per_step,
+        admissible,
+        invalid_text,
+        oracle,
         global_rng,
         stdout,
-        seeds.threads,
-        seeds.clone,
+        threads,
+        clone,
         memory,
     )
 }

@@ -1,25 +1,134 @@
 """``check`` plays an environment and reports which of the properties that training relies on it violates.
 
-The environment's code runs in processes of its own: whatever it does, hang and crash included, is a finding.
+The environment's code runs in processes of its own, started as hosts start theirs: whatever it does, hang and crash
+included, is a finding. Both ends of the pipe to such a process are here.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
+import os
+import signal
 import statistics
+import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
+from verl_turnkey.envs import errors
 from verl_turnkey.envs.catalog import ADAPTERS
-from verl_turnkey.envs.checking.observations import Limits, Record, seconds
-from verl_turnkey.envs.checking.play import Job
-from verl_turnkey.envs.checking.processes import play_apart, play_here
+from verl_turnkey.envs.checking.play import USER_ERRORS, Job, examine
 from verl_turnkey.envs.checking.properties import PROPERTIES, UNREACHED, Finding, judge
+from verl_turnkey.envs.checking.traces import Limits, Record, Trace, seconds
 from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError
+from verl_turnkey.envs.hosting.processes import new_mark, start
+from verl_turnkey.envs.process_tree import sweep
 from verl_turnkey.envs.registry import spec_of
+
+_GRACE_SECONDS = 3.0  # what a process may spend between two calls before it counts as lost
+_OTHER_SECONDS = 600.0  # stages of many calls: gymnasium's checker, threads
+
+
+def play_here(job: Job, record: Record) -> None:
+    """Run ``job`` in this process, without protection from an environment that hangs or dies."""
+
+    def tell(*message: Any) -> None:
+        if message[0] == "set":
+            setattr(record, *message[1:])
+
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        examine(job, tell, out.getvalue)
+
+
+def play_apart(job: Job, record: Record, limits: Limits, hash_seed: int) -> list[tuple[str, str]]:
+    """Run ``job`` in a new process, which fills ``record``. Returns the properties that it failed on, with evidence."""
+    seconds_of = {"make": limits.reset, "reset": limits.reset, "step": limits.step, "close": limits.reset}
+    ours, theirs = Pipe()
+    mark = new_mark()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        with theirs:
+            process = start(
+                __name__, mark, theirs.fileno(), (), out.fileno(), err.fileno(), PYTHONHASHSEED=str(hash_seed)
+            )
+        kind, what = "other", "starting"
+        try:
+            ours.send(job)
+            stopped: list[tuple[str, str]] = []
+            while True:
+                allowed = seconds_of.get(kind, _OTHER_SECONDS)
+                if not ours.poll(allowed + _GRACE_SECONDS):
+                    key = "step" if kind == "step" else "reset"
+                    advice = f"; raise turnkey.env.{key}_timeout if that is normal" if kind in seconds_of else ""
+                    return [("deadline", f"{what} took longer than {allowed:g} s{advice}")]
+                message = ours.recv()
+                if message[0] == "call":
+                    kind, what = message[1:]
+                elif message[0] == "set":
+                    setattr(record, *message[1:])
+                elif message[0] == "elsewhere":
+                    clone = Record()
+                    faults = play_apart(replace(job, replays=message[1]), clone, limits, hash_seed)
+                    stopped += [
+                        ("clone", f"in another process: {evidence}") for _, evidence in (*faults, *clone.faults)
+                    ]
+                    ours.send(clone.first)
+                elif message[0] == "refused":
+                    raise getattr(errors, message[1])(message[2])
+                elif message[0] == "bug":
+                    raise RuntimeError(f"the check itself broke down, please report this:\n{message[1]}")
+                else:
+                    return stopped
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            code = process.reap()
+            err.seek(0, io.SEEK_END)
+            err.seek(max(0, err.tell() - 300))
+            last = " ".join(err.read().decode(errors="replace").split())
+            died = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            return [("runs", f"the process died ({died}) in {what}" + (f"; its last words: {last}" if last else ""))]
+        finally:
+            ours.close()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.reap()
+            sweep(mark)  # what the environment has started ends with it
+
+
+def main(fd: int, _: Sequence[str]) -> None:
+    """The new process: a job comes over the pipe ``fd``, messages go back."""
+    os.set_inheritable(fd, False)
+    pipe = Connection(fd)
+    job = pipe.recv()
+
+    def tell(*message: Any) -> None:
+        pipe.send(message)
+
+    def printed() -> str:
+        sys.stdout.flush()
+        return os.pread(1, 10_000, 0).decode(errors="replace")
+
+    def other(traces: Sequence[Trace]) -> list[Trace]:
+        tell("elsewhere", tuple(traces))
+        return pipe.recv()
+
+    try:
+        examine(job, tell, printed, other)
+    except USER_ERRORS as error:
+        tell("refused", type(error).__name__, str(error))
+    except Exception:
+        tell("bug", traceback.format_exc())
+    tell("done")
+    os._exit(0)  # threads that an environment left behind must not keep it
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -110,14 +110,14 @@ def read_entries(value: str | Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f'{KEY}={value} must hold {{"mcpServers": {{"name": {{"command": ...}}}}}}')
     if not isinstance(entries, Mapping):
         raise ValueError(f"{KEY} must be a mapping of names to servers, not {type(entries).__name__}")
-    enabled = {str(name): entry for name, entry in entries.items() if not _disabled(entry)}
+    enabled = {
+        str(name): entry
+        for name, entry in entries.items()
+        if not (isinstance(entry, Mapping) and entry.get("disabled"))
+    }
     if not enabled:
         raise ValueError(f"{KEY} names no servers: set it to null, or add one")
     return enabled
-
-
-def _disabled(entry: Any) -> bool:
-    return isinstance(entry, Mapping) and bool(entry.get("disabled"))
 
 
 def read_server(name: str, entry: Any) -> Server:

@@ -2,15 +2,75 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.base import words
-from verl_turnkey.envs.prompting.hiper import INSTRUCTION
-from verl_turnkey.envs.thoughts import after_thoughts
+from verl_turnkey.envs.model_texts import FAMILIES, after_thoughts
 from verl_turnkey.envs.user_modules import load_function
+
+
+class ControlTokens:
+    """Turns control tokens in an environment's text into plain text.
+
+    A chat template writes control tokens and texts into one string, so a page that holds ``<|im_end|>`` would otherwise
+    end its own message. Control tokens are the tokenizer's special tokens, and of its other added tokens those that
+    mark thoughts or stand in the chat template (``<think>``, ``<tool_call>``).
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        # Not all of them: the added tokens of some models include tags of HTML.
+        template = str(getattr(tokenizer, "chat_template", None) or "")
+        marks = {mark for family in FAMILIES for mark in (family.begin, family.end)}
+        tokens = {
+            str(token)
+            for token in added
+            if token.special
+            or re.match(r"[<\[{].*[|｜]|[|｜].*[>\]}]$", str(token))
+            or (re.match(r"[<\[{◁].*[>\]}▷]$", str(token)) and (str(token) in marks or str(token) in template))
+        }
+        tokens |= {str(token) for token in getattr(tokenizer, "all_special_tokens", ())}
+        tokens = {token for token in tokens if len(token) > 1 and token.strip()}
+        self._pattern = re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)))
+        self._any = bool(tokens)
+
+    def plain(self, text: str) -> str:
+        """``text`` with a space after the first character of each control token in it."""
+        return self._pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text) if self._any else text
+
+
+STREAMS = ("switch", "subgoal", "action")
+"""the three decisions of a turn, each between tags of its name"""
+INSTRUCTION = (
+    "Think about the situation. Then write <switch>SWITCH</switch> to take a new subgoal or <switch>KEEP</switch> to "
+    "go on with yours, the subgoal inside <subgoal> </subgoal>, and one action inside <action> </action>."
+)
+_SWITCH = re.compile(r"<switch>\s*switch\s*</switch>", re.IGNORECASE)
+
+
+def stream_spans(text: str) -> Mapping[str, tuple[int, int]]:
+    """Characters of each decision, tags included: of the last ones with its tags. An absent one has no entry.
+
+    Without tags of an action the whole text is the action, as in the released code.
+    """
+    spans = {}
+    for stream in STREAMS:
+        end = text.rfind(f"</{stream}>")
+        start = text.rfind(f"<{stream}>", 0, end) if end >= 0 else -1
+        if start >= 0:
+            spans[stream] = (start, end + len(f"</{stream}>"))
+    return {"action": (0, len(text)), **spans}
+
+
+def switches(text: str) -> bool:
+    """Whether the turn takes a new subgoal; one whose decision is missing or garbled keeps its own."""
+    span = stream_spans(text).get("switch")
+    return span is not None and _SWITCH.fullmatch(text[slice(*span)]) is not None
+
 
 TOOL_CALL, TOOLS = "json", "tools"
 CALLS = (TOOL_CALL, TOOLS)

@@ -4,14 +4,106 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.errors import PromptTooLongError
-from verl_turnkey.envs.prompting.memory import Memory, PromptHistory, PromptTurn
+from verl_turnkey.envs.prompting.actions import CALLS, TOOL_CALL, TOOLS, ParsedAction, load_parser
+
+
+@dataclass(frozen=True)
+class PromptTurn:
+    """A past step as prompts show it."""
+
+    observation: str
+    action: str
+    """what :func:`history_text` makes of the response"""
+
+
+Summarize = Callable[[Sequence[PromptTurn]], str]
+"""Makes a text of the turns that are no longer shown, oldest first."""
+
+
+class SummaryError(RuntimeError):
+    """The function of ``turnkey.rollout.summary`` raised, or did not return text."""
+
+
+@dataclass(frozen=True)
+class PromptHistory:
+    """What one prompt shows of the past."""
+
+    turns: Sequence[PromptTurn] = ()
+    """oldest first"""
+    summary: str = ""
+    """of the turns before them"""
+
+
+@dataclass
+class Memory:
+    """The turns of one episode, and how many of them a prompt shows.
+
+    Args:
+        window: turns shown at most.
+        summarize: makes ``PromptHistory.summary``; None: always empty. Called once per number of turns left out.
+    """
+
+    window: int
+    summarize: Summarize | None = None
+    turns: list[PromptTurn] = field(default_factory=list)
+    _summaries: dict[int, str] = field(default_factory=dict)
+
+    def add(self, turn: PromptTurn) -> None:
+        self.turns.append(turn)
+
+    def copy(self) -> Memory:
+        """A copy that continues independently."""
+        return replace(self, turns=[*self.turns], _summaries={**self._summaries})
+
+    @property
+    def cuts(self) -> int:
+        """How often the history can be made shorter: once per turn shown, and once more for the summary."""
+        return min(self.window, len(self.turns)) + (self.summarize is not None)
+
+    def history(self, cut: int = 0) -> PromptHistory:
+        """The turns in the window without the ``cut`` oldest, and the summary, which is cut last.
+
+        Raises:
+            SummaryError: ``summarize`` raised, or did not return text.
+        """
+        length = min(self.window, len(self.turns)) - cut
+        if length < 0:
+            return PromptHistory()
+        first = len(self.turns) - length
+        return PromptHistory(self.turns[first:], self._summary(first))
+
+    def _summary(self, turns: int) -> str:
+        """Of the first ``turns`` turns, which never change, so it is made once."""
+        if self.summarize is None or turns == 0:
+            return ""
+        if turns not in self._summaries:
+            try:
+                text = self.summarize(self.turns[:turns])
+            except Exception as error:
+                raise SummaryError(f"turnkey.rollout.summary raised {type(error).__name__}: {error}") from error
+            if not isinstance(text, str):
+                raise SummaryError(f"turnkey.rollout.summary must return text, not {type(text).__name__}")
+            self._summaries[turns] = text
+        return self._summaries[turns]
+
+
+def history_text(parsed: ParsedAction, text: str, whole: bool) -> str:
+    """A past turn as later prompts show it: the action, or without one the beginning of what follows the thoughts."""
+    if whole:
+        return text.strip() or "(nothing)"
+    if parsed.action is None:
+        return " ".join((text if parsed.content is None else parsed.content).split())[:80] or "(nothing)"
+    return parsed.action
+
 
 FIELDS = ("task", "examples", "summary", "taken", "shown", "history", "step", "observation", "admissible", "format")
 LINE_FIELDS = ("step", "observation", "action")
@@ -24,10 +116,10 @@ _OF_A_STEP = re.compile(r"\{(observation|admissible)\}")
 def check_fields(text: str, fields: Sequence[str], needs: str, what: str) -> None:
     """Raise ValueError if ``text`` has a field that is not one of ``fields``, or lacks the field ``needs``."""
     used = _FIELD.findall(text)
-    for field in used:
-        if field not in fields:
+    for name in used:
+        if name not in fields:
             raise ValueError(
-                f"{what} has an unknown field {{{field}}}{did_you_mean(field, fields) or '.'} "
+                f"{what} has an unknown field {{{name}}}{did_you_mean(name, fields) or '.'} "
                 f"Fields are {', '.join(fields)}"
             )
     if needs not in used:
@@ -157,3 +249,120 @@ def fit_prompt(
 def _fill(text: str, values: Mapping[str, str]) -> str:
     """In one pass: braces in an observation are never taken for fields."""
     return _FIELD.sub(lambda match: values[match[1]], text)
+
+
+KEY = "turnkey.rollout.examples"
+WRITTEN = {"tags": "<action>{}</action>", "boxed": "\\boxed{{{}}}"}
+"""how a response writes an action, by format; any other format: as it is"""
+
+
+@dataclass(frozen=True)
+class ExampleTurn:
+    """One turn: an observation, and the response to it."""
+
+    observation: str
+    action: str | None = None
+    """what the response is to say; it is written in the action format"""
+    response: str | None = None
+    """the whole response instead, thoughts included"""
+    task: str | None = None
+    """null: the task of the episode. A turn with a task begins an example of its own"""
+    admissible: list[str] = field(default_factory=list)
+    """the possible actions, where prompts show them"""
+
+    def __post_init__(self) -> None:
+        if (self.action is None) == (self.response is None):
+            raise ConfigError("action: expected either an action or a response")
+
+    def written(self, fmt: str) -> str:
+        """The response in the action format ``fmt``."""
+        return self.response if self.response is not None else WRITTEN.get(fmt, "{}").format(self.action)
+
+
+def check_examples(turns: Iterable[ExampleTurn], fmt: str) -> None:
+    """Refuse a turn in which the agent loop would read no action, or a different one.
+
+    Raises:
+        ConfigError: names the turn, what was read in it, and why.
+    """
+    if fmt == TOOL_CALL:  # shown as text: the model's template writes the call
+        if wrong := [n for n, turn in enumerate(turns) if turn.action is None]:
+            raise ConfigError(f"{KEY}[{wrong[0]}]: with turnkey.rollout.action_format={TOOL_CALL} give the action")
+        return
+    if fmt == TOOLS:
+        if wrong := [n for n, turn in enumerate(turns) if turn.response is None]:
+            raise ConfigError(
+                f"{KEY}[{wrong[0]}]: with turnkey.rollout.action_format={TOOLS} give the response, the whole text that "
+                "the model should write, calls included"
+            )
+        return
+    parser = load_parser(fmt)
+    for n, turn in enumerate(turns):
+        parsed = parser(turn.written(fmt), turn.admissible or None)
+        if parsed.action is None or turn.action not in (None, parsed.action):
+            read = parsed.reason if parsed.action is None else f"the action {parsed.action!r} would be read"
+            raise ConfigError(
+                f"{KEY}[{n}]: {turn.written(fmt)!r} is not an example of turnkey.rollout.action_format={fmt}: {read}. "
+                "Give the whole text that the model should write as response"
+            )
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The example turns of one run, as its prompts show them.
+
+    Args:
+        fmt: ``turnkey.rollout.action_format``.
+        template: text of ``turnkey.rollout.template``.
+        instruction: how to write an action.
+        conversation: whether prompts are a conversation.
+    """
+
+    turns: Sequence[ExampleTurn]
+    fmt: str
+    template: str
+    instruction: str
+    conversation: bool
+
+    @property
+    def text(self) -> str:
+        """For the field ``{examples}`` of a template; empty where the examples are turns."""
+        if not self.turns or (self.conversation and self.fmt not in CALLS):
+            return ""
+        blocks = [
+            "\n".join(
+                [
+                    *([f"Task: {turn.task}"] if turn.task else []),
+                    f"Observation: {turn.observation}",
+                    *([f"Possible actions: {', '.join(turn.admissible)}"] if turn.admissible else []),
+                    f"Call of act: {turn.action}" if self.fmt == TOOL_CALL else f"Answer: {turn.written(self.fmt)}",
+                ]
+            )
+            for turn in self.turns
+        ]
+        return "\n\n".join(["Examples of what you see and what you answer:", *blocks])
+
+    def messages(self, task: str) -> list[dict[str, Any]]:
+        """The turns as messages, for an episode with this task; empty where the examples are text."""
+        if not self.conversation or self.fmt in CALLS:
+            return []
+        messages: list[dict[str, Any]] = []
+        step = 0
+        for turn in self.turns:
+            begins = not messages or turn.task is not None
+            step = 1 if begins else step + 1
+            messages += build_messages(
+                system=None,
+                template=self.template if begins else later_template(self.template),
+                task=turn.task or task,
+                history=(),
+                observation=turn.observation,
+                admissible=turn.admissible,
+                instruction=self.instruction,
+                step=step,
+            )
+            messages.append({"role": "assistant", "content": turn.written(self.fmt)})
+        return messages
+
+
+NONE = Examples((), "", "", "", conversation=False)

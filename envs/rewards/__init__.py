@@ -5,33 +5,21 @@ the modules ``matchtir``, ``stepsearch``, ``progress`` and ``arena``.
 """
 
 # Importing a module registers its component.
-from verl_turnkey.envs.rewards import (  # noqa: F401
-    answer,
-    contrastive,
-    function,
-    judged,
-    matchtir,
-    progress,
-    r1_router,
-    ranked,
-    scorer,
-    stepsearch,
-    sweet_spot,
-)
-from verl_turnkey.envs.rewards.answer import right_answers
+from verl_turnkey.envs.errors import JudgeError, RewardError
+from verl_turnkey.envs.rewards import matchtir, progress, r1_router, stepsearch  # noqa: F401
 from verl_turnkey.envs.rewards.arena import Standing, pairwise, tournament
 from verl_turnkey.envs.rewards.components import (
     Component,
-    JudgeError,
-    RewardError,
+    GroupMember,
+    Groups,
     RewardSpec,
     RewardStep,
     register_reward,
     rewards,
 )
 from verl_turnkey.envs.rewards.composition import LOOPS_OWN, Composition, Shaped, column_clash, compose
-from verl_turnkey.envs.rewards.group import GroupMember, Groups, Seat
 from verl_turnkey.envs.rewards.judge import Judge, JudgeConfig
+from verl_turnkey.envs.rewards.outcome import right_answers
 
 __all__ = [
     "LOOPS_OWN",
@@ -45,7 +33,6 @@ __all__ = [
     "RewardError",
     "RewardSpec",
     "RewardStep",
-    "Seat",
     "Shaped",
     "Standing",
     "column_clash",

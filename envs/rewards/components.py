@@ -6,25 +6,16 @@ an episode gives one number per step. ``@register_reward("name")`` makes it know
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
-from verl_turnkey.advantage.params import check, require_frozen
-from verl_turnkey.envs.thoughts import after_thoughts
-
-
-class RewardError(RuntimeError):
-    """A reward of this episode cannot be computed; the message names the component and what is missing.
-
-    A wrong configuration is a ``ConfigError`` instead.
-    """
-
-
-class JudgeError(RewardError):
-    """A judge gave no score: the message has the URL, the status and the beginning of what came back."""
+from verl_turnkey.advantage.params import check, did_you_mean, require_frozen
+from verl_turnkey.envs.errors import RewardError
+from verl_turnkey.envs.model_texts import after_thoughts
 
 
 @dataclass(frozen=True)
@@ -299,3 +290,124 @@ def _compiles(pattern: str) -> bool:
     except re.error:
         return False
     return True
+
+
+Ranking = tuple[Mapping[str, float], int]
+"""the reward of each episode of a group by its name, and how many calls that took"""
+
+
+class OfGroup(Protocol):
+    """A component that is computed once for a whole group."""
+
+    def of_group(self, members: Mapping[str, Steps]) -> Awaitable[Ranking]: ...
+
+
+class Group:
+    """The episodes of one task."""
+
+    def __init__(self) -> None:
+        self.open_members = 0
+        self.whole = asyncio.Event()
+        self._playing: set[str] = set()
+        self._ended: dict[str, Steps] = {}
+        self._rankings: dict[str, asyncio.Future[Ranking]] = {}
+
+    def enter(self, name: str) -> None:
+        self.open_members += 1
+        self._playing.add(name)
+
+    def leave(self, name: str) -> None:
+        self._playing.discard(name)
+        if not self._playing:
+            self.whole.set()
+
+    async def ranking(self, label: str, name: str, steps: Steps, component: OfGroup) -> Ranking:
+        """That of all episodes that ended well, once the last one of the group has ended."""
+        self._ended[name] = steps
+        self.leave(name)
+        await self.whole.wait()
+        if label not in self._rankings:
+            self._rankings[label] = asyncio.ensure_future(component.of_group(dict(self._ended)))
+        return await asyncio.shield(self._rankings[label])  # a cancelled waiter does not cancel it for the others
+
+
+class GroupMember:
+    """An episode as a member of its group."""
+
+    def __init__(self, group: Group, name: str) -> None:
+        self._group, self._name = group, name
+        self.calls: dict[str, float] = {}
+        """label of a component -> the episode's share of its calls"""
+        group.enter(name)
+
+    async def values(self, label: str, component: OfGroup, steps: Steps) -> list[float]:
+        """The reward of the episode in its group, on its last step."""
+        rewards, calls = await self._group.ranking(label, self._name, steps, component)
+        self.calls[label] = calls / len(rewards)
+        return at_the_end(steps, rewards[self._name])
+
+    def leave(self) -> None:
+        """The episode has ended, well or not."""
+        self._group.leave(self._name)
+        self._group.open_members -= 1
+
+
+class Groups:
+    """The groups whose episodes play now, by a key of their own."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Group] = {}
+
+    def join(self, key: str, name: str) -> GroupMember:
+        """Make episode ``name`` a member of group ``key``; all of its episodes must join before the first one ends."""
+        self._open = {k: group for k, group in self._open.items() if group.open_members}
+        group = self._open.get(key)
+        if group is None or group.whole.is_set():  # an earlier group under the same key
+            group = self._open[key] = Group()
+        return GroupMember(group, name)
+
+
+FIELDS = ("task", "transcript", "observation", "action")
+_FIELD = re.compile(r"\{(\w+)\}")
+
+
+def check_template(template: str, key: str) -> None:
+    """Refuse a ``template``, the option ``key``, with unknown fields, or with none that shows what the agent did.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    named = _FIELD.findall(template)
+    for name in named:
+        hint = did_you_mean(name, FIELDS)
+        check(name in FIELDS, key, f"only fields among {', '.join(FIELDS)}{hint}", f"{{{name}}}")
+    seen = {"transcript", "action"} & set(named)
+    check(bool(seen), key, "to show the {transcript} or the {action}", template)
+
+
+def fill(template: str, steps: Steps, max_chars: int) -> str:
+    """``template`` with its fields: {observation} and {action} are those of the last of ``steps``."""
+    texts = [step.text or step.action or "" for step in steps]
+    values = {
+        "task": steps[0].task,
+        "transcript": _shortened(
+            "\n\n".join(
+                f"Observation {t}: {step.observation}\nAgent {t}: {words}"
+                for t, (step, words) in enumerate(zip(steps, texts, strict=True), 1)
+            ),
+            max_chars,
+        ),
+        "observation": steps[-1].observation,
+        "action": steps[-1].action or steps[-1].content or "(no action)",
+    }
+    # In one pass: text of a model or an environment is never taken for a field.
+    return _FIELD.sub(lambda match: values[match[1]], template)
+
+
+def _shortened(text: str, most: int) -> str:
+    """``text`` without its middle when it is longer than ``most``: its beginning and its end matter most."""
+    left_out = len(text) - most
+    if left_out <= 0:
+        return text
+    head = most // 2
+    return f"{text[:head]}\n[{left_out} characters left out]\n{text[head + left_out :]}"

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse
-from verl_turnkey.envs.rewards.components import Component, Paid, RewardError, Steps, rewards
-from verl_turnkey.envs.rewards.group import GroupMember
+from verl_turnkey.envs.errors import RewardError
+from verl_turnkey.envs.rewards.components import Component, GroupMember, Paid, Steps, rewards
 from verl_turnkey.envs.user_modules import load_function
 
 _OWN = ("name", "weight", "label", "column")

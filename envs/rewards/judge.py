@@ -6,14 +6,17 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.rewards.components import JudgeError
-from verl_turnkey.envs.rewards.endpoint import SHOWN, Endpoint, EndpointConfig, chat_endpoint, finite
-from verl_turnkey.envs.thoughts import after_first_thoughts
+from verl_turnkey.envs.errors import JudgeError
+from verl_turnkey.envs.http import SHOWN, Endpoint, EndpointConfig, chat_endpoint, finite
+from verl_turnkey.envs.model_texts import after_first_thoughts
+from verl_turnkey.envs.rewards.components import Steps, Values, at_the_end, check_template, fill, register_reward
+from verl_turnkey.envs.rewards.composition import gather
+from verl_turnkey.envs.rewards.progress import differences
 
 Messages = Sequence[Mapping[str, Any]]
 ONE_TOKEN = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
@@ -154,3 +157,132 @@ def json_numbers(answer: str, keys: Sequence[str], url: str) -> list[float]:
         f"the judge at {url} gave no score: expected a JSON object with numbers under {', '.join(keys)}, "
         f"got {answer[-SHOWN:]!r}"
     )
+
+
+PROMPT = """An agent was given this task:
+{task}
+
+What happened:
+{transcript}
+
+How well did the agent do, up to here? End with one line, 'Score: ' and a number from 0 (useless) to 10 (solved)."""
+BINARY_PROMPT = """An agent was given this task:
+{task}
+
+What happened:
+{transcript}
+
+Will the agent solve the task? Answer 1 for yes or 0 for no."""
+
+
+@register_reward("judge", hindsight=True)
+@dataclass(frozen=True)
+class JudgeReward(JudgeConfig):
+    """The score of a model behind an OpenAI-compatible endpoint, for the episode or for each step."""
+
+    per: Literal["episode", "step", "gain"] = "episode"
+    """episode: one score, on the last step; step: every step is scored, given the episode up to and including it; gain:
+    how much that score rose, from 0 before the first step"""
+    prompt: str | None = None
+    """the question, with the fields {task}, {transcript} and, of the last step shown, {observation} and {action}; null:
+    how well the agent did, from 0 to 10, and with binary whether it will solve the task"""
+    system: str | None = None
+    """system message; null: none"""
+    max_chars: int = 20_000
+    """characters of a transcript that are shown; of longer ones beginning and end, and how much was left out"""
+    score_range: tuple[float, float] | None = (0.0, 10.0)
+    """the worst and the best score the model may give; they become 0 and 1. null: the score is taken as it is"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.max_chars > 0, "max_chars", "a positive integer", self.max_chars)
+        check_template(self.question, "prompt")
+
+    async def __call__(self, steps: Steps) -> Values:
+        if self.per == "episode":
+            return at_the_end(steps, await self._judge.score(self.messages(steps)))
+        scores = await gather(self._judge.score(self.messages(steps[: t + 1])) for t in range(len(steps)))
+        return differences([0.0, *scores]) if self.per == "gain" else scores
+
+    @property
+    def question(self) -> str:
+        """``prompt``, or the default one."""
+        return self.prompt or (BINARY_PROMPT if self.binary else PROMPT)
+
+    def messages(self, steps: Steps) -> list[dict[str, str]]:
+        """What the model is asked about ``steps``."""
+        user = {"role": "user", "content": fill(self.question, steps, self.max_chars)}
+        return [user] if self.system is None else [{"role": "system", "content": self.system}, user]
+
+    @cached_property
+    def _judge(self) -> Judge:
+        return Judge(JudgeConfig(**{entry.name: getattr(self, entry.name) for entry in fields(JudgeConfig)}))
+
+
+TEXT = "{task}\n\n{transcript}"
+
+
+@register_reward("scorer", hindsight=True)
+@dataclass(frozen=True)
+class Scorer(EndpointConfig):
+    """The scores of a process reward model: one request per episode, with all of its steps.
+
+    ``api="classify"`` is that of vLLM's ``/classify``, which verl's own reward models use, too::
+
+        {"model": ..., "input": [text of step 0, ...]}  ->  {"data": [{"index": 0, "probs": [..., score]}, ...]}
+
+    The text of a step shows the episode up to and including it; its score is the last of ``probs``. ``api="turns"`` is
+    for a server of your own::
+
+        {"model": ..., "task": ..., "turns": [{"observation": ..., "text": ..., "action": ..., "valid": ...}, ...]}
+            ->  {"scores": [score of step 0, ...]}
+    """
+
+    url: str
+    """the whole address, such as http://host:8000/classify"""
+    model: str | None = None
+    """name of the model there; null: it is not sent"""
+    api: Literal["classify", "turns"] = "classify"
+    """what is sent and what comes back"""
+    text: str = TEXT
+    """of classify: what is shown of a step, with the fields of the judge's prompt"""
+    max_chars: int = 20_000
+    """of classify: characters of a transcript that are shown; of longer ones beginning and end"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.max_chars > 0, "max_chars", "a positive integer", self.max_chars)
+        check_template(self.text, "text")
+
+    async def __call__(self, steps: Steps) -> Values:
+        return await self._endpoint.ask(self.question(steps), values=len(steps))
+
+    def question(self, steps: Steps) -> dict[str, Any]:
+        """What the server is asked about an episode, besides ``model`` and ``params``."""
+        if self.api == "classify":
+            return {"input": [fill(self.text, steps[: t + 1], self.max_chars) for t in range(len(steps))]}
+        names = ("observation", "text", "action", "valid")
+        turns = [{name: getattr(step, name) for name in names} for step in steps]
+        return {"task": steps[0].task, "turns": turns}
+
+    @cached_property
+    def _endpoint(self) -> Endpoint[list[float]]:
+        expected, read = {
+            "classify": ("data with probs, one list of numbers per step", _classes),
+            "turns": ("scores, one number per step", _scores),
+        }[self.api]
+        return Endpoint(self, "", who="the scorer", expected=expected, read=read)
+
+
+def _classes(answer: Any) -> list[float] | None:
+    rows = sorted(answer["data"], key=lambda row: row["index"])
+    return _numbers([row["probs"][-1] for row in rows])
+
+
+def _scores(answer: Any) -> list[float] | None:
+    return _numbers(answer["scores"])
+
+
+def _numbers(values: list[Any]) -> list[float] | None:
+    numbers = [None if isinstance(value, str) else finite(value) for value in values]
+    return None if None in numbers else [number for number in numbers if number is not None]

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.errors import MissingPackageError
-from verl_turnkey.envs.rewards.components import RewardError, Steps, Values, register_reward
+from verl_turnkey.envs.errors import MissingPackageError, RewardError
+from verl_turnkey.envs.rewards.components import Steps, Values, register_reward
 
 Floats = NDArray[np.float64]
 SINKHORN_STEPS = 1000

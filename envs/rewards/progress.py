@@ -8,7 +8,8 @@ from itertools import pairwise
 from typing import Literal
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.rewards.components import RewardError, Steps, Values, number, register_reward
+from verl_turnkey.envs.errors import RewardError
+from verl_turnkey.envs.rewards.components import Steps, Values, number, register_reward
 
 
 def differences(estimates: Sequence[float]) -> list[float]:

@@ -17,9 +17,10 @@ from typing import Any, cast
 import numpy as np
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.rewards.components import RewardError, Steps, Values, register_reward
-from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig, finite
-from verl_turnkey.envs.squad import words
+from verl_turnkey.envs.errors import RewardError
+from verl_turnkey.envs.http import Endpoint, EndpointConfig, finite
+from verl_turnkey.envs.model_texts import words
+from verl_turnkey.envs.rewards.components import Steps, Values, register_reward
 from verl_turnkey.envs.user_modules import load_function
 
 SHORT = 5  # words of a gold answer up to which it has to be there as a whole

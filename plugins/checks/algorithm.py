@@ -31,7 +31,7 @@ from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
 from verl_turnkey.plugins.config.schema import closest
 from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied
 from verl_turnkey.plugins.credit.unrecorded import COLUMNS, VERLS_LOOPS, listed_per_turn, needs_record
-from verl_turnkey.plugins.rollout.streams import FORMAT
+from verl_turnkey.plugins.rollout.token_spans import STREAM_FORMAT
 from verl_turnkey.plugins.verl_api import internals, ledger
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
@@ -309,6 +309,6 @@ def check_value_heads(run: Run) -> None:
 def check_streams(run: Run) -> None:
     """Refuse modifiers of tokens where the method gives the tokens of each decision of a turn their own advantages."""
     method, by_token = run.estimator, [modifier.spec.name for modifier in run.modifiers if modifier.by_token]
-    in_streams = run.turnkey.rollout.action_format == FORMAT
+    in_streams = run.turnkey.rollout.action_format == STREAM_FORMAT
     if by_token and method and "subgoal_advantages" in method.gives and in_streams:
         refuse("streams-and-tokens", method=method.name, modifier=by_token[0])

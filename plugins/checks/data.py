@@ -10,13 +10,12 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_turnkey.envs.agents.harbor import ENV_ID, HarborTask
-from verl_turnkey.envs.agents.harbor_runner import sandbox_for
+from verl_turnkey.envs.agents.harbor import ENV_ID, HarborTask, sandbox_for
 from verl_turnkey.envs.errors import MissingPackageError, SandboxError, TaskFormatError
 from verl_turnkey.envs.panels import Panel, panel_of
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.registry import check_call
-from verl_turnkey.envs.tasks import COLUMN, Task, open_parquet, task_of
+from verl_turnkey.envs.tasks import COLUMN, HINT, Task, open_parquet, task_of
 from verl_turnkey.plugins.checks.files import (
     FORMATS,
     LOOP_COLUMN,
@@ -36,7 +35,6 @@ from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.playing import differing
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
 from verl_turnkey.plugins.credit.unrecorded import VERLS_LOOPS
-from verl_turnkey.plugins.rollout.hints import COLUMN as HINT
 from verl_turnkey.plugins.verl_api.internals import own_manager
 
 

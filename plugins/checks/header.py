@@ -14,8 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.envs.prompting.actions import instruction_of
-from verl_turnkey.envs.prompting.examples import Examples
-from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.envs.prompting.prompts import Examples, load_template
 from verl_turnkey.losses.registry import weighs
 from verl_turnkey.plugins.checks.files import last_step, shared_tasks, task_environments, tasks, training_loops
 from verl_turnkey.plugins.checks.keys import uses_us

@@ -19,16 +19,20 @@ from omegaconf import DictConfig
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.answers import Answer, Info
 from verl_turnkey.envs.errors import EnvironmentFailure
-from verl_turnkey.envs.hosting.host import fingerprint
-from verl_turnkey.envs.hosting.instances import CLOSE_SECONDS, RESET_KEY, STEP_KEY
-from verl_turnkey.envs.hosting.process import ProcessWorker
+from verl_turnkey.envs.hosting.host import CLOSE_SECONDS, RESET_KEY, STEP_KEY, fingerprint
+from verl_turnkey.envs.hosting.workers import ProcessWorker
 from verl_turnkey.envs.prompting.actions import CALLS, TOOLS, instruction_of
-from verl_turnkey.envs.prompting.examples import Examples
-from verl_turnkey.envs.prompting.memory import Memory, PromptHistory
-from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt, load_template
+from verl_turnkey.envs.prompting.prompts import (
+    Examples,
+    Memory,
+    PromptHistory,
+    build_messages,
+    fit_prompt,
+    load_template,
+)
 from verl_turnkey.envs.rewards import RewardError, RewardStep, right_answers
 from verl_turnkey.envs.tasks import COLUMN, Task
-from verl_turnkey.envs.tool_info import random_call
+from verl_turnkey.envs.tools import random_call
 from verl_turnkey.envs.users import PROBE, with_policy
 from verl_turnkey.plugins.checks.data import without_tasks
 from verl_turnkey.plugins.checks.files import columns, local_parquet, rows
@@ -43,7 +47,7 @@ from verl_turnkey.plugins.config.schema import (
     load_examples,
     turnkey_config,
 )
-from verl_turnkey.plugins.rollout.extra_columns import countable
+from verl_turnkey.plugins.rollout.columns import countable
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 
 STEPS = 5
@@ -245,7 +249,7 @@ def _measure(config: DictConfig, turnkey: TurnkeyConfig, observation: str, info:
         return None  # not a plain local tokenizer: the agent loop measures each prompt anyway
     from transformers import AutoTokenizer
 
-    from verl_turnkey.plugins.rollout.spaces import check_spaces
+    from verl_turnkey.plugins.rollout.token_spans import check_spaces
 
     tokenizer = AutoTokenizer.from_pretrained(path)
     check_spaces(tokenizer)

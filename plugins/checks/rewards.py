@@ -14,7 +14,7 @@ from verl_turnkey.plugins.checks.scorers import OF_GROUPS
 from verl_turnkey.plugins.checks.values import is_number
 from verl_turnkey.plugins.config.schema import reward_entries
 from verl_turnkey.plugins.credit.supplied import BYPASS, check_supplied, from_trainer
-from verl_turnkey.plugins.rollout.streams import COLUMNS, FORMAT
+from verl_turnkey.plugins.rollout.token_spans import STREAM_COLUMNS, STREAM_FORMAT
 from verl_turnkey.plugins.teacher import read_source
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
@@ -140,7 +140,7 @@ def check_columns(
     method = run.estimator
     needs: list[tuple[str, Sequence[str]]] = [] if method is None else [(method.name, method.columns(run.params))]
     needs += [(f"{modifier.spec.name} (turnkey.credit.modify)", modifier.columns) for modifier in run.modifiers]
-    of_format = COLUMNS if run.turnkey.rollout.action_format == FORMAT else ()
+    of_format = STREAM_COLUMNS if run.turnkey.rollout.action_format == STREAM_FORMAT else ()
     known = {f"extra.{name}" for name in (*env_columns, *reward_columns, *strategy_columns, *LOOPS_OWN, *of_format)}
     known |= supplied_columns(run)
     for reader, needed in needs:

@@ -26,7 +26,7 @@ from verl_turnkey.plugins.config.schema import (
     loss_params,
 )
 from verl_turnkey.plugins.rollout.strategies import StrategySpec, read_strategy
-from verl_turnkey.plugins.rollout.strategies.bounds import Most, most_of_group, times
+from verl_turnkey.plugins.rollout.strategies.registry import Most, most_of_group, times
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from verl_turnkey.plugins.config.scorers import (
 )
 from verl_turnkey.plugins.credit.supplied import BYPASS, OF_RANK, OF_TEACHER
 from verl_turnkey.plugins.teacher import TeacherSource, read_source
-from verl_turnkey.plugins.teacher.registry import KEY, Source
+from verl_turnkey.plugins.teacher.sources import KEY, Source
 
 OF_GROUPS = ("group_success", "group_failures", "reflection")
 TOKENS, WEIGHTS = "turnkey.teacher.max_tokens", "turnkey.teacher.weights"

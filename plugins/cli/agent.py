@@ -17,7 +17,7 @@ import typer
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import read_text
-from verl_turnkey.envs.agents.remote import is_url
+from verl_turnkey.envs.agents.function import is_url
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.tasks import json_object
 
@@ -54,8 +54,7 @@ def agent(
     if model != FAKE and replies is not None:
         raise typer.BadParameter("--replies goes with --model fake")
     with redirect_stdout(sys.stderr if as_json else sys.stdout):  # verl and the agent print, too
-        from verl_turnkey.plugins.gateway.rehearsal import rehearse
-        from verl_turnkey.plugins.gateway.stand_in import Script, Server, read_replies
+        from verl_turnkey.plugins.gateway.rehearsal import Script, Server, read_replies, rehearse
 
         script = Script(read_replies(replies) if replies else ())
         stand_in = script if model == FAKE else Server(model, model_name, api_key_env)

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from verl_turnkey.envs.installed import import_installed
+from verl_turnkey.envs.user_modules import import_installed
 from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.cli import packages
 from verl_turnkey.plugins.verl_api import internals, ledger, seams

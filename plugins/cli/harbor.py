@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from verl_turnkey.envs.agents.harbor import ENV_ID, HarborTask, find_tasks
-from verl_turnkey.envs.agents.harbor_runner import check_task, sandbox_for
-from verl_turnkey.envs.agents.sandbox import choose
+from verl_turnkey.envs.agents.harbor import ENV_ID, HarborTask, check_task, find_tasks, sandbox_for
+from verl_turnkey.envs.agents.sandboxes import choose
 from verl_turnkey.envs.errors import TaskFormatError
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.plugins.cli.task_rows import TaskRow, split_rows

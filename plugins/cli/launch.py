@@ -137,8 +137,7 @@ def agent_of(words: Sequence[str]) -> Played | None:
 def _named(environment: str) -> Played:
     import gymnasium
 
-    from verl_turnkey.envs.installed import import_installed
-    from verl_turnkey.envs.user_modules import environments_of, import_modules
+    from verl_turnkey.envs.user_modules import environments_of, import_installed, import_modules
 
     file, _, chosen = environment.partition(".py:") if ".py:" in environment else (environment, "", "")
     if environment.endswith(".py") or chosen:

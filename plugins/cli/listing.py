@@ -130,7 +130,7 @@ def _stand_in_for_torch() -> None:
 
 def _own(kind: Literal["estimators", "modifiers", "losses"]) -> dict[str, Any]:
     """What installed packages register of ``kind``."""
-    from verl_turnkey.envs.installed import import_installed
+    from verl_turnkey.envs.user_modules import import_installed
     from verl_turnkey.plugins.cli import recipes
 
     import_installed([kind.replace("modifiers", "estimators")])

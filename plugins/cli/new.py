@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
-from verl_turnkey.envs.installed import import_installed
+from verl_turnkey.envs.user_modules import import_installed
 from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS
 from verl_turnkey.plugins.config.overrides import override
 

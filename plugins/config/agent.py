@@ -21,7 +21,7 @@ from verl_turnkey.plugins.config.roles import (
 )
 
 if TYPE_CHECKING:
-    from verl_turnkey.envs.agents.jobs import Sandbox
+    from verl_turnkey.envs.agents.sandboxes import Sandbox
     from verl_turnkey.envs.mcp_servers.servers import Server
     from verl_turnkey.envs.mcp_servers.tools import Servers
 
@@ -122,7 +122,7 @@ def sandbox_of(agent: AgentConfig) -> Sandbox:
     Raises:
         SandboxError: it cannot be used on this machine.
     """
-    from verl_turnkey.envs.agents.sandbox import choose
+    from verl_turnkey.envs.agents.sandboxes import choose
 
     rootfs = None if agent.rootfs is None else Path(agent.rootfs)
     readable = [Path(path).expanduser().absolute() for path in agent.readable]

@@ -16,8 +16,7 @@ from verl_turnkey.advantage import EstimatorSpec, Modification, estimators, pars
 from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.prompting.actions import CALLS, FORMATS
-from verl_turnkey.envs.prompting.examples import KEY, ExampleTurn
-from verl_turnkey.envs.prompting.prompts import LINE, LINE_FIELDS, check_fields
+from verl_turnkey.envs.prompting.prompts import KEY, LINE, LINE_FIELDS, ExampleTurn, check_fields
 from verl_turnkey.plugins.config.agent import AgentConfig, McpConfig
 from verl_turnkey.plugins.config.presets import PresetConfig
 from verl_turnkey.plugins.config.roles import (

@@ -25,8 +25,7 @@ from verl.workers.engine_workers import TrainingWorker
 
 from verl_turnkey.advantage import ConfigError, ValueHead
 from verl_turnkey.plugins.credit.heads import VALUES, target_field, value_field
-from verl_turnkey.plugins.prm.engine import device_of_engines
-from verl_turnkey.plugins.prm.rows import of_response
+from verl_turnkey.plugins.prm.worker import device_of_engines, of_response
 
 MODEL_TYPE, VERLS_TYPE = "turnkey_heads", "value_model"
 

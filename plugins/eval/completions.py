@@ -14,8 +14,8 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import EnvironmentFailure
+from verl_turnkey.envs.http import Endpoint, EndpointConfig
 from verl_turnkey.envs.rewards import JudgeError
-from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig
 
 TIMEOUT = 1800.0
 """seconds that a turn may take, including the wait in the server's queue"""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_turnkey.envs.rewards.components import RewardStep
-from verl_turnkey.envs.rewards.judged import JudgeReward
+from verl_turnkey.envs.rewards.judge import JudgeReward
 from verl_turnkey.envs.rewards.progress import recipe_progress
 from verl_turnkey.plugins.log.schema import TABLES
 from verl_turnkey.plugins.view.join import flag

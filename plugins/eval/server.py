@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.rewards.endpoint import opener
+from verl_turnkey.envs.http import opener
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -5,22 +5,90 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
-from verl_turnkey.envs.thoughts import opens_thoughts, split_thoughts
-from verl_turnkey.plugins.gateway.messages import Message, ToolCall
-from verl_turnkey.plugins.gateway.token_bound import TokenBound
+from verl_turnkey.envs.model_texts import opens_thoughts, split_thoughts
+from verl_turnkey.envs.prompting.actions import ControlTokens
+from verl_turnkey.plugins.gateway.messages import Message, Reply, Request, ToolCall
 from verl_turnkey.plugins.notices import warn_once
 from verl_turnkey.plugins.rollout.action_reader import ACT, HEADER, OPENING
-from verl_turnkey.plugins.rollout.tool_calls import read_calls, tools_of
-from verl_turnkey.plugins.rollout.tool_parsers import call_parser
+from verl_turnkey.plugins.rollout.episode import Generated, Prompt
+from verl_turnkey.plugins.rollout.tool_calls import call_parser, read_calls, tools_of
 from verl_turnkey.plugins.rollout.turn_tail import ASKED, TurnTail, end_tokens, learn
 from verl_turnkey.plugins.verl_api import builders
+
+# --- tokens that messages take at least -------------------------------------------------------------------------------
+
+SHORT = 100_000
+"""characters that are worth no look: they are tokenized in a moment"""
+PART = 2**20
+"""bytes that are looked at together"""
+
+
+class TokenBound:
+    """A lower bound of the tokens of messages, by the longest token that each byte occurs in.
+
+    If byte ``b`` occurs in no token of more than ``m(b)`` bytes, the bytes of each token add at most 1 to the sum of
+    ``1 / m(b)``. A vocabulary without single bytes may have a token for unknown text of any length: it has no bound.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, messages: Sequence[Message]) -> int:
+        """The bound for a prompt. Of the model's own turns nothing counts: templates drop parts of them."""
+        texts = [message.text for message in messages if message.role != "assistant"]
+        return len(messages) if sum(map(len, texts)) <= SHORT else int(sum(map(self._tokens, texts)))
+
+    @cached_property
+    def _shares(self) -> NDArray[np.float64]:
+        """1 / m(b) of each byte, (256,); 0 if it occurs in no token."""
+        vocabulary = self._tokenizer.get_vocab()
+        by_bytes = "\u0120" in vocabulary  # a space, in the alphabet of GPT-2
+        shares, unseen = np.zeros(256), {*range(256)}
+        if by_bytes or "<0x00>" in vocabulary:
+            for token in sorted((_bytes(token, by_bytes) for token in vocabulary), key=len, reverse=True):
+                new = unseen.intersection(token)
+                shares[[*new]] = 1 / max(1, len(token))
+                unseen -= new
+        return shares
+
+    def _tokens(self, text: str) -> float:
+        text = unicodedata.normalize("NFC", text.strip())  # as some tokenizers and many templates do
+        content = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
+        parts = (content[start : start + PART] for start in range(0, len(content), PART))
+        return float(sum(np.bincount(part, minlength=256) @ self._shares for part in parts))
+
+
+def _alphabet() -> dict[int, int]:
+    """The byte that each character of a byte-level vocabulary stands for, as in GPT-2."""
+    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printed]
+    return {byte: byte for byte in printed} | {256 + n: byte for n, byte in enumerate(others)}
+
+
+_ALPHABET = _alphabet()
+
+
+def _bytes(token: str, by_bytes: bool) -> bytes:
+    if by_bytes:
+        try:
+            return token.translate(_ALPHABET).encode("latin-1")
+        except UnicodeEncodeError:  # an added token, which is plain text
+            pass
+    return token.replace("\u2581", " ").encode("utf-8", "replace")  # as SentencePiece writes spaces
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -102,7 +170,7 @@ class Codec(TurnCodec):
     Args:
         tokenizer: the model's.
         builder: verl's continuous-token builder of the model.
-        tool_format: see :func:`~verl_turnkey.plugins.rollout.tool_parsers.call_parser`.
+        tool_format: see :func:`~verl_turnkey.plugins.rollout.tool_calls.call_parser`.
         stop_token_ids: ids that end a turn, besides those of the model and of the parser.
 
     Raises:
@@ -290,3 +358,42 @@ def _call_message(calls: Sequence[ToolCall], text_arguments: bool) -> dict[str, 
         for call in calls
     ]
     return {"role": "assistant", "content": "", "tool_calls": made}
+
+
+# --- replies ----------------------------------------------------------------------------------------------------------
+
+
+def reply_of(
+    turn: str,
+    request: Request,
+    prompt: Prompt,
+    generated: Generated,
+    parsed: Parsed,
+    sampling: Mapping[str, Any],
+    codec: TurnCodec,
+    cut: bool,
+) -> Reply:
+    """The reply ``turn`` to ``request``; ``cut``: the limit of tokens ended it."""
+    calls = tuple(replace(call, id=f"call_{turn}_{j}", written=call.id) for j, call in enumerate(parsed.calls))
+    ended = codec.ended(generated.ids)
+    string = None if ended else _first(sampling.get("stop") or (), generated.text)
+    log_probs: list[tuple[str, float]] = []
+    if request.log_probs and generated.log_probs is not None:
+        log_probs = [(codec.token(i), p) for i, p in zip(generated.ids, generated.log_probs, strict=True)]
+    return Reply(
+        id=turn,
+        text=parsed.text,
+        calls=calls,
+        reasoning=parsed.reasoning,
+        finish="length" if cut else "stop",
+        prompt_tokens=len(prompt.ids),
+        completion_tokens=len(generated.ids),
+        log_probs=log_probs,
+        cached_tokens=generated.extra_fields.get("num_cached_tokens") or 0,
+        stop=string if string in request.stop else None,
+    )
+
+
+def _first(strings: Sequence[str], text: str) -> str | None:
+    """The string that occurs first in ``text``, at which the model's server stopped."""
+    return min((string for string in strings if string in text), key=text.index, default=None)

@@ -12,13 +12,11 @@ from verl_turnkey.advantage import RecordError, make_step
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome
 from verl_turnkey.envs.answers import images_key
 from verl_turnkey.plugins.gateway.messages import Message, Reply, Request
-from verl_turnkey.plugins.gateway.reports import BY_NUMBER, USE_ID, reply_id, unclear
 from verl_turnkey.plugins.gateway.session import Session
 from verl_turnkey.plugins.gateway.states import StateKey
-from verl_turnkey.plugins.gateway.threads import Threads, threads_of
-from verl_turnkey.plugins.gateway.turns import Turn
+from verl_turnkey.plugins.gateway.turns import BY_NUMBER, USE_ID, Threads, Turn, reply_id, threads_of, unclear
+from verl_turnkey.plugins.rollout.columns import countable
 from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep
-from verl_turnkey.plugins.rollout.extra_columns import countable
 
 LONGEST_TEXT = 200
 """characters of a text in `extra` that estimators can read; reward components get all of it"""

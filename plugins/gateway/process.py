@@ -13,11 +13,15 @@ from omegaconf import DictConfig
 
 from verl_turnkey.envs.agents.base import AgentHandle, Runner
 from verl_turnkey.envs.agents.command import CommandRunner
-from verl_turnkey.envs.agents.folders import working_folder
-from verl_turnkey.envs.agents.function import FunctionRunner, InProcessFunctionRunner
-from verl_turnkey.envs.agents.harbor_runner import HarborRunner
-from verl_turnkey.envs.agents.remote import RemoteRunner, address_towards, is_url
-from verl_turnkey.envs.agents.states import WorkspaceState
+from verl_turnkey.envs.agents.folders import WorkspaceState, working_folder
+from verl_turnkey.envs.agents.function import (
+    FunctionRunner,
+    InProcessFunctionRunner,
+    RemoteRunner,
+    address_towards,
+    is_url,
+)
+from verl_turnkey.envs.agents.harbor import HarborRunner
 from verl_turnkey.plugins.config.agent import ANYWHERE, OWN_REWARD, sandbox_of
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, turnkey_config
 from verl_turnkey.plugins.gateway.codec import Codec, TurnCodec

@@ -17,14 +17,151 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Literal
+from itertools import takewhile
+from typing import Any, Literal, overload
+
+import numpy as np
 
 from verl_turnkey.envs.answers import images_key
-from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, Request
-from verl_turnkey.plugins.gateway.own_calls import OwnCalls
+from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, Request, ToolCall
+
+# --- token ids --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SharedIds(Sequence[int]):
+    """Ids that begin as an earlier sequence does; only the others are stored.
+
+    An agent's prompts extend each other: as lists, those of an episode would take memory quadratic in its turns.
+
+    Args:
+        own: (L - shared,), int32, what follows the shared ids.
+        before: the earlier sequence.
+        shared: how many of its first ids these begin with.
+    """
+
+    own: np.ndarray
+    before: SharedIds | None = None
+    shared: int = 0
+
+    @classmethod
+    def of(cls, ids: Sequence[int], before: SharedIds | None = None) -> SharedIds:
+        """``ids``, of which those that ``before`` begins with, too, are not stored again. Linear in both."""
+        own = np.asarray(ids, np.int32)
+        if before is None:
+            return cls(own)
+        length = min(len(own), len(before))
+        differs = own[:length] != before._since(0)[:length]
+        shared = int(differs.argmax()) if differs.any() else length
+        return cls(own[shared:].copy(), before, shared) if shared else cls(own)
+
+    def followed_by(self, ids: Sequence[int]) -> SharedIds:
+        """These ids and then ``ids``."""
+        return SharedIds(np.asarray(ids, np.int32), self, len(self))
+
+    def __len__(self) -> int:
+        return self.shared + len(self.own)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, int):
+            return int(self._since(0)[index])
+        start, stop, step = index.indices(len(self))
+        if step < 0:
+            return self._since(0)[index].tolist()
+        return self._since(start)[: max(0, stop - start) : step].tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self[:])
+
+    def _since(self, start: int) -> np.ndarray:
+        """The ids from position ``start`` on."""
+        parts: list[np.ndarray] = []
+        ids, stop = self, len(self)
+        while True:
+            if stop > ids.shared:
+                parts.append(ids.own[max(0, start - ids.shared) : stop - ids.shared])
+                stop = ids.shared
+            if stop <= start or ids.before is None:
+                return np.concatenate(parts[::-1]) if parts else ids.own[:0]
+            ids = ids.before
+
+
+# --- ids of calls -----------------------------------------------------------------------------------------------------
+
+
+class OwnCalls:
+    """The calls of an episode's replies. ``key``: the hash of a message and of those before it, by their hash."""
+
+    def __init__(self, key: Callable[[bytes, Message], bytes]) -> None:
+        self._key = key
+        self._calls: dict[str, ToolCall] = {}
+        self._answers: defaultdict[bytes, list[Reply]] = defaultdict(list)
+        """by the messages before them"""
+
+    def add(self, before: bytes, reply: Reply) -> None:
+        """Take the reply to the messages with the hash ``before``."""
+        if reply.calls:
+            self._calls |= {call.id: call for call in reply.calls}
+            self._answers[before].append(reply)
+
+    def restored(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages, in which calls of replies and their results have the ids of these calls, and calls also those
+        that the model wrote.
+
+        A turn whose calls all have other ids is the reply with equal text and calls to the messages before it, if there
+        is exactly one.
+        """
+        own: list[Message] = []
+        hashed, before, results = 0, b"", iter(())
+        for number, message in enumerate(messages):
+            if message.calls:
+                calls = message.calls
+                if not any(call.id in self._calls for call in calls):
+                    for past in own[hashed:]:
+                        before = self._key(before, past)
+                    hashed, content = len(own), self._content(message)
+                    answers = self._answers.get(before, ())
+                    equal = [reply.calls for reply in answers if self._content(reply.message) == content]
+                    calls = equal[0] if len(equal) == 1 else calls
+                after = takewhile(lambda later: later.role != "assistant", messages[number + 1 :])
+                results = iter(self._results([m.call_id for m in after if m.role == "tool"], message.calls, calls))
+                written = [self._calls.get(call.id, call).written for call in calls]
+                calls = (replace(call, written=i) for call, i in zip(calls, written, strict=True))
+                message = replace(message, calls=tuple(calls))
+            elif message.role == "tool":
+                message = replace(message, call_id=next(results, message.call_id))
+            own.append(message)
+        return tuple(own)
+
+    def _results(
+        self, ids: list[str | None], sent: Sequence[ToolCall], calls: Sequence[ToolCall]
+    ) -> Sequence[str | None]:
+        """Of which ``calls`` the results with ``ids`` are, which a client sent after ``sent``.
+
+        They name a call by its id, by the one that the client gave it, or by its tool; or there is one for each.
+        """
+        own = [call.id for call in calls]
+        if any(i in self._calls for i in ids) or not any(i in self._calls for i in own):
+            return ids
+        for names in ([call.id for call in sent], [call.name for call in calls]):
+            if len({*names}) == len(names) and {*ids} <= {*names}:
+                return [own[names.index(i)] for i in ids if i is not None]
+        return own if len(ids) == len(own) else ids
+
+    def _content(self, message: Message) -> bytes:
+        return self._key(b"", replace(message, calls=tuple(replace(call, id="") for call in message.calls)))
+
+
+# --- the tree ---------------------------------------------------------------------------------------------------------
 
 Tools = tuple[Mapping[str, Any], ...]
 Reason = Literal["history", "tools", "branch", "edited"]

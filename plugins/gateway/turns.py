@@ -1,20 +1,27 @@
-"""One call of the model in an episode, and what an episode may use."""
+"""Calls of the model in an episode: its limits, what agents report of turns, and which turn goes on after which."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from verl_turnkey.plugins.gateway.messages import Reply, Request
-from verl_turnkey.plugins.gateway.shared_ids import SharedIds
-from verl_turnkey.plugins.gateway.tree import Match, Node
+import numpy as np
+
+from verl_turnkey.advantage.group_ops import conversations
+from verl_turnkey.envs.answers import finite_reward
+from verl_turnkey.envs.base import digest
+from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request
+from verl_turnkey.plugins.gateway.tree import Match, Node, SharedIds, conversation_key
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 from verl_turnkey.plugins.rollout.generation import generate
 from verl_turnkey.plugins.verl_api import builders
 
 if TYPE_CHECKING:
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+
+# --- turns ------------------------------------------------------------------------------------------------------------
 
 Generate = Callable[[str, Prompt, dict[str, Any]], Awaitable[Generated]]
 """``generate(request_id, prompt, sampling)``: the model's turn. Requests with equal ids come to the same server, and
@@ -94,3 +101,167 @@ class Turn:
         """Its prompt and what the model wrote."""
         assert isinstance(self.prompt.ids, SharedIds)
         return self.prompt.ids.followed_by(self.generated.ids)
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+USE_ID = "name the turn by the id of its reply, turn=reply.id"
+BY_NUMBER = "a reward of a turn by its number"
+LONGEST_KEY = 1000
+"""characters of a state's key; in the place of a longer one stands its digest"""
+
+
+def reply_id(name: str) -> str:
+    """The id of a reply, ``<episode>_<turn>``, in what an API calls it: ``chatcmpl-``, ``msg_`` or ``resp_`` before."""
+    return re.sub("^(chatcmpl-|msg_|resp_)", "", name)
+
+
+def turn_of(body: Mapping[str, Any], turns: Sequence[Turn], by_reply: Mapping[str, Turn]) -> Turn | None:
+    """The turn that a report names, by its number or by the id of its reply; None: it names none.
+
+    Raises:
+        GatewayError: the episode has no such turn.
+    """
+    name = body.get("turn")
+    if name is None:
+        return None
+    if isinstance(name, str) and (turn := by_reply.get(reply_id(name))) is not None:
+        return turn
+    if isinstance(name, bool) or not isinstance(name, int) or not 0 <= name < len(turns):
+        raise _wrong("turn", f"the id of a reply or a number below {len(turns)}", name)
+    return turns[name]
+
+
+def reward_of(body: Mapping[str, Any]) -> float:
+    """The reward that was posted.
+
+    Raises:
+        GatewayError: expected a finite number.
+    """
+    value = body.get("reward")
+    if isinstance(value, bool):
+        raise _wrong("reward", "a number", value)
+    try:
+        reward = finite_reward(value, "reward")
+    except ValueError as error:
+        raise GatewayError(400, "invalid_request", str(error)) from None
+    return reward
+
+
+def state_of(body: Mapping[str, Any]) -> str:
+    """The key of a state.
+
+    Raises:
+        GatewayError: the body holds no text under ``key``.
+    """
+    key = body.get("key")
+    if not isinstance(key, str):
+        raise _wrong("key", "text", key)
+    return key if len(key) <= LONGEST_KEY else digest(key)
+
+
+def unclear(turns: Sequence[Turn], numbered: Iterable[float], parallel_since: float | None) -> str | None:
+    """Which report may be of another turn than the agent meant, as calls ran at the same time; None: none.
+
+    ``numbered``: when rewards of turns were posted by number; ``parallel_since``: when two turns ran together first.
+    """
+    posted: list[tuple[str, float, float, Turn | None]] = [(BY_NUMBER, at, at, None) for at in numbered]
+    posted += [("a state for the next turn", t.posted, t.replied, t) for t in turns if t.posted is not None]
+    for what, begin, end, own in posted:
+        others = any(turn is not own and turn.began < end and turn.replied > begin for turn in turns)
+        if others or (parallel_since is not None and parallel_since < end):
+            return what
+    return None
+
+
+def _wrong(name: str, expected: str, value: Any) -> GatewayError:
+    return GatewayError(400, "invalid_request", f"{name}: expected {expected}, got {str(value)[:80]!r}")
+
+
+# --- conversations ----------------------------------------------------------------------------------------------------
+
+# The conversations of an episode, as a tree of its turns: which goes on after which, and which are samples of one.
+#
+# A turn goes on after the one whose reply its request holds last. Where the calls of an episode ran at the same time,
+# nothing else counts, and a request that holds no reply begins a conversation. An agent that makes one call after
+# another may write its past in other words: there such a request goes on after the call before it, unless a later one
+# takes up what came before, as after a sub-agent.
+
+
+@dataclass(frozen=True)
+class Threads:
+    """By the identity of a turn."""
+
+    chain: Mapping[int, int]
+    """number of its conversation; of several turns that go on after one, those on the longest way keep its number"""
+    depth: Mapping[int, int]
+    following: Mapping[int, Turn]
+    """the turn that goes on after it, the first of those on the longest way; a turn without one has no entry"""
+    ends: frozenset[int]
+    """turns at the end of a conversation"""
+    place: Mapping[int, Mapping[str, int]] | None
+    """``after`` and ``request`` of its record; None: each turn goes on after the one before it"""
+
+
+def threads_of(every: Sequence[Turn], turns: Sequence[Turn], parallel: bool) -> Threads:
+    """The conversations of ``turns``, those of ``every`` turn of an episode that are trained.
+
+    ``parallel``: whether calls ran at the same time.
+    """
+    before = _before(every, parallel)
+    number = {id(turn): n for n, turn in enumerate(turns)}
+    after, request, first = np.full(len(turns), -1), np.zeros(len(turns), dtype=np.int64), {}
+    for turn in turns:
+        n, earlier = number[id(turn)], before[id(turn)]
+        request[n] = first.setdefault((None if earlier is None else id(earlier), _request_key(turn)), n)
+        while earlier is not None and id(earlier) not in number:
+            earlier = before[id(earlier)]
+        after[n] = -1 if earlier is None else number[id(earlier)]
+    steps = np.arange(len(turns))
+    tree = conversations(after, request, steps)
+    following: dict[int, Turn] = {}
+    chain: dict[int, int] = {}
+    for n, turn in enumerate(turns):
+        goes_on = tree.main[n] and id(turns[after[n]]) not in following
+        chain[id(turn)] = chain[id(turns[after[n]])] if goes_on else len(set(chain.values()))
+        if goes_on:
+            following[id(turns[after[n]])] = turn
+    depth = {id(turns[n]): level for level, rows in enumerate(tree.levels) for n in rows.tolist()}
+    ends = frozenset(id(turns[n]) for n in np.flatnonzero(tree.distance == 0).tolist())
+    line = (after == steps - 1).all() and (request == steps).all()
+    place = {id(turn): {"after": int(after[n]), "request": int(request[n])} for n, turn in enumerate(turns)}
+    return Threads(chain, depth, following, ends, None if line else place)
+
+
+def _before(turns: Sequence[Turn], parallel: bool) -> dict[int, Turn | None]:
+    """The turn that each goes on after."""
+    place = {id(turn): n for n, turn in enumerate(turns)}
+    before: dict[int, Turn | None] = {}
+    taken_up = len(turns)  # the earliest turn that this one or a later one goes on after
+    returns = []
+    for turn in reversed(turns):
+        taken_up = min(taken_up, len(turns) if turn.before is None else place[id(turn.before)])
+        returns.append(taken_up)
+    for n, (turn, earliest) in enumerate(zip(turns, reversed(returns), strict=True)):
+        before[id(turn)] = turn.before
+        if parallel or n == 0 or turn.before is turns[n - 1]:
+            continue
+        last = turns[n - 1]
+        messages, sent = turn.request.messages, len(last.request.messages)
+        if _request_key(turn) == _request_key(last):
+            before[id(turn)] = before[id(last)]  # another sample
+        elif _held(turn) <= sent < len(messages) and _request_key(last).endswith(conversation_key(messages[:sent])):
+            before[id(turn)] = last  # its reply was left out or written anew
+        elif turn.before is None and earliest >= n:
+            before[id(turn)] = last
+    return before
+
+
+def _request_key(turn: Turn) -> bytes:
+    assert turn.node is not None
+    return turn.node.request_key
+
+
+def _held(turn: Turn) -> int:
+    """Messages of the conversation that a turn goes on after."""
+    return 0 if turn.before is None or turn.before.node is None else turn.before.node.length

@@ -9,6 +9,7 @@ from typing import Any
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.base import words
+from verl_turnkey.envs.model_texts import after_thoughts, opens_thoughts
 from verl_turnkey.envs.prompting.actions import (
     FORMATS,
     INSTRUCTIONS,
@@ -20,10 +21,16 @@ from verl_turnkey.envs.prompting.actions import (
     instruction_of,
     load_parser,
 )
-from verl_turnkey.envs.thoughts import after_thoughts, opens_thoughts
-from verl_turnkey.envs.tool_info import calls_text, words_text
-from verl_turnkey.plugins.rollout.tool_calls import AT_LIMIT, Tools, TurnCalls, read_calls, tools_of
-from verl_turnkey.plugins.rollout.tool_parsers import CallParser, call_parser
+from verl_turnkey.envs.tools import calls_text, words_text
+from verl_turnkey.plugins.rollout.tool_calls import (
+    AT_LIMIT,
+    CallParser,
+    Tools,
+    TurnCalls,
+    call_parser,
+    read_calls,
+    tools_of,
+)
 
 ACT: dict[str, Any] = {
     "type": "function",

@@ -22,23 +22,25 @@ from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import ParsedAction
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.log.masking import masked
-from verl_turnkey.plugins.rollout import hints, streams, worker
+from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ToolsReader, action_reader
-from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching
-from verl_turnkey.plugins.rollout.budget import Budget, Cost
-from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
+from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching, Budget, Cost, Trajectory
+from verl_turnkey.plugins.rollout.columns import countable, extras, hint_line, skill_line
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
-from verl_turnkey.plugins.rollout.extra_columns import countable, extras
-from verl_turnkey.plugins.rollout.generation import generate, group_member, was_cut
-from verl_turnkey.plugins.rollout.images import processed
-from verl_turnkey.plugins.rollout.prompts import Prompts, PromptSettings, TemplatePrompts, guarded
-from verl_turnkey.plugins.rollout.query import Query
+from verl_turnkey.plugins.rollout.generation import Query, generate, group_member, was_cut
+from verl_turnkey.plugins.rollout.prompts import (
+    ConversationPrompts,
+    Prompts,
+    PromptSettings,
+    TemplatePrompts,
+    guarded,
+    processed,
+)
 from verl_turnkey.plugins.rollout.strategies import Ask
-from verl_turnkey.plugins.rollout.trajectories import Trajectory
+from verl_turnkey.plugins.rollout.token_spans import STREAM_FORMAT, stream_columns
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
-from verl_turnkey.plugins.rollout.turn_answer import answer_turn
+from verl_turnkey.plugins.rollout.turn_answer import VerlTools, WorkerTools, answer_turn
 from verl_turnkey.plugins.rollout.turn_tail import end_tokens
-from verl_turnkey.plugins.rollout.worker_tools import VerlTools, WorkerTools
 from verl_turnkey.plugins.verl_api import builders
 
 
@@ -101,7 +103,7 @@ class EnvAgentLoop(AgentLoopBase):
         member = group_member(self.shared, kwargs)  # before the first await: the rollouts of a task begin together
         try:
             task = self._task(kwargs)
-            hint = hints.hint_line(kwargs) + hints.skill_line(kwargs, self.options.skill)
+            hint = hint_line(kwargs) + skill_line(kwargs, self.options.skill)
             played = await self._with_policy(task, sampling_params, users)
             trajectory = await self._play(episode, self._sampling(sampling_params), played, branching, hint)
             await episode.apply_rewards(self.shared.rewards, kwargs, member)
@@ -255,8 +257,8 @@ class EnvAgentLoop(AgentLoopBase):
         extra, next_extra = extras(seen.info, answer.info)
         # Written on every step, because the last one has no next record with the anchor of the state it led to.
         columns = {"next_anchor": str(self._anchor(answer)), **countable(extra, next_extra, worker.before)}
-        if self.options.action_format == streams.FORMAT:
-            columns |= streams.stream_columns(turn.ids, turn.text, self.tokenizer)
+        if self.options.action_format == STREAM_FORMAT:
+            columns |= stream_columns(turn.ids, turn.text, self.tokenizer)
         record = make_step(
             step=t,
             reward=answer.reward,

@@ -9,18 +9,230 @@ so that they reach the server that has their prefix cached.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
-from verl_turnkey.envs.prompting.memory import SummaryError
+from verl_turnkey.envs.answers import Answer
+from verl_turnkey.envs.prompting.prompts import SummaryError
 from verl_turnkey.envs.rewards import RewardError
-from verl_turnkey.plugins.rollout.budget import Allowance, Budget, Cost
-from verl_turnkey.plugins.rollout.episode import Episode, Generated
-from verl_turnkey.plugins.rollout.prompts import PromptError
+from verl_turnkey.plugins.config.playing import SHARED, several_roles
+from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt
+from verl_turnkey.plugins.rollout.prompts import PromptError, Prompts
 from verl_turnkey.plugins.rollout.strategies import SCORE, Ask, Fork, ForkPoint, Strategy
-from verl_turnkey.plugins.rollout.trajectories import Candidate, Node, Trajectory
+
+# --- cost -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Tokens that the model writes, and steps of the environment."""
+
+    tokens: int = 0
+    steps: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.tokens + other.tokens, self.steps + other.steps)
+
+    def __mul__(self, times: int) -> Cost:
+        return Cost(self.tokens * times, self.steps * times)
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(self.tokens - other.tokens, self.steps - other.steps)
+
+
+class Budget:
+    """The cost of all branches of an episode: never above its limits, and no branch is cut to stay below.
+
+    The number of branches at a state is fixed before the first one begins: as many as fit at their maximum cost. What
+    they do not use is free for later states. If their number depended on the cost of the first ones, the measured
+    value would be biased, since short rollouts would count more often than long ones.
+
+    Args:
+        tokens, steps: the limits; None: none.
+        at_once: measured branches that run at the same time.
+    """
+
+    def __init__(self, tokens: int | None, steps: int | None, at_once: int) -> None:
+        self._tokens, self._steps, self._at_once = tokens, steps, at_once
+        self._taken = Cost()  # spent, and reserved
+        self._measuring = 0
+        self._returned = asyncio.Event()
+
+    async def reserve(self, most: Cost, branches: int) -> int:
+        """Reserve up to ``branches`` times ``most``, the maximum cost of a branch; returns how many may begin.
+
+        Waits while measured branches of earlier states run that may leave enough for all. These always end, since they
+        do not fork; trained ones fork and may wait themselves, so they are not waited for.
+        """
+        while (number := self._fitting(most, branches)) < branches and self._measuring:
+            await self._one_returns()
+        self._taken += most * number
+        return number
+
+    async def begin(self) -> None:
+        """Begin a measured branch; waits while ``at_once`` of them run."""
+        while self._measuring >= self._at_once:
+            await self._one_returns()
+        self._measuring += 1
+
+    async def _one_returns(self) -> None:
+        self._returned.clear()
+        await self._returned.wait()
+
+    def give_back(self, most: Cost, spent: Cost, measured: bool) -> None:
+        """A branch ended for which ``most`` was reserved, and which cost ``spent``."""
+        self._taken -= most - spent
+        self._measuring -= measured
+        self._returned.set()
+
+    def _fitting(self, most: Cost, branches: int) -> int:
+        limits = ((self._tokens, self._taken.tokens, most.tokens), (self._steps, self._taken.steps, most.steps))
+        room = [
+            (limit - reserved) // per_branch
+            for limit, reserved, per_branch in limits
+            if limit is not None and per_branch > 0
+        ]
+        return max(0, min([branches, *room]))
+
+
+class Allowance:
+    """The trained branches that all rollouts of a group may begin together: first come, first served.
+
+    Args:
+        branches: how many; None: any number.
+    """
+
+    def __init__(self, branches: int | None = None) -> None:
+        self._left = math.inf if branches is None else branches
+
+    def take(self, branches: int) -> int:
+        """Take ``branches``, or as many as remain; returns their number."""
+        number = int(min(branches, self._left))
+        self._left -= number
+        return number
+
+    def give_back(self, taken: int) -> None:
+        """Return branches that did not begin after all."""
+        self._left += taken
+
+
+# --- trajectories -----------------------------------------------------------------------------------------------------
+
+Node = tuple[int, int]
+"""A state on a trajectory: the branch that played the step to it, and the number of the step from it."""
+
+
+@dataclass
+class Trajectory:
+    """One course of an episode: its steps, and all that is needed to continue."""
+
+    episode: Episode
+    prompts: Prompts
+    seen: Answer
+    """its current state"""
+    request_id: str
+    sampling: dict[str, Any]
+    turns: int
+    """number of turns after which it is truncated"""
+    environment: Any
+    """the open episode of a host; None: it is being cloned"""
+    candidates: list[Candidate] = field(default_factory=list)
+    """the other candidates for its next turn"""
+    prompt: Prompt | None = None
+    """of its next turn, once it is built; branches that begin there use it, too"""
+    role: Any = None
+    """the first role that its states named"""
+    trained: bool = True
+    begins: int = -1
+    """number of steps before the fork at which it begins; -1: it does not begin at a fork"""
+    depth: int = 0
+    """number of forks with trained branches on it"""
+    made_by: list[int] = field(default_factory=list)
+    """the branch that played each step"""
+    spent: Cost = field(default_factory=Cost)
+    """cost of its own steps"""
+    most: Cost = field(default_factory=Cost)
+    """its reserved cost in the budget"""
+
+    def fork(self, branch: int, trained: bool, turns: int, most: Cost) -> Trajectory:
+        """A branch that begins here, still without an environment."""
+        steps = [
+            replace(step, record={**step.record, "extra": {**step.record["extra"]}}) for step in self.episode.steps
+        ]
+        return replace(
+            self,
+            episode=Episode(steps, self.episode.task, branch=branch),
+            prompts=self.prompts.fork(),
+            turns=turns,
+            environment=None,
+            candidates=[],
+            trained=trained,
+            begins=len(steps),
+            made_by=[*self.made_by],
+            spent=Cost(),
+            most=most,
+        )
+
+    def check_role(self, shares_memory: bool) -> None:
+        """Raise ConfigError if the state's role is not the first one, and prompts show it what that one saw."""
+        role = self.seen.role
+        self.role = role if self.role is None else self.role
+        if shares_memory and role not in (None, self.role):
+            raise ConfigError(
+                f"the states of an episode name several roles: {several_roles(self.role, role)} [{SHARED}]"
+            )
+
+    async def step(self, action: str) -> Answer:
+        """One step of the environment."""
+        self.spent += Cost(steps=1)
+        return await self.environment.step(action)
+
+    def add(self, step: PlayedStep, answer: Answer) -> None:
+        """The next step, which led to the state ``answer``."""
+        self.episode.steps.append(step)
+        self.made_by.append(self.episode.branch)
+        self.seen = answer
+
+    def node(self, t: int) -> Node:
+        """The state before step ``t``."""
+        return (self.made_by[t - 1] if t else 0, t)
+
+    def end(self, cut: bool) -> None:
+        """End the episode here; ``cut``: it is truncated unless the environment ended it."""
+        self.episode.end(self.seen.info["success"])
+        self.episode.steps[-1].record["truncated"] = self.seen.truncated or (cut and not self.seen.terminated)
+
+    def trade(self, other: Trajectory) -> None:
+        """Exchange the last turns, taken from the same state, and their outcomes."""
+        own_steps, other_steps = self.episode.steps, other.episode.steps
+        own_steps[-1], other_steps[-1] = other_steps[-1], own_steps[-1]
+        self.prompts, other.prompts = other.prompts, self.prompts
+        self.seen, other.seen = other.seen, self.seen
+        self.environment, other.environment = other.environment, self.environment
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A branch that is one candidate of several for a turn."""
+
+    branch: Trajectory
+    played: asyncio.Future[bool]
+    """whether it did not fail"""
+    decided: asyncio.Future[None]
+    """done when one candidate has been chosen"""
+
+    @classmethod
+    def of(cls, branch: Trajectory) -> Candidate:
+        loop = asyncio.get_running_loop()
+        return cls(branch, loop.create_future(), loop.create_future())
+
+
+# --- branches ---------------------------------------------------------------------------------------------------------
 
 FAILURES = (EnvironmentFailure, PromptError, PromptTooLongError, RewardError, SummaryError, TaskFormatError)
 """errors that end an episode or a branch, but not the run"""

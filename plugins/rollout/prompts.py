@@ -1,7 +1,7 @@
 """The prompts of one episode: an object that takes observations and the model's turns and returns the next prompt.
 
-There are two kinds (``turnkey.rollout.prompt``). The one in this file renders each prompt anew from the template and
-the last turns; the one in ``conversation.py`` appends. Both count tokens: verl would cut a long prompt from the left,
+There are two kinds (``turnkey.rollout.prompt``). :class:`TemplatePrompts` renders each prompt anew from the template
+and the last turns; :class:`ConversationPrompts` appends. Both count tokens: verl would cut a long prompt from the left,
 the task first.
 """
 
@@ -13,23 +13,57 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from verl_turnkey.envs import PromptTooLongError
+from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError
 from verl_turnkey.envs.answers import Answer
-from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
-from verl_turnkey.envs.prompting.examples import NONE, Examples
-from verl_turnkey.envs.prompting.memory import (
+from verl_turnkey.envs.prompting.actions import TOOL_CALL, Call, ControlTokens, ParsedAction
+from verl_turnkey.envs.prompting.prompts import (
+    NONE,
+    Examples,
     Memory,
     PromptHistory,
     PromptTurn,
     Summarize,
     SummaryError,
+    build_messages,
+    fit_prompt,
     history_text,
+    later_template,
 )
-from verl_turnkey.envs.prompting.prompts import build_messages, fit_prompt
 from verl_turnkey.plugins.config.schema import RolloutConfig
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
+from verl_turnkey.plugins.rollout.token_spans import marked, spans
+from verl_turnkey.plugins.rollout.turn_tail import ASKED, CALLED, TurnTail
 from verl_turnkey.plugins.verl_api import builders
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+async def processed(loop: Any, arrays: list[Any]) -> list[Any] | None:
+    """Arrays of (height, width, 3) bytes as verl's processor takes them; None for none.
+
+    Args:
+        loop: the agent loop, whose model is to see them.
+
+    Raises:
+        EnvironmentFailure: the model cannot take them.
+    """
+    if not arrays:
+        return None
+    from PIL import Image
+
+    content = [{"type": "image", "image": Image.fromarray(array)} for array in arrays]
+    try:
+        builders.check_takes_images(loop)
+        media = await loop.process_multi_modal_info([{"role": "user", "content": content}])
+    except Exception as error:  # the model's processor raises its own errors; the message is passed on
+        raise EnvironmentFailure(
+            "images",
+            f"the environment gives images, and this model cannot take them: {type(error).__name__}: {error}",
+        ) from error
+    return media["images"]
+
+
+# --- a prompt per turn ------------------------------------------------------------------------------------------------
 
 
 class PromptError(RuntimeError):
@@ -158,3 +192,173 @@ async def guarded(call: Callable[..., Any], *args: Any) -> Any:
         raise
     except Exception as error:
         raise PromptError(f"the prompt cannot be made: {type(error).__name__}: {error}") from error
+
+
+# --- a conversation ---------------------------------------------------------------------------------------------------
+
+# Prompts of a conversation: the task, then by turns the observations and the model's responses as sampled.
+#
+# Each prompt begins, id by id, with the prompt before it and the model's response, so consecutive steps can be one row.
+# There are three exceptions, named in ``Prompt.broke``: ``full`` (``turnkey.rollout.when_full=drop_oldest`` rendered a
+# prompt anew), ``thinking`` (``turnkey.rollout.thinking=drop`` cut the thoughts out of a turn) and ``boundary`` (the
+# turn ended with a token that begins another message than the one that followed).
+
+
+class ConversationPrompts:
+    """The conversation of one episode.
+
+    A prompt that is rendered anew has at most ``prompt_length`` tokens. At most ``response_length`` tokens are appended
+    to it, turns included. So a row has at most both together, however its steps are merged.
+
+    Args:
+        tail: how the model's turns end.
+    """
+
+    def __init__(self, settings: PromptSettings, task: str, tail: TurnTail) -> None:
+        self._settings, self._task, self._tail = settings, task, tail
+        self._later = later_template(settings.template)
+        self._turn = settings.options.max_tokens_per_turn or settings.response_length
+        self._memory = Memory(0, settings.summarize)
+        self._seen: list[Answer] = []
+        self._images: list[list[Any]] = []
+        self._ids: list[int] = []  # the last prompt; after `heard` with the turn and the tokens that end it
+        self._sampled: list[int] = []  # the last prompt and the ids that answered it
+        self._starts: list[int] = []  # positions in _ids where the turns shown begin
+        self._bare: list[bool] = []  # for each of these turns: is the opening of its thoughts cut off?
+        self._fresh = 0  # length of _ids when the prompt was last begun anew
+        self._role = "user"
+        self._calls: tuple[Call, ...] = ()  # of the last turn
+        self._broke: str | None = None
+        self._observed: Sequence[tuple[int, int]] | None = () if settings.marks_observations else None
+
+    def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
+        self._seen.append(seen)
+        self._images.append(images or [])
+        if len(self._seen) == 1:
+            self._begin(0, [], self._settings.prompt_length)
+            return self._prompt(None)
+        self._ids = self._appended()
+        broke = self._broke or (None if self._ids[: len(self._sampled)] == self._sampled else "boundary")
+        if len(self._ids) - self._fresh + self._turn <= self._settings.response_length:
+            return self._prompt(broke)
+        if self._settings.options.when_full == "end":
+            appended, budget = len(self._ids) - self._fresh, self._settings.response_length
+            raise PromptTooLongError(
+                f"{appended} tokens of the conversation leave no room for a turn of {self._turn} in "
+                f"data.max_response_length={budget}"
+            )
+        self._drop_oldest()
+        return self._prompt("full")
+
+    def heard(self, turn: Generated, parsed: ParsedAction) -> None:
+        self._memory.add(PromptTurn(self._seen[-1].text, history_text(parsed, turn.text, whole=False)))
+        self._calls = parsed.calls
+        called = bool(parsed.calls) or (
+            self._settings.options.action_format == TOOL_CALL
+            and (parsed.action is not None or parsed.kind == "admissible")
+        )
+        self._role = "tool" if called and self._tail.tool is not None else "user"
+        self._sampled, self._broke = [*self._ids, *turn.ids], None
+        before, ids, bare = self._ids, turn.ids, False
+        if self._settings.options.thinking == "drop" and (rest := self._tail.without_thoughts(ids)) is not None:
+            opened = self._tail.opened
+            bare = opened > 0 and tuple(before[-opened:]) == self._tail.generation[-opened:]
+            before, ids, self._broke = before[:-opened] if bare else before, rest, "thinking"
+        self._starts.append(len(before))
+        self._bare.append(bare)
+        self._ids = [*before, *ids, *self._tail.close(ids, self._role, bare)]
+
+    def fork(self) -> ConversationPrompts:
+        return forked(self)
+
+    def _prompt(self, broke: str | None) -> Prompt:
+        visible = [image for images in self._images[len(self._seen) - len(self._starts) - 1 :] for image in images]
+        cut = len(self._starts) < len(self._seen) - 1
+        return Prompt(self._ids, visible or None, broke, cut, self._observed)
+
+    def _appended(self) -> list[int]:
+        """The ids, followed by what answers the last turn and by the generation prompt."""
+        seen, before = self._seen[-1], len(self._ids)
+        ids = self._append(self._answers(seen))
+        if self._settings.marks_observations:
+            others = [self._append(self._answers(other))[before:] for other in marked(seen)]
+            self._observed = spans(self._tail.tokenizer, ids[before:], others)
+        return ids
+
+    def _append(self, messages: list[dict[str, Any]]) -> list[int]:
+        called = [(message["name"], message["tool_call_id"]) for message in messages if "tool_call_id" in message]
+        past = [ASKED, self._tail.turn(self._role, called or CALLED)]
+        settings = self._settings
+        return builders.appended_tokens(settings.builder, past, [*past, *messages], self._ids, settings.tools)
+
+    def _answers(self, seen: Answer) -> list[dict[str, Any]]:
+        """The messages after the last turn: a result per call where the template has such messages, else one."""
+        plain, images = self._settings.control.plain, self._images[-1]
+        results = [plain(result["content"]) for result in seen.info.get("results", ())]
+        if results and self._role == "tool" and (self._tail.parallel or len(results) == 1):
+            return [
+                {
+                    "role": "tool",
+                    "name": call.name,
+                    "tool_call_id": call.id or f"c{len(self._seen):04d}{n:04d}",  # Mistral's have nine characters
+                    "content": _content(result, images if n == len(results) - 1 else ()),
+                }
+                for n, (call, result) in enumerate(zip(self._calls, results, strict=True))
+            ]
+        if results:
+            named = zip(self._calls, results, strict=True) if len(results) > 1 else ()
+            text = "\n\n".join(f"{call.name}: {result}" for call, result in named) or results[0]
+            message: dict[str, Any] = {"role": self._role, "content": _content(text, images)}
+        else:
+            (message,) = build_messages(
+                system=None,
+                template=self._later,
+                task="",
+                history=(),
+                observation=plain(seen.text),
+                admissible=[plain(action) for action in seen.info["admissible"] or ()],
+                step=len(self._seen),
+                images=images,
+            )
+            message["role"] = self._role
+        if self._role == "tool":
+            message["name"] = self._calls[0].name if self._calls else "act"
+        return [message]
+
+    def _drop_oldest(self) -> None:
+        """Begin anew: the task and as many of the last turns as fit into half of a prompt's budget together."""
+        turns, budget = len(self._starts), self._settings.prompt_length
+        first = len(self._seen) - 1 - turns
+        for dropped in range(1, turns):
+            kept = self._ids[self._starts[dropped] :]
+            if len(kept) <= budget // 2:
+                try:
+                    self._begin(first + dropped, kept, budget // 2, dropped)
+                    return
+                except PromptTooLongError:
+                    continue
+        self._begin(first + turns, [], budget, turns)
+
+    def _begin(self, first: int, kept: list[int], budget: int, dropped: int = 0) -> None:
+        """Render the task and the observation of step ``first`` anew; ``kept`` are the ids from its turn on."""
+        self._memory.window = len(self._memory.turns) - first
+        summary = self._memory.history().summary if first else ""
+        past, images = PromptHistory((), summary), self._images[first]
+        messages = self._settings.messages(self._task, self._seen[first], past, first + 1, images)
+        ids = self._settings.render(messages, images or None)
+        if kept and self._bare[dropped]:
+            ids = ids[: -self._tail.opened]
+        if len(ids) + len(kept) > budget:
+            raise PromptTooLongError(
+                f"the prompt without any past turn takes {len(ids)} tokens, data.max_prompt_length allows {budget}: "
+                "raise data.max_prompt_length, or shorten the template, its examples or the observation"
+            )
+        moved = len(ids) - (self._starts[dropped] if kept else 0)
+        self._starts = [start + moved for start in self._starts[dropped:]] if kept else []
+        self._bare = self._bare[dropped:] if kept else []
+        self._ids, self._fresh = [*ids, *kept], len(ids) + len(kept)
+
+
+def _content(text: str, images: Sequence[Any]) -> Any:
+    image_parts = [{"type": "image", "image": image} for image in images]
+    return [*image_parts, {"type": "text", "text": text}] if image_parts else text

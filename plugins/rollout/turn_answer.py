@@ -1,15 +1,126 @@
-"""What a turn of the model leads to: a step of the environment, and the results of the turn's calls."""
+"""What a turn of the model leads to: a step of the environment, and the results of the turn's calls.
+
+Tools that are not the environment's, verl's own and those of MCP servers, are called here.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.envs.answers import Answer
-from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.tool_info import calls_text
-from verl_turnkey.plugins.rollout.trajectories import Trajectory
-from verl_turnkey.plugins.rollout.worker_tools import WorkerTools
+from verl_turnkey.envs.mcp_servers.tools import EpisodeTools, Servers
+from verl_turnkey.envs.prompting.actions import Call, ParsedAction
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.envs.tools import calls_text, read_tools
+from verl_turnkey.plugins.rollout.branching import Trajectory
+
+# --- tools of the worker ----------------------------------------------------------------------------------------------
+
+
+class VerlTools:
+    """verl's own tools (``multi_turn.function_tool_path``, ``tool_config_path``). One that raises gives an error.
+
+    Args:
+        tools: as verl's agent-loop worker has loaded them.
+        tools_kwargs: of the data row: per name of a tool, its ``create_kwargs``.
+        timeout: seconds that a call may take.
+    """
+
+    def __init__(self, tools: Sequence[Any], tools_kwargs: Mapping[str, Any] | None, timeout: float) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._kwargs, self._timeout = tools_kwargs or {}, timeout
+        self._episode = SimpleNamespace(tools_kwargs=self._kwargs, extra_fields={})
+        schemas = [tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in tools]
+        self.schemas = read_tools(schemas)
+
+    def has(self, call: Call) -> bool:
+        return call.name in self._tools
+
+    async def result(self, call: Call) -> dict[str, Any]:
+        """What the call gives, as ``{"content", "is_error"}``."""
+        try:
+            content = await asyncio.wait_for(self._run(call), self._timeout)
+        except (asyncio.TimeoutError, TimeoutError):  # two classes before Python 3.11
+            return {"content": f"Error: {call.name} took more than {self._timeout:g} seconds", "is_error": True}
+        except Exception as error:  # a tool of the user's may raise anything
+            return {
+                "content": f"Error: {call.name} raised {type(error).__name__}: {str(error)[:300]}",
+                "is_error": True,
+            }
+        return {"content": content, "is_error": False}
+
+    async def _run(self, call: Call) -> str:
+        from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
+
+        tool, arguments = self._tools[call.name], dict(call.arguments)
+        if isinstance(tool, FunctionTool):
+            response, _, _ = normalize_function_tool_return(await tool.call(arguments))
+            return response.text or ""
+        kwargs = self._kwargs.get(call.name) or {}
+        instance, _ = await tool.create(create_kwargs=kwargs.get("create_kwargs") or {})
+        try:
+            response, _, _ = await tool.execute(instance, arguments, agent_data=self._episode)
+        finally:
+            await tool.release(instance)
+        return response.text or ""
+
+
+class WorkerTools:
+    """The tools of one episode that are not its environment's.
+
+    Args:
+        verls: verl's own.
+        servers: MCP servers; None: there are none.
+    """
+
+    def __init__(self, verls: VerlTools, servers: Servers | None = None) -> None:
+        self._verls, self._servers = verls, servers
+        self._mcp: EpisodeTools | None = None
+
+    async def tools(self, own: list[dict[str, Any]], task: Task) -> list[dict[str, Any]]:
+        """All tools of an episode whose environment has the tools ``own``. Opens the episode's sessions with servers.
+
+        Raises:
+            EnvironmentFailure: a name has two tools, or a server does not start.
+        """
+        names = {tool["function"]["name"] for tool in own}
+        if clash := sorted(names & {tool["function"]["name"] for tool in self._verls.schemas}):
+            raise EnvironmentFailure("tools", f"both the environment and verl's configuration have a tool {clash[0]!r}")
+        tools = [*own, *self._verls.schemas]
+        if self._servers is None:
+            return tools
+        self._mcp = await self._servers.episode(task, [tool["function"]["name"] for tool in tools])
+        return [*tools, *self._mcp.schemas]
+
+    def has(self, call: Call) -> bool:
+        return self._verls.has(call) or (self._mcp is not None and self._mcp.has(call.name))
+
+    async def result(self, call: Call) -> dict[str, Any]:
+        """What the call gives, as ``{"content", "is_error"}``.
+
+        Raises:
+            EnvironmentFailure: an MCP server is gone, hangs, or writes too much.
+        """
+        if self._verls.has(call) or self._mcp is None:
+            return await self._verls.result(call)
+        return await self._mcp.result(call.name, call.arguments)
+
+    def add_state(self, answer: Answer) -> None:
+        """Make what the episode's own sessions have seen part of the key of the environment's state."""
+        if self._mcp is not None and self._mcp.state:
+            answer.add_state(self._mcp.state)
+
+    async def close(self) -> None:
+        """End the episode's own sessions."""
+        if self._mcp is not None:
+            await self._mcp.close()
+
+
+# --- the answer -------------------------------------------------------------------------------------------------------
 
 Result = dict[str, Any]
 

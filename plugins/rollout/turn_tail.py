@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.thoughts import FAMILIES
+from verl_turnkey.envs.model_texts import FAMILIES
 from verl_turnkey.plugins.verl_api import builders
 
 ASKED: dict[str, Any] = {"role": "user", "content": "q"}

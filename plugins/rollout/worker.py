@@ -14,10 +14,8 @@ from omegaconf import DictConfig
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.hosting.pool import HostPool
 from verl_turnkey.envs.mcp_servers.tools import Servers
-from verl_turnkey.envs.prompting.actions import CALLS, INSTRUCTIONS
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
-from verl_turnkey.envs.prompting.examples import Examples
-from verl_turnkey.envs.prompting.prompts import load_template
+from verl_turnkey.envs.prompting.actions import CALLS, INSTRUCTIONS, ControlTokens
+from verl_turnkey.envs.prompting.prompts import Examples, load_template
 from verl_turnkey.envs.rewards import Groups, compose
 from verl_turnkey.envs.user_modules import import_modules, load_function
 from verl_turnkey.plugins.config.playing import shares_memory
@@ -33,13 +31,13 @@ from verl_turnkey.plugins.config.schema import (
 from verl_turnkey.plugins.log.writer import Counts
 from verl_turnkey.plugins.notices import Failures, InvalidActions
 from verl_turnkey.plugins.rollout.action_reader import ACT, check_tool_template
-from verl_turnkey.plugins.rollout.budget import Allowance
-from verl_turnkey.plugins.rollout.spaces import check_spaces
+from verl_turnkey.plugins.rollout.branching import Allowance
 from verl_turnkey.plugins.rollout.strategies import Strategy, most_clones, read_strategy
-from verl_turnkey.plugins.rollout.tool_parsers import call_parser
+from verl_turnkey.plugins.rollout.token_spans import check_spaces
+from verl_turnkey.plugins.rollout.tool_calls import call_parser
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
 from verl_turnkey.plugins.rollout.turn_tail import TurnTail, learn
-from verl_turnkey.plugins.teacher.registry import reads_observations
+from verl_turnkey.plugins.teacher.sources import reads_observations
 from verl_turnkey.plugins.verl_api import builders, ledger
 
 FINISH_SECONDS = 10.0

@@ -5,9 +5,7 @@ A source of your own::
     from verl_turnkey.plugins.teacher import TeacherRow, register_teacher_source
 """
 
-from verl_turnkey.plugins.teacher import reflection as reflection
-from verl_turnkey.plugins.teacher import sources as sources
-from verl_turnkey.plugins.teacher.registry import (
+from verl_turnkey.plugins.teacher.sources import (
     TeacherEpisode,
     TeacherRow,
     TeacherSource,

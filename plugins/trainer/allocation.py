@@ -14,12 +14,13 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
+from verl_turnkey.envs.tasks import HINT
 from verl_turnkey.plugins.checks.files import ROLLOUTS
 from verl_turnkey.plugins.config.checkpoint_files import GROUPS
 from verl_turnkey.plugins.config.training import GroupsConfig
 from verl_turnkey.plugins.credit.supplied import TASK_FIELDS, task_keys
 from verl_turnkey.plugins.notices import logger
-from verl_turnkey.plugins.rollout import hints
+from verl_turnkey.plugins.rollout.columns import HINT_SHARE, hint_words
 from verl_turnkey.plugins.trainer import credit_state
 from verl_turnkey.plugins.trainer.allocation_rules import RULES, TaskHistory, hint_share, learn
 from verl_turnkey.plugins.trainer.outcomes import Outcome, of_groups
@@ -49,20 +50,20 @@ class Allocation:
             tu.assign_non_tensor_stack(batch, ROLLOUTS, counts)
             metrics |= {"groups/episodes/min": float(min(counts)), "groups/episodes/max": float(max(counts))}
         if groups.hint_high:
-            texts = tu.get(batch, hints.COLUMN) if hints.COLUMN in batch.keys() else [""] * len(tasks)  # noqa: SIM118
+            texts = tu.get(batch, HINT) if HINT in batch.keys() else [""] * len(tasks)  # noqa: SIM118
             shares = [
-                hint_share(history, groups.hint_low, groups.hint_high) if hints.words(text) else 0.0
+                hint_share(history, groups.hint_low, groups.hint_high) if hint_words(text) else 0.0
                 for history, text in zip(tasks, texts, strict=True)
             ]
-            tu.assign_non_tensor_stack(batch, hints.SHARE, shares)
+            tu.assign_non_tensor_stack(batch, HINT_SHARE, shares)
             metrics["groups/hinted"] = float(np.mean([share > 0 for share in shares]))
         if len(tasks) > 1:  # a single replacement says little
             self.metrics = metrics
 
     def learn(self, batch: KVBatchMeta, by_group: Mapping[str, list[Outcome]]) -> None:
         """Remember how the groups of ``batch`` ended, including those that are not trained."""
-        fields = of_groups(batch, by_group, (*TASK_FIELDS, hints.SHARE))
-        shares = fields.pop(hints.SHARE, [0.0] * len(by_group))
+        fields = of_groups(batch, by_group, (*TASK_FIELDS, HINT_SHARE))
+        shares = fields.pop(HINT_SHARE, [0.0] * len(by_group))
         for episodes, key, share in zip(by_group.values(), task_keys(fields), shares, strict=True):
             solved = [min(max(outcome.solved, 0.0), 1.0) for outcome in episodes]
             history = self.histories.get(key)

@@ -15,12 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_turnkey.envs.thoughts import FAMILIES
+from verl_turnkey.envs.model_texts import FAMILIES
 from verl_turnkey.plugins.config.scorers import MutualInformationConfig
 from verl_turnkey.plugins.credit.row_turns import Runs, split_key
-from verl_turnkey.plugins.teacher.forward import MODEL_INPUTS, Forward, rows_of
-from verl_turnkey.plugins.teacher.rows import FIELDS, read_rows, runs_of
-from verl_turnkey.plugins.teacher.splice import Row
+from verl_turnkey.plugins.teacher.column import MODEL_INPUTS, Forward, rows_of
+from verl_turnkey.plugins.teacher.rows import FIELDS, Row, read_rows, runs_of
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, partition_of
 
 

@@ -31,8 +31,7 @@ from verl_turnkey.plugins.credit.extra_fields import FIELDS as EXTRA_FIELDS
 from verl_turnkey.plugins.credit.extra_fields import pop_extra_fields
 from verl_turnkey.plugins.credit.rows import Rows, read_rows
 from verl_turnkey.plugins.credit.unrecorded import listed_per_turn
-from verl_turnkey.plugins.prm.rows import SHIFT, of_response, own_tokens
-from verl_turnkey.plugins.prm.worker import PrmWorker, worker_config
+from verl_turnkey.plugins.prm.worker import SHIFT, PrmWorker, of_response, own_tokens, worker_config
 from verl_turnkey.plugins.trainer.worker_setup import WorkerCalls
 from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, partition_of

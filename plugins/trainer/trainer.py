@@ -21,8 +21,7 @@ from verl_turnkey.plugins import registries
 from verl_turnkey.plugins.config.schema import estimator_of, turnkey_config
 from verl_turnkey.plugins.credit.metrics import combine
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
-from verl_turnkey.plugins.teacher.column import Teacher
-from verl_turnkey.plugins.teacher.forward import AfterOldLogProbs
+from verl_turnkey.plugins.teacher.column import AfterOldLogProbs, Teacher
 from verl_turnkey.plugins.trainer import run_info, worker_setup
 from verl_turnkey.plugins.trainer.actor_update import ActorUpdate
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep

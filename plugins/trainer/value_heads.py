@@ -8,7 +8,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.credit.heads import target_field, value_field
 from verl_turnkey.plugins.critic.worker import critic_with
-from verl_turnkey.plugins.prm.rows import of_response
+from verl_turnkey.plugins.prm.worker import of_response
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, partition_of
 

@@ -27,7 +27,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from verl_turnkey.envs.adapters._cache import cache_folder
+from verl_turnkey.envs.adapters._shared import cache_folder
 
 COMMAND = f"{sys.executable} {Path(__file__).resolve()}"
 NPM_VERSION = "3.7.2"

@@ -22,7 +22,7 @@ from openenv.core.env_server.types import Action, Observation, State
 
 from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, make
 from verl_turnkey.envs.adapters.openenv import OpenEnvText
-from verl_turnkey.envs.rpc import ServerError
+from verl_turnkey.envs.http import ServerError
 
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 LAKES = (("SF", "FH", "FG"), ("SFF", "HHF", "GFF"))

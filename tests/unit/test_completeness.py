@@ -133,7 +133,6 @@ IN_ONE_FILE += ("tool_gate", "trace")
                 "envs/adapters/gem.py is not there: write it",
                 f"docs/envs/gem.md {ORPHAN}",
                 "tests/contract/envs/adapters/test_gem.py belongs to no adapter: delete it",
-                "tests/contract/envs/adapters/test_gem_outcomes.py belongs to no adapter: delete it",
             ],
         ),
         (removed("docs/envs/gem.md"), ["docs/envs/gem.md is missing: write the page"]),

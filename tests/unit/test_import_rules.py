@@ -57,8 +57,8 @@ FLOORS = (
     ("cli",),
 )
 
-# A simulated user is a model behind an endpoint, as a judge is.
-ROOT_TO_WING = {("envs.users", "envs.rewards.endpoint")}
+# A simulated user is a model behind an endpoint, as a judge is. env-check plays in processes that are a host's.
+TO_OTHER_WING = {("envs.checking.report", "envs.hosting.processes")}
 # `turnkey alfworld-generate` writes its games.
 ADAPTER_BY_NAME = {("plugins.cli.main", "envs.adapters.alfworld.generate")}
 
@@ -66,9 +66,8 @@ ADAPTER_BY_NAME = {("plugins.cli.main", "envs.adapters.alfworld.generate")}
 TEXT_TO_WING = {("envs.catalog", "envs.adapters")}
 # Puts names of modules together: the first stages of the plugin.
 PUT_TOGETHER = {"plugins.entry"}
-# May change where modules are searched for: to the path of the process that started this one, to the current folder as
-# `python -m` does; and loads the user's own files.
-SEARCHES = {"envs.checking.processes", "envs.adapters.webshop.server", "plugins.cli.main", "envs.user_modules"}
+# May change where modules are searched for: to the current folder as `python -m` does; and loads the user's own files.
+SEARCHES = {"envs.adapters.webshop.server", "plugins.cli.main", "envs.user_modules"}
 
 LONGEST = 600
 
@@ -203,7 +202,7 @@ def wings(edge: Import) -> str | None:
     if not edge.target.startswith("envs."):
         return None
     own, other = wing(edge.file) if edge.file.startswith("envs") else None, wing(edge.target)
-    if (edge.file, edge.target) in ROOT_TO_WING | TEXT_TO_WING:
+    if (edge.file, edge.target) in TO_OTHER_WING | TEXT_TO_WING:
         return None
     if other is None or other == own or (own and own.startswith("adapters.") and other.startswith("adapters._")):
         return None

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import read_text, whole_file, write_text
 from verl_turnkey.envs.adapters.appworld import _task_ids
-from verl_turnkey.envs.adapters.search.data import load_passages
+from verl_turnkey.envs.adapters.search import load_passages
 from verl_turnkey.envs.agents.harbor import HarborTask
 from verl_turnkey.envs.mcp_servers.servers import read_servers
 from verl_turnkey.envs.prompting.prompts import load_template
-from verl_turnkey.envs.rewards.contrastive import Contrastive
+from verl_turnkey.envs.rewards.outcome import Contrastive
 from verl_turnkey.envs.tasks import Task, open_parquet, write_parquet
 from verl_turnkey.plugins.checks.files import json_rows
 from verl_turnkey.plugins.cli.main import app
@@ -33,7 +33,7 @@ from verl_turnkey.plugins.config.command_line import CommandLine
 from verl_turnkey.plugins.config.machine import model_config
 from verl_turnkey.plugins.config.schema import load_examples
 from verl_turnkey.plugins.config.scorers import TeacherConfig
-from verl_turnkey.plugins.gateway.stand_in import read_replies
+from verl_turnkey.plugins.gateway.rehearsal import read_replies
 
 TEXT = "Tür\nöffnen\n"
 BROKEN = [

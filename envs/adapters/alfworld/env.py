@@ -21,7 +21,7 @@ from textworld.envs import PddlEnv
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.advantage.text_files import write_text
-from verl_turnkey.envs.adapters._cache import cache_folder
+from verl_turnkey.envs.adapters._shared import cache_folder
 from verl_turnkey.envs.base import StepResult, TextEnv, digest, words
 from verl_turnkey.envs.errors import EnvironmentKwargsError
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from verl_turnkey.envs.adapters.webshop.server import Shops, load_factory
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, words
 from verl_turnkey.envs.errors import EnvironmentKwargsError
-from verl_turnkey.envs.rpc import check_url, post_json
+from verl_turnkey.envs.http import check_url, post_json
 
 REWARDS = ("score", "success")
 _ACTION = re.compile(r"\s*(search|click)\s*\[(.*)\]\s*", re.IGNORECASE | re.DOTALL)

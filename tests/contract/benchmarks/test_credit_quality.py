@@ -21,8 +21,7 @@ from exact_values import WON, WORDS, Game, play  # noqa: E402
 from training import HISTORY  # noqa: E402
 
 from verl_turnkey.advantage import StepBatch, compute_credit  # noqa: E402
-from verl_turnkey.plugins.rollout.strategies.entropy_branch import EntropyBranch  # noqa: E402
-from verl_turnkey.plugins.rollout.strategies.tree import Tree  # noqa: E402
+from verl_turnkey.plugins.rollout.strategies.builtin import EntropyBranch, Tree  # noqa: E402
 
 HORIZON = 3
 

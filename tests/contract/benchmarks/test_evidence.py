@@ -19,7 +19,7 @@ from verl.workers.config import ActorConfig
 
 from verl_turnkey.advantage import StepBatch
 from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.prompting.memory import history_text
+from verl_turnkey.envs.prompting.prompts import history_text
 from verl_turnkey.plugins.cli.tables import between
 
 ROOT = Path(__file__).parents[3]

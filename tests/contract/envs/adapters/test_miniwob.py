@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import re
 import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, UnknownEnvironmentError, make
-from verl_turnkey.envs.adapters.miniwob.env import START, TASKS, MiniWoBText
+from verl_turnkey.envs.adapters.miniwob import START, TASKS, MiniWoBText, Page
 from verl_turnkey.envs.errors import MissingPackageError
 
 PLAYED = [
@@ -163,7 +165,7 @@ def test_a_page_is_the_same_whatever_the_fonts(monkeypatch):
     env = MiniWoBText("click-link")
     try:
         page, info = env.reset(seed=1)
-        monkeypatch.setattr("verl_turnkey.envs.adapters.miniwob.env.START", START + LARGE_LETTERS)
+        monkeypatch.setattr("verl_turnkey.envs.adapters.miniwob.START", START + LARGE_LETTERS)
         larger, larger_info = env.reset(seed=1)
         height = env.driver.execute_script("return document.getElementById('area').scrollHeight;")
     finally:
@@ -326,3 +328,34 @@ def test_a_missing_browser_is_named(monkeypatch, tmp_path):
 def test_tasks_are_those_of_the_package():
     assert len(TASKS) > 100
     assert {"click-test", "email-inbox", "use-autocomplete"} <= set(TASKS)
+
+
+BOX = {"left": 0, "top": 0, "width": 10, "height": 10}
+
+
+def lines(*children: dict[str, Any]) -> list[str]:
+    """What a page says whose body has these elements."""
+    number = itertools.count(2)
+    elements = [{"tag": "DIV", "ref": next(number), "text": "", "children": [], **BOX, **child} for child in children]
+    return Page.read({"dom": {"tag": "BODY", "ref": 1, "children": elements, **BOX}, "lists": {}}).lines
+
+
+@pytest.mark.parametrize(
+    ("background", "of", "line"),
+    [
+        ("rgb(255, 0, 0)", {"classes": "cell"}, "[1] div cell rgb(255, 0, 0)"),
+        ("rgba(255, 0, 0, 1)", {"classes": "cell"}, "[1] div cell rgb(255, 0, 0)"),
+        ("rgba(0, 0, 0, 0)", {"classes": "cell"}, "[1] div cell"),
+        ("rgb(255, 0, 0)", {"tag": "INPUT_text", "id": "name", "value": "ann"}, '[1] input text name = "ann"'),
+        ("rgba(0, 0, 0, 0)", {"tag": "INPUT_text", "id": "name", "value": ""}, '[1] input text name = ""'),
+        ("rgb(255, 0, 0)", {"tag": "BUTTON", "id": "go"}, "[1] button go"),
+        ("rgba(0, 0, 0, 0)", {"tag": "BUTTON", "id": "go"}, "[1] button go"),
+    ],
+)
+def test_a_colour_is_told_where_it_is_seen_and_means_something(background, of, line) -> None:
+    assert lines({"bgColor": background, **of}) == [line]
+
+
+def test_an_empty_element_is_an_ornament_unless_it_is_filled() -> None:
+    assert lines({"bgColor": "rgba(0, 0, 0, 0)"}) == []
+    assert lines({"bgColor": "rgb(0, 0, 255)"}) == ["[1] div rgb(0, 0, 255)"]

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from verl_turnkey.envs import EnvironmentKwargsError, make
-from verl_turnkey.envs.adapters.search.data import generate
-from verl_turnkey.envs.adapters.search.retrievers import BM25
+from verl_turnkey.envs.adapters.search import BM25, generate
 
 ID = "turnkey/Search-v0"
 WORLD = generate(0)

@@ -1,10 +1,12 @@
-"""Players who win TextArena's games. They take a game, yield actions, and may look at what the game hides."""
+"""Players who win or lose TextArena's games. They take a game, yield actions, and may look at what the game hides.
+
+Also what a loss pays, from the game as it is in the end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
-from itertools import combinations, permutations, product
+from itertools import cycle, permutations, product
 from typing import Any
 
 import numpy as np
@@ -13,62 +15,6 @@ from verl_turnkey.envs.base import shortest_plan
 
 Player = Callable[[Any], Iterator[str]]
 WAYS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-
-
-@cache
-def slide(line: tuple[int, ...]) -> tuple[int, ...]:
-    tiles, k = [tile for tile in line if tile], 0
-    while k < len(tiles) - 1:
-        if tiles[k] == tiles[k + 1]:
-            tiles[k] *= 2
-            del tiles[k + 1]
-        k += 1
-    return (*tiles, *[0] * (len(line) - len(tiles)))
-
-
-def slides(board: list[list[int]]) -> Iterator[tuple[str, list[list[int]]]]:
-    """The moves that change the board, and what it becomes, without the new tile."""
-    for way in WAYS:
-        lines = [list(line) for line in (zip(*board, strict=True) if way in ("up", "down") else board)]
-        turn = -1 if way in ("down", "right") else 1
-        lines = [list(slide(tuple(line[::turn])))[::turn] for line in lines]
-        after = [list(row) for row in zip(*lines, strict=True)] if way in ("up", "down") else lines
-        if after != board:
-            yield way, after
-
-
-def worth(board: list[list[int]]) -> float:
-    """High with the large tiles along a snake from the corner, and with empty cells."""
-    size = len(board)
-    snake = [board[row][column if row % 2 == 0 else size - 1 - column] for row in range(size) for column in range(size)]
-    return sum(tile * 0.5**k for k, tile in enumerate(snake)) + (20 * snake.count(0) or -1000)
-
-
-def outlook(board: list[list[int]]) -> float:
-    """The mean worth after a new 2 in one of the first empty cells and the best move."""
-    size = len(board)
-    holes = [(row, column) for row in range(size) for column in range(size) if not board[row][column]][:8]
-    total = 0.0
-    for row, column in holes:
-        board[row][column] = 2
-        total += max((worth(after) for _, after in slides(board)), default=-1e6)
-        board[row][column] = 0
-    return total / len(holes)
-
-
-def win_2048(game: Any) -> Iterator[str]:
-    if game.target_tile > 4096:  # thousands of moves of a better player; here the last of them
-        snake = [game.target_tile >> k for k in range(1, 14)]
-        snake += [snake[-1], 0, 0]
-        game.state.game_state["board"] = [snake[:4], snake[7:3:-1], snake[8:12], snake[15:11:-1]]
-    large = game.board_size > 5
-    while True:
-        yield max(slides(game.state.game_state["board"]), key=lambda move: (worth if large else outlook)(move[1]))[0]
-
-
-def win_blackjack(game: Any) -> Iterator[str]:
-    while True:
-        yield "Hit" if game._hand_score(game.state.game_state["player_hand"]) < 17 else "Stand"
 
 
 def win_countdown(game: Any) -> Iterator[str]:
@@ -101,20 +47,6 @@ def walk(game: Any, goal: str) -> list[str]:
     return shortest_plan(tuple(state["player_pos"]), moves)
 
 
-def win_lights_out(game: Any) -> Iterator[str]:
-    size = game.size
-    for first in product((0, 1), repeat=size):  # presses of the first row decide all others
-        lights = np.array(game.state.game_state["grid"], dtype=int)
-        presses = []
-        for row, column in product(range(size), repeat=2):
-            if first[column] if row == 0 else lights[row - 1, column]:
-                presses.append(f"{row} {column}")
-                game._toggle_lights(lights, row, column)
-        if not (lights % 2).any():
-            yield from presses
-            return
-
-
 def win_logic_puzzle(game: Any) -> Iterator[str]:
     for grid in game.game_board_solution.values():
         yield from (f"{row} {column} {mark}" for row, marks in grid.items() for column, mark in marks.items())
@@ -130,16 +62,6 @@ def win_minesweeper(game: Any) -> Iterator[str]:
     for row, column in product(range(game.rows), range(game.cols)):
         if game.grid[row][column] != -1 and not game.revealed[row][column]:
             yield f"{row} {column}"
-
-
-def jumps(game: Any, pegs: Any) -> Iterator[tuple[str, Any, bool]]:
-    for start, over, end in game.ALLOWED_MOVES:
-        if start in pegs and over in pegs and end not in pegs:
-            yield f"{start} {end}", pegs - {start, over} | {end}, len(pegs) == 2
-
-
-def pegs(game: Any) -> frozenset[int]:
-    return frozenset(hole for hole, peg in enumerate(game.state.game_state["board"]) if peg)
 
 
 def win_rush_hour(game: Any) -> Iterator[str]:
@@ -163,31 +85,6 @@ def accept(game: Any, best: bool) -> Iterator[str]:
     draws = game.state.game_state["draws"]
     yield from ["continue"] * next(k for k, draw in enumerate(draws) if (draw == max(draws)) == best)
     yield "accept"
-
-
-def take(game: Any, sets: bool) -> Iterator[str]:
-    while True:
-        board = game.state.game_state["board"]
-        for cards in combinations(range(len(board)), 3):
-            if all(len({board[card][k] for card in cards}) != 2 for k in range(4)) == sets:
-                yield ", ".join(str(card + 1) for card in cards)
-                break
-
-
-def win_slitherlink(game: Any) -> Iterator[str]:
-    for top, left in product(range(game.R), range(game.C)):
-        for bottom, right in product(range(top + 1, game.R + 1), range(left + 1, game.C + 1)):
-            across = {(row, column) for row in (top, bottom) for column in range(left, right)}
-            down = {(row, column) for row in range(top, bottom) for column in (left, right)}
-            if all(
-                clue is None
-                or clue == sum([(r, c) in across, (r + 1, c) in across, (r, c) in down, (r, c + 1) in down])
-                for r, row in enumerate(game.clues)
-                for c, clue in enumerate(row)
-            ):
-                yield from (f"h {row} {column}" for row, column in sorted(across))
-                yield from (f"v {row} {column}" for row, column in sorted(down))
-                return
 
 
 def win_sokoban(game: Any) -> Iterator[str]:
@@ -241,20 +138,80 @@ def win_word_search(game: Any) -> Iterator[str]:
         yield f"{row} {column} {row + last * (direction == 'down')} {column + last * (direction == 'across')}"
 
 
-def win_peg_jump(game: Any) -> Iterator[str]:
-    def search(left: frozenset[int]) -> list[str] | None:
-        for action, after, won in jumps(game, left):
-            if won or (after not in dead and (rest := search(after)) is not None):
-                return [action] if won else [action, *rest]
-        dead.add(left)
-        return None
-
-    dead: set[frozenset[int]] = set()
-    yield from search(pegs(game)) or ()
-
-
 def question(game: Any, guesses: list[str]) -> Iterator[str]:
     """Asks, without brackets, a game master who always says no; then guesses."""
     game.gamemaster = lambda prompt: "No"
     yield "Is it red"
     yield from guesses
+
+
+def lose_crosswords(game: Any) -> Iterator[str]:
+    solution = game.state.game_state["solution"]
+    row, column = next((r, c) for r, line in enumerate(solution) for c, letter in enumerate(line) if letter != ".")
+    yield from [f"{row} {column} {'a' if solution[row][column].lower() != 'a' else 'b'}"] * 2
+
+
+def lose_guess_the_number(game: Any) -> Iterator[str]:
+    yield from (str(number) for number in range(game.min_number, game.max_number + 1) if number != game.game_number)
+
+
+def lose_hangman(game: Any) -> Iterator[str]:
+    yield from sorted({*"ABCDEFGHIJKLMNOPQRSTUVWXYZ"} - {*game.state.game_state["target_letters"]})
+
+
+def lose_logic_puzzle(game: Any) -> Iterator[str]:
+    row, marks = next(iter(next(iter(game.game_board_solution.values())).items()))
+    yield from (f"{row} {next(iter(marks))} {mark}" for mark in cycle("XO"))
+
+
+def lose_mastermind(game: Any) -> Iterator[str]:
+    for guess in permutations(range(1, game.num_numbers + 1), game.code_length):
+        if list(guess) != game.state.game_state["secret_code"]:
+            yield " ".join(str(digit) for digit in guess)
+
+
+def lose_minesweeper(game: Any) -> Iterator[str]:
+    yield "0 0"
+    mine = next((r, c) for r in range(game.rows) for c in range(game.cols) if game.grid[r][c] == -1)
+    yield from [f"{mine[0]} {mine[1]}"] * 2
+
+
+def lose_sokoban(game: Any) -> Iterator[str]:
+    row, column = game.player_position
+    there = next(way for way, (r, c) in WAYS.items() if game.room_state[row + r, column + c] in (1, 2))
+    yield from cycle([there, {"up": "down", "down": "up", "left": "right", "right": "left"}[there]])
+
+
+def lose_sudoku(game: Any) -> Iterator[str]:
+    row, column = next((r, c) for r in range(9) for c in range(9) if not game.game_board[r][c])
+    yield from [f"{row + 1} {column + 1} {game.full_grid[row][column] % 9 + 1}"] * 2
+
+
+def lose_wordle(game: Any) -> Iterator[str]:
+    words = sorted(word for word in game.dictionary.us_words if len(word) == game.word_length and word.isalpha())
+    yield from (word for word in words if word != game.state.game_state["secret_word"])
+
+
+def share_of_the_way(game: Any) -> float:
+    steps = sum(abs(a - b) for a, b in zip(game.state.game_state["player_pos"], game.player_pos, strict=True))
+    return max(0.1, steps / (2 * game.size - 2))
+
+
+def nearness(game: Any) -> float:
+    return 1 - abs(game.state.game_state["guess_history"][-1][0] - game.game_number) / (game.max_number - 1)
+
+
+def first_mark(game: Any) -> bool:
+    """Whether the one cell with a mark has the right one."""
+    grid, solution = next(iter(game.game_board.values())), next(iter(game.game_board_solution.values()))
+    return next(iter(next(iter(grid.values())).values())) == next(iter(next(iter(solution.values())).values()))
+
+
+def pegs_of_the_last(game: Any) -> float:
+    last = game.state.game_state["history"][-1]
+    return (last["black"] + last["white"] / 2) / game.code_length
+
+
+def letters_of_the_last(game: Any) -> float:
+    feedback = game.state.game_state["guess_history"][-1][1]
+    return (feedback.count("G") + feedback.count("Y") / 2) / game.word_length

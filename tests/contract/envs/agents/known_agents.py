@@ -14,8 +14,7 @@ import yaml
 
 from verl_turnkey.plugins.gateway.codec import Parsed
 from verl_turnkey.plugins.gateway.messages import ToolCall
-from verl_turnkey.plugins.gateway.rehearsal import Rehearsal, rehearse
-from verl_turnkey.plugins.gateway.stand_in import Script
+from verl_turnkey.plugins.gateway.rehearsal import Rehearsal, Script, rehearse
 
 ROOT = Path(__file__).parents[4]
 MEDIAN = ROOT / "examples/harbor/median"

@@ -11,9 +11,9 @@ from known_agents import ROOT, SUM
 from verl_turnkey.plugins.gateway import rehearsal
 from verl_turnkey.plugins.gateway.codec import Parsed
 from verl_turnkey.plugins.gateway.messages import ToolCall
-from verl_turnkey.plugins.gateway.stand_in import Script
+from verl_turnkey.plugins.gateway.rehearsal import Script
 
-ADDER = f"{ROOT}/tests/contract/plugins/gateway/rehearsed_agents.py:adder"
+ADDER = f"{ROOT}/tests/contract/plugins/gateway/agents_of_users.py:adder"
 
 
 def test_requests_and_replies_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import defective_envs
 import pytest
 from defective_envs import IN_PROCESSES
+from live_processes import dead_soon
 
 from verl_turnkey.envs import UnknownEnvironmentError
 from verl_turnkey.envs.checking.report import Report, check
@@ -56,3 +58,36 @@ def test_the_healthy_one_in_processes(in_processes):
 def test_an_unknown_name_is_an_error_and_no_finding():
     with pytest.raises(UnknownEnvironmentError, match="did you mean 'defect/Corridor-v0'"):
         check("defect/Coridor-v0", modules=[DEFECTIVE], processes=1)
+
+
+STARTS_A_SERVER = """
+import os, subprocess
+from pathlib import Path
+import gymnasium
+
+class Serving(gymnasium.Env):
+    def __init__(self):
+        server = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        with Path(__file__).with_suffix(".pids").open("a") as file:
+            print(server.pid, os.environ["CUDA_VISIBLE_DEVICES"] or "none", file=file)
+    def reset(self, *, seed=None, options=None):
+        return "here", {}
+    def step(self, action):
+        return "over", 0.0, True, False, {}
+
+gymnasium.register("test/Serving-v0", entry_point=Serving)
+"""
+
+
+def test_it_runs_as_in_a_host_and_what_it_starts_ends_with_the_check(tmp_path: Path, monkeypatch):
+    """Without a device, and whatever session a server of its own is in."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    path = tmp_path / "serving.py"
+    path.write_text(STARTS_A_SERVER)
+    report = check("test/Serving-v0", modules=[str(path)], processes=1, **SMALL)
+    assert report["runs"].status == report["processes"].status == "pass"
+    lines = path.with_suffix(".pids").read_text().splitlines()
+    pids, devices = zip(*(line.split() for line in lines), strict=True)
+    assert len(pids) > 4
+    assert set(devices) == {"none"}
+    assert dead_soon(*map(int, pids))

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_processes import alive, dead_soon
 
 from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.envs.hosting import capacity
+from verl_turnkey.envs.hosting.capacity import RestartBudget
 from verl_turnkey.envs.hosting.host import EnvHost
-from verl_turnkey.envs.hosting.restart_budget import RestartBudget
 from verl_turnkey.envs.hosting.runner import Declared
 from verl_turnkey.envs.user_modules import import_modules
 
@@ -99,88 +100,62 @@ async def failure(awaitable: Any) -> EnvironmentFailure:
     return caught.value
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):  # the second one when it ends while the file is read
-        return False
-
-
-def dead_soon(*pids: int) -> bool:
-    end = time.monotonic() + 10
-    while any(map(alive, pids)) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not any(map(alive, pids))
-
-
 # --- episodes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("env_id", [SAFE, ALONE])
-def test_an_episode_from_start_to_end(run, host, env_id):
-    async def main():
-        name, observation, info = await opened(host, env_id, 4)
-        assert observation == "fine"
-        assert info == {"state_key": "4, 0", "admissible": None, "success": None, "invalid": False, "task": "seed 4"}
-        answer = await host.step(name, "reward 0.5", 5)
-        assert answer[:4] == ("fine", 0.5, False, False)
-        assert answer[4]["state_key"] == 1
-        assert (await host.step(name, "end", 5))[2:4] == (True, False)
-        assert (await failure(host.step(name, "more", 5))).kind == "closed"
-        await host.close(name)
-        await host.close(name)
-        assert (await host.load())["open"] == 0
-
-    run(main())
+async def test_an_episode_from_start_to_end(host, env_id):
+    name, observation, info = await opened(host, env_id, 4)
+    assert observation == "fine"
+    assert info == {"state_key": "4, 0", "admissible": None, "success": None, "invalid": False, "task": "seed 4"}
+    answer = await host.step(name, "reward 0.5", 5)
+    assert answer[:4] == ("fine", 0.5, False, False)
+    assert answer[4]["state_key"] == 1
+    assert (await host.step(name, "end", 5))[2:4] == (True, False)
+    assert (await failure(host.step(name, "more", 5))).kind == "closed"
+    await host.close(name)
+    await host.close(name)
+    assert (await host.load())["open"] == 0
 
 
-def test_a_truncated_episode_gives_its_place_back(run, made):
-    async def main():
-        host = made(places=1)
-        name, *_ = await opened(host, SAFE, steps=1)
-        assert (await host.step(name, "go", 5))[2:4] == (False, True)
-        assert (await host.load())["open"] == 0
-        await asyncio.wait_for(opened(host, SAFE), 10)
-
-    run(main())
+async def test_a_truncated_episode_gives_its_place_back(made):
+    host = made(places=1)
+    name, *_ = await opened(host, SAFE, steps=1)
+    assert (await host.step(name, "go", 5))[2:4] == (False, True)
+    assert (await host.load())["open"] == 0
+    await asyncio.wait_for(opened(host, SAFE), 10)
 
 
 @pytest.mark.parametrize("env_id", [SAFE, ALONE])
-def test_a_host_measures_its_environments_calls(run, made, env_id):
-    async def main():
-        host = made(places=2)
-        names = [(await opened(host, env_id))[0] for _ in range(2)]
-        await host.measure()
-        await host.step(names[0], "sleep 0.2", 5)
-        busy = asyncio.create_task(host.step(names[0], "sleep 1", 5))
-        while not host._instances.measures.in_flight:
-            await asyncio.sleep(0.01)
-        measured = await host.measure()
-        assert [measured[name] for name in ("open", "waiting", "in_flight", "lost")] == [2, 0, 1, 0]
-        assert len(measured["step"]) == 1
-        assert 0.2 <= measured["step"][0] < 5
-        await busy
-        assert (await failure(host.step(names[1], "sleep 30", 0.1))).kind == "timeout"
-        measured = await host.measure()
-        assert [len(measured["step"]), len(measured["reset"]), measured["lost"], measured["open"]] == [2, 0, 1, 1]
-
-    run(main())
+async def test_a_host_measures_its_environments_calls(made, env_id):
+    host = made(places=2)
+    names = [(await opened(host, env_id))[0] for _ in range(2)]
+    await host.measure()
+    await host.step(names[0], "sleep 0.2", 5)
+    busy = asyncio.create_task(host.step(names[0], "sleep 1", 5))
+    while not host._instances.measures.in_flight:
+        await asyncio.sleep(0.01)
+    measured = await host.measure()
+    assert [measured[name] for name in ("open", "waiting", "in_flight", "lost")] == [2, 0, 1, 0]
+    assert len(measured["step"]) == 1
+    assert 0.2 <= measured["step"][0] < 5
+    await busy
+    assert (await failure(host.step(names[1], "sleep 30", 0.1))).kind == "timeout"
+    measured = await host.measure()
+    assert [len(measured["step"]), len(measured["reset"]), measured["lost"], measured["open"]] == [2, 0, 1, 1]
 
 
-def test_where_environments_live(run, host):
-    async def main():
-        names = [(await opened(host, env_id))[0] for env_id in (SAFE, ALONE, ALONE)]
-        pids = [int((await host.step(name, "pid", 5))[0]) for name in names]
-        assert pids[0] == os.getpid()
-        assert len(set(pids)) == 3
-        assert (await host.step(names[1], "known", 5))[0] == "[]"
-        for name in names:
-            await host.close(name)
-        name, *_ = await opened(host, ALONE)
-        assert int((await host.step(name, "pid", 5))[0]) in pids  # used again
+async def test_where_environments_live(host):
+    names = [(await opened(host, env_id))[0] for env_id in (SAFE, ALONE, ALONE)]
+    pids = [int((await host.step(name, "pid", 5))[0]) for name in names]
+    assert pids[0] == os.getpid()
+    assert len(set(pids)) == 3
+    assert (await host.step(names[1], "known", 5))[0] == "[]"
+    for name in names:
         await host.close(name)
-
-    run(main())
+    name, *_ = await opened(host, ALONE)
+    assert int((await host.step(name, "pid", 5))[0]) in pids  # used again
+    await host.close(name)
 
 
 FAULTS = [
@@ -205,21 +180,18 @@ PROCESS_FAULTS = [
     ("env_id", "action", "kind", "words"),
     [(SAFE, *fault) for fault in FAULTS] + [(ALONE, *fault) for fault in FAULTS[::3] + PROCESS_FAULTS],
 )
-def test_a_bad_step_ends_its_episode_and_no_other(run, host, env_id, action, kind, words):
-    async def main():
-        good, *_ = await opened(host, ALONE)
-        bad, *_ = await opened(host, env_id)
-        error = await failure(host.step(bad, action, 0.3 if kind == "timeout" else 30))
-        assert error.kind == kind
-        assert re.search(words, error.message)
-        assert (await host.step(good, "go", 5))[0] == "fine"
-        assert (await failure(host.step(bad, "go", 5))).kind == "closed"
-        await host.close(good)
-        assert (await host.load())["open"] == 0
-        copy = pickle.loads(pickle.dumps(error))
-        assert (copy.kind, copy.message) == (error.kind, error.message)
-
-    run(main())
+async def test_a_bad_step_ends_its_episode_and_no_other(host, env_id, action, kind, words):
+    good, *_ = await opened(host, ALONE)
+    bad, *_ = await opened(host, env_id)
+    error = await failure(host.step(bad, action, 0.3 if kind == "timeout" else 30))
+    assert error.kind == kind
+    assert re.search(words, error.message)
+    assert (await host.step(good, "go", 5))[0] == "fine"
+    assert (await failure(host.step(bad, "go", 5))).kind == "closed"
+    await host.close(good)
+    assert (await host.load())["open"] == 0
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.kind, copy.message) == (error.kind, error.message)
 
 
 @pytest.mark.parametrize(
@@ -236,112 +208,91 @@ def test_a_bad_step_ends_its_episode_and_no_other(run, host, env_id, action, kin
         (ALONE, {"on_reset": lambda: "ok"}, "reset", "cannot be sent to a process"),
     ],
 )
-def test_a_bad_start_frees_its_place(run, made, env_id, kwargs, kind, words):
-    async def main():
-        host = made(places=1, calls=1)
-        await host.close((await opened(host, SAFE))[0])
-        error = await failure(opened(host, env_id, timeout=0.5 if kind == "timeout" else 30, **kwargs))
-        assert error.kind == kind
-        assert words in error.message
-        await asyncio.wait_for(opened(host, SAFE), 20)  # not as long as it sleeps
-
-    run(main())
+async def test_a_bad_start_frees_its_place(made, env_id, kwargs, kind, words):
+    host = made(places=1, calls=1)
+    await host.close((await opened(host, SAFE))[0])
+    error = await failure(opened(host, env_id, timeout=0.5 if kind == "timeout" else 30, **kwargs))
+    assert error.kind == kind
+    assert words in error.message
+    await asyncio.wait_for(opened(host, SAFE), 20)  # not as long as it sleeps
 
 
 # --- large, strange, nosy ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("env_id", [SAFE, ALONE])
-def test_large_and_strange_texts_arrive_as_they_are(run, host, env_id):
-    async def main():
-        name, *_ = await opened(host, env_id)
-        assert (await host.step(name, "length " + "x" * 100_000, 5))[0] == "100000"
-        observation = (await host.step(name, "big 1000000", 5))[0]
-        assert observation == "ö" * 1_000_000
-        strange = "".join(map(chr, range(32))) + "\x7f\u202e\ud800\U0001f600 ' \" \\"
-        # Half a surrogate pair alone cannot be written as UTF-8, so it goes.
-        assert (await host.step(name, f"echo {strange}", 5))[0] == strange.replace("\ud800", "?")
-        await host.close(name)
-
-    run(main())
+async def test_large_and_strange_texts_arrive_as_they_are(host, env_id):
+    name, *_ = await opened(host, env_id)
+    assert (await host.step(name, "length " + "x" * 100_000, 5))[0] == "100000"
+    observation = (await host.step(name, "big 1000000", 5))[0]
+    assert observation == "ö" * 1_000_000
+    strange = "".join(map(chr, range(32))) + "\x7f\u202e\ud800\U0001f600 ' \" \\"
+    # Half a surrogate pair alone cannot be written as UTF-8, so it goes.
+    assert (await host.step(name, f"echo {strange}", 5))[0] == strange.replace("\ud800", "?")
+    await host.close(name)
 
 
 @pytest.mark.parametrize("env_id", [SAFE, ALONE])
-def test_images_and_extra_values_arrive_as_plain_data(run, host, env_id):
-    async def main():
-        name, *_ = await opened(host, env_id)
-        info = (await host.step(name, "pictures", 5))[4]
-        assert info["extra"] == {"n": 3, "of": [1.5, None], "array": [0, 1]}
-        zeros, ones = info["images"]
-        assert (zeros.shape, zeros.dtype, zeros.sum()) == ((2, 3, 3), "uint8", 0)
-        assert (ones.shape, ones.sum()) == ((1, 1, 3), 3)
-        assert not {"images", "extra"} & {*(await host.step(name, "go", 5))[4]}
-        error = await failure(host.step(name, "secret", 5))
-        assert "info['extra'] must hold numbers, texts, lists and dicts, not lock" in error.message
-
-    run(main())
+async def test_images_and_extra_values_arrive_as_plain_data(host, env_id):
+    name, *_ = await opened(host, env_id)
+    info = (await host.step(name, "pictures", 5))[4]
+    assert info["extra"] == {"n": 3, "of": [1.5, None], "array": [0, 1]}
+    zeros, ones = info["images"]
+    assert (zeros.shape, zeros.dtype, zeros.sum()) == ((2, 3, 3), "uint8", 0)
+    assert (ones.shape, ones.sum()) == ((1, 1, 3), 3)
+    assert not {"images", "extra"} & {*(await host.step(name, "go", 5))[4]}
+    error = await failure(host.step(name, "secret", 5))
+    assert "info['extra'] must hold numbers, texts, lists and dicts, not lock" in error.message
 
 
-def test_what_an_environment_does_to_its_process_stays_there(run, host):
-    async def main():
-        first, second = [(await opened(host, ALONE))[0] for _ in range(2)]
-        before = (await host.step(second, "chance own", 5))[0]
-        chances = []
-        for _ in range(2):
-            await host.step(first, "seed 0", 5)
-            chances += [(await host.step(name, "chance global", 5))[0] for name in (first, second)]
-        assert chances[0] == chances[2]
-        assert chances[1] != chances[3]  # the other one's generator is not set back
-        assert (await host.step(second, "chance own", 5))[0] != before
-        assert (await host.step(first, "read", 5))[0] == "''"  # nothing to eat
-        for name in (first, second):
-            await host.close(name)
-
-    run(main())
-
-
-def test_a_forked_copy_does_not_answer(run, host):
-    async def main():
-        name, *_ = await opened(host, ALONE)
-        pid = (await host.step(name, "pid", 5))[0]
-        copy = (await host.step(name, "fork", 5))[0].split()[1]
-        assert int(copy) > 0
-        for n in range(3):
-            assert (await host.step(name, f"echo {n}", 5))[0] == str(n)
-        assert (await host.step(name, "pid", 5))[0] == pid
-        assert dead_soon(int(copy))
+async def test_what_an_environment_does_to_its_process_stays_there(host):
+    first, second = [(await opened(host, ALONE))[0] for _ in range(2)]
+    before = (await host.step(second, "chance own", 5))[0]
+    chances = []
+    for _ in range(2):
+        await host.step(first, "seed 0", 5)
+        chances += [(await host.step(name, "chance global", 5))[0] for name in (first, second)]
+    assert chances[0] == chances[2]
+    assert chances[1] != chances[3]  # the other one's generator is not set back
+    assert (await host.step(second, "chance own", 5))[0] != before
+    assert (await host.step(first, "read", 5))[0] == "''"  # nothing to eat
+    for name in (first, second):
         await host.close(name)
 
-    run(main())
+
+async def test_a_forked_copy_does_not_answer(host):
+    name, *_ = await opened(host, ALONE)
+    pid = (await host.step(name, "pid", 5))[0]
+    copy = (await host.step(name, "fork", 5))[0].split()[1]
+    assert int(copy) > 0
+    for n in range(3):
+        assert (await host.step(name, f"echo {n}", 5))[0] == str(n)
+    assert (await host.step(name, "pid", 5))[0] == pid
+    assert dead_soon(int(copy))
+    await host.close(name)
 
 
-def test_the_end_of_the_output_is_shown(run, host):
-    async def main():
+async def test_the_end_of_the_output_is_shown(host):
+    name, *_ = await opened(host, ALONE)
+    await host.step(name, "print said by an earlier episode", 5)
+    await host.close(name)
+    name, *_ = await opened(host, ALONE)
+    await host.step(name, "print what Python says", 5)
+    error = await failure(host.step(name, "raise", 5))
+    assert error.message.endswith("Its last output:\nwhat Python says\nfrom C")
+    name, *_ = await opened(host, ALONE)
+    await host.step(name, "flood 3000000", 20)  # more than any pipe holds: nobody waits for a reader
+    error = await failure(host.step(name, "vanish 1", 5))
+    assert error.message.endswith("xxx\nthe end of the flood\nfrom C")
+    assert len(error.message) < 3000
+
+
+async def test_what_an_environment_starts_dies_with_it(host):
+    for action in ("sleep 30", "vanish 1"):
         name, *_ = await opened(host, ALONE)
-        await host.step(name, "print said by an earlier episode", 5)
-        await host.close(name)
-        name, *_ = await opened(host, ALONE)
-        await host.step(name, "print what Python says", 5)
-        error = await failure(host.step(name, "raise", 5))
-        assert error.message.endswith("Its last output:\nwhat Python says\nfrom C")
-        name, *_ = await opened(host, ALONE)
-        await host.step(name, "flood 3000000", 20)  # more than any pipe holds: nobody waits for a reader
-        error = await failure(host.step(name, "vanish 1", 5))
-        assert error.message.endswith("xxx\nthe end of the flood\nfrom C")
-        assert len(error.message) < 3000
-
-    run(main())
-
-
-def test_what_an_environment_starts_dies_with_it(run, host):
-    async def main():
-        for action in ("sleep 30", "vanish 1"):
-            name, *_ = await opened(host, ALONE)
-            started = [int((await host.step(name, what, 5))[0]) for what in ("pid", "start")]
-            await failure(host.step(name, action, 0.2))
-            assert dead_soon(*started)
-
-    run(main())
+        started = [int((await host.step(name, what, 5))[0]) for what in ("pid", "start")]
+        await failure(host.step(name, action, 0.2))
+        assert dead_soon(*started)
 
 
 LONE_HOST = """
@@ -388,23 +339,19 @@ def test_no_process_outlives_its_host():
         ("import no_such_module_xyz", "make", "pip install no_such_module_xyz"),
     ],
 )
-def test_a_class_that_cannot_be_imported(run, made, tmp_path, monkeypatch, code, kind, words):
+async def test_a_class_that_cannot_be_imported(made, tmp_path, monkeypatch, code, kind, words):
     (tmp_path / "broken_import.py").write_text(code)
     register = tmp_path / "register.py"
     register.write_text("import gymnasium\ngymnasium.register('test/Broken-v0', entry_point='broken_import:Broken')\n")
     monkeypatch.syspath_prepend(tmp_path)
-
-    async def main():
-        host = made([FAULTY, str(register)])
-        error = await failure(opened(host, "test/Broken-v0", timeout=1 if kind == "timeout" else 30))
-        assert error.kind == kind
-        assert re.search(words, error.message)
-        assert (await host.load())["open"] == 0
-
-    run(main())
+    host = made([FAULTY, str(register)])
+    error = await failure(opened(host, "test/Broken-v0", timeout=1 if kind == "timeout" else 30))
+    assert error.kind == kind
+    assert re.search(words, error.message)
+    assert (await host.load())["open"] == 0
 
 
-def test_a_module_that_takes_its_time_is_imported_before_any_episode_starts(run, made, tmp_path):
+async def test_a_module_that_takes_its_time_is_imported_before_any_episode_starts(made, tmp_path):
     slow = tmp_path / "slow_module.py"
     slow.write_text(
         "import time\nimport gymnasium\ntime.sleep(0.3)\n"
@@ -412,205 +359,159 @@ def test_a_module_that_takes_its_time_is_imported_before_any_episode_starts(run,
         "    def reset(self, *, seed=None, options=None):\n        return 'here', {}\n"
         "gymnasium.register('test/Slow-v0', entry_point=Slow)\n"
     )
-
-    async def main():
-        host = made([str(slow)], places=4)
-        # Or a process would find it out, one at a time.
-        host._admission.declared["test/Slow-v0"] = Declared(thread_safe=True)
-        episodes = await asyncio.gather(*(opened(host, "test/Slow-v0") for _ in range(4)))
-        assert [episode[1] for episode in episodes] == ["here"] * 4
-
-    run(main())
+    host = made([str(slow)], places=4)
+    # Or a process would find it out, one at a time.
+    host._admission.declared["test/Slow-v0"] = Declared(thread_safe=True)
+    episodes = await asyncio.gather(*(opened(host, "test/Slow-v0") for _ in range(4)))
+    assert [episode[1] for episode in episodes] == ["here"] * 4
 
 
-def test_a_module_that_cannot_be_imported_is_a_failure_with_the_key(run, made):
-    async def main():
-        error = await failure(opened(made(["no_such_module_xyz"])))
-        assert error.kind == "reset"
-        assert "turnkey.modules" in error.message
-
-    run(main())
+async def test_a_module_that_cannot_be_imported_is_a_failure_with_the_key(made):
+    error = await failure(opened(made(["no_such_module_xyz"])))
+    assert error.kind == "reset"
+    assert "turnkey.modules" in error.message
 
 
 # --- places, turns and deadlines --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("env_id", [SAFE, ALONE])
-def test_waiting_for_a_place_and_for_others_is_free(run, made, env_id):
+async def test_waiting_for_a_place_and_for_others_is_free(made, env_id):
     """One of two episodes holds the only turn for longer than all calls of the others may take."""
     deadline = 3.0
+    host = made(places=2, calls=1)
+    holder, second = [(await opened(host, env_id))[0] for _ in range(2)]
+    await host.close(second)
+    faulty.RUNNING.update(now=0, most=0)
+    holding = asyncio.create_task(host.step(holder, f"sleep {deadline + 1}", 60))
+    while not host._instances.measures.in_flight:
+        await asyncio.sleep(0.01)
 
-    async def main():
-        host = made(places=2, calls=1)
-        holder, second = [(await opened(host, env_id))[0] for _ in range(2)]
-        await host.close(second)
-        faulty.RUNNING.update(now=0, most=0)
-        holding = asyncio.create_task(host.step(holder, f"sleep {deadline + 1}", 60))
-        while not host._instances.measures.in_flight:
-            await asyncio.sleep(0.01)
+    async def episode(seed: int) -> None:
+        name, *_ = await opened(host, env_id, seed, deadline)
+        for action in ("sleep 0.1", "end"):
+            await host.step(name, action, deadline)
 
-        async def episode(seed: int) -> None:
-            name, *_ = await opened(host, env_id, seed, deadline)
-            for action in ("sleep 0.1", "end"):
-                await host.step(name, action, deadline)
-
-        await asyncio.gather(holding, *(episode(seed) for seed in range(4)))
-        assert faulty.RUNNING["most"] == (1 if env_id == SAFE else 0)
-
-    run(main())
+    await asyncio.gather(holding, *(episode(seed) for seed in range(4)))
+    assert faulty.RUNNING["most"] == (1 if env_id == SAFE else 0)
 
 
 @pytest.mark.parametrize("env_id", [SAFE, ALONE])
-def test_environments_run_side_by_side(run, host, env_id, tmp_path):
+async def test_environments_run_side_by_side(host, env_id, tmp_path):
     """Each waits until the others are in their step as well."""
-
-    async def main():
-        names = [(await opened(host, env_id))[0] for _ in range(3)]
-        steps = await asyncio.gather(*(host.step(name, f"meet {tmp_path}", 60) for name in names))
-        assert [step[0] for step in steps] == ["met"] * 3
-        for name in names:
-            await host.close(name)
-
-    run(main())
-
-
-def test_environments_are_reused_within_the_limit(run, made):
-    async def main():
-        host = made(places=2)
-        faulty.MADE.clear()
-        for seed in range(3):
-            name, *_ = await opened(host, SAFE, seed)
-            await host.step(name, "end", 5)
-        assert len(faulty.MADE) == 1
-        await host.close((await opened(host, SAFE, steps=5))[0])  # other arguments: another environment
-        assert len(faulty.MADE) == 2
-        await opened(host, SAFE, steps=6)  # no room for a third: the least recently used one goes
-        assert [env.closed for env in faulty.MADE] == [True, False, False]
-        assert await host.load() == {"open": 1, "idle": 1, "waiting": 0, "process": os.getpid()}
-        await opened(host, ALONE)  # of another class: no room for the idle one
-        assert await host.load() == {"open": 2, "idle": 0, "waiting": 0, "process": os.getpid()}
-
-    run(main())
-
-
-def test_places_by_memory(run, made, monkeypatch):
-    monkeypatch.setattr(capacity, "free_memory_mb", lambda: 900)  # 450 for the host
-
-    async def main():
-        host = made()
-        for _ in range(100):
-            await opened(host, SAFE)  # declares 1 MB
-        first, *_ = await opened(host, ALONE)  # 200, because it declares nothing
-        second = asyncio.create_task(opened(host, ALONE))
-        await asyncio.sleep(0.1)
-        assert (await host.load())["waiting"] == 1
-        await host.close(first)
-        await asyncio.wait_for(second, 10)
-
-    run(main())
-
-
-def test_places_by_memory_leave_room_for_clones(run, made, monkeypatch):
-    monkeypatch.setattr(capacity, "free_memory_mb", lambda: 12)  # 6 for the host, of 1 MB each
-
-    async def main():
-        host = made(clones=2)
-        names = [(await opened(host, "test/Cloned-v0"))[0] for _ in range(2)]
-        third = asyncio.create_task(opened(host, "test/Cloned-v0"))
-        await asyncio.sleep(0.1)
-        assert (await host.load())["waiting"] == 1
-        clones = [next(_names) for _ in range(4)]
-        for place, clone in enumerate(clones):
-            await host.clone(clone, names[place % 2], 20, 5)
-        for clone in clones:  # they were counted with their episodes
-            await host.close(clone)
-        await asyncio.sleep(0.1)
-        assert (await host.load())["waiting"] == 1
-        await host.close(names[0])
-        await asyncio.wait_for(third, 10)
-
-    run(main())
-
-
-def test_a_replayed_clone_takes_no_room_that_is_left_for_it(run, made, monkeypatch):
-    monkeypatch.setattr(capacity, "free_memory_mb", lambda: 900)  # 450 for the host, 200 an environment
-
-    async def main():
-        host = made(clones=1)
-        name, *_ = await opened(host, ALONE)
-        await host.clone(next(_names), name, 20, 5)
-        second = asyncio.create_task(opened(host, ALONE))
-        await asyncio.sleep(0.1)
-        assert (await host.load())["waiting"] == 1
+    names = [(await opened(host, env_id))[0] for _ in range(3)]
+    steps = await asyncio.gather(*(host.step(name, f"meet {tmp_path}", 60) for name in names))
+    assert [step[0] for step in steps] == ["met"] * 3
+    for name in names:
         await host.close(name)
-        await asyncio.wait_for(second, 10)
-
-    run(main())
 
 
-def test_who_gives_up_waiting_lets_the_next_one_in(run, made, monkeypatch):
+async def test_environments_are_reused_within_the_limit(made):
+    host = made(places=2)
+    faulty.MADE.clear()
+    for seed in range(3):
+        name, *_ = await opened(host, SAFE, seed)
+        await host.step(name, "end", 5)
+    assert len(faulty.MADE) == 1
+    await host.close((await opened(host, SAFE, steps=5))[0])  # other arguments: another environment
+    assert len(faulty.MADE) == 2
+    await opened(host, SAFE, steps=6)  # no room for a third: the least recently used one goes
+    assert [env.closed for env in faulty.MADE] == [True, False, False]
+    assert await host.load() == {"open": 1, "idle": 1, "waiting": 0, "process": os.getpid()}
+    await opened(host, ALONE)  # of another class: no room for the idle one
+    assert await host.load() == {"open": 2, "idle": 0, "waiting": 0, "process": os.getpid()}
+
+
+async def test_places_by_memory(made, monkeypatch):
+    monkeypatch.setattr(capacity, "free_memory_mb", lambda: 900)  # 450 for the host
+    host = made()
+    for _ in range(100):
+        await opened(host, SAFE)  # declares 1 MB
+    first, *_ = await opened(host, ALONE)  # 200, because it declares nothing
+    second = asyncio.create_task(opened(host, ALONE))
+    await asyncio.sleep(0.1)
+    assert (await host.load())["waiting"] == 1
+    await host.close(first)
+    await asyncio.wait_for(second, 10)
+
+
+async def test_places_by_memory_leave_room_for_clones(made, monkeypatch):
+    monkeypatch.setattr(capacity, "free_memory_mb", lambda: 12)  # 6 for the host, of 1 MB each
+    host = made(clones=2)
+    names = [(await opened(host, "test/Cloned-v0"))[0] for _ in range(2)]
+    third = asyncio.create_task(opened(host, "test/Cloned-v0"))
+    await asyncio.sleep(0.1)
+    assert (await host.load())["waiting"] == 1
+    clones = [next(_names) for _ in range(4)]
+    for place, clone in enumerate(clones):
+        await host.clone(clone, names[place % 2], 20, 5)
+    for clone in clones:  # they were counted with their episodes
+        await host.close(clone)
+    await asyncio.sleep(0.1)
+    assert (await host.load())["waiting"] == 1
+    await host.close(names[0])
+    await asyncio.wait_for(third, 10)
+
+
+async def test_a_replayed_clone_takes_no_room_that_is_left_for_it(made, monkeypatch):
+    monkeypatch.setattr(capacity, "free_memory_mb", lambda: 900)  # 450 for the host, 200 an environment
+    host = made(clones=1)
+    name, *_ = await opened(host, ALONE)
+    await host.clone(next(_names), name, 20, 5)
+    second = asyncio.create_task(opened(host, ALONE))
+    await asyncio.sleep(0.1)
+    assert (await host.load())["waiting"] == 1
+    await host.close(name)
+    await asyncio.wait_for(second, 10)
+
+
+async def test_who_gives_up_waiting_lets_the_next_one_in(made, monkeypatch):
     monkeypatch.setattr(capacity, "free_memory_mb", lambda: 500)  # 250 for the host
-
-    async def main():
-        host = made()
-        await opened(host, ALONE)
-        large, small = [asyncio.create_task(opened(host, env_id)) for env_id in (ALONE, SAFE)]
-        await asyncio.sleep(0.05)
-        assert (await host.load())["waiting"] == 2  # first come, first served
-        large.cancel()
-        await asyncio.wait_for(small, 10)
-        assert (await host.load())["waiting"] == 0
-
-    run(main())
+    host = made()
+    await opened(host, ALONE)
+    large, small = [asyncio.create_task(opened(host, env_id)) for env_id in (ALONE, SAFE)]
+    await asyncio.sleep(0.05)
+    assert (await host.load())["waiting"] == 2  # first come, first served
+    large.cancel()
+    await asyncio.wait_for(small, 10)
+    assert (await host.load())["waiting"] == 0
 
 
 @pytest.mark.parametrize("places", [1, "auto"])
-def test_who_is_let_in_and_goes_away_at_the_same_moment_leaves_the_place(run, made, monkeypatch, places):
+async def test_who_is_let_in_and_goes_away_at_the_same_moment_leaves_the_place(made, monkeypatch, places):
     monkeypatch.setattr(capacity, "memory_for_a_host_mb", lambda sharers: 1)
-
-    async def main():
-        host = made(places=places)
-        first = await opened(host, SAFE)
-        if places == "auto":  # this one would be the first to find out what the class declares
-            del host._admission.declared[SAFE]
-        start = asyncio.create_task(opened(host, SAFE))
-        await asyncio.sleep(0)
-        assert (await host.load())["waiting"] == 1
-        host._release(first[0])  # lets the start in, which is cancelled before it knows
-        assert (await host.load())["waiting"] == 0
-        start.cancel()
-        await asyncio.gather(start, return_exceptions=True)
-        await asyncio.wait_for(opened(host, SAFE), 20)
-
-    run(main())
+    host = made(places=places)
+    first = await opened(host, SAFE)
+    if places == "auto":  # this one would be the first to find out what the class declares
+        del host._admission.declared[SAFE]
+    start = asyncio.create_task(opened(host, SAFE))
+    await asyncio.sleep(0)
+    assert (await host.load())["waiting"] == 1
+    host._release(first[0])  # lets the start in, which is cancelled before it knows
+    assert (await host.load())["waiting"] == 0
+    start.cancel()
+    await asyncio.gather(start, return_exceptions=True)
+    await asyncio.wait_for(opened(host, SAFE), 20)
 
 
-def test_the_first_wave_is_let_in_by_what_the_class_declares(run, made, monkeypatch):
+async def test_the_first_wave_is_let_in_by_what_the_class_declares(made, monkeypatch):
     """Not by the guess for a class that nobody has seen: one by the guess, all by the declaration."""
     monkeypatch.setattr(capacity, "memory_for_a_host_mb", lambda sharers: Declared().memory_mb)
-
-    async def main():
-        host = made()
-        host._admission.declared.clear()
-        episodes = await asyncio.wait_for(asyncio.gather(*(opened(host, SAFE) for _ in range(6))), 20)
-        assert len({name for name, *_ in episodes}) == 6
-
-    run(main())
+    host = made()
+    host._admission.declared.clear()
+    episodes = await asyncio.wait_for(asyncio.gather(*(opened(host, SAFE) for _ in range(6))), 20)
+    assert len({name for name, *_ in episodes}) == 6
 
 
-def test_an_environment_larger_than_the_room_runs_alone(run, made, monkeypatch):
+async def test_an_environment_larger_than_the_room_runs_alone(made, monkeypatch):
     monkeypatch.setattr(capacity, "free_memory_mb", lambda: 10)
-
-    async def main():
-        host = made()
-        name, *_ = await opened(host, ALONE)
-        other = asyncio.create_task(opened(host, ALONE))
-        await asyncio.sleep(0.1)
-        assert not other.done()
-        await host.close(name)
-        await asyncio.wait_for(other, 10)
-
-    run(main())
+    host = made()
+    name, *_ = await opened(host, ALONE)
+    other = asyncio.create_task(opened(host, ALONE))
+    await asyncio.sleep(0.1)
+    assert not other.done()
+    await host.close(name)
+    await asyncio.wait_for(other, 10)
 
 
 @pytest.fixture
@@ -673,85 +574,73 @@ def test_control_groups_of_version_1(cgroups, folder):
 # --- callers that change their mind -----------------------------------------------------------------------------------
 
 
-def test_closing_during_a_step_waits_for_the_step(run, made):
-    async def main():
-        host = made(places=1)
-        name, *_ = await opened(host)
-        step = asyncio.create_task(host.step(name, "sleep 0.2", 5))
-        await asyncio.sleep(0.05)
-        await host.close(name)
-        assert step.done()
-        assert (await host.load())["idle"] == 1
-
-    run(main())
+async def test_closing_during_a_step_waits_for_the_step(made):
+    host = made(places=1)
+    name, *_ = await opened(host)
+    step = asyncio.create_task(host.step(name, "sleep 0.2", 5))
+    await asyncio.sleep(0.05)
+    await host.close(name)
+    assert step.done()
+    assert (await host.load())["idle"] == 1
 
 
 @pytest.mark.parametrize("env_id", [SAFE, ALONE])
-def test_a_caller_that_goes_away_leaves_a_working_host(run, made, env_id):
-    async def main():
-        host = made(places=1)
-        name, *_ = await opened(host, env_id)
-        step = asyncio.create_task(host.step(name, "sleep 30", 60))
-        await asyncio.sleep(0.05)
-        step.cancel()
-        await asyncio.gather(step, return_exceptions=True)
-        name, *_ = await asyncio.wait_for(opened(host, env_id), 10)
-        assert (await host.step(name, "go", 5))[0] == "fine"
-
-    run(main())
+async def test_a_caller_that_goes_away_leaves_a_working_host(made, env_id):
+    host = made(places=1)
+    name, *_ = await opened(host, env_id)
+    step = asyncio.create_task(host.step(name, "sleep 30", 60))
+    await asyncio.sleep(0.05)
+    step.cancel()
+    await asyncio.gather(step, return_exceptions=True)
+    name, *_ = await asyncio.wait_for(opened(host, env_id), 10)
+    assert (await host.step(name, "go", 5))[0] == "fine"
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"on_reset": "sleep 30"}])
-def test_closing_an_episode_that_waits_or_starts_ends_that(run, made, kwargs):
-    async def main():
-        host = made(places=1)
-        holder, *_ = await opened(host)
-        name = next(_names)
-        start = asyncio.create_task(host.start(name, SAFE, kwargs, 1, 60))
+async def test_closing_an_episode_that_waits_or_starts_ends_that(made, kwargs):
+    host = made(places=1)
+    holder, *_ = await opened(host)
+    name = next(_names)
+    start = asyncio.create_task(host.start(name, SAFE, kwargs, 1, 60))
+    await asyncio.sleep(0.05)
+    if kwargs:  # else it still waits for its place
+        await host.close(holder)
         await asyncio.sleep(0.05)
-        if kwargs:  # else it still waits for its place
-            await host.close(holder)
-            await asyncio.sleep(0.05)
-        await host.close(name)
-        with pytest.raises(asyncio.CancelledError):
-            await start
-        if not kwargs:
-            await host.close(holder)
-        await asyncio.wait_for(opened(host), 20)  # not as long as it sleeps
-        assert (await host.load())["open"] == 1
-
-    run(main())
+    await host.close(name)
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    if not kwargs:
+        await host.close(holder)
+    await asyncio.wait_for(opened(host), 20)  # not as long as it sleeps
+    assert (await host.load())["open"] == 1
 
 
 # --- the restart budget -----------------------------------------------------------------------------------------------
 
 
-def test_the_restart_budget(run, made):
+async def test_the_restart_budget(made):
     async def lose(host: EnvHost, status: int) -> EnvironmentFailure:
         name, *_ = await opened(host, ALONE)
         return await failure(host.step(name, f"vanish {status}", 5))
 
-    async def main():
-        host = made(places=1, restarts=1)
-        assert (await lose(host, 1)).kind == "process"
-        name, *_ = await opened(host, ALONE)
-        await host.step(name, "go", 5)
-        await host.close(name)  # went well: gives one back
-        assert (await lose(host, 2)).kind == "process"
-        name, *_ = await opened(host, ALONE)
-        assert (await failure(host.step(name, "raise", 5))).kind == "step"  # costs no process
-        name, *_ = await opened(host, ALONE)
-        waiting = asyncio.create_task(opened(host, SAFE))
-        assert (await failure(host.step(name, "vanish 3", 5))).kind == "process"  # its own reason, not the host's
-        for refused in (waiting, opened(host, SAFE)):
-            error = await failure(refused)
-            assert error.kind == "restarts"
-            assert "turnkey.env.restarts allows 1" in error.message
-            assert "exit status 2" in error.message
-            assert "exit status 3" in error.message
-        assert not host._admission.is_exceeded_by(1)  # who was let in and refused holds no place
-
-    run(main())
+    host = made(places=1, restarts=1)
+    assert (await lose(host, 1)).kind == "process"
+    name, *_ = await opened(host, ALONE)
+    await host.step(name, "go", 5)
+    await host.close(name)  # went well: gives one back
+    assert (await lose(host, 2)).kind == "process"
+    name, *_ = await opened(host, ALONE)
+    assert (await failure(host.step(name, "raise", 5))).kind == "step"  # costs no process
+    name, *_ = await opened(host, ALONE)
+    waiting = asyncio.create_task(opened(host, SAFE))
+    assert (await failure(host.step(name, "vanish 3", 5))).kind == "process"  # its own reason, not the host's
+    for refused in (waiting, opened(host, SAFE)):
+        error = await failure(refused)
+        assert error.kind == "restarts"
+        assert "turnkey.env.restarts allows 1" in error.message
+        assert "exit status 2" in error.message
+        assert "exit status 3" in error.message
+    assert not host._admission.is_exceeded_by(1)  # who was let in and refused holds no place
 
 
 def test_the_restart_budget_shows_the_last_reasons_only():
@@ -785,26 +674,23 @@ def test_losses_count_for_ten_minutes(monkeypatch):
 
 
 @pytest.mark.parametrize("env_id", [SAFE, ALONE, "test/Copied-v0", "test/Cloned-v0"])
-def test_a_clone_goes_on_by_itself(run, made, env_id):
-    async def main():
-        host = made(places=1)  # and the clone is let in all the same
-        name, *_ = await opened(host, env_id)
-        for action in ("keyless a", "go", "keyless b"):
-            await host.step(name, action, 5)
-        clone, second = next(_names), next(_names)
-        await host.clone(clone, name, 20, 5)
-        cloned = " cloned" if env_id == "test/Cloned-v0" else ""
-        assert (await host.step(clone, "keyless x", 5))[0] == f"a b{cloned} x"
-        assert (await host.step(name, "keyless y", 5))[0] == "a b y"
-        assert (await host.step(clone, "go", 5))[4]["state_key"] == 5
-        await host.clone(second, clone, 20, 5)  # a clone can be cloned
-        assert (await host.step(second, "keyless", 5))[0].strip().startswith("a b")
-        for env in (name, clone, second):
-            await host.close(env)
-        assert (await host.load())["open"] == 0
-        await asyncio.wait_for(opened(host, env_id), 10)
-
-    run(main())
+async def test_a_clone_goes_on_by_itself(made, env_id):
+    host = made(places=1)  # and the clone is let in all the same
+    name, *_ = await opened(host, env_id)
+    for action in ("keyless a", "go", "keyless b"):
+        await host.step(name, action, 5)
+    clone, second = next(_names), next(_names)
+    await host.clone(clone, name, 20, 5)
+    cloned = " cloned" if env_id == "test/Cloned-v0" else ""
+    assert (await host.step(clone, "keyless x", 5))[0] == f"a b{cloned} x"
+    assert (await host.step(name, "keyless y", 5))[0] == "a b y"
+    assert (await host.step(clone, "go", 5))[4]["state_key"] == 5
+    await host.clone(second, clone, 20, 5)  # a clone can be cloned
+    assert (await host.step(second, "keyless", 5))[0].strip().startswith("a b")
+    for env in (name, clone, second):
+        await host.close(env)
+    assert (await host.load())["open"] == 0
+    await asyncio.wait_for(opened(host, env_id), 10)
 
 
 @pytest.mark.parametrize(
@@ -816,60 +702,51 @@ def test_a_clone_goes_on_by_itself(run, made, env_id):
         ("test/Cloned-v0", 1, "keyless refuse", "RuntimeError: not now"),
     ],
 )
-def test_a_clone_that_is_not_the_same_fails_alone(run, made, env_id, seed, action, words):
-    async def main():
-        host = made(places=1)
-        name, *_ = await opened(host, env_id, seed)
-        for text in ("go", action, "keyless x"):
-            await host.step(name, text, 5)
-        if words is None:
-            await host.clone(next(_names), name, 20, 5)
-        else:
-            error = await failure(host.clone(next(_names), name, 20, 5))
-            assert error.kind == "clone"
-            assert words in error.message
-        assert (await host.step(name, "go", 5))[0] == "fine"
-        await host.close(name)
-        if words is not None:
-            await asyncio.wait_for(opened(host, env_id), 10)  # the one that failed has left
-
-    run(main())
+async def test_a_clone_that_is_not_the_same_fails_alone(made, env_id, seed, action, words):
+    host = made(places=1)
+    name, *_ = await opened(host, env_id, seed)
+    for text in ("go", action, "keyless x"):
+        await host.step(name, text, 5)
+    if words is None:
+        await host.clone(next(_names), name, 20, 5)
+    else:
+        error = await failure(host.clone(next(_names), name, 20, 5))
+        assert error.kind == "clone"
+        assert words in error.message
+    assert (await host.step(name, "go", 5))[0] == "fine"
+    await host.close(name)
+    if words is not None:
+        await asyncio.wait_for(opened(host, env_id), 10)  # the one that failed has left
 
 
-def test_a_clone_whose_caller_goes_away_gives_its_place_back(run, made):
-    async def main():
-        host = made(places=1)
-        name, *_ = await opened(host, SAFE)
-        await host.step(name, "sleep 2", 5)
-        clone = next(_names)
-        cloning = asyncio.create_task(host.clone(clone, name, 20, 5))
-        await asyncio.sleep(0.2)  # in the replay of the step
-        await host.close(clone)
-        with pytest.raises(asyncio.CancelledError):
-            await cloning
-        await host.close(name)
-        await asyncio.wait_for(opened(host), 10)
-
-    run(main())
+async def test_a_clone_whose_caller_goes_away_gives_its_place_back(made):
+    host = made(places=1)
+    name, *_ = await opened(host, SAFE)
+    await host.step(name, "sleep 2", 5)
+    clone = next(_names)
+    cloning = asyncio.create_task(host.clone(clone, name, 20, 5))
+    await asyncio.sleep(0.2)  # in the replay of the step
+    await host.close(clone)
+    with pytest.raises(asyncio.CancelledError):
+        await cloning
+    await host.close(name)
+    await asyncio.wait_for(opened(host), 10)
 
 
 # --- the example ------------------------------------------------------------------------------------------------------
 
 
-def test_the_custom_environment_of_the_examples(run, made):
-    async def main():
-        host = made([CUSTOM])
-        name, observation, info = await opened(host, "example/GuessNumber-v0", 3, highest=8)
-        assert (observation, info["task"]) == ("Guess.", "Find the number between 1 and 8.")
-        for action in ("seven", "9" * 5000):
-            assert (await host.step(name, action, 5))[4]["invalid"]
-        low, high, reward = 1, 8, 0.0
-        for _ in range(4):
-            guess = (low + high) // 2
-            observation, reward, terminated, _, info = await host.step(name, str(guess), 5)
-            if terminated:
-                break
-            low, high = (guess + 1, high) if observation == "Higher." else (low, guess - 1)
-        assert (reward, info["success"]) == (1.0, True)
-
-    run(main())
+async def test_the_custom_environment_of_the_examples(made):
+    host = made([CUSTOM])
+    name, observation, info = await opened(host, "example/GuessNumber-v0", 3, highest=8)
+    assert (observation, info["task"]) == ("Guess.", "Find the number between 1 and 8.")
+    for action in ("seven", "9" * 5000):
+        assert (await host.step(name, action, 5))[4]["invalid"]
+    low, high, reward = 1, 8, 0.0
+    for _ in range(4):
+        guess = (low + high) // 2
+        observation, reward, terminated, _, info = await host.step(name, str(guess), 5)
+        if terminated:
+            break
+        low, high = (guess + 1, high) if observation == "Higher." else (low, guess - 1)
+    assert (reward, info["success"]) == (1.0, True)

@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,14 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def loop(ray_queue) -> Iterator[asyncio.AbstractEventLoop]:
+def run(ray_queue) -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
     made = asyncio.new_event_loop()
-    yield made
+    yield made.run_until_complete
     made.close()
 
 
 @pytest.fixture(scope="module")
-def pool(loop) -> HostPool:
+def pool(run) -> HostPool:
     return HostPool(1, "measured", places=4, step_timeout=DEADLINE, modules=[FAULTY])
 
 
@@ -78,35 +78,29 @@ async def failed(step: Any) -> tuple[EnvironmentFailure, float]:
 
 
 @pytest.mark.parametrize("action", CASES)
-def test_a_fault_costs_its_episode_and_names_itself(loop, pool, action: str):
-    async def main() -> None:
-        (episode, pids), (other, _) = await begun(pool), await begun(pool)
-        failure, seconds = await failed(episode.step(action))
-        left, until = await left_of(pids)
-        print(f"{action}: noticed after {seconds:.2f} s; {len(left)} of {len(pids)} processes left {until:.2f} s later")
-        kind, words = CASES[action]
-        assert failure.kind == kind
-        assert words in failure.message
-        assert not left
-        again, fresh = await begun(pool)  # in a process of its own
-        assert not {*fresh} & {*pids}
-        assert (await other.step("echo it goes on")).observation == "it goes on"
-        for env in (again, other):
-            assert (await env.step("end")).terminated
-
-    loop.run_until_complete(main())
+async def test_a_fault_costs_its_episode_and_names_itself(pool, action: str):
+    (episode, pids), (other, _) = await begun(pool), await begun(pool)
+    failure, seconds = await failed(episode.step(action))
+    left, until = await left_of(pids)
+    print(f"{action}: noticed after {seconds:.2f} s; {len(left)} of {len(pids)} processes left {until:.2f} s later")
+    kind, words = CASES[action]
+    assert failure.kind == kind
+    assert words in failure.message
+    assert not left
+    again, fresh = await begun(pool)  # in a process of its own
+    assert not {*fresh} & {*pids}
+    assert (await other.step("echo it goes on")).observation == "it goes on"
+    for env in (again, other):
+        assert (await env.step("end")).terminated
 
 
-def test_a_host_that_is_killed_costs_its_episodes_and_is_replaced(loop, pool):
-    async def main() -> None:
-        episode, pids = await begun(pool)
-        os.kill((await pool._hosts[0].actor.load.remote())["process"], signal.SIGKILL)
-        failure, seconds = await failed(episode.step("echo"))
-        left, until = await left_of(pids)
-        print(f"host killed: noticed after {seconds:.2f} s; {len(left)} of {len(pids)} left {until:.2f} s later")
-        assert failure.kind == "host"
-        assert not left
-        again, _ = await begun(pool)
-        assert (await again.step("end")).terminated
-
-    loop.run_until_complete(main())
+async def test_a_host_that_is_killed_costs_its_episodes_and_is_replaced(pool):
+    episode, pids = await begun(pool)
+    os.kill((await pool._hosts[0].actor.load.remote())["process"], signal.SIGKILL)
+    failure, seconds = await failed(episode.step("echo"))
+    left, until = await left_of(pids)
+    print(f"host killed: noticed after {seconds:.2f} s; {len(left)} of {len(pids)} left {until:.2f} s later")
+    assert failure.kind == "host"
+    assert not left
+    again, _ = await begun(pool)
+    assert (await again.step("end")).terminated

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_processes import alive
 from typer.testing import CliRunner
 
 from verl_turnkey.envs.errors import EnvironmentFailure
@@ -45,13 +46,6 @@ def play(servers: Servers, *calls: tuple[str, dict[str, Any]], task: Task | None
     return asyncio.run(episode())
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:  # also while it is read
-        return False
-
-
 @pytest.fixture(params=["", "--json"], ids=["streamed", "json"])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A server on HTTP, which all of its sessions share."""
@@ -75,18 +69,14 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 NOTE, READ = ("note", {"text": "milk", "times": 2}), ("read", {})
 
 
-def test_each_episode_has_a_server_of_its_own() -> None:
+async def test_each_episode_has_a_server_of_its_own() -> None:
     pad = servers(STDIO)
-
-    async def episodes() -> None:
-        notes, other = await asyncio.gather(pad.episode(None), pad.episode(None))
-        assert (notes.state, other.state) == ("", "")
-        assert await notes.result(*NOTE) == {"content": "2 notes", "is_error": False}
-        assert [(await tools.result(*READ))["content"] for tools in (notes, other)] == ["milk\nmilk", ""]
-        assert notes.state != other.state
-        await asyncio.gather(notes.close(), other.close())
-
-    asyncio.run(episodes())
+    notes, other = await asyncio.gather(pad.episode(None), pad.episode(None))
+    assert (notes.state, other.state) == ("", "")
+    assert await notes.result(*NOTE) == {"content": "2 notes", "is_error": False}
+    assert [(await tools.result(*READ))["content"] for tools in (notes, other)] == ["milk\nmilk", ""]
+    assert notes.state != other.state
+    await asyncio.gather(notes.close(), other.close())
 
 
 def test_equal_calls_with_equal_results_are_the_same_state() -> None:
@@ -134,23 +124,20 @@ def test_the_worker_s_environment_is_not_passed_on(monkeypatch: pytest.MonkeyPat
     assert {*names.split()} <= {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "SEED", "LC_CTYPE"}
 
 
-def test_names_have_the_server_s_name_only_where_two_collide() -> None:
-    async def episode() -> None:
-        entry, other = ({"command": sys.executable, "args": [PAD, name]} for name in ("one", "two"))
-        tools = await servers({"my pad": entry}, tools=["note", "my_pad_read"]).episode(None, ["read"])
-        await tools.close()
-        assert [schema["function"]["name"] for schema in tools.schemas] == ["note", "my_pad_read"]
-        both = await servers({"a": entry, "b": other}).episode(None)
-        await both.result("a_note", {"text": "x"})
-        assert not both.has("note")
-        assert [(await both.result(f"{name}_read", {}))["content"] for name in "ab"] == ["x", ""]
-        await both.close()
-        with pytest.raises(EnvironmentFailure, match="another tool is called 'a_note'"):
-            await servers({"a": entry}).episode(None, ["note", "a_note"])
-        with pytest.raises(EnvironmentFailure, match=r"turnkey.mcp.tools names 'write'; the servers have note, read"):
-            await servers({"a": entry}, tools=["write"]).episode(None)
-
-    asyncio.run(episode())
+async def test_names_have_the_server_s_name_only_where_two_collide() -> None:
+    entry, other = ({"command": sys.executable, "args": [PAD, name]} for name in ("one", "two"))
+    tools = await servers({"my pad": entry}, tools=["note", "my_pad_read"]).episode(None, ["read"])
+    await tools.close()
+    assert [schema["function"]["name"] for schema in tools.schemas] == ["note", "my_pad_read"]
+    both = await servers({"a": entry, "b": other}).episode(None)
+    await both.result("a_note", {"text": "x"})
+    assert not both.has("note")
+    assert [(await both.result(f"{name}_read", {}))["content"] for name in "ab"] == ["x", ""]
+    await both.close()
+    with pytest.raises(EnvironmentFailure, match="another tool is called 'a_note'"):
+        await servers({"a": entry}).episode(None, ["note", "a_note"])
+    with pytest.raises(EnvironmentFailure, match=r"turnkey.mcp.tools names 'write'; the servers have note, read"):
+        await servers({"a": entry}, tools=["write"]).episode(None)
 
 
 def test_on_http(url: str) -> None:
@@ -212,37 +199,30 @@ def test_lines_that_are_no_messages_are_left_out() -> None:
     assert play(servers({"pad": banner}), NOTE) == ["2 notes"]
 
 
-def test_a_shared_server_has_one_session_and_is_started_again_after_it_died() -> None:
+async def test_a_shared_server_has_one_session_and_is_started_again_after_it_died() -> None:
     pad = servers(STDIO, shared=["pad"])
-
-    async def episodes() -> None:
-        notes, other = await asyncio.gather(pad.episode(None), pad.episode(None))
-        await notes.result(*NOTE)
-        await notes.close()
-        assert (await other.result(*READ))["content"] == "milk\nmilk"
-        assert other.state == ""  # it is said to have none
-        with pytest.raises(EnvironmentFailure, match="out of paper"):
-            await other.result("die", {})
-        assert (await other.result(*READ))["content"] == ""
-        await pad.close()
-
-    asyncio.run(episodes())
+    notes, other = await asyncio.gather(pad.episode(None), pad.episode(None))
+    await notes.result(*NOTE)
+    await notes.close()
+    assert (await other.result(*READ))["content"] == "milk\nmilk"
+    assert other.state == ""  # it is said to have none
+    with pytest.raises(EnvironmentFailure, match="out of paper"):
+        await other.result("die", {})
+    assert (await other.result(*READ))["content"] == ""
+    await pad.close()
 
 
-def test_a_shared_server_that_hangs_is_replaced_and_still_answers_others() -> None:
+async def test_a_shared_server_that_hangs_is_replaced_and_still_answers_others() -> None:
     pad = servers(STDIO, shared=["pad"], call_timeout=3.0)
 
     async def waited(tools: EpisodeTools, seconds: float) -> str:
         return (await tools.result("wait", {"seconds": seconds}))["content"]
 
-    async def episode() -> None:
-        tools = await pad.episode(None)
-        with pytest.raises(EnvironmentFailure, match="wait took more than 3 seconds"):
-            await waited(tools, 60)
-        assert await waited(tools, 0) == "waited"
-        await pad.close()
-
-    asyncio.run(episode())
+    tools = await pad.episode(None)
+    with pytest.raises(EnvironmentFailure, match="wait took more than 3 seconds"):
+        await waited(tools, 60)
+    assert await waited(tools, 0) == "waited"
+    await pad.close()
 
 
 def test_nothing_of_a_server_runs_after_its_episode() -> None:

@@ -64,7 +64,7 @@ class Served:
 
 @pytest.fixture
 def served(tokenizer, model_dir, tmp_path, monkeypatch) -> Iterator[Served]:
-    monkeypatch.setattr("verl_turnkey.envs.rewards.endpoint.LONGEST_WAIT", 0.01)
+    monkeypatch.setattr("verl_turnkey.envs.http.LONGEST_WAIT", 0.01)
     return Served(tokenizer, model_dir, tmp_path)
 
 

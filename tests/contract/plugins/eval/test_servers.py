@@ -63,7 +63,7 @@ def lake(tokenizer, model_dir, ray_queue, tmp_path, monkeypatch) -> Iterator[Cal
             lines = map(json.loads, ((out or self.out) / "samples.jsonl").read_text().splitlines())
             return {sample["key"]: {**sample, "seconds": 0} for sample in lines}
 
-    monkeypatch.setattr("verl_turnkey.envs.rewards.endpoint.LONGEST_WAIT", 0.01)
+    monkeypatch.setattr("verl_turnkey.envs.http.LONGEST_WAIT", 0.01)
     return Lake()
 
 

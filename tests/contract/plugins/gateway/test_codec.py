@@ -11,9 +11,8 @@ import real_tokenizers
 from gateway_parts import LOOK, called
 from gateway_parts import codec as made
 
-from verl_turnkey.plugins.gateway.codec import Codec
+from verl_turnkey.plugins.gateway.codec import Codec, TokenBound
 from verl_turnkey.plugins.gateway.messages import Message, ToolCall
-from verl_turnkey.plugins.gateway.token_bound import TokenBound
 
 codec = cache(made)
 HEAD = (Message("system", "You look."), Message("user", "Where is it?"))

@@ -18,7 +18,7 @@ from test_clients import ASKED, spelled
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome
 from verl_turnkey.plugins.credit.rows import read_rows
 from verl_turnkey.plugins.gateway.exchange import Exchange
-from verl_turnkey.plugins.gateway.retries import Retries
+from verl_turnkey.plugins.gateway.session import Retries
 from verl_turnkey.plugins.gateway.turns import Aborted, Limits
 
 

@@ -17,7 +17,10 @@ from gateway_parts import loop_of_verl
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.envs.agents.base import AgentHandle
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.checks.driver import resolve_and_check
+from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.gateway import loop as gateway_loop
 from verl_turnkey.plugins.gateway import process
 from verl_turnkey.plugins.rollout import worker as loop_worker
@@ -218,3 +221,102 @@ def test_a_verifier_has_its_time_after_an_agent_that_finishes(play, tmp_path: Pa
     ((row,),) = play(task, overrides=tuple(f"turnkey.agent.{name}={value}" for name, value in agent.items()))
     assert row.extra_fields["turnkey"]["failed"] is None
     assert row.reward_score == 1.0
+
+
+# --- the policy as a user ---------------------------------------------------------------------------------------------
+
+ASKS = "What is your email address?"
+TALK = f'talk(message="{ASKS}")'
+SERVICE = (
+    "turnkey.rollout.action_format=plain",
+    "data.max_prompt_length=1500",
+    "data.max_response_length=1500",
+    "turnkey.rollout.max_tokens_per_turn=40",
+)
+
+
+class AgentAndCustomer:
+    """verl's client: asks the customer as the agent, and answers with a number as the customer."""
+
+    def __init__(self, tokenizer: Any, silent: bool, fails: bool) -> None:
+        self.tokenizer, self.silent, self.fails = tokenizer, silent, fails
+        self.as_customer: list[str] = []
+        self.params: list[dict[str, Any]] = []
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: Any, **_: Any) -> TokenOutput:
+        prompt, text = self.tokenizer.decode(prompt_ids), TALK
+        if "You are" in prompt and "a customer of a shop" in prompt:
+            self.as_customer.append(prompt)
+            self.params.append(sampling_params)
+            if self.fails:
+                raise ValueError("the server is gone")
+            text = "" if self.silent else f"Answer {len(self.as_customer)}."
+        ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
+        versions = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7, "num_cached_tokens": 0}
+        return TokenOutput(token_ids=ids, log_probs=[-0.1] * len(ids), extra_fields=versions)
+
+
+@pytest.fixture
+def serve(compose: Compose, ray_queue, monkeypatch):
+    """``serve(episodes, silent)``: the rows of each, and the model."""
+
+    def run(episodes: int, silent: bool = False, fails: bool = False) -> tuple[list[list[Any]], AgentAndCustomer]:
+        config = compose("+turnkey=gigpo", "+turnkey/env=service", "turnkey.rollout.max_turns=3", *SERVICE)
+        monkeypatch.setattr(loop_worker, "_process", None)
+        tokenizer = real_tokenizers.tokenizer("qwen3")
+        model = AgentAndCustomer(tokenizer, silent, fails)
+        task = {"env_id": "turnkey/Service-v0", "seed": 3, "kwargs": {"user": {"url": "policy"}}}
+
+        async def episode(session: int) -> list[Any]:
+            loop = loop_of_verl("turnkey_env", config, model, tokenizer)
+            row = {"uid": "u", "session_id": session, "global_steps": 7, "turnkey_task": json.dumps(task)}
+            return await loop.run({"temperature": 0.7, "logprobs": True}, **row)
+
+        async def group() -> list[list[Any]]:
+            return list(await asyncio.gather(*map(episode, range(episodes))))
+
+        rows = asyncio.run(group())
+        loop_worker.finish(None)
+        return rows, model
+
+    return run
+
+
+def test_the_policy_answers_and_is_not_trained_on_it(serve) -> None:
+    episodes, model = serve(2)
+    assert len(model.as_customer) == 6
+    assert {params["temperature"] for params in model.params} == {0.7}
+    assert sorted(prompt.count(ASKS) for prompt in model.as_customer) == [1, 1, 2, 2, 3, 3]
+    for rows in episodes:
+        steps = [step for row in rows for step in row.extra_fields["turnkey"]["steps"]]
+        assert [step["action"] for step in steps] == [TALK] * 3
+        for row in rows:
+            sampled = [token for token, bit in zip(row.response_ids, row.response_mask, strict=True) if bit]
+            assert "Answer" not in model.tokenizer.decode(sampled)
+    assert any("Customer: Answer" in model.tokenizer.decode(row.prompt_ids + row.response_ids) for row in episodes[0])
+
+
+def test_nothing_said_is_an_answer(serve) -> None:
+    ((row,),), model = serve(1, silent=True)
+    assert row.extra_fields["turnkey"]["failed"] is None
+    assert "Customer: ..." in model.tokenizer.decode(row.prompt_ids + row.response_ids)
+
+
+def test_every_episode_asks_anew_and_no_failure_shows_the_address(serve) -> None:
+    _, model = serve(2)
+    _, again = serve(2)
+    assert len(model.as_customer) == len(again.as_customer) == 6
+    ((row,), (other,)), _ = serve(2, fails=True)
+    for failed in (row.extra_fields["turnkey"]["failed"], other.extra_fields["turnkey"]["failed"]):
+        assert "the simulated user" in failed
+        assert "at policy" in failed
+        assert "/v1" not in failed
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_probe_plays_with_a_user_who_always_answers(compose: Compose, seed: int) -> None:
+    """With two of these seeds random steps speak to the customer."""
+    config = compose("+turnkey=gigpo", "+turnkey/env=service", "+turnkey.env.kwargs.user={url: policy}", *SERVICE)
+    turnkey = turnkey_config(config)
+    observation, _, _ = asyncio.run(probe.play(turnkey, probe._configured(Task("turnkey/Service-v0", seed), turnkey)))
+    assert "Customer: Hello!" in observation

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import torch
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.workers.rollout.replica import TokenOutput
+
+from verl_turnkey.advantage import StepBatch
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.credit.rows import read_rows
 
 
 class Script:
@@ -49,3 +57,41 @@ class Served:
 
     async def generate(self, prompt_ids: list[int], sampling: dict[str, Any], seed: int) -> list[int]:
         return (await self.script.generate("", prompt_ids=prompt_ids, sampling_params=sampling)).token_ids
+
+
+# --- episodes that fork -----------------------------------------------------------------------------------------------
+
+TREE = Task("contract/Tree-v0", 3)
+MOVES = "LR"
+CONVERSATION = ("turnkey.rollout.prompt=conversation", "data.max_response_length=400")
+SHORT = "turnkey.rollout.max_tokens_per_turn=8"
+
+
+def way(prompt: str) -> str:
+    """The moves so far, which the last observation shows."""
+    return prompt.rpartition("at <")[2].partition(">")[0]
+
+
+def table(outputs: list[AgentLoopOutput]) -> StepBatch:
+    keys = [f"u_0_{i}" for i in range(len(outputs))]
+    mask = torch.nested.as_nested_tensor([torch.tensor(row.response_mask) for row in outputs], layout=torch.jagged)
+    return read_rows(keys, [{}] * len(keys), [row.extra_fields for row in outputs], mask).steps
+
+
+def trained_once(outputs: list[AgentLoopOutput], script: Script, measured: int = 0) -> None:
+    """Each turn of the model that is trained is under one mask, in the context in which it was written."""
+    written = Counter((tuple(p), tuple(a)) for p, a in zip(script.prompts, script.answers, strict=True))
+    trained: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
+    for row in outputs:
+        ids, first = row.prompt_ids + row.response_ids, len(row.prompt_ids)
+        edges = np.flatnonzero(np.diff([0, *row.response_mask, 0]))
+        for begin, end in edges.reshape(-1, 2).tolist():
+            trained[tuple(ids[: first + begin]), tuple(ids[first + begin : first + end])] += 1
+    assert not trained - written
+    assert sum((written - trained).values()) == measured
+
+
+def counts(outputs: list[AgentLoopOutput]) -> dict[str, float]:
+    """The last row's metrics ``branching/...``."""
+    info = outputs[-1].extra_fields["reward_extra_info"]
+    return {name.partition("/")[2]: value for name, value in info.items() if name.startswith("branching/")}

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 import pytest
-from forking import SHORT, TREE, table, way
 from judge_server import JudgeServer
+from scripted import SHORT, TREE, table, way
 from test_branching import Bush
 
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION

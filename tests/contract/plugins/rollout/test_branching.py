@@ -16,18 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 from contract_tools import Worker
-from forking import CONVERSATION, MOVES, SHORT, TREE, table, trained_once, way
-from scripted import Script
+from scripted import CONVERSATION, MOVES, SHORT, TREE, Script, table, trained_once, way
 from verl.trainer.ppo.v1 import agent_loop_tq
 
 from verl_turnkey.advantage import compute_credit, validate_record
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.rollout import worker as loop_worker
-from verl_turnkey.plugins.rollout.branching import Branching
-from verl_turnkey.plugins.rollout.budget import Allowance, Budget, Cost
+from verl_turnkey.plugins.rollout.branching import Allowance, Branching, Budget, Cost, Node, Trajectory
 from verl_turnkey.plugins.rollout.strategies import Fork, ForkPoint, register_strategy, registry
-from verl_turnkey.plugins.rollout.strategies.vine import Vine
-from verl_turnkey.plugins.rollout.trajectories import Node, Trajectory
+from verl_turnkey.plugins.rollout.strategies.builtin import Vine
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 
 #: Values of a policy that moves left and right alike often.

@@ -13,16 +13,12 @@ from omegaconf import OmegaConf
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.answers import Answer
-from verl_turnkey.envs.prompting.actions import ParsedAction
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
-from verl_turnkey.envs.prompting.examples import Examples
-from verl_turnkey.envs.prompting.memory import PromptTurn, Summarize
-from verl_turnkey.envs.prompting.prompts import later_template
+from verl_turnkey.envs.prompting.actions import ControlTokens, ParsedAction
+from verl_turnkey.envs.prompting.prompts import Examples, PromptTurn, Summarize, later_template
 from verl_turnkey.plugins.config.schema import RolloutConfig, load_examples
 from verl_turnkey.plugins.rollout.action_reader import ACT
-from verl_turnkey.plugins.rollout.conversation import ConversationPrompts
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
-from verl_turnkey.plugins.rollout.prompts import PromptSettings
+from verl_turnkey.plugins.rollout.prompts import ConversationPrompts, PromptSettings
 from verl_turnkey.plugins.rollout.turn_tail import learn
 from verl_turnkey.plugins.verl_api.builders import BY_TYPE, builder_of
 

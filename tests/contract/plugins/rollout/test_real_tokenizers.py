@@ -19,13 +19,13 @@ from test_conversation import Talk, later
 from verl.utils import hf_tokenizer
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.prompting.control_tokens import ControlTokens
+from verl_turnkey.envs.prompting.actions import ControlTokens
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.action_reader import ACT, action_reader, check_tool_template
-from verl_turnkey.plugins.rollout.spaces import check_spaces
+from verl_turnkey.plugins.rollout.token_spans import check_spaces
 
 
 @dataclass(frozen=True)

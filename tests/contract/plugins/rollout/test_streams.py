@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import real_tokenizers
 
-from verl_turnkey.envs.prompting.hiper import STREAMS
+from verl_turnkey.envs.prompting.actions import STREAMS
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.plugins.rollout.streams import COLUMNS, stream_columns
+from verl_turnkey.plugins.rollout.token_spans import STREAM_COLUMNS, stream_columns
 
 TURNS = [
     "<switch>SWITCH</switch><subgoal>find the key</subgoal><action>look</action>",
@@ -35,7 +35,7 @@ def test_a_token_that_two_decisions_share_is_in_both():
     for text in TURNS:
         ids = tokenizer.encode(text, add_special_tokens=False)
         columns = stream_columns(ids, text, tokenizer)
-        assert columns.keys() == {*COLUMNS}
+        assert columns.keys() == {*STREAM_COLUMNS}
         for stream in STREAMS:
             first, behind = columns[f"from_{stream}"], columns[f"to_{stream}"]
             assert part(text, stream) in tokenizer.decode(ids[first:behind])
@@ -48,6 +48,6 @@ def test_a_token_that_two_decisions_share_is_in_both():
 def test_an_absent_decision_has_no_token(tokenizer):
     text = "look"
     columns = stream_columns(tokenizer.encode(text), text, tokenizer)
-    expected = dict.fromkeys(COLUMNS, 0) | {"has_action": 1, "to_action": len(tokenizer.encode(text))}
+    expected = dict.fromkeys(STREAM_COLUMNS, 0) | {"has_action": 1, "to_action": len(tokenizer.encode(text))}
     assert columns == expected
-    assert stream_columns([], "", tokenizer) == dict.fromkeys(COLUMNS, 0)
+    assert stream_columns([], "", tokenizer) == dict.fromkeys(STREAM_COLUMNS, 0)

@@ -12,7 +12,7 @@ from tool_env import TOOLS
 
 from verl_turnkey.advantage import validate_record
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.envs.tool_info import calls_text, words_text
+from verl_turnkey.envs.tools import calls_text, words_text
 
 FORMAT = "turnkey.rollout.action_format=tools"
 CONVERSATION = ("turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_turn=100")

@@ -19,8 +19,8 @@ from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.config.scorers import TeacherConfig
 from verl_turnkey.plugins.rollout.merging import merge_rows
+from verl_turnkey.plugins.teacher.column import PARTITION as TEACHERS
 from verl_turnkey.plugins.teacher.column import Teacher
-from verl_turnkey.plugins.teacher.forward import PARTITION as TEACHERS
 
 TEACHER = [
     "turnkey.teacher.source=task_skill",

@@ -17,7 +17,7 @@ from row_layouts import FIXED, PACKED, row
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
 from verl_turnkey.plugins.rollout.merging import merge_rows
-from verl_turnkey.plugins.teacher.forward import PARTITION as FURTHER
+from verl_turnkey.plugins.teacher.column import PARTITION as FURTHER
 from verl_turnkey.plugins.trainer.mutual_information import prompt_information
 
 ON = ["turnkey.mutual_information.every=3", "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=400"]

@@ -20,7 +20,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.rollout.merging import merge_rows
-from verl_turnkey.plugins.teacher.forward import PARTITION as TEACHERS
+from verl_turnkey.plugins.teacher.column import PARTITION as TEACHERS
 from verl_turnkey.plugins.trainer.worker_setup import WorkerCalls
 
 TEACHER = ("turnkey.teacher.source=task_skill", f"turnkey.teacher.template='{TEMPLATE}'")

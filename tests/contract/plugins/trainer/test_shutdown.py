@@ -14,8 +14,8 @@ from transfer_queue.controller import TransferQueueController
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from verl_turnkey.envs.checking.play import examine
 from verl_turnkey.plugins.shutdown import channel
-from verl_turnkey.plugins.shutdown.watchdog import examine
 from verl_turnkey.plugins.verl_api import queue as queue_access
 from verl_turnkey.plugins.view.reading import read
 

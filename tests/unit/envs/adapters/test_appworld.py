@@ -14,7 +14,7 @@ from loopback import Refusal, serve
 
 from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, make
 from verl_turnkey.envs.adapters import appworld
-from verl_turnkey.envs.rpc import ServerError
+from verl_turnkey.envs.http import ServerError
 
 ID = "turnkey/AppWorld-v0"
 TASKS = {"sum_1": ("How much is 20 + 22?", 42), "sum_2": ("How much is 1 + 2?", 3)}

@@ -1,23 +1,19 @@
-"""Search QA over HTTP: wire format, actions, rewards, state keys, files of questions, errors; and the HTTP helper."""
+"""Search QA over HTTP: wire format, actions, rewards, state keys, files of questions, errors."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
 
 import pytest
 from gymnasium.utils.env_checker import check_env
-from loopback import Refusal, serve
+from loopback import serve
 
-from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, make, rpc
-from verl_turnkey.envs.adapters.search.data import generate, load_questions
-from verl_turnkey.envs.adapters.search.env import exact_match, f1, read_action
-from verl_turnkey.envs.rpc import ServerError, check_url, post_json
+from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, make
+from verl_turnkey.envs.adapters.search import exact_match, f1, generate, load_questions, read_action
+from verl_turnkey.envs.http import ServerError
 
 ID = "turnkey/Search-v0"
 WORLD = generate(0)
@@ -161,7 +157,7 @@ def test_a_split_without_questions_is_refused_by_number(tmp_path, number, empty)
 
 
 def test_the_world_is_the_same_in_every_process():
-    code = "from verl_turnkey.envs.adapters.search.data import generate; import hashlib; w = generate(5); "
+    code = "from verl_turnkey.envs.adapters.search import generate; import hashlib; w = generate(5); "
     code += "print(hashlib.sha1(repr((w.passages, w.questions)).encode()).hexdigest())"
     outputs = [
         subprocess.run(
@@ -224,53 +220,3 @@ def test_a_server_that_speaks_something_else(server, answer):
         env.reset(seed=0)
         with pytest.raises(ServerError, match=r'must answer \{"result"'):
             env.step("search: a")
-
-
-def test_errors_of_http():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        dead = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(ServerError, match=r"cannot be reached .* set in some.key"):
-        post_json(dead, {}, timeout=1.0, key="some.key")
-
-    def flaky(payload):
-        if len(requests) < 3:
-            raise Refusal(503)
-        return {"calls": len(requests)}
-
-    def slow(payload):
-        answered.wait(60.0)
-
-    answered = threading.Event()
-    routes = {"/flaky": flaky, "/no": lambda _: b"<html>", "/cut": lambda _: None, "/slow": slow}
-    with serve(routes) as (url, requests):
-        assert post_json(f"{url}/flaky", {}, timeout=20.0, key="k", repeatable=True) == {"calls": 3}
-        requests.clear()
-        with pytest.raises(ServerError, match="answered 503"):
-            post_json(f"{url}/flaky", {}, timeout=20.0, key="k")
-        with pytest.raises(ServerError, match="no JSON"):
-            post_json(f"{url}/no", {}, timeout=20.0, key="k")
-        for path in ("/cut", "/slow"):  # neither may be sent a second time: it may have been carried out
-            requests.clear()
-            with pytest.raises(ServerError, match=r"did not answer within 0\.5 s or broke off"):
-                post_json(url + path, {}, timeout=0.5, key="k")
-            assert len(requests) == 1
-        answered.set()
-    for bad in ("127.0.0.1:80", "ftp://x", "http://", "http://x:port", 7, None):
-        with pytest.raises(EnvironmentKwargsError, match=r"some\.key must be a URL"):
-            check_url(bad, "some.key")
-
-
-def test_a_call_does_not_wait_for_acknowledgements(monkeypatch):
-    """Header and body in two packets with Nagle's algorithm cost 40 ms a call."""
-    at_once = []
-
-    class Watched(http.client.HTTPConnection):
-        def request(self, *args, **kwargs):
-            at_once.append(self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-            super().request(*args, **kwargs)
-
-    monkeypatch.setitem(rpc._CONNECTIONS, "http", Watched)
-    with serve({"/": lambda payload: payload}) as (url, _):
-        assert post_json(url, {"text": "x" * 2000}, timeout=20.0, key="k") == {"text": "x" * 2000}
-    assert at_once == [1]

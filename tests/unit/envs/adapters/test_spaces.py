@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
 from verl_turnkey.envs import EnvironmentKwargsError, UnknownEnvironmentError, make
-from verl_turnkey.envs.adapters._spaces import how_to_write, read, rendered
+from verl_turnkey.envs.adapters.spaces import how_to_write, read, rendered
 
 ID = "turnkey/Gymnasium-v0"
 CART = {

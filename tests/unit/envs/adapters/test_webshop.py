@@ -15,7 +15,7 @@ from shop import Shop
 
 from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, make
 from verl_turnkey.envs.adapters.webshop import server as webshop_server
-from verl_turnkey.envs.rpc import ServerError, post_json
+from verl_turnkey.envs.http import ServerError, post_json
 
 ID = "turnkey/WebShop-v0"
 SCRIPT = Path(webshop_server.__file__)

@@ -14,7 +14,7 @@ import pytest
 
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome
 from verl_turnkey.envs.agents.command import CommandRunner, filled
-from verl_turnkey.envs.agents.jobs import NoSandbox
+from verl_turnkey.envs.agents.sandboxes import NoSandbox
 
 HANDLE = AgentHandle("http://127.0.0.1:9/s3cret/v1", "k3y", "policy")
 DUMP = """

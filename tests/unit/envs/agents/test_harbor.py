@@ -12,11 +12,8 @@ from typing import Any
 import pytest
 
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome
-from verl_turnkey.envs.agents.bubblewrap import Bubblewrap
-from verl_turnkey.envs.agents.docker import Docker
-from verl_turnkey.envs.agents.harbor import HarborTask, find_tasks, read_reward
-from verl_turnkey.envs.agents.harbor_runner import HarborRunner, check_task, sandbox_for
-from verl_turnkey.envs.agents.jobs import NoSandbox
+from verl_turnkey.envs.agents.harbor import HarborRunner, HarborTask, check_task, find_tasks, read_reward, sandbox_for
+from verl_turnkey.envs.agents.sandboxes import Bubblewrap, Docker, NoSandbox
 from verl_turnkey.envs.errors import TaskFormatError
 from verl_turnkey.plugins.cli.harbor import check_tasks, write_tasks
 

@@ -19,13 +19,10 @@ import pytest
 from gateways import completion, gateway
 from test_command_runner import marked
 
-from verl_turnkey.envs.agents import relay, sandbox
+from verl_turnkey.envs.agents import relay, sandboxes
 from verl_turnkey.envs.agents.base import AgentHandle, Outcome
-from verl_turnkey.envs.agents.bubblewrap import Bubblewrap, installation
 from verl_turnkey.envs.agents.command import CommandRunner
-from verl_turnkey.envs.agents.docker import Docker
-from verl_turnkey.envs.agents.jobs import NoSandbox, Sandbox
-from verl_turnkey.envs.agents.sandbox import choose
+from verl_turnkey.envs.agents.sandboxes import Bubblewrap, Docker, NoSandbox, Sandbox, choose, installation
 from verl_turnkey.envs.errors import SandboxError
 
 HANDLE = AgentHandle("http://127.0.0.1:9/s3cret/v1", "secret-of-the-episode", "policy")
@@ -257,12 +254,12 @@ def test_a_program_of_ones_own_is_found_and_comes_last(tmp_path: Path, monkeypat
 
 @pytest.fixture
 def no_docker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "docker_problem", lambda: "docker's daemon does not answer: no socket")
+    monkeypatch.setattr(sandboxes, "docker_problem", lambda: "docker's daemon does not answer: no socket")
 
 
 @pytest.fixture
 def no_bwrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "bwrap_problem", lambda: "bwrap is not installed (Debian's package bubblewrap)")
+    monkeypatch.setattr(sandboxes, "bwrap_problem", lambda: "bwrap is not installed (Debian's package bubblewrap)")
 
 
 @pytest.mark.usefixtures("no_docker")
@@ -288,7 +285,7 @@ def test_an_error_names_both() -> None:
 
 
 def test_docker_where_its_daemon_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "docker_problem", lambda: None)
+    monkeypatch.setattr(sandboxes, "docker_problem", lambda: None)
     assert choose("auto", image="debian") == choose("docker", image="debian") == Docker("debian")
     assert choose("auto") == Bubblewrap()
     with pytest.raises(SandboxError, match="needs an image"):
@@ -296,7 +293,7 @@ def test_docker_where_its_daemon_answers(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_checks_of_this_machine() -> None:
-    assert sandbox.bwrap_problem() is None
+    assert sandboxes.bwrap_problem() is None
     assert shutil.which("bwrap") is not None
 
 
@@ -330,9 +327,9 @@ def test_the_containers_of_a_dead_process_are_removed(tmp_path: Path) -> None:
     fake.write_text(f'#!/bin/sh\nprintf \'%s\\n\' "$*" >> {log}\n[ "$1" = ps ] && echo c1 c2\n')
     fake.chmod(0o755)
     code = (
-        "import os; from pathlib import Path; from verl_turnkey.envs.agents import docker, jobs; "
-        "docker._END_SECONDS = 0; job = jobs.Job(['true'], Path(), Path(), {}); "
-        "print(docker.Docker('debian').launch(job).command, flush=True); os._exit(9)"
+        "import os; from pathlib import Path; from verl_turnkey.envs.agents import sandboxes; "
+        "sandboxes._END_SECONDS = 0; job = sandboxes.Job(['true'], Path(), Path(), {}); "
+        "print(sandboxes.Docker('debian').launch(job).command, flush=True); os._exit(9)"
     )
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)

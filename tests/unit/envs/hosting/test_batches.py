@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
 
@@ -74,114 +73,87 @@ def batched(wire: Wire, episodes: int = 1) -> BatchedCalls:
     return BatchedCalls(wire, lambda: episodes)
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    async def limited() -> None:
-        await asyncio.wait_for(main, 20)
-
-    asyncio.run(limited())
-
-
-def test_calls_of_one_turn_of_the_loop_travel_together():
-    async def main():
-        wire = Wire()
-        calls = batched(wire)
-        texts = [str(n) for n in range(300)]
-        assert await asyncio.gather(*(calls.call("echo", text) for text in texts)) == texts
-        assert wire.target.seen == texts  # in their order
-        assert wire.sizes[0] == 300
-        assert len(wire.sizes) <= 2
-
-    run(main())
+async def test_calls_of_one_turn_of_the_loop_travel_together():
+    wire = Wire()
+    calls = batched(wire)
+    texts = [str(n) for n in range(300)]
+    assert await asyncio.gather(*(calls.call("echo", text) for text in texts)) == texts
+    assert wire.target.seen == texts  # in their order
+    assert wire.sizes[0] == 300
+    assert len(wire.sizes) <= 2
 
 
 @pytest.mark.parametrize(("episodes", "sizes"), [(0, [1] * 6), (1000, [1, 5])])
-def test_calls_that_come_one_by_one_travel_together_when_many_episodes_are_open(monkeypatch, episodes, sizes):
+async def test_calls_that_come_one_by_one_travel_together_when_many_episodes_are_open(monkeypatch, episodes, sizes):
     monkeypatch.setattr(batches, "LONGEST", 0.3)
     monkeypatch.setattr(batches, "EACH", 1.0)
-
-    async def main():
-        wire = Wire()
-        calls = batched(wire, episodes)
-        held = calls.call("held", "gate")  # so that the end need not ask for answers
+    wire = Wire()
+    calls = batched(wire, episodes)
+    held = calls.call("held", "gate")  # so that the end need not ask for answers
+    await asyncio.sleep(0)
+    answers = []
+    for n in range(5):
+        answers.append(calls.call("echo", str(n)))
         await asyncio.sleep(0)
-        answers = []
-        for n in range(5):
-            answers.append(calls.call("echo", str(n)))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        assert await asyncio.gather(*answers) == [str(n) for n in range(5)]
-        assert [size for size in wire.sizes if size] == sizes
-        await calls.call("open", "gate")
-        await held
-
-    run(main())
+        await asyncio.sleep(0)
+    assert await asyncio.gather(*answers) == [str(n) for n in range(5)]
+    assert [size for size in wire.sizes if size] == sizes
+    await calls.call("open", "gate")
+    await held
 
 
-def test_answers_that_come_one_by_one_travel_together_when_many_episodes_are_open(monkeypatch):
+async def test_answers_that_come_one_by_one_travel_together_when_many_episodes_are_open(monkeypatch):
     monkeypatch.setattr(batches, "LONGEST", 0.3)
     monkeypatch.setattr(batches, "EACH", 1.0)
-
-    async def main():
-        wire = Wire()
-        calls = batched(wire, 1000)
-        assert await calls.call("echo", "first") == "first"
-        held = [calls.call("held", f"gate {n}") for n in range(5)]
-        while len(wire.target.gates) < 5:
-            await asyncio.sleep(0.001)
-        sent = len(wire.answered)
-        for n in range(5):
-            await wire.target.open(f"gate {n}")
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        await asyncio.gather(*held)
-        assert [size for size in wire.answered[sent:] if size] in ([5], [1, 4])  # the first may end a window
-
-    run(main())
+    wire = Wire()
+    calls = batched(wire, 1000)
+    assert await calls.call("echo", "first") == "first"
+    held = [calls.call("held", f"gate {n}") for n in range(5)]
+    while len(wire.target.gates) < 5:
+        await asyncio.sleep(0.001)
+    sent = len(wire.answered)
+    for n in range(5):
+        await wire.target.open(f"gate {n}")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await asyncio.gather(*held)
+    assert [size for size in wire.answered[sent:] if size] in ([5], [1, 4])  # the first may end a window
 
 
-def test_an_answer_does_not_wait_for_those_it_was_asked_with():
-    async def main():
-        wire = Wire()
-        calls = batched(wire)
-        slow = [calls.call("held", f"gate {n}") for n in range(3)]
-        assert await calls.call("echo", "fast") == "fast"
-        for n in (1, 2, 0):
-            assert not slow[n].done()
-            await calls.call("open", f"gate {n}")
-            assert await slow[n] == f"gate {n}"
-
-    run(main())
+async def test_an_answer_does_not_wait_for_those_it_was_asked_with():
+    wire = Wire()
+    calls = batched(wire)
+    slow = [calls.call("held", f"gate {n}") for n in range(3)]
+    assert await calls.call("echo", "fast") == "fast"
+    for n in (1, 2, 0):
+        assert not slow[n].done()
+        await calls.call("open", f"gate {n}")
+        assert await slow[n] == f"gate {n}"
 
 
-def test_a_call_that_fails_fails_alone():
-    async def main():
-        wire = Wire()
-        calls = batched(wire)
-        requests = [("echo", "a"), ("fail", "step"), ("echo", "unsendable"), ("fail", "strange"), ("echo", "b")]
-        answers = await asyncio.gather(*(calls.call(*request) for request in requests), return_exceptions=True)
-        assert [answers[0], answers[4]] == ["a", "b"]
-        assert (type(answers[1]), answers[1].kind) == (EnvironmentFailure, "step")
-        assert (type(answers[2]), str(answers[2])) == (TypeError, "cannot be sent")
-        assert (type(answers[3]), str(answers[3])) == (RuntimeError, "Strange: of no module")
-        assert await calls.call("echo", "c") == "c"
-
-    run(main())
+async def test_a_call_that_fails_fails_alone():
+    wire = Wire()
+    calls = batched(wire)
+    requests = [("echo", "a"), ("fail", "step"), ("echo", "unsendable"), ("fail", "strange"), ("echo", "b")]
+    answers = await asyncio.gather(*(calls.call(*request) for request in requests), return_exceptions=True)
+    assert [answers[0], answers[4]] == ["a", "b"]
+    assert (type(answers[1]), answers[1].kind) == (EnvironmentFailure, "step")
+    assert (type(answers[2]), str(answers[2])) == (TypeError, "cannot be sent")
+    assert (type(answers[3]), str(answers[3])) == (RuntimeError, "Strange: of no module")
+    assert await calls.call("echo", "c") == "c"
 
 
-def test_the_end_of_the_host_fails_all_that_wait_and_later_calls():
-    async def main():
-        wire = Wire()
-        calls = batched(wire)
-        waiting = [calls.call("held", "never") for _ in range(2)]
-        await asyncio.sleep(0.05)
-        wire.broken = ConnectionError("gone")
-        answers = await asyncio.gather(calls.call("echo", "a"), *waiting, return_exceptions=True)
-        assert answers == [wire.broken] * 3
-        with pytest.raises(ConnectionError):
-            await calls.call("echo", "b")
-        await wire.target.open("never")
-
-    run(main())
+async def test_the_end_of_the_host_fails_all_that_wait_and_later_calls():
+    wire = Wire()
+    calls = batched(wire)
+    waiting = [calls.call("held", "never") for _ in range(2)]
+    await asyncio.sleep(0.05)
+    wire.broken = ConnectionError("gone")
+    answers = await asyncio.gather(calls.call("echo", "a"), *waiting, return_exceptions=True)
+    assert answers == [wire.broken] * 3
+    with pytest.raises(ConnectionError):
+        await calls.call("echo", "b")
+    await wire.target.open("never")
 
 
 def test_what_is_told_is_done_after_what_was_asked_before_even_when_the_loop_ends():
@@ -197,46 +169,40 @@ def test_what_is_told_is_done_after_what_was_asked_before_even_when_the_loop_end
         calls.tell("fail", "step")  # nobody hears of it
         assert await calls.call("echo", "d") == "d"
 
-    run(main())
+    asyncio.run(main())
     assert wire.target.seen == ["a", "b", "c", "d"]
 
 
-def test_callers_that_go_away_leave_nothing_behind():
-    async def main():
-        complaints = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        wire = Wire()
-        calls, other = batched(wire), batched(wire)
-        held = calls.call("held", "gate")
-        held.cancel()
-        assert await other.call("echo", "x") == "x"  # another caller is not given the answer
-        await calls.call("open", "gate")
-        for _ in range(3):
-            await asyncio.sleep(0.01)
-        assert calls._waiting == {}
-        assert calls._out == other._out == 0
-        assert all(not c.taking and not c.ready and not c.running for c in wire.server._callers.values())
-        gc.collect()
-        assert complaints == []
-
-    run(main())
+async def test_callers_that_go_away_leave_nothing_behind():
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    wire = Wire()
+    calls, other = batched(wire), batched(wire)
+    held = calls.call("held", "gate")
+    held.cancel()
+    assert await other.call("echo", "x") == "x"  # another caller is not given the answer
+    await calls.call("open", "gate")
+    for _ in range(3):
+        await asyncio.sleep(0.01)
+    assert calls._waiting == {}
+    assert calls._out == other._out == 0
+    assert all(not c.taking and not c.ready and not c.running for c in wire.server._callers.values())
+    gc.collect()
+    assert complaints == []
 
 
-def test_remote_calls_do_not_pile_up_behind_one_that_takes_long():
-    async def main():
-        wire = Wire()
-        calls = batched(wire)
-        held = calls.call("held", "gate")  # such as a start that waits for room
-        for n in range(1000):
-            calls.tell("echo", "told")
-            if n % 10 == 0:
-                assert await calls.call("echo", str(n)) == str(n)
-            (caller,) = wire.server._callers.values()
-            assert len(caller.taking) <= MOST_TAKING
-        for _ in range(3):
-            await asyncio.sleep(0.01)
-        assert 1 <= calls._out <= MOST_TAKING
-        await calls.call("open", "gate")
-        assert await held == "gate"
-
-    run(main())
+async def test_remote_calls_do_not_pile_up_behind_one_that_takes_long():
+    wire = Wire()
+    calls = batched(wire)
+    held = calls.call("held", "gate")  # such as a start that waits for room
+    for n in range(1000):
+        calls.tell("echo", "told")
+        if n % 10 == 0:
+            assert await calls.call("echo", str(n)) == str(n)
+        (caller,) = wire.server._callers.values()
+        assert len(caller.taking) <= MOST_TAKING
+    for _ in range(3):
+        await asyncio.sleep(0.01)
+    assert 1 <= calls._out <= MOST_TAKING
+    await calls.call("open", "gate")
+    assert await held == "gate"

@@ -8,15 +8,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from verl_turnkey.envs import ModuleImportError
 from verl_turnkey.envs.prompting.actions import (
     CALLS,
     FORMATS,
     INSTRUCTIONS,
+    ControlTokens,
     ParsedAction,
+    instruction_of,
     load_parser,
     parse_action,
+    stream_spans,
+    switches,
 )
 
 WORDS = ["turn left", "go forward", "Open {box}"]
@@ -176,3 +182,75 @@ def test_a_function_that_is_not_there_names_the_key(own, path, words):
         load_parser(path.format(own=own))
     assert "turnkey.rollout.action_format" in str(error.value)
     assert words in str(error.value)
+
+
+QWEN = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<tool_call></tool_call><tool_response>"
+
+
+def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
+    tokens = Tokenizer(models.BPE())
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<|im_end|>", chat_template=template)
+    plain = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "<table>", "go", "\n\n"]
+    made.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
+    return made
+
+
+def test_added_tokens_that_the_template_writes_or_that_mark_thoughts_become_plain():
+    made = tokenizer(QWEN)
+    control = ControlTokens(made)
+    for token in ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "<|im_end|>"):
+        assert control.plain(f"a{token}b") == f"a{token[0]} {token[1:]}b"
+        assert made.convert_tokens_to_ids(token) not in made.encode(control.plain(token))
+
+
+def test_words_and_tags_of_html_stay():
+    text = "<table> go\n\n <td>"
+    assert ControlTokens(tokenizer(QWEN)).plain(text) == text
+    assert ControlTokens(tokenizer(None)).plain("<tool_call>") == "<tool_call>"  # this model has no such message
+
+
+TURN = "<think>so</think><switch>SWITCH</switch> <subgoal>find a key</subgoal>\n<action>go north</action>"
+
+
+def parts(text):
+    return {stream: text[start:end] for stream, (start, end) in stream_spans(text).items()}
+
+
+def test_the_three_decisions_with_their_tags():
+    assert parts(TURN) == {
+        "switch": "<switch>SWITCH</switch>",
+        "subgoal": "<subgoal>find a key</subgoal>",
+        "action": "<action>go north</action>",
+    }
+    assert parse_action(TURN, "hiper", ["Go  North", "wait"]).action == "Go  North"
+
+
+def test_the_last_of_each_counts():
+    text = "<action>a</action><switch>KEEP</switch><action>b</action>"
+    assert parts(text) == {"switch": "<switch>KEEP</switch>", "action": "<action>b</action>"}
+
+
+@pytest.mark.parametrize("text", ["go north", "<action>go north", "go north</action>", ""])
+def test_without_tags_of_an_action_all_is_the_action(text):
+    assert parts(text) == {"action": text}
+    assert not parse_action(text, "hiper", None).valid
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (TURN, True),
+        ("<switch> switch </switch>", True),
+        ("<switch>KEEP</switch>", False),
+        ("<switch>SWITCH or KEEP</switch>", False),
+        ("SWITCH", False),
+        ("<switch>SWITCH</switch><switch>KEEP</switch>", False),
+    ],
+)
+def test_a_garbled_decision_keeps(text, expected):
+    assert switches(text) is expected
+
+
+def test_the_instruction_shows_all_tags():
+    assert all(f"<{tag}>" in instruction_of("hiper") for tag in ("switch", "subgoal", "action"))

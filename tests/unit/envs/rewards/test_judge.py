@@ -13,8 +13,8 @@ import pytest
 from judge_server import JudgeServer, completion
 
 from verl_turnkey.advantage.params import ConfigError, parse
+from verl_turnkey.envs.http import LONGEST_WAIT, Endpoint
 from verl_turnkey.envs.rewards import Judge, JudgeConfig, JudgeError, RewardError, RewardStep, compose
-from verl_turnkey.envs.rewards.endpoint import LONGEST_WAIT, Endpoint
 
 ASK = [{"role": "user", "content": "How good is this?"}]
 SECRET = "sk-very-secret-0123456789"

@@ -12,7 +12,7 @@ import torch
 from verl_turnkey.advantage import estimators, make_record, make_step
 from verl_turnkey.plugins.config.scorers import SCORE
 from verl_turnkey.plugins.credit.estimator import CreditStep
-from verl_turnkey.plugins.prm.rows import of_response, own_tokens
+from verl_turnkey.plugins.prm.worker import of_response, own_tokens
 
 SPA = json.loads((Path(__file__).parents[3] / "data" / "oracle" / "learned_check_values.json").read_text())["spa"]
 REWARDS = [[0.0, 0.25, 0.75], [0.5, -0.25]]

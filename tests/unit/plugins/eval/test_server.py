@@ -10,9 +10,8 @@ import pytest
 from loopback import Refusal, serve
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.rewards.components import JudgeError
-from verl_turnkey.envs.rewards.endpoint import Endpoint, EndpointConfig
-from verl_turnkey.envs.rpc import on_this_machine
+from verl_turnkey.envs.errors import JudgeError
+from verl_turnkey.envs.http import Endpoint, EndpointConfig, on_this_machine
 from verl_turnkey.plugins.eval.server import Server
 
 NOWHERE = "http://127.0.0.1:9"

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_turnkey.plugins.gateway.messages import Message, Reply, Request
-from verl_turnkey.plugins.gateway.threads import Threads, threads_of
 from verl_turnkey.plugins.gateway.tree import Tree
-from verl_turnkey.plugins.gateway.turns import Turn
+from verl_turnkey.plugins.gateway.turns import Threads, Turn, threads_of
 
 SYSTEM = Message("system", "You solve it.")
 

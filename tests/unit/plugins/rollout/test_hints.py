@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from verl_turnkey.plugins.rollout.hints import hint_line, skill_line
+from verl_turnkey.plugins.rollout.columns import hint_line, skill_line
 
 TEXT = "Open the  red box\nthen leave"
 

@@ -16,7 +16,7 @@ import pytest
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 from verl_turnkey.envs.user_modules import import_modules
-from verl_turnkey.plugins.rollout.budget import Allowance, Budget, Cost
+from verl_turnkey.plugins.rollout.branching import Allowance, Budget, Cost
 from verl_turnkey.plugins.rollout.strategies import (
     Fork,
     ForkPoint,
@@ -26,12 +26,15 @@ from verl_turnkey.plugins.rollout.strategies import (
     registry,
     strategies,
 )
-from verl_turnkey.plugins.rollout.strategies.entropy_branch import EntropyBranch
-from verl_turnkey.plugins.rollout.strategies.probe import Probe, ProbeGold
-from verl_turnkey.plugins.rollout.strategies.siblings import Siblings
-from verl_turnkey.plugins.rollout.strategies.spo_chain import SpoChain
-from verl_turnkey.plugins.rollout.strategies.tree import Tree
-from verl_turnkey.plugins.rollout.strategies.vine import Vine
+from verl_turnkey.plugins.rollout.strategies.builtin import (
+    EntropyBranch,
+    Probe,
+    ProbeGold,
+    Siblings,
+    SpoChain,
+    Tree,
+    Vine,
+)
 
 
 def point(turn: int, depth: int = 0) -> ForkPoint:

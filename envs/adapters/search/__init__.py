@@ -1,1 +1,0 @@
-"""Questions over a text corpus: the environment, its data and its retrievers."""

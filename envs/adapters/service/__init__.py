@@ -1,1 +1,0 @@
-"""Customer service of a shop, played by calling tools and talking to a simulated customer."""

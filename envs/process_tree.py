@@ -1,0 +1,326 @@
+"""Leaves no process behind, of environments, agents and servers: a guard above a command, a reaper beside its owner.
+
+A script, of the standard library only, so that it starts in milliseconds. Its first argument says as what:
+
+- ``guard COMMAND``: starts a command, waits for it, and leaves none of its descendants. It is a child subreaper
+  (prctl(2)): whatever the command starts stays below the guard, also after ``setsid``, ``nohup`` and a double fork with
+  an empty environment. The guard kills all of it when the command ends, or when its own stdin is closed: its owner ends
+  it, or has ended.
+- ``serve BYTES COMMAND``: the same for a server on standard streams, which may write so many bytes before it gets its
+  next message.
+- ``reap MARK SECONDS [COMMAND]``: outlives its owner, and kills what the owner's environments or agents have started
+  once its stdin is closed, which happens when the owner ends for whatever reason. An owner that is killed cannot clean
+  up after itself, nor can guards that are killed with it. Processes are found by a mark in their environment variables,
+  which every descendant inherits, even one that left its process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
+
+MARK = "TURNKEY_ENV_PROCESS"
+_SET_CHILD_SUBREAPER = 36  # prctl(2)
+_KILL_SECONDS = 10.0  # longer than any process that can be killed needs
+CHUNK = 1 << 16
+GRACE_SECONDS = 1.0  # less than the client of a server waits
+ERRORS_BYTES = 4096
+"""kept of a server's standard error: its end"""
+OUTPUT_BYTES = 1 << 16
+"""kept of what a process of an environment or an agent prints: its end"""
+_pipes = []  # to the reapers of this process: they stay open until it ends
+
+
+def script(*arguments: object) -> list[str]:
+    """The command that runs this script with ``arguments``."""
+    return [sys.executable, "-I", "-S", __file__, *map(str, arguments)]
+
+
+class OutputEnd:
+    """The end of what a pipe carries; the event loop reads it, so that no process blocks on a full pipe."""
+
+    def __init__(self, pipe: int) -> None:
+        import asyncio  # which the script does not need
+
+        self._pipe: int | None = pipe
+        self._loop = asyncio.get_running_loop()
+        self._kept = bytearray()
+        os.set_blocking(pipe, False)
+        self._loop.add_reader(pipe, self.collect)
+
+    def collect(self, most_reads: int = 8) -> None:
+        """Read what is new; a few times at most, since output may come faster than it is read."""
+        while self._pipe is not None and most_reads > 0:
+            try:
+                chunk = os.read(self._pipe, OUTPUT_BYTES)
+            except BlockingIOError:
+                return
+            if not chunk:
+                self.close()
+                return
+            self._kept += chunk
+            del self._kept[:-OUTPUT_BYTES]
+            most_reads -= 1
+
+    def clear(self) -> None:
+        self.collect()
+        self._kept.clear()
+
+    def close(self) -> None:
+        """Read no more; what was read stays."""
+        if self._pipe is not None:
+            self._loop.remove_reader(self._pipe)
+            os.close(self._pipe)
+            self._pipe = None
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode(errors="replace")
+
+
+# --- the reaper -------------------------------------------------------------------------------------------------------
+
+
+def sweep(mark: str) -> None:
+    """Kill all processes of this user whose variable ``TURNKEY_ENV_PROCESS`` starts with ``mark``; Linux only."""
+    wanted = f"{MARK}={mark}".encode()
+    for _ in range(100):  # until none is left: one may fork while others are killed
+        marked = [pid for pid in _pids() if any(v.startswith(wanted) for v in _variables(pid))]
+        if not marked:
+            return
+        for pid in marked:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def start_reaper(*, seconds: float = 0.0, command: tuple[str, ...] = ()) -> str:
+    """Start a reaper, which acts when this process ends. Returns the new mark of the processes that it kills.
+
+    Args:
+        seconds: how long it waits before it acts, so that gentler cleaners can finish.
+        command: a command that it runs last, with the mark as a further argument.
+    """
+    import subprocess  # these two here, because the script must start fast
+    from uuid import uuid4
+
+    mark, nowhere = uuid4().hex, subprocess.DEVNULL
+    started = subprocess.Popen(
+        script("reap", mark, seconds, *command),
+        stdin=subprocess.PIPE,
+        stdout=nowhere,
+        stderr=nowhere,
+        start_new_session=True,
+    )
+    started.wait()  # short: the script forks, and its parent exits
+    _pipes.append(started.stdin)
+    return mark
+
+
+def _pids() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _variables(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:  # gone, or another user's
+        return []
+
+
+def reap(mark: str, seconds: float, command: Sequence[str]) -> None:
+    """Wait for the owner's end and ``seconds`` more, kill what has ``mark``, then run ``command`` with it."""
+    if os.fork():
+        os._exit(0)  # no longer a child of its owner: Ray kills these when the owner ends
+    sys.stdin.buffer.read()
+    time.sleep(seconds)
+    sweep(mark)
+    if command:
+        os.execvp(command[0], [*command, mark])
+
+
+# --- the guard --------------------------------------------------------------------------------------------------------
+
+
+def guard(command: list[str]) -> int:
+    """Run ``command`` with an empty stdin in a session of its own. Its exit status, as a shell gives it."""
+    _become_subreaper()
+    actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+    defaults = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores, and its children would too
+    try:
+        pid = os.posix_spawnp(command[0], command, os.environ, file_actions=actions, setsid=True, setsigdef=defaults)
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    threading.Thread(target=_kill_at_end_of_stdin, args=(os.pidfd_open(pid),), daemon=True).start()
+    status = _wait_for(pid)
+    _kill_descendants()
+    return status if status >= 0 else 128 - status
+
+
+def _become_subreaper() -> None:
+    import ctypes  # which the reaper does not need
+
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _kill_at_end_of_stdin(handle: int) -> None:
+    while os.read(0, 1):
+        pass
+    with contextlib.suppress(OSError):  # it has ended by itself
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+
+
+def _wait_for(pid: int) -> int:
+    while True:
+        ended, status = os.wait()  # others are descendants whose parent has ended
+        if ended == pid:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _kill_descendants() -> None:
+    deadline = time.monotonic() + _KILL_SECONDS
+    while time.monotonic() < deadline:  # repeatedly: one may fork while others are killed
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for pid in _descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for pid in _pids():
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:
+            children.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(pid)
+    below, todo = [], [root]
+    while todo:
+        next_below = children.get(todo.pop(), [])
+        below += next_below
+        todo += next_below
+    return below
+
+
+def serve(most_bytes: int, command: list[str]) -> int:
+    """Run a server between it and its client, which bounds its output. Its exit status, as a shell gives it."""
+    import subprocess  # which an agent's guard does not wait for
+
+    _become_subreaper()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    errors = bytearray()
+    try:
+        _pass_on(process, most_bytes, errors)
+    finally:
+        process.poll()
+        _kill_descendants()
+        with contextlib.suppress(OSError):
+            os.write(2, bytes(errors[-ERRORS_BYTES:]))
+    status = process.returncode
+    return 137 if status is None else status if status >= 0 else 128 - status
+
+
+def _pass_on(process: subprocess.Popen[bytes], most_bytes: int, errors: bytearray) -> None:
+    """Pass messages both ways until the server ends, or a second after the client wants the end."""
+    import select
+
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    to_server, from_server, of_errors = process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
+    os.set_blocking(to_server, False)
+    ended = os.pidfd_open(process.pid)
+    waiting, written, deadline = bytearray(), 0, float("inf")
+    poll = select.poll()
+    for descriptor in (from_server, of_errors, ended):
+        poll.register(descriptor, select.POLLIN)
+    poll.register(0, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0:
+        ready = dict(poll.poll(None if deadline == float("inf") else left * 1000))
+        if 0 in ready:
+            # A server that does not read keeps its client waiting, but the client can still close its side.
+            chunk = b"" if not ready[0] & select.POLLIN else os.read(0, CHUNK)
+            waiting += chunk
+            written = 0
+            if not chunk:
+                poll.unregister(0)
+                deadline = time.monotonic() + GRACE_SECONDS
+            elif len(waiting) > most_bytes:
+                poll.modify(0, 0)
+            if waiting:
+                poll.register(to_server, select.POLLOUT)
+        if to_server in ready:
+            try:
+                del waiting[: os.write(to_server, waiting[:CHUNK])]
+            except BlockingIOError:
+                pass
+            except OSError:  # it no longer reads
+                waiting.clear()
+            if not waiting:
+                poll.unregister(to_server)
+                if deadline == float("inf"):
+                    poll.modify(0, select.POLLIN)
+        if not waiting and deadline < float("inf") and not process.stdin.closed:
+            process.stdin.close()  # a server ends by itself then
+        if from_server in ready:
+            chunk = os.read(from_server, CHUNK)
+            written += len(chunk)
+            if not chunk:
+                poll.unregister(from_server)
+            elif written > most_bytes:
+                errors += f"\nit wrote more than {most_bytes} bytes without a message from its client\n".encode()
+                return
+            elif not _write(chunk):
+                return
+        if of_errors in ready:
+            chunk = os.read(of_errors, CHUNK)
+            errors += chunk
+            del errors[:-ERRORS_BYTES]
+            if not chunk:
+                poll.unregister(of_errors)
+        if ended in ready and not {from_server, of_errors} & ready.keys():
+            process.wait()
+            return
+
+
+def _write(data: bytes) -> bool:
+    try:
+        while data:
+            data = data[os.write(1, data) :]
+    except OSError:  # the client is gone
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    task, *words = sys.argv[1:]
+    if task == "reap":
+        reap(words[0], float(words[1]), words[2:])
+        exit_status = 0
+    else:
+        exit_status = guard(words) if task == "guard" else serve(int(words[0]), words[1:])
+    sys.stderr.flush()
+    os._exit(exit_status)  # a thread waits for the end of stdin
