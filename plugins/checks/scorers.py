@@ -166,7 +166,7 @@ def check_prm(run: Run) -> None:
 
 
 def _check_objective(prm: PrmConfig) -> None:
-    from verl_turnkey.losses.objectives import ObjectiveParams, objective_spec
+    from verl_turnkey.losses.objectives import ObjectiveParams, objective_spec  # torch, which a bare installation lacks
 
     if ":" in prm.objective:
         load_function(prm.objective, f"{PRM}.objective")
