@@ -131,9 +131,9 @@ def tables(results: dict[str, Any]) -> str:
 
 def _cells(measured: dict[str, list[tuple[float, float]]], names: Sequence[str]) -> Iterator[str]:
     for name in names:
-        one, whole = np.array(measured[name]).T
-        error = f" ± {one.std(ddof=1) / np.sqrt(len(one)):.2f}" if len(one) > 1 else ""
-        yield f"{one.mean():.2f}{error} / {whole.mean():.3f}"
+        single, whole = np.array(measured[name]).T
+        error = f" ± {single.std(ddof=1) / np.sqrt(len(single)):.2f}" if len(single) > 1 else ""
+        yield f"{single.mean():.2f}{error} / {whole.mean():.3f}"
 
 
 if __name__ == "__main__":

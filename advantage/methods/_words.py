@@ -139,7 +139,7 @@ def _out_of_fold(paths: Paths, x: Floats, gamma: float) -> Sequence[Floats]:
     A step has one feature of a group, so the part of the matrix that belongs to the groups is diagonal, and the
     system is solved for the other features, with that part's Schur complement.
     """
-    x = np.column_stack([x, np.full(len(x), OF_GROUP)])  # the last column is the feature of the own group
+    x = np.column_stack([x, np.full(len(x), OF_GROUP)])  # the last column: the step's group
     z, change = x.copy(), x - gamma * np.where(paths.last[:, None], 0.0, np.roll(x, -1, axis=0))
     for k in range(1, paths.length.max()):
         _, row = paths.at(k)

@@ -51,7 +51,9 @@ def test_what_is_here_is_registered(entry: PaperName):
 def test_every_method_modifier_and_loss_is_in_the_table():
     names = [entry.ours for entry in PAPER_NAMES]
     for kind, registered in (("", shipped()), ("the modifier ", shipped_modifiers()), ("the loss ", shipped_losses())):
-        for name in registered:
+        for name, spec in registered.items():
+            if spec.paper == "this project's own":
+                continue
             also_a_method = bool(kind) and name in shipped()
             assert also_a_method or any(re.match(rf"{kind}{name}\b", ours) for ours in names), name
     assert literature().count("\n") == len(PAPER_NAMES) + 2
