@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 import yaml
-from known_values import Batch, Family, Floats, dense, dialogue, doorkey, maze
+from known_values import Batch, Family, Floats, cosine, dense, dialogue, doorkey, maze
 from page_tables import packages
 
 from verl_turnkey.advantage import compute_credit, estimators
@@ -82,12 +82,6 @@ def measure(family: Family, methods: dict[str, Method], batches: int, seed: int)
         )
         for name, of_method in estimates.items()
     }
-
-
-def cosine(a: Any, b: Any) -> float:
-    """0 where an array is all zeros."""
-    norms = np.linalg.norm(a) * np.linalg.norm(b)
-    return float((a * b).sum() / norms) if norms else 0.0
 
 
 @app.command()
