@@ -18,7 +18,7 @@ MEANINGS = {
     "progress/step_level": "What the step added to the return that the prover expects, with its weight.",
     "information_gain/step_level": "This turn's and later gains of information, against the gains of the group.",
     "graph/step_level": "Where the step led on the graph of states, against the steps taken in the same state.",
-    "loo_td/step_level": "What followed the step, against what is expected from its state with as many turns left.",
+    "loo_td/step_level": "What followed the step, minus what other episodes expect there with as many turns left.",
     "rtmc/step_level": "The mean outcome after the action in this state, against the value of the state.",
     "step_potential/step_level": "The rise of the potential, against the steps of the batch.",
     "level_<k>": "The step against steps with the same state and <k> states before it, with the weight of this level.",

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 import yaml
-from known_values import Batch, Family, Floats, dense, dialogue, doorkey, maze
+from known_values import Batch, Family, Floats, cosine, dense, dialogue, doorkey, maze
 from page_tables import packages
 
 from verl_turnkey.advantage import compute_credit, estimators
@@ -84,12 +84,6 @@ def measure(family: Family, methods: dict[str, Method], batches: int, seed: int)
     }
 
 
-def cosine(a: Any, b: Any) -> float:
-    """0 where an array is all zeros."""
-    norms = np.linalg.norm(a) * np.linalg.norm(b)
-    return float((a * b).sum() / norms) if norms else 0.0
-
-
 @app.command()
 def run(
     names: Annotated[list[str], typer.Argument(metavar="METHOD...", help="NAME or FILE.py:NAME, with ,key=value")],
@@ -131,9 +125,9 @@ def tables(results: dict[str, Any]) -> str:
 
 def _cells(measured: dict[str, list[tuple[float, float]]], names: Sequence[str]) -> Iterator[str]:
     for name in names:
-        one, whole = np.array(measured[name]).T
-        error = f" ± {one.std(ddof=1) / np.sqrt(len(one)):.2f}" if len(one) > 1 else ""
-        yield f"{one.mean():.2f}{error} / {whole.mean():.3f}"
+        single, whole = np.array(measured[name]).T
+        error = f" ± {single.std(ddof=1) / np.sqrt(len(single)):.2f}" if len(single) > 1 else ""
+        yield f"{single.mean():.2f}{error} / {whole.mean():.3f}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from known_values import Floats, Ints, states
+from known_values import Floats, Ints, sample, states
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -159,7 +159,7 @@ def unroll(level: str, seed: int, policy: Policy) -> Game:
 
 def choose(game: Game, situation: int, draw: np.random.Generator) -> int:
     """Sample an action from the policy."""
-    return min(int(np.searchsorted(game.policy[situation].cumsum(), draw.random())), len(WORDS) - 1)
+    return sample(game.policy[situation], draw)
 
 
 def play(

@@ -58,7 +58,6 @@ class Batch:
 class Family:
     """Tables, and a policy over their rows (rows, A)."""
 
-    name: str
     tables: Sequence[Table]
     policy: Floats
     horizon: int
@@ -125,8 +124,8 @@ class Family:
         for left in range(self.horizon, 0, -1):
             for i in np.flatnonzero(state != END).tolist():
                 s = int(state[i])
-                a = _sample(self.policy[table.row[s]], draw)
-                k = _sample(table.chance[s, a], draw)
+                a = sample(self.policy[table.row[s]], draw)
+                k = sample(table.chance[s, a], draw)
                 following = int(table.following[s, a, k])
                 now, history[i] = self._key(table, s, history[i], draw), f"{history[i]}{s}.{a} "
                 ahead = self._key(table, following, history[i], draw)
@@ -164,8 +163,14 @@ class Family:
         return gradient
 
 
-def _sample(chances: Floats, draw: np.random.Generator) -> int:
+def sample(chances: Floats, draw: np.random.Generator) -> int:
     return min(int(np.searchsorted(chances.cumsum(), draw.random(), side="right")), len(chances) - 1)
+
+
+def cosine(a: Any, b: Any) -> float:
+    """0 where an array is all zeros."""
+    norms = np.linalg.norm(a) * np.linalg.norm(b)
+    return float((a * b).sum() / norms) if norms else 0.0
 
 
 def softmax(logits: Floats) -> Floats:
@@ -200,7 +205,7 @@ def maze(seed: int, success: float, keys: str = "state") -> Family:
     whole = Table(following, chance, (following == END) * 1.0, text, text, np.arange(len(cells)))
     tables = [replace(whole, start=start) for start in range(0, 24, 3)]
     noise = np.random.default_rng(seed).normal(0, 0.5, (len(cells), 4))
-    family = Family("maze", tables, softmax(noise), 18, keys)
+    family = Family(tables, softmax(noise), 18, keys)
     return tuned(family, lambda lean: noise + lean * np.array([1.0, 0, 1, 0]), success)
 
 
@@ -215,11 +220,11 @@ def dense(seed: int) -> Family:
         reward = np.repeat(draw.normal(0, 1, (n, a, 1)), k, axis=2)
         text = [f"Place {state}." for state in range(n)]
         tables.append(Table(following, draw.dirichlet(np.ones(k), (n, a)), reward, text, text, np.arange(n) + n * task))
-    return Family("dense rewards", tables, softmax(draw.normal(0, 0.7, (8 * n, a))), 12)
+    return Family(tables, softmax(draw.normal(0, 0.7, (8 * n, a))), 12)
 
 
 def dialogue(seed: int, success: float) -> Family:
-    """Eight conversations of five turns with 3 actions and 2 replies; what is won is a sum of small things."""
+    """Eight conversations of five turns, 3 actions and 2 replies a turn; success depends on a sum of small effects."""
     draw = np.random.default_rng(seed)
     turns, a, k = 5, 3, 2
     n = sum((a * k) ** depth for depth in range(turns))
@@ -246,7 +251,7 @@ def dialogue(seed: int, success: float) -> Family:
         reward = np.concatenate([np.where(last, np.ones((n, a, k)), 0.0), np.zeros((n, a, k))], axis=2)
         tables.append(Table(following, chance, reward, [str(s) for s in range(n)], text, np.arange(n) + n * task))
     noise = draw.normal(0, 0.5, (8 * n, a))
-    family = Family("dialogue", tables, softmax(noise), turns)
+    family = Family(tables, softmax(noise), turns)
     best = np.concatenate([q[np.minimum(turns, turns - depth), np.arange(n)] for _, q in family.values])
     return tuned(family, lambda lean: noise + lean * best, success)
 
@@ -262,7 +267,7 @@ def doorkey(seed: int, success: float, keys: str = "state") -> Family:
         np.add.at(counts, table.row, 1)
     wise /= counts
     noise = np.random.default_rng(seed).normal(0, 0.5, wise.shape)
-    family = Family("DoorKey", tables, softmax(noise), 20, keys)
+    family = Family(tables, softmax(noise), 20, keys)
     return tuned(family, lambda lean: noise + 4 * lean * wise, success)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import typer
 from exact_forks import forked
 from exact_values import WON, WORDS, Floats, Game, Ints, Policy, play, unroll
-from known_values import different
+from known_values import cosine, different
 from numpy.typing import NDArray
 from page_tables import packages
 from rich.progress import track
@@ -258,12 +258,6 @@ class Tally:
             "cosine_error": float(np.std(self._cosines, ddof=1) / np.sqrt(len(self._cosines))),
             "cosine_all": cosine(self._estimate, self._truth),
         }
-
-
-def cosine(a: Any, b: Any) -> float:
-    """0 where an array is all zeros."""
-    norms = np.linalg.norm(a) * np.linalg.norm(b)
-    return float((a * b).sum() / norms) if norms else 0.0
 
 
 def correlation(a: Floats, b: Floats) -> float:

@@ -226,8 +226,12 @@ def doors() -> str:
         word, _, where = cell.partition(" ")
         return {"plain": "–", "refused": f"`{where}`" if "::" not in where else "refused"}.get(word, "✓")
 
-    rows = ((capability, *map(mark, row.values())) for capability, row in cells.items() if capability != "plain")
-    return table(("", *cells["plain"]), rows)
+    def of(names: Sequence[str]) -> str:
+        rows = ((key, *(mark(row[name]) for name in names)) for key, row in cells.items() if key != "plain")
+        return table(("", *names), rows)
+
+    names = [*cells["plain"]]
+    return "\n".join(of(names[k : k + 5]) for k in range(0, len(names), 5))  # one table would be wider than a window
 
 
 #: Page, marker, and what stands between ``<!-- marker: ... -->`` and ``<!-- /marker -->``.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from verl_turnkey.advantage.batch import StepBatch
-from verl_turnkey.advantage.group_ops import Bools, Floats, Ints, joint_codes
+from verl_turnkey.advantage.group_ops import Bools, Floats, Ints, Runs, discounted_returns, joint_codes
 from verl_turnkey.advantage.methods._graph import TERMINAL, next_anchors
 from verl_turnkey.advantage.methods._step_columns import refuse_trees, step_column
 
@@ -81,6 +81,10 @@ class Paths:
     def n_trajectories(self) -> int:
         return len(self.begin)
 
+    def returns(self, rewards: Floats, discount: float | Floats) -> Floats:
+        """:func:`.discounted_returns` in the order of these arrays, (S,)."""
+        return discounted_returns(rewards, Runs(np.arange(len(rewards)), self.begin, self.length), discount)
+
     @cached_property
     def visits(self) -> tuple[Ints, int]:
         """Codes of (state, trajectory) (S,), and their number."""
@@ -151,16 +155,6 @@ def baseline(
             expected = expected + words[row] - (words[row - 1] - paths.reward[row - 1]) / gamma
         b[row], e[row] = (paths.others[row] * before[row] + prior * expected) / (paths.others[row] + prior), expected
     return b, e
-
-
-def discounted(paths: Paths, values: Floats, factor: float | Floats) -> Floats:
-    """``x(t) + factor(t) (x(t+1) + ...)`` along each trajectory, (S,), backwards."""
-    total, factor = values.copy(), np.broadcast_to(factor, values.shape)
-    end = paths.begin + paths.length - 1
-    for back in range(1, paths.length.max(initial=0)):
-        row = end[paths.length > back] - back
-        total[row] += factor[row] * total[row + 1]
-    return total
 
 
 def _sorted(ids: list[Any]) -> list[int]:

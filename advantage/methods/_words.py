@@ -16,7 +16,7 @@ from verl_turnkey.advantage.methods._turns_left import Paths
 WIDTH = 128  # places that words are hashed to
 FOLDS = 8
 TRACE = 0.5  # lambda of the least-squares TD fit
-MEMORY = 0.7  # what is left of earlier words from step to step
+MEMORY = 0.7  # decay of earlier words per step
 OF_GROUP = 3.0  # feature of the group: its mean is hardly shrunk
 RIDGES = (0.1, 1.0, 10.0)
 
@@ -38,8 +38,8 @@ def word_values(
     if none predicts better than e(0), ``start``, does; with ``averaged`` all four, by their likelihood. The trust is
     the share of the outcomes' variance that the prediction at the last step has found out.
 
-    ``texts`` (S,): what was observed at each step, in the order of ``paths``; None: no values. Words that one
-    trajectory alone has are left out. Costs O(S (3 WIDTH + groups)^2).
+    ``texts`` (S,): the observation at each step, in the order of ``paths``; None: no values. Words that occur in only
+    one trajectory are ignored. Costs O(S WIDTH^2): the groups' features are eliminated before the system is solved.
 
     Source: least-squares TD (Bradtke and Barto, 1996) on hashed words, cross-fitted.
     """
@@ -50,7 +50,7 @@ def word_values(
     keep = gamma ** -paths.position.astype(float)
     paid = np.cumsum(paths.reward / keep) - paths.reward / keep
     expected = np.repeat(start, paths.length)
-    plain = (expected - paid + paid[first]) * keep  # what was left to expect, without a fit
+    plain = (expected - paid + paid[first]) * keep  # the return to come, without a fit
     fits = [plain, *_out_of_fold(paths, x, gamma)]
     predictions = [f + (expected - f[first]) * keep for f in fits]
     misses = np.array([np.sum((returns - c) ** 2) for c in predictions])
@@ -139,7 +139,7 @@ def _out_of_fold(paths: Paths, x: Floats, gamma: float) -> Sequence[Floats]:
     A step has one feature of a group, so the part of the matrix that belongs to the groups is diagonal, and the
     system is solved for the other features, with that part's Schur complement.
     """
-    x = np.column_stack([x, np.full(len(x), OF_GROUP)])  # the last column is the feature of the own group
+    x = np.column_stack([x, np.full(len(x), OF_GROUP)])  # the last column: the step's group
     z, change = x.copy(), x - gamma * np.where(paths.last[:, None], 0.0, np.roll(x, -1, axis=0))
     for k in range(1, paths.length.max()):
         _, row = paths.at(k)

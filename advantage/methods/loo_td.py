@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, mean
-from verl_turnkey.advantage.methods._turns_left import Paths, baseline, discounted, state_values
+from verl_turnkey.advantage.methods._turns_left import Paths, baseline, state_values
 from verl_turnkey.advantage.methods._words import fit_shares, word_values
 from verl_turnkey.advantage.params import check
 from verl_turnkey.advantage.registry import register_estimator
@@ -82,7 +82,7 @@ def loo_td(batch: StepBatch, params: LooTdParams) -> Credit:
     whatever the states hide; with less, it is biased by at most 1 - lam times the error of V at the next state.
     A limit that ends a trajectory leads to the next state, ``extra["next_anchor"]``, which other trajectories may reach
     with turns left; a trajectory that something else ended before (tokens, time) is worth 0 after its end.
-    ``extra["turn_limit"]``: how many turns the episode may take; trainers supply it.
+    ``extra["turn_limit"]``: how many turns the episode may take, where the environment gives it.
 
     Source: this project's own; relatives are GRAFT (Bellman values on the group's graph), RTMC, RLOO and TD(lambda).
     A near tie of two values of ``prior`` may flip with a vanishing change of the rewards; ``averaged`` does not jump.
@@ -90,7 +90,7 @@ def loo_td(batch: StepBatch, params: LooTdParams) -> Credit:
     paths = Paths.of(batch, params.horizon)
     others = paths.others
     before, after = state_values(paths, params.gamma)
-    returns = discounted(paths, paths.reward, params.gamma)
+    returns = paths.returns(paths.reward, params.gamma)
     start = paths.mean_of_others(returns[paths.begin])
     averaged = params.prior == "averaged"
     texts = batch.text[paths.order] if params.text == "words" and "text" in batch.given else None
@@ -114,7 +114,7 @@ def loo_td(batch: StepBatch, params: LooTdParams) -> Credit:
         ahead = (met * after + by_words * params.gamma * np.append(expected[1:], 0.0)) / np.maximum(
             met + by_words, 1e-12
         )
-        target = discounted(paths, paths.reward + w * ahead, params.gamma * (1 - w))
+        target = paths.returns(paths.reward + w * ahead, params.gamma * (1 - w))
         credit += part * weight * (target - b)
         value += part * b
         target_share += part * w

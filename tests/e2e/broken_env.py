@@ -11,6 +11,11 @@ FAULTS = ("reset", "step", "nan", "hang")
 _starts = defaultdict(itertools.count)
 
 
+def walk(text, admissible):
+    """The action of every turn: those of an untrained model reach their limit of tokens, and such a turn has none."""
+    return "walk"
+
+
 class Broken(gymnasium.Env[str, str]):
     metadata = {"render_modes": [], "thread_safe": True, "memory_mb": 1}  # noqa: RUF012 - one process, one counter
 

@@ -165,7 +165,7 @@ def short(name: str, names: Iterable[str]) -> list[Any]:
 def train(out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[str, str] | None = None) -> Run:
     """A run to its end."""
     with started(out, *overrides, modules=modules, env=env) as process:
-        code = process.wait(timeout=900)
+        code = process.wait(timeout=1500)
     assert code == 0, f"verl exited with {code}:\n{(out / 'log.txt').read_text()[-6000:]}"
     metrics: dict[int, dict[str, float]] = {}
     for line in (out / "metrics.jsonl").read_text().splitlines():

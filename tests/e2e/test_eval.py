@@ -45,7 +45,7 @@ def test_a_greedy_evaluation_is_the_trainers_validation(model: Path, tmp_path: P
     words = [word for word in sizes if word.startswith("turnkey.")]
     options = ["--checkpoint", str(model), "--tasks", str(tmp_path / "val.parquet"), "--greedy", "--concurrency", "1"]
     sizes_of_launch = ["data.max_prompt_length=256", "data.max_response_length=8"]
-    subprocess.run([*COMMAND, *options, "--out", evaluated, *words, *sizes_of_launch], check=True, timeout=900)
+    subprocess.run([*COMMAND, *options, "--out", evaluated, *words, *sizes_of_launch], check=True, timeout=1500)
 
     theirs, ours = responses(trained / "episodes"), responses(evaluated / "turnkey_log")
     assert len(theirs) == TASKS

@@ -150,6 +150,7 @@ BROKEN = (
     "turnkey.env.probe=false",  # the first task breaks there as well
     "turnkey.env.step_timeout=2",
     "turnkey.rollout.max_turns=5",
+    f"turnkey.rollout.action_format={HERE / 'broken_env.py'}:walk",
     "turnkey.rollout.invalid_action_penalty=0",
     "turnkey.update.mini_batches=3",
     "critic.enable=true",

@@ -44,7 +44,7 @@ def expected(table: Table, policy: np.ndarray, state: int, left: int) -> float:
 
 
 def test_values_and_gradient_are_those_of_all_ways_to_go_on():
-    family = Family("small", [SMALL, replace(SMALL, start=1)], softmax(LOGITS), 4)
+    family = Family([SMALL, replace(SMALL, start=1)], softmax(LOGITS), 4)
     for place, table in enumerate(family.tables):
         assert family.values[place][0][4, table.start] == pytest.approx(expected(table, family.policy, table.start, 4))
         for row, action in np.ndindex(2, 2):

@@ -65,7 +65,8 @@ def test_rows_without_the_column_extra_fields_get_the_same_credit_as_verls(queue
 def test_without_reward_extra_info_outcomes_and_metrics_come_from_the_records_and_scores(queue, trainer):
     made = trainer()
     batch = play(made, "reward_extra_info")
-    assert [episode.solved for episode in outcomes(batch)["a"]] == [1.0, 0.25, 0.0]
+    assert [episode.solved for episode in outcomes(batch)["a"]] == [0.0, 0.0, 0.0]  # no record says success
+    assert [episode.score for episode in outcomes(batch)["a"]] == [1.0, 0.25, 0.0]
     assert [episode.score for episode in outcomes(batch)["b"]] == [0.5, 0.0]
     keys = [key for key in batch.keys if key.startswith("b")]
     made.replay_buffer.filter_groups_metric = "acc"

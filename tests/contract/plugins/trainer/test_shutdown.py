@@ -15,6 +15,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.shutdown import channel
+from verl_turnkey.plugins.shutdown.watchdog import Watchdog
 from verl_turnkey.plugins.verl_api import queue as queue_access
 from verl_turnkey.plugins.view.join import read
 
@@ -122,6 +123,11 @@ class Actor:
     pass
 
 
+def looks_at(processes: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """What one look of the watchdog's says, with a minute for the answers."""
+    return Watchdog(60, lambda: 1, lambda: processes, lambda _: None, look_seconds=120).examine()
+
+
 @pytest.mark.parametrize("mode", ["sync", "separate_async"])
 def test_every_kind_of_process_is_looked_at(build: Build, mode: str):
     trainer = build(mode)
@@ -145,7 +151,7 @@ def test_every_kind_of_process_is_looked_at(build: Build, mode: str):
     assert list(processes) == names
     for actor in processes.values():
         ray.kill(actor)
-    dead, silent = trainer.shutdown.watchdog(None).examine()
+    dead, silent = looks_at(processes)
     assert (sorted(dead), silent) == (sorted(names), [])
     trainer.shutdown.died("dead are: inference server 0")
     assert channel.get("dead") == "dead are: inference server 0; the newest checkpoint is global_step_1"
@@ -164,18 +170,18 @@ def controller(ray_queue, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_the_queues_controller_is_looked_at(build: Build):
     """Every call to the queue waits for it without end."""
     trainer = build("sync")
-    watchdog = trainer.shutdown.watchdog(None)
+    trainer.shutdown.watchdog(None)
     name, actor = list(trainer.shutdown.processes())[-1]
     assert name == "TransferQueue's controller"
     assert actor == ray.get_actor("TransferQueueController", namespace="transfer_queue")
-    assert watchdog.examine() == ({}, [])
+    assert looks_at({name: actor}) == ({}, [])
 
 
 def test_a_dead_controller_of_the_queue_is_named(build: Build, controller: Any):
     trainer = build("sync")
-    watchdog = trainer.shutdown.watchdog(None)
+    trainer.shutdown.watchdog(None)
     ray.kill(controller)
-    dead, silent = watchdog.examine()
+    dead, silent = looks_at(dict(trainer.shutdown.processes()))
     assert ([*dead], silent) == (["TransferQueue's controller"], [])
     assert queue_access.controller() is None
 
