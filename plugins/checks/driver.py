@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks.files import tasks
 from verl_turnkey.plugins.checks.findings import EXPECTED, RuleWarning, collecting, described
+from verl_turnkey.plugins.checks.keys import uses_us
 from verl_turnkey.plugins.checks.values import unreadable
 from verl_turnkey.plugins.config import machine, resolve
 from verl_turnkey.plugins.config.schema import turnkey_config
@@ -27,6 +28,9 @@ from verl_turnkey.plugins.log.writer import new_segment
 from verl_turnkey.plugins.shutdown.driver import guard_run
 
 MODE = "trainer.v1.trainer_mode"
+STOPS = "TURNKEY_CHECK"
+"""variable with which verl's main program ends after the checks"""
+STOCK_VERL = "stock verl: nothing of this package is asked for. Add +turnkey=<method>"
 _HERE = str(Path(__file__).parent)
 
 
@@ -95,7 +99,7 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
     Raises:
         Refused: a check of this package failed; the cause is the error itself.
         SystemExit: the same in verl's main program, which prints the message alone; Hydra would add the whole line.
-            ``HYDRA_FULL_ERROR=1`` shows the traceback.
+            ``HYDRA_FULL_ERROR=1`` shows the traceback. With :data:`STOPS` also after checks that passed.
     """
     try:
         _validate(config, use_reference_policy, use_critic, verls)
@@ -104,6 +108,9 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
             raise
         print(error, file=sys.stderr, flush=True)
         raise SystemExit(1) from None
+    if os.environ.get(STOPS) and HydraConfig.initialized():
+        print("ready: nothing was started" if uses_us(config) else STOCK_VERL, flush=True)
+        raise SystemExit(0 if uses_us(config) else 1)
 
 
 def _validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: Callable[..., None]) -> None:

@@ -96,7 +96,9 @@ def check(context: typer.Context) -> None:
 
     turnkey check +turnkey=gigpo +turnkey/env=babyai data.train_files=tasks/train.parquet ...
 
-    turnkey check launch.sh    # reads the arguments from the script and runs nothing of it; more arguments win
+    turnkey check launch.sh    # runs the script in a sandbox up to its call of main_ppo; more arguments win
+
+    TURNKEY_CHECK=1 bash launch.sh    # runs it as it is, and ends after the checks
     """
     if context.args in ([], ["--help"], ["-h"]):
         typer.echo(context.get_help())
@@ -109,14 +111,19 @@ def check(context: typer.Context) -> None:
 
         typer.echo(rules.as_json() if "--json" in context.args else rules.as_text())
         return
-    from verl_turnkey.plugins.cli.check import quick_run
+    from verl_turnkey.plugins.cli.check import WHOLE, quick_run
 
     words = [word for word in context.args if word != "--prompt"]
     prompt = words != context.args
-    if words and words[0].endswith(".sh"):
-        from verl_turnkey.plugins.cli.check import arguments
+    if WHOLE in os.environ:  # the same check, with all of verl
+        words = json.loads(os.environ[WHOLE])
+    elif words and words[0].endswith(".sh"):
+        from verl_turnkey.plugins.cli import script
 
-        words[:1] = arguments(Path(words[0]))
+        call = script.call(Path(words[0]))
+        typer.echo("\n".join(script.lines(words[0], call)))
+        script.enter(call)
+        words[:1] = call.arguments
     raise typer.Exit(quick_run(words, prompt=prompt))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 
 from verl_turnkey.envs.tasks import Task, write_parquet
+from verl_turnkey.plugins.checks.driver import STOCK_VERL
 from verl_turnkey.plugins.cli.check import dry_run
 from verl_turnkey.plugins.config import foreign_keys
 
@@ -293,3 +295,39 @@ def test_flags_may_stand_behind_the_overrides(stock_overrides, tmp_path, monkeyp
     assert dry_run(line) == 0
     assert "ready: nothing was started" in capsys.readouterr().out
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("method", ["gigpo", "turn_gae"])  # the second has a critic: checked with all of verl
+def test_a_script_in_the_sandbox_and_by_hand(method: str, stock_overrides: list[str], tmp_path: Path):
+    """Its folder, variables and arithmetic are the script's; both ways say the same, and nothing is left behind."""
+    (tmp_path / "sub").mkdir()
+    script = tmp_path / "launch.sh"
+    lines = ["set -eu", 'cd "$(dirname "$0")/sub"', "N=$((2 * 2))"]
+    line = shlex.join(["python", "-m", "verl.trainer.main_ppo", f"+turnkey={method}", "+turnkey/env=babyai"])
+    lines += [f'{line} {shlex.join(stock_overrides)} "trainer.default_local_dir=$PWD/out" data.train_batch_size=$N']
+    script.write_text("\n".join(lines))
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    runs = {
+        "sandbox": ([sys.executable, "-m", "verl_turnkey", "check", "launch.sh"], env),
+        "by hand": (["bash", "launch.sh"], {**env, "TURNKEY_CHECK": "1"}),
+    }
+    said: dict[str, str] = {}
+    for name, (command, variables) in runs.items():
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.rstrip().endswith("ready: nothing was started")
+        said[name] = done.stdout[done.stdout.index(": this run\n") :]
+        assert not (tmp_path / "sub" / "out").exists()
+        if name == "sandbox":
+            assert "launch.sh: run in a sandbox; it calls verl.trainer.main_ppo with" in done.stdout
+            assert not [*(tmp_path / "sub").iterdir()]
+    assert said["sandbox"] == said["by hand"]
+    assert "4 tasks x 2" in said["sandbox"]
+
+
+def test_by_hand_a_line_of_stock_verl_is_told_from_ours(stock_overrides: list[str], tmp_path: Path):
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "algorithm.adv_estimator=grpo", *stock_overrides]
+    command += ["actor_rollout_ref.actor.use_dynamic_bsz=true"]
+    env = {**os.environ, "TURNKEY_CHECK": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (1, [STOCK_VERL]), done.stderr

@@ -1,8 +1,9 @@
-"""The words that `turnkey check launch.sh` reads are those that bash passes to verl's main program."""
+"""`turnkey check launch.sh` checks the words that bash passes to verl's main program, and nothing else happens."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.cli.check import arguments
+from verl_turnkey.plugins.cli import script
 
 SCRIPTS = [
     "python -m verl.trainer.main_ppo +turnkey=gigpo data.train_batch_size=16",
@@ -31,6 +32,10 @@ SCRIPTS = [
     'python -m verl.trainer.main_ppo \\\n    "${DATA[@]}" \\\n    $MORE h.i=6 "$@"\n',
     "python -m verl.trainer.main_ppo a=x\\\ny 'b={c: 1,\n d: 2}'\necho done",
     "(OMP_NUM_THREADS=1 python -m verl.trainer.main_ppo a=1)",
+    'if [ -n "$HOME" ]; then N=16; else N=2; fi\npython -m verl.trainer.main_ppo a=$((N * 2)) b=$(pwd) c=`expr 3 + 4`',
+    "bash -c 'python -m verl.trainer.main_ppo a=1 b=\"c d\"'",
+    "set -eu\nmkdir -p logs\nexec python3 -m verl.trainer.main_ppo a=1 > logs/x.log",
+    "for K in 1 2; do python -m verl.trainer.main_ppo a=1; done",
 ]
 PYTHON = f"""#!{sys.executable}
 import json, sys
@@ -46,32 +51,95 @@ def test_words_are_those_of_bash(text: str, tmp_path: Path, monkeypatch: pytest.
     for name in ("python", "python3", "ray"):
         (tmp_path / name).write_text(PYTHON)
         (tmp_path / name).chmod(0o755)
-    script = tmp_path / "launch.sh"
-    script.write_text(text)
+    launch = tmp_path / "launch.sh"
+    launch.write_text(text)
+    before = sorted(tmp_path.iterdir())
+    words = script.call(launch).arguments
+    assert sorted(tmp_path.iterdir()) == before
     path = f"{tmp_path}:/usr/bin:/bin"
-    subprocess.run(["bash", str(script)], check=True, env={"PATH": path}, stdout=subprocess.DEVNULL)
+    subprocess.run(["bash", str(launch)], check=True, env={**os.environ, "PATH": path}, stdout=subprocess.DEVNULL)
     for _ in range(100):  # a script that runs it in the background ends first
         if (tmp_path / "words.json").exists() and (tmp_path / "words.json").read_text():
             break
         subprocess.run(["sleep", "0.1"], check=True)
-    words = arguments(script)
     assert words == json.loads((tmp_path / "words.json").read_text())
     assert words
+
+
+def run(text: str, folder: Path) -> script.Call:
+    (folder / "launch.sh").write_text(text)
+    return script.call(folder / "launch.sh")
+
+
+def test_programs_that_do_something_are_not_run_and_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.log").write_text("of a run")
+    lines = ["set -e", "ulimit -n 999999999999", "pip install x", "conda activate y", "ray start --head"]
+    lines += ["python prepare.py --out data", "rm train.log", "no_such_program 1", "N=$(python3 -c 'print(2 + 3)')"]
+    lines += ["cd /", "export WHERE='a b' PYTHONPATH=/own:$PYTHONPATH"]
+    lines += [f"{sys.executable} -m verl.trainer.main_ppo n=$N > {tmp_path}/train.log"]
+    call = run("\n".join(lines), tmp_path)
+    assert call.arguments == ["n=5"]
+    assert (call.cwd, call.env["WHERE"]) == ("/", "a b")
+    programs = ["pip install x", "conda activate y", "ray start --head", "python prepare.py --out data"]
+    assert call.skipped == [*programs, "no_such_program 1"]
+    assert (tmp_path / "train.log").read_text() == "of a run"
+    told = script.lines("launch.sh", call)
+    assert told[0] == "launch.sh: run in a sandbox; it calls verl.trainer.main_ppo with 1 arguments"
+    assert "    not run: ray start --head" in told
+
+
+def test_a_job_of_ray_is_the_command_that_it_runs(tmp_path: Path):
+    call = run("ray job submit --no-wait -- bash -c 'python3 -m verl.trainer.main_ppo a=$((1 + 1))'", tmp_path)
+    assert call.arguments == ["a=2"]
+    call = run("torchrun --nproc_per_node=2 -m verl.trainer.main_ppo a=3", tmp_path)
+    assert call.arguments == ["a=3"]
+
+
+def test_there_is_no_network(tmp_path: Path):
+    call = run("(echo > /dev/tcp/127.0.0.1/22) 2>&1 || A=none\npython -m verl.trainer.main_ppo a=$A", tmp_path)
+    assert call.arguments == ["a=none"]
+
+
+def test_folder_and_variables_of_the_call_are_those_of_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("KEPT", "1"), ("PYTHONPATH", "")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "launch.sh"])
+    path = os.environ["PATH"]
+    (tmp_path / "sub").mkdir()
+    script.enter(run("cd sub\nexport KEPT=2\nPYTHONPATH=own python -m verl.trainer.main_ppo a=1", tmp_path))
+    assert Path.cwd() == tmp_path / "sub"
+    assert (os.environ["KEPT"], os.environ["PATH"]) == ("2", path)
+    assert sys.path[0] == str(tmp_path / "sub" / "own")
+    assert sys.orig_argv == ["python", str(tmp_path / "launch.sh")]
+    assert "TURNKEY_CHECK" not in os.environ
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("echo nothing", "expected one call of verl.trainer.main_ppo, found 0"),
+        ("python -m recipe.dapo.main_dapo a=1", "found 0; it calls python -m recipe.dapo.main_dapo a=1"),
         ("python -m verl.trainer.main_ppo a=1\npython -m verl.trainer.main_ppo a=2", "found 2"),
-        ("python -m verl.trainer.main_ppo a=$NOT_SET_ANYWHERE", r"uses \$NOT_SET_ANYWHERE, which is not set"),
-        ("python -m verl.trainer.main_ppo a=$(date)", r"a=\$\(date cannot be read without running bash"),
-        ("NOW=`date`\npython -m verl.trainer.main_ppo a=$NOW", r"a=\$NOW cannot be read"),
-        ("python -m verl.trainer.main_ppo ${ARGS[@]}", r"\$\{ARGS\[@\]\} cannot be read"),
-        ("bash -c 'python -m verl.trainer.main_ppo a=1'", "a quote is not closed"),
+        ("set -u\npython -m verl.trainer.main_ppo a=$NOT_SET_ANYWHERE", "NOT_SET_ANYWHERE: unbound variable"),
+        ("python -m verl.trainer.main_ppo 'a=1", "unexpected EOF"),
+        ("python -m verl.trainer.main_ppo a=1 > /usr/x.log", r"found 0 \(bash: .*Read-only file system\)"),
     ],
 )
-def test_an_unreadable_script_is_refused(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "launch.sh").write_text(text)
+def test_a_script_without_one_call_is_refused(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        arguments(tmp_path / "launch.sh")
+        run(text, tmp_path)
+
+
+def test_a_script_that_waits_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(script, "SECONDS", 1)
+    with pytest.raises(ConfigError, match=r"takes more than 1 s where nothing trains: run `TURNKEY_CHECK=1 bash"):
+        run("while ! ray status | grep -q ready; do sleep 5; done\npython -m verl.trainer.main_ppo", tmp_path)
+
+
+def test_without_a_sandbox_the_way_by_hand_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(script, "bwrap_problem", lambda: "bwrap is not installed")
+    with pytest.raises(ConfigError, match=r"bwrap is not installed. Install it, or run `TURNKEY_CHECK=1 bash .*launch"):
+        run("python -m verl.trainer.main_ppo", tmp_path)

@@ -1,0 +1,173 @@
+"""The arguments that a launch script passes to verl's main program, from a run of it in which nothing trains.
+
+bash runs the script in a sandbox of ``bwrap``: no network, files read-only, except that the current folder and the
+script's take what is written, and forget it. Programs that train, install or copy are recorded in place of being run
+(:mod:`script_stubs`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import read_text
+from verl_turnkey.envs.agents.sandboxes import bwrap_problem
+from verl_turnkey.plugins.checks.driver import STOPS
+from verl_turnkey.plugins.cli import script_stubs
+
+MAIN = "verl.trainer.main_ppo"
+SECONDS = 60
+INSIDE = script_stubs.FOLDER
+PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 15)))
+LAUNCHERS = ("ray", "torchrun", "accelerate")
+HARMLESS = ("mkdir", "rmdir", "touch", "rm", "cp", "mv", "ln", "chmod", "chown")
+"""tried, for the sake of what the script writes to the current folder; a failure is no error"""
+SKIPPED = (
+    *("pip", "pip3", "uv", "conda", "mamba", "apt", "apt-get", "yum", "dnf", "apk", "npm", "make", "cmake", "sudo"),
+    *("git", "wget", "curl", "aria2c", "rsync", "scp", "ssh", "hf", "huggingface-cli", "modelscope", "wandb", "hdfs"),
+    *("docker", "podman", "kubectl", "srun", "sbatch", "mpirun", "deepspeed", "vllm", "tar", "unzip", "sleep", "pkill"),
+)
+OVERLAYS = f"""\
+cover() {{
+    mkdir {INSIDE}/written/$1 {INSIDE}/written/$1/upper {INSIDE}/written/$1/work
+    layers="lowerdir=$2,upperdir={INSIDE}/written/$1/upper,workdir={INSIDE}/written/$1/work"
+    mount -t overlay -o "$layers,userxattr" overlay "$2" || mount -t overlay -o "$layers" overlay "$2"
+}}
+folder="$(dirname "$1")"
+mount -t tmpfs tmpfs {INSIDE}/written 2>/dev/null
+cover 1 "$PWD" 2>/dev/null
+case "$folder/" in "$PWD"/*) ;; *) cover 2 "$folder" 2>/dev/null ;; esac
+cd "$PWD"
+bash "$@"
+status=$?
+for look in {{1..100}}; do
+    others=0
+    for process in /proc/[0-9]*; do case "${{process#/proc/}}" in 1 | $$) ;; *) others=1 ;; esac; done
+    [ $others = 0 ] && break
+    command -p sleep 0.05
+done
+exit $status
+"""
+"""covers the current folder and the script's with layers of memory; background processes have five seconds more"""
+FUNCTIONS = f"""\
+command_not_found_handle() {{ {INSIDE}/bin/.skipped "$@"; }}
+ulimit() {{ builtin ulimit "$@" 2>/dev/null || true; }}
+"""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The script's call of verl's main program."""
+
+    arguments: list[str]
+    cwd: str
+    env: dict[str, str]
+    skipped: list[str]
+    """commands that were not run"""
+
+
+def call(script: Path) -> Call:
+    """What ``script`` passes to :data:`MAIN`, where, with which environment.
+
+    Raises:
+        ConfigError: no sandbox here; the script failed or took over :data:`SECONDS`; it makes no call, or several.
+    """
+    read_text(script, only_utf8=True)
+    by_hand = f"run `{STOPS}=1 bash {script}`: all of it runs as it is, but the training, which ends after the checks"
+    if problem := bwrap_problem():
+        raise ConfigError(f"{script}: a script is run in a sandbox, but {problem}. Install it, or {by_hand}")
+    with TemporaryDirectory() as folder:
+        _write_stubs(Path(folder))
+        try:
+            done = subprocess.run(
+                _command(script.absolute(), folder), env=_env(), stdin=subprocess.DEVNULL, capture_output=True,
+                text=True, errors="replace", timeout=SECONDS,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise ConfigError(f"{script} takes more than {SECONDS} s where nothing trains: {by_hand}") from None
+        records: list[dict[str, Any]] = [json.loads(line) for line in (Path(folder) / "calls").read_text().splitlines()]
+    calls = {
+        json.dumps(words[words.index(MAIN) + 1 :]): entry for entry in records if MAIN in (words := entry["words"])
+    }
+    skipped = [shlex.join(entry["words"]) for entry in records if MAIN not in entry["words"]]
+    if len(calls) != 1:
+        said = done.stderr.strip().splitlines()[-1:] if done.returncode or not calls else []
+        reason = f" (bash: {said[0]})" if said else ""
+        others = f"; it calls {'; '.join(line[:80] for line in skipped[-3:])}" if skipped and not calls else ""
+        raise ConfigError(
+            f"{script}: expected one call of {MAIN}, found {len(calls)}{reason}{others}. "
+            f"Give its arguments, or {by_hand}"
+        )
+    ((words, entry),) = calls.items()
+    return Call(json.loads(words), entry["cwd"], entry["env"], skipped)
+
+
+def enter(made: Call) -> None:
+    """Make the call's folder, variables and import paths those of this process, which may start itself again."""
+    sys.orig_argv[1:2] = [os.path.abspath(word) if os.path.exists(word) else word for word in sys.orig_argv[1:2]]
+    os.chdir(made.cwd)
+    for name, value in made.env.items():
+        if name not in ("PATH", "PYTHONPATH", "BASH_ENV", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_", STOPS):
+            os.environ[name] = value
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [path for path in made.env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", f"{INSIDE}/bin")]
+    sys.path[:0] = [os.path.abspath(path) for path in paths if path not in known]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
+def _command(script: Path, folder: str) -> list[str]:
+    options = ["--unshare-all", "--die-with-parent", "--new-session", "--uid", "0", "--gid", "0", "--cap-add", "ALL"]
+    options += ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--bind", folder, INSIDE]
+    return ["bwrap", *options, "--chdir", os.getcwd(), "bash", "-c", OVERLAYS, "bash", str(script)]
+
+
+def _env() -> dict[str, str]:
+    def first(own: str, name: str) -> str:
+        return os.pathsep.join(filter(None, (own, os.environ.get(name))))
+
+    own = {"PATH": first(f"{INSIDE}/bin", "PATH"), "PYTHONPATH": first(f"{INSIDE}/bin", "PYTHONPATH")}
+    own["TMPDIR"] = f"{INSIDE}/tmp"
+    return {**os.environ, **own, "BASH_ENV": f"{INSIDE}/bin/.functions", STOPS: "1"}
+
+
+def _write_stubs(folder: Path) -> None:
+    """Programs before those of this machine, and the module that Python imports as it starts."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name in ("written", "tmp"):
+        (folder / name).mkdir()
+    (folder / "calls").touch()
+    (programs / ".functions").write_text(FUNCTIONS)
+    (programs / "sitecustomize.py").write_text(read_text(Path(script_stubs.__file__)) + "\nstart()\n")
+    real = {name: shutil.which(name) for name in HARMLESS}
+    texts = {
+        **{name: _stub("python", shutil.which(name) or sys.executable) for name in PYTHONS},
+        **{name: _stub(name) for name in LAUNCHERS},
+        **{name: f'{shlex.quote(real[name] or "true")} "$@" 2>/dev/null; exit 0' for name in HARMLESS},
+        **{name: _stub("skipped", name) for name in SKIPPED},
+        ".skipped": _stub("skipped"),
+        "tee": "exec cat",
+    }
+    for name, text in texts.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+
+
+def _stub(*words: str) -> str:
+    return f'exec {shlex.join([sys.executable, "-I", f"{INSIDE}/bin/sitecustomize.py", *words])} "$@"'
+
+
+def lines(script: str, made: Call) -> Sequence[str]:
+    """What to tell the user about the run of the script."""
+    first = f"{script}: run in a sandbox; it calls {MAIN} with {len(made.arguments)} arguments"
+    return [first, *(f"    not run: {line}" for line in dict.fromkeys(made.skipped))]

@@ -1,0 +1,48 @@
+"""What records programs in the sandbox of :mod:`script` in place of running them; any Python from 3.7 runs it."""
+
+import json
+import os
+import sys
+
+FOLDER = "/dev/turnkey"
+WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def record(words):  # type: ignore[no-untyped-def]
+    """Append a program with its folder and environment to the calls of the script."""
+    with open(FOLDER + "/calls", "a", encoding="utf-8") as file:
+        file.write(json.dumps({"words": words, "cwd": os.getcwd(), "env": dict(os.environ)}) + "\n")
+
+
+def runs_code(words):  # type: ignore[no-untyped-def]
+    """Whether Python with these ``words`` reads its program from ``-c`` or stdin: a script computes values with it."""
+    rest = iter(words[1:])
+    for word in rest:
+        if word in WITH_VALUE:
+            next(rest, None)
+        elif word == "-" or word.startswith("-c") or word in ("-V", "--version", "-h", "--help"):
+            return True
+        elif word.startswith("-m") or not word.startswith("-"):
+            return False
+    return True
+
+
+def start():  # type: ignore[no-untyped-def]
+    """As ``sitecustomize`` of any Python of the sandbox: let it compute, or record it and end."""
+    if __name__ == "__main__":  # in the place of another program
+        name, *words = sys.argv[1:]
+        if name == "python":  # words: the real one, and its arguments
+            if runs_code(words):
+                os.execv(words[0], words)
+            record([os.path.basename(words[0]), *words[1:]])
+            return
+        if name == "ray" and words[:2] == ["job", "submit"] and "--" in words:
+            command = words[words.index("--") + 1 :]
+            os.execvp(command[0], command)
+        record(words if name == "skipped" else [name, *words])
+        return
+    with open("/proc/self/cmdline", "rb") as file:
+        words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+    if not runs_code(words):
+        record([os.path.basename(words[0]), *words[1:]])
+        os._exit(0)
