@@ -120,7 +120,10 @@ class Shutdown:
         self._controller: Any = None
 
     def watchdog(self, patience: float | None) -> Watchdog:
-        """A watchdog that looks for dead processes during verl's loop. ``patience``: ``turnkey.stop.patience``."""
+        """A watchdog over the processes, while the first weights are sent and during verl's loop.
+
+        ``patience``: ``turnkey.stop.patience``.
+        """
         self._controller = queue.controller()  # while it lives: once it is dead, its name leads nowhere
         return Watchdog(patience, self.progress, lambda: dict(self.processes()), self.died)
 
@@ -168,7 +171,7 @@ class Shutdown:
         for attribute, name in groups.items():
             for i, worker in enumerate(getattr(getattr(self._trainer, attribute, None), "workers", None) or []):
                 yield f"process {i} of the {name}", worker
-        for i, worker in enumerate(internals.loop_workers(self._trainer.agent_loop_manager)):
+        for i, worker in enumerate(internals.loop_workers(getattr(self._trainer, "agent_loop_manager", None))):
             yield f"agent-loop worker {i}", worker
         servers = [
             server

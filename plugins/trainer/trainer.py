@@ -113,6 +113,11 @@ class TurnkeyTrainer(PPOTrainer):
         self.log.record_updates()
         worker_setup.wrap_groups(self, self._before_call, self.further_passes.after_call, self.value_heads.fields)
 
+    def on_init_end(self) -> None:
+        """The servers get the first weights: verl would wait for a dead one for ever."""
+        with self.shutdown.watchdog(self.turnkey.stop.patience):
+            super().on_init_end()
+
     def _before_call(self, method: str, batch: KVBatchMeta) -> None:
         for before_forward in hooks(self.parts, "before_forward"):
             before_forward(method, batch)

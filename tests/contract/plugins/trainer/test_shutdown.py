@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,6 +157,26 @@ def test_every_kind_of_process_is_looked_at(build: Build, mode: str):
     assert (sorted(dead), silent) == (sorted(names), [])
     trainer.shutdown.died("dead are: inference server 0")
     assert channel.get("dead") == "dead are: inference server 0; the newest checkpoint is global_step_1"
+
+
+def test_a_server_that_dies_before_the_first_weights_reach_it_ends_the_run(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+):
+    trainer = build("sync", "turnkey.stop.patience=600")
+    del trainer.agent_loop_manager  # which verl makes later
+    server = Actor.remote()
+    trainer.llm_server_manager = SimpleNamespace(get_replicas=lambda: [SimpleNamespace(servers=[server])])
+    ray.kill(server)
+    monkeypatch.setattr(Watchdog.__init__, "__defaults__", (2.0,))
+
+    def update_weights(*_: Any) -> None:
+        until = time.monotonic() + 120
+        while channel.get("dead") is None and time.monotonic() < until:
+            time.sleep(0.1)
+
+    trainer.checkpoint_manager = SimpleNamespace(update_weights=update_weights)
+    trainer.on_init_end()
+    assert re.match(r"dead are: inference server 0: .*; the newest checkpoint is global_step_1", channel.get("dead"))
 
 
 @pytest.fixture
