@@ -11,15 +11,13 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import verl_turnkey.advantage
 from verl_turnkey.advantage import estimators
-from verl_turnkey.advantage.paper_names import ABSENT
 from verl_turnkey.advantage.registry import TIERS
 from verl_turnkey.plugins.cli.tables import (
     PARAMETERS,
@@ -31,7 +29,6 @@ from verl_turnkey.plugins.cli.tables import (
     losses,
     modifiers,
     needs,
-    overview,
     scalar,
     shipped,
     shipped_losses,
@@ -167,14 +164,11 @@ def core_methods() -> str:
 
 
 def tiers() -> str:
-    """What each tier of methods means, and how many are in it."""
-    numbers = Counter(spec.tier for spec in shipped().values())
-    return table(("tier", "methods", "meaning"), ((tier, numbers[tier], meaning) for tier, meaning in TIERS.items()))
-
-
-def absent() -> str:
-    """The methods that are not here, and why."""
-    return table(("method", "why"), ((entry.names.replace(" / ", ", "), entry.why) for entry in ABSENT))
+    """What each tier of methods means, and the methods in it."""
+    links = {
+        tier: [f"[`{name}`](methods/{name}.md)" for name, spec in by_tier() if spec.tier == tier] for tier in TIERS
+    }
+    return table(("tier", "meaning", "methods"), ((tier, TIERS[tier], ", ".join(links[tier])) for tier in TIERS))
 
 
 def strategies() -> str:
@@ -205,33 +199,28 @@ def log() -> str:
     for name, columns_of in TABLES.items():
         key = ", ".join(f"`{column}`" for column in columns_of.key)
         rows = [
-            (f"`{column.name}`", column.type, re.sub(r"<\w+>(_<\w+>)*", r"`\g<0>`", column.meaning))
+            (f"`{column.name}`", re.sub(r"<\w+>(_<\w+>)*", r"`\g<0>`", column.meaning))
             for column in columns_of.columns
             if column not in before or column.name not in keys
         ]
         before.update(columns_of.columns)
         head = f"### {name}\n\nKey: {key}. {WRITERS[columns_of.writer]}\n\n"
-        parts.append(head + table(("column", "type", "meaning"), rows))
+        parts.append(head + table(("column", "meaning"), rows))
     return "\n" + "\n".join(parts) + "\n"
 
 
 def doors() -> str:
-    """What works where, from the table that the tests read."""
+    """What is refused where, from the table that the tests read; all else works, or plays no part there."""
     import yaml
 
     file = ROOT / "tests" / "data" / "doors.yaml"
     cells = yaml.safe_load(file.read_text(encoding="utf-8"))["cells"]
 
-    def mark(cell: str) -> str:
-        word, _, where = cell.partition(" ")
-        return {"plain": "–", "refused": f"`{where}`" if "::" not in where else "refused"}.get(word, "✓")
+    def refused(row: Mapping[str, str]) -> str:
+        return ", ".join(door for door, cell in row.items() if cell.startswith("refused"))
 
-    def of(names: Sequence[str]) -> str:
-        rows = ((key, *(mark(row[name]) for name in names)) for key, row in cells.items() if key != "plain")
-        return table(("", *names), rows)
-
-    names = [*cells["plain"]]
-    return "\n".join(of(names[k : k + 5]) for k in range(0, len(names), 5))  # one table would be wider than a window
+    rows = ((key, refused(row) or "-") for key, row in cells.items() if key != "plain")
+    return table(("capability", "refused by"), rows)
 
 
 #: Page, marker, and what stands between ``<!-- marker: ... -->`` and ``<!-- /marker -->``.
@@ -239,7 +228,6 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "methods", core_methods),
     ("README.md", "envs", environment_pages),
     ("docs/methods.md", "tiers", tiers),
-    ("docs/methods.md", "methods", overview),
     ("docs/modifiers.md", "modifiers", lambda: excerpt(modifiers(), ("modifier", "what it does", "source"))),
     ("docs/losses.md", "losses", lambda: excerpt(losses(), ("switch", "what it does", "source"))),
     (
@@ -247,8 +235,7 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
         "strategies",
         lambda: excerpt(strategies(), ("strategy", "what it does", PARAMETERS, "source")),
     ),
-    ("docs/environments.md", "envs", environments),
-    ("docs/coverage.md", "absent", absent),
+    ("docs/environments.md", "envs", lambda: excerpt(environments(), ("environment", "what it is", "switch"))),
     ("docs/capabilities.md", "doors", doors),
     ("docs/trajectory_log.md", "log", log),
 )
