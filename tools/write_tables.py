@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,9 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 WRITERS = {
-    "rollout": "Written by the processes that play the episodes.",
-    "trainer": "Written by the trainer.",
-    "actor": "Written by the actor's processes.",
+    "rollout": "the rollout's processes",
+    "trainer": "the trainer",
+    "actor": "the actor's processes",
 }
 
 # New files, before title and parameters are filled in.
@@ -164,11 +165,13 @@ def core_methods() -> str:
 
 
 def tiers() -> str:
-    """What each tier of methods means, and the methods in it."""
-    links = {
-        tier: [f"[`{name}`](methods/{name}.md)" for name, spec in by_tier() if spec.tier == tier] for tier in TIERS
-    }
-    return table(("tier", "meaning", "methods"), ((tier, TIERS[tier], ", ".join(links[tier])) for tier in TIERS))
+    """What each tier of methods means, how many are in it, and those that the page names nowhere else."""
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").split("<!-- tiers: ")[0]
+    links = {name: f"[`{name}`](methods/{name}.md)" for name in shipped()}
+    further = ", ".join(link for link in links.values() if link not in page)
+    numbers = Counter(spec.tier for spec in shipped().values())
+    rows = ((tier, numbers[tier], meaning) for tier, meaning in TIERS.items())
+    return table(("tier", "methods", "meaning"), rows) + (f"\nFurther methods: {further}.\n" if further else "")
 
 
 def strategies() -> str:
@@ -204,23 +207,24 @@ def log() -> str:
             if column not in before or column.name not in keys
         ]
         before.update(columns_of.columns)
-        head = f"### {name}\n\nKey: {key}. {WRITERS[columns_of.writer]}\n\n"
+        head = f"### {name}\n\nKey: {key}. Written by {WRITERS[columns_of.writer]}.\n\n"
         parts.append(head + table(("column", "meaning"), rows))
     return "\n" + "\n".join(parts) + "\n"
 
 
 def doors() -> str:
-    """What is refused where, from the table that the tests read; all else works, or plays no part there."""
+    """The capabilities, and what is refused where, from the table that the tests read."""
     import yaml
 
     file = ROOT / "tests" / "data" / "doors.yaml"
     cells = yaml.safe_load(file.read_text(encoding="utf-8"))["cells"]
-
-    def refused(row: Mapping[str, str]) -> str:
-        return ", ".join(door for door, cell in row.items() if cell.startswith("refused"))
-
-    rows = ((key, refused(row) or "-") for key, row in cells.items() if key != "plain")
-    return table(("capability", "refused by"), rows)
+    refused = [
+        f"- {name}: refused by {', '.join(door for door, cell in row.items() if cell.startswith('refused'))}"
+        for name, row in cells.items()
+        if any(cell.startswith("refused") for cell in row.values())
+    ]
+    names = textwrap.fill(f"{', '.join(name for name in cells if name != 'plain')}.", 120)
+    return "\n".join([names, "", *refused]) + "\n"
 
 
 #: Page, marker, and what stands between ``<!-- marker: ... -->`` and ``<!-- /marker -->``.
@@ -233,7 +237,7 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     (
         "docs/branching.md",
         "strategies",
-        lambda: excerpt(strategies(), ("strategy", "what it does", PARAMETERS, "source")),
+        lambda: excerpt(strategies(), ("strategy", PARAMETERS, "source")),
     ),
     ("docs/environments.md", "envs", lambda: excerpt(environments(), ("environment", "what it is", "switch"))),
     ("docs/capabilities.md", "doors", doors),
