@@ -30,7 +30,7 @@ from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.cli.tables import write_between
 
 RESULTS = Path(__file__).parent / "results" / "credit_quality.json"
-PAGE = Path(__file__).parents[1] / "docs" / "methods" / "loo_td.md"
+PAGE = Path(__file__).parent / "results" / "README.md"
 EPISODES, BATCHES, POLICIES = 64, 32, 3
 EXACT = "exact"
 FAMILIES: dict[str, Callable[[int], Family]] = {

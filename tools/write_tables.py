@@ -12,14 +12,13 @@ import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import verl_turnkey.advantage
 from verl_turnkey.advantage import estimators
-from verl_turnkey.advantage.paper_names import ABSENT
 from verl_turnkey.advantage.registry import TIERS
 from verl_turnkey.plugins.cli.tables import (
     PARAMETERS,
@@ -31,7 +30,6 @@ from verl_turnkey.plugins.cli.tables import (
     losses,
     modifiers,
     needs,
-    overview,
     scalar,
     shipped,
     shipped_losses,
@@ -43,9 +41,9 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 WRITERS = {
-    "rollout": "Written by the processes that play the episodes.",
-    "trainer": "Written by the trainer.",
-    "actor": "Written by the actor's processes.",
+    "rollout": "the rollout's processes",
+    "trainer": "the trainer",
+    "actor": "the actor's processes",
 }
 
 # New files, before title and parameters are filled in.
@@ -167,14 +165,13 @@ def core_methods() -> str:
 
 
 def tiers() -> str:
-    """What each tier of methods means, and how many are in it."""
+    """What each tier of methods means, how many are in it, and those that the page names nowhere else."""
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").split("<!-- tiers: ")[0]
+    links = {name: f"[`{name}`](methods/{name}.md)" for name in shipped()}
+    further = ", ".join(link for link in links.values() if link not in page)
     numbers = Counter(spec.tier for spec in shipped().values())
-    return table(("tier", "methods", "meaning"), ((tier, numbers[tier], meaning) for tier, meaning in TIERS.items()))
-
-
-def absent() -> str:
-    """The methods that are not here, and why."""
-    return table(("method", "why"), ((entry.names.replace(" / ", ", "), entry.why) for entry in ABSENT))
+    rows = ((tier, numbers[tier], meaning) for tier, meaning in TIERS.items())
+    return table(("tier", "methods", "meaning"), rows) + (f"\nFurther methods: {further}.\n" if further else "")
 
 
 def strategies() -> str:
@@ -205,33 +202,29 @@ def log() -> str:
     for name, columns_of in TABLES.items():
         key = ", ".join(f"`{column}`" for column in columns_of.key)
         rows = [
-            (f"`{column.name}`", column.type, re.sub(r"<\w+>(_<\w+>)*", r"`\g<0>`", column.meaning))
+            (f"`{column.name}`", re.sub(r"<\w+>(_<\w+>)*", r"`\g<0>`", column.meaning))
             for column in columns_of.columns
             if column not in before or column.name not in keys
         ]
         before.update(columns_of.columns)
-        head = f"### {name}\n\nKey: {key}. {WRITERS[columns_of.writer]}\n\n"
-        parts.append(head + table(("column", "type", "meaning"), rows))
+        head = f"### {name}\n\nKey: {key}. Written by {WRITERS[columns_of.writer]}.\n\n"
+        parts.append(head + table(("column", "meaning"), rows))
     return "\n" + "\n".join(parts) + "\n"
 
 
 def doors() -> str:
-    """What works where, from the table that the tests read."""
+    """The capabilities, and what is refused where, from the table that the tests read."""
     import yaml
 
     file = ROOT / "tests" / "data" / "doors.yaml"
     cells = yaml.safe_load(file.read_text(encoding="utf-8"))["cells"]
-
-    def mark(cell: str) -> str:
-        word, _, where = cell.partition(" ")
-        return {"plain": "–", "refused": f"`{where}`" if "::" not in where else "refused"}.get(word, "✓")
-
-    def of(names: Sequence[str]) -> str:
-        rows = ((key, *(mark(row[name]) for name in names)) for key, row in cells.items() if key != "plain")
-        return table(("", *names), rows)
-
-    names = [*cells["plain"]]
-    return "\n".join(of(names[k : k + 5]) for k in range(0, len(names), 5))  # one table would be wider than a window
+    refused = [
+        f"- {name}: refused by {', '.join(door for door, cell in row.items() if cell.startswith('refused'))}"
+        for name, row in cells.items()
+        if any(cell.startswith("refused") for cell in row.values())
+    ]
+    names = textwrap.fill(f"{', '.join(name for name in cells if name != 'plain')}.", 120)
+    return "\n".join([names, "", *refused]) + "\n"
 
 
 #: Page, marker, and what stands between ``<!-- marker: ... -->`` and ``<!-- /marker -->``.
@@ -239,16 +232,14 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "methods", core_methods),
     ("README.md", "envs", environment_pages),
     ("docs/methods.md", "tiers", tiers),
-    ("docs/methods.md", "methods", overview),
     ("docs/modifiers.md", "modifiers", lambda: excerpt(modifiers(), ("modifier", "what it does", "source"))),
     ("docs/losses.md", "losses", lambda: excerpt(losses(), ("switch", "what it does", "source"))),
     (
         "docs/branching.md",
         "strategies",
-        lambda: excerpt(strategies(), ("strategy", "what it does", PARAMETERS, "source")),
+        lambda: excerpt(strategies(), ("strategy", PARAMETERS, "source")),
     ),
-    ("docs/environments.md", "envs", environments),
-    ("docs/coverage.md", "absent", absent),
+    ("docs/environments.md", "envs", lambda: excerpt(environments(), ("environment", "what it is", "switch"))),
     ("docs/capabilities.md", "doors", doors),
     ("docs/trajectory_log.md", "log", log),
 )

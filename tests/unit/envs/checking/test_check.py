@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import defective_envs
-import gymnasium
 import pytest
 from defective_envs import DEFECTS, IN_PROCESSES
 from typer.testing import CliRunner
@@ -83,19 +82,6 @@ def test_healthy_environments(env_id, modules, kwargs, warnings):
     report = check(env_id, kwargs, modules=modules, processes=0, **SMALL)
     assert report.ok
     assert set(judged(report)) <= warnings
-
-
-def test_the_environment_of_the_docs_passes(tmp_path):
-    page = (ROOT / "docs" / "environments.md").read_text()
-    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class CountTo" in block)
-    path = tmp_path / "count_to.py"
-    path.write_text(code)
-    try:
-        report = check("my/CountTo-v0", {"n": 5}, modules=[str(path)], processes=0, **SMALL)
-    finally:
-        gymnasium.registry.pop("my/CountTo-v0", None)
-    assert report.ok
-    assert set(judged(report)) <= {"after_end", "seeds_differ"}  # one task, whatever the seed
 
 
 def test_what_the_user_got_wrong_is_an_error_and_no_finding():

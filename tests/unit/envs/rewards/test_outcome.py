@@ -12,7 +12,6 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.errors import ModuleImportError
 from verl_turnkey.envs.rewards import RewardError, RewardStep, compose, right_answers
 from verl_turnkey.envs.rewards.outcome import tier
-from verl_turnkey.plugins.log.writer import Tables
 
 GOLDS = ["The Netherlands", "Holland"]
 
@@ -71,9 +70,6 @@ def test_a_pattern_that_is_none(pattern):
         compose([{"name": "answer", "pattern": pattern}])
 
 
-PAGE = (Path(__file__).parents[4] / "docs" / "rewards.md").read_text(encoding="utf-8")
-
-
 def shaped(row, **options):
     steps = [RewardStep("", "a", row=row), RewardStep("", "b", reward=1.0, row=row)]
     return compose([{"name": "step"}, {"name": "contrastive", **options}])(steps).rewards
@@ -128,20 +124,6 @@ def test_a_file_that_is_none_is_an_error_at_the_start(tmp_path, text, message):
         (tmp_path / "b.json").write_text(text)
     with pytest.raises(ConfigError, match=message):
         shaped({}, file=str(tmp_path / "b.json"))
-
-
-def test_the_script_of_the_page(tmp_path):
-    """It reads the validation of a trajectory log; failed episodes do not count."""
-    log = Tables(tmp_path, "20260102T030405_00ff", "p")
-    played = [(0.75, None, True), (None, "x", True), (2.0, None, True), (9.0, None, False)]
-    for n, (score, failed, validation) in enumerate(played):
-        row = {"episode": f"u_{n}", "task": "one", "composed_return": score, "failed": failed, "validation": validation}
-        log.put("episodes", 1, {name: [value] for name, value in row.items()})
-    assert log.drain(30.0)
-    [script] = [block for block in PAGE.split("```python\n") if block.startswith("# baseline.py")]
-    names: dict = {"__name__": "baseline"}
-    exec(script.split("```")[0], names)
-    assert names["baseline"](tmp_path) == {"one": [0.75, 2.0]}
 
 
 ROW = {"data_source": "gsm8k", "reward_model": {"ground_truth": "42"}, "extra_info": {"index": 7}}

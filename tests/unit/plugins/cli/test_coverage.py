@@ -1,4 +1,4 @@
-"""Names of papers: what they are called here is registered, and what docs/coverage.md calls absent is not ours."""
+"""Names of papers: what they are called here is registered, and what is called absent is not ours."""
 
 from __future__ import annotations
 
