@@ -139,7 +139,7 @@ def turn_limit(env: gymnasium.Env[Any, Any]) -> int | None:
     limits = [getattr(env.spec, "max_episode_steps", None)]
     if isinstance(env.unwrapped, TextEnv):
         limits.append(env.unwrapped.turn_limit)
-    return min((limit for limit in limits if limit), default=None)
+    return min((limit for limit in limits if limit is not None and limit > 0), default=None)  # -1: gymnasium's for none
 
 
 def digest(*parts: Any) -> str:

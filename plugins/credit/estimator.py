@@ -218,7 +218,7 @@ class CreditStep:
         context = {"state": self.state, "modify": self.modify, "tokens": self.tokens}
         credit = compute_credit(name, rows.steps, **context, **asdict(self.params))
         self.metrics |= {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
-        warn_of_turn_limit(credit.metrics)
+        warn_of_turn_limit(credit.metrics, getattr(self.params, "prior", None) in (None, "averaged"))
         self.credit, self.state = credit, credit.state
 
         rejected = int(response_mask.sum()) < int(self.response_mask.values().sum())

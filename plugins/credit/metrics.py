@@ -230,8 +230,11 @@ LARGE_PRIOR, MANY_MET = 10.0, 0.5
 """a large ``credit/prior`` of ``loo_td``, and a share of steps with states that other episodes visited that is many"""
 
 
-def warn_of_turn_limit(metrics: Mapping[str, float]) -> None:
-    """Say it, once each, where the metrics of ``loo_td`` point to a wrong turn limit or state key."""
+def warn_of_turn_limit(metrics: Mapping[str, float], fitted: bool = True) -> None:
+    """Say it, once each, where the metrics of ``loo_td`` point to a wrong turn limit or state key.
+
+    ``fitted``: whether the method chose its prior itself.
+    """
     cut, limit = metrics.get("credit/share_cut_early", 0.0), metrics.get("credit/turn_limit", 0.0)
     if cut > CUT_EARLY:
         warn_once(
@@ -244,7 +247,7 @@ def warn_of_turn_limit(metrics: Mapping[str, float]) -> None:
             "cut early",
         )
     prior, met = metrics.get("credit/prior", 0.0), metrics.get("credit/share_steps_met", 0.0)
-    if prior >= LARGE_PRIOR and met >= MANY_MET:
+    if fitted and prior >= LARGE_PRIOR and met >= MANY_MET:
         warn_once(
             f"other episodes visited the states of {met:.0%} of a batch's steps, but the values of states do not "
             f"predict how episodes go on (credit/prior is {prior:g}): check the turn limit (credit/turn_limit is "

@@ -221,6 +221,7 @@ def test_a_turn_limit_that_misleads_is_said_once(caplog: pytest.LogCaptureFixtur
     for values in ((0.1, 20.0, 3.0, 0.9), (0.0, 20.0, 30.0, 0.4), (0.23, 20.0, 3.0, 0.9), (0.4, 20.0, 10.0, 0.5)):
         warn_of_turn_limit({f"credit/{name}": value for name, value in zip(names, values, strict=True)})
     warn_of_turn_limit({})
+    warn_of_turn_limit({"credit/prior": 30.0, "credit/share_steps_met": 0.9}, fitted=False)
     cut, prior = [record.getMessage() for record in caplog.records]
     assert cut.startswith("23% of the episodes of a batch were cut before the turn limit")
     assert "on average 20.0 turns" in cut
