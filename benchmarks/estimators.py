@@ -32,6 +32,7 @@ from verl_turnkey.advantage.methods._similarity import similar_states
 
 ROLLOUTS, TURNS, TOKENS = 8, (32, 66), 512
 SHARED = 8
+WORDS = "`loo_td` with words"
 NAIVE_PROMPTS = 1
 Columns = dict[str, list[Any]]
 
@@ -91,6 +92,13 @@ def observation(draw: random.Random) -> str:
 
 
 THINGS = "lamp pen book mug plate apple egg vase bowl knife cloth box sofa shelf"
+
+
+def described(anchors: Sequence[str], seed: int = 0) -> list[str]:
+    """For each state its own room: the observation texts of steps."""
+    draw = random.Random(seed)
+    rooms = {anchor: observation(draw) for anchor in sorted(set(anchors))}
+    return [rooms[anchor] for anchor in anchors]
 
 
 def texts(rows: int, seed: int = 0) -> Columns:
@@ -169,12 +177,20 @@ def compare_estimators(sizes: Sequence[int] = (16, 156)) -> None:
         print(f"| {' | '.join(cells)} |", flush=True)
 
     report("write of the tensor", writes)
+    took = {}
     for name in estimators():
         inputs = [needed(name, table) for table in tables]
         slow = best(lambda name=name: getattr(naive, name)(few), 1) * sizes[0] / NAIVE_PROMPTS
-        seconds = [best(lambda name=name, table=table: credit(name, table)) for table in inputs]
+        seconds = took[name] = [best(lambda name=name, table=table: credit(name, table)) for table in inputs]
         report(f"`{name}`", seconds, f"{slow * 1e3:,.0f}", f"{peak_over_input(name, inputs[-1]):.1f}")
+    worded = [needed("loo_td", table) | {"text": described(table["anchor"])} for table in tables]
+    words = [best(lambda table=table: credit("loo_td", table)) for table in worded]
+    report(WORDS, words)
     report("verl's `grpo`, vectorized", [verls_grpo(table) for table in tables])
+    plain, with_words = (times[-1] / took["gigpo"][-1] for times in (took["loo_td"], words))
+    print(
+        f"At {steps[-1]:,} steps loo_td takes {plain:.1f} times as long as gigpo, and {with_words:.1f} times with words"
+    )
 
 
 def as_rows(table: Columns) -> list[dict[str, Any]]:

@@ -23,7 +23,8 @@ Info = dict[str, Any]
 """``state_key`` (str, int or None), ``admissible`` (list of str or None), ``success`` (bool or None), ``invalid``,
 ``task``, and where there are any ``images`` (arrays of (height, width, 3) bytes), their ``images_key`` (see
 :attr:`Answer.images_key`), ``extra`` (plain values), ``tools`` (of a reset) and ``results`` (of a step), see
-``tool_info``; the agent loop adds a ``note``, see :attr:`Answer.text`"""
+``tool_info``, and ``turn_limit`` (of a reset in a host), see ``base.turn_limit``; the agent loop adds a ``note``, see
+:attr:`Answer.text`"""
 
 _LARGEST = sys.float_info.max
 

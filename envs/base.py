@@ -76,6 +76,11 @@ class TextEnv(gymnasium.Env[str, str]):
         self._running = False
         self._last_result: StepResult
 
+    @property
+    def turn_limit(self) -> int | None:
+        """Steps after which the episode is truncated, known after a reset at the latest; None: never, or not known."""
+        return self.max_steps
+
     def begin(self, seed: int) -> tuple[StepResult, str]:
         """Start the episode of ``seed``: the first result, and the task in words."""
         raise NotImplementedError
@@ -124,6 +129,17 @@ def _info(result: StepResult) -> dict[str, Any]:
         "invalid": result.invalid,
         **({"extra": dict(result.extra)} if result.extra else {}),
     }
+
+
+def turn_limit(env: gymnasium.Env[Any, Any]) -> int | None:
+    """Steps after which ``env`` truncates an episode: gymnasium's ``max_episode_steps``, or a ``TextEnv``'s own limit.
+
+    None: neither is known. Other limits show only in what the environment itself says.
+    """
+    limits = [getattr(env.spec, "max_episode_steps", None)]
+    if isinstance(env.unwrapped, TextEnv):
+        limits.append(env.unwrapped.turn_limit)
+    return min((limit for limit in limits if limit is not None and limit > 0), default=None)  # -1: gymnasium's for none
 
 
 def digest(*parts: Any) -> str:

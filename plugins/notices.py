@@ -43,10 +43,11 @@ def failure_kind(reason: str) -> str:
 _warned: set[str] = set()
 
 
-def warn_once(text: str) -> None:
-    """Log a warning that may recur; each text once per process."""
-    if text not in _warned and len(_warned) < MOST_WARNINGS:
-        _warned.add(text)
+def warn_once(text: str, kind: str | None = None) -> None:
+    """Log a warning that may recur; each text once per process, or each ``kind`` where the text has numbers."""
+    kind = kind or text
+    if kind not in _warned and len(_warned) < MOST_WARNINGS:
+        _warned.add(kind)
         logger.warning("%s", text)
 
 

@@ -44,11 +44,17 @@ class LooTdParams:
         check(not number or 0 < self.prior < np.inf, "prior", "null, averaged or a finite number > 0", self.prior)  # pyright: ignore[reportOperatorIssue]
         check(0 <= self.lone < np.inf, "lone", "a finite number >= 0", self.lone)
 
+    @property
+    def compares_texts(self) -> bool:
+        """Whether the rollout keeps the text of every observation."""
+        return self.text == "words"
+
 
 @register_estimator(
     "loo_td",
     params=LooTdParams,
     needs=("anchor", "terminated"),
+    before=("extra.turn_limit",),
     paper="this project's own",
     summary="compares each step with what the group's other episodes expect from its state with as many turns left",
     independent=True,
@@ -82,7 +88,7 @@ def loo_td(batch: StepBatch, params: LooTdParams) -> Credit:
     whatever the states hide; with less, it is biased by at most 1 - lam times the error of V at the next state.
     A limit that ends a trajectory leads to the next state, ``extra["next_anchor"]``, which other trajectories may reach
     with turns left; a trajectory that something else ended before (tokens, time) is worth 0 after its end.
-    ``extra["turn_limit"]``: how many turns the episode may take, where the environment gives it.
+    ``extra["turn_limit"]``: how many turns the episode may take; the largest of a group is that of all its episodes.
 
     Source: this project's own; relatives are GRAFT (Bellman values on the group's graph), RTMC, RLOO and TD(lambda).
     A near tie of two values of ``prior`` may flip with a vanishing change of the rewards; ``averaged`` does not jump.

@@ -174,6 +174,10 @@ class GEMText(TextEnv):
                 f"takes {goal // 4 - 1} moves at least. Set max_turns (to {goal} or so), or reward=native"
             )
 
+    @property
+    def turn_limit(self) -> int:
+        return self.game.max_turns
+
     def begin(self, seed: int) -> tuple[StepResult, str]:
         with self._own_random():
             task, _ = self.game.reset(seed % 2**32)

@@ -72,6 +72,10 @@ class MiniGridText(TextEnv):
         """The MiniGrid environment underneath, for oracles."""
         return self._grid_env
 
+    @property
+    def turn_limit(self) -> int:
+        return self._grid_env.max_steps
+
     def begin(self, seed: int) -> tuple[StepResult, str]:
         env = self._grid_env
         view, _ = env.reset(seed=seed)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 
-from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, words
+from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, turn_limit, words
 from verl_turnkey.envs.errors import EnvironmentKwargsError
 from verl_turnkey.envs.registry import make
 from verl_turnkey.envs.user_modules import load_function
@@ -211,6 +211,10 @@ class SpacesText(TextEnv):
             space = self.world.observation_space
             check_space(space, names, "observation space", "observation to a function of yours that makes text of it")
         self._return = 0.0
+
+    @property
+    def turn_limit(self) -> int | None:
+        return min((limit for limit in (self.max_steps, turn_limit(self.world)) if limit), default=None)
 
     def begin(self, seed: int) -> tuple[StepResult, str]:
         observation, info = self.world.reset(seed=seed)

@@ -22,7 +22,7 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from verl_turnkey.envs.answers import Answer, Fault, Info, read_reset, read_step
-from verl_turnkey.envs.base import copied, offers_copies
+from verl_turnkey.envs.base import copied, offers_copies, turn_limit
 from verl_turnkey.envs.errors import (
     EnvironmentFailure,
     EnvironmentKwargsError,
@@ -87,6 +87,8 @@ class EnvRunner:
                     raise EnvironmentFailure("make", str(error.args[0])) from None
                 self._made_for = (env_id, kwargs)
             answer = _accepted(read_reset(self._env.reset(seed=seed)))
+            if (limit := turn_limit(self._env)) is not None:
+                answer.info["turn_limit"] = limit
             return answer.observation, answer.info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:

@@ -17,7 +17,7 @@ from verl_turnkey.envs.rewards.components import Component, GroupMember, Paid, S
 from verl_turnkey.envs.user_modules import load_function
 
 _OWN = ("name", "weight", "label", "column")
-LOOPS_OWN = ("images", "next_anchor", "text")  # columns that the agent loop writes itself
+LOOPS_OWN = ("images", "next_anchor", "text", "turn_limit")  # columns that the agent loop writes itself
 
 
 @dataclass(frozen=True)

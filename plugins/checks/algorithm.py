@@ -258,6 +258,10 @@ def warn_of_combinations(run: Run) -> None:
     if run.loss_name.removeprefix("turnkey/") == "rebel" and run.trains_branches:
         assert run.strategy is not None
         warn("rebel-branches", strategy=run.strategy.name)
+    if run.our_loops and run.estimator is not None and run.estimator.name == "loo_td":
+        turns, horizon = run.turnkey.rollout.max_turns, run.params.horizon
+        if horizon is not None and horizon > turns:
+            warn("horizon-beyond-turns", horizon=horizon, turns=turns)
 
 
 def _rows(run: Run) -> Iterator[str]:

@@ -33,6 +33,7 @@ from verl_turnkey.plugins.credit.metrics import (
     row_metrics,
     signal_metrics,
     warn_of_branches,
+    warn_of_turn_limit,
 )
 from verl_turnkey.plugins.credit.rows import REPLAYED, Rows, jagged, needs_record, read_rows, record_of
 from verl_turnkey.plugins.credit.trainer_columns import head_values
@@ -217,6 +218,7 @@ class CreditStep:
         context = {"state": self.state, "modify": self.modify, "tokens": self.tokens}
         credit = compute_credit(name, rows.steps, **context, **asdict(self.params))
         self.metrics |= {f"credit/{key.removeprefix('credit/')}": value for key, value in credit.metrics.items()}
+        warn_of_turn_limit(credit.metrics, getattr(self.params, "prior", None) in (None, "averaged"))
         self.credit, self.state = credit, credit.state
 
         rejected = int(response_mask.sum()) < int(self.response_mask.values().sum())

@@ -224,6 +224,38 @@ def warn_of_branches(metrics: Mapping[str, float]) -> None:
         )
 
 
+CUT_EARLY = 0.1
+"""share of episodes cut before their turn limit that is worth a warning: most groups of eight then have one"""
+LARGE_PRIOR, MANY_MET = 10.0, 0.5
+"""a large ``credit/prior`` of ``loo_td``, and a share of steps with states that other episodes visited that is many"""
+
+
+def warn_of_turn_limit(metrics: Mapping[str, float], fitted: bool = True) -> None:
+    """Say it, once each, where the metrics of ``loo_td`` point to a wrong turn limit or state key.
+
+    ``fitted``: whether the method chose its prior itself.
+    """
+    cut, limit = metrics.get("credit/share_cut_early", 0.0), metrics.get("credit/turn_limit", 0.0)
+    if cut > CUT_EARLY:
+        warn_once(
+            f"{cut:.0%} of the episodes of a batch were cut before the turn limit that their values count with, on "
+            f"average {limit:.1f} turns (credit/share_cut_early): the method takes the future after such an end for "
+            "worth nothing. Where tokens end episodes, raise data.max_prompt_length or data.max_response_length, or "
+            "lower turnkey.rollout.max_turns to the turns that fit; where the environment or the agent has a limit of "
+            'its own, give it as info["extra"]["turn_limit"] (an agent: in `extra`), or set turnkey.rollout.max_turns '
+            "to it; and leave turnkey.credit.horizon at null",
+            "cut early",
+        )
+    prior, met = metrics.get("credit/prior", 0.0), metrics.get("credit/share_steps_met", 0.0)
+    if fitted and prior >= LARGE_PRIOR and met >= MANY_MET:
+        warn_once(
+            f"other episodes visited the states of {met:.0%} of a batch's steps, but the values of states do not "
+            f"predict how episodes go on (credit/prior is {prior:g}): check the turn limit (credit/turn_limit is "
+            f'{limit:.1f}) and that info["state_key"] tells states apart that differ',
+            "large prior",
+        )
+
+
 def episode_metrics(rows: Rows) -> dict[str, float]:
     """Per-episode figures of a training batch.
 

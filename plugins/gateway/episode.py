@@ -15,7 +15,7 @@ from verl_turnkey.plugins.gateway.messages import Message, Reply, Request
 from verl_turnkey.plugins.gateway.session import Session
 from verl_turnkey.plugins.gateway.states import StateKey
 from verl_turnkey.plugins.gateway.turns import BY_NUMBER, USE_ID, Threads, Turn, reply_id, threads_of, unclear
-from verl_turnkey.plugins.rollout.columns import countable
+from verl_turnkey.plugins.rollout.columns import TURN_LIMIT, countable, turn_limit
 from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep
 
 LONGEST_TEXT = 200
@@ -34,6 +34,7 @@ class StepOptions:
         texts: whether the method compares observations as text.
         before: columns that the method takes from the state before a step, without ``extra.``.
         components: whether ``turnkey.rewards`` has components other than the agent's own reward.
+        turns: how many calls of the model an episode may have; 0: not known.
     """
 
     state: StateKey
@@ -41,6 +42,7 @@ class StepOptions:
     texts: bool = False
     before: Collection[str] = ()
     components: bool = False
+    turns: int = 0
 
 
 def played(session: Session, outcome: Outcome, options: StepOptions, episode: Episode) -> list[PlayedStep]:
@@ -181,6 +183,8 @@ def _step(
         **{name: value for name, value in countable(extra, next_extra, options.before).items() if _short(value)},
         "next_anchor": END if after is None else _anchor(after, options),
     }
+    if TURN_LIMIT in options.before:
+        columns[TURN_LIMIT] = turn_limit(options.turns, columns.get(TURN_LIMIT))
     record = _record(
         step=t,
         reward=reward,

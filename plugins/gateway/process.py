@@ -83,6 +83,7 @@ class AgentProcess:
             texts=recorded.keep_texts,
             before=recorded.before,
             components=self._components,
+            turns=self.limits.turns,
         )
 
 

@@ -25,7 +25,7 @@ from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ToolsReader, action_reader
 from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching, Budget, Cost, Trajectory
-from verl_turnkey.plugins.rollout.columns import countable, extras, hint_line, skill_line
+from verl_turnkey.plugins.rollout.columns import TURN_LIMIT, countable, extras, hint_line, skill_line, turn_limit
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 from verl_turnkey.plugins.rollout.generation import Query, generate, group_member, was_cut
 from verl_turnkey.plugins.rollout.prompts import (
@@ -57,6 +57,7 @@ class EnvAgentLoop(AgentLoopBase):
         self.worker_tools: WorkerTools | None = None
         self.shared = worker.shared(self.config)
         self.options = self.shared.turnkey.rollout
+        self.turn_limit: float = self.options.max_turns
         self.reader = action_reader(self.options.action_format, self.shared.tool_format, self.tokenizer)
         builder = builders.builder_of_loop(self)
         self.prompt_settings = PromptSettings(
@@ -184,6 +185,7 @@ class EnvAgentLoop(AgentLoopBase):
         try:
             seen = Answer(running.observation, running.info)
             episode.task = seen.info["task"]
+            self.turn_limit = turn_limit(self.options.max_turns, seen.info.get(TURN_LIMIT))
             prompts = self._prompts(episode.task + hint, await self._take_tools(seen, task))
             trajectory = Trajectory(
                 episode, prompts, seen, uuid4().hex, sampling_params, self.options.max_turns, running
@@ -257,6 +259,8 @@ class EnvAgentLoop(AgentLoopBase):
         extra, next_extra = extras(seen.info, answer.info)
         # Written on every step, because the last one has no next record with the anchor of the state it led to.
         columns = {"next_anchor": str(self._anchor(answer)), **countable(extra, next_extra, worker.before)}
+        if TURN_LIMIT in worker.before:
+            columns[TURN_LIMIT] = turn_limit(self.turn_limit, columns.get(TURN_LIMIT))
         if self.options.action_format == STREAM_FORMAT:
             columns |= stream_columns(turn.ids, turn.text, self.tokenizer)
         record = make_step(

@@ -68,3 +68,12 @@ def countable(
             number = float(len(value) if isinstance(value, list | tuple) else value)
             columns[name] = 0.0 if next_extra is extra and name not in before else number
     return columns
+
+
+TURN_LIMIT = "turn_limit"
+"""the column of how many turns an episode may have; written if the method reads it"""
+
+
+def turn_limit(*limits: Any) -> float:
+    """The smallest of those that are known, numbers above 0; 0: none is."""
+    return float(min((limit for limit in limits if isinstance(limit, int | float) and limit > 0), default=0))

@@ -31,7 +31,9 @@ def test_every_estimator_and_its_naive_twin_are_timed(monkeypatch, capsys) -> No
         for line in re.findall(r"^\| (?!what)(.*) \|$", printed, re.M)
         if (cells := line.split(" | "))
     }
-    assert {*timings} == {"write of the tensor", *(f"`{name}`" for name in registered()), "verl's `grpo`, vectorized"}
+    others = {"write of the tensor", estimators.WORDS, "verl's `grpo`, vectorized"}
+    assert {*timings} == {*others, *(f"`{name}`" for name in registered())}
+    assert re.search(r"loo_td takes [\d.]+ times as long as gigpo, and [\d.]+ times with words", printed)
     for name in registered():
         _, *seconds, times_write, _, growth, memory = (float(cell.replace(",", "")) for cell in timings[f"`{name}`"])
         assert len(seconds) == 2

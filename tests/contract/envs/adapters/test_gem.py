@@ -184,6 +184,7 @@ def test_reward_for_success_alone():
 def test_gems_turn_limit_truncates_and_partial_credit_is_no_win():
     env = GEMText("TowerofHanoi-v0-easy", max_turns=1)
     env.reset(seed=0)
+    assert env.turn_limit == 1
     _, reward, terminated, truncated, info = env.step("A C")
     assert (terminated, truncated, info["success"]) == (False, True, False)
     assert reward == pytest.approx(1 / 3)

@@ -33,7 +33,12 @@ async def chat(task: dict[str, Any], agent: Any) -> Any:
         return None
     if task.get("ends") == "nothing":
         return None
-    return {"reward": task.get("reward", 1.0), "success": True, "turns": {0: 0.25}, "extra": {"found": 3}}
+    return {
+        "reward": task.get("reward", 1.0),
+        "success": True,
+        "turns": {0: 0.25},
+        "extra": {"found": 3, **task.get("extra", {})},
+    }
 
 
 def write(task: dict[str, Any], agent: Any) -> float:

@@ -87,6 +87,15 @@ def test_an_episode_is_one_row_with_a_record_per_turn(play) -> None:
     assert row.extra_fields["turnkey_break"] == "first"
 
 
+def test_a_method_that_reads_it_gets_the_limit_of_turns(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of calls of the model, or the agent's own."""
+    monkeypatch.setattr(loop_worker, "recorded", lambda config, turnkey: (False, {"turn_limit"}))
+    tasks = ({"turns": 2}, {"turns": 2, "extra": {"turn_limit": 4}}, {"turns": 2, "extra": {"turn_limit": 90}})
+    rows = play(*tasks, overrides=("turnkey.rollout.max_turns=9",))
+    limits = [{step["extra"]["turn_limit"] for step in row.extra_fields["turnkey"]["steps"]} for (row,) in rows]
+    assert limits == [{9.0}, {4.0}, {9.0}]
+
+
 class Service(BaseHTTPRequestHandler):
     """Runs ``chat`` of :data:`AGENTS` for whoever posts an episode."""
 

@@ -897,6 +897,7 @@ def test_records_carry_the_observation_when_the_method_compares_texts(play, comp
         (["+turnkey=gigpo"], (False, set())),
         (["+turnkey=gigpo", "++turnkey.credit.similarity=0.9"], (True, set())),
         (["+turnkey=rae"], (False, {"role", "order"})),
+        (["+turnkey=loo_td"], (True, {"turn_limit"})),
     ],
 )
 def test_the_configuration_alone_says_what_the_method_reads(compose: Compose, line, expected):
@@ -1110,6 +1111,23 @@ def test_columns_of_the_state_before_a_step_are_those_of_the_state_it_was_taken_
     assert [extra["turn_value"] for extra in extras] == [0.0, 1.0, 1.0, 1.0, 2.0]
     assert [extra["parent"] for extra in extras] == ["", "call now", "call now", "call now", "call now look"]
     assert [extra["potential"] for extra in extras] == [0.5, 0.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("task", "limit"),
+    [
+        (Task("turnkey/MiniGrid-v0", 11, LEVEL), 5.0),  # its own is 144
+        (Task("turnkey/MiniGrid-v0", 11, {**LEVEL, "max_steps": 4}), 4.0),
+        (awkward(max_episode_steps=3), 3.0),
+        (awkward(), 5.0),
+    ],
+)
+def test_a_method_that_reads_it_gets_the_limit_of_turns(play, monkeypatch, task: Task, limit: float):
+    """Also in turns without an action; other methods' records do without."""
+    for before, expected in (({"turn_limit"}, limit), (set(), None)):
+        monkeypatch.setattr(loop_worker, "recorded", lambda config, turnkey, before=before: (False, before))
+        outputs, _ = play(["turn left", "", *["turn left"] * 3], task, "turnkey.rollout.max_turns=5")
+        assert [step["extra"].get("turn_limit") for step in steps(outputs)] == [expected] * len(outputs)
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,12 @@ COLUMNS = ("anchor", "text", "next_anchor")
 @settings(max_examples=150, deadline=None)
 @given(step_rows(*COLUMNS, ends=True), PARAMS, st.booleans(), st.booleans())
 def test_equals_its_naive_twin(rows, params, with_next, with_limit):
+    limits = {}
     for row in rows:
         if not with_next:
             row.pop("next_anchor")
         if with_limit:
-            row["turn_limit"] = 7
+            row["turn_limit"] = limits.setdefault(row["group"], 7 - min(len(limits), 3))
     got = compute_credit("loo_td", as_batch(rows), **params).advantage
     expected = naive.loo_td(rows, **params)
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6 * max(1.0, np.abs(expected).max(initial=0.0)))
@@ -125,6 +126,38 @@ def test_a_limit_that_is_too_large_is_seen_by_its_metrics():
     assert right["credit/turn_limit"] == 8
     assert right["credit/share_cut_early"] == 0 < wrong["credit/share_cut_early"]
     assert wrong["credit/prior"] >= right["credit/prior"]
+
+
+def test_each_group_has_the_limit_of_its_column():
+    limits, plain = {"g0": 6, "g1": 8}, {"prior": 1.0, "lone": 0.0, "scale": "none", "text": "none"}
+    rows = [row for row in corridor(np.random.default_rng(5), groups=2) if row["step"] < limits[row["group"]]]
+    both = compute_credit("loo_td", as_batch([{**row, "turn_limit": limits[row["group"]]} for row in rows]), **plain)
+    alone = [
+        compute_credit("loo_td", as_batch([row for row in rows if row["group"] == name]), horizon=limit, **plain)
+        for name, limit in limits.items()
+    ]
+    assert_same_credit(both.advantage, np.concatenate([credit.advantage for credit in alone]))
+    assert both.metrics["credit/share_cut_early"] == 0
+    assert compute_credit("loo_td", as_batch(rows), horizon=8, **plain).metrics["credit/share_cut_early"] > 0
+
+
+def test_a_limit_that_nobody_reaches_is_that_of_the_column():
+    rows = [row for row in corridor(np.random.default_rng(3), limit=30) if row["step"] < 20]
+    assert (
+        compute_credit("loo_td", as_batch([{**row, "turn_limit": 40} for row in rows])).metrics["credit/turn_limit"]
+        == 40
+    )
+
+
+@pytest.mark.parametrize("shift", [1e-9, 1e-6])
+def test_a_vanishing_change_of_rewards_or_of_one_limit_changes_credit_vanishingly(shift):
+    rows = [{**row, "turn_limit": 8} for row in corridor(np.random.default_rng(7))]
+    draw = np.random.default_rng(8)
+    moved = [{**row, "reward": row["reward"] + shift * draw.normal()} for row in rows]
+    before, after = (compute_credit("loo_td", as_batch(table), prior="averaged").advantage for table in (rows, moved))
+    assert np.abs(after - before).max() < 1e3 * shift
+    moved = [{**row, "turn_limit": 7.0 if row["trajectory"] == "t000" else 8} for row in rows]  # the group's is 8
+    assert_same_credit(compute_credit("loo_td", as_batch(moved), prior="averaged").advantage, before)
 
 
 @pytest.mark.parametrize("prior", ["best", True, 0.0, -1.0])

@@ -15,6 +15,7 @@ from gymnasium.utils.env_checker import check_env
 
 from verl_turnkey.envs import EnvironmentKwargsError, UnknownEnvironmentError, make
 from verl_turnkey.envs.adapters.spaces import how_to_write, read, rendered
+from verl_turnkey.envs.base import turn_limit
 
 ID = "turnkey/Gymnasium-v0"
 CART = {
@@ -83,6 +84,8 @@ def test_the_wrapped_limit_truncates_and_a_return_solves():
     answers = [env.step(action) for action in ("left", "right", "left")]
     assert [answer[3] for answer in answers] == [False, False, True]
     assert [answer[4]["success"] for answer in answers] == [False, False, True]
+    assert turn_limit(env) == 3
+    assert turn_limit(make(ID, {**CART, "max_steps": 2, "env_kwargs": {"max_episode_steps": 3}})) == 2
 
 
 def test_nested_spaces_are_read_as_json():

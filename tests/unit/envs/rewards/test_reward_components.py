@@ -266,7 +266,7 @@ def test_ones_own_by_name():
         ([{"name": "step"}, {"name": "step"}], r"^turnkey\.rewards\[1\]\.label: 'step' is there already"),
         ([{"name": "step", "column": "q"}], r"each component gives a column, and none a reward: add \{name: step\}"),
         ([{"name": "step", "column": "extra.q"}], r"\.column: .* such as turn_score, .*got 'extra\.q'; write q$"),
-        ([{"name": "step", "column": "text"}], r"\.column: .*other than images, next_anchor and text, got 'text'"),
+        ([{"name": "step", "column": "text"}], r"\.column: .*other than images, .* and turn_limit, got 'text'"),
         ([{"name": "step", "column": 1}], r"\.column: .*got 1$"),
         ([{"name": "potential"}], r"\.gamma: missing; expected a number"),
         ([{"name": "potential", "gamma": 1.5}], r"\.gamma: expected a number from 0 to 1, got 1\.5"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from verl_turnkey.advantage import RecordError, make_record, make_step
+from verl_turnkey.plugins import notices
 from verl_turnkey.plugins.credit.metrics import (
     Signals,
     combine,
@@ -22,6 +23,7 @@ from verl_turnkey.plugins.credit.metrics import (
     signal_metrics,
     signals,
     warn_of_branches,
+    warn_of_turn_limit,
 )
 from verl_turnkey.plugins.credit.rows import read_rows
 
@@ -211,6 +213,20 @@ def test_a_batch_whose_branches_all_failed_is_said(monkeypatch: pytest.MonkeyPat
     assert warnings == []
     warn_of_branches({"branching/failed": 0.5, "branching/measured": 0.0, "branching/trained": 0.0})
     assert "all branches of a batch failed" in warnings[0]
+
+
+def test_a_turn_limit_that_misleads_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(notices, "_warned", set())
+    names = ("share_cut_early", "turn_limit", "prior", "share_steps_met")
+    for values in ((0.1, 20.0, 3.0, 0.9), (0.0, 20.0, 30.0, 0.4), (0.23, 20.0, 3.0, 0.9), (0.4, 20.0, 10.0, 0.5)):
+        warn_of_turn_limit({f"credit/{name}": value for name, value in zip(names, values, strict=True)})
+    warn_of_turn_limit({})
+    warn_of_turn_limit({"credit/prior": 30.0, "credit/share_steps_met": 0.9}, fitted=False)
+    cut, prior = [record.getMessage() for record in caplog.records]
+    assert cut.startswith("23% of the episodes of a batch were cut before the turn limit")
+    assert "on average 20.0 turns" in cut
+    assert "turnkey.rollout.max_turns" in cut
+    assert "credit/prior is 10" in prior
 
 
 def naive(turns: list[tuple[int, int, int, float]]) -> tuple[float, float]:
