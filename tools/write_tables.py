@@ -168,10 +168,10 @@ def tiers() -> str:
     """What each tier of methods means, how many are in it, and those that the page names nowhere else."""
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").split("<!-- tiers: ")[0]
     links = {name: f"[`{name}`](methods/{name}.md)" for name in shipped()}
-    further = ", ".join(link for link in links.values() if link not in page)
+    further = [f"- {link}: {shipped()[name].summary}" for name, link in links.items() if link not in page]
     numbers = Counter(spec.tier for spec in shipped().values())
     rows = ((tier, numbers[tier], meaning) for tier, meaning in TIERS.items())
-    return table(("tier", "methods", "meaning"), rows) + (f"\nFurther methods: {further}.\n" if further else "")
+    return table(("tier", "methods", "meaning"), rows) + ("\n" + "\n".join(further) + "\n" if further else "")
 
 
 def strategies() -> str:
