@@ -6,10 +6,9 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from click import Context, HelpFormatter
 from typer.core import TyperGroup
 
 from verl_turnkey.plugins.cli import agent, evaluate, listing, panel, prm, report, tasks, train, view
@@ -28,10 +27,10 @@ SECTIONS = {
 class Commands(TyperGroup):
     """The commands under the headings of :data:`SECTIONS`."""
 
-    def list_commands(self, ctx: Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return [name for names in SECTIONS.values() for name in names]
 
-    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, self.commands))
         for heading, names in SECTIONS.items():
             with formatter.section(heading):
