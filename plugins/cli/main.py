@@ -119,7 +119,7 @@ def check(context: typer.Context) -> None:
     elif words and words[0].endswith(".sh"):
         from verl_turnkey.plugins.cli import script
 
-        call = script.call(Path(words[0]))
+        call = script.read(Path(words[0]))
         typer.echo("\n".join(script.lines(words[0], call)))
         script.enter(call)
         words[:1] = call.arguments

@@ -76,7 +76,7 @@ class Call:
     """commands that were not run"""
 
 
-def call(script: Path) -> Call:
+def read(script: Path) -> Call:
     """What ``script`` passes to :data:`MAIN`, where, with which environment.
 
     Raises:
@@ -101,8 +101,8 @@ def call(script: Path) -> Call:
     }
     skipped = [shlex.join(entry["words"]) for entry in records if MAIN not in entry["words"]]
     if len(calls) != 1:
-        said = done.stderr.strip().splitlines()[-1:] if done.returncode or not calls else []
-        reason = f" (bash: {said[0]})" if said else ""
+        last = done.stderr.strip().splitlines()[-1:] if done.returncode or not calls else []
+        reason = f" (bash: {last[0]})" if last else ""
         others = f"; it calls {'; '.join(line[:80] for line in skipped[-3:])}" if skipped and not calls else ""
         raise ConfigError(
             f"{script}: expected one call of {MAIN}, found {len(calls)}{reason}{others}. "
@@ -112,15 +112,15 @@ def call(script: Path) -> Call:
     return Call(json.loads(words), entry["cwd"], entry["env"], skipped)
 
 
-def enter(made: Call) -> None:
+def enter(call: Call) -> None:
     """Make the call's folder, variables and import paths those of this process, which may start itself again."""
     sys.orig_argv[1:2] = [os.path.abspath(word) if os.path.exists(word) else word for word in sys.orig_argv[1:2]]
-    os.chdir(made.cwd)
-    for name, value in made.env.items():
+    os.chdir(call.cwd)
+    for name, value in call.env.items():
         if name not in ("PATH", "PYTHONPATH", "BASH_ENV", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_", STOPS):
             os.environ[name] = value
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = [path for path in made.env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", f"{INSIDE}/bin")]
+    paths = [path for path in call.env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", f"{INSIDE}/bin")]
     sys.path[:0] = [os.path.abspath(path) for path in paths if path not in known]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
@@ -167,7 +167,7 @@ def _stub(*words: str) -> str:
     return f'exec {shlex.join([sys.executable, "-I", f"{INSIDE}/bin/sitecustomize.py", *words])} "$@"'
 
 
-def lines(script: str, made: Call) -> Sequence[str]:
+def lines(script: str, call: Call) -> Sequence[str]:
     """What to tell the user about the run of the script."""
-    first = f"{script}: run in a sandbox; it calls {MAIN} with {len(made.arguments)} arguments"
-    return [first, *(f"    not run: {line}" for line in dict.fromkeys(made.skipped))]
+    first = f"{script}: run in a sandbox; it calls {MAIN} with {len(call.arguments)} arguments"
+    return [first, *(f"    not run: {line}" for line in dict.fromkeys(call.skipped))]

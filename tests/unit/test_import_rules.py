@@ -63,7 +63,7 @@ TO_OTHER_WING = {("envs.checking.report", "envs.hosting.processes")}
 # The list of environments holds the names of adapters as text.
 TEXT_TO_WING = {("envs.catalog", "envs.adapters")}
 # May change where modules are searched for: to the current folder as `python -m` does; and loads the user's own files.
-SEARCHES = {"envs.adapters.webshop.server", "plugins.cli.main", "envs.user_modules"}
+SEARCHES = {"envs.adapters.webshop.server", "plugins.cli.main", "plugins.cli.script", "envs.user_modules"}
 
 LONGEST = 600
 

@@ -27,7 +27,7 @@ from verl_turnkey.plugins.checks.files import json_rows
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.panel import find
 from verl_turnkey.plugins.cli.report import _read
-from verl_turnkey.plugins.cli.script import call
+from verl_turnkey.plugins.cli.script import read
 from verl_turnkey.plugins.cli.task_rows import read_rows
 from verl_turnkey.plugins.config.command_line import CommandLine
 from verl_turnkey.plugins.config.machine import model_config
@@ -73,7 +73,7 @@ Read = Callable[[Path], Any]
 # File, text that is fine, reader; at the end whether UTF-16 with a byte order mark is: not where bash, verl or
 # transformers read the file, too.
 DOORS: list[tuple[str, str, Read, bool]] = [
-    ("launch.sh", "python -m verl.trainer.main_ppo a=Tür", call, False),
+    ("launch.sh", "python -m verl.trainer.main_ppo a=Tür", read, False),
     ("replies.yaml", "[Tür]", read_replies, True),
     ("mcp.json", SERVERS, lambda path: read_servers(str(path)), True),
     ("template.txt", "Tür {observation}", lambda path: load_template(str(path)), True),

@@ -11,7 +11,7 @@ import pytest
 import transfer_queue as tq
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from verl_turnkey.advantage import estimators as registered
+from verl_turnkey.plugins.cli.tables import shipped
 from verl_turnkey.plugins.trainer.trainer import TurnkeyTrainerSync
 
 ROOT = Path(__file__).parents[3]
@@ -32,9 +32,9 @@ def test_every_estimator_and_its_naive_twin_are_timed(monkeypatch, capsys) -> No
         if (cells := line.split(" | "))
     }
     others = {"write of the tensor", estimators.WORDS, "verl's `grpo`, vectorized"}
-    assert {*timings} == {*others, *(f"`{name}`" for name in registered())}
+    assert {*timings} == {*others, *(f"`{name}`" for name in shipped())}
     assert re.search(r"loo_td takes [\d.]+ times as long as gigpo, and [\d.]+ times with words", printed)
-    for name in registered():
+    for name in shipped():
         _, *seconds, times_write, _, growth, memory = (float(cell.replace(",", "")) for cell in timings[f"`{name}`"])
         assert len(seconds) == 2
         assert min(*seconds, times_write, growth, memory) > 0

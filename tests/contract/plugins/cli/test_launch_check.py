@@ -311,18 +311,18 @@ def test_a_script_in_the_sandbox_and_by_hand(method: str, stock_overrides: list[
         "sandbox": ([sys.executable, "-m", "verl_turnkey", "check", "launch.sh"], env),
         "by hand": (["bash", "launch.sh"], {**env, "TURNKEY_CHECK": "1"}),
     }
-    said: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for name, (command, variables) in runs.items():
         done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout.rstrip().endswith("ready: nothing was started")
-        said[name] = done.stdout[done.stdout.index(": this run\n") :]
+        headers[name] = done.stdout[done.stdout.index(": this run\n") :]
         assert not (tmp_path / "sub" / "out").exists()
         if name == "sandbox":
             assert "launch.sh: run in a sandbox; it calls verl.trainer.main_ppo with" in done.stdout
             assert not [*(tmp_path / "sub").iterdir()]
-    assert said["sandbox"] == said["by hand"]
-    assert "4 tasks x 2" in said["sandbox"]
+    assert headers["sandbox"] == headers["by hand"]
+    assert "4 tasks x 2" in headers["sandbox"]
 
 
 def test_by_hand_a_line_of_stock_verl_is_told_from_ours(stock_overrides: list[str], tmp_path: Path):

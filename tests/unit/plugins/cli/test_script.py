@@ -54,7 +54,7 @@ def test_words_are_those_of_bash(text: str, tmp_path: Path, monkeypatch: pytest.
     launch = tmp_path / "launch.sh"
     launch.write_text(text)
     before = sorted(tmp_path.iterdir())
-    words = script.call(launch).arguments
+    words = script.read(launch).arguments
     assert sorted(tmp_path.iterdir()) == before
     path = f"{tmp_path}:/usr/bin:/bin"
     subprocess.run(["bash", str(launch)], check=True, env={**os.environ, "PATH": path}, stdout=subprocess.DEVNULL)
@@ -68,7 +68,7 @@ def test_words_are_those_of_bash(text: str, tmp_path: Path, monkeypatch: pytest.
 
 def run(text: str, folder: Path) -> script.Call:
     (folder / "launch.sh").write_text(text)
-    return script.call(folder / "launch.sh")
+    return script.read(folder / "launch.sh")
 
 
 def test_programs_that_do_something_are_not_run_and_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -84,9 +84,9 @@ def test_programs_that_do_something_are_not_run_and_are_named(tmp_path: Path, mo
     programs = ["pip install x", "conda activate y", "ray start --head", "python prepare.py --out data"]
     assert call.skipped == [*programs, "no_such_program 1"]
     assert (tmp_path / "train.log").read_text() == "of a run"
-    told = script.lines("launch.sh", call)
-    assert told[0] == "launch.sh: run in a sandbox; it calls verl.trainer.main_ppo with 1 arguments"
-    assert "    not run: ray start --head" in told
+    lines = script.lines("launch.sh", call)
+    assert lines[0] == "launch.sh: run in a sandbox; it calls verl.trainer.main_ppo with 1 arguments"
+    assert "    not run: ray start --head" in lines
 
 
 def test_a_job_of_ray_is_the_command_that_it_runs(tmp_path: Path):
