@@ -31,7 +31,7 @@ INSIDE = script_stubs.FOLDER
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 15)))
 LAUNCHERS = ("ray", "torchrun", "accelerate")
 HARMLESS = ("mkdir", "rmdir", "touch", "rm", "cp", "mv", "ln", "chmod", "chown")
-"""tried, for the sake of what the script writes to the current folder; a failure is no error"""
+"""tried, for the sake of what the script writes to the current folder; failures are ignored"""
 SKIPPED = (
     *("pip", "pip3", "uv", "conda", "mamba", "apt", "apt-get", "yum", "dnf", "apk", "npm", "make", "cmake", "sudo"),
     *("git", "wget", "curl", "aria2c", "rsync", "scp", "ssh", "hf", "huggingface-cli", "modelscope", "wandb", "hdfs"),

@@ -251,7 +251,7 @@ def warn_of_turn_limit(metrics: Mapping[str, float], fitted: bool = True) -> Non
         warn_once(
             f"other episodes visited the states of {met:.0%} of a batch's steps, but the values of states do not "
             f"predict how episodes go on (credit/prior is {prior:g}): check the turn limit (credit/turn_limit is "
-            f'{limit:.1f}) and that info["state_key"] tells states apart that differ',
+            f"{limit:.1f}) and that the environment's state_key differs wherever the state does",
             "large prior",
         )
 
