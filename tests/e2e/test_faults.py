@@ -56,7 +56,7 @@ def steps(out: Path) -> list[int]:
 
 def until_step(out: Path, process: subprocess.Popen) -> int:
     """The newest step whose metrics are there."""
-    for _ in range(6000):
+    for _ in range(15000):
         if reached := steps(out):
             return reached[-1]
         assert process.poll() is None, (out / "log.txt").read_text()[-6000:]
