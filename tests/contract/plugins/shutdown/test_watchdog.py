@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ import pytest
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError
 
-from verl_turnkey.plugins.trainer.shutdown import Watchdog
+from verl_turnkey.plugins.shutdown.watchdog import Watchdog
 
 
 @ray.remote(num_cpus=0)
@@ -44,8 +45,8 @@ def actors(ray_queue) -> Iterator[dict[str, Any]]:
 
 
 def quiet(actors: Mapping[str, Any]) -> Watchdog:
-    """A watchdog whose looks are the test's."""
-    return Watchdog(60, lambda: 1, lambda: actors, lambda _: None)
+    """A watchdog whose looks are the test's; half a minute is enough for an actor on a busy machine to answer."""
+    return Watchdog(60, lambda: 1, lambda: actors, lambda _: None, look_seconds=60)
 
 
 def test_the_dead_are_told_from_the_busy(actors: dict[str, Any]):
@@ -55,6 +56,8 @@ def test_the_dead_are_told_from_the_busy(actors: dict[str, Any]):
     assert "died" in dead["killed"] or "killed" in dead["killed"]
     assert silent == ["busy"]
     assert quiet({}).examine() == ({}, [])
+    imported = actors["well"].__ray_call__.remote(lambda _: {"verl", "torch"} & {*sys.modules})
+    assert not ray.get(imported)  # an import of the trainer takes 20 seconds, in each process that is asked
 
 
 def test_a_busy_process_is_asked_once(actors: dict[str, Any]):

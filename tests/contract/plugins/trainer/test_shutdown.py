@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.plugins.shutdown import channel
-from verl_turnkey.plugins.trainer.shutdown import Watchdog
+from verl_turnkey.plugins.shutdown.watchdog import Watchdog
 from verl_turnkey.plugins.verl_api import queue as queue_access
 from verl_turnkey.plugins.view.join import read
 
