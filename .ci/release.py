@@ -49,7 +49,7 @@ def clean() -> None:
 
 def tables() -> None:
     if written := _run(sys.executable, ROOT / "tools" / "write_tables.py"):
-        raise Wrong(f"tables or recipes were not those of the code; commit what was written now:\n{written}")
+        raise Wrong(f"tables or recipes were out of date; they have been rewritten, commit them:\n{written}")
 
 
 def style() -> None:

@@ -109,8 +109,13 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
         print(error, file=sys.stderr, flush=True)
         raise SystemExit(1) from None
     if os.environ.get(STOPS) and HydraConfig.initialized():
-        print("ready: nothing was started" if uses_us(config) else STOCK_VERL, flush=True)
-        raise SystemExit(0 if uses_us(config) else 1)
+        raise SystemExit(verdict(config))
+
+
+def verdict(config: Any) -> int:
+    """Print the last line of a check that passed; returns its exit status, 1 for a line of stock verl."""
+    print("ready: nothing was started" if uses_us(config) else STOCK_VERL, flush=True)
+    return 0 if uses_us(config) else 1
 
 
 def _validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: Callable[..., None]) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import re
 import shlex
@@ -26,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.checks.driver import STOCK_VERL
+from verl_turnkey.plugins.checks.driver import verdict
 from verl_turnkey.plugins.checks.keys import uses_us
 from verl_turnkey.plugins.cli.tables import scalar
 from verl_turnkey.plugins.config.command_line import check, refuse
@@ -34,7 +33,7 @@ from verl_turnkey.plugins.config.composing import TurnkeySearchPath, verls_confi
 from verl_turnkey.plugins.config.schema import credit_params, loss_params, turnkey_config
 
 WHOLE = "TURNKEY_CHECK_WITH_VERL"
-"""variable of a process that checks with all of verl: the arguments, as JSON"""
+"""variable of a process that checks with all of verl"""
 # No folder and no log file of Hydra: a check leaves nothing behind.
 _NO_FILES = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none")
 
@@ -56,9 +55,7 @@ def quick_run(arguments: Sequence[str], *, prompt: bool = False) -> int:
         return dry_run(arguments, prompt=prompt)
     except without_torch.NeedsVerl:
         sys.stdout.flush()
-        os.execve(
-            sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, WHOLE: json.dumps(list(arguments))}
-        )
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, WHOLE: "1"})
 
 
 def may_sweep(arguments: Sequence[str]) -> bool:
@@ -84,15 +81,11 @@ def dry_run(arguments: Sequence[str], *, prompt: bool = False) -> int:
         return 1 if exit.code not in (0, None) else 0
     if config is None:  # --help and the like
         return 0
-    if not uses_us(config):
-        print(STOCK_VERL, flush=True)
-        return 1
-    if prompt:
+    if prompt and uses_us(config):
         from verl_turnkey.plugins.checks.probe import preview
 
         print(preview(config), flush=True)
-    print("ready: nothing was started", flush=True)
-    return 0
+    return verdict(config)
 
 
 def _as_main(arguments: Sequence[str]) -> list[str]:

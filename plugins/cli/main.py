@@ -110,18 +110,16 @@ def check(context: typer.Context) -> None:
 
         typer.echo(rules.as_json() if "--json" in context.args else rules.as_text())
         return
-    from verl_turnkey.plugins.cli.check import WHOLE, quick_run
+    from verl_turnkey.plugins.cli.check import quick_run
 
     words = [word for word in context.args if word != "--prompt"]
     prompt = words != context.args
-    if WHOLE in os.environ:  # the same check, with all of verl
-        words = json.loads(os.environ[WHOLE])
-    elif words and words[0].endswith(".sh"):
+    if words and words[0].endswith(".sh"):
         from verl_turnkey.plugins.cli import script
 
         call = script.read(Path(words[0]))
         typer.echo("\n".join(script.lines(words[0], call)))
-        script.enter(call)
+        script.enter(call, words[0])
         words[:1] = call.arguments
     raise typer.Exit(quick_run(words, prompt=prompt))
 

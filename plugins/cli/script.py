@@ -29,6 +29,8 @@ MAIN = "verl.trainer.main_ppo"
 SECONDS = 60
 INSIDE = script_stubs.FOLDER
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 15)))
+DEVICES = ("nvidia*", "kfd", "dri", "davinci*")
+"""accelerators below /dev, which a script may count"""
 LAUNCHERS = ("ray", "torchrun", "accelerate")
 HARMLESS = ("mkdir", "rmdir", "touch", "rm", "cp", "mv", "ln", "chmod", "chown")
 """tried, for the sake of what the script writes to the current folder; failures are ignored"""
@@ -112,9 +114,14 @@ def read(script: Path) -> Call:
     return Call(json.loads(words), entry["cwd"], entry["env"], skipped)
 
 
-def enter(call: Call) -> None:
-    """Make the call's folder, variables and import paths those of this process, which may start itself again."""
-    sys.orig_argv[1:2] = [os.path.abspath(word) if os.path.exists(word) else word for word in sys.orig_argv[1:2]]
+def enter(call: Call, script: str) -> None:
+    """Make the call's folder, variables and import paths those of this process.
+
+    Where it starts itself again, its words hold the call's arguments in place of the ``script``.
+    """
+    program, place = sys.orig_argv[1], sys.orig_argv.index(script)
+    sys.orig_argv[place : place + 1] = call.arguments
+    sys.orig_argv[1] = os.path.abspath(program) if os.path.exists(program) else program
     os.chdir(call.cwd)
     for name, value in call.env.items():
         if name not in ("PATH", "PYTHONPATH", "BASH_ENV", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_", STOPS):
@@ -128,6 +135,8 @@ def enter(call: Call) -> None:
 def _command(script: Path, folder: str) -> list[str]:
     options = ["--unshare-all", "--die-with-parent", "--new-session", "--uid", "0", "--gid", "0", "--cap-add", "ALL"]
     options += ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--bind", folder, INSIDE]
+    for device in (str(path) for pattern in DEVICES for path in Path("/dev").glob(pattern)):
+        options += ["--dev-bind", device, device]
     return ["bwrap", *options, "--chdir", os.getcwd(), "bash", "-c", OVERLAYS, "bash", str(script)]
 
 

@@ -106,14 +106,16 @@ def test_folder_and_variables_of_the_call_are_those_of_the_check(tmp_path: Path,
     for name, value in (("KEPT", "1"), ("PYTHONPATH", "")):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "orig_argv", ["python", "launch.sh"])
+    (tmp_path / "turnkey").touch()
+    monkeypatch.setattr(sys, "orig_argv", ["python", "turnkey", "check", "launch.sh", "b=2"])
     path = os.environ["PATH"]
     (tmp_path / "sub").mkdir()
-    script.enter(run("cd sub\nexport KEPT=2\nPYTHONPATH=own python -m verl.trainer.main_ppo a=1", tmp_path))
+    call = run("cd sub\nexport KEPT=2\nPYTHONPATH=own python -m verl.trainer.main_ppo a=1 c=3", tmp_path)
+    script.enter(call, "launch.sh")
     assert Path.cwd() == tmp_path / "sub"
     assert (os.environ["KEPT"], os.environ["PATH"]) == ("2", path)
     assert sys.path[0] == str(tmp_path / "sub" / "own")
-    assert sys.orig_argv == ["python", str(tmp_path / "launch.sh")]
+    assert sys.orig_argv == ["python", str(tmp_path / "turnkey"), "check", "a=1", "c=3", "b=2"]
     assert "TURNKEY_CHECK" not in os.environ
 
 
