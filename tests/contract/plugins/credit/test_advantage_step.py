@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,15 +10,28 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from contract_tools import EOS, EPISODES, PARTITION, Episode, advance, batch_of, fill, output, put, read, write
+from contract_tools import (
+    EOS,
+    EPISODES,
+    PARTITION,
+    Episode,
+    advance,
+    batch_of,
+    fill,
+    output,
+    put,
+    read,
+    registered,
+    rejecting,
+    row,
+    write,
+)
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from verl_turnkey.advantage import Credit, RecordError, make_record, make_step, register_estimator
-from verl_turnkey.advantage import registry as estimator_registry
+from verl_turnkey.advantage import RecordError, make_record, make_step
 from verl_turnkey.losses.turns import turn_ids
 from verl_turnkey.plugins.credit.metrics import episode_metrics
 from verl_turnkey.plugins.credit.rows import read_rows
@@ -183,17 +195,10 @@ def test_rejected_tokens_neither_split_nor_remove_a_turn(queue, trainer):
     }
     for session, episode in enumerate(episodes["w"]):
         assert isinstance(episode, list)
-        record = make_record([make_step(step=t, **step) for t, step in enumerate(episode)])
-        row = output(record, 8, episode[-1]["reward"])
-        row.response_mask = [1, 1, 1, 0, 0, 1, 1, 1]
-        put("w", session, [row])
+        steps = [{"step": t, **step} for t, step in enumerate(episode)]
+        put("w", session, [row("11100111", steps, episode[-1]["reward"])])
     rejected = {("w_0_0", 1), ("w_1_0", 5), ("w_1_0", 6), ("w_1_0", 7)}  # inside a turn, and all of a turn
-    correction = ["rollout_rs=token_k1", "rollout_rs_threshold=0.5_2.0"]
-    after = advance(
-        trainer(*(f"algorithm.rollout_correction.{setting}" for setting in correction)),
-        batch_of(tq.kv_list(PARTITION)[PARTITION]),
-        old_log_probs=lambda key, i: 2.0 if (key, i) in rejected else -1.0,
-    )
+    after = rejecting(trainer, rejected)
     credit = naive_gigpo(episodes)
     advantages = read(after, "advantages")
     for session in range(2):
@@ -227,33 +232,36 @@ def test_stock_grpo_on_rows_with_and_without_records(queue, trainer, records):
     check_against(batch, expected)
 
 
+WON, LOST = [{"reward": 1.0}], [{"reward": 0.0}]
+
+
+@pytest.fixture
+def verls(queue, trainer) -> Callable[..., dict[str, list[float]]]:
+    """``verls(estimator, g=[...])``: the advantages by an estimator of verl's, of these episodes by group."""
+
+    def advantages(estimator: str, **sessions: list[Episode]) -> dict[str, list[float]]:
+        made = trainer(f"algorithm.adv_estimator={estimator}", recipe="base")
+        return read(advance(made, fill(sessions)), "advantages")
+
+    return advantages
+
+
 @pytest.mark.parametrize("estimator", OF_GROUPS)
-def test_a_failed_episode_enters_no_statistic_of_verls_estimators(queue, trainer, estimator):
+def test_a_failed_episode_enters_no_statistic_of_verls_estimators(verls, estimator):
     """Three that won and one that timed out: none is better than another."""
-    won = [{"reward": 1.0}]
-    batch = advance(
-        trainer(f"algorithm.adv_estimator={estimator}", recipe="base"), fill({"g": ["timeout", won, won, won]})
-    )
-    advantages = read(batch, "advantages")
-    for key, values in advantages.items():
+    for key, values in verls(estimator, g=["timeout", WON, WON, WON]).items():
         assert values == pytest.approx([0.0] * len(values), abs=1e-5), key
 
 
 @pytest.mark.parametrize("estimator", OF_GROUPS)
-def test_a_single_survivor_of_a_group_has_nobody_to_be_compared_with(queue, trainer, estimator):
-    won, lost = [{"reward": 1.0}], [{"reward": 0.0}]
-    sessions = {"g": ["timeout", won], "h": [won, lost, lost]}
-    advantages = read(
-        advance(trainer(f"algorithm.adv_estimator={estimator}", recipe="base"), fill(sessions)), "advantages"
-    )
+def test_a_single_survivor_of_a_group_has_nobody_to_be_compared_with(verls, estimator):
+    advantages = verls(estimator, g=["timeout", WON], h=[WON, LOST, LOST])
     assert not any(advantages["g_1_0"])
     assert any(advantages["h_0_0"])
 
 
-def test_a_group_of_a_single_rollout_keeps_what_verl_gives_it(queue, trainer):
-    sessions = {"g": [[{"reward": 1.0}]], "h": ["timeout", [{"reward": 1.0}], [{"reward": 0.0}]]}
-    advantages = read(advance(trainer("algorithm.adv_estimator=rloo", recipe="base"), fill(sessions)), "advantages")
-    assert max(advantages["g_0_0"]) == pytest.approx(1.0)
+def test_a_group_of_a_single_rollout_keeps_what_verl_gives_it(verls):
+    assert max(verls("rloo", g=[WON], h=["timeout", WON, LOST])["g_0_0"]) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("recipe", ["base", "gigpo"])
@@ -274,15 +282,10 @@ def test_the_kl_of_a_batch_is_the_mean_over_played_rows(queue, trainer, recipe):
     assert calls == [(pytest.approx(0.5, abs=1e-5), 2)]
 
 
-def test_a_group_that_failed_as_a_whole_gets_nothing_from_verls_estimators(queue, trainer):
-    sessions = {"f": ["timeout", "timeout"], "g": [[{"reward": 1.0}], [{"reward": 0.0}]]}
-    advantages = read(advance(trainer("algorithm.adv_estimator=rloo", recipe="base"), fill(sessions)), "advantages")
-    assert {key: round(max(values, key=abs), 6) for key, values in advantages.items()} == {
-        "f_0_0": 0.0,
-        "f_1_0": 0.0,
-        "g_0_0": 1.0,
-        "g_1_0": -1.0,
-    }
+def test_a_group_that_failed_as_a_whole_gets_nothing_from_verls_estimators(verls):
+    advantages = verls("rloo", f=["timeout", "timeout"], g=[WON, LOST])
+    largest = {key: round(max(values, key=abs), 6) for key, values in advantages.items()}
+    assert largest == {"f_0_0": 0.0, "f_1_0": 0.0, "g_0_0": 1.0, "g_1_0": -1.0}
 
 
 def test_stock_gae_on_step_rows(queue, trainer):
@@ -463,28 +466,14 @@ def test_texts_of_a_record_become_the_text_column():
 @pytest.fixture
 def echo_value() -> Iterator[str]:
     """An estimator whose credit is the critic's value before the turn."""
-
-    @dataclass(frozen=True)
-    class NoParams:
-        pass
-
-    @register_estimator("contract_echo", params=NoParams, needs=("value",))
-    def contract_echo(batch, params):
-        return Credit(batch.value)
-
-    yield "contract_echo"
-    del estimator_registry._ESTIMATORS["contract_echo"]
-    for name in ("contract_echo", "turnkey/contract_echo"):
-        core_algos.ADV_ESTIMATOR_REGISTRY.pop(name)
+    with registered(lambda batch: batch.value, contract_echo=("value",)):
+        yield "contract_echo"
 
 
 def test_values_of_the_critic_reach_the_table(queue, trainer, echo_value):
     """Both layouts in one batch: a row per step, and one row with two turns around an observation."""
     batch = fill({"a": EPISODES["a"]})
-    record = make_record([make_step(step=t, reward=0.5, anchor="s") for t in range(2)])
-    whole = output(record, 6, 1.0)
-    whole.response_mask = [1, 1, 0, 0, 1, 1]
-    put("b", 0, [whole])
+    put("b", 0, [row("110011", [{"step": t, "reward": 0.5, "anchor": "s"} for t in range(2)], 1.0)])
     batch = batch_of(tq.kv_list(PARTITION)[PARTITION])
     number = {key: n for n, key in enumerate(batch.keys)}
     write(batch, "values", lambda key, i: 10.0 * number[key] + i)
