@@ -482,7 +482,7 @@ def test_numbers_and_states_for_the_next_turn_are_refused_once_calls_ran_at_the_
 
     watched = Watched((1, 3))
     played = run(agent, ["First.", "A.", "B."], wait=watched.together, watch=watched, outcome=Outcome(reward=1.0))
-    steps = sorted((s for s in played.steps), key=lambda s: s["step"])
+    steps = sorted(played.steps, key=lambda s: s["step"])
     assert sorted(step["reward"] for step in steps[1:]) in ([0.25, 1.0], [0.0, 1.25])
     assert (steps[0]["reward"], steps[0]["anchor"]) == (0.5, "start")
     assert [step["anchor"] for step in steps].count("here") == 1
