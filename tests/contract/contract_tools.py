@@ -180,6 +180,10 @@ def fill(episodes: dict[str, list[Episode]]) -> KVBatchMeta:
     return batch_of(tq.kv_list(PARTITION)[PARTITION])
 
 
+def nested(rows: Sequence[Sequence[float]] | Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.nested.as_nested_tensor([torch.as_tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
+
+
 def write(batch: KVBatchMeta, name: str, value: Callable[[str, int], float]) -> None:
     """Add a response field, one number per token: ``value(key, position)``."""
     lengths = [tag["response_len"] for tag in batch.tags]
@@ -187,8 +191,8 @@ def write(batch: KVBatchMeta, name: str, value: Callable[[str, int], float]) -> 
         torch.tensor([value(key, i) for i in range(length)], dtype=torch.float32)
         for key, length in zip(batch.keys, lengths, strict=True)
     ]
-    nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=TensorDict({name: nested}, batch_size=len(batch)))
+    fields = TensorDict({name: nested(rows)}, batch_size=len(batch))
+    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=fields)
 
 
 def unchanged(key: str, position: int) -> float:

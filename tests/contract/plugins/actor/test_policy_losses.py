@@ -11,6 +11,7 @@ import torch
 import transfer_queue as tq
 from contract_tools import PARTITION, Compose, Episode, NoParams, advance, fill, put, read, rejecting, row
 from tensordict import TensorDict
+from test_weighing import Engine
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.trainer.ppo.utils import need_critic
 from verl.workers.config import FSDPActorConfig
@@ -42,13 +43,6 @@ def inputs() -> dict[str, torch.Tensor]:
         "advantages": torch.randn(4, 5, generator=draw),
         "response_mask": MASK,
     }
-
-
-class Engine:
-    """What the losses that scale gradients take hold of; how they do is in test_clipping_bias.py."""
-
-    def train_batch(self, data, loss_function):
-        raise NotImplementedError
 
 
 def worker():

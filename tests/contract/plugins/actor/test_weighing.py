@@ -6,7 +6,7 @@ import ast
 import importlib
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 import torch
 import transfer_queue as tq
 import verl
-from contract_tools import PARTITION, advance, batch_of, fill, put, read, rejecting
+from contract_tools import PARTITION, advance, batch_of, fill, nested, put, read, rejecting
 from contract_tools import row as played_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,10 +85,6 @@ def rows_of(layout: str) -> list[Row]:
 
 
 ROWS = {layout: rows_of(layout) for layout in ("steps", "merged")}
-
-
-def nested(rows: Sequence[Sequence[float]] | Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> torch.Tensor:
-    return torch.nested.as_nested_tensor([torch.as_tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
 
 
 def weights_of(by: str, rows: list[Row]) -> list[torch.Tensor]:

@@ -18,6 +18,7 @@ from contract_tools import (
     advance,
     batch_of,
     fill,
+    nested,
     output,
     put,
     read,
@@ -397,10 +398,6 @@ def random_rows(rng: np.random.Generator, layout: str) -> tuple[list[str], list[
     return keys, fields, torch.tensor([mask + [0] * (width - len(mask)) for mask in masks])
 
 
-def jagged(rows: torch.Tensor) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
-
-
 def naive_turns(mask: list[int]) -> list[list[int]]:
     """Positions of each run of ones."""
     runs: list[list[int]] = []
@@ -419,7 +416,7 @@ def test_round_trip_between_rows_and_steps(layout, seed):
     keys, fields, mask = random_rows(rng, layout)
     values = torch.from_numpy(rng.normal(size=mask.shape)).float()
     kl = torch.from_numpy(rng.normal(size=mask.shape)) * mask
-    rows = read_rows(keys, [{}] * len(keys), fields, jagged(mask), kl=jagged(kl), values=jagged(values))
+    rows = read_rows(keys, [{}] * len(keys), fields, nested(mask), kl=nested(kl), values=nested(values))
 
     position = 0
     per_step = rng.normal(size=len(rows.row))
@@ -447,7 +444,7 @@ def test_what_a_loop_composed_counts_in_the_place_of_the_environments_reward():
     """Also beside a row of a loop that composes nothing; the KL penalty is in neither of the two that are kept."""
     steps = [make_step(step=0, reward=3.0, composed_reward=0.0), make_step(step=0, reward=3.0)]
     fields = [{"turnkey": make_record([step])} for step in steps]
-    mask, kl = jagged(torch.ones(2, 4)), jagged(torch.full((2, 4), -0.25))
+    mask, kl = nested(torch.ones(2, 4)), nested(torch.full((2, 4), -0.25))
     rows = read_rows(["g_0_0", "g_1_0"], [{}, {}], fields, mask, kl=kl)
     assert rows.reward_before_kl.tolist() == [0.0, 3.0]
     assert rows.steps.reward.tolist() == [-1.0, 2.0]
@@ -458,7 +455,7 @@ def test_what_a_loop_composed_counts_in_the_place_of_the_environments_reward():
 def test_texts_of_a_record_become_the_text_column():
     extras = [{"text": f"room {i}", "weight": 0.5} for i in range(2)]
     fields = [{"turnkey": make_record([make_step(step=0, reward=0.0, extra=extra)])} for extra in extras]
-    steps = read_rows(["g_0_0", "g_1_0"], [{}, {}], fields, jagged(torch.ones(2, 3))).steps
+    steps = read_rows(["g_0_0", "g_1_0"], [{}, {}], fields, nested(torch.ones(2, 3))).steps
     assert steps.text.tolist() == ["room 0", "room 1"]
     assert steps.extra.keys() == {"weight"}
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transfer_queue as tq
-from contract_tools import PARTITION, Compose, advance, batch_of, put, read, registered, row, write
+from contract_tools import PARTITION, Compose, advance, batch_of, nested, put, read, registered, row, write
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.utils import need_critic
@@ -191,16 +190,13 @@ def test_derived_rewards_against_a_walk_over_the_tokens(seed):
             turns[-1] += late
             expected |= {(f"g_{session}", t): reward for t, reward in enumerate(turns)}
 
-    def jagged(rows: list[np.ndarray]) -> torch.Tensor:
-        return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
-
     order = rng.permutation(len(keys))
     rows = read_rows(
         [keys[i] for i in order],
         [{}] * len(keys),
         [{}] * len(keys),
-        jagged([masks[i] for i in order]),
-        scores=jagged([scores[i] for i in order]),
+        nested([masks[i] for i in order]),
+        scores=nested([scores[i] for i in order]),
     )
     rewards = {place: reward for place, (reward,) in table(rows.steps, "reward").items()}
     assert rewards == pytest.approx(expected)
