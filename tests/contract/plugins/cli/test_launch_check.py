@@ -155,14 +155,14 @@ def test_an_estimator_and_a_loop_of_verls(checked: Checked):
     [
         ("+turnkey/env=babyai", "Add +turnkey=<method>"),
         ("+Turnkey=gigpo", "did you mean +turnkey=gigpo?"),
-        ("+turnkey=gigpo trainer.v1.trainer_mode=turnky_sync", "'turnky_sync'; did you mean 'turnkey_sync'"),
+        ("+turnkey=gigpo trainer.v1.trainer_mode=turnky_sync", "'turnky_sync' | did you mean 'turnkey_sync'"),
         ("+turnkey=gigpo +turnkey.env.kwargs.levle=x", "'levle'"),
     ],
 )
 def test_a_refused_line_ends_in_its_message(checked: Checked, line, words):
     code, out, err = checked(*line.split())
     assert code == 1
-    assert words in err
+    assert all(word in err for word in words.split(" | "))
     assert "Traceback" not in err
     assert len(err.splitlines()) <= 8  # Hydra's line with all overrides, ours, and how to see more
     assert ": this run" not in out
