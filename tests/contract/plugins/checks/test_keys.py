@@ -5,6 +5,7 @@ The keys are those that the checks read, recorded while they do.
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,47 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import verl
 from contract_tools import Compose
+from launch_lines import TABLE
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
 from verl_turnkey.plugins.checks import driver
+from verl_turnkey.plugins.checks.keys import FORMER, READ_BY_KEY, UNLISTED, known
+from verl_turnkey.plugins.config.foreign_keys import foreign
 from verl_turnkey.plugins.config.recipe_files import leaves
 
 VALUES = (None, "off the rails", -3, [1])
 # Those that go through all of verl's keys, and treat them alike: a rule of theirs is tested in test_kinds.py.
 GENERAL = ("values.py", "unknown_keys.py")
-PLAIN = "turnkey.env.probe=false"
-LINES = {
-    "gigpo": ("+turnkey=gigpo", PLAIN),
-    "critic": (
-        "+turnkey=turn_gae",
-        PLAIN,
-        "critic.enable=true",
-        "algorithm.use_kl_in_reward=true",
-        "algorithm.kl_ctrl.type=adaptive",
-        "algorithm.kl_ctrl.horizon=100000",
-        "actor_rollout_ref.actor.use_kl_loss=true",
-        "algorithm.filter_groups.enable=true",
-        "algorithm.filter_groups.metric=acc",
-        "trainer.save_freq=5",
-    ),
-    "separate": (
-        "+turnkey=gigpo",
-        PLAIN,
-        "trainer.v1.trainer_mode=turnkey_separate_async",
-        "trainer.v1.separate_async.parameter_sync_step=2",
-        "actor_rollout_ref.rollout.nnodes=1",
-        "actor_rollout_ref.rollout.n_gpus_per_node=2",
-        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
-        "actor_rollout_ref.model.lora_rank=8",
-        "actor_rollout_ref.model.lora.merge=true",
-        "actor_rollout_ref.actor.use_dynamic_bsz=false",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
-        "ray_kwargs.ray_init.num_cpus=64",
-    ),
-}
+LINES = {name: line.split() for name, line in TABLE["any_value"].items()}
 FEWEST = {"gigpo": 200, "critic": 30, "separate": 5}
 """keys that a line has at least, beyond those of the first"""
 
@@ -150,3 +125,49 @@ def problem_of(config: DictConfig, word: str, key: str, critic: bool, reference:
     except Exception as error:
         return f"{word}: {type(error).__name__}: {error}"
     return None
+
+
+# --- keys that nobody reads -------------------------------------------------------------------------------------------
+
+
+SOURCE = Path(verl.__file__).parent
+# The trainers of V1 and what they call; recipes and the former trainer have keys of their own.
+READERS = ("trainer/main_ppo.py", "trainer/ppo/*.py", "trainer/ppo/v1/**/*.py", "utils/**/*.py", "workers/**/*.py")
+READERS += ("experimental/agent_loop/*.py", "experimental/reward_loop/**/*.py")
+_READ = re.compile(
+    r"\bconfig((?:\.[a-z_0-9]+(?![a-z_0-9(]))*)\.get\(\s*[\"']([a-z_0-9]+)[\"']|\bconfig((?:\.[a-z_0-9]+)+)"
+)
+METHODS = {"get", "items", "keys", "pop", "update", "copy", "values"}
+
+
+def keys_read() -> set[str]:
+    """What the source reads of a whole configuration: ``config.data.get("seed")``, ``config.trainer.nnodes``."""
+    read = set()
+    for pattern in READERS:
+        for path in SOURCE.glob(pattern):
+            for node, name, plain in _READ.findall(path.read_text(encoding="utf-8")):
+                parts = [*(node or plain).split("."), name] if name else plain.split(".")
+                read.add(".".join(part for part in parts if part and part not in METHODS))
+    return read
+
+
+def test_what_verl_reads_is_known():
+    read = {key for key in keys_read() if key.rpartition(".")[0] in READ_BY_KEY}
+    assert len(read) >= 60
+    assert read - known() - UNLISTED == set()
+
+
+def test_what_verls_dataset_reads_is_known():
+    text = (SOURCE / "utils/dataset/rl_dataset.py").read_text(encoding="utf-8")
+    read = {f"data.{name}" for name in re.findall(r"\bconfig\.get\(\s*\"([a-z_]+)\"", text)}
+    assert len(read) >= 15
+    assert read - known() <= UNLISTED
+
+
+@pytest.mark.parametrize("key", sorted({*UNLISTED, *FORMER}))
+def test_the_tables_hold_no_key_of_verls_files(key):
+    assert key not in known()
+
+
+def test_no_key_of_verls_is_taken_for_another_frameworks():
+    assert [key for key in known() if foreign(key)] == []
