@@ -33,7 +33,7 @@ PLAIN = "+turnkey=gigpo"
 SWITCHES = ("+turnkey", "++turnkey", "turnkey/")
 # Rules that no launch line alone trips, and what they need.
 WITHOUT_A_LINE = {
-    "answer-missing": "an environment with answers: tests/unit/plugins/checks/test_probe.py",
+    "answer-missing": "an environment with answers: tests/unit/plugins/checks/test_findings.py",
     "check-incomplete": "a check that stumbles: tests/unit/plugins/checks/test_findings.py",
     "data-file-empty": "a file for `turnkey eval`; in training `too-few-tasks` comes first",
     "data-changed": "a checkpoint of other tasks: test_whole_checkpoints.py",
@@ -45,9 +45,9 @@ WITHOUT_A_LINE = {
     "group-replaces-choice": "a configuration file of the user's: test_config.py",
     "group-replaces-override": "a configuration file of the user's: test_config.py",
     "heads-of-checkpoint": "checkpoints of an earlier run: test_whole_checkpoints.py",
-    "log-of-another-run": "the log of an earlier run: tests/unit/plugins/checks/test_log_folder.py",
-    "log-of-earlier-start": "the log of an earlier run: tests/unit/plugins/checks/test_log_folder.py",
-    "mcp-package-missing": "an installation without the package: tests/unit/plugins/checks/test_checks_of_mcp.py",
+    "log-of-another-run": "the log of an earlier run: tests/unit/plugins/checks/test_findings.py",
+    "log-of-earlier-start": "the log of an earlier run: tests/unit/plugins/checks/test_findings.py",
+    "mcp-package-missing": "an installation without the package: tests/unit/plugins/checks/test_checks_of_branching.py",
     "method-package-missing": "a method without its package: test_config.py",
     "no-whole-checkpoint": "checkpoints of an earlier run: test_whole_checkpoints.py",
     "no-steps-left": "a checkpoint of an earlier run: test_whole_checkpoints.py",
@@ -55,7 +55,7 @@ WITHOUT_A_LINE = {
     "probe-without-environment": "a task for `turnkey eval`; in training `task-without-environment` comes first",
     "resume-path-damaged": "checkpoints of an earlier run: test_whole_checkpoints.py",
     "resumes-from-older-checkpoint": "checkpoints of an earlier run: test_whole_checkpoints.py",
-    "roles-share-memory": "an environment of several roles: tests/unit/plugins/checks/test_probe.py",
+    "roles-share-memory": "an environment of several roles: tests/unit/plugins/checks/test_findings.py",
     "reward-column-clash": "an environment with columns of its own: test_config.py",
     "strategy-column-clash": "an environment with columns of its own: test_checks_of_branching.py",
     "turnkey-plain-value": "a program without our search path: test_config.py",

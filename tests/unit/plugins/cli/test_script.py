@@ -1,7 +1,5 @@
 """The words that `turnkey check launch.sh` reads are those that bash passes to verl's main program."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
