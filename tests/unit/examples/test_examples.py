@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from report import draw, read_metrics, summarise
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "quickstart"))
+
+from report import draw, read_metrics, summarise
 
 SETUP = {"method": "gigpo", "seed": 3, "n_val": 128, "seconds_setup": 40.0, "seconds_train": 200.0}
 

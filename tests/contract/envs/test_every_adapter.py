@@ -13,7 +13,7 @@ from verl_turnkey.envs import errors, make
 from verl_turnkey.envs.adapters.textarena import GAMES
 from verl_turnkey.envs.checking.report import samples
 
-REFUSED = yaml.safe_load((Path(__file__).parents[3] / "data/refused_arguments.yaml").read_text(encoding="utf-8"))
+REFUSED = yaml.safe_load((Path(__file__).parents[2] / "data/refused_arguments.yaml").read_text(encoding="utf-8"))
 CASES = [(env_id, *case) for env_id, cases in REFUSED.items() for case in cases]
 #: Actions of those that list none.
 WORDS = {"turnkey/TextArena-v0": ("up", "down", "left", "right")}
