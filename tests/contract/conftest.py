@@ -19,6 +19,7 @@ import torch
 import verl  # loads the plugin as every user's program does
 import yaml
 from contract_tools import PARTITION, Compose
+from coroutine_tests import pytest_pyfunc_call as pytest_pyfunc_call
 from known_differences import FOLDER, KnownDifferences, known
 from omegaconf import DictConfig
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import hydra
 import torch
 import transfer_queue as tq
 import verl.trainer.main_ppo as main_ppo
@@ -19,10 +21,13 @@ from hydra import initialize_config_module
 from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl.experimental.agent_loop import agent_loop as verl_agent_loop
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from verl_turnkey.advantage import make_record, make_step
+from verl_turnkey.advantage import Credit, StepBatch, make_record, make_step, register_estimator, registry
 from verl_turnkey.plugins.config.command_line import check as check_line
 
 AWKWARD = str(Path(__file__).parent / "awkward_env.py")
@@ -73,6 +78,45 @@ def output(record: dict[str, Any], tokens: int, score: float, masked: bool = Fal
             "max_global_steps": 1,
         },
     )
+
+
+def row(
+    mask: str, steps: Sequence[Mapping[str, Any]] | str | None, score: float = 0.0, **extra: Any
+) -> AgentLoopOutput:
+    """A row with these steps, with the reason of a failed episode, or without a record; ``mask``: as text."""
+    if isinstance(steps, str):
+        extra = {"turnkey": make_record([], failed=steps), **extra}
+    elif steps is not None:
+        extra = {"turnkey": make_record([make_step(**{"reward": 0.0, **step}) for step in steps]), **extra}
+    made = output({}, len(mask), score)
+    made.prompt_ids, made.response_mask = [5] * 3, [int(m) for m in mask]
+    made.extra_fields = {name: value for name, value in made.extra_fields.items() if name != "turnkey"} | extra
+    return made
+
+
+@dataclass(frozen=True)
+class NoParams:
+    pass
+
+
+@contextmanager
+def registered(credit: Callable[[StepBatch], Any], **needs: Sequence[str]) -> Iterator[list[StepBatch]]:
+    """Estimators of these names for a while, in our registry and in verl's: yields the batches that they are given."""
+    seen: list[StepBatch] = []
+
+    def estimate(batch: StepBatch, params: NoParams) -> Credit:
+        seen.append(batch)
+        return Credit(credit(batch))
+
+    for name, columns in needs.items():
+        register_estimator(name, params=NoParams, needs=tuple(columns))(estimate)
+    try:
+        yield seen
+    finally:
+        for name in needs:
+            del registry._ESTIMATORS[name]
+            for key in (name, f"turnkey/{name}"):
+                core_algos.ADV_ESTIMATOR_REGISTRY.pop(key, None)
 
 
 def put(group: str, session: int, outputs: list[AgentLoopOutput], data: dict[str, Any] | None = None) -> None:
@@ -136,6 +180,10 @@ def fill(episodes: dict[str, list[Episode]]) -> KVBatchMeta:
     return batch_of(tq.kv_list(PARTITION)[PARTITION])
 
 
+def nested(rows: Sequence[Sequence[float]] | Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.nested.as_nested_tensor([torch.as_tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
+
+
 def write(batch: KVBatchMeta, name: str, value: Callable[[str, int], float]) -> None:
     """Add a response field, one number per token: ``value(key, position)``."""
     lengths = [tag["response_len"] for tag in batch.tags]
@@ -143,8 +191,8 @@ def write(batch: KVBatchMeta, name: str, value: Callable[[str, int], float]) -> 
         torch.tensor([value(key, i) for i in range(length)], dtype=torch.float32)
         for key, length in zip(batch.keys, lengths, strict=True)
     ]
-    nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=TensorDict({name: nested}, batch_size=len(batch)))
+    fields = TensorDict({name: nested(rows)}, batch_size=len(batch))
+    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=fields)
 
 
 def unchanged(key: str, position: int) -> float:
@@ -162,9 +210,32 @@ def advance(
     return made._compute_advantage(batch, {} if metrics is None else metrics)
 
 
+def rejecting(trainer: Any, rejected: Container[tuple[str, int]], *overrides: str) -> KVBatchMeta:
+    """The rows in the queue after verl's advantage step, in which its correction rejected these tokens of rows."""
+    correction = (f"algorithm.rollout_correction.{s}" for s in ("rollout_rs=token_k1", "rollout_rs_threshold=0.5_2.0"))
+    batch = batch_of(tq.kv_list(PARTITION)[PARTITION])
+    drifted = lambda key, i: 2.0 if (key, i) in rejected else -1.0  # noqa: E731
+    return advance(trainer(*overrides, *correction), batch, old_log_probs=drifted)
+
+
 def read(batch: KVBatchMeta, name: str) -> dict[str, list[float]]:
     data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=[name])
     return {key: row.tolist() for key, row in zip(batch.keys, data[name].unbind(), strict=True)}
+
+
+def loop_of_verl(name: str, config: DictConfig, model: Any, tokenizer: Any) -> Any:
+    """The registered agent loop ``name``, made as verl makes it; ``model`` is its client of the servers."""
+    return hydra.utils.instantiate(
+        config=verl_agent_loop._agent_loop_registry[name],
+        trainer_config=verl_agent_loop.DictConfigWrap(config=config),
+        server_manager=model,
+        tokenizer=tokenizer,
+        processor=None,
+        hf_model_type="qwen3",
+        dataset_cls=RLHFDataset,
+        data_config=verl_agent_loop.DictConfigWrap(config.data),
+        tools=verl_agent_loop.ToolListWrap([]),
+    )
 
 
 RANKS = 8

@@ -3,8 +3,6 @@
 They run on the event loop of their file, where a fixture ``run`` has one, else on one of their own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 

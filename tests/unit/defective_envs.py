@@ -4,8 +4,6 @@
 only show (or can only be survived) when the environment runs in processes of its own.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math
@@ -15,6 +13,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -62,6 +61,35 @@ class Corridor(TextEnv):
         )
 
 
+def with_results(name: str, **fields: Callable[[Corridor, StepResult], Any]) -> type[Corridor]:
+    """A corridor whose results have other ``fields``, made of the environment and its healthy result."""
+
+    def result(self: Corridor, **outcome: Any) -> StepResult:
+        healthy = Corridor.result(self, **outcome)
+        return replace(healthy, **{field: value(self, healthy) for field, value in fields.items()})
+
+    return type(name, (Corridor,), {"result": result, "__module__": __name__})
+
+
+FRUIT = {"fig", "pear", "plum", "apple", "nut"}
+TwoPlayers = with_results("TwoPlayers", extra=lambda env, _: {"role": env.position % 2})
+NoText = with_results("NoText", observation=lambda env, seen: [env.position] if env.taken else seen.observation)
+OrderOfASet = with_results("OrderOfASet", observation=lambda _, seen: f"{seen.observation} {' '.join({*FRUIT})}")
+KeyIsATuple = with_results("KeyIsATuple", state_key=lambda env, _: (env.position, len(env.taken)))
+NoKey = with_results("NoKey", state_key=lambda *_: None)
+KeyIsAHash = with_results("KeyIsAHash", state_key=lambda _, seen: hash(seen.state_key))
+CoarseKey = with_results("CoarseKey", state_key=lambda env, _: env.position // 2)
+NotANumber = with_results("NotANumber", reward=lambda env, seen: math.nan if env.position == 3 else seen.reward)
+OffersTheImpossible = with_results("OffersTheImpossible", admissible=lambda *_: [*MOVES, "jump"])
+OffersNothing = with_results("OffersNothing", admissible=lambda env, _: list(MOVES) if env.position < 3 else [])
+# What can be done depends on something that the key leaves out.
+KeyWithoutTheDoor = with_results(
+    "KeyWithoutTheDoor",
+    state_key=lambda env, _: env.position,
+    admissible=lambda env, _: list(MOVES) if env.taken else ["right"],
+)
+
+
 class Unmakeable(Corridor):
     def __init__(self) -> None:
         raise RuntimeError("found 0 games")
@@ -72,11 +100,6 @@ class Raises(Corridor):
         if self.position == 2:
             raise KeyError("no such room")
         return super().act(action)
-
-
-class TwoPlayers(Corridor):
-    def result(self, **outcome: Any) -> StepResult:
-        return replace(super().result(**outcome), extra={"role": self.position % 2})
 
 
 class Exits(Corridor):
@@ -118,12 +141,6 @@ class NarrowSpace(Corridor):
     def __init__(self) -> None:
         super().__init__()
         self.observation_space = gymnasium.spaces.Text(5)
-
-
-class NoText(Corridor):
-    def result(self, **outcome: Any) -> StepResult:
-        result = super().result(**outcome)
-        return replace(result, observation=[self.position]) if self.taken else result
 
 
 class SuccessInWords(Corridor):
@@ -178,25 +195,9 @@ class KeepsCoins(Corridor):
         return (self.result(), answer[1])
 
 
-class OrderOfASet(Corridor):
-    def result(self, **outcome: Any) -> StepResult:
-        result = super().result(**outcome)
-        return replace(result, observation=f"{result.observation} {' '.join({'fig', 'pear', 'plum', 'apple', 'nut'})}")
-
-
 class OneStart(Corridor):
     def begin(self, seed: int) -> tuple[StepResult, str]:
         return super().begin(0)
-
-
-class KeyIsATuple(Corridor):
-    def result(self, **outcome: Any) -> StepResult:
-        return replace(super().result(**outcome), state_key=(self.position, len(self.taken)))
-
-
-class NoKey(Corridor):
-    def result(self, **outcome: Any) -> StepResult:
-        return replace(super().result(**outcome), state_key=None)
 
 
 class Drawn(NoKey):
@@ -229,25 +230,6 @@ class KeyOfTheInstance(_Numbered):
         return replace(result, state_key=f"{self.number} {result.state_key}")
 
 
-class KeyIsAHash(Corridor):
-    def result(self, **outcome: Any) -> StepResult:
-        result = super().result(**outcome)
-        return replace(result, state_key=hash(result.state_key))
-
-
-class CoarseKey(Corridor):
-    def result(self, **outcome: Any) -> StepResult:
-        return replace(super().result(**outcome), state_key=self.position // 2)
-
-
-class KeyWithoutTheDoor(Corridor):
-    """What can be done depends on something that the key leaves out."""
-
-    def result(self, **outcome: Any) -> StepResult:
-        result = super().result(**outcome)
-        return replace(result, state_key=self.position, admissible=list(MOVES) if self.taken else ["right"])
-
-
 class KeyCountsSteps(Corridor):
     def result(self, **outcome: Any) -> StepResult:
         result = super().result(**outcome)
@@ -274,12 +256,6 @@ class KeyCountsMoves(Corridor):
         return replace(result, state_key=f"{self._moves} {result.state_key}")
 
 
-class NotANumber(Corridor):
-    def result(self, **outcome: Any) -> StepResult:
-        result = super().result(**outcome)
-        return replace(result, reward=math.nan) if self.position == 3 else result
-
-
 class RewardInWords(Corridor):
     def step(self, action: str) -> Any:
         observation, reward, *rest = super().step(action)
@@ -304,16 +280,6 @@ class RunningSumAndHardToProbe(RunningSum):
         if action not in MOVES:
             return self.result(invalid=True, terminated=True)
         return super().act(action)
-
-
-class OffersTheImpossible(Corridor):
-    def result(self, **outcome: Any) -> StepResult:
-        return replace(super().result(**outcome), admissible=[*MOVES, "jump"])
-
-
-class OffersNothing(Corridor):
-    def result(self, **outcome: Any) -> StepResult:
-        return replace(super().result(**outcome), admissible=list(MOVES) if self.position < 3 else [])
 
 
 class SpeaksItsOwnLanguage(Corridor):

@@ -1,7 +1,5 @@
 """What the tests of several environments share."""
 
-from __future__ import annotations
-
 import gymnasium
 
 

@@ -136,6 +136,29 @@ def as_batch(rows):
     return StepBatch(**columns, extra=extra)
 
 
+def columns(reward, trajectory=None, *, group=None, step=None, **further):
+    """Columns of a batch: one group, a trajectory for each row and steps counted in it, where nothing else is said.
+
+    In the texts ``trajectory`` and ``group`` each letter is a row's.
+    """
+    trajectory = list(range(len(reward)) if trajectory is None else trajectory)
+    step = [trajectory[:i].count(t) for i, t in enumerate(trajectory)] if step is None else step
+    return {
+        "group": list(group or "g" * len(reward)),
+        "trajectory": trajectory,
+        "step": step,
+        "reward": reward,
+        **further,
+    }
+
+
+def table(reward, trajectory=None, *, extra=None, **further):
+    """A batch of :func:`columns`; those that no batch has by name are extra ones. None: there is no such column."""
+    named = columns(reward, trajectory, **{name: column for name, column in further.items() if column is not None})
+    extra = {**(extra or {}), **{name: named.pop(name) for name in set(named) - STEP_COLUMNS}}
+    return StepBatch(**named, extra=extra)
+
+
 def assert_same_credit(got, expected):
     np.testing.assert_allclose(got, expected, rtol=1e-7, atol=1e-7)
 

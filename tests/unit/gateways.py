@@ -1,7 +1,5 @@
 """A small model server on a port and on a unix socket, as the gateway has them."""
 
-from __future__ import annotations
-
 import json
 import socketserver
 import tempfile

@@ -1,7 +1,5 @@
 """Intervals of numbers as texts, ``[0, 1)``: what is just inside of one, and what is just outside."""
 
-from __future__ import annotations
-
 import math
 
 STEP = 1e-3

@@ -1,7 +1,5 @@
 """An OpenAI-compatible endpoint on a loopback port that does what a test tells it to, and counts."""
 
-from __future__ import annotations
-
 import json
 import math
 import threading
@@ -45,7 +43,7 @@ class JudgeServer:
     def calls(self) -> int:
         return len(self.questions)
 
-    def __enter__(self) -> JudgeServer:
+    def __enter__(self) -> "JudgeServer":
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 

@@ -1,7 +1,5 @@
 """Which processes run: what tests look at after something was killed."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

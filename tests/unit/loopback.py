@@ -1,7 +1,5 @@
 """A JSON server on loopback for tests: a function per path, and a record of what was asked."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

@@ -8,8 +8,6 @@ Written with pyarrow straight from ``plugins/log/schema.py``. Good actions becom
 repeat within a group; some episodes fail, some prompts are cut. ``--hostile``: texts that try to break a page.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import uuid

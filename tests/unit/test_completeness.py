@@ -1,7 +1,5 @@
 """The completeness of this tree, and that each gap is noticed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """The script for machines with a GPU, on a tiny model on the CPU: both sides of each comparison are then the same."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

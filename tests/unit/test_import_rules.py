@@ -85,8 +85,6 @@ class Import:
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
-
-
 @cache
 def modules() -> dict[str, Path]:
     """Module -> file."""
@@ -148,8 +146,6 @@ def imports() -> tuple[Import, ...]:
 
 
 # --- the rules: what is wrong with an import, or None -----------------------------------------------------------------
-
-
 def rooms(edge: Import) -> str | None:
     room, other = edge.file.split(".")[0], edge.target.split(".")[0]
     if edge.ours and other not in (room, *ROOMS_BELOW[room]):

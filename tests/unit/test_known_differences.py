@@ -1,7 +1,5 @@
 """Tests that fail with another verl are told from news, and a line that is stale is told, too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What helps to test the tests: their order, and the share of a day."""
 
-from __future__ import annotations
-
 import signal
 from itertools import groupby
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a wheel contains, and what an import loads."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The checklist of a release names what does not hold. Its commands run for real in the release itself."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 from pathlib import Path

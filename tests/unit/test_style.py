@@ -1,7 +1,5 @@
 """Prose of pages, docstrings, comments and messages is what a native engineer would say aloud."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

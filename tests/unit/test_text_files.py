@@ -1,7 +1,5 @@
 """Text files of users in any encoding, at every door; and files that no reader sees half written."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

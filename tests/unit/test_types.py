@@ -1,7 +1,5 @@
 """A clone without an installation is enough for editors and type checkers to find every module of the package."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A trajectory log of version 1, as its writer left it: ``tests/data/log_version_1.json`` as parquet files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

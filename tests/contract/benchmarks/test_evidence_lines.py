@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 from itertools import product
 from pathlib import Path
 
+import differences
+import lines
 import pytest
+import run as command_line
+import studies
+import tables
+from tasks import TASKS
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "benchmarks" / "evidence"))
-
-import differences  # noqa: E402
-import lines  # noqa: E402
-import run as command_line  # noqa: E402
-import studies  # noqa: E402
-import tables  # noqa: E402
-from tasks import TASKS  # noqa: E402
 
 
 def _line(task: str, variant: str, seed: int, success: list[float], lr: float = 5e-4, **about) -> lines.Line:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import credit_errors
+import credit_quality
+import known_values
+import model_credit
 import numpy as np
 import pytest
+import typer
+from credit_errors import KEYS, NUMBER, STATE, TURN
+from exact_values import WON, WORDS, Game, play
+from known_values import END, Family, Table, dense, dialogue, doorkey, maze, softmax
+from model_credit import Branching, World
+from training import HISTORY
+from typer.testing import CliRunner
+
+from verl_turnkey.advantage import StepBatch, compute_credit
+from verl_turnkey.advantage.group_ops import joint_codes
+from verl_turnkey.plugins.cli.tables import between
+from verl_turnkey.plugins.rollout.strategies.builtin import EntropyBranch, Tree
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import known_values  # noqa: E402
-import model_credit  # noqa: E402
-from exact_values import WON, WORDS, Game, play  # noqa: E402
-from model_credit import Branching  # noqa: E402
-from training import HISTORY  # noqa: E402
-
-from verl_turnkey.advantage import StepBatch, compute_credit  # noqa: E402
-from verl_turnkey.plugins.rollout.strategies.builtin import EntropyBranch, Tree  # noqa: E402
 
 HORIZON = 3
 
@@ -238,3 +245,202 @@ def test_the_page_has_the_tables_of_the_kept_results():
     page = (ROOT / "benchmarks" / "results" / "README.md").read_text(encoding="utf-8")
     for part in model_credit.tables(json.loads(model_credit.RESULTS.read_text())).split("\n\n"):
         assert part in page
+
+
+# --- variance and bias of estimates -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.05])
+def test_variance_and_bias_of_estimates_that_are_known(scale: float):
+    """Of one cell's mean, of noise of its own, and of noise that a batch has in common; whatever the scale."""
+    draw = np.random.default_rng(0)
+    batches, size, cells = 4000, 20, 30
+    exact, off = draw.normal(size=cells), 0.5 * draw.normal(size=cells)
+    cell, batch = draw.integers(0, cells, batches * size), np.repeat(np.arange(batches), size)
+    noise = 1.5 * draw.normal(size=len(cell)) + 0.7 * draw.normal(size=batches)[batch]
+    errors = credit_errors.with_errors(scale * (exact[cell] + off[cell] + noise), exact[cell], cell, batch)
+    true, mean = np.mean(exact[cell] ** 2), (exact + off)[cell]
+    c = true / np.mean(mean * exact[cell])
+    assert errors["measured"] == 1
+    assert errors["variance"] == pytest.approx(c**2 * (1.5**2 + 0.7**2) / true, rel=0.03)
+    assert errors["bias"] == pytest.approx(np.mean((c * mean - exact[cell]) ** 2) / true, rel=0.03)
+    for what in ("variance", "bias"):
+        assert 0 < errors[f"{what}_error"] < 0.1 * errors[what]
+
+
+def test_cells_of_one_batch_are_not_split():
+    """A cell that one batch alone has would have no variance, though its estimates share that batch's noise."""
+    cell, batch = np.array([0, 0, 1, 1]), np.array([0, 0, 0, 1])
+    errors = credit_errors.errors(np.array([9.0, 9.0, 1.0, 3.0]), np.array([5.0, 5.0, 2.0, 2.0]), cell, batch)
+    assert errors["measured"] == 0.5
+    assert errors["variance"] == pytest.approx((5 - 3) / 4), "E[a^2] is 5, the product of the two batches is 3"
+    assert errors["bias"] == pytest.approx(3 / 4 - 1)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    """Action 0 leads on and wins after the third time, action 1 leads back, the others stay; prompts tell the state."""
+    return _chain(2)
+
+
+def test_finer_keys_are_shared_less_and_follow_each_other(world: World):
+    batch = world.batch(4, 64, np.random.default_rng(0))
+    tables = {name: credit_errors.keyed(world, batch, name) for name in KEYS}
+    groups = {name: joint_codes(steps.group, steps.anchor)[1] for name, steps in tables.items()}
+    assert groups[STATE] == groups[TURN] < groups[NUMBER] < groups[credit_errors.HISTORY]
+    for name, steps in tables.items():
+        raw = steps.extra["next_anchor"]
+        within = np.flatnonzero(steps.step[1:])  # steps that another one of their trajectory follows
+        codes: dict[str, int] = {}
+        for row in within:
+            assert codes.setdefault(raw[row], steps.anchor[row + 1]) == steps.anchor[row + 1], name
+        assert set(raw[steps.terminated]) == {"solved"}
+    history = tables[credit_errors.HISTORY]
+    seen: dict[int, tuple] = {}
+    for trajectory in range(history.n_trajectories):
+        rows = np.flatnonzero(history.trajectory == trajectory)
+        past: tuple = ()
+        for row in rows:
+            past = (*past, int(batch.situation[row]))
+            assert seen.setdefault(history.anchor[row], past) == past
+            past = (*past, WORDS[batch.action[row]])
+    assert len(seen) == len(set(seen.values()))
+
+
+def test_methods_that_compare_states_see_the_keys_and_the_others_do_not(world: World):
+    measured = credit_errors.measure(world, 20, 0)
+    assert list(measured["keys"]) == list(KEYS)
+    shared = [measured["keys"][name]["shared"] for name in KEYS]
+    assert shared[0] > shared[2] > shared[3]
+    correlations = {
+        method: {round(measured["keys"][name]["methods"][method]["correlation"], 9) for name in KEYS if name != TURN}
+        for method in credit_errors.KEYED
+    }
+    assert len(correlations.pop("grpo_steps")) == 1
+    assert all(len(values) == 3 for values in correlations.values()), correlations
+    exact = measured["keys"][STATE]["methods"][credit_errors.EXACT]
+    assert exact["variance"] == pytest.approx(0, abs=1e-9)
+    assert exact["bias"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", list(credit_errors.CONTENTS))
+def test_the_page_has_the_kept_tables_of_errors(name: str):
+    page = credit_errors.PAGE.read_text(encoding="utf-8")
+    begin, end = between(page, name)
+    table = credit_errors.CONTENTS[name](json.loads(credit_errors.RESULTS.read_text()))
+    assert page[begin:end] == f"{table}\n"
+
+
+# --- the quality of credit, of each way to name a method --------------------------------------------------------------
+
+
+SMALL = Table(
+    following=np.array([[[1, 0], [2, 1]], [[2, END], [0, 1]], [[END, 1], [2, 2]]]),
+    chance=np.array([[[0.5, 0.5], [0.9, 0.1]], [[0.3, 0.7], [1.0, 0.0]], [[0.2, 0.8], [0.5, 0.5]]]),
+    reward=np.array([[[0.0, -1.0], [0.5, 0.0]], [[0.0, 2.0], [0.0, 0.0]], [[1.0, 0.0], [-0.5, 0.0]]]),
+    key=["a", "b", "c"],
+    text=["in a", "in b", "in c"],
+    row=np.array([0, 1, 0]),
+)
+LOGITS = np.array([[0.3, -0.2], [0.0, 0.7]])
+
+
+def expected(table: Table, policy: np.ndarray, state: int, left: int) -> float:
+    """The return, by all ways to go on."""
+    if left == 0 or state == END:
+        return 0.0
+    return sum(
+        policy[table.row[state], a]
+        * table.chance[state, a, k]
+        * (table.reward[state, a, k] + expected(table, policy, table.following[state, a, k], left - 1))
+        for a, k in np.ndindex(2, 2)
+    )
+
+
+def test_values_and_gradient_are_those_of_all_ways_to_go_on():
+    family = Family([SMALL, replace(SMALL, start=1)], softmax(LOGITS), 4)
+    for place, table in enumerate(family.tables):
+        assert family.values[place][0][4, table.start] == pytest.approx(expected(table, family.policy, table.start, 4))
+        for row, action in np.ndindex(2, 2):
+            step = np.zeros((2, 2))
+            step[row, action] = 1e-6
+            up, down = (expected(table, softmax(LOGITS + sign * step), table.start, 4) for sign in (1, -1))
+            assert family.gradients[place][row, action] == pytest.approx((up - down) / 2e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: maze(1, 0.4), lambda: dense(1), lambda: doorkey(1, 0.4), lambda: dialogue(1, 0.4)],
+    ids=["maze", "dense", "doorkey", "dialogue"],
+)
+def test_episodes_are_those_of_the_tables(make):
+    """Exact advantages of many episodes sum to the exact gradient, and the return is the value of the start."""
+    family = make()
+    draw = np.random.default_rng(0)
+    batches = [family.draw(512, draw) for _ in range(4)]
+    total = sum(family.gradient(batch, batch.exact) for batch, _ in batches)
+    assert credit_quality.cosine(total, sum(truth for _, truth in batches)) > 0.97
+    returns = [np.bincount(batch.steps.trajectory, batch.steps.reward) for batch, _ in batches]
+    error = np.std(np.concatenate(returns)) / np.sqrt(2048)
+    if family.tasks >= len(family.tables):  # all tasks are in each batch
+        assert np.mean(np.concatenate(returns)) == pytest.approx(family.success, abs=5 * error)
+    steps = batches[0][0].steps
+    assert steps.step.max() < family.horizon
+    assert set(steps.extra["turn_limit"]) == {float(family.horizon)}
+
+
+def test_keys_recur_as_they_should():
+    state, history, never = (
+        maze(1, 0.4, keys).draw(64, np.random.default_rng(0))[0].steps for keys in ("state", "history", "never")
+    )
+    counts = [
+        len({*zip(steps.group.tolist(), steps.anchor.tolist(), strict=True)}) for steps in (state, history, never)
+    ]
+    assert counts[0] < counts[1] < counts[2] == len(never)
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(credit_quality.app, ["run", *words], catch_exceptions=False)
+    return result.output
+
+
+FEW = ("--family", "maze .4", "--policies", "2", "--batches", "3")
+
+
+def test_methods_by_name_with_parameters_and_of_a_file(tmp_path, monkeypatch):
+    file = tmp_path / "own_credit_of_benchmark.py"
+    file.write_text(
+        "from dataclasses import dataclass\n"
+        "from verl_turnkey.advantage import Credit, register_estimator\n"
+        "@dataclass(frozen=True)\n"
+        "class Params: pass\n"
+        "@register_estimator('exactly_nothing', params=Params, paper='none', summary='gives no credit')\n"
+        "def nothing(batch, params):\n"
+        "    return Credit.of_parts({'step_level': 0.0 * batch.reward}, batch.penalty)\n"
+    )
+    monkeypatch.setattr(credit_quality, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(credit_quality, "PAGE", tmp_path / "page.md")
+    (tmp_path / "page.md").write_text("<!-- credit quality: written -->\n<!-- /credit quality -->\n")
+    printed = run("grpo_steps", "loo_td,lam=1.0", f"{file}:exactly_nothing", *FEW, "--save")
+    assert "| one batch / sum of 3 | grpo_steps | loo_td, lam 1.0 | exactly_nothing | exact |" in printed
+    kept = json.loads((tmp_path / "results.json").read_text())["families"]["maze .4"]
+    assert {name: len(cells) for name, cells in kept.items()} == dict.fromkeys(kept, 2)
+    assert kept["exactly_nothing"] == [[0.0, 0.0]] * 2
+    assert np.mean(kept["loo_td, lam 1.0"]) > np.mean(kept["grpo_steps"])
+    assert CliRunner().invoke(credit_quality.app, ["table"]).output.strip() in printed
+    assert CliRunner().invoke(credit_quality.app, ["table"]).output in (tmp_path / "page.md").read_text()
+
+
+def test_the_page_has_the_kept_table():
+    results = json.loads(credit_quality.RESULTS.read_text())
+    start, end = between(credit_quality.PAGE.read_text(), "credit quality")
+    assert credit_quality.PAGE.read_text()[start:end] == credit_quality.tables(results) + "\n"
+
+
+def test_what_is_not_there_is_refused():
+    for words, message in (
+        (("gigpoo", *FEW), r"expected one of .*gigpo.*, or FILE.py:NAME, got 'gigpoo'"),
+        (("gigpo", "--family", "mase"), r"expected families of maze, success .2; .*, got mase"),
+    ):
+        with pytest.raises(typer.BadParameter, match=message):
+            CliRunner().invoke(credit_quality.app, ["run", *words], standalone_mode=False, catch_exceptions=False)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
+import hinted_policy as hinted
+import learned_quality
 import numpy as np
 import pytest
+import teacher_quality as quality
 import torch
+from exact_values import WON, WORDS
+from hinted_policy import KINDS, Task, locks
+from learned_quality import BEST, SCORERS, Place, Scorer
+from teacher_tables import CONTROLS, CURVES, EXACT, GAP, MODIFIERS
+
+from verl_turnkey.advantage import compute_credit, modifiers
+from verl_turnkey.losses.objectives import gradient, objectives
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import hinted_policy as hinted  # noqa: E402
-import teacher_quality as quality  # noqa: E402
-from exact_values import WON, WORDS  # noqa: E402
-from hinted_policy import KINDS, Task  # noqa: E402
-from teacher_tables import CONTROLS, CURVES, EXACT, GAP, MODIFIERS  # noqa: E402
-
-from verl_turnkey.advantage import compute_credit, modifiers  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -177,10 +177,72 @@ def test_a_second_run_goes_on_where_the_first_one_stopped(tmp_path: Path):
         quality.Kept(path, {"batches": 2})
 
 
-def test_the_intervals_of_the_page_are_those_of_the_kept_results(capsys):
-    quality.tables()
+@pytest.mark.parametrize(("script", "name"), [(quality, "self-distillation"), (learned_quality, "learned-signals")])
+def test_the_intervals_of_the_page_are_those_of_the_kept_results(capsys, script, name):
+    script.tables()
     printed = capsys.readouterr().out
-    page = (ROOT / "docs" / "self-distillation.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     intervals = re.findall(r"[+-]?\d\.\d+ \[[^\]]+\]", " ".join(page.split()))
     assert len(intervals) > 5
     assert [interval for interval in intervals if interval not in printed] == []
+
+
+# --- learned scorers --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place() -> Place:
+    return Place.of(locks(np.random.default_rng(0)), 0.5)
+
+
+def test_every_shipped_objective_is_compared():
+    assert {objective for _, objective in SCORERS.values()} == set(objectives())
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_a_scorer_begins_at_0_and_lowers_its_objective(place: Place, name: str):
+    batch = place.world(place.start).batch(8, 64, np.random.default_rng(0))
+    prompts, scorer = place.prompts(batch), Scorer(name, place.start, 0.003)
+    factor = 1 if scorer.kind == "head" else 1 / scorer.params.beta
+
+    def loss() -> float:
+        objective = gradient(
+            scorer.objective, factor * scorer.scores(prompts, batch, place.start), batch.steps, scorer.params
+        )
+        assert objective is not None
+        return objective.loss
+
+    assert np.abs(scorer.scores(prompts, batch, place.start)).max() < 1e-15
+    before = loss()
+    scorer.learn(prompts, batch, place.start)
+    assert loss() < before
+
+
+def test_log_ratios_are_to_the_policy_of_now_or_to_the_first_one(place: Place):
+    batch = place.world(place.start).batch(8, 64, np.random.default_rng(0))
+    prompts, moved = place.prompts(batch), 0.9 * place.start + 0.1 / place.start.shape[1]
+    old, ref = (
+        Scorer("preference", place.start, 0.1, reference).scores(prompts, batch, moved) for reference in ("old", "ref")
+    )
+    ratio = np.log(place.start / moved)[prompts, batch.action]
+    assert old == pytest.approx(0.05 * ratio)
+    assert np.abs(ref).max() < 1e-15
+
+
+def test_bounds_and_agreement_on_batches_that_no_scorer_has_seen(place: Place):
+    result = learned_quality.standing(place, 0, checks=(1, 16), tests=3)
+    assert result[learned_quality.EXACT][0] == pytest.approx(1)
+    assert 0.9 < result[BEST][0] < 1
+    assert set(result) == {*learned_quality.USUAL, BEST, learned_quality.EXACT, *SCORERS}
+    for name in SCORERS:
+        best = learned_quality.best_rate([result], name, "16")
+        assert 0.4 < result[name][best]["16"]["alone"][0] < result[BEST][0]
+
+
+@pytest.mark.parametrize("name", ["gigpo", "sum_to_outcome"])
+def test_a_policy_learns(place: Place, name: str):
+    scorer = Scorer(name, place.start, 0.1) if name in SCORERS else None
+    ahead = [place.world(place.start).batch(8, 64, np.random.default_rng(0))]
+    curve = learned_quality.learning(place, name, 0, scorer, ahead, updates=4)
+    assert len(curve) == 5
+    assert curve[-1] > 1.2 * curve[0]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from coroutine_tests import pytest_pyfunc_call as pytest_pyfunc_call
 
 
 @pytest.fixture(scope="module", autouse=True)

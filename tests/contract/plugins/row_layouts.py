@@ -9,20 +9,18 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import hydra
 import numpy as np
 import ray
 import torch
 import transfer_queue as tq
-from contract_tools import EOS, PARTITION, batch_of, put, read, write
+from contract_tools import EOS, PARTITION, batch_of, loop_of_verl, put, read, write
+from contract_tools import output as queue_row
 from omegaconf import DictConfig
 from training_ranks import Ranks
 from transfer_queue import KVBatchMeta
-from verl.experimental.agent_loop import agent_loop as verls
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import transferqueue_utils
-from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.advantage import make_record, make_step
@@ -137,22 +135,10 @@ def row(
     prompt: list[int], response: list[int], mask: list[int], log_probs: list[float], steps: list[Any], version: int = 0
 ) -> AgentLoopOutput:
     """A row of an episode, or without steps the one of a failed one, generated at this version of the weights."""
-    failed = None if steps else "EnvironmentFailure: it died"
-    return AgentLoopOutput(
-        prompt_ids=prompt,
-        response_ids=response,
-        response_mask=mask,
-        response_logprobs=log_probs,
-        reward_score=0.0,
-        num_turns=2,
-        metrics=AgentLoopMetrics(),
-        extra_fields={
-            "turnkey": make_record(steps, failed=failed),
-            "reward_extra_info": {"acc": 0.0},
-            "min_global_steps": version,
-            "max_global_steps": version,
-        },
-    )
+    made = queue_row(make_record(steps, failed=None if steps else "EnvironmentFailure: it died"), len(mask), 0.0)
+    made.prompt_ids, made.response_ids, made.response_mask, made.response_logprobs = prompt, response, mask, log_probs
+    made.extra_fields |= {"min_global_steps": version, "max_global_steps": version}
+    return made
 
 
 def sample(model: Any) -> Rollout:
@@ -169,17 +155,7 @@ def sample(model: Any) -> Rollout:
 
 def conversation(config: DictConfig, tokenizer: Any, sampler: Sampler) -> list[AgentLoopOutput]:
     """The rows of an episode of turnkey_env, whose turns the model writes."""
-    loop = hydra.utils.instantiate(
-        config=verls._agent_loop_registry["turnkey_env"],
-        trainer_config=verls.DictConfigWrap(config=config),
-        server_manager=sampler,
-        tokenizer=tokenizer,
-        processor=None,
-        hf_model_type="qwen3",
-        dataset_cls=RLHFDataset,
-        data_config=verls.DictConfigWrap(config.data),
-        tools=verls.ToolListWrap([]),
-    )
+    loop = loop_of_verl("turnkey_env", config, sampler, tokenizer)
     row = {"uid": "u", "session_id": 0, "global_steps": 5, "turnkey_task": Task("contract/Awkward-v0", 3).to_json()}
     try:
         return asyncio.run(loop.run({"temperature": 1.0, "logprobs": True}, **row))

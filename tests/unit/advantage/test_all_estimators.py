@@ -1,7 +1,5 @@
 """What holds for every estimator, whatever it computes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from estimator_cases import as_batch, cases, step_rows, with_parents, with_rates
+from estimator_cases import as_batch, cases, step_rows, table, with_parents, with_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +15,6 @@ from verl_turnkey.advantage import ConfigError, StepBatch, Tokens, compute_credi
 from verl_turnkey.advantage.glossary import MEANINGS
 
 # --- What holds for every estimator, whatever it computes -------------------------------------------------------------
-
-
 SHIPPED = {name: spec for name, spec in estimators().items() if spec.fn.__module__.startswith("verl_turnkey.")}
 #: Options that take other ways through the code than the defaults.
 VARIANTS = [
@@ -172,11 +168,8 @@ def test_the_glossary_has_no_name_too_many():
 
 def batch_of(n, value=0.0):
     """n one-step trajectories of one group, all with the same fate."""
-    return StepBatch(
-        group=["g"] * n,
-        trajectory=range(n),
-        step=[0] * n,
-        reward=[value] * n,
+    return table(
+        [value] * n,
         anchor=["state"] * n,
         action=["move"] * n,
         value=[0.3] * n,
@@ -280,13 +273,7 @@ def test_in_the_released_statistics_the_first_penalties_are_everybodys_credit(sc
 )
 def test_what_is_left_of_a_winners_invalid_step(scope, pay, left):
     """Half of eight episodes won. Inside the score, a penalty of 0.1 weighs by what the environment pays."""
-    batch = StepBatch(
-        group=["g"] * 9,
-        trajectory=[0, *range(8)],
-        step=[0] + [1] * 8,
-        reward=[0.0] + [pay] * 4 + [0.0] * 4,
-        penalty=[0.0, 0.1] + [0.0] * 7,
-    )
+    batch = table([0.0] + [pay] * 4 + [0.0] * 4, [0, *range(8)], step=[0] + [1] * 8, penalty=[0.0, 0.1] + [0.0] * 7)
     got = compute_credit("grpo_steps", batch, scope=scope).advantage
     np.testing.assert_allclose(got[:2], [0.935414, left], atol=1e-5)
 
@@ -327,8 +314,6 @@ def test_tiers_above_from_paper_are_compared_with_recorded_outputs(name):
 
 
 # --- A vanishing change of the rewards changes the credit of every method vanishingly, or its page says where not -----
-
-
 PAGES = Path(__file__).parents[3] / "docs" / "methods"
 WINS = ((1, 1, 0, 0, 0), (1, 0, 0, 0, 0), (1, 1, 1, 1, 0), (1, 0, 1, 0, 1))
 STEPS = 3

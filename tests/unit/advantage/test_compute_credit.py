@@ -24,8 +24,6 @@ from verl_turnkey.advantage import registry as registry_module
 from verl_turnkey.advantage.registry import TIERS
 
 # --- The registry: estimators by name, and errors that say what to change ---------------------------------------------
-
-
 ROWS = {"group": ["g", "g"], "trajectory": ["a", "b"], "step": [0, 0], "reward": [0.0, 1.0]}
 
 
@@ -255,8 +253,6 @@ def test_importing_the_room_loads_numpy_alone():
 
 
 # --- The example of an own estimator runs, in a process of its own as a user's would ----------------------------------
-
-
 EXAMPLE = Path(__file__).parents[3] / "examples" / "custom_estimator.py"
 
 SCRIPT = """

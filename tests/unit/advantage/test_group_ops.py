@@ -1,7 +1,5 @@
 """Arithmetic on groups and trajectories, also where these are trees of steps."""
 
-from __future__ import annotations
-
 import math
 import time
 from random import Random
@@ -32,8 +30,6 @@ from verl_turnkey.advantage.group_ops import (
 from verl_turnkey.advantage.methods._gae import gae, td_errors
 
 # --- The primitives against plain loops, and at sizes where a shortcut would break ------------------------------------
-
-
 numbers = st.floats(-1e3, 1e3, allow_nan=False)
 
 
@@ -85,11 +81,6 @@ def test_against_others_is_the_value_less_the_mean_of_the_others(pairs):
         others = [v for j, (c, v) in enumerate(pairs) if c == code and j != i]
         expected = value - math.fsum(others) / len(others) if others else 0.0
         assert got[i] == pytest.approx(expected, abs=1e-8)
-
-
-def test_ordinals_count_the_steps_that_are_there():
-    runs = sort_runs(np.array([1, 0, 1, 1, 0]), np.array([7, 2, 3, 9, 0]))
-    assert ordinals(runs).tolist() == [1, 1, 0, 2, 0]
 
 
 @pytest.mark.parametrize("value", [0.1, 9.025, 8.57375, 1e-300, 1e15 + 0.3])
@@ -163,8 +154,6 @@ def test_run_sums_and_joint_codes():
 
 
 # --- Trajectories whose steps are a tree, as agents make them whose calls run at the same time ------------------------
-
-
 FOLLOW_A_LINE = ("hae", "loo_td", "marshal", "rae", "tree")
 BASE = {"group": "g", "trajectory": "t"}
 

@@ -1,15 +1,14 @@
 """What papers and frameworks call what is here: every source is found, and every entry leads somewhere."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from estimator_cases import table
 
-from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
+from verl_turnkey.advantage import ConfigError, compute_credit
 from verl_turnkey.advantage.paper_names import PAPER_NAMES, known_as, paper_name, plain
 from verl_turnkey.plugins.cli.tables import shipped, shipped_losses, shipped_modifiers
 from verl_turnkey.plugins.rollout.strategies import read_strategy, strategies
@@ -76,7 +75,7 @@ def test_the_page_of_an_entry_exists(entry):
 
 
 def test_registries_answer_with_it():
-    batch = StepBatch(group=["g"], trajectory=["a"], step=[0], reward=[1.0])
+    batch = table([1.0])
     with pytest.raises(ConfigError, match=r"unknown estimator 'gtpo'; gtpo is turn_norm here"):
         compute_credit("gtpo", batch)
     with pytest.raises(ConfigError, match=r"unknown modifier 'concise_r'; concise_r is the modifier length_gate here"):

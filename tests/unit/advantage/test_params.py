@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections import UserDict, UserList
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Optional, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+import yaml
 from intervals import around
 
 from verl_turnkey.advantage import estimators, modifiers
 from verl_turnkey.advantage.params import ALIASES, ConfigError, check, did_you_mean, parse
 
+
 # --- The strict dataclass parser that the plugin's whole configuration goes through -----------------------------------
-
-
 @dataclass(frozen=True)
 class Inner:
     rate: float = 0.5
@@ -155,76 +156,8 @@ def test_aliases_are_not_our_names():
 
 
 # --- Each number that a method or a modifier takes: it reaches the bounds of its interval, and no further -------------
-
-
 SHARE, FACTOR, POSITIVE, ANY = "[0, 1]", "[0, inf)", "(0, inf)", "(-inf, inf)"
-BOUNDS = {
-    "dual_granularity": {"beta": FACTOR},
-    "dual_level": {"gamma": SHARE, "trajectory_w": FACTOR, "turn_w": FACTOR},
-    "gigpo": {"gamma": SHARE, "step_advantage_w": FACTOR, "similarity": "(0, 1)", "epsilon": POSITIVE},
-    "graph": {
-        "decay": "(0, 1]",
-        "scale": POSITIVE,
-        "step_advantage_w": FACTOR,
-        "epsilon": POSITIVE,
-        "gamma": SHARE,
-        "success_value": ANY,
-    },
-    "grpo_steps": {"epsilon": POSITIVE},
-    "hae": {"gamma": SHARE, "lam_turn": SHARE, "lam_seg": SHARE, "keep_penalty": FACTOR},
-    "hdpo": {"epsilon": POSITIVE},
-    "hgpo": {"gamma": SHARE, "alpha": FACTOR, "epsilon": POSITIVE},
-    "information_gain": {"gamma": SHARE},
-    "loo_td": {"gamma": "(0, 1]", "lam": SHARE, "prior": POSITIVE, "lone": FACTOR},
-    "marshal": {"gamma": SHARE},
-    "maxrl": {"epsilon": FACTOR},
-    "mc_grpo": {"floor": FACTOR, "epsilon": POSITIVE},
-    "ngrpo": {"r_max": ANY, "epsilon": POSITIVE},
-    "progress": {"alpha": FACTOR},
-    "proxmo": {
-        "gamma": SHARE,
-        "alpha": POSITIVE,
-        "beta": FACTOR,
-        "temperature": POSITIVE,
-        "step_advantage_w": FACTOR,
-        "epsilon": POSITIVE,
-    },
-    "rae": {"decay": SHARE, "gamma": SHARE},
-    "rebn": {"gamma": SHARE, "epsilon": POSITIVE},
-    "rtmc": {"gamma": SHARE, "n_prior": FACTOR},
-    "salt": {"epsilon": POSITIVE},
-    "seeupo": {"clamp": POSITIVE},
-    "siblings": {"epsilon": POSITIVE},
-    "step_episode": {"alpha": FACTOR},
-    "step_potential": {"alpha": SHARE, "xi": FACTOR, "saturation": ANY},
-    "tree": {"trajectory_w": FACTOR, "fork_w": FACTOR, "epsilon": POSITIVE},
-    "turn_gae": {"gamma": SHARE, "lam": SHARE},
-    "turn_norm": {"gamma": SHARE, "turn_w": FACTOR},
-    "vc_gae": {"gamma": SHARE, "lam_actor": SHARE, "lam_critic": SHARE, "length_alpha": POSITIVE},
-}
-OF_MODIFIERS = {
-    "a_grae": {"alpha": "(0, 1]"},
-    "agent_opsd": {"lam": SHARE, "bound": SHARE},
-    "copo": {"gamma": FACTOR, "rho": ANY},
-    "dynamo_modulation": {"a": FACTOR, "floor": SHARE, "steepness": "[0, 500]", "threshold": SHARE},
-    "empg": {"k": FACTOR, "k_next": FACTOR, "zeta": FACTOR},
-    "grsd": {"lam": FACTOR, "eta": FACTOR, "bound": FACTOR, "success": ANY},
-    "hcapo": {"weight": FACTOR, "gamma": SHARE, "temperature": POSITIVE, "clip": "[0, 1)", "success": ANY},
-    "length_gate": {"weight": FACTOR},
-    "opid": {"weight": FACTOR},
-    "rank_shaping": {"gain": FACTOR, "weight": FACTOR, "kappa": POSITIVE, "rate": "(0, 1]"},
-    "rlsd": {"lam": SHARE, "clip": "[0, 1)"},
-    "shrinkage": {"decay": "[0, 1)"},
-    "tool_gate": {"weight": FACTOR},
-    "trace": {"weight": FACTOR, "gamma": SHARE, "outcome": FACTOR, "offset": POSITIVE},
-    "trial": {"coefficient": FACTOR},
-    "unlikeliness": {"beta": SHARE},
-}
-WHOLE = {"hgpo": {"history": FACTOR}, "progress": {"k": "[1, inf)"}, "proxmo": {"max_features": "[1, inf)"}}
-WHOLE["salt"] = {"history": FACTOR}
-WHOLE["loo_td"] = {"horizon": "[1, inf)"}
-WHOLE_OF_MODIFIERS = {"rlsd": {"decay_steps": "[1, inf)"}}
-
+RANGES = yaml.safe_load((Path(__file__).parents[2] / "data" / "ranges.yaml").read_text(encoding="utf-8"))
 
 #: How errors call an interval; null is one more value of the parameters that may be None.
 WORDS = {
@@ -260,10 +193,8 @@ def cases(table, whole=False):
 @pytest.mark.parametrize(
     ("name", "key", "inside", "outside", "words"),
     [
-        *cases(BOUNDS),
-        *cases(OF_MODIFIERS),
-        *cases(WHOLE, whole=True),
-        *cases(WHOLE_OF_MODIFIERS, whole=True),
+        *(case for kind in ("methods", "modifiers") for case in cases(RANGES[kind])),
+        *(case for kind in ("methods", "modifiers") for case in cases(RANGES[f"{kind}, whole"], whole=True)),
     ],
 )
 def test_a_number_reaches_its_bounds_and_no_further(name, key, inside, outside, words):

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from estimator_cases import table
 
 from verl_turnkey.advantage import (
     Credit,
-    StepBatch,
     Tokens,
     compute_credit,
     describe_part,
@@ -16,13 +16,8 @@ from verl_turnkey.advantage import (
     registry,
 )
 
-STEPS = StepBatch(
-    group=["task"] * 6,
-    trajectory=[1, 1, 2, 2, 3, 3],
-    step=[0, 1, 0, 1, 0, 1],
-    reward=[0, 10, 0, 0, 0, 2],
-    anchor=["A", "B", "A", "B", "C", "B"],
-    penalty=[0, 0, 0.1, 0, 0, 0],
+STEPS = table(
+    [0, 10, 0, 0, 0, 2], [1, 1, 2, 2, 3, 3], anchor=["A", "B", "A", "B", "C", "B"], penalty=[0, 0, 0.1, 0, 0, 0]
 )
 
 
@@ -43,12 +38,6 @@ def test_gigpo_says_what_each_level_adds_and_who_was_compared():
     assert credit.metrics["credit/penalty/mean"] == pytest.approx(-0.1 / 6)
 
 
-def test_a_part_without_weight_adds_nothing():
-    credit = compute_credit("gigpo", STEPS, step_advantage_w=0.0)
-    assert not credit.parts["step_level"].any()
-    assert credit.metrics["credit/share_steps_with_step_credit"] > 0
-
-
 def test_hgpo_says_the_weight_of_each_level_and_who_has_none():
     credit = compute_credit("hgpo", STEPS, norm="mean", gamma=1.0, history=1)
     assert credit.advantage[1] == pytest.approx((6 + 2 * 5) / 3)
@@ -64,9 +53,7 @@ def test_hgpo_says_the_weight_of_each_level_and_who_has_none():
 
 
 def test_whitening_is_one_shift_for_all():
-    batch = StepBatch(
-        group=[*"ggg"], trajectory=range(3), step=[0] * 3, reward=[1, 0, 0], extra={"potential": [0.9, 0.1, 0.5]}
-    )
+    batch = table([1, 0, 0], potential=[0.9, 0.1, 0.5])
     credit = compute_credit("step_potential", batch)
     assert np.ptp(credit.parts["whitening"]) == pytest.approx(0, abs=1e-12)
     ratio = credit.parts["step_level"] / credit.levels["potential_gain"]
@@ -75,14 +62,7 @@ def test_whitening_is_one_shift_for_all():
 
 
 def test_salt_says_what_sharing_an_edge_changed():
-    batch = StepBatch(
-        group=[*"gggg"],
-        trajectory=[0, 0, 1, 1],
-        step=[0, 1, 0, 1],
-        reward=[0, 1, 0, 0],
-        anchor=["s", "t", "s", "t"],
-        action=["go", "win", "go", "lose"],
-    )
+    batch = table([0, 1, 0, 0], [0, 0, 1, 1], anchor=["s", "t", "s", "t"], action=["go", "win", "go", "lose"])
     credit = compute_credit("salt", batch, norm="mean")
     assert rounded(credit.parts) == {
         "trajectory_credit": [0.5, 0.5, -0.5, -0.5],
@@ -96,13 +76,7 @@ def test_salt_says_what_sharing_an_edge_changed():
 
 def test_a_tree_says_who_are_siblings_and_seeupo_what_it_clips():
     """Two episodes fork after one step that both hold."""
-    batch = StepBatch(
-        group=[*"gggg"],
-        trajectory=[0, 0, 1, 1],
-        step=[0, 1, 0, 1],
-        reward=[0, 1, 0, 0],
-        extra={"parent": ["", "a", "", "a"]},
-    )
+    batch = table([0, 1, 0, 0], [0, 0, 1, 1], parent=["", "a", "", "a"])
     credit = compute_credit("tree", batch, norm="mean", fork_w=2.0)
     assert rounded(credit.parts)["fork_level"] == [0, 1, 0, -1]
     assert rounded(credit.levels) == {"leaf_mean": [0.5, 1, 0.5, 0]}
@@ -174,11 +148,9 @@ def test_what_each_modifier_changed_adds_up_and_is_explained(name, penalty):
     extra |= {name: [-0.1, 0.3, -0.2, -0.4] for name in ("teacher_gap", "teacher_gap_mean", "teacher_log_prob_mean")}
     extra |= {name: [1.0, 2.0, 3.0, 4.0] for name in ("rank", "rank_velocity", "rank_acceleration")}
     extra["gold_probability"] = [0.1, 0.4, 0.3, 0.8]
-    batch = StepBatch(
-        group=[*"aabb"],
-        trajectory=range(4),
-        step=[0] * 4,
-        reward=[1, 0, 1, 1],
+    batch = table(
+        [1, 0, 1, 1],
+        group="aabb",
         penalty=[penalty, 0, 0, penalty],
         success=[True, False, True, True],
         tokens=[3, 4, 5, 9],

@@ -8,19 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from estimator_cases import columns, table
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 from verl_turnkey.advantage.methods._step_columns import step_column, value_after
 
 # --- StepBatch: what it takes, how it identifies things, and what it says about bad input -----------------------------
-
-
-ROWS = {
-    "group": ["g", "g", "g", "h"],
-    "trajectory": ["t0", "t0", "t1", "t2"],
-    "step": [0, 1, 0, 0],
-    "reward": [0.0, 1.0, 0.5, 2.0],
-}
+ROWS = columns([0.0, 1.0, 0.5, 2.0], ["t0", "t0", "t1", "t2"], group="gggh")
 
 
 def test_defaults():
@@ -261,8 +255,6 @@ def test_integers_at_and_beyond_the_limits_of_a_type():
 
 
 # --- The extra columns of numbers: what is refused, and what stands for a turn that never reached the environment -----
-
-
 def batch(column, valid=None, trajectory=None):
     n = len(column)
     columns = {"trajectory": trajectory or [0] * n, "valid": valid or [True] * n}
@@ -286,23 +278,10 @@ COLUMN = [0.0, 0.2, 0.0, 0.0, 0.6, 0.0]
 
 def test_the_state_after_an_idle_turn_is_that_before_it():
     assert value_after(batch(COLUMN, VALID), "mine", "x").tolist() == [0.0, 0.2, 0.2, 0.2, 0.6, 0.6]
-
-
-def test_what_an_invalid_step_says_counts_and_trajectories_are_apart():
     assert value_after(batch([0.5, 0.3], [True, False]), "mine", "x").tolist() == [0.5, 0.3]
     apart = batch([0.3, 0.0, 0.5], [True, False, True], ["a", "b", "c"])
     assert value_after(apart, "mine", "x").tolist() == [0.3, 0.0, 0.5]
-
-
-def test_the_rows_may_come_in_any_order():
     order = np.array([4, 0, 5, 2, 1, 3])
-    shuffled = StepBatch(
-        group=["g"] * 6,
-        trajectory=[0] * 6,
-        step=order,
-        reward=[0.0] * 6,
-        valid=np.array(VALID)[order],
-        extra={"x": np.array(COLUMN)[order]},
-    )
+    shuffled = table([0.0] * 6, [0] * 6, step=order, valid=np.array(VALID)[order], x=np.array(COLUMN)[order])
     expected = value_after(batch(COLUMN, VALID), "mine", "x")[order]
     assert value_after(shuffled, "mine", "x").tolist() == expected.tolist()

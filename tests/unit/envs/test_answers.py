@@ -1,7 +1,5 @@
 """What an environment may answer; hosts, ``env-check`` and the driver's probe read by these rules."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -136,8 +134,6 @@ def test_an_environment_that_cannot_be_made_is_a_failure_of_its_own_kind(env_id,
 
 
 # --- what tells states apart ------------------------------------------------------------------------------------------
-
-
 def picture(brightness: int, shape: tuple[int, int, int] = (4, 6, 3)) -> np.ndarray:
     return np.full(shape, brightness, np.uint8)
 
@@ -157,15 +153,9 @@ def test_states_shown_as_images_are_told_apart_by_their_content():
     assert text.anchor == "you see:"
     assert state(images=[picture(0)]).anchor == dark.anchor
     assert state(images=[picture(9), picture(0)]).anchor != both.anchor
-
-
-def test_the_environments_key_goes_before_what_is_seen():
     dark, bright = (state(images=[picture(value)], state_key=7) for value in (0, 9))
     assert dark.anchor == bright.anchor == 7
     assert dark.observation_key != bright.observation_key
-
-
-def test_two_images_are_two_fingerprints():
     dark, bright = (state(images=[picture(value)]) for value in (0, 9))
     assert fingerprint("you see:", dark.info) != fingerprint("you see:", bright.info)
     assert fingerprint("you see:", dark.info) == fingerprint("you see:", state(images=[picture(0)]).info)

@@ -1,7 +1,5 @@
 """The base class of the adapters: limits, flags, errors, seeds, and the search for oracles."""
 
-from __future__ import annotations
-
 import pytest
 from gymnasium.utils.env_checker import check_env
 
@@ -139,9 +137,6 @@ def test_the_shortest_plan_wins():
         place = place + 1 if action == "one" else place * 2
     assert place == 10
     assert len(plan) == 4
-
-
-def test_no_plan_where_there_is_no_way_or_too_many_states():
     assert shortest_plan(0, lambda place: [("back", 0, False)]) is None
     assert shortest_plan(0, lambda place: [("on", place + 1, place == 50)], max_states=20) is None
     assert len(shortest_plan(0, lambda place: [("on", place + 1, place == 50)])) == 51

@@ -1,7 +1,5 @@
 """Calls of servers by HTTP, and the threads that wait for them, which end with the process."""
 
-from __future__ import annotations
-
 import gc
 import http.client
 import socket

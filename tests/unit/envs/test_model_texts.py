@@ -1,7 +1,5 @@
 """Thoughts in what models write, and answers compared by their words."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Ids and packages that are not there, and users' own modules."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

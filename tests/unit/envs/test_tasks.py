@@ -1,7 +1,5 @@
 """Tasks and the files in which verl reads them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path
@@ -86,9 +84,6 @@ def test_parquet_as_verl_reads_it(tmp_path):
     assert rows[1]["extra_info"] == {"index": 1, "split": "train"}
     assert rows[1]["reward_model"] == {"style": "rule", "ground_truth": ""}
     assert [sorted(message) for message in rows[0]["prompt"]] == [["content", "role"]]
-
-
-def test_zero_tasks(tmp_path):
     with pytest.raises(TaskFormatError, match="no tasks"):
         write_parquet(tmp_path / "x.parquet", [], "turnkey", "train")
 

@@ -1,7 +1,5 @@
 """Environments whose methods are tools."""
 
-from __future__ import annotations
-
 import json
 from random import Random
 from typing import Any, Literal
@@ -18,7 +16,6 @@ from verl_turnkey.envs.tools import (
     call_text,
     calls_text,
     random_call,
-    read_results,
     read_tools,
     read_turn,
     words_text,
@@ -315,9 +312,6 @@ def test_tools_of_a_reset_are_kept_whole():
         function("go", parameters=parameters, description=""),
         function("look", description="Look.", parameters={"type": "object", "properties": {}}),
     ]
-
-
-def test_tools_are_a_copy():
     own = [function("go", parameters={"type": "object", "properties": {"way": {"type": "string"}}})]
     taken = reset(own).info["tools"]
     taken[0]["function"]["parameters"]["properties"]["way"]["type"] = "integer"
@@ -404,10 +398,3 @@ def test_random_calls_are_of_the_schemas_types():
         assert arguments["who"] in ("a", None)
         assert arguments["more"] == []
     assert random_call(tools, Random(3)) == random_call(tools, Random(3))
-
-
-def test_readers_raise_what_the_fault_says():
-    with pytest.raises(TypeError, match=r"info\['tools'\] must be a list"):
-        read_tools(3)
-    with pytest.raises(TypeError, match=r"info\['results'\] must be a list"):
-        read_results(3)

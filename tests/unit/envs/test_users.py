@@ -1,7 +1,5 @@
 """A user that a model plays."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Importance weights per token, turn and row, and SeeUPO's accumulated ratio."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -15,8 +13,6 @@ from verl_turnkey.losses.clipping import accumulated_ratio, importance_weights, 
 from verl_turnkey.losses.turns import Turns, turn_ids
 
 # --- Importance weights per token, turn and row: the values of the formulas, and a loop straight from them ------------
-
-
 LEVELS = ("token", "turn", "sequence")
 RATIOS = ("product", "geometric")
 OUTSIDE = ("truncate", "zero_weight", "clear_mask")
@@ -124,12 +120,6 @@ def test_the_formula_is_the_loop(rows, level, ratio, outside, high, low, padded)
         assert line == pytest.approx(expected, rel=1e-9)
 
 
-def test_rows_of_one_turn_have_the_weights_of_a_row_per_turn():
-    steps: list[Row] = [[0.9, 0.9], [-0.1, -0.1]]
-    per_row = weights("sequence", steps, high=3.0)
-    assert per_row == weights("turn", steps, high=3.0) == [[3, 3], pytest.approx([math.exp(-0.2)] * 2)]
-
-
 def test_turns_from_before_a_rejection_stay_whole():
     """A rejected token in the middle does not split its turn, and its ratio still counts."""
     mask = nested([[1, 1, 1, 0, 1]])
@@ -143,27 +133,16 @@ def test_turns_from_before_a_rejection_stay_whole():
 # --- SeeUPO's accumulated ratio; the reference's outputs are in the test of the estimator ``seeupo``, which it weighs.
 
 
-def test_extreme_moves_are_clipped_and_rows_without_tokens_are_left_alone():
+def test_the_accumulated_ratio():
     mask = torch.tensor([[1, 1], [1, 0], [0, 0]])
     zeros = torch.zeros(3, 2)
     after = torch.tensor([[50.0, 50.0], [-50.0, 9.0], [9.0, 9.0]])
     ratio = accumulated_ratio(torch.tensor([1.1, 1.0, 0.9]), zeros, after, mask)
     assert ratio.tolist() == pytest.approx([1.2, 0.8, 0.9])
-
-
-def test_the_turns_ratio_is_of_its_tokens_alone_and_clipped_before_it_is_multiplied():
     mask = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 0]])
     after = torch.tensor([[0.1, 0.05, 9.0, 9.0], [9.0, 0.5, 9.0, 9.0]])
     ratio = accumulated_ratio(torch.tensor([0.9, 0.9]), torch.zeros(2, 4), after, mask)
     assert ratio.tolist() == pytest.approx([0.9 * math.exp(0.075), 0.9 * 1.2])
-
-
-def test_a_turn_of_one_token_counts_by_itself():
-    ratio = accumulated_ratio(torch.ones(1), torch.zeros(1, 2), torch.tensor([[0.1, 9.0]]), torch.tensor([[1, 0]]))
-    assert ratio.tolist() == pytest.approx([math.exp(0.1)])
-
-
-def test_the_clips_are_a_fifth_unless_said_otherwise():
     far = torch.tensor([[0.5], [-0.5]])
     ones, zeros, mask = torch.ones(2), torch.zeros(2, 1), torch.ones(2, 1)
     assert accumulated_ratio(ones, zeros, far, mask).tolist() == pytest.approx([1.2, 0.8])

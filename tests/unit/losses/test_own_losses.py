@@ -4,18 +4,19 @@ import dataclasses
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass, make_dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from intervals import around
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.losses import TokenLoss, losses, policy_loss, register_loss, registry
 
+
 # --- A loss of one's own: what it may return, what it is registered with, and what it is called with ------------------
-
-
 @dataclass(frozen=True)
 class Plain:
     scale: float = 1.0
@@ -144,24 +145,7 @@ def test_inputs_are_tensors(key, wrong):
 # --- The parameters of the losses: what each takes at its bounds, what it refuses, and what it is if nobody sets it.
 
 
-BOUNDS = {
-    "clip_low": "[0, 1)",
-    "clip_high": "[0, inf)",
-    "dual_clip": "(1, inf]",
-    "weight_cap": "(1, inf)",
-    "n": "(0, inf)",
-    "m": "[1, inf)",
-    "accuracy_w": "[0, inf)",
-    "tool_w": "[0, inf)",
-    "eta": "(0, inf)",
-    "threshold": "(0, 1]",
-    "coefficient": "[0, inf)",
-    "beta": "[0, inf)",
-    "pg_weight": "[0, inf)",
-    "lam": "[0, inf)",
-    "weight": "[0, 1]",
-    "is_clip": "(0, inf)",
-}
+BOUNDS = yaml.safe_load((Path(__file__).parents[2] / "data" / "ranges.yaml").read_text(encoding="utf-8"))["losses"]
 
 #: Of the authors' papers and code, as each loss's docstring has it; those of clip_low and clip_high are 0.2.
 DEFAULTS = {

@@ -87,19 +87,10 @@ def test_turns_of_a_mask_that_was_thinned_out(rows, nested, random):
         assert row.tolist() == pytest.approx(wanted)
 
 
-def test_a_run_does_not_go_on_in_the_next_row():
-    mask = torch.tensor([[0, 1, 1], [1, 0, 1]])
-    assert turn_ids(mask).tolist() == [[-1, 0, 0], [0, -1, 1]]
-    assert Turns.of(mask).tokens.tolist() == [2, 1, 1]
-
-
 def test_what_is_jagged_can_be_padded():
     mask = jagged([[0, 1, 1], [1]], torch.bool)
     assert turn_ids(mask).to_padded_tensor(-1).tolist() == [[-1, 0, 0], [0, -1, -1]]
     assert Turns.of(mask).spread(torch.tensor([2.0, 3.0])).to_padded_tensor(0.0).tolist() == [[0, 2, 2], [3, 0, 0]]
-
-
-def test_no_rows_and_no_tokens():
     assert turn_ids(torch.zeros(0, 3)).shape == (0, 3)
     turns = Turns.of(torch.zeros(2, 3))
     assert turns.n == 0

@@ -1,7 +1,5 @@
 """What several twins share: trajectories, returns, scores, and one value against the values of its group."""
 
-from __future__ import annotations
-
 import math
 
 

@@ -1,7 +1,5 @@
 """What failed, by kind; and that the package's warnings are heard where everything else is quiet."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

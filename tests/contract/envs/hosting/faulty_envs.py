@@ -52,11 +52,8 @@ class Faulty(gymnasium.Env[str, str]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         self.taken, self.path = 0, []
-        return self._do(self.on_reset)[0], {
-            "state_key": f"{seed}, 0",
-            "task": f"seed {seed}",
-            "private": threading.Lock(),
-        }
+        info = {"state_key": f"{seed}, 0", "task": f"seed {seed}", "private": threading.Lock()}
+        return self._do(self.on_reset)[0], info
 
     def step(self, action: str) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self.taken += 1
@@ -83,8 +80,7 @@ class Faulty(gymnasium.Env[str, str]):
 
     def _do(self, what: str) -> tuple[Any, Any]:
         verb, _, argument = what.partition(" ")
-        method = getattr(self, f"do_{verb}", None)
-        return ("fine", 0.0) if method is None else method(argument)
+        return getattr(self, f"do_{verb}", lambda _: None)(argument) or ("fine", 0.0)
 
     # --- what it returns ----------------------------------------------------------------------------------------------
 
@@ -118,13 +114,11 @@ class Faulty(gymnasium.Env[str, str]):
 
     def do_secretly(self, _: str) -> Any:  # its state depends on something that no seed sets
         self.taken -= int(time.time() * 1e6)
-        return "fine", 0.0
 
     # --- what it does to its process ----------------------------------------------------------------------------------
 
     def do_sleep(self, seconds: str) -> Any:
         time.sleep(float(seconds))
-        return "fine", 0.0
 
     def do_meet(self, folder: str) -> Any:
         """Until three are here at the same time, in whatever process."""
@@ -142,7 +136,6 @@ class Faulty(gymnasium.Env[str, str]):
 
     def do_freeze(self, _: str) -> Any:
         os.kill(os.getpid(), signal.SIGSTOP)
-        return "fine", 0.0
 
     def do_raise(self, _: str) -> Any:
         raise Strange(1, 2)
@@ -155,11 +148,9 @@ class Faulty(gymnasium.Env[str, str]):
 
     def do_crash(self, _: str) -> Any:
         os.kill(os.getpid(), signal.SIGSEGV)
-        return "fine", 0.0
 
     def do_kill(self, _: str) -> Any:  # as the kernel when memory runs out
         os.kill(os.getpid(), signal.SIGKILL)
-        return "fine", 0.0
 
     def do_eat(self, then: str) -> Any:
         """Allocate what the process may still have; ``abort``: end as C++ does of an allocation that fails."""
@@ -175,12 +166,10 @@ class Faulty(gymnasium.Env[str, str]):
 
     def do_hang_up(self, _: str) -> Any:
         os.closerange(3, 100)
-        return "fine", 0.0
 
     def do_print(self, text: str) -> Any:
         print(text)
         os.write(2, b"from C\n")
-        return "fine", 0.0
 
     def do_flood(self, size: str) -> Any:
         for _ in range(int(size) // 1000):
@@ -189,7 +178,6 @@ class Faulty(gymnasium.Env[str, str]):
 
     def do_seed(self, number: str) -> Any:
         random.seed(int(number))
-        return "fine", 0.0
 
     def do_read(self, _: str) -> Any:
         return repr(sys.stdin.read()), 0.0
@@ -243,7 +231,5 @@ class Cloned(Safe):
         return clone
 
 
-gymnasium.register("test/Faulty-v0", entry_point=Faulty)
-gymnasium.register("test/Safe-v0", entry_point=Safe)
-gymnasium.register("test/Copied-v0", entry_point=Copied)
-gymnasium.register("test/Cloned-v0", entry_point=Cloned)
+for env in (Faulty, Safe, Copied, Cloned):
+    gymnasium.register(f"test/{env.__name__}-v0", entry_point=env)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from live_processes import alive, dead_soon
 
 from verl_turnkey.envs import EnvironmentFailure
@@ -158,34 +159,22 @@ async def test_where_environments_live(host):
     await host.close(name)
 
 
-FAULTS = [
-    ("raise", "step", r"Strange: strange 1\n(.|\n)*do_raise"),
-    ("exit", "step", "SystemExit: 3"),
-    ("observe", "step", "observation must be text, not int 5"),
-    ("reward nan", "reward", "must be a finite number, not float nan"),
-    ("reward -inf", "reward", "must be a finite number, not float -inf"),
-    ("text_reward", "reward", "must be a finite number, not str 'much'"),
-    ("sleep 30", "timeout", r"longer than 0\.3 s; raise turnkey\.env\.step_timeout"),
-]
-PROCESS_FAULTS = [
-    ("spin", "timeout", "line [0-9]+ in do_spin"),
-    ("lock", "timeout", "line [0-9]+ in do_lock"),
-    ("vanish 7", "process", "ended with exit status 7 during step of test/Faulty-v0"),
-    ("crash", "process", r"was killed by SIGSEGV during step(.|\n)*line [0-9]+ in do_crash"),
-    ("hang_up", "process", "exit status 1"),
-]
+FAULTS = yaml.safe_load((Path(__file__).parents[3] / "data/environment_faults.yaml").read_text(encoding="utf-8"))
+OF_ANY, OF_PROCESSES = FAULTS["steps"], FAULTS["steps_of_processes"]
 
 
 @pytest.mark.parametrize(
     ("env_id", "action", "kind", "words"),
-    [(SAFE, *fault) for fault in FAULTS] + [(ALONE, *fault) for fault in FAULTS[::3] + PROCESS_FAULTS],
+    [(SAFE, *fault) for fault in OF_ANY] + [(ALONE, *fault) for fault in OF_ANY[::3] + OF_PROCESSES],
 )
 async def test_a_bad_step_ends_its_episode_and_no_other(host, env_id, action, kind, words):
     good, *_ = await opened(host, ALONE)
     bad, *_ = await opened(host, env_id)
+    processes = [int((await host.step(bad, what, 5))[0]) for what in ("pid", "start")] if env_id == ALONE else []
     error = await failure(host.step(bad, action, 0.3 if kind == "timeout" else 30))
     assert error.kind == kind
     assert re.search(words, error.message)
+    assert dead_soon(*processes)  # also what it has started in a session of its own
     assert (await host.step(good, "go", 5))[0] == "fine"
     assert (await failure(host.step(bad, "go", 5))).kind == "closed"
     await host.close(good)
@@ -287,14 +276,6 @@ async def test_the_end_of_the_output_is_shown(host):
     assert len(error.message) < 3000
 
 
-async def test_what_an_environment_starts_dies_with_it(host):
-    for action in ("sleep 30", "vanish 1"):
-        name, *_ = await opened(host, ALONE)
-        started = [int((await host.step(name, what, 5))[0]) for what in ("pid", "start")]
-        await failure(host.step(name, action, 0.2))
-        assert dead_soon(*started)
-
-
 LONE_HOST = """
 import asyncio, sys
 from verl_turnkey.envs.hosting.host import EnvHost
@@ -325,20 +306,7 @@ def test_no_process_outlives_its_host():
 # --- imports ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("code", "kind", "words"),
-    [
-        ("raise RuntimeError('no licence')", "reset", "RuntimeError: no licence"),
-        ("import os; os._exit(9)", "process", "exit status 9 during import of test/Broken-v0"),
-        (
-            "import time; time.sleep(60)",
-            "timeout",
-            r"import of test/Broken-v0 took longer than 1 s(.|\n)*broken_import",
-        ),
-        ("print('hello'); raise SystemExit(4)", "reset", r"SystemExit: 4(.|\n)*Its last output:\nhello"),
-        ("import no_such_module_xyz", "make", "pip install no_such_module_xyz"),
-    ],
-)
+@pytest.mark.parametrize(("code", "kind", "words"), FAULTS["imports"])
 async def test_a_class_that_cannot_be_imported(made, tmp_path, monkeypatch, code, kind, words):
     (tmp_path / "broken_import.py").write_text(code)
     register = tmp_path / "register.py"

@@ -24,21 +24,17 @@ from verl_turnkey.envs.process_tree import MARK
 @pytest.mark.parametrize(
     ("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGRTMIN + 5, f"signal {signal.SIGRTMIN + 5}")]
 )
-def test_every_signal_that_kills_is_told(monkeypatch, tmp_path, number, name):
+async def test_every_signal_that_kills_is_told(monkeypatch, tmp_path, number, name):
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # a Path, as some programs put there
-
-    async def main():
-        worker = await ProcessWorker.spawn()
-        os.kill(worker._process.pid, number)
-        with pytest.raises(EnvironmentFailure, match=f"was killed by {name}.* during a test"):
-            await worker.call("close", (), 20.0, "a test", "key")
-
+    worker = await ProcessWorker.spawn()
+    os.kill(worker._process.pid, number)
+    with pytest.raises(EnvironmentFailure, match=f"was killed by {name}.* during a test"):
+        await worker.call("close", (), 20.0, "a test", "key")
     assert isinstance(sys.path[-1], Path)
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize(("threads", "kept"), [(None, "1"), ("4", "4")])
-def test_the_process_sees_no_device_and_nothing_of_ray(monkeypatch, threads, kept):
+async def test_the_process_sees_no_device_and_nothing_of_ray(monkeypatch, threads, kept):
     """It would take memory of the GPU, or the cluster for its own; its threads would fill the machine."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
@@ -47,15 +43,11 @@ def test_the_process_sees_no_device_and_nothing_of_ray(monkeypatch, threads, kep
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     else:
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-
-    async def variables():
-        worker = await ProcessWorker.spawn()
-        try:
-            return Path(f"/proc/{worker._process.pid}/environ").read_text().split("\0")
-        finally:
-            worker.kill()
-
-    environment = dict(entry.split("=", 1) for entry in asyncio.run(variables()) if entry)
+    worker = await ProcessWorker.spawn()
+    try:
+        environment = variables(worker._process.pid)
+    finally:
+        worker.kill()
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert (environment["OMP_NUM_THREADS"], environment["SOMETHING_ELSE"]) == (kept, "stays")
     assert not [name for name in environment if name.startswith("RAY_")]

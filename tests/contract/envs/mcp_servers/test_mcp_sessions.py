@@ -79,7 +79,7 @@ async def test_each_episode_has_a_server_of_its_own() -> None:
     await asyncio.gather(notes.close(), other.close())
 
 
-def test_equal_calls_with_equal_results_are_the_same_state() -> None:
+async def test_equal_calls_with_equal_results_are_the_same_state() -> None:
     async def state(*calls: tuple[str, dict[str, Any]]) -> str:
         tools = await servers(STDIO).episode(None)
         for call in calls:
@@ -87,10 +87,7 @@ def test_equal_calls_with_equal_results_are_the_same_state() -> None:
         await tools.close()
         return tools.state
 
-    async def states() -> list[str]:
-        return await asyncio.gather(state(NOTE, READ), state(NOTE, READ), state(READ, NOTE))
-
-    same, again, other = asyncio.run(states())
+    same, again, other = await asyncio.gather(state(NOTE, READ), state(NOTE, READ), state(READ, NOTE))
     assert same == again != other
 
 
@@ -155,18 +152,14 @@ BREAKS = [
 
 
 @pytest.mark.parametrize(("call", "reason"), BREAKS, ids=["dies", "floods", "hangs"])
-def test_a_server_that_breaks_down_costs_its_own_episode(call: tuple[str, dict[str, Any]], reason: str) -> None:
+async def test_a_server_that_breaks_down_costs_its_own_episode(call: tuple[str, dict[str, Any]], reason: str) -> None:
     pad = servers(STDIO, most_bytes=100_000, call_timeout=2.0)
-
-    async def episodes() -> str:
-        broken, other = await asyncio.gather(pad.episode(None), pad.episode(None))
-        with pytest.raises(EnvironmentFailure, match=reason) as raised:
-            await broken.result(*call)
-        assert (await other.result(*NOTE))["content"] == "2 notes"
-        await asyncio.gather(broken.close(), other.close())
-        return str(raised.value)
-
-    text = asyncio.run(episodes())
+    broken, other = await asyncio.gather(pad.episode(None), pad.episode(None))
+    with pytest.raises(EnvironmentFailure, match=reason) as raised:
+        await broken.result(*call)
+    assert (await other.result(*NOTE))["content"] == "2 notes"
+    await asyncio.gather(broken.close(), other.close())
+    text = str(raised.value)
     reasons = {"die": "(out of paper)", "flood": "wrote more than 100000 bytes"}
     assert reasons.get(call[0], "MCP server pad") in text
 

@@ -27,12 +27,7 @@ ROWS: list[tuple[list[int], list[list[tuple[int, int]]]]] = [
     ([1, 1], [[(-1, 0)]]),
     ([0], []),
 ]
-MARKED = [
-    [0, 0, 0, 1, 1, 0, 0, 1, 1, 0],
-    [0, 1, 0, 1, 1, 0, 0],
-    [0, 0],
-    [0],
-]
+MARKED = [[0, 0, 0, 1, 1, 0, 0, 1, 1, 0], [0, 1, 0, 1, 1, 0, 0], [0, 0], [0]]
 
 
 def nested(rows: list[Any], dtype: torch.dtype = torch.float32) -> torch.Tensor:

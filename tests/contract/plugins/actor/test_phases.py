@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 import transfer_queue as tq
-from contract_tools import EOS, EPISODES, PARTITION, advance, batch_of, fill, output, put, read
+from contract_tools import EOS, EPISODES, PARTITION, advance, batch_of, fill, put, read, row
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
-from verl_turnkey.advantage import ConfigError, make_record, make_step
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.actor import loss_inputs
 from verl_turnkey.plugins.trainer.worker_setup import WorkerCalls
 
@@ -238,10 +238,8 @@ def nested_mask(batch: KVBatchMeta) -> torch.Tensor:
 def several_turns(versions: list[list[int | None]]) -> KVBatchMeta:
     """A row for each list, with a turn for each version and two masked tokens behind it; the rows themselves say 1."""
     for session, of_row in enumerate(versions):
-        steps = [make_step(step=t, reward=float(session), version=v) for t, v in enumerate(of_row)]
-        row = output(make_record(steps), 4 * len(steps), 1.0)
-        row.response_mask = [1, 1, 0, 0] * len(steps)
-        put("a", session, [row])
+        steps = [{"step": t, "reward": float(session), "version": v} for t, v in enumerate(of_row)]
+        put("a", session, [row("1100" * len(steps), steps, 1.0)])
     return batch_of(tq.kv_list(PARTITION)[PARTITION])
 
 
@@ -271,8 +269,6 @@ def test_records_without_versions_leave_the_staleness_to_the_rows(queue, trainer
 def test_a_gap_in_the_only_turn_of_a_row_keeps_its_staleness(queue, trainer):
     made = trainer("+turnkey/loss=a3po", recipe="grpo_steps")
     made.global_steps = 4
-    row = output(make_record([make_step(step=0, reward=1.0, version=2)]), 3, 1.0)
-    row.response_mask = [1, 0, 1]
-    put("a", 0, [row])
+    put("a", 0, [row("101", [{"step": 0, "reward": 1.0, "version": 2}], 1.0)])
     batch = advance(made, batch_of(tq.kv_list(PARTITION)[PARTITION]))
     assert read(batch, "turnkey_staleness")["a_0_0"] == [1.0, 0.0, 1.0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -10,14 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transfer_queue as tq
-from contract_tools import PARTITION, Compose, Episode, advance, batch_of, fill, put, read
-from contract_tools import output as contract_output
+from contract_tools import PARTITION, Compose, Episode, NoParams, advance, fill, put, read, rejecting, row
 from tensordict import TensorDict
+from test_weighing import Engine
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.trainer.ppo.utils import need_critic
 from verl.workers.config import FSDPActorConfig
 
-from verl_turnkey.advantage import ConfigError, make_record, make_step
 from verl_turnkey.losses import TokenLoss, losses, policy_loss, register_loss, registry
 from verl_turnkey.plugins.actor import loss as bridge
 from verl_turnkey.plugins.actor import loss_inputs
@@ -45,13 +43,6 @@ def inputs() -> dict[str, torch.Tensor]:
         "advantages": torch.randn(4, 5, generator=draw),
         "response_mask": MASK,
     }
-
-
-class Engine:
-    """What the losses that scale gradients take hold of; how they do is in test_clipping_bias.py."""
-
-    def train_batch(self, data, loss_function):
-        raise NotImplementedError
 
 
 def worker():
@@ -208,91 +199,6 @@ def test_configuration_to_parameters(compose: Compose):
     check(config, use_critic=need_critic(config))
 
 
-TALK = ["turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_turn=8"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["+turnkey=gigpo", "+turnkey/loss=dgpo", "+turnkey.loss.clip=0.1"], ["turnkey.loss.clip", "clip_low"]),
-        (["+turnkey=gigpo", "+turnkey/loss=dgpo", "turnkey.loss.n=-1"], ["turnkey.loss.n", "> 0"]),
-        (["+turnkey/loss=dgpo"], ["dgpo", "trainer.v1.trainer_mode=turnkey_sync"]),
-        (
-            ["+turnkey=gigpo", "actor_rollout_ref.actor.policy_loss.loss_mode=a3po"],
-            ["a3po", "algorithm.rollout_correction.bypass_mode=true"],
-        ),
-        (["+turnkey=gigpo", "+turnkey/loss=hdpo"], ["hdpo", "adv_estimator=gigpo", "tool_advantages"]),
-        (["+turnkey=seeupo", "turnkey.update.mini_batches=2"], ["turnkey.update.mini_batches", "reverse_turns"]),
-        (["+turnkey=seeupo", "+turnkey/loss=rebel"], ["reverse_turns", "rebel"]),
-        (
-            ["+turnkey=seeupo", "+turnkey/loss=segment_mask", "actor_rollout_ref.actor.loss_agg_mode=token-mean"],
-            ["reverse_turns", "segment_mask", "weights of its own"],
-        ),
-        (["+turnkey=seeupo", "algorithm.rollout_correction.bypass_mode=true"], ["old_policy=iteration"]),
-        (
-            ["+turnkey=seeupo", "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"],
-            ["reverse_turns", "a row per turn"],
-        ),
-        (
-            ["+turnkey=seeupo", *TALK],
-            ["reverse_turns", "a row per turn", "turnkey.rollout.layout=steps"],
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused(compose: Compose, overrides, words):
-    config = compose(*overrides)
-    with pytest.raises(ConfigError) as error:
-        check(config, use_critic=need_critic(config))
-    for word in words:
-        assert word in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["+turnkey=seeupo"],
-        ["+turnkey=seeupo", *TALK, "turnkey.rollout.layout=steps"],
-        ["+turnkey=gigpo", "+turnkey/loss=a3po"],
-    ],
-)
-def test_recipes_with_further_keys_pass(compose: Compose, overrides):
-    config = compose(*overrides)
-    check(config, use_critic=need_critic(config))
-
-
-def test_a_schedule_that_moves_with_every_turn_is_named(compose: Compose):
-    config = compose("+turnkey=seeupo", "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine")
-    with pytest.warns(UserWarning, match="moves with each"):
-        check(config, use_critic=need_critic(config))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (
-            [
-                "+turnkey=rebn",
-                "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
-                "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
-            ],
-            "one importance ratio per row",
-        ),
-        (
-            ["+turnkey=rebn", "actor_rollout_ref.actor.policy_loss.loss_mode=gspo", *TALK],
-            "one importance ratio per row",
-        ),
-        (
-            ["+turnkey=base", "+turnkey/loss=turn_ratio", "algorithm.adv_estimator=gae", "critic.enable=true"],
-            "turnkey.loss.gradient=token",
-        ),
-    ],
-)
-def test_levels_that_do_not_go_together_are_named(compose: Compose, overrides, words):
-    config = compose(*overrides)
-    with pytest.warns(UserWarning, match=words):
-        check(config, use_critic=need_critic(config))
-
-
 OPTIONS: list[tuple[str, dict[str, object]]] = [
     *((name, {}) for name in loss_names()),
     ("segment_mask", {"threshold": 0.5}),
@@ -369,35 +275,18 @@ def test_a_weight_may_depend_on_the_advantage(queue, trainer):
     assert list(columns["turnkey_weight_share"].values()) == pytest.approx([len(tokens) / len(left)] * len(mask))
 
 
-def rejecting(*overrides: str) -> list[str]:
-    correction = ["rollout_rs=token_k1", "rollout_rs_threshold=0.5_2.0"]
-    return [*overrides, *(f"algorithm.rollout_correction.{setting}" for setting in correction)]
-
-
 @pytest.mark.parametrize("name", ["st_ppo", "turn_ratio"])
 def test_a_rejection_splits_no_turn_of_a_loss(queue, trainer, name):
     """The turns are those of the mask before; the weights those of the mask that is left."""
     aggregate = ["turnkey.loss.aggregate=turns"] if name == "turn_ratio" else []
-    row = contract_output(make_record([make_step(step=t, reward=t, anchor="s") for t in range(2)]), 8, 1.0)
-    row.response_mask = [1, 1, 1, 0, 0, 1, 1, 1]
-    put("w", 0, [row])
-    put("w", 1, [row])
-    batch = batch_of(tq.kv_list(PARTITION)[PARTITION])
+    for session in range(2):
+        put("w", session, [row("11100111", [{"step": t, "reward": t, "anchor": "s"} for t in range(2)], 1.0)])
     rejected = {("w_0_0", 1), *(("w_1_0", i) for i in (5, 6, 7))}
-    batch = advance(
-        trainer(*rejecting(f"+turnkey/loss={name}", *aggregate)),
-        batch,
-        old_log_probs=lambda key, i: 2.0 if (key, i) in rejected else -1.0,
-    )
+    batch = rejecting(trainer, rejected, f"+turnkey/loss={name}", *aggregate)
     assert read(batch, "response_mask")["w_0_0"] == [1, 0, 1, 0, 0, 1, 1, 1]
     assert read(batch, "turnkey_turn")["w_0_0"] == [0, 0, 0, -1, -1, 1, 1, 1]
     if aggregate:  # 8 tokens are left, of 3 turns
         assert read(batch, "turnkey_weight_share") == pytest.approx({"w_0_0": 8 / 3, "w_1_0": 8 / 3})
-
-
-@dataclass(frozen=True)
-class NoParams:
-    pass
 
 
 def test_what_a_loss_accepts_and_nobody_gives_is_left_out(queue, trainer, monkeypatch):
@@ -416,41 +305,5 @@ def test_what_a_loss_accepts_and_nobody_gives_is_left_out(queue, trainer, monkey
     assert loss_inputs.read(rows, ("prior",)) == {}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["+turnkey/loss=rebel", "actor_rollout_ref.actor.loss_agg_mode=token-mean"], "mean over rows"),
-        (
-            ["+turnkey/loss=segment_mask", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"],
-            "weighs its tokens",
-        ),
-        (
-            ["+turnkey=hdpo", "+turnkey/loss=hdpo", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"],
-            "weighs its tokens",
-        ),
-        (
-            ["+turnkey/loss=rebel", "algorithm.rollout_correction.rollout_is=token"],
-            "algorithm.rollout_correction.rollout_is=null",
-        ),
-    ],
-)
-def test_a_mean_that_the_loss_does_not_mean_is_refused(compose: Compose, overrides, words):
-    method = [] if overrides[0].startswith("+turnkey=") else ["+turnkey=grpo_steps"]
-    config = compose(*method, *overrides)
-    with pytest.raises(ConfigError, match=words):
-        check(config, use_critic=need_critic(config))
-
-
 def test_the_inputs_the_trainer_provides_are_the_ones_the_driver_counts_on():
     assert set(PROVIDED) == set(loss_inputs.PROVIDERS)
-
-
-def test_verls_clip_keys_are_not_silently_ignored(compose: Compose):
-    config = compose("+turnkey=gigpo", "+turnkey/loss=turn_ratio", "actor_rollout_ref.actor.clip_ratio_high=0.28")
-    with pytest.warns(UserWarning, match=r"clip_ratio_high=0.28 has no effect on turn_ratio, which reads turnkey.loss"):
-        check(config, use_critic=need_critic(config))
-    config = compose("+turnkey=gigpo", "+turnkey/loss=turn_ratio")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        check(config, use_critic=need_critic(config))
-    assert [str(w.message) for w in caught if "has no effect" in str(w.message)] == []

@@ -6,7 +6,7 @@ import ast
 import importlib
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,8 @@ import pytest
 import torch
 import transfer_queue as tq
 import verl
-from contract_tools import PARTITION, Compose, advance, batch_of, fill, put, read
-from contract_tools import output as contract_output
+from contract_tools import PARTITION, advance, batch_of, fill, nested, put, read, rejecting
+from contract_tools import row as played_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -28,14 +28,13 @@ from verl.workers.config import CriticConfig, FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils import losses as verls
 from verl.workers.utils.losses import ppo_loss, value_loss
 
-from verl_turnkey.advantage import make_record, make_step
 from verl_turnkey.losses import losses
 from verl_turnkey.losses.registry import weighs
 from verl_turnkey.losses.turns import turn_ids
 from verl_turnkey.plugins.actor import loss as bridge
 from verl_turnkey.plugins.actor import weighing
 from verl_turnkey.plugins.actor.weighing import token_weights
-from verl_turnkey.plugins.checks.header import MEANS, header
+from verl_turnkey.plugins.checks.header import MEANS
 from verl_turnkey.plugins.checks.update import OTHER_MODES, TAKE_WEIGHTS
 from verl_turnkey.plugins.register import configure
 
@@ -86,10 +85,6 @@ def rows_of(layout: str) -> list[Row]:
 
 
 ROWS = {layout: rows_of(layout) for layout in ("steps", "merged")}
-
-
-def nested(rows: Sequence[Sequence[float]] | Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> torch.Tensor:
-    return torch.nested.as_nested_tensor([torch.as_tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
 
 
 def weights_of(by: str, rows: list[Row]) -> list[torch.Tensor]:
@@ -337,34 +332,6 @@ def test_rows_without_the_column_stop_the_update():
         weighing.weigh_critic(SimpleNamespace(worker_dict={"actor": worker(partial(print))}))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "text"),
-    [
-        ([], "over tokens (token-mean)"),
-        (
-            ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"],
-            "over rows, of means over tokens (seq-mean-token-mean)",
-        ),
-        (
-            ["actor_rollout_ref.actor.policy_loss.loss_mode=sapo"],
-            "over tokens (token-mean); sapo: over rows",
-        ),
-        (
-            ["+turnkey/loss=segment_mask"],
-            "over tokens (token-mean); segment_mask weights the tokens itself",
-        ),
-        (
-            ["turnkey.update.weight_by=episode"],
-            "over episodes of the whole batch, for the policy loss, entropy, KL and the critic's loss "
-            "(weight_by=episode)",
-        ),
-    ],
-)
-def test_the_header_says_what_weighs(compose: Compose, overrides, text):
-    lines = " ".join(" ".join(header(compose("+turnkey=gigpo", *overrides))).split())
-    assert f" loss mean {text} log " in lines
-
-
 def test_every_mean_of_verls_has_its_words():
     accepted = set()
     for mode in MEANS:
@@ -413,33 +380,21 @@ def test_without_weights_nothing_is_written_and_nothing_replaced(queue, trainer)
 
 def test_rejected_tokens_weigh_nothing_and_their_turn_as_much_as_before(queue, trainer):
     """Two turns in one row; of the first a token is left, in a hole of the mask; all of another episode is rejected."""
-    row = contract_output(make_record([make_step(step=t, reward=t, anchor="s") for t in range(2)]), 8, 1.0)
-    row.response_mask = [1, 1, 1, 0, 0, 1, 1, 1]
     for session in range(3):
-        put("w", session, [row])
+        put("w", session, [played_row("11100111", [{"step": t, "reward": t, "anchor": "s"} for t in range(2)], 1.0)])
     rejected = {("w_0_0", 1), *(("w_1_0", i) for i in (5, 6, 7)), *(("w_2_0", i) for i in range(8))}
-    correction = (f"algorithm.rollout_correction.{s}" for s in ("rollout_rs=token_k1", "rollout_rs_threshold=0.5_2.0"))
-    batch = advance(
-        trainer("turnkey.update.weight_by=step", *correction),
-        batch_of(tq.kv_list(PARTITION)[PARTITION]),
-        old_log_probs=lambda key, i: 2.0 if (key, i) in rejected else -1.0,
-    )
-    weights = read(batch, weighing.COLUMN)
+    weights = read(rejecting(trainer, rejected, "turnkey.update.weight_by=step"), weighing.COLUMN)
     assert weights["w_0_0"] == pytest.approx([1 / 6, 0, 1 / 6, 0, 0, 1 / 9, 1 / 9, 1 / 9])
     assert weights["w_1_0"] == pytest.approx([1 / 9, 1 / 9, 1 / 9, 0, 0, 0, 0, 0])
     assert weights["w_2_0"] == [0] * 8
 
 
 def test_the_one_step_of_a_row_may_have_gaps_and_runs_are_steps_where_nobody_tells(queue, trainer):
-    recorded = contract_output(make_record([make_step(step=0, reward=1.0, anchor="s")]), 5, 1.0)
-    recorded.response_mask = [1, 1, 0, 1, 1]
-    put("g", 0, [recorded])
+    put("g", 0, [played_row("11011", [{"step": 0, "reward": 1.0, "anchor": "s"}], 1.0)])
     batch = advance(trainer("turnkey.update.weight_by=step"), batch_of(tq.kv_list(PARTITION)[PARTITION]))
     assert read(batch, weighing.COLUMN)["g_0_0"] == pytest.approx([1 / 4, 1 / 4, 0, 1 / 4, 1 / 4])
     tq.kv_clear(keys=batch.keys, partition_id=PARTITION)
-    del recorded.extra_fields["turnkey"]
-    recorded.response_mask = [1, 0, 0, 1, 1]
-    put("g", 0, [recorded])
+    put("g", 0, [played_row("10011", None, 1.0)])
     made = trainer("turnkey.update.weight_by=step", "algorithm.adv_estimator=grpo", recipe="base")
     batch = advance(made, batch_of(tq.kv_list(PARTITION)[PARTITION]))
     assert read(batch, weighing.COLUMN)["g_0_0"] == pytest.approx([1 / 2, 0, 0, 1 / 4, 1 / 4])

@@ -13,6 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
+from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.checks.data import check_cells
 from verl_turnkey.plugins.checks.files import columns
 from verl_turnkey.plugins.checks.findings import Refusal
@@ -94,11 +95,7 @@ def test_a_prompt_that_verls_loops_render_is_messages(tmp_path, prompt, loop, fi
 
 @pytest.mark.parametrize(
     ("loop", "words", "fine"),
-    [
-        (OURS, [], True),
-        (OURS, ["turnkey.rewards=[{name: answer}]"], False),
-        ("single_turn_agent", [], False),
-    ],
+    [(OURS, [], True), (OURS, ["turnkey.rewards=[{name: answer}]"], False), ("single_turn_agent", [], False)],
 )
 def test_a_truth_that_is_read_is_a_field(tmp_path, loop, words, fine):
     for cell, right in (('{"ground_truth": "7"}', fine), ({"ground_truth": "7"}, True)):
@@ -129,3 +126,18 @@ def refused(config: Any, file: Path, loops: Sequence[str]) -> str | None:
     except Refusal as refusal:
         return str(refusal)
     return None
+
+
+# --- two columns are enough -------------------------------------------------------------------------------------------
+
+
+def test_a_jsonl_file_with_a_prompt_and_a_task_is_enough(compose, tokenizer, tmp_path):
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    tasks = [Task("turnkey/MiniGrid-v0", seed) for seed in range(4)]
+    rows = [{"prompt": [{"role": "user", "content": "-"}], "turnkey_task": task.to_json()} for task in tasks]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    config = compose("+turnkey=gigpo")
+    dataset = RLHFDataset(data_files=str(file), tokenizer=tokenizer, config=config.data)
+    assert [Task.from_json(dataset[n]["turnkey_task"]) for n in range(4)] == tasks

@@ -7,8 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from itertools import cycle
 from pathlib import Path
@@ -25,9 +23,8 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.utils import need_critic
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-from verl_turnkey.advantage import ConfigError, Credit, estimators, register_estimator
-from verl_turnkey.advantage import registry as estimator_registry
-from verl_turnkey.envs.errors import ModuleImportError, PromptTooLongError, TaskFormatError
+from verl_turnkey.advantage import ConfigError, estimators
+from verl_turnkey.envs.errors import ModuleImportError, TaskFormatError
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.losses import losses
 from verl_turnkey.plugins.checks import driver
@@ -137,23 +134,6 @@ def test_a_package_that_is_not_installed_is_named_before_ray(compose: Compose, m
         checked(config)
 
 
-def test_every_parameter_can_be_overridden_without_a_plus(compose: Compose):
-    turnkey = turnkey_config(
-        compose(
-            "+turnkey=gigpo",
-            "turnkey.credit.gamma=0.9",
-            "turnkey.env.step_timeout=5",
-            "turnkey.rollout.stop=['\n']",
-            "turnkey.update.mini_batches=3",
-            "turnkey.log.trajectories=/tmp/t",
-        )
-    )
-    assert turnkey.credit["gamma"] == 0.9
-    assert turnkey.env.step_timeout == 5.0
-    assert turnkey.rollout.stop == ["\n"]
-    assert turnkey.update.mini_batches == 3
-
-
 def test_the_driver_names_each_start_of_a_logged_run(compose: Compose, tmp_path: Path):
     """Whatever the configuration says of an earlier one; without a log there is nothing to name."""
     switches = ["+turnkey=gigpo", "turnkey.log.segment=20260102T030405_00ff"]
@@ -193,11 +173,6 @@ def test_the_driver_counts_the_tasks_of_a_validation(compose: Compose, tmp_path:
     assert counted == [held, 1, 2 * held]
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gae", "reinforce_plus_plus"])
-def test_stock_estimators_under_a_turnkey_trainer_pass(compose: Compose, estimator):
-    checked(compose("+turnkey=base", f"algorithm.adv_estimator={estimator}"))
-
-
 def test_a_run_that_does_not_mention_us_is_left_alone(compose: Compose, monkeypatch):
     monkeypatch.setattr(internals, "SUPPORTED_VERL", "<0.1")
     checked(compose("data.train_batch_size=1000", "actor_rollout_ref.actor.use_dynamic_bsz=false"))
@@ -233,118 +208,6 @@ def test_a_model_that_verl_can_show_images_is_not_refused(
 
 # --- bad input: the message names the key and the closest match -------------------------------------------------------
 
-CONVERSATION = ["turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_turn=8"]
-BAD = {
-    "unknown key": (["+turnkey.rollout.histori=3"], ["turnkey.rollout.histori", "'history'"]),
-    "unknown node": (["+turnkey.enviroment={}"], ["turnkey.enviroment", "env"]),
-    "wrong type": (["turnkey.rollout.max_turns=many"], ["turnkey.rollout.max_turns", "an integer", "'many'"]),
-    "modules as a string": (["turnkey.modules=mine.py"], ["turnkey.modules", "a list", "'mine.py'"]),
-    "out of range": (["turnkey.rollout.max_turns=0"], ["turnkey.rollout.max_turns: expected positive", "0"]),
-    "unknown parameter": (["+turnkey.credit.gama=0.9"], ["turnkey.credit.gama", "'gamma'"]),
-    "bad parameter": (["turnkey.credit.gamma=2.0"], ["turnkey.credit.gamma", "[0, 1]", "2.0"]),
-    "misspelt group": (["+turnkey/enviroment=babyai"], ["'turnkey/enviroment'", "'turnkey/env'"]),
-    "stock trainer": (["trainer.v1.trainer_mode=sync"], ["trainer.v1.trainer_mode=turnkey_sync", "gigpo"]),
-    "unknown trainer": (["trainer.v1.trainer_mode=turnkey_snyc"], ["turnkey_snyc", "'turnkey_sync'"]),
-    "legacy trainer": (["trainer.use_v1=false"], ["trainer.use_v1=true"]),
-    "unknown estimator": (["algorithm.adv_estimator=gigop"], ["algorithm.adv_estimator", "'gigop'", "'gigpo'"]),
-    "fewer tasks than the batch": (["data.train_batch_size=9"], ["8 tasks", "data.train_batch_size=9"]),
-    "turn longer than the response": (
-        ["turnkey.rollout.max_tokens_per_turn=99"],
-        ["turnkey.rollout.max_tokens_per_turn=99", "data.max_response_length=16"],
-    ),
-    "parameters of a loss without any": (["+turnkey.loss.tau=1"], ["turnkey.loss", "tau", "vanilla"]),
-    "routing replay": (
-        ["actor_rollout_ref.rollout.enable_rollout_routing_replay=true"],
-        ["actor_rollout_ref.rollout.enable_rollout_routing_replay=false"],
-    ),
-    "unknown action format": (["turnkey.rollout.action_format=tag"], ["turnkey.rollout.action_format", "'tags'"]),
-    "no such parser": (
-        ["turnkey.rollout.action_format=no_such_package.parser:act"],
-        ["turnkey.rollout.action_format", "no_such_package.parser:act"],
-    ),
-    "no such tool parser": (
-        ["turnkey.rollout.action_format=json", "actor_rollout_ref.rollout.multi_turn.format=hermess"],
-        ["actor_rollout_ref.rollout.multi_turn.format=hermess", "'hermes'"],
-    ),
-    "a chat template without tools": (
-        ["turnkey.rollout.action_format=json"],
-        ["turnkey.rollout.action_format=json", "chat template"],
-    ),
-    "a conversation without a limit of a turn": (
-        ["turnkey.rollout.prompt=conversation"],
-        ["turnkey.rollout.max_tokens_per_turn", "data.max_response_length=16"],
-    ),
-    "a turn longer than the conversation": (
-        [*CONVERSATION, "data.max_response_length=7", "turnkey.rollout.max_turns=1"],
-        ["turnkey.rollout.max_tokens_per_turn=8", "Raise data.max_response_length"],
-    ),
-    "a conversation of the rows that name our loop": (
-        ["turnkey.rollout.prompt=conversation", "actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent"],
-        ["turnkey.rollout.max_tokens_per_turn", "data.max_response_length=16"],
-    ),
-    "a critic on other ranks": (
-        [
-            "algorithm.adv_estimator=turn_gae",
-            "~turnkey.credit",
-            "critic.enable=true",
-            "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
-        ],
-        ["critic.fsdp.ulysses_sequence_parallel_size=1", "set critic.fsdp.ulysses_sequence_parallel_size=2"],
-    ),
-    "a conversation of one turn": (
-        [*CONVERSATION, "data.max_response_length=8"],
-        ["turnkey.rollout.max_tokens_per_turn=8", "Raise data.max_response_length"],
-    ),
-    "a conversation longer than the model": (
-        [*CONVERSATION, "data.max_response_length=600", "actor_rollout_ref.rollout.max_model_len=1799"],
-        ["a row may have 1800 tokens", "600 appended", "actor_rollout_ref.rollout.max_model_len gives 1799"],
-    ),
-    "a conversation longer than a micro-batch": (
-        [*CONVERSATION, "data.max_response_length=16000", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=17199"],
-        ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=17199", "17200 tokens", "raise it to 17200"],
-    ),
-    "a chat template of one question": (
-        [*CONVERSATION, "+data.apply_chat_template_kwargs.single_question=true"],
-        ["only one question", "set turnkey.rollout.prompt=template"],
-    ),
-    "no such summary": (["turnkey.rollout.summary=textwrap:shortn"], ["turnkey.rollout.summary", "'shorten'"]),
-    "a summary that nobody shows": (
-        ["turnkey.rollout.summary=textwrap:shorten", "turnkey.rollout.template=minigrid"],
-        ["turnkey.rollout.summary", "{summary}", "turnkey.rollout.template=minigrid"],
-    ),
-    "unknown field in a line": (
-        ["turnkey.rollout.history_line='{step} {act}'"],
-        ["turnkey.rollout.history_line", "{act}", "'action'"],
-    ),
-    "unknown template": (["turnkey.rollout.template=defualt"], ["defualt", "'default'"]),
-    "unknown level": (["turnkey.env.kwargs.level=BabyAI-GoToLokal-v0"], ["BabyAI-GoToLocal-v0"]),
-    "unknown environment argument": (["+turnkey.env.kwargs.levle=x"], ["'levle'", "'level'", "turnkey.env.kwargs"]),
-    "prompt beyond the budget": (["data.max_prompt_length=50"], ["data.max_prompt_length allows 50"]),
-}
-ERRORS = (ConfigError, ValueError, ModuleImportError, PromptTooLongError)
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused_with_the_key_to_change(compose: Compose, case):
-    overrides, words = BAD[case]
-    config = compose("+turnkey=gigpo", "+turnkey/env=babyai", *overrides)
-    with pytest.raises(ERRORS) as error:
-        checked(config)
-    for word in words:
-        assert word in str(error.value)
-
-
-def test_what_just_fits_is_taken(compose: Compose):
-    """As many tasks as a batch has, and turns as long as a response may be."""
-    checked(
-        compose(
-            "+turnkey=gigpo",
-            "+turnkey/env=babyai",
-            "data.train_batch_size=8",
-            "turnkey.rollout.max_tokens_per_turn=16",
-        )
-    )
-
 
 def test_group_not_found_because_the_search_path_was_missing(compose: Compose):
     from omegaconf import open_dict
@@ -354,54 +217,6 @@ def test_group_not_found_because_the_search_path_was_missing(compose: Compose):
         config.turnkey = "gigpo"
     with pytest.raises(ConfigError, match=r"is loaded"):
         checked(config)
-
-
-@pytest.fixture
-def needs_value() -> Iterator[str]:
-    @dataclass(frozen=True)
-    class NoParams:
-        pass
-
-    @register_estimator("contract_value", params=NoParams, needs=("value",))
-    def contract_value(batch, params):
-        return Credit(batch.value)
-
-    yield "contract_value"
-    del estimator_registry._ESTIMATORS["contract_value"]
-    for name in ("contract_value", "turnkey/contract_value"):
-        core_algos.ADV_ESTIMATOR_REGISTRY.pop(name)
-
-
-def test_an_estimator_that_needs_values_asks_for_a_critic(compose: Compose, needs_value):
-    overrides = ["+turnkey=base", f"algorithm.adv_estimator={needs_value}"]
-    with pytest.raises(ConfigError, match=r"critic\.enable=true"):
-        checked(compose(*overrides))
-    checked(compose(*overrides, "critic.enable=true"))
-
-
-@pytest.mark.parametrize(
-    ("override", "instead"),
-    [
-        ("algorithm.gamma=0.9", "turnkey.credit.gamma"),
-        ("algorithm.lam=0.9", "no such parameter"),
-        ("algorithm.norm_adv_by_std_in_grpo=false", "turnkey.credit.norm"),
-    ],
-)
-def test_keys_that_have_no_effect_warn_with_ours(compose: Compose, override, instead):
-    with pytest.warns(UserWarning, match=override.partition("=")[0].replace(".", r"\.")) as caught:
-        checked(compose("+turnkey=gigpo", override))
-    assert any(instead in str(warning.message) for warning in caught)
-
-
-def test_an_invalid_action_is_not_counted_twice(compose: Compose):
-    """Once before discounting, as a component of the reward, and once after, as the penalty of the step."""
-    component = "turnkey.rewards=[{name: step}, {name: invalid, weight: -0.1}]"
-    with pytest.raises(ConfigError, match=r"turnkey\.rewards\[1\].*twice.*turnkey\.rollout\.invalid_action_penalty=0"):
-        checked(compose("+turnkey=gigpo", component))
-    checked(compose("+turnkey=gigpo", component, "turnkey.rollout.invalid_action_penalty=0"))
-    checked(compose("+turnkey=gigpo", component.replace("-0.1", "0")))
-    checked(compose("+turnkey=gigpo", component.replace("-0.1", "-0.1, column: bad")))  # it pays nothing
-    checked(compose("+turnkey=gigpo", component.replace("weight: -0.1", "column: bad")))
 
 
 @pytest.mark.parametrize(
@@ -422,26 +237,6 @@ def test_what_rates_a_step_by_its_outcome_is_no_column_of_the_state_before(compo
     with pytest.raises(ConfigError, match=rf"rewards\[1\] \(.*, column: {column}\).*state before .* of your own"):
         checked(compose(*f"+turnkey={method}".split(), rewards % (entry, column)))
     checked(compose("+turnkey=gigpo", rewards % (entry, "turn_score")))
-
-
-def test_no_tasks_at_all(compose: Compose, tmp_path, task_files):
-    pd.read_parquet(task_files / "train.parquet").iloc[:0].to_parquet(tmp_path / "none.parquet")
-    with pytest.raises(ConfigError, match=r"gives 0 tasks.*data\.train_batch_size=4"):
-        checked(compose("+turnkey=gigpo", f"data.train_files={tmp_path}/none.parquet"))
-
-
-def test_data_that_is_not_ours(compose: Compose, tmp_path, task_files):
-    pd.read_parquet(task_files / "train.parquet").drop(columns="turnkey_task").to_parquet(tmp_path / "math.parquet")
-    with pytest.raises(ConfigError, match=r"no column 'turnkey_task'.*turnkey tasks"):
-        checked(compose("+turnkey=gigpo", f"data.train_files={tmp_path}/math.parquet"))
-
-
-def test_malformed_task(compose: Compose, tmp_path, task_files):
-    rows = pd.read_parquet(task_files / "train.parquet")
-    rows["turnkey_task"] = "DoorKey, please"
-    rows.to_parquet(tmp_path / "bad.parquet")
-    with pytest.raises(TaskFormatError, match=r"turnkey_task.*DoorKey, please"):
-        checked(compose("+turnkey=gigpo", f"data.train_files={tmp_path}/bad.parquet"))
 
 
 @pytest.mark.parametrize("task", ["{'question': '1 + 1?'}", {"question": "1 + 1?"}, "[1]", None])
@@ -597,17 +392,6 @@ def test_entropies_that_verl_does_not_compute_are_refused_where_nobody_else_give
     ):  # rows that name turnkey_env are its own
         drive(*(f"data.{key}={tmp_path}/loops.parquet" for key in ("train_files", "val_files")))
     drive("turnkey.env.probe=false")  # the first step will tell whether the environment gives them
-
-
-@pytest.mark.parametrize(
-    ("method", "overrides"), [("a_grae", []), ("shrinkage", []), ("ngrpo", []), ("gigpo", ["a_grae"])]
-)
-def test_kl_in_the_reward_of_outcomes_in_bounds_is_refused(compose: Compose, method, overrides):
-    overrides = [f"+turnkey={method}", f"turnkey.credit.modify={overrides}", "turnkey.env.probe=false"]
-    checked(compose(*overrides, "actor_rollout_ref.actor.use_kl_loss=true"))
-    name = "a_grae" if method == "gigpo" else method
-    with pytest.raises(ConfigError, match=rf"use_kl_in_reward=true.*{name} .*actor\.use_kl_loss=true"):
-        checked(compose(*overrides, "algorithm.use_kl_in_reward=true"))
 
 
 def test_missing_environment_package_names_the_extra(compose: Compose, tmp_path, monkeypatch):

@@ -51,35 +51,6 @@ def test_starts(driver: Driver, line):
     assert "verl has no such key" not in driver(line)
 
 
-TURNS = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5"
-
-
-@pytest.mark.parametrize(
-    ("line", "words", "silent"),
-    [
-        (
-            "+turnkey=grpo_steps data.train_files={tmp}/tool.parquet",
-            "by the column agent_name of the data: tool_agent (verl's): a row per | 8 rows | from the rows: records",
-            "max_assistant_turns | MiniGrid | at most 50",
-        ),
-        (
-            "+turnkey=base algorithm.adv_estimator=grpo data.train_files={tmp}/both.parquet",
-            "tool_agent (verl's): | turnkey_env: a row per step | MiniGrid-v0 (8 tasks) | other loops: from the rows",
-            "max_assistant_turns",
-        ),
-        (
-            "+turnkey=gigpo data.train_files={tmp}/own.parquet",
-            "turnkey_env: a row per step | at most 50 turns | 1.0 x step, -0.1 | max_assistant_turns=5 has no effect",
-            "agent_name | from the rows",
-        ),
-    ],
-)
-def test_what_is_said_is_of_the_loops_that_the_rows_name(driver: Driver, line, words, silent):
-    output = " ".join(driver(f"{line} {TURNS}").split())
-    assert all(word in output for word in words.split(" | ")), output
-    assert not any(word in output for word in silent.split(" | ")), output
-
-
 def test_data_that_name_the_default_loop_are_as_data_that_name_none(driver: Driver):
     assert driver("+turnkey=gigpo data.train_files={tmp}/own.parquet") == driver("+turnkey=gigpo")
 
@@ -127,6 +98,14 @@ def test_warned_about_and_its_neighbour_is_not(driver: Driver, line, words, fine
     for word in words.split(" | "):
         assert word in messages
     assert words.split(" | ")[-1] not in quiet
+
+
+@rows("said", "words", "silent")
+def test_starts_with_words_and_without_others(driver: Driver, line, words, silent):
+    """Of the loops that the rows name."""
+    output = " ".join(driver(line).split())
+    assert all(word in output for word in words.split(" | ")), output
+    assert not any(word in output for word in silent.split(" | ")), output
 
 
 @rows("quiet", "silent")

@@ -10,7 +10,7 @@ import pytest
 from contract_tools import driven
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError, estimators
+from verl_turnkey.advantage import estimators
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.plugins.checks.header import header
 from verl_turnkey.plugins.config import presets
@@ -106,40 +106,3 @@ def test_the_header_says_what_the_line_changes(run: Run):
 def test_a_preset_of_ones_own_is_named(run: Run):
     config, _ = run("+turnkey=gigpo", "+turnkey/env=babyai", "turnkey.preset.name=mine", "data.train_batch_size=256")
     assert header(config)[1] == "  preset       mine"
-
-
-REFUSED = [
-    (
-        "+turnkey=gigpo +turnkey/env=alfworld +turnkey/preset=hgpo_alfworld_7b",
-        "turnkey/preset=hgpo_alfworld_7b holds the settings of hgpo | algorithm.adv_estimator=gigpo | +turnkey=hgpo | "
-        "a preset of gigpo: gigpo_alfworld_1.5b, gigpo_alfworld_7b",
-    ),
-    (
-        "+turnkey=maxrl +turnkey/env=alfworld +turnkey/preset=gigpo_alfworld_7b",
-        "holds the settings of gigpo | algorithm.adv_estimator=maxrl | drop it: maxrl has no preset",
-    ),
-    ("+turnkey/preset=gigpo_alfworld_7b", "holds the settings of gigpo | write +turnkey=gigpo"),
-    (
-        "+turnkey=turn_gae +turnkey/env=search +turnkey/preset=st_ppo_search_7b",
-        "holds the settings of turn_gae with the loss st_ppo | the loss is vanilla | write +turnkey/loss=st_ppo",
-    ),
-    (
-        "+turnkey=turn_gae +turnkey/loss=turn_ratio +turnkey/env=search +turnkey/preset=st_ppo_search_7b",
-        "with the loss st_ppo | the loss is turn_ratio",
-    ),
-]
-
-
-@pytest.mark.parametrize(("line", "words"), REFUSED, ids=[line for line, _ in REFUSED])
-def test_a_preset_of_another_method_or_loss_is_refused(run: Run, line: str, words: str):
-    with pytest.raises(ConfigError) as error:
-        run(*line.split())
-    for word in words.split(" | "):
-        assert word in str(error.value)
-
-
-def test_a_preset_for_another_environment_is_a_warning(run: Run):
-    _, printed = run("+turnkey=gigpo", "+turnkey/env=babyai", "+turnkey/preset=gigpo_alfworld_7b")
-    header = " ".join(printed.split())
-    assert "warning" in header
-    assert "gigpo_alfworld_7b holds settings for turnkey/ALFWorld-v0, but turnkey.env.id=turnkey/MiniGrid-v0" in header

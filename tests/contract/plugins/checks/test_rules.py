@@ -15,7 +15,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from launch_lines import filled, write_files
+from launch_lines import TABLE, filled, write_files
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic
 
@@ -32,35 +32,7 @@ LINES = {id: texts for id, texts in rule_texts().items() if "trips" in texts}
 PLAIN = "+turnkey=gigpo"
 SWITCHES = ("+turnkey", "++turnkey", "turnkey/")
 # Rules that no launch line alone trips, and what they need.
-WITHOUT_A_LINE = {
-    "answer-missing": "an environment with answers: tests/unit/plugins/checks/test_probe.py",
-    "check-incomplete": "a check that stumbles: tests/unit/plugins/checks/test_findings.py",
-    "data-file-empty": "a file for `turnkey eval`; in training `too-few-tasks` comes first",
-    "data-changed": "a checkpoint of other tasks: test_whole_checkpoints.py",
-    "data-fewer-than-played": "a checkpoint of other tasks: test_whole_checkpoints.py",
-    "environment-arguments": "a task for `turnkey eval`; in training `task-invalid` comes first",
-    "environment-unknown": "a task for `turnkey eval`; in training `task-invalid` comes first",
-    "environment-package": "an environment without its package: test_config.py",
-    "former-trainer": "a program with verl's former trainer: tests/contract/plugins/test_registration.py",
-    "group-replaces-choice": "a configuration file of the user's: test_config.py",
-    "group-replaces-override": "a configuration file of the user's: test_config.py",
-    "heads-of-checkpoint": "checkpoints of an earlier run: test_whole_checkpoints.py",
-    "log-of-another-run": "the log of an earlier run: tests/unit/plugins/checks/test_log_folder.py",
-    "log-of-earlier-start": "the log of an earlier run: tests/unit/plugins/checks/test_log_folder.py",
-    "mcp-package-missing": "an installation without the package: tests/unit/plugins/checks/test_checks_of_mcp.py",
-    "method-package-missing": "a method without its package: test_config.py",
-    "no-whole-checkpoint": "checkpoints of an earlier run: test_whole_checkpoints.py",
-    "no-steps-left": "a checkpoint of an earlier run: test_whole_checkpoints.py",
-    "panel-start-differs": "a panel for `turnkey eval`: tests/contract/plugins/cli/test_panels.py",
-    "probe-without-environment": "a task for `turnkey eval`; in training `task-without-environment` comes first",
-    "resume-path-damaged": "checkpoints of an earlier run: test_whole_checkpoints.py",
-    "resumes-from-older-checkpoint": "checkpoints of an earlier run: test_whole_checkpoints.py",
-    "roles-share-memory": "an environment of several roles: tests/unit/plugins/checks/test_probe.py",
-    "reward-column-clash": "an environment with columns of its own: test_config.py",
-    "strategy-column-clash": "an environment with columns of its own: test_checks_of_branching.py",
-    "turnkey-plain-value": "a program without our search path: test_config.py",
-    "verl-version": "another verl: test_config.py",
-}
+WITHOUT_A_LINE = TABLE["without_a_line"]
 
 Ids = Callable[[str], set[str]]
 

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from pprint import pformat
 
+import datasets
 import pytest
+import ray
+import verl
 from contract_tools import Compose
+from tqdm import tqdm
 from typer.testing import CliRunner
 from verl.trainer.ppo.utils import need_critic
 
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage import registry as estimator_registry
 from verl_turnkey.envs.tasks import Task, write_parquet
-from verl_turnkey.plugins.checks.data import first_task
+from verl_turnkey.losses import registry as loss_registry
+from verl_turnkey.plugins.checks.data import check_data, first_task
 from verl_turnkey.plugins.checks.driver import resolve_and_check as check
+from verl_turnkey.plugins.cli.check import dry_run
+from verl_turnkey.plugins.cli.console import PHASES, PROGRESS
 from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.config.overrides import override, values
+from verl_turnkey.plugins.config.schema import turnkey_config
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "custom_env.py"
 SMALL = ["--train", "8", "--val", "4", "--print", "--device", "cpu"]
@@ -182,3 +198,145 @@ def test_one_of_several_environments_in_a_file(tmp_path, monkeypatch):
     overrides = printed("mine.py:launch/Guess-v0", "--model", "m", *SMALL)
     assert "turnkey.env.id=launch/Guess-v0" in overrides
     assert f"turnkey.modules=[{tmp_path}/mine.py]" in overrides
+
+
+def test_the_page_shows_the_line(tmp_path):
+    page = (EXAMPLE.parents[1] / "docs" / "first-run.md").read_text()
+    block = page[page.index("python -m verl.trainer.main_ppo") :].split("\n```")[0]
+    arguments = ["--train", "1", "--val", "1", "--print", "--device", "gpu", "--out", str(tmp_path / "runs" / "babyai")]
+    line = printed("babyai", "--model", "MODEL", *arguments)
+    metrics = "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_ROOT="
+    folders = ("trainer.default_local_dir=", "turnkey.log.trajectories=", "hydra.run.dir=")
+    folders += ("trainer.n_gpus_per_node=", metrics)
+    typed = [entry.replace(f"{tmp_path}/", "") for entry in line if not entry.startswith(folders)]
+    entries = shlex.split(block.replace("\\\n", " "))[3:]
+    assert [entry for entry in entries if not entry.startswith(folders)] == typed
+
+
+# --- the lines that ``turnkey new`` prints ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "chosen"), [("estimator", "estimator    fresh_one: "), ("loss", "loss         fresh_one: ")]
+)
+def test_the_line_starts(stock_overrides: list[str], tmp_path, monkeypatch, capsys, kind, chosen):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)  # put back after the test
+    output = CliRunner().invoke(app, ["new", kind, "fresh_one"], catch_exceptions=False).output
+    [line] = [line for line in output.splitlines() if "verl.trainer.main_ppo" in line]
+    _, _, _, *arguments, dots = shlex.split(line)
+    assert dots == "..."
+    try:
+        code = dry_run([*arguments, "+turnkey/env=babyai", *stock_overrides])
+    finally:
+        estimator_registry._ESTIMATORS.pop("fresh_one", None)
+        loss_registry._LOSSES.pop("fresh_one", None)
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    assert chosen in captured.out
+
+
+# --- a folder whose path needs quotes of Hydra's and of the shell's ---------------------------------------------------
+
+
+TURNKEY = str(Path(sys.executable).with_name("turnkey"))
+
+
+@pytest.fixture
+def hard(tmp_path: Path, model_dir: Path) -> Path:
+    """A folder with a model and an environment, below a name with all that Hydra, shells and globs read otherwise."""
+    folder = tmp_path / "é日 = (a,b) [x] {y} 'q' \"d\" & #;!~"
+    folder.mkdir()
+    shutil.copytree(model_dir, folder / "model")
+    shutil.copy(EXAMPLE, folder / "my,env.py")
+    (folder / "my_rewards.py").write_text("def none(steps):\n    return [0.0 for _ in steps]\n")
+    return folder
+
+
+def test_the_printed_line_is_ready(hard: Path):
+    further = "turnkey.rewards=[{name: step}, {name: 'my_rewards:none'}]"  # a module of the current folder
+    small = ["--device", "cpu", "--train", "8", "--val", "4", "--print"]
+    command = [TURNKEY, "train", "my,env.py", "--model", str(hard / "model"), *small, further]
+    train = subprocess.run(command, cwd=hard, capture_output=True, text=True)
+    assert train.returncode == 0, train.stderr
+    line = train.stdout[train.stdout.index("python -m verl.trainer.main_ppo") :]
+    checked = line.replace("python -m verl.trainer.main_ppo", f"{TURNKEY} check", 1)
+    check = subprocess.run(["bash", "-c", checked], cwd=hard, capture_output=True, text=True)
+    assert check.returncode == 0, check.stdout + check.stderr
+    assert "ready: nothing was started" in check.stdout
+    assert "example/GuessNumber-v0 (8 tasks)" in check.stdout
+
+
+def test_verl_reads_the_data_files_that_turnkey_train_writes(hard: Path):
+    from verl_turnkey.plugins.cli import launch
+
+    played = launch.Played("turnkey/FrozenLake-v0")
+    launch.write_tasks(played, hard, 8, 4)
+    lines = launch.overrides(played, model="m", method="gigpo", device="cpu", gpus=1, steps=1, tasks=hard, out=hard)
+    (path,) = values([word for line in lines for word in line], "data.train_files")
+    assert len(datasets.load_dataset("parquet", data_files=path)["train"]) == 8
+
+
+def test_a_path_that_verl_reads_as_another_pattern_is_refused(compose: Compose, tmp_path: Path):
+    folder = tmp_path / "data [1]"
+    write_parquet(folder / "t.parquet", [Task("turnkey/FrozenLake-v0", seed) for seed in range(8)], "lake", "train")
+
+    def check(path: str) -> list[str]:
+        config = compose("+turnkey=gigpo", override("data.train_files", path))
+        return check_data(config, turnkey_config(config), ["turnkey_env"])
+
+    with pytest.raises(ConfigError, match=r"brackets.*data\.train_files=.*data \[\[\]1\]/t\.parquet"):
+        check(f"{folder}/t.parquet")
+    assert check(f"{tmp_path}/data [[]1]/t.parquet") == [f"{folder}/t.parquet"]
+    assert check(f"{tmp_path}/data*/*.parquet") == [f"{folder}/t.parquet"]
+
+
+def test_the_current_folder_is_on_the_path_unless_python_was_told_not_to(hard: Path):
+    (hard / "my_envs.py").write_text((hard / "my,env.py").read_text())
+    tasks = [TURNKEY, "tasks", "out", "--env", "example/GuessNumber-v0", "--module", "my_envs", "--train", "1"]
+    safe = {**os.environ, "PYTHONSAFEPATH": "1"}
+    assert subprocess.run(tasks, cwd=hard, capture_output=True).returncode == 0
+    assert subprocess.run(tasks, cwd=hard, capture_output=True, env=safe).returncode == 2
+
+
+# --- the phases of a start are told by texts that verl, vLLM and Ray print --------------------------------------------
+
+
+PACKAGES = Path(verl.__file__).parents[1], Path(ray.__file__).parents[1]
+# The text of a phase -> the file that prints it, and how.
+PRINTED = {
+    "ray init kwargs: ": ("verl/trainer/main_ppo.py", 'print(f"ray init kwargs: {'),
+    "Started a local Ray instance.": ("ray/_private/worker.py", 'info_str = "Started a local Ray instance."'),
+    "Connected to Ray cluster.": ("ray/_private/worker.py", 'info_str = "Connected to Ray cluster."'),
+    "Using dataset class: ": ("verl/utils/dataset/rl_dataset.py", 'print(f"Using dataset class: {'),
+    "colocated worker base class ": ("verl/single_controller/ray/base.py", 'print(f"colocated worker base class {'),
+    "['serve',": ("verl/workers/rollout/vllm_rollout/vllm_async_server.py", "pprint(server_args)"),
+    "LLMServerManager: [": ("verl/workers/rollout/llm_server.py", 'print(f"LLMServerManager: {self.server_addresses}'),
+    "Found checkpoint: ": ("verl/utils/checkpoint/checkpoint_manager.py", 'print("Found checkpoint: '),
+    "Creating file logger at ": ("verl/utils/tracking.py", 'print(f"Creating file logger at {'),
+}
+
+
+def source(path: str) -> str:
+    return next(root / path for root in PACKAGES if (root / path).is_file()).read_text(encoding="utf-8")
+
+
+def test_the_table_is_complete():
+    assert [text for _, text in PHASES] == [*PRINTED]
+
+
+@pytest.mark.parametrize("text", PRINTED)
+def test_it_is_printed(text):
+    path, code = PRINTED[text]
+    assert code in source(path)
+
+
+def test_the_arguments_of_the_server_begin_as_they_are_printed():
+    assert 'server_args = ["serve", ' in source(PRINTED["['serve',"][0])
+    assert pformat(["serve", "a/model", *(f"--option_{number}" for number in range(9))]).startswith("['serve',\n")
+
+
+def test_the_bar_of_steps(capsys):
+    assert 'initial=self.global_steps, desc="Training Progress")' in source("verl/trainer/ppo/v1/trainer_base.py")
+    tqdm(total=6, initial=4, desc="Training Progress").close()
+    assert PROGRESS.findall(capsys.readouterr().err)[-1] == ("4", "6")

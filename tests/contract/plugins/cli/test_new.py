@@ -11,6 +11,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from verl_turnkey.envs.checking.report import check
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[4]
 ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
 pytestmark = pytest.mark.timeout(400)  # Pythons of their own, one of which runs further tests
 NEW_PART = "tools/new_part.py"
+REFUSED = ROOT / "tests/data/refused_new.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -146,25 +148,7 @@ def test_an_environment_of_ones_own_is_one_to_train_on(tmp_path, monkeypatch):
         gymnasium.registry.pop("my/CountUp-v0", None)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["estimator", "MyMethod"], "NAME: expected a Python identifier in snake case such as my_estimator, got"),
-        (["loss", "my-loss"], "expected a Python identifier in snake case such as my_loss, got 'my-loss'"),
-        (["env", "class"], "expected a Python identifier in snake case such as my_env, got 'class'"),
-        (["estimator", "gigpo"], "expected a new name, but 'gigpo' is the estimator of verl_turnkey.advantage.me"),
-        (["estimator", "grpo"], "expected a new name, but 'grpo' is an estimator of verl's"),
-        (["estimator", "group_stats"], "'group_stats' is a name that the file of a new one uses itself"),
-        (["env", "step_result"], "'step_result' is a name that the file of a new one uses itself"),
-        (["loss", "psft"], "expected a new name, but 'psft' is the loss of verl_turnkey.losses.psft"),
-        (["env", "toytext"], "expected a new name, but 'toytext' is turnkey/FrozenLake-v0"),
-        (["env", "cliff_walking"], "expected a new name, but 'cliff_walking' is turnkey/CliffWalking-v0"),
-        (["estimator", "random"], "random.py would hide the installed module 'random'"),
-        (["estimator", "there"], "already there, and nothing was written: there.py"),
-        (["estimator", "mine", "--out", "mine"], "--out: expected the path of a .py file, got mine"),
-        (["estimator", "mine", "--summary", 'the "best"'], "--summary: expected a line of 1 to 100 characters"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), yaml.safe_load(REFUSED.read_text(encoding="utf-8")))
 def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.py").write_text("mine")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from verl.checkpoint_engine import CheckpointEngineRegistry
 from verl.utils import tensordict_utils
+from verl.utils.import_utils import import_external_libs
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import response_from_nested
 
@@ -179,3 +183,59 @@ def test_what_a_batch_has_freed_is_given_back() -> None:
     ran = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
     held, after = map(float, ran.stdout.split())
     assert held > 200 > 50 > after
+
+
+# --- weights over gloo from the actor's ranks to servers apart from it ------------------------------------------------
+
+
+WEIGHTS = {
+    "transposed": torch.arange(12, dtype=torch.bfloat16).reshape(3, 4).T,
+    "scalar": torch.tensor(2.5),
+    "parameter": torch.nn.Parameter(torch.randn(5)),
+    "empty": torch.zeros(0, 3),
+}
+
+
+def test_every_server_gets_every_weight_bit_by_bit(compose) -> None:
+    config = compose("+turnkey=gigpo", "+turnkey/device=cpu").actor_rollout_ref.rollout.checkpoint_engine
+    import_external_libs(config.custom_backend_module)
+    engine = CheckpointEngineRegistry.get(config.backend)
+    actors = [engine(bucket_size=1 << 20, is_master=rank == 0) for rank in range(2)]
+    servers = [engine(bucket_size=1 << 20) for _ in range(2)]
+    taken: list[str] = []
+
+    def weights(version: int):
+        for name, weight in WEIGHTS.items():
+            taken.append(name)
+            yield name, weight + version
+
+    async def received(server: Any) -> dict[str, torch.Tensor]:
+        return {name: weight async for name, weight in server.receive_weights(global_steps=0)}
+
+    for version in range(2):  # the group of the first update is gone when the second begins
+        metadata = [worker.prepare() for worker in (*actors, *servers)]
+        topology = engine.build_topology(len(actors), len(servers), metadata)
+        arguments = [
+            {name: values[i] for name, values in side.items()}
+            for side in topology
+            for i in range(len(next(iter(side.values()))))
+        ]
+
+        def take_part(place: int, version: int = version, arguments: list[Any] = arguments) -> Any:
+            worker = (*actors, *servers)[place]
+            worker.init_process_group(**arguments[place])
+            if place < len(actors):
+                return asyncio.run(worker.send_weights(weights(version), global_steps=0))
+            return asyncio.run(received(worker))
+
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(take_part, range(4)))
+        for worker in (*actors, *servers):
+            worker.finalize()
+        for result in results[len(actors) :]:
+            assert list(result) == list(WEIGHTS)
+            for name, weight in WEIGHTS.items():
+                assert torch.equal(result[name], weight + version)
+                assert result[name].dtype == weight.dtype
+    # The rank that sends nothing takes its part in gathering: it goes through all weights as well.
+    assert len(taken) == 2 * len(actors) * len(WEIGHTS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,15 +10,29 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from contract_tools import EOS, EPISODES, PARTITION, Episode, advance, batch_of, fill, output, put, read, write
+from contract_tools import (
+    EOS,
+    EPISODES,
+    PARTITION,
+    Episode,
+    advance,
+    batch_of,
+    fill,
+    nested,
+    output,
+    put,
+    read,
+    registered,
+    rejecting,
+    row,
+    write,
+)
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from verl_turnkey.advantage import Credit, RecordError, make_record, make_step, register_estimator
-from verl_turnkey.advantage import registry as estimator_registry
+from verl_turnkey.advantage import RecordError, make_record, make_step
 from verl_turnkey.losses.turns import turn_ids
 from verl_turnkey.plugins.credit.metrics import episode_metrics
 from verl_turnkey.plugins.credit.rows import read_rows
@@ -183,17 +196,10 @@ def test_rejected_tokens_neither_split_nor_remove_a_turn(queue, trainer):
     }
     for session, episode in enumerate(episodes["w"]):
         assert isinstance(episode, list)
-        record = make_record([make_step(step=t, **step) for t, step in enumerate(episode)])
-        row = output(record, 8, episode[-1]["reward"])
-        row.response_mask = [1, 1, 1, 0, 0, 1, 1, 1]
-        put("w", session, [row])
+        steps = [{"step": t, **step} for t, step in enumerate(episode)]
+        put("w", session, [row("11100111", steps, episode[-1]["reward"])])
     rejected = {("w_0_0", 1), ("w_1_0", 5), ("w_1_0", 6), ("w_1_0", 7)}  # inside a turn, and all of a turn
-    correction = ["rollout_rs=token_k1", "rollout_rs_threshold=0.5_2.0"]
-    after = advance(
-        trainer(*(f"algorithm.rollout_correction.{setting}" for setting in correction)),
-        batch_of(tq.kv_list(PARTITION)[PARTITION]),
-        old_log_probs=lambda key, i: 2.0 if (key, i) in rejected else -1.0,
-    )
+    after = rejecting(trainer, rejected)
     credit = naive_gigpo(episodes)
     advantages = read(after, "advantages")
     for session in range(2):
@@ -227,33 +233,36 @@ def test_stock_grpo_on_rows_with_and_without_records(queue, trainer, records):
     check_against(batch, expected)
 
 
+WON, LOST = [{"reward": 1.0}], [{"reward": 0.0}]
+
+
+@pytest.fixture
+def verls(queue, trainer) -> Callable[..., dict[str, list[float]]]:
+    """``verls(estimator, g=[...])``: the advantages by an estimator of verl's, of these episodes by group."""
+
+    def advantages(estimator: str, **sessions: list[Episode]) -> dict[str, list[float]]:
+        made = trainer(f"algorithm.adv_estimator={estimator}", recipe="base")
+        return read(advance(made, fill(sessions)), "advantages")
+
+    return advantages
+
+
 @pytest.mark.parametrize("estimator", OF_GROUPS)
-def test_a_failed_episode_enters_no_statistic_of_verls_estimators(queue, trainer, estimator):
+def test_a_failed_episode_enters_no_statistic_of_verls_estimators(verls, estimator):
     """Three that won and one that timed out: none is better than another."""
-    won = [{"reward": 1.0}]
-    batch = advance(
-        trainer(f"algorithm.adv_estimator={estimator}", recipe="base"), fill({"g": ["timeout", won, won, won]})
-    )
-    advantages = read(batch, "advantages")
-    for key, values in advantages.items():
+    for key, values in verls(estimator, g=["timeout", WON, WON, WON]).items():
         assert values == pytest.approx([0.0] * len(values), abs=1e-5), key
 
 
 @pytest.mark.parametrize("estimator", OF_GROUPS)
-def test_a_single_survivor_of_a_group_has_nobody_to_be_compared_with(queue, trainer, estimator):
-    won, lost = [{"reward": 1.0}], [{"reward": 0.0}]
-    sessions = {"g": ["timeout", won], "h": [won, lost, lost]}
-    advantages = read(
-        advance(trainer(f"algorithm.adv_estimator={estimator}", recipe="base"), fill(sessions)), "advantages"
-    )
+def test_a_single_survivor_of_a_group_has_nobody_to_be_compared_with(verls, estimator):
+    advantages = verls(estimator, g=["timeout", WON], h=[WON, LOST, LOST])
     assert not any(advantages["g_1_0"])
     assert any(advantages["h_0_0"])
 
 
-def test_a_group_of_a_single_rollout_keeps_what_verl_gives_it(queue, trainer):
-    sessions = {"g": [[{"reward": 1.0}]], "h": ["timeout", [{"reward": 1.0}], [{"reward": 0.0}]]}
-    advantages = read(advance(trainer("algorithm.adv_estimator=rloo", recipe="base"), fill(sessions)), "advantages")
-    assert max(advantages["g_0_0"]) == pytest.approx(1.0)
+def test_a_group_of_a_single_rollout_keeps_what_verl_gives_it(verls):
+    assert max(verls("rloo", g=[WON], h=["timeout", WON, LOST])["g_0_0"]) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("recipe", ["base", "gigpo"])
@@ -274,15 +283,10 @@ def test_the_kl_of_a_batch_is_the_mean_over_played_rows(queue, trainer, recipe):
     assert calls == [(pytest.approx(0.5, abs=1e-5), 2)]
 
 
-def test_a_group_that_failed_as_a_whole_gets_nothing_from_verls_estimators(queue, trainer):
-    sessions = {"f": ["timeout", "timeout"], "g": [[{"reward": 1.0}], [{"reward": 0.0}]]}
-    advantages = read(advance(trainer("algorithm.adv_estimator=rloo", recipe="base"), fill(sessions)), "advantages")
-    assert {key: round(max(values, key=abs), 6) for key, values in advantages.items()} == {
-        "f_0_0": 0.0,
-        "f_1_0": 0.0,
-        "g_0_0": 1.0,
-        "g_1_0": -1.0,
-    }
+def test_a_group_that_failed_as_a_whole_gets_nothing_from_verls_estimators(verls):
+    advantages = verls("rloo", f=["timeout", "timeout"], g=[WON, LOST])
+    largest = {key: round(max(values, key=abs), 6) for key, values in advantages.items()}
+    assert largest == {"f_0_0": 0.0, "f_1_0": 0.0, "g_0_0": 1.0, "g_1_0": -1.0}
 
 
 def test_stock_gae_on_step_rows(queue, trainer):
@@ -394,10 +398,6 @@ def random_rows(rng: np.random.Generator, layout: str) -> tuple[list[str], list[
     return keys, fields, torch.tensor([mask + [0] * (width - len(mask)) for mask in masks])
 
 
-def jagged(rows: torch.Tensor) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
-
-
 def naive_turns(mask: list[int]) -> list[list[int]]:
     """Positions of each run of ones."""
     runs: list[list[int]] = []
@@ -416,7 +416,7 @@ def test_round_trip_between_rows_and_steps(layout, seed):
     keys, fields, mask = random_rows(rng, layout)
     values = torch.from_numpy(rng.normal(size=mask.shape)).float()
     kl = torch.from_numpy(rng.normal(size=mask.shape)) * mask
-    rows = read_rows(keys, [{}] * len(keys), fields, jagged(mask), kl=jagged(kl), values=jagged(values))
+    rows = read_rows(keys, [{}] * len(keys), fields, nested(mask), kl=nested(kl), values=nested(values))
 
     position = 0
     per_step = rng.normal(size=len(rows.row))
@@ -444,7 +444,7 @@ def test_what_a_loop_composed_counts_in_the_place_of_the_environments_reward():
     """Also beside a row of a loop that composes nothing; the KL penalty is in neither of the two that are kept."""
     steps = [make_step(step=0, reward=3.0, composed_reward=0.0), make_step(step=0, reward=3.0)]
     fields = [{"turnkey": make_record([step])} for step in steps]
-    mask, kl = jagged(torch.ones(2, 4)), jagged(torch.full((2, 4), -0.25))
+    mask, kl = nested(torch.ones(2, 4)), nested(torch.full((2, 4), -0.25))
     rows = read_rows(["g_0_0", "g_1_0"], [{}, {}], fields, mask, kl=kl)
     assert rows.reward_before_kl.tolist() == [0.0, 3.0]
     assert rows.steps.reward.tolist() == [-1.0, 2.0]
@@ -455,7 +455,7 @@ def test_what_a_loop_composed_counts_in_the_place_of_the_environments_reward():
 def test_texts_of_a_record_become_the_text_column():
     extras = [{"text": f"room {i}", "weight": 0.5} for i in range(2)]
     fields = [{"turnkey": make_record([make_step(step=0, reward=0.0, extra=extra)])} for extra in extras]
-    steps = read_rows(["g_0_0", "g_1_0"], [{}, {}], fields, jagged(torch.ones(2, 3))).steps
+    steps = read_rows(["g_0_0", "g_1_0"], [{}, {}], fields, nested(torch.ones(2, 3))).steps
     assert steps.text.tolist() == ["room 0", "room 1"]
     assert steps.extra.keys() == {"weight"}
 
@@ -463,28 +463,14 @@ def test_texts_of_a_record_become_the_text_column():
 @pytest.fixture
 def echo_value() -> Iterator[str]:
     """An estimator whose credit is the critic's value before the turn."""
-
-    @dataclass(frozen=True)
-    class NoParams:
-        pass
-
-    @register_estimator("contract_echo", params=NoParams, needs=("value",))
-    def contract_echo(batch, params):
-        return Credit(batch.value)
-
-    yield "contract_echo"
-    del estimator_registry._ESTIMATORS["contract_echo"]
-    for name in ("contract_echo", "turnkey/contract_echo"):
-        core_algos.ADV_ESTIMATOR_REGISTRY.pop(name)
+    with registered(lambda batch: batch.value, contract_echo=("value",)):
+        yield "contract_echo"
 
 
 def test_values_of_the_critic_reach_the_table(queue, trainer, echo_value):
     """Both layouts in one batch: a row per step, and one row with two turns around an observation."""
     batch = fill({"a": EPISODES["a"]})
-    record = make_record([make_step(step=t, reward=0.5, anchor="s") for t in range(2)])
-    whole = output(record, 6, 1.0)
-    whole.response_mask = [1, 1, 0, 0, 1, 1]
-    put("b", 0, [whole])
+    put("b", 0, [row("110011", [{"step": t, "reward": 0.5, "anchor": "s"} for t in range(2)], 1.0)])
     batch = batch_of(tq.kv_list(PARTITION)[PARTITION])
     number = {key: n for n, key in enumerate(batch.keys)}
     write(batch, "values", lambda key, i: 10.0 * number[key] + i)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from contract_tools import EOS, EPISODES, PARTITION, batch_of, put, read, write
+from contract_tools import EOS, EPISODES, PARTITION, batch_of, put, read, row, write
 from contract_tools import fill as fill_queue
 from tensordict import TensorDict
-from test_supplied import row
 from transfer_queue import KVBatchMeta
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput

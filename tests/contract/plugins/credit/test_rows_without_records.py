@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transfer_queue as tq
-from contract_tools import PARTITION, Compose, advance, batch_of, put, read, write
+from contract_tools import PARTITION, Compose, advance, batch_of, nested, put, read, registered, row, write
 from transfer_queue import KVBatchMeta
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
-from verl.trainer.ppo import core_algos
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.utils import need_critic
 
-from verl_turnkey.advantage import ConfigError, Credit, RecordError, StepBatch, make_record, make_step
-from verl_turnkey.advantage import registry as estimator_registry
-from verl_turnkey.advantage.registry import register_estimator
+from verl_turnkey.advantage import ConfigError, RecordError, StepBatch, make_record, make_step
 from verl_turnkey.plugins.checks.driver import resolve_and_check as check
 from verl_turnkey.plugins.credit.rows import read_rows
 from verl_turnkey.plugins.trainer.starvation import StarvedError
 
 
 def output(mask: str, score: float, tool_rewards: list[float] | None = None, **extra: Any) -> AgentLoopOutput:
-    """A row as verl's tool loop makes it; ``mask`` as text, for the eye."""
-    return AgentLoopOutput(
-        prompt_ids=[5] * 3,
-        response_ids=[7] * len(mask),
-        response_mask=[int(m) for m in mask],
-        response_logprobs=[-1.0] * len(mask),
-        reward_score=score,
-        num_turns=2,
-        metrics=AgentLoopMetrics(),
-        extra_fields={
-            "turn_scores": [],
-            "tool_rewards": tool_rewards or [],
-            "reward_extra_info": {"acc": score},
-            "min_global_steps": 1,
-            "max_global_steps": 1,
-            **extra,
-        },
-    )
+    """A row as verl's tool loop makes it."""
+    return row(mask, None, score, turn_scores=[], tool_rewards=tool_rewards or [], **extra)
 
 
 def fill(sessions: dict[tuple[str, int], list[AgentLoopOutput]]) -> KVBatchMeta:
@@ -64,23 +43,9 @@ def tool_rows() -> dict[tuple[str, int], list[AgentLoopOutput]]:
 @pytest.fixture
 def capture() -> Iterator[list[StepBatch]]:
     """The batches that the estimators ``contract_capture`` (needs nothing) and ``contract_calls`` were given."""
-    seen: list[StepBatch] = []
-
-    @dataclass(frozen=True)
-    class NoParams:
-        pass
-
-    @register_estimator("contract_capture", params=NoParams)
-    @register_estimator("contract_calls", params=NoParams, needs=("extra.tool_rewards",))
-    def contract_capture(batch, params):
-        seen.append(batch)
-        return Credit(np.arange(1.0, len(batch) + 1))
-
-    yield seen
-    for name in ("contract_capture", "contract_calls"):
-        del estimator_registry._ESTIMATORS[name]
-        for key in (name, f"turnkey/{name}"):
-            core_algos.ADV_ESTIMATOR_REGISTRY.pop(key, None)
+    needs = {"contract_capture": (), "contract_calls": ("extra.tool_rewards",)}
+    with registered(lambda batch: np.arange(1.0, len(batch) + 1), **needs) as seen:
+        yield seen
 
 
 def table(batch: StepBatch, *columns: str) -> dict[tuple[str, int], tuple[float, ...]]:
@@ -225,16 +190,13 @@ def test_derived_rewards_against_a_walk_over_the_tokens(seed):
             turns[-1] += late
             expected |= {(f"g_{session}", t): reward for t, reward in enumerate(turns)}
 
-    def jagged(rows: list[np.ndarray]) -> torch.Tensor:
-        return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
-
     order = rng.permutation(len(keys))
     rows = read_rows(
         [keys[i] for i in order],
         [{}] * len(keys),
         [{}] * len(keys),
-        jagged([masks[i] for i in order]),
-        scores=jagged([scores[i] for i in order]),
+        nested([masks[i] for i in order]),
+        scores=nested([scores[i] for i in order]),
     )
     rewards = {place: reward for place, (reward,) in table(rows.steps, "reward").items()}
     assert rewards == pytest.approx(expected)

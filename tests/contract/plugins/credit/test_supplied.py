@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import transfer_queue as tq
-from contract_tools import EOS, PARTITION, Compose, advance, batch_of, put, write
+from contract_tools import EOS, PARTITION, Compose, advance, batch_of, put, read, registered, row, write
 from transfer_queue import KVBatchMeta
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
-from verl.trainer.ppo import core_algos
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.utils import need_critic
 
-from verl_turnkey.advantage import ConfigError, Credit, StepBatch, make_record, make_step
-from verl_turnkey.advantage import registry as estimator_registry
-from verl_turnkey.advantage.registry import register_estimator
+from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 from verl_turnkey.plugins.checks.driver import resolve_and_check as check
 from verl_turnkey.plugins.credit.trainer_columns import task_key
 
@@ -30,42 +26,9 @@ TASKS = ['{"env_id": "x", "seed": 1}', '{"env_id": "x", "seed": 2}']
 @pytest.fixture
 def capture() -> Iterator[list[StepBatch]]:
     """The batches that ``contract_supplied`` (all columns) and ``contract_sure`` (no entropy) were given."""
-    seen: list[StepBatch] = []
-
-    @dataclass(frozen=True)
-    class NoParams:
-        pass
-
-    @register_estimator("contract_supplied", params=NoParams, needs=ALL)
-    @register_estimator("contract_sure", params=NoParams, needs=("extra.log_prob", "extra.task"))
-    def contract_supplied(batch, params):
-        seen.append(batch)
-        return Credit(np.zeros(len(batch)))
-
-    yield seen
-    for name in ("contract_supplied", "contract_sure"):
-        del estimator_registry._ESTIMATORS[name]
-        for key in (name, f"turnkey/{name}"):
-            core_algos.ADV_ESTIMATOR_REGISTRY.pop(key, None)
-
-
-def row(mask: str, steps: list[dict[str, Any]] | str | None) -> AgentLoopOutput:
-    """A row with these steps, with the reason of a failed episode, or without a record."""
-    record = {}
-    if isinstance(steps, str):
-        record = {"turnkey": make_record([], failed=steps)}
-    elif steps is not None:
-        record = {"turnkey": make_record([make_step(reward=0.0, **step) for step in steps])}
-    return AgentLoopOutput(
-        prompt_ids=[5] * 3,
-        response_ids=[7] * len(mask),
-        response_mask=[int(m) for m in mask],
-        response_logprobs=[-1.0] * len(mask),
-        reward_score=0.0,
-        num_turns=2,
-        metrics=AgentLoopMetrics(),
-        extra_fields={"reward_extra_info": {"acc": 0.0}, "min_global_steps": 1, "max_global_steps": 1, **record},
-    )
+    needs = {"contract_supplied": ALL, "contract_sure": ("extra.log_prob", "extra.task")}
+    with registered(lambda batch: np.zeros(len(batch)), **needs) as seen:
+        yield seen
 
 
 def fill(sessions: dict[tuple[str, int], list[AgentLoopOutput]], data: dict[str, dict[str, Any]]) -> KVBatchMeta:
@@ -193,3 +156,65 @@ def test_verls_loops_pass_with_supplied_columns(compose: Compose, capture):
     loop = "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"
     config = compose("+turnkey=base", "algorithm.adv_estimator=contract_supplied", loop)
     check(config, use_critic=need_critic(config))
+
+
+# --- HiPER: one critic's values, and advantages by the decisions of a turn --------------------------------------------
+
+
+STREAMS = ("switch", "subgoal", "action")
+SPANS = {"switch": (0, 2), "subgoal": (2, 4), "action": (5, 6)}  # token 4 is of no decision
+EPISODES = {0: [(1, 0.0), (0, 0.0), (1, 1.0)], 1: [(1, 0.0), (0, 0.0)]}  # of each turn: switches, reward
+
+
+def value(key: str, position: int) -> float:
+    return 0.1 * position + 0.01 * int(key[-1]) + 0.2 * int(key[2])
+
+
+def played(switch: int, reward: float, step: int, last: bool) -> AgentLoopOutput:
+    extra = {"switch": switch, **{f"has_{stream}": 1 for stream in STREAMS}}
+    for stream, (first, behind) in SPANS.items():
+        extra |= {f"from_{stream}": first, f"to_{stream}": behind}
+    return row("111111", [{"step": step, "reward": reward, "terminated": last, "extra": extra}])
+
+
+def test_each_decision_has_its_own_advantage_from_one_critic(queue, trainer):
+    for session, turns in EPISODES.items():
+        rows = [played(*turn, t, t == len(turns) - 1) for t, turn in enumerate(turns)]
+        put("g", session, rows)
+    batch = batch_of(tq.kv_list(PARTITION)[PARTITION])
+    write(batch, "values", value)
+    made = trainer("critic.enable=true", "turnkey.credit.heads=1", recipe="hae")
+    assert made.use_critic
+    after = advance(made, batch)
+    advantages, returns = read(after, "advantages"), read(after, "returns")
+
+    places = [(session, t) for session, turns in EPISODES.items() for t in range(len(turns))]
+    keys = [f"g_{session}_{t}" for session, t in places]
+    before = [value(key, 0) for key in keys]
+    columns = {"switch": [EPISODES[s][t][0] for s, t in places], **dict.fromkeys(("value_low", "value_high"), before)}
+    expected = compute_credit(
+        "hae",
+        StepBatch(
+            group=[0] * len(places),
+            trajectory=[s for s, _ in places],
+            step=[t for _, t in places],
+            reward=[EPISODES[s][t][1] for s, t in places],
+            terminated=[t == len(EPISODES[s]) - 1 for s, t in places],
+            extra={**columns, "value_term": before},
+        ),
+    )
+    for i, key in enumerate(keys):
+        switch, subgoal = (expected.extra[f"{name}_advantages"][i] for name in ("switch", "subgoal"))
+        tokens = [switch] * 2 + [subgoal] * 2 + [0.0, expected.advantage[i]]
+        np.testing.assert_allclose(advantages[key], tokens, atol=1e-5)
+        assert returns[key] == pytest.approx([expected.returns[i]] * 6, abs=1e-5)
+    assert len({round(a, 4) for row in advantages.values() for a in row}) > 8
+
+
+def test_the_driver_wants_the_critic_and_the_format(compose: Compose):
+    whole = ["+turnkey=hae", "turnkey.rollout.action_format=hiper", "critic.enable=true"]
+    check(compose(*whole), use_critic=True)
+    with pytest.raises(ConfigError, match=r"hae needs the column 'extra\.value_low'.*critic\.enable=True"):
+        check(compose(*whole[:2]), use_critic=False)
+    with pytest.raises(ConfigError, match=r"hae needs the column 'extra\.switch'"):
+        check(compose(whole[0], whole[2]), use_critic=True)

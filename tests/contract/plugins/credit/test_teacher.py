@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from contract_tools import EOS, PARTITION, batch_of, put, read, write
+from contract_tools import EOS, PARTITION, batch_of, put, read, row, write
 from tensordict import TensorDict
-from test_supplied import row
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
@@ -54,13 +54,20 @@ def fill(seed: int = 3) -> KVBatchMeta:
     return batch
 
 
-def teach(batch: KVBatchMeta, value: Callable[[str, int], float] = gap) -> None:
-    """What the teacher's pass writes: nested like ``old_log_probs``, and a flag per row."""
+def taught(value: Callable[[str, int], float] = gap) -> KVBatchMeta:
+    """With what the teacher's pass writes: nested like ``old_log_probs``, and a flag per row."""
+    batch = fill()
     write(batch, "teacher_log_prob", lambda key, i: old(key, i) + value(key, i))
     has = torch.tensor([key != WITHOUT_TEXT and key != "a_2_0" for key in batch.keys])
-    tq.kv_batch_put(
-        keys=batch.keys, partition_id=PARTITION, fields=TensorDict({"has_teacher": has}, batch_size=len(batch))
-    )
+    fields = TensorDict({"has_teacher": has}, batch_size=len(batch))
+    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=fields)
+    return batch
+
+
+@pytest.fixture
+def teaching(queue, trainer) -> Callable[..., Any]:
+    """A trainer with a teacher, and with means as baselines."""
+    return partial(trainer, MEAN, "turnkey.teacher.source=group_success", recipe="grpo_steps")
 
 
 def advantages(made: Any, batch: KVBatchMeta) -> tuple[dict[str, list[float]], dict[str, Any]]:
@@ -86,10 +93,9 @@ def rlsd(key: str, position: int, step: int) -> float:
 
 
 @pytest.mark.parametrize("step", [1, 10, 20])
-def test_each_token_has_its_own_advantage_and_the_step_of_training_counts(queue, trainer, step):
-    batch = fill()
-    teach(batch)
-    made = trainer(MEAN, RLSD, "turnkey.teacher.source=group_success", recipe="grpo_steps")
+def test_each_token_has_its_own_advantage_and_the_step_of_training_counts(teaching, step):
+    batch = taught()
+    made = teaching(RLSD)
     made.global_steps = step
     credit, metrics = advantages(made, batch)
     for key, mask in masks().items():
@@ -102,13 +108,12 @@ def test_each_token_has_its_own_advantage_and_the_step_of_training_counts(queue,
     assert metrics["credit/rlsd/tokens/mean"] == pytest.approx(np.mean(changes), abs=1e-6)
 
 
-def test_a_rejected_token_gets_nothing(queue, trainer):
-    batch = fill()
-    teach(batch)
+def test_a_rejected_token_gets_nothing(teaching):
+    batch = taught()
     write(batch, "rollout_log_probs", lambda key, i: old(key, i) - (3.0 if (key, i) == ("a_0_0", 1) else 0.0))
     correction = ["rollout_rs=token_k1", "rollout_rs_threshold='0.5_2.0'"]
     keys = [f"algorithm.rollout_correction.{key}" for key in correction]
-    made = trainer(MEAN, RLSD, "turnkey.teacher.source=group_success", *keys, recipe="grpo_steps")
+    made = teaching(RLSD, *keys)
     made.global_steps = 1
     credit, _ = advantages(made, batch)
     assert credit["a_0_0"] == pytest.approx([0.0, 0.0, rlsd("a_0_0", 2, 1)], abs=1e-6)
@@ -118,24 +123,16 @@ def test_a_rejected_token_gets_nothing(queue, trainer):
 @pytest.mark.parametrize(
     "modifier", ["rlsd", "opid", "trial", "{name: agent_opsd, granularity: token}", "agent_opsd", "grsd"]
 )
-def test_a_teacher_that_says_nothing_changes_nothing(queue, trainer, modifier):
-    batch = fill()
-    teach(batch, lambda key, i: 0.0)
-    source = "turnkey.teacher.source=group_success"
-    plain, got = (
-        advantages(trainer(MEAN, f"turnkey.credit.modify=[{m}]", source, recipe="grpo_steps"), batch)[0]
-        for m in ("", modifier)
-    )
+def test_a_teacher_that_says_nothing_changes_nothing(teaching, modifier):
+    batch = taught(lambda key, i: 0.0)
+    plain, got = (advantages(teaching(f"turnkey.credit.modify=[{m}]"), batch)[0] for m in ("", modifier))
     assert got == plain
 
 
 @pytest.mark.parametrize("modifier", ["{name: opid, weight: 5}", "{name: hcapo, weight: 5}"])
-def test_the_credit_apart_from_the_teacher_has_its_own_signs(queue, trainer, modifier):
-    batch = fill()
-    teach(batch)
-    made = trainer(
-        MEAN, f"turnkey.credit.modify=[{modifier}]", "turnkey.teacher.source=group_success", recipe="grpo_steps"
-    )
+def test_the_credit_apart_from_the_teacher_has_its_own_signs(teaching, modifier):
+    batch = taught()
+    made = teaching(f"turnkey.credit.modify=[{modifier}]")
     credit, _ = advantages(made, batch)
     apart = dict(zip(batch.keys, made.advantage_step.untaught.unbind(), strict=True))
     for key, mask in masks().items():
@@ -145,23 +142,16 @@ def test_the_credit_apart_from_the_teacher_has_its_own_signs(queue, trainer, mod
     assert max(changes) > 0.5, "the modifier has to change something"
 
 
-def test_without_a_modifier_that_reads_the_teacher_the_advantages_are_the_credit(queue, trainer):
-    batch = fill()
-    teach(batch)
-    made = trainer(MEAN, "+turnkey/loss=sdar", "turnkey.teacher.source=group_success", recipe="grpo_steps")
+def test_without_a_modifier_that_reads_the_teacher_the_advantages_are_the_credit(teaching):
+    batch = taught()
+    made = teaching("+turnkey/loss=sdar")
     advantages(made, batch)
     assert made.advantage_step.untaught is None
 
 
-def test_columns_of_steps_are_sums_and_means_and_nan_without_a_text(queue, trainer):
-    batch = fill()
-    teach(batch)
-    made = trainer(
-        MEAN,
-        "turnkey.credit.modify=[agent_opsd,grsd,hcapo]",
-        "turnkey.teacher.source=group_success",
-        recipe="grpo_steps",
-    )
+def test_columns_of_steps_are_sums_and_means_and_nan_without_a_text(teaching):
+    batch = taught()
+    made = teaching("turnkey.credit.modify=[agent_opsd,grsd,hcapo]")
     made._compute_advantage(batch, {})
     steps = made.advantage_step.steps().steps
     names = [(steps.ids["trajectory"][t], int(s)) for t, s in zip(steps.trajectory, steps.step, strict=True)]
@@ -179,20 +169,17 @@ def test_columns_of_steps_are_sums_and_means_and_nan_without_a_text(queue, train
     assert all(np.isnan(of[name]["a_3", 0]) for name in of)
 
 
-def test_without_the_columns_the_key_is_named(queue, trainer):
-    made = trainer(MEAN, RLSD, "turnkey.teacher.source=group_success", recipe="grpo_steps")
+def test_without_the_columns_the_key_is_named(teaching):
+    made = teaching(RLSD)
     with pytest.raises(
         ConfigError, match=r"grpo_steps with rlsd needs 'extra.teacher_gap'.*set turnkey.teacher.source"
     ):
         made._compute_advantage(fill(), {})
 
 
-def test_the_log_has_the_gap_and_the_advantage_of_each_token(queue, trainer, tmp_path):
-    batch = fill()
-    teach(batch)
-    made = trainer(
-        MEAN, RLSD, "turnkey.teacher.source=group_success", f"turnkey.log.trajectories={tmp_path}", recipe="grpo_steps"
-    )
+def test_the_log_has_the_gap_and_the_advantage_of_each_token(teaching, tmp_path):
+    batch = taught()
+    made = teaching(RLSD, f"turnkey.log.trajectories={tmp_path}")
     made.global_steps = 1
     made.log.begin_step()
     made._compute_advantage(batch, {})
@@ -210,8 +197,7 @@ def test_the_log_has_the_gap_and_the_advantage_of_each_token(queue, trainer, tmp
 @pytest.mark.parametrize("name", ["sdar", "skill_sd", "sdpo_sampled"])
 def test_losses_find_the_columns_beside_the_rows(queue, trainer, name):
     """They are the queue's own; a loss with weights over rows with a text gets its share of the batch."""
-    batch = fill()
-    teach(batch)
+    batch = taught()
     made = trainer(MEAN, f"+turnkey/loss={name}", recipe="grpo_steps")
     batch = made._compute_advantage(batch, {})
     fields = set(tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION).keys())

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import hydra
 import real_tokenizers
 from anthropic import AsyncAnthropic
-from omegaconf import DictConfig
 from openai import AsyncOpenAI
-from verl.experimental.agent_loop import agent_loop as verl_agent_loop
-from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from verl_turnkey.envs.agents.base import Outcome
@@ -37,6 +34,19 @@ LOOK: Any = {
     },
 }
 LIMITS = Limits(room=4000, turn=200, turns=20)
+ASKED: list[Any] = [{"role": "system", "content": "You look."}, {"role": "user", "content": "Where is it?"}]
+
+
+async def ask(client: Any, messages: Any = ASKED, **options: Any) -> Any:
+    return (await client.chat.completions.create(model="policy", messages=messages, **options)).choices[0]
+
+
+def spelled(message: Any) -> dict[str, Any]:
+    """A reply as many agents send it back: without thoughts, with arguments spelled anew."""
+    calls = [call.model_dump(include={"id", "type", "function"}) for call in message.tool_calls or []]
+    for call in calls:
+        call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), indent=1)
+    return {"role": "assistant", "content": message.content, **({"tool_calls": calls} if calls else {})}
 
 
 def called(*arguments: str, text: str = "") -> str:
@@ -156,6 +166,10 @@ class Played:
     def breaks(self) -> list[str]:
         return [row.extra_fields["turnkey_break"] for row in self.rows]
 
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        return [step for row in self.rows for step in row.extra_fields["turnkey"]["steps"]]
+
 
 Agent = Callable[[str], Awaitable[Any]]
 
@@ -207,15 +221,21 @@ def rows(session: Session, outcome: Outcome, merged: bool = True) -> list[Any]:
     return RowBuilder(2, True, (), merged, 4000).played(episodes.in_rows(episode, order))
 
 
-def run(
-    agent: Agent,
-    turns: Sequence[str | list[int]] | Callable[[str], str],
-    **options: Any,
-) -> Played:
+def run(agent: Agent, turns: Sequence[str | list[int]] | Callable[[str], str], **options: Any) -> Played:
     played = asyncio.run(play(agent, turns, **options))
     if played.rows:
         played.check_rows()
     return played
+
+
+def chats(talk: Callable[[Any], Awaitable[Any]], turns: Any, client: Mapping[str, Any] = {}, **options: Any) -> Played:
+    """:func:`run` with an agent that does ``talk(client)`` with OpenAI's client; ``client``: its options."""
+
+    async def agent(url: str) -> Any:
+        async with openai(url, **client) as made:
+            return await talk(made)
+
+    return run(agent, turns, **options)
 
 
 def openai(url: str, **options: Any) -> AsyncOpenAI:
@@ -224,18 +244,3 @@ def openai(url: str, **options: Any) -> AsyncOpenAI:
 
 def anthropic(url: str, **options: Any) -> AsyncAnthropic:
     return AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="none", **options)
-
-
-def loop_of_verl(name: str, config: DictConfig, model: Any, tokenizer: Any) -> Any:
-    """The registered agent loop ``name``, made as verl makes it; ``model`` is its client of the servers."""
-    return hydra.utils.instantiate(
-        config=verl_agent_loop._agent_loop_registry[name],
-        trainer_config=verl_agent_loop.DictConfigWrap(config=config),
-        server_manager=model,
-        tokenizer=tokenizer,
-        processor=None,
-        hf_model_type="qwen3",
-        dataset_cls=RLHFDataset,
-        data_config=verl_agent_loop.DictConfigWrap(config.data),
-        tools=verl_agent_loop.ToolListWrap([]),
-    )

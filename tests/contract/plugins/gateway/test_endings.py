@@ -11,19 +11,14 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from gateway_parts import LIMITS, LOOK, anthropic, called, openai, rows, run
+from gateway_parts import ASKED, LIMITS, LOOK, anthropic, ask, called, chats, openai, rows, run, spelled
 from openai import BadRequestError
-from test_clients import ASKED, spelled
 
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome
 from verl_turnkey.plugins.credit.rows import read_rows
 from verl_turnkey.plugins.gateway.exchange import Exchange
 from verl_turnkey.plugins.gateway.session import Retries
 from verl_turnkey.plugins.gateway.turns import Aborted, Limits
-
-
-async def ask(client: Any, messages: Any = ASKED, **options: Any) -> Any:
-    return (await client.chat.completions.create(model="policy", messages=messages, **options)).choices[0]
 
 
 @dataclass
@@ -51,23 +46,18 @@ def later(reply: Any, text: str = "And now?") -> list[Any]:
 
 
 def test_a_client_that_gives_up_and_asks_again_gets_the_same_turn() -> None:
-    async def agent(url: str) -> Any:
-        async with openai(url, timeout=0.3, max_retries=3) as client:
-            return await ask(client)
-
-    played = run(agent, ["Here."], wait=lambda: asyncio.sleep(0.8))
+    played = chats(ask, ["Here."], wait=lambda: asyncio.sleep(0.8), client={"timeout": 0.3, "max_retries": 3})
     assert played.value.message.content == "Here."
     assert len(played.script.prompts) == len(played.session.turns) == 1
     assert played.session.counts["retried"] >= 1
 
 
 def test_an_equal_request_is_another_sample() -> None:
-    async def agent(url: str) -> Any:
-        async with openai(url) as client:
-            first = await asyncio.gather(ask(client), ask(client))
-            return [*first, await ask(client, later(first[1]))]
+    async def agent(client: Any) -> Any:
+        first = await asyncio.gather(ask(client), ask(client))
+        return [*first, await ask(client, later(first[1]))]
 
-    played = run(agent, ["One.", "Two.", "Three."])
+    played = chats(agent, ["One.", "Two.", "Three."])
     assert {choice.message.content for choice in played.value} == {"One.", "Two.", "Three."}
     assert len(played.rows) == 2
     assert sum(len(row.extra_fields["turnkey"]["steps"]) for row in played.rows) == 3
@@ -113,11 +103,10 @@ def test_a_retry_of_a_call_that_was_refused_is_a_new_call() -> None:
         if next(fails):
             raise Aborted("while the weights change")
 
-    async def agent(url: str) -> Any:
-        async with openai(url, max_retries=1) as client:
-            return [(await ask(client)).message.content for _ in range(2)]
+    async def agent(client: Any) -> Any:
+        return [(await ask(client)).message.content for _ in range(2)]
 
-    assert run(agent, ["One.", "lost", "Two."], wait=model).value == ["One.", "Two."]
+    assert chats(agent, ["One.", "lost", "Two."], wait=model, client={"max_retries": 1}).value == ["One.", "Two."]
 
 
 @pytest.mark.parametrize("named", [None, b"body"])
@@ -152,11 +141,10 @@ def test_a_lost_connection_leaves_no_turn(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_sampling_parameters_of_a_client_are_ignored_and_counted() -> None:
-    async def agent(url: str) -> Any:
-        async with openai(url) as client:
-            return await ask(client, temperature=0, top_p=0.5, max_tokens=5, stop=["."])
-
-    played = run(agent, ["Here. Or there, or elsewhere."])
+    played = chats(
+        lambda client: ask(client, temperature=0, top_p=0.5, max_tokens=5, stop=["."]),
+        ["Here. Or there, or elsewhere."],
+    )
     (params,) = played.script.params
     assert params == {"temperature": 1.0, "logprobs": True, "max_tokens": 5, "stop": ["."]}
     assert played.session.counts == {"overruled/temperature": 1, "overruled/top_p": 1}
@@ -165,46 +153,39 @@ def test_sampling_parameters_of_a_client_are_ignored_and_counted() -> None:
 
 
 def test_log_probabilities_that_no_turn_has_are_refused_or_counted() -> None:
-    async def agent(url: str) -> Any:
-        async with openai(url) as client:
-            return await ask(client, logprobs=True)
+    async def agent(client: Any) -> Any:
+        return await ask(client, logprobs=True)
 
-    played = run(agent, ["Here."])
+    played = chats(agent, ["Here."])
     assert [token.logprob for token in played.value.logprobs.content] == [0.0, -0.01, -0.02]
     without = {"temperature": 1.0, "logprobs": False}  # as turnkey eval samples
-    ignored = run(agent, ["Here."], sampling=without, limits=replace(LIMITS, unsupported="ignore"))
+    ignored = chats(agent, ["Here."], sampling=without, limits=replace(LIMITS, unsupported="ignore"))
     assert ignored.value.logprobs is None
     assert ignored.session.counts == {"overruled/logprobs": 1}
 
-    async def refused(url: str) -> None:
-        async with openai(url) as client:
-            with pytest.raises(BadRequestError, match="logprobs is not supported: only training with") as error:
-                await ask(client, logprobs=True)
-            assert (error.value.code, error.value.param) == ("unsupported_parameter", "logprobs")
-            await ask(client)
+    async def refused(client: Any) -> None:
+        with pytest.raises(BadRequestError, match="logprobs is not supported: only training with") as error:
+            await ask(client, logprobs=True)
+        assert (error.value.code, error.value.param) == ("unsupported_parameter", "logprobs")
+        await ask(client)
 
-    assert len(run(refused, ["Here."], sampling=without).script.prompts) == 1, "no generation is spent"
+    assert len(chats(refused, ["Here."], sampling=without).script.prompts) == 1, "no generation is spent"
 
 
 def test_a_turn_that_was_cut_ends_with_length() -> None:
-    async def agent(url: str) -> Any:
-        async with openai(url) as client:
-            cut = await ask(client, max_tokens=2)
-            whole = await ask(client, [*ASKED, spelled(cut.message), {"role": "user", "content": "Go on."}])
-            return [cut, whole]
+    async def agent(client: Any) -> Any:
+        cut = await ask(client, max_tokens=2)
+        whole = await ask(client, [*ASKED, spelled(cut.message), {"role": "user", "content": "Go on."}])
+        return [cut, whole]
 
-    played = run(agent, ["It is here, I think.", "Yes."])
+    played = chats(agent, ["It is here, I think.", "Yes."])
     assert [choice.finish_reason for choice in played.value] == ["length", "stop"]
     assert played.breaks == ["first"], "the tokens that end a turn are appended, masked"
 
 
 def test_a_malformed_call_is_text() -> None:
-    async def agent(url: str) -> Any:
-        async with openai(url) as client:
-            return await ask(client, tools=[LOOK])
-
     broken = 'I call.\n<tool_call>\n{"name": "look", "arguments": {"place": \n</tool_call>'
-    played = run(agent, [broken])
+    played = chats(lambda client: ask(client, tools=[LOOK]), [broken])
     assert played.value.message.tool_calls is None
     assert played.value.message.content == broken
     (step,) = played.rows[0].extra_fields["turnkey"]["steps"]
@@ -213,26 +194,21 @@ def test_a_malformed_call_is_text() -> None:
 
 
 def test_a_call_inside_thoughts_is_none() -> None:
-    async def agent(url: str) -> Any:
-        async with openai(url) as client:
-            return await ask(client, tools=[LOOK])
-
     thoughts = "<think>\nPerhaps" + called('{"place": "cave"}') + "\n</think>\n\n"
-    played = run(agent, [thoughts + "No."])
+    played = chats(lambda client: ask(client, tools=[LOOK]), [thoughts + "No."])
     assert played.value.message.tool_calls is None
     assert played.value.message.content == "No."
 
 
 def test_a_full_context_is_an_error_on_which_agents_compact() -> None:
-    async def agent(url: str) -> Any:
-        async with openai(url) as client:
-            reply = await ask(client)
-            with pytest.raises(BadRequestError, match="maximum context length") as error:
-                await ask(client, later(reply, "word " * 3900))
-            assert error.value.code == "context_length_exceeded"
-            return await ask(client, [*ASKED, {"role": "user", "content": "So far: nothing."}])
+    async def agent(client: Any) -> Any:
+        reply = await ask(client)
+        with pytest.raises(BadRequestError, match="maximum context length") as error:
+            await ask(client, later(reply, "word " * 3900))
+        assert error.value.code == "context_length_exceeded"
+        return await ask(client, [*ASKED, {"role": "user", "content": "So far: nothing."}])
 
-    played = run(agent, ["Here.", "There."])
+    played = chats(agent, ["Here.", "There."])
     assert played.breaks == ["first", "history"]
     (first, second) = (row.extra_fields["turnkey"]["steps"][0] for row in played.rows)
     assert first["extra"]["chain"] == second["extra"]["chain"] == 0, "the same conversation, in other words"
@@ -240,64 +216,59 @@ def test_a_full_context_is_an_error_on_which_agents_compact() -> None:
 
 
 def test_a_first_prompt_that_does_not_fit_names_the_numbers() -> None:
-    async def agent(url: str) -> Any:
-        async with openai(url) as client:
-            with pytest.raises(BadRequestError, match="maximum context length is 300 tokens"):
-                await ask(client, [{"role": "user", "content": "word " * 300}])
+    async def agent(client: Any) -> Any:
+        with pytest.raises(BadRequestError, match="maximum context length is 300 tokens"):
+            await ask(client, [{"role": "user", "content": "word " * 300}])
 
-    played = run(agent, [], limits=Limits(room=300, turn=100))
+    played = chats(agent, [], limits=Limits(room=300, turn=100))
     with pytest.raises(AgentFailure, match=r"first prompt takes 30\d tokens, and a turn of 100 .* fit into 300"):
         rows(played.session, Outcome(reward=1.0))
 
 
 def test_a_turn_too_many_truncates_the_episode() -> None:
-    async def agent(url: str) -> Any:
-        async with openai(url) as client:
+    async def agent(client: Any) -> Any:
+        await ask(client)
+        with pytest.raises(BadRequestError, match="turn limit reached"):
             await ask(client)
-            with pytest.raises(BadRequestError, match="turn limit reached"):
-                await ask(client)
 
-    played = run(agent, ["Here."], limits=Limits(room=4000, turn=100, turns=1))
+    played = chats(agent, ["Here."], limits=Limits(room=4000, turn=100, turns=1))
     (step,) = played.rows[0].extra_fields["turnkey"]["steps"]
     assert step["truncated"]
     assert not step["terminated"]
 
 
 def test_an_edited_reply_begins_a_row() -> None:
-    async def agent(url: str) -> Any:
-        async with openai(url) as client:
-            reply = await ask(client, tools=[LOOK])
-            sent = spelled(reply.message)
-            sent["tool_calls"][0]["function"]["arguments"] = '{"place": "elsewhere"}'
-            result = {"role": "tool", "tool_call_id": reply.message.tool_calls[0].id, "content": "dark"}
-            return await ask(client, [*ASKED, sent, result], tools=[LOOK])
+    async def agent(client: Any) -> Any:
+        reply = await ask(client, tools=[LOOK])
+        sent = spelled(reply.message)
+        sent["tool_calls"][0]["function"]["arguments"] = '{"place": "elsewhere"}'
+        result = {"role": "tool", "tool_call_id": reply.message.tool_calls[0].id, "content": "dark"}
+        return await ask(client, [*ASKED, sent, result], tools=[LOOK])
 
-    played = run(agent, [called('{"place": "cave"}'), "Dark."])
+    played = chats(agent, [called('{"place": "cave"}'), "Dark."])
     assert played.breaks == ["first", "edited"]
 
 
 def test_side_calls_are_answered_and_left_out() -> None:
-    async def agent(url: str) -> Any:
-        async with openai(url) as client:
-            plan = await ask(client, [{"role": "user", "content": "A plan for: Where is it?"}])
-            other = await client.chat.completions.create(model="small", messages=ASKED, tools=[LOOK])
-            return [plan, other.choices[0], await ask(client, tools=[LOOK]), await ask(client)]
+    async def agent(client: Any) -> Any:
+        plan = await ask(client, [{"role": "user", "content": "A plan for: Where is it?"}])
+        other = await client.chat.completions.create(model="small", messages=ASKED, tools=[LOOK])
+        return [plan, other.choices[0], await ask(client, tools=[LOOK]), await ask(client)]
 
-    played = run(agent, ["I look.", "Small.", "I see it.", "Here."])
+    played = chats(agent, ["I look.", "Small.", "I see it.", "Here."])
     assert [choice.message.content for choice in played.value] == ["I look.", "Small.", "I see it.", "Here."]
-    steps = [step for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
+    steps = played.steps
     assert [step["action"] for step in steps] == ["I look.", "I see it.", "Here."], "plans and answers need no tools"
 
 
 def test_a_turn_that_may_call_no_tool_is_no_side_call() -> None:
-    async def agent(url: str) -> Any:
-        async with openai(url) as client:
-            reply = await ask(client, tools=[LOOK])
-            return await ask(client, later(reply, "Sum up."), tools=[LOOK], tool_choice="none")
+    async def agent(client: Any) -> Any:
+        reply = await ask(client, tools=[LOOK])
+        return await ask(client, later(reply, "Sum up."), tools=[LOOK], tool_choice="none")
 
-    played = run(agent, ["Here.", called('{"place": "cave"}')], outcome=Outcome(reward=2.0))
+    played = chats(agent, ["Here.", called('{"place": "cave"}')], outcome=Outcome(reward=2.0))
     assert played.value.message.tool_calls is None, "the prompt shows no tools"
-    steps = [step for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
+    steps = played.steps
     assert [step["reward"] for step in steps] == [0.0, 2.0]
 
 
@@ -313,15 +284,14 @@ def test_a_turn_that_may_call_no_tool_is_no_side_call() -> None:
     ],
 )
 def test_what_is_left_out_can_be_said(rules: list[dict[str, Any]], actions: list[str]) -> None:
-    async def agent(url: str) -> None:
-        async with openai(url) as client:
-            system = {"role": "system", "content": "You are a title generator."}
-            await ask(client, [system, {"role": "user", "content": "Where is it?"}])
-            await client.chat.completions.create(model="small", messages=ASKED, tools=[LOOK])
-            await ask(client, [{"role": "system", "content": "You look."}, *ASKED], tools=[LOOK])
+    async def agent(client: Any) -> None:
+        system = {"role": "system", "content": "You are a title generator."}
+        await ask(client, [system, {"role": "user", "content": "Where is it?"}])
+        await client.chat.completions.create(model="small", messages=ASKED, tools=[LOOK])
+        await ask(client, [{"role": "system", "content": "You look."}, *ASKED], tools=[LOOK])
 
-    played = run(agent, ["A title.", "Small.", "Here."], limits=replace(LIMITS, leave_out=rules))
-    assert [step["action"] for row in played.rows for step in row.extra_fields["turnkey"]["steps"]] == actions
+    played = chats(agent, ["A title.", "Small.", "Here."], limits=replace(LIMITS, leave_out=rules))
+    assert [step["action"] for step in played.steps] == actions
 
 
 def test_an_episode_without_a_trained_call_fails() -> None:
@@ -337,12 +307,11 @@ def test_an_episode_without_a_trained_call_fails() -> None:
 
 
 def test_a_reward_of_a_call_that_is_left_out_is_not_lost_in_silence() -> None:
-    async def agent(url: str) -> None:
-        async with openai(url) as client:
-            await ask(client, [{"role": "user", "content": "A title for: Where is it?"}])
-            await ask(client, tools=[LOOK])
+    async def agent(client: Any) -> None:
+        await ask(client, [{"role": "user", "content": "A title for: Where is it?"}])
+        await ask(client, tools=[LOOK])
 
-    session = run(agent, ["A title.", "Here."], limits=replace(LIMITS, leave_out=[{"no_tools": True}])).session
+    session = chats(agent, ["A title.", "Here."], limits=replace(LIMITS, leave_out=[{"no_tools": True}])).session
     (row,) = rows(session, Outcome(turn_rewards={0: 0.0, 1: 0.5}))
     assert [step["reward"] for step in row.extra_fields["turnkey"]["steps"]] == [0.5]
     with pytest.raises(AgentFailure, match="a reward of turn 0, which is not trained"):
@@ -350,11 +319,7 @@ def test_a_reward_of_a_call_that_is_left_out_is_not_lost_in_silence() -> None:
 
 
 def test_all_calls_of_another_name_are_trained() -> None:
-    async def agent(url: str) -> Any:
-        async with openai(url) as client:
-            return await client.chat.completions.create(model="gpt-5", messages=ASKED)
-
-    assert len(run(agent, ["Here."]).rows) == 1
+    assert len(chats(lambda client: client.chat.completions.create(model="gpt-5", messages=ASKED), ["Here."]).rows) == 1
 
 
 def test_what_an_agent_reports_does_not_count_beside_tests_of_its_work() -> None:
@@ -387,18 +352,17 @@ def test_a_returned_reward_of_a_turn_counts_before_a_posted_one() -> None:
 def test_without_requests_or_a_reward_an_episode_fails() -> None:
     async def nothing(url: str) -> None: ...
 
-    async def asks(url: str) -> None:
-        async with openai(url) as client:
-            await ask(client)
+    async def asks(client: Any) -> None:
+        await ask(client)
 
     with pytest.raises(AgentFailure, match="the agent made no request"):
         rows(run(nothing, []).session, Outcome(reward=1.0))
     with pytest.raises(AgentFailure, match="the agent gave no reward"):
-        rows(run(asks, ["Here."]).session, Outcome())
+        rows(chats(asks, ["Here."]).session, Outcome())
     with pytest.raises(AgentFailure, match="a reward of turn 1, but the episode has 1, counted from 0"):
-        rows(run(asks, ["Here."]).session, Outcome(reward=1.0, turn_rewards={1: 0.5}))
+        rows(chats(asks, ["Here."]).session, Outcome(reward=1.0, turn_rewards={1: 0.5}))
     with pytest.raises(AgentFailure, match="KeyError"):
-        rows(run(asks, ["Here."]).session, Outcome(reason="KeyError: 'x' (agent.py:3)"))
+        rows(chats(asks, ["Here."]).session, Outcome(reason="KeyError: 'x' (agent.py:3)"))
 
 
 def test_a_state_outlives_a_turn_that_fails() -> None:
@@ -461,7 +425,7 @@ def test_an_agent_reports_rewards_and_states() -> None:
 
     played = run(agent, ["Here.", "There."], outcome=Outcome())
     assert played.value == [400] * 7
-    steps = [step for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
+    steps = played.steps
     assert [(step["anchor"], step["reward"]) for step in steps] == [("room 0", 0.25), ("room 1", 2.0)]
 
 
@@ -486,7 +450,7 @@ def test_replies_carry_their_number_and_turns_are_named_by_the_ids_of_their_repl
     played = run(agent, ["A.", "B.", "C.", "D."], outcome=Outcome(reward=0.0))
     numbers, ids = played.value
     assert numbers == [0, 1, 2, 3]
-    steps = [step for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
+    steps = played.steps
     assert sorted((step["reward"], step["anchor"]) for step in steps) == [(n, f"room {n}") for n in numbers]
     rewards: Any = {**dict(zip(ids[1:], (1.0, 2.0, 3.0), strict=True)), 0: 7.0}
     again = [s for row in rows(played.session, Outcome(0.0, turn_rewards=rewards)) for s in steps_of(row)]
@@ -518,7 +482,7 @@ def test_numbers_and_states_for_the_next_turn_are_refused_once_calls_ran_at_the_
 
     watched = Watched((1, 3))
     played = run(agent, ["First.", "A.", "B."], wait=watched.together, watch=watched, outcome=Outcome(reward=1.0))
-    steps = sorted((s for row in played.rows for s in steps_of(row)), key=lambda s: s["step"])
+    steps = sorted(played.steps, key=lambda s: s["step"])
     assert sorted(step["reward"] for step in steps[1:]) in ([0.25, 1.0], [0.0, 1.25])
     assert (steps[0]["reward"], steps[0]["anchor"]) == (0.5, "start")
     assert [step["anchor"] for step in steps].count("here") == 1
@@ -556,22 +520,21 @@ def test_what_was_posted_while_another_call_ran_is_not_guessed(what: str) -> Non
 def test_samples_of_a_request_and_workers_have_credit_by_conversation() -> None:
     """A planner takes eight samples at once and goes on from one; two workers at once; all get the outcome."""
 
-    async def agent(url: str) -> None:
-        async with openai(url) as client:
-            samples = await asyncio.gather(*(ask(client) for _ in range(8)))
-            past = later(samples[3])
+    async def agent(client: Any) -> None:
+        samples = await asyncio.gather(*(ask(client) for _ in range(8)))
+        past = later(samples[3])
 
-            async def work(name: str, turns: int) -> None:
-                messages: list[Any] = [{"role": "system", "content": f"You are {name}."}, ASKED[1]]
-                for _ in range(turns):
-                    reply = await ask(client, messages)
-                    messages += [spelled(reply.message), {"role": "user", "content": "And now?"}]
+        async def work(name: str, turns: int) -> None:
+            messages: list[Any] = [{"role": "system", "content": f"You are {name}."}, ASKED[1]]
+            for _ in range(turns):
+                reply = await ask(client, messages)
+                messages += [spelled(reply.message), {"role": "user", "content": "And now?"}]
 
-            await asyncio.gather(work("Ada", 3), work("Bob", 1), ask(client, past))
+        await asyncio.gather(work("Ada", 3), work("Bob", 1), ask(client, past))
 
     numbers, watched = count(), Watched((8, 11))
-    played = run(agent, lambda prompt: f"Reply {next(numbers)}.", wait=watched.together, watch=watched)
-    steps = [step for row in played.rows for step in steps_of(row)]
+    played = chats(agent, lambda prompt: f"Reply {next(numbers)}.", wait=watched.together, watch=watched)
+    steps = played.steps
     read = read_rows(
         [f"task_0_{n}" for n in range(len(played.rows))],
         [{}] * len(played.rows),

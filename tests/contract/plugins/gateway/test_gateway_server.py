@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import json
 import socket
@@ -15,11 +16,9 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_parts import LIMITS, LOOK, Script, called, codec, openai, run, seeing
+from gateway_parts import ASKED, LIMITS, LOOK, Script, ask, called, chats, codec, openai, run, seeing, spelled
 from openai import BadRequestError, NotFoundError
 from PIL import Image
-from test_clients import ASKED, spelled
-from test_endings import ask
 
 from verl_turnkey.plugins.gateway import exchange
 from verl_turnkey.plugins.gateway import session as sessions
@@ -55,44 +54,41 @@ async def raw(port: int, request: str) -> str:
     return answer
 
 
-def test_an_episode_that_is_over_is_not_found_and_two_never_mix() -> None:
-    async def both() -> list[Session]:
-        model = codec()
-        server = Gateway()
-        await server.start()
-        sessions = [Session(model, Script(model, [name] * 9), {}, LIMITS) for name in ("Ada", "Bob")]
-        for session in sessions:
-            server.add(session)
-        urls = [f"http://127.0.0.1:{server.port}/{session.secret}/v1" for session in sessions]
+async def test_an_episode_that_is_over_is_not_found_and_two_never_mix() -> None:
+    model = codec()
+    server = Gateway()
+    await server.start()
+    sessions = [Session(model, Script(model, [name] * 9), {}, LIMITS) for name in ("Ada", "Bob")]
+    for session in sessions:
+        server.add(session)
+    urls = [f"http://127.0.0.1:{server.port}/{session.secret}/v1" for session in sessions]
 
-        async def chat(url: str) -> None:
-            async with openai(url) as client:
-                messages: list[Any] = [*ASKED]
-                for _ in range(4):
-                    messages += [spelled((await ask(client, messages)).message), {"role": "user", "content": "And?"}]
+    async def chat(url: str) -> None:
+        async with openai(url) as client:
+            messages: list[Any] = [*ASKED]
+            for _ in range(4):
+                messages += [spelled((await ask(client, messages)).message), {"role": "user", "content": "And?"}]
 
-        await asyncio.gather(*map(chat, urls))
-        async with httpx.AsyncClient() as web:
-            assert (await web.get(f"{urls[0]}/models")).json()["data"][0]["max_model_len"] == LIMITS.room
-            by_key = {"authorization": f"Bearer {sessions[0].secret}"}
-            assert (await web.get(f"http://127.0.0.1:{server.port}/v1/models", headers=by_key)).status_code == 200
-            assert (await web.get(f"http://127.0.0.1:{server.port}/guess/v1/models")).status_code == 404
-            assert (await web.get(f"http://127.0.0.1:{server.port}", headers=by_key)).status_code == 404
-        for path, keys in WAYS:
-            lines = [f"GET {path} HTTP/1.1", "host: x", "connection: close", *map(": ".join, keys.items()), "", ""]
-            answer = await raw(server.port, "\r\n".join(lines).replace("SECRET", sessions[0].secret))
-            assert answer.startswith("HTTP/1.1 200 "), (path, keys)
-        server.remove(sessions[0])
-        await sessions[0].close(0.1)
-        async with openai(urls[0]) as client:
-            with pytest.raises(NotFoundError):
-                await ask(client)
-        async with openai(urls[1]) as client:
+    await asyncio.gather(*map(chat, urls))
+    async with httpx.AsyncClient() as web:
+        assert (await web.get(f"{urls[0]}/models")).json()["data"][0]["max_model_len"] == LIMITS.room
+        by_key = {"authorization": f"Bearer {sessions[0].secret}"}
+        assert (await web.get(f"http://127.0.0.1:{server.port}/v1/models", headers=by_key)).status_code == 200
+        assert (await web.get(f"http://127.0.0.1:{server.port}/guess/v1/models")).status_code == 404
+        assert (await web.get(f"http://127.0.0.1:{server.port}", headers=by_key)).status_code == 404
+    for path, keys in WAYS:
+        lines = [f"GET {path} HTTP/1.1", "host: x", "connection: close", *map(": ".join, keys.items()), "", ""]
+        answer = await raw(server.port, "\r\n".join(lines).replace("SECRET", sessions[0].secret))
+        assert answer.startswith("HTTP/1.1 200 "), (path, keys)
+    server.remove(sessions[0])
+    await sessions[0].close(0.1)
+    async with openai(urls[0]) as client:
+        with pytest.raises(NotFoundError):
             await ask(client)
-        await server.stop()
-        return sessions
-
-    ada, bob = asyncio.run(both())
+    async with openai(urls[1]) as client:
+        await ask(client)
+    await server.stop()
+    ada, bob = sessions
     assert {turn.reply.text for turn in ada.turns} == {"Ada"}
     assert {turn.reply.text for turn in bob.turns} == {"Bob"}
     assert (len(ada.turns), len(bob.turns)) == (4, 5)
@@ -100,25 +96,22 @@ def test_an_episode_that_is_over_is_not_found_and_two_never_mix() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_a_sandbox_reaches_it_by_a_socket_of_its_owner_alone() -> None:
-    async def over_socket() -> Any:
-        model = codec()
-        server, session = Gateway(), Session(model, Script(model, ["Here."]), {}, LIMITS)
-        await server.start()
-        server.add(session)
-        path = await server.unix_socket()
-        assert path == await server.unix_socket()
-        assert Path(path).parent.stat().st_mode & 0o077 == 0
-        transport = httpx.AsyncHTTPTransport(uds=path)
-        async with (
-            httpx.AsyncClient(transport=transport) as web,
-            openai(f"http://127.0.0.1:8000/{session.secret}/v1", http_client=web) as client,
-        ):
-            reply = await ask(client)
-        await server.stop()
-        return reply
-
-    assert asyncio.run(over_socket()).message.content == "Here."
+async def test_a_sandbox_reaches_it_by_a_socket_of_its_owner_alone() -> None:
+    model = codec()
+    server, session = Gateway(), Session(model, Script(model, ["Here."]), {}, LIMITS)
+    await server.start()
+    server.add(session)
+    path = await server.unix_socket()
+    assert path == await server.unix_socket()
+    assert Path(path).parent.stat().st_mode & 0o077 == 0
+    transport = httpx.AsyncHTTPTransport(uds=path)
+    async with (
+        httpx.AsyncClient(transport=transport) as web,
+        openai(f"http://127.0.0.1:8000/{session.secret}/v1", http_client=web) as client,
+    ):
+        reply = await ask(client)
+    await server.stop()
+    assert reply.message.content == "Here."
 
 
 def test_calls_that_run_at_the_end_are_dropped() -> None:
@@ -158,59 +151,47 @@ def test_a_stream_that_waits_sends_comments(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("late", [0, 9])
-def test_a_client_that_closes_its_side_gets_the_reply(stream: bool, late: int) -> None:
+async def test_a_client_that_closes_its_side_gets_the_reply(stream: bool, late: int) -> None:
     """``late``: bytes that the client has got when the model answers; they are written to see whether it is there."""
-
-    async def half_closed(port: int, request: str, gate: asyncio.Event) -> str:
+    gate = asyncio.Event()
+    async with two_episodes(gate.wait) as (port, session, _):
+        body = json.dumps({"model": "policy", "messages": ASKED, "stream": stream})
+        head = f"POST /{session.secret}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}"
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(request.encode())
+        writer.write(f"{head}\r\n\r\n{body}".encode())
         writer.write_eof()
         beginning = await reader.readexactly(late)
         gate.set()
         answer = (beginning + await reader.read()).decode()
         writer.close()
-        return answer
-
-    async def both() -> tuple[str, Session]:
-        gate = asyncio.Event()
-        async with two_episodes(gate.wait) as (port, session, _):
-            body = json.dumps({"model": "policy", "messages": ASKED, "stream": stream})
-            head = f"POST /{session.secret}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}"
-            return await half_closed(port, f"{head}\r\n\r\n{body}", gate), session
-
-    answer, session = asyncio.run(both())
     assert answer.startswith("HTTP/1.1 200 OK\r\n")
     assert "Here." in answer
     assert len(session.turns) == 1
 
 
-def test_replies_do_not_wait_for_acknowledgements() -> None:
-    async def delays() -> list[int]:
-        server = Gateway()
-        _, writer = await asyncio.open_connection("127.0.0.1", await server.start())
-        while not (connections := server._servers[0].server_state.connections):
-            await asyncio.sleep(0.01)
-        sockets = [connection.transport.get_extra_info("socket") for connection in connections]
-        writer.close()
-        options = [connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for connected in sockets]
-        await server.stop()
-        return options
-
-    assert asyncio.run(delays()) == [1]
+async def test_replies_do_not_wait_for_acknowledgements() -> None:
+    server = Gateway()
+    _, writer = await asyncio.open_connection("127.0.0.1", await server.start())
+    while not (connections := server._servers[0].server_state.connections):
+        await asyncio.sleep(0.01)
+    sockets = [connection.transport.get_extra_info("socket") for connection in connections]
+    writer.close()
+    options = [connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for connected in sockets]
+    await server.stop()
+    assert options == [1]
 
 
 def test_a_result_that_fits_no_prompt_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def agent(url: str) -> None:
-        async with openai(url, max_retries=0) as client:
-            reply = (await ask(client, tools=[LOOK])).message
-            for method in ("first", "continued"):
-                monkeypatch.setattr(Codec, method, lambda *_: pytest.fail("it was tokenized"))
-            result = {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "a page\n" * 600_000}
-            with pytest.raises(BadRequestError, match=r"messages take more than [0-9]{5,} tokens") as error:
-                await ask(client, [*ASKED, spelled(reply), result], tools=[LOOK])
-            assert error.value.code == "context_length_exceeded"
+    async def agent(client: Any) -> None:
+        reply = (await ask(client, tools=[LOOK])).message
+        for method in ("first", "continued"):
+            monkeypatch.setattr(Codec, method, lambda *_: pytest.fail("it was tokenized"))
+        result = {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "a page\n" * 600_000}
+        with pytest.raises(BadRequestError, match=r"messages take more than [0-9]{5,} tokens") as error:
+            await ask(client, [*ASKED, spelled(reply), result], tools=[LOOK])
+        assert error.value.code == "context_length_exceeded"
 
-    assert run(agent, [called('{"place": "cave"}')]).session.failed is None
+    assert chats(agent, [called('{"place": "cave"}')], client={"max_retries": 0}).session.failed is None
 
 
 @asynccontextmanager
@@ -237,67 +218,58 @@ async def works(port: int, session: Session) -> None:
         assert (await ask(client)).message.content == "Here."
 
 
-def test_hostile_clients_cost_their_own_episode_alone() -> None:
+async def test_hostile_clients_cost_their_own_episode_alone() -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(100):
             yield b" " * 2**20
 
-    async def both() -> Session:
-        async with two_episodes() as (port, hostile, honest), httpx.AsyncClient(timeout=60) as web:
-            url = f"http://127.0.0.1:{port}/{hostile.secret}/v1/chat/completions"
-            slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
-            begun = f"POST /{hostile.secret}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n"
-            for _, writer in slow:
-                writer.write(begun.encode())
-            statuses = [(await web.post(url, content=b" " * 100 * 2**20)).status_code]
-            try:
-                statuses.append((await web.post(url, content=endless())).status_code)
-            except httpx.TransportError:  # it is cut off while it still sends
-                statuses.append(413)
-            deep = "[" * 100_000 + "]" * 100_000
-            bodies = (b"\xff", b"[1]", b"{}", f'{{"messages": {deep}}}'.encode(), b'{"messages": [{"role": "x"}]}')
-            statuses += [(await web.post(url, content=body)).status_code for body in bodies]
-            arguments = '{"a":' * 600 + "1" + "}" * 600
-            call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}
-            nested = [*ASKED, {"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "And?"}]
-            statuses.append((await web.post(url, json={"model": "policy", "messages": nested})).status_code)
-            assert statuses == [413, 413, 400, 400, 400, 400, 400, 400]
-            assert hostile.failed is None
-            await works(port, honest)
-            for _, writer in slow:
-                writer.close()
-        return honest
-
-    honest = asyncio.run(both())
+    async with two_episodes() as (port, hostile, honest), httpx.AsyncClient(timeout=60) as web:
+        url = f"http://127.0.0.1:{port}/{hostile.secret}/v1/chat/completions"
+        slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
+        begun = f"POST /{hostile.secret}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n"
+        for _, writer in slow:
+            writer.write(begun.encode())
+        statuses = [(await web.post(url, content=b" " * 100 * 2**20)).status_code]
+        try:
+            statuses.append((await web.post(url, content=endless())).status_code)
+        except httpx.TransportError:  # it is cut off while it still sends
+            statuses.append(413)
+        deep = "[" * 100_000 + "]" * 100_000
+        bodies = (b"\xff", b"[1]", b"{}", f'{{"messages": {deep}}}'.encode(), b'{"messages": [{"role": "x"}]}')
+        statuses += [(await web.post(url, content=body)).status_code for body in bodies]
+        arguments = '{"a":' * 600 + "1" + "}" * 600
+        call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+        nested = [*ASKED, {"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "And?"}]
+        statuses.append((await web.post(url, json={"model": "policy", "messages": nested})).status_code)
+        assert statuses == [413, 413, 400, 400, 400, 400, 400, 400]
+        assert hostile.failed is None
+        await works(port, honest)
+        for _, writer in slow:
+            writer.close()
     assert honest.failed is None
     assert len(honest.turns) == 1
 
 
-def test_a_flood_of_requests_costs_its_own_episode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flood_of_requests_costs_its_own_episode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "AT_ONCE", 4)
+    gate = asyncio.Event()
+    limit = httpx.Limits(max_connections=None)
+    async with (
+        two_episodes(gate.wait, Limits(4000, 200, turns=6)) as (port, hostile, honest),
+        httpx.AsyncClient(timeout=60, limits=limit) as web,
+    ):
 
-    async def both() -> tuple[list[int], int]:
-        gate = asyncio.Event()
-        limit = httpx.Limits(max_connections=None)
-        async with (
-            two_episodes(gate.wait, Limits(4000, 200, turns=6)) as (port, hostile, honest),
-            httpx.AsyncClient(timeout=60, limits=limit) as web,
-        ):
+        async def post(number: int) -> int:
+            body = {"model": "policy", "messages": [{"role": "user", "content": str(number)}]}
+            url = f"http://127.0.0.1:{port}/{hostile.secret}/v1/chat/completions"
+            return (await web.post(url, json=body)).status_code
 
-            async def post(number: int) -> int:
-                body = {"model": "policy", "messages": [{"role": "user", "content": str(number)}]}
-                url = f"http://127.0.0.1:{port}/{hostile.secret}/v1/chat/completions"
-                return (await web.post(url, json=body)).status_code
-
-            flood = [asyncio.ensure_future(post(number)) for number in range(100)]
-            await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
-            await works(port, honest)
-            gate.set()
-            statuses = [*await asyncio.gather(*flood), *[await post(number) for number in range(100, 110)]]
-            return statuses, len(hostile.turns)
-
-    statuses, turns = asyncio.run(both())
-    assert turns == statuses.count(200) == 6
+        flood = [asyncio.ensure_future(post(number)) for number in range(100)]
+        await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
+        await works(port, honest)
+        gate.set()
+        statuses = [*await asyncio.gather(*flood), *[await post(number) for number in range(100, 110)]]
+    assert len(hostile.turns) == statuses.count(200) == 6
     assert {*statuses} == {200, 400}
 
 
@@ -313,130 +285,111 @@ def test_calls_beyond_those_that_run_wait_in_line(monkeypatch: pytest.MonkeyPatc
             await asyncio.sleep(0)
         running -= 1
 
-    async def agent(url: str) -> Any:
-        async with openai(url, max_retries=0) as client:
-            questions = [[{"role": "user", "content": str(number)}] for number in range(30)]
-            return await asyncio.gather(*(ask(client, messages) for messages in questions))
+    async def agent(client: Any) -> Any:
+        questions = [[{"role": "user", "content": str(number)}] for number in range(30)]
+        return await asyncio.gather(*(ask(client, messages) for messages in questions))
 
-    played = run(agent, lambda prompt: "Here.", wait=model, limits=replace(LIMITS, turns=30))
+    played = chats(
+        agent, lambda prompt: "Here.", wait=model, limits=replace(LIMITS, turns=30), client={"max_retries": 0}
+    )
     assert [choice.message.content for choice in played.value] == ["Here."] * 30
     assert most == 4
 
 
-def test_calls_that_wait_in_line_at_the_end_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_that_wait_in_line_at_the_end_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "AT_ONCE", 1)
-
-    async def late() -> tuple[list[Any], Script]:
-        gate, model = asyncio.Event(), codec()
-        script = Script(model, lambda _: "Here.", gate.wait)
-        session = Session(model, script, {}, LIMITS)
-        request = Request((Message("user", "Where?"),))
-        tasks = [session.begin(bytes([number]), request, False) for number in range(3)]
-        while not script.prompts:
-            await asyncio.sleep(0.01)
-        closing = asyncio.ensure_future(session.close(60))
-        await asyncio.sleep(0)
-        gate.set()
-        await closing
-        return await asyncio.gather(*tasks, return_exceptions=True), script
-
-    results, script = asyncio.run(late())
+    gate, model = asyncio.Event(), codec()
+    script = Script(model, lambda _: "Here.", gate.wait)
+    session = Session(model, script, {}, LIMITS)
+    request = Request((Message("user", "Where?"),))
+    tasks = [session.begin(bytes([number]), request, False) for number in range(3)]
+    while not script.prompts:
+        await asyncio.sleep(0.01)
+    closing = asyncio.ensure_future(session.close(60))
+    await asyncio.sleep(0)
+    gate.set()
+    await closing
+    results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [Turn, GatewayError, GatewayError]
     assert len(script.prompts) == 1
 
 
-def test_a_client_that_never_reads_its_replies_runs_out_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_never_reads_its_replies_runs_out_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "AT_ONCE", 2)
-
     generating, gate = asyncio.Event(), asyncio.Event()
 
     async def model() -> None:
         generating.set()
         await gate.wait()
 
-    async def lost() -> tuple[httpx.Response, Session]:
-        limits = Limits(4000, 200, turns=2)
-        async with two_episodes(model, limits) as (port, session, _), httpx.AsyncClient(timeout=60) as web:
-            url = f"http://127.0.0.1:{port}/{session.secret}/v1/chat/completions"
-            body = {"model": "policy", "messages": ASKED}
-            for _ in range(4):
-                generating.clear()
-                gate.clear()
-                call = asyncio.ensure_future(web.post(url, json=body))
-                await generating.wait()
-                call.cancel()
-                while session.bodies.bytes:  # until the gateway has noticed
-                    await asyncio.sleep(0.01)
-                gate.set()
-                while session._tasks:
-                    await asyncio.sleep(0.01)
-            return await web.post(url, json=body), session
-
-    refusal, session = asyncio.run(lost())
+    limits = Limits(4000, 200, turns=2)
+    async with two_episodes(model, limits) as (port, session, _), httpx.AsyncClient(timeout=60) as web:
+        url = f"http://127.0.0.1:{port}/{session.secret}/v1/chat/completions"
+        body = {"model": "policy", "messages": ASKED}
+        for _ in range(4):
+            generating.clear()
+            gate.clear()
+            call = asyncio.ensure_future(web.post(url, json=body))
+            await generating.wait()
+            call.cancel()
+            while session.bodies.bytes:  # until the gateway has noticed
+                await asyncio.sleep(0.01)
+            gate.set()
+            while session._tasks:
+                await asyncio.sleep(0.01)
+        refusal = await web.post(url, json=body)
     assert refusal.status_code == 400
     assert "closed the connection before 4 replies" in refusal.text
     assert not session.turns
 
 
-def test_bodies_that_are_sent_at_the_same_time_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_that_are_sent_at_the_same_time_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "BODIES_BYTES", 2**20)
+    async with two_episodes() as (port, hostile, honest), httpx.AsyncClient(timeout=60) as web:
 
-    async def both() -> list[int]:
-        async with two_episodes() as (port, hostile, honest), httpx.AsyncClient(timeout=60) as web:
+        async def post(session: Session) -> int:
+            url = f"http://127.0.0.1:{port}/{session.secret}/reward"
+            return (await web.post(url, content=b'{"reward": 1.0}' + b" " * 100_000)).status_code
 
-            async def post(session: Session) -> int:
-                url = f"http://127.0.0.1:{port}/{session.secret}/reward"
-                return (await web.post(url, content=b'{"reward": 1.0}' + b" " * 100_000)).status_code
-
-            head = f"POST /{hostile.secret}/reward HTTP/1.1\r\nhost: x\r\ncontent-length: 2000000\r\n\r\n"
-            _, slow = await asyncio.open_connection("127.0.0.1", port)
-            slow.write(head.encode() + b" " * 1_000_000)
-            while hostile.bodies.bytes < 1_000_000:
-                await asyncio.sleep(0.01)
-            waiting = asyncio.ensure_future(post(hostile))
-            statuses = [await post(honest)]
-            monkeypatch.setattr(exchange, "BODY_SECONDS", 0.0)
-            statuses.append(await post(hostile))
-            assert not waiting.done()
-            monkeypatch.setattr(exchange, "BODY_SECONDS", 60.0)
-            slow.close()
-            return [*statuses, await waiting]
-
-    assert asyncio.run(both()) == [200, 503, 200]
+        head = f"POST /{hostile.secret}/reward HTTP/1.1\r\nhost: x\r\ncontent-length: 2000000\r\n\r\n"
+        _, slow = await asyncio.open_connection("127.0.0.1", port)
+        slow.write(head.encode() + b" " * 1_000_000)
+        while hostile.bodies.bytes < 1_000_000:
+            await asyncio.sleep(0.01)
+        waiting = asyncio.ensure_future(post(hostile))
+        statuses = [await post(honest)]
+        monkeypatch.setattr(exchange, "BODY_SECONDS", 0.0)
+        statuses.append(await post(hostile))
+        assert not waiting.done()
+        monkeypatch.setattr(exchange, "BODY_SECONDS", 60.0)
+        slow.close()
+        assert [*statuses, await waiting] == [200, 503, 200]
 
 
-def test_a_url_without_end_is_cut_off() -> None:
-    async def endless() -> int:
-        async with two_episodes() as (port, _, honest):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            sent = 0
-            try:
-                writer.write(b"GET /")
-                while sent < 2**22:
-                    writer.write(b"x" * 2**14)
-                    await writer.drain()
-                    sent += 2**14
-                    await asyncio.sleep(0)
-                await asyncio.wait_for(reader.read(), 5)
-            except ConnectionError:
-                pass
-            await works(port, honest)
-            return sent
-
-    assert asyncio.run(endless()) < 2**22
+async def test_a_url_without_end_is_cut_off() -> None:
+    async with two_episodes() as (port, _, honest):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            writer.write(b"GET /")
+            while sent < 2**22:
+                writer.write(b"x" * 2**14)
+                await writer.drain()
+                sent += 2**14
+                await asyncio.sleep(0)
+            await asyncio.wait_for(reader.read(), 5)
+        await works(port, honest)
+    assert sent < 2**22
 
 
-def test_refused_requests_are_not_kept() -> None:
-    async def refused() -> list[int]:
-        async with two_episodes(limits=Limits(300, 100)) as (port, session, _), httpx.AsyncClient(timeout=60) as web:
-            url = f"http://127.0.0.1:{port}/{session.secret}/v1/chat/completions"
-            too_long = {"model": "policy", "messages": [{"role": "user", "content": "word " * 300}]}
-            too_many = {"model": "policy", "messages": [{"role": "user", "content": ""}] * 10_000}
-            statuses = [(await web.post(url, json=body)).status_code for body in (too_long, too_many)]
-            assert "more than 10000 tokens" in str(session.refused)
-            return [*statuses, session._started, len(session._running)]
-
-    assert asyncio.run(refused()) == [400, 400, 1, 0]
+async def test_refused_requests_are_not_kept() -> None:
+    async with two_episodes(limits=Limits(300, 100)) as (port, session, _), httpx.AsyncClient(timeout=60) as web:
+        url = f"http://127.0.0.1:{port}/{session.secret}/v1/chat/completions"
+        too_long = {"model": "policy", "messages": [{"role": "user", "content": "word " * 300}]}
+        too_many = {"model": "policy", "messages": [{"role": "user", "content": ""}] * 10_000}
+        statuses = [(await web.post(url, json=body)).status_code for body in (too_long, too_many)]
+        assert "more than 10000 tokens" in str(session.refused)
+        assert [*statuses, session._started, len(session._running)] == [400, 400, 1, 0]
 
 
 def picture(image: Image.Image) -> dict[str, Any]:
@@ -481,16 +434,15 @@ def test_images_in_results_of_tools_follow_the_last_result() -> None:
 
 
 def test_a_model_without_images_takes_none_in_results_of_tools() -> None:
-    async def agent(url: str) -> Any:
-        async with openai(url) as client:
-            reply = (await ask(client, tools=[LOOK])).message
-            past = [*ASKED, spelled(reply)]
-            with pytest.raises(BadRequestError, match="this model takes no images"):
-                await ask(client, [*past, *results(reply.tool_calls, 10)], tools=[LOOK])
-            dark = [{"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "dark"}]
-            return await ask(client, [*past, *dark], tools=[LOOK])
+    async def agent(client: Any) -> Any:
+        reply = (await ask(client, tools=[LOOK])).message
+        past = [*ASKED, spelled(reply)]
+        with pytest.raises(BadRequestError, match="this model takes no images"):
+            await ask(client, [*past, *results(reply.tool_calls, 10)], tools=[LOOK])
+        dark = [{"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "dark"}]
+        return await ask(client, [*past, *dark], tools=[LOOK])
 
-    played = run(agent, [called('{"place": "cave"}'), "Here."])
+    played = chats(agent, [called('{"place": "cave"}'), "Here."])
     assert played.value.message.content == "Here."
     assert played.session.failed is None
 

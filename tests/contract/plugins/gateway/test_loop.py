@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import real_tokenizers
 from agents_of_users import chat
-from contract_tools import Compose
-from gateway_parts import loop_of_verl
+from contract_tools import Compose, loop_of_verl
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.envs.agents.base import AgentHandle
@@ -33,11 +32,13 @@ class Model:
     """verl's client of the servers; says how many turns it has written."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.prompts = tokenizer, []
+        self.tokenizer = tokenizer
+
+    def text(self, prompt: str, sampling: Any) -> str:
+        return f"turn {prompt.count('assistant')}"
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: Any, **_: Any) -> TokenOutput:
-        self.prompts.append(list(prompt_ids))
-        text = f"turn {self.tokenizer.decode(prompt_ids).count('assistant')}"
+        text = self.text(self.tokenizer.decode(prompt_ids), sampling_params)
         ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
         versions = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7, "num_cached_tokens": 0}
         return TokenOutput(token_ids=ids, log_probs=[-0.1] * len(ids), extra_fields=versions)
@@ -244,25 +245,23 @@ SERVICE = (
 )
 
 
-class AgentAndCustomer:
-    """verl's client: asks the customer as the agent, and answers with a number as the customer."""
+class AgentAndCustomer(Model):
+    """Asks the customer as the agent, and answers with a number as the customer."""
 
     def __init__(self, tokenizer: Any, silent: bool, fails: bool) -> None:
-        self.tokenizer, self.silent, self.fails = tokenizer, silent, fails
+        super().__init__(tokenizer)
+        self.silent, self.fails = silent, fails
         self.as_customer: list[str] = []
         self.params: list[dict[str, Any]] = []
 
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: Any, **_: Any) -> TokenOutput:
-        prompt, text = self.tokenizer.decode(prompt_ids), TALK
-        if "You are" in prompt and "a customer of a shop" in prompt:
-            self.as_customer.append(prompt)
-            self.params.append(sampling_params)
-            if self.fails:
-                raise ValueError("the server is gone")
-            text = "" if self.silent else f"Answer {len(self.as_customer)}."
-        ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
-        versions = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7, "num_cached_tokens": 0}
-        return TokenOutput(token_ids=ids, log_probs=[-0.1] * len(ids), extra_fields=versions)
+    def text(self, prompt: str, sampling: Any) -> str:
+        if "You are" not in prompt or "a customer of a shop" not in prompt:
+            return TALK
+        self.as_customer.append(prompt)
+        self.params.append(sampling)
+        if self.fails:
+            raise ValueError("the server is gone")
+        return "" if self.silent else f"Answer {len(self.as_customer)}."
 
 
 @pytest.fixture

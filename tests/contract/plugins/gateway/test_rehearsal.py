@@ -279,7 +279,7 @@ def replay(lines: list[dict[str, Any]], **limits: Any) -> Played:
 
 def steps(played: Played) -> list[int]:
     """The steps of all rows."""
-    return [step["step"] for row in played.rows for step in row.extra_fields["turnkey"]["steps"]]
+    return [step["step"] for step in played.steps]
 
 
 SIDE_CALLS = {"opencode": [{"no_tools": True}]}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from contract_tools import put
+import transfer_queue as tq
+from contract_tools import EOS, PARTITION, batch_of, put
 from row_layouts import row
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
 from verl_turnkey.advantage import make_step
 
@@ -86,3 +89,15 @@ def put_all(episodes: dict[tuple[str, int], list[Any]], data: dict[str, dict[str
     """Into the queue; ``data``: fields of the data row, by group."""
     for (group, session), outputs in episodes.items():
         put(group, session, [output.model_copy(deep=True) for output in outputs], {"turnkey_task": "{}"} | data[group])
+
+
+@contextmanager
+def batch(episodes: dict[tuple[str, int], list[Any]], data: dict[str, Any], rows: int = 1) -> Iterator[Any]:
+    """In the queue until the end, filled with padding rows to a multiple of ``rows``."""
+    put_all(episodes, data)
+    made = upsample_batch_to_divisible_size(batch_of(tq.kv_list(PARTITION)[PARTITION]), rows, EOS)
+    made.extra_info["temperature"] = 1.0
+    try:
+        yield made
+    finally:
+        tq.kv_clear(keys=list(tq.kv_list(PARTITION)[PARTITION]), partition_id=PARTITION)

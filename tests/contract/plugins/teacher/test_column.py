@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 import transfer_queue as tq
-from contract_tools import EOS, PARTITION, batch_of, read, write
-from hinted import LETTERS, TEMPLATE, chat, log_probs, played, put_all, taught, with_text
+from contract_tools import EOS, PARTITION, read, write
+from hinted import LETTERS, TEMPLATE, batch, chat, log_probs, played, taught, with_text
 from row_layouts import FIXED, PACKED, row
-from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.config.scorers import TeacherConfig
@@ -68,18 +66,6 @@ def built(ready, reader_dir, tokenizer) -> Callable[..., Any]:
         return made
 
     return build
-
-
-@contextmanager
-def batch(episodes: Episodes, data: dict[str, Any], rows: int = 1) -> Iterator[Any]:
-    """In the queue until the end, filled with padding rows to a multiple of ``rows``."""
-    put_all(episodes, data)
-    made = upsample_batch_to_divisible_size(batch_of(tq.kv_list(PARTITION)[PARTITION]), rows, EOS)
-    made.extra_info["temperature"] = 1.0
-    try:
-        yield made
-    finally:
-        tq.kv_clear(keys=list(tq.kv_list(PARTITION)[PARTITION]), partition_id=PARTITION)
 
 
 def scored(made: Any, rows: Any) -> tuple[dict[str, list[float]], dict[str, list[float]], dict[str, bool], Any]:

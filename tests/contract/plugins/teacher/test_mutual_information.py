@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hinted
 import numpy as np
 import pytest
 import torch
-import transfer_queue as tq
-from contract_tools import EOS, PARTITION, batch_of, read
-from hinted import chat, log_probs, played, put_all, taught
+from contract_tools import EOS, read
+from hinted import chat, log_probs, played, taught
 from row_layouts import FIXED, PACKED, row
-from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
 from verl_turnkey.plugins.rollout.merging import merge_rows
 from verl_turnkey.plugins.teacher.column import PARTITION as FURTHER
@@ -48,10 +46,7 @@ def prompt_of(tokenizer: Any, task: str) -> list[int]:
     return chat(tokenizer, f"task {ord(task) - 97} hint {task.upper()}")
 
 
-@contextmanager
-def batch(
-    tokenizer: Any, tasks: str, layout: str = "steps", rows: int = 8, data: dict[str, Any] | None = None
-) -> Iterator[Any]:
+def batch(tokenizer: Any, tasks: str, layout: str = "steps", rows: int = 8, data: dict[str, Any] | None = None) -> Any:
     """Two episodes of each task with the same first turn, and a failed one."""
     episodes = {
         (task, session): played(tokenizer, prompt_of(tokenizer, task), [FIRST[task], "xy"], session == 0)
@@ -60,13 +55,7 @@ def batch(
     }
     episodes[tasks[0], 2] = [row([5, 6, EOS], [EOS], [0], [0.0], [])]
     outputs = {key: merge_rows(made) if layout == "merged" else made for key, made in episodes.items()}
-    put_all(outputs, dict.fromkeys(tasks, data or {}))
-    made = upsample_batch_to_divisible_size(batch_of(tq.kv_list(PARTITION)[PARTITION]), rows, EOS)
-    made.extra_info["temperature"] = 1.0
-    try:
-        yield made
-    finally:
-        tq.kv_clear(keys=list(tq.kv_list(PARTITION)[PARTITION]), partition_id=PARTITION)
+    return hinted.batch(outputs, dict.fromkeys(tasks, data or {}), rows)
 
 
 def scored(made: Any, rows: Any) -> dict[str, float]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,8 +15,12 @@ import transfer_queue as tq
 from contract_tools import EOS, EPISODES, PARTITION, TwoRanks, advance, fill, read, write
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from typer.testing import CliRunner
 from verl.trainer.ppo.v1 import trainer_base
+from verl.utils.tokenizer.continuous_token_wiring import infer_continuous_token_model_family
 
+from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.verl_api import builders
 from verl_turnkey.plugins.verl_api.queue import READ, OneTrip
 
 KL = ["algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=kl"]
@@ -129,3 +136,35 @@ def test_verls_module_has_its_queue_back_after_an_error(queue):
     with pytest.raises(ZeroDivisionError), OneTrip(fill(EPISODES), ["extra_fields"], {}).for_verl():
         raise ZeroDivisionError
     assert trainer_base.tq is tq
+
+
+# --- builders of prompts: what verl says while it makes them ----------------------------------------------------------
+
+
+LOGGER = builders.continuous_token_wiring.logger.name
+
+
+def test_a_fallback_is_logged_once_for_each_kind_of_model(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, LOGGER):
+        for model_type in ("unheard_of", "unheard_of", "another"):
+            infer_continuous_token_model_family(hf_model_type=model_type)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert "'unheard_of'" in messages[0]
+    assert "'another'" in messages[1]
+
+
+def test_verls_variable_silences_it(caplog: pytest.LogCaptureFixture) -> None:
+    """It is ERROR in these tests, and in ``turnkey check`` and ``turnkey eval``."""
+    with caplog.at_level(logging.INFO):
+        infer_continuous_token_model_family(hf_model_type="a_third")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, "ERROR"), ({"VERL_LOGGING_LEVEL": "WARN"}, "WARN")])
+def test_an_evaluation_silences_it_unless_the_user_sets_the_variable(before: dict[str, str], after: str) -> None:
+    with patch.dict(os.environ, before):
+        if not before:
+            del os.environ["VERL_LOGGING_LEVEL"]
+        CliRunner().invoke(app, ["eval"])
+        assert os.environ["VERL_LOGGING_LEVEL"] == after

@@ -11,9 +11,11 @@ from urllib.parse import urlsplit
 import pytest
 import synthetic_run
 from browser import Browser
+from torch.utils.tensorboard import SummaryWriter
 
 from verl_turnkey.plugins.view.join import find_log, load
 from verl_turnkey.plugins.view.page import Data, server
+from verl_turnkey.plugins.view.runs import read
 
 
 @pytest.fixture
@@ -157,3 +159,18 @@ def test_a_page_follows_its_run(address, run):
         assert browser.console() == []
     finally:
         browser.close()
+
+
+# --- event files as verl's tensorboard logger writes them -------------------------------------------------------------
+
+
+NAME = "val-core/doorkey/acc/mean@1"
+
+
+def test_event_files(tmp_path):
+    for first, last in ((1, 4), (3, 5)):  # the second start goes on from step 3
+        with SummaryWriter(str(tmp_path / "tb" / str(first))) as writer:
+            for step in range(first, last):
+                writer.add_scalar(NAME, step / 8, step)
+    steps, values = read(tmp_path).curve(NAME)
+    assert (steps.tolist(), values.tolist()) == ([1, 2, 3, 4], [0.125, 0.25, 0.375, 0.5])

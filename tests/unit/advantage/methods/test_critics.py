@@ -3,16 +3,15 @@
 import naive
 import numpy as np
 import pytest
-from estimator_cases import GAMMA, as_batch, assert_rows, assert_same_credit, cases, step_rows
+from estimator_cases import GAMMA, as_batch, assert_rows, assert_same_credit, cases, columns, step_rows, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive.critics import turn_gae_returns, vc_gae_returns
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 
+
 # --- turn_gae: the reference, the hand example, its twin, how trajectories end, and whitening -------------------------
-
-
 @pytest.mark.parametrize("case", cases("turn_gae"))
 def test_equals_the_reference(case):
     inputs, params = case["inputs"], case["params"]
@@ -45,14 +44,7 @@ def test_turn_gae_equals_its_naive_twin(rows, params, whiten):
     assert_same_credit(credit_turn_gae.returns, turn_gae_returns(rows, **params))
 
 
-HAND = {
-    "group": ["g"] * 3,
-    "trajectory": ["t"] * 3,
-    "step": [0, 1, 2],
-    "reward": [0.0, 0.0, 1.0],
-    "value": [0.2, 0.5, 0.8],
-    "terminated": [False, False, True],
-}
+HAND = columns([0.0, 0.0, 1.0], "ttt", value=[0.2, 0.5, 0.8], terminated=[False, False, True])
 RAW = [0.713948, 0.470200, 0.2]
 
 
@@ -69,19 +61,6 @@ def test_hand_example():
     np.testing.assert_allclose(got.returns, [0.913948, 0.970200, 1.0], atol=1e-6)
 
 
-def test_turns_go_by_step_number_and_missing_ones_are_skipped():
-    order = [2, 0, 1]
-    rows = {name: [column[i] for i in order] for name, column in HAND.items()} | {"step": [9, 2, 3]}
-    np.testing.assert_allclose(credit_turn_gae(rows, whiten="none").advantage, np.array(RAW)[order], atol=1e-6)
-
-
-def test_an_end_in_the_middle_lets_nothing_through():
-    rows = {**HAND, "terminated": [False, True, False]}
-    got = credit_turn_gae(rows, whiten="none").advantage
-    second = 0 - 0.5
-    np.testing.assert_allclose(got, [0.99 * 0.5 - 0.2 + 0.99 * 0.9 * second, second, 0.2], atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("terminated", "truncated", "bootstrap"),
     [(False, True, 0.8), (True, True, 0.0), (True, False, 0.0), (False, False, 0.0)],
@@ -94,30 +73,6 @@ def test_the_value_after_a_limit(terminated, truncated, bootstrap):
         assert got.advantage[2] == pytest.approx(last)
         assert got.advantage[1] == pytest.approx(0.99 * 0.8 - 0.5 + 0.99 * 0.9 * last)
         assert got.returns[2] == pytest.approx(last + 0.8)
-
-
-def test_only_the_limit_at_the_last_step_counts():
-    rows = {**HAND, "terminated": [False] * 3, "truncated": [False, True, False]}
-    np.testing.assert_allclose(credit_turn_gae(rows, whiten="none", truncated="value").advantage, RAW, atol=1e-6)
-
-
-def test_turn_gae_penalty_stays_on_its_own_turn():
-    got = credit_turn_gae({**HAND, "penalty": [0.0, 0.1, 0.0]}, whiten="none")
-    np.testing.assert_allclose(got.advantage, np.array(RAW) - [0, 0.1, 0], atol=1e-6)
-    np.testing.assert_allclose(got.returns, [0.913948, 0.870200, 1.0], atol=1e-6)
-
-
-def test_turns_without_tokens_do_not_take_part_in_the_whitening():
-    rows = {name: column * 2 for name, column in HAND.items()} | {"trajectory": ["t"] * 3 + ["u"] * 3}
-    rows["reward"] = [0.0, 0.0, 1.0, 0.0, 0.0, 50.0]
-    counted = credit_turn_gae({**rows, "tokens": [5, 1, 9, 0, 0, 0]}).advantage
-    np.testing.assert_allclose(counted[:3], credit_turn_gae(HAND).advantage, atol=1e-12)
-    assert not np.allclose(credit_turn_gae(rows).advantage[:3], counted[:3], atol=0.1), "without tokens all turns count"
-
-
-@pytest.mark.parametrize("tokens", [[0, 0, 0], [0, 4, 0]])
-def test_whitening_needs_two_turns(tokens):
-    assert credit_turn_gae({**HAND, "tokens": tokens}).advantage.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 8.57375, 1e6 + 0.1])
@@ -136,8 +91,6 @@ def test_turn_gae_without_a_critic():
 
 
 # --- vc_gae: the check values, its twin, and its relation to turn_gae -------------------------------------------------
-
-
 LAM = st.sampled_from([0.0, 0.9, 0.95, 1.0])
 
 
@@ -160,13 +113,7 @@ def test_vc_gae_equals_its_naive_twin(rows, params):
     assert_same_credit(credit.returns, vc_gae_returns(rows, params["gamma"], params["lam_critic"]))
 
 
-CHECK = {
-    "group": ["g"] * 3,
-    "trajectory": ["t"] * 3,
-    "step": [0, 1, 2],
-    "reward": [0.0, 0.0, 1.0],
-    "value": [0.5, 0.5, 0.5],
-}
+CHECK = columns([0.0, 0.0, 1.0], "ttt", value=[0.5, 0.5, 0.5])
 
 
 def test_vc_gae_check_values():
@@ -177,56 +124,13 @@ def test_vc_gae_check_values():
         np.testing.assert_allclose(credit.returns, [1, 1, 1], atol=1e-12)
 
 
-def test_check_values_whitened():
-    credit = compute_credit("vc_gae", StepBatch(**CHECK))
-    np.testing.assert_allclose(credit.advantage, (np.array([0.45125, 0.475, 0.5]) - 0.4754167) / 0.0243777, atol=1e-3)
-    np.testing.assert_allclose(credit.returns, [1, 1, 1], atol=1e-12)
-
-
-def test_each_lambda_has_its_own_output():
-    credit = compute_credit("vc_gae", StepBatch(**CHECK), lam_actor=1.0, lam_critic=0.0, whiten="none")
-    np.testing.assert_allclose(credit.advantage, [0.5, 0.5, 0.5], atol=1e-12)
-    np.testing.assert_allclose(credit.returns, [0.5, 0.5, 1], atol=1e-12)
-
-
-def test_vc_gae_penalty_stays_on_its_own_turn():
-    credit = compute_credit("vc_gae", StepBatch(**CHECK, penalty=[0.0, 0.1, 0.0]), whiten="none")
-    np.testing.assert_allclose(credit.advantage, [0.45125, 0.375, 0.5], atol=1e-12)
-    np.testing.assert_allclose(credit.returns, [1, 0.9, 1], atol=1e-12)
-
-
-@settings(max_examples=30, deadline=None)
-@given(step_rows("value", "tokens", ends=True), LAM, st.sampled_from(["turns", "none"]))
-def test_with_equal_lambdas_it_is_turn_gae(rows, lam, whiten):
-    batch = as_batch(rows)
-    ours = compute_credit("vc_gae", batch, gamma=0.99, lam_actor=lam, lam_critic=lam, whiten=whiten)
-    theirs = compute_credit("turn_gae", batch, gamma=0.99, lam=lam, whiten=whiten)
-    assert_same_credit(ours.advantage, theirs.advantage)
-    assert_same_credit(ours.returns, theirs.returns)
-
-
 def test_the_lambda_of_an_episode_follows_its_length():
     """VAPO's rule over turns: alpha 0.5 and 3 turns give lambda 1/3, 1 turn gives 0; the targets keep lambda 1."""
     values = [0.2, 0.4, 0.6]
-    rows = {
-        "group": ["g"] * 4,
-        "trajectory": [*"ttt", "u"],
-        "step": [0, 1, 2, 0],
-        "reward": [0.0, 0.0, 1.0, 1.0],
-        "value": [*values, 0.25],
-    }
+    rows = columns([0.0, 0.0, 1.0, 1.0], "tttu", value=[*values, 0.25])
     credit = compute_credit("vc_gae", StepBatch(**rows), length_alpha=0.5, whiten="none")
     np.testing.assert_allclose(credit.advantage, [0.311111, 0.333333, 0.4, 0.75], atol=1e-6)
     np.testing.assert_allclose(credit.returns, [1, 1, 1, 1], atol=1e-12)
-
-
-@pytest.mark.parametrize(("turns", "lam"), [(15, 0.0), (20, 0.0), (50, 0.6), (100, 0.8), (1000, 0.98)])
-def test_lambda_at_alpha_of_the_paper(turns, lam):
-    """At alpha 0.05, an episode of 20 or fewer has none: its advantage is that of one step. V is 0 but for the end."""
-    value = [0.0] * (turns - 1) + [0.5]
-    rows = {"group": [0] * turns, "trajectory": [0] * turns, "step": range(turns), "reward": [0.0] * turns}
-    got = compute_credit("vc_gae", StepBatch(**rows, value=value), length_alpha=0.05, whiten="none").advantage
-    np.testing.assert_allclose(got[-3:], [lam * (0.5 - lam * 0.5), 0.5 - lam * 0.5, -0.5], atol=1e-12)
 
 
 def test_targets_that_differ_by_rounding_have_no_variance_to_explain():
@@ -244,8 +148,6 @@ def test_vc_gae_without_a_critic():
 
 
 # --- progress: the check values of PAV, VinePPO as its case without a prover, and its twin ----------------------------
-
-
 PARAMS = {
     "alpha": st.sampled_from([0.0, 0.5, 3.0]),
     "prover": st.sampled_from(["given", "best_of_k"]),
@@ -278,13 +180,7 @@ def test_equals_its_naive_twin_over_segments(rows, params, wanted):
 def test_every_step_of_a_segment_gets_what_the_segment_adds():
     """SPO's chain: before turns 1 and 3 of four; 0 before the first cut, whose value is filled in."""
     value = [0.4, 0.4, 0.4, 0.7]
-    batch = StepBatch(
-        group=["g"] * 4,
-        trajectory=[0] * 4,
-        step=range(4),
-        reward=[0, 0, 0, 1],
-        extra={"turn_value": value, "value_rollouts": [0, 9, 0, 9]},
-    )
+    batch = table([0, 0, 0, 1], [0] * 4, turn_value=value, value_rollouts=[0, 9, 0, 9])
     got = compute_credit("progress", batch, alpha=0.0, segments=True).advantage
     np.testing.assert_allclose(got, [0.0, 0.3, 0.3, 0.3], atol=1e-12)
     with pytest.raises(ConfigError, match=r"extra\.value_rollouts"):
@@ -306,36 +202,8 @@ def test_progress_check_values():
     assert both + 0.2 == pytest.approx(2.2355, abs=1e-4)
 
 
-def test_whitened_parts_add_up_and_the_penalty_is_not_whitened():
-    """VinePPO's advantages 0.3, 0.15 and 0.6 have mean 0.35 and deviation 0.2291."""
-    columns = {"group": ["g"] * 3, "trajectory": [0] * 3, "step": range(3), "reward": [0, 0.25, 1]}
-    batch = StepBatch(**columns, penalty=[0, 0, 0.5], extra={"turn_value": [0.2, 0.5, 0.4]})
-    got = compute_credit("progress", batch, alpha=0.0, whiten="turns")
-    np.testing.assert_allclose(got.advantage, [-0.2182, -0.8729, 1.0911 - 0.5], atol=1e-4)
-    np.testing.assert_allclose(sum(got.parts.values()), got.advantage, atol=1e-12)
-    both = compute_credit("progress", batch, whiten="turns")
-    np.testing.assert_allclose(both.advantage, got.advantage, atol=1e-7)  # four times as large, before it is whitened
-
-
 def test_without_a_prover_it_is_vineppo():
     np.testing.assert_allclose(credit_progress([0, 0.25, 1], [0.2, 0.5, 0.4], alpha=0.0), [0.3, 0.15, 0.6], atol=1e-12)
-
-
-@settings(max_examples=50, deadline=None)
-@given(step_rows("turn_value"))
-def test_a_trajectory_adds_up_to_what_was_not_expected(rows):
-    batch = as_batch([{**row, "penalty": 0.0} for row in rows])
-    got = compute_credit("progress", batch, alpha=0.0).advantage
-    first = batch.extra["turn_value"][batch.first_rows]
-    total, reward = (np.bincount(batch.trajectory, weights=column) for column in (got, batch.reward))
-    np.testing.assert_allclose(total, reward - first, atol=1e-8)
-
-
-def test_a_prover_of_its_own():
-    got = credit_progress([0, 1], [0.2, 0.5], prover_value=[0.1, 0.9], alpha=2.0)
-    np.testing.assert_allclose(got, [0.3 + 2 * 0.8, 0.5 + 2 * 0.1], atol=1e-12)
-    same = credit_progress([0, 1], [0.2, 0.5], alpha=2.0)
-    np.testing.assert_allclose(same, [3 * 0.3, 3 * 0.5], atol=1e-12)
 
 
 def test_best_of_k_takes_probabilities():
@@ -347,13 +215,12 @@ def test_best_of_k_takes_probabilities():
 def test_where_states_are_left_out_every_step_of_a_segment_gets_its_credit():
     """Two turns, of which the first decides: measured at every turn, or before the first alone."""
 
-    def table(values, rollouts):
-        extra = {"turn_value": values} | ({} if rollouts is None else {"value_rollouts": rollouts})
-        return StepBatch(group=[0] * 2, trajectory=[0] * 2, step=[0, 1], reward=[0.0, 1.0], extra=extra)
+    def credit(values, rollouts, **params):
+        batch = table([0.0, 1.0], "aa", turn_value=values, value_rollouts=rollouts)
+        return compute_credit("progress", batch, alpha=0, **params).advantage.tolist()
 
-    every, half = table([0.5, 1.0], [9, 9]), table([0.5, 0.5], [9, 0])
-    assert compute_credit("progress", every, alpha=0).advantage.tolist() == [0.5, 0.0]
-    assert compute_credit("progress", half, alpha=0).advantage.tolist() == [0.5, 0.5]
-    assert compute_credit("progress", half, alpha=0, segments=False).advantage.tolist() == [0.0, 0.5]
+    assert credit([0.5, 1.0], [9, 9]) == [0.5, 0.0]
+    assert credit([0.5, 0.5], [9, 0]) == [0.5, 0.5]
+    assert credit([0.5, 0.5], [9, 0], segments=False) == [0.0, 0.5]
     # An environment's own estimates say nothing of rollouts: each step stands for itself.
-    assert compute_credit("progress", table([0.5, 0.5], None), alpha=0).advantage.tolist() == [0.0, 0.5]
+    assert credit([0.5, 0.5], None) == [0.0, 0.5]

@@ -3,7 +3,7 @@
 import naive
 import numpy as np
 import pytest
-from estimator_cases import GAMMA, as_batch, assert_same_credit, cases, step_rows
+from estimator_cases import GAMMA, as_batch, assert_same_credit, cases, columns, step_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive.critics import streams
@@ -103,13 +103,7 @@ def test_equals_its_naive_twin(rows, params):
 
 
 #: Two segments of two turns; the subgoal of the second one pays.
-EPISODE = {
-    "group": ["g"] * 4,
-    "trajectory": [0] * 4,
-    "step": range(4),
-    "reward": [0.0, 0.0, 0.0, 1.0],
-    "terminated": [False] * 3 + [True],
-}
+EPISODE = columns([0.0, 0.0, 0.0, 1.0], [0] * 4, terminated=[False] * 3 + [True])
 EXTRA = {
     "switch": [1, 0, 1, 0],
     "value_low": [0.2, 0.3, 0.5, 0.8],
@@ -132,20 +126,6 @@ def test_two_segments_by_hand():
     assert hae(lam_seg=0.0).extra["subgoal_advantages"].tolist() == pytest.approx([0.6 - 0.1, 0, 1 - 0.6, 0])
 
 
-def test_a_missing_switch_keeps():
-    kept = hae({"switch": [None, 0, 1, None]})
-    assert kept.advantage.tolist() == hae().advantage.tolist()
-
-
-def test_keep_penalties_lower_the_reward():
-    """Turns 1 and 3 keep: 0.3 each, or a quarter of it, with lambda 0 on these turns alone."""
-    free = hae(lam_turn=0.0).advantage
-    fixed = hae(lam_turn=0.0, keep_penalty=0.3).advantage
-    share = hae(lam_turn=0.0, keep_penalty=0.3, keep_penalty_mode="normalized").advantage
-    np.testing.assert_allclose(free - fixed, [0, 0.3, 0, 0.3], atol=1e-12)
-    np.testing.assert_allclose(free - share, [0, 0.075, 0, 0.075], atol=1e-12)
-
-
 def test_turns_without_tokens_of_a_stream_get_none_of_it():
     credit = hae({"has_action": [1, 1, 1, 0], "has_subgoal": [0, 1, 1, 1]}, normalise=True)
     assert credit.advantage[3] == 0
@@ -165,9 +145,3 @@ def test_value_high_may_be_missing_inside_a_segment(missing):
     assert partly.advantage.tolist() == whole.advantage.tolist()
     for name, stream in whole.extra.items():
         assert partly.extra[name].tolist() == stream.tolist()
-
-
-def test_a_first_turn_that_keeps_is_charged():
-    kept = {"switch": [0, 0, 1, 0]}
-    charged = hae(kept, lam_turn=0.0).advantage - hae(kept, lam_turn=0.0, keep_penalty=0.3).advantage
-    np.testing.assert_allclose(charged, [0.3, 0.3, 0, 0.3], atol=1e-12)

@@ -6,7 +6,7 @@ import json
 import naive
 import numpy as np
 import pytest
-from estimator_cases import GAMMA, as_batch, assert_same_credit, cases, step_rows
+from estimator_cases import GAMMA, as_batch, assert_same_credit, cases, columns, step_rows, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive.several_roles import deviation
@@ -14,8 +14,6 @@ from naive.several_roles import deviation
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 
 # --- marshal: the released code's outputs, its twin, roles inside and across trajectories -----------------------------
-
-
 RELEASED = {
     "reward_norm": "mean",
     "whiten_rewards": True,
@@ -82,13 +80,7 @@ def test_marshal_equals_its_naive_twin(rows, params):
     assert_same_credit(credit.advantage, naive.marshal(rows, **params))
 
 
-GAME = {
-    "group": ["g"] * 4,
-    "trajectory": [0] * 4,
-    "step": range(4),
-    "reward": [0.0, 0.0, 1.0, -1.0],
-    "extra": {"role": ["first", "second"] * 2},
-}
+GAME = columns([0.0, 0.0, 1.0, -1.0], [0] * 4, extra={"role": ["first", "second"] * 2})
 
 
 def test_one_trajectory_of_two_players_is_two_episodes():
@@ -97,18 +89,6 @@ def test_one_trajectory_of_two_players_is_two_episodes():
     assert credit.advantage.tolist() == [1, -1, 1, -1]
     assert credit.metrics["credit/return/first"] == 1
     assert compute_credit("marshal", StepBatch(**GAME)).advantage.tolist() == [0] * 4
-
-
-def test_each_role_is_compared_with_itself():
-    """The second player always loses 1 more: that is the seat, not the play."""
-    batch = StepBatch(
-        group=["g"] * 4,
-        trajectory=[0, 0, 1, 1],
-        step=[0, 1, 0, 1],
-        reward=[1.0, -1.0, 0.0, -2.0],
-        extra={"role": [0, 1, 0, 1]},
-    )
-    assert compute_credit("marshal", batch).advantage.tolist() == [0.5, 0.5, -0.5, -0.5]
 
 
 def test_a_role_whose_returns_are_equal():
@@ -123,8 +103,6 @@ def test_a_role_whose_returns_are_equal():
 
 
 # --- rae: the check values, its twin, all orders, and the average from batch to batch ---------------------------------
-
-
 DECAY = st.sampled_from([0.0, 0.5, 0.95, 1.0])
 STATE = st.sampled_from([{}, {"setter": 0.5, "None": -2.0}])
 
@@ -141,7 +119,7 @@ def test_rae_equals_its_naive_twin(rows, params):
 def games(outcomes, order=None, role="p"):
     n = len(outcomes)
     extra = {"role": [role] * n} if order is None else {"role": [role] * n, "order": order}
-    return StepBatch(group=range(n), trajectory=range(n), step=[0] * n, reward=outcomes, extra=extra)
+    return table(outcomes, group=range(n), extra=extra)
 
 
 def test_check_values_in_a_given_order():
@@ -186,26 +164,9 @@ def test_roles_that_a_batch_lacks_keep_their_average():
     assert averages == {"p": 0.5, "absent": -0.25}, "the caller's own is not changed"
 
 
-def test_constant_outcomes_decay_to_nothing():
-    state, left = {}, []
-    for _ in range(60):
-        credit = compute_credit("rae", games([2.0] * 4), state=state)
-        state = credit.state
-        left.append(credit.advantage.max())
-    assert left[0] == pytest.approx(2 * (1 - 0.95**4) / 0.2)
-    assert all(b < a for a, b in itertools.pairwise(left))
-    assert left[-1] < 1e-4
-
-
 def test_each_role_has_its_own_average_and_outcome():
     """One zero-sum game in one trajectory; the setter lost before."""
-    batch = StepBatch(
-        group=[0] * 4,
-        trajectory=[0] * 4,
-        step=range(4),
-        reward=[0.0, 0.0, 1.0, -1.0],
-        extra={"role": ["guesser", "setter"] * 2},
-    )
+    batch = table([0.0, 0.0, 1.0, -1.0], [0] * 4, role=["guesser", "setter"] * 2)
     credit = compute_credit("rae", batch, state={"setter": -0.6}, gamma=0.5)
     np.testing.assert_allclose(credit.advantage, [0.5, -0.2, 1.0, -0.4], atol=1e-12)
     assert credit.state == pytest.approx({"guesser": 0.05, "setter": -0.62})
@@ -214,7 +175,7 @@ def test_each_role_has_its_own_average_and_outcome():
 @pytest.mark.parametrize("column", [[0, 1], [0.0, 1.0], [0, True, 1], [0, 1, "x"], np.array([0, 1]), [2**60, 1]])
 def test_a_whole_number_is_one_role_whatever_the_column_s_type(column):
     n = len(column)
-    batch = StepBatch(group=range(n), trajectory=range(n), step=[0] * n, reward=[1.0] * n, extra={"role": column})
+    batch = table([1.0] * n, group=range(n), role=column)
     credit = compute_credit("rae", batch, state={"1": 1.0})
     assert set(credit.state) == {str(int(role)) if role != "x" else role for role in column}
     assert credit.state["1"] == 1.0
@@ -223,7 +184,7 @@ def test_a_whole_number_is_one_role_whatever_the_column_s_type(column):
 
 @pytest.mark.parametrize("roles", [[1, "1"], ["None", None], [0.5, "0.5"]])
 def test_two_roles_with_the_same_text_are_refused(roles):
-    batch = StepBatch(group=range(2), trajectory=range(2), step=[0] * 2, reward=[1, -1], extra={"role": roles})
+    batch = table([1, -1], group=range(2), role=roles)
     for method in ("rae", "marshal"):
         with pytest.raises(ConfigError, match=rf"extra\.role: .*different texts, got {roles[0]!r} and {roles[1]!r}"):
             compute_credit(method, batch)

@@ -3,15 +3,13 @@
 import naive
 import numpy as np
 import pytest
-from estimator_cases import NORM, as_batch, assert_same_credit, step_rows, with_numeric_parents, with_parents
+from estimator_cases import NORM, as_batch, assert_same_credit, step_rows, table, with_numeric_parents, with_parents
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 
 # --- tree: the check values, its twin, the two ways to hand over a tree, and keys that make none ----------------------
-
-
 RULE = st.sampled_from(["siblings", "treerl", "tree_grpo", "arpo", "spo"])
 SHARED = st.sampled_from(["mean", "sum"])
 WEIGHT = st.sampled_from([0.0, 0.5, 1.0])
@@ -30,15 +28,7 @@ def test_tree_equals_its_naive_twin(rows, params):
 
 
 def credit_tree(parent, outcomes, trajectory=None, step=None, valid=None, **params):
-    n = len(parent)
-    batch = StepBatch(
-        group=["g"] * n,
-        trajectory=range(n) if trajectory is None else trajectory,
-        step=[0] * n if step is None else step,
-        reward=outcomes,
-        valid=valid,
-        extra={"parent": parent},
-    )
+    batch = table(outcomes, trajectory, step=step, valid=valid, parent=parent)
     return compute_credit("tree", batch, **params).advantage
 
 
@@ -93,41 +83,6 @@ def test_check_values_of_a_tree_by_the_means_of_children():
     np.testing.assert_allclose(got, [0.5, 0, 0, 0, 0.5, -0.5, -0.5, 0, 0], atol=1e-12)
 
 
-def test_a_child_counts_once_however_many_leaves_are_below_it():
-    """x has the leaves 1, 1 and 0, y is the leaf 0: the start is worth 1/3, not 1/2, and an edge with nothing new 0."""
-    tree = {"parent": [*"sxxxsy"], "trajectory": [*"aabcdd"], "step": [0, 1, 0, 0, 0, 1]}
-    got = credit_tree(**tree, outcomes=[0, 1, 1, 0, 0, 0], rule="spo", norm="mean")
-    np.testing.assert_allclose(got, [1 / 3, 1 / 3, 1 / 3, -2 / 3, -1 / 3, 0], atol=1e-12)
-
-
-def test_the_step_that_all_branches_share_is_not_compared_with_its_copies():
-    """Three leaves under one step: a sibling counts once, however many rows hold it."""
-    parent, outcomes = ["start", "x"] * 3, [0, 1, 0, 0, 0, 0]
-    got = credit_tree(parent, outcomes, trajectory=[0, 0, 1, 1, 2, 2], step=[0, 1] * 3, norm="mean", trajectory_w=0)
-    np.testing.assert_allclose(got, [0, 2 / 3, 0, -1 / 3, 0, -1 / 3], atol=1e-12)
-
-
-def test_rewards_on_the_way_count_for_all_leaves_below():
-    """x pays 5 and is shared: both of its leaves have it, y has not."""
-    got = credit_tree(
-        ["start", "x", "x", "start"], [5, 1, 0, 2], trajectory=[*"aabc"], step=[0, 1, 0, 0], norm="mean", fork_w=0
-    )
-    np.testing.assert_allclose(got, np.array([5.5, 6, 5, 2]) - 13 / 3, atol=1e-12)
-
-
-def test_without_forks_it_compares_outcomes():
-    """Keys that are all different: the trajectories of the group meet nowhere."""
-    columns = {"trajectory": [0, 0, 1, 1], "step": [0, 1, 0, 1]}
-    got = credit_tree([*"abcd"], [0, 1, 0, 0], **columns)
-    np.testing.assert_allclose(got, [0.707106] * 2 + [-0.707106] * 2, atol=1e-6)
-
-
-def test_a_refused_action_leaves_the_path_where_it_was():
-    """The first step of the first trajectory led nowhere: it is one node with the second."""
-    got = credit_tree(["s", "s", "sx", "s"], [0, 0, 1, 0], trajectory=[0, 0, 0, 1], step=[0, 1, 2, 0], norm="mean")
-    np.testing.assert_allclose(got, [1, 1, 0.5, -1], atol=1e-12)
-
-
 def test_a_refused_action_is_one_node_with_the_step_that_got_on():
     """Start, refused at x, on from x and won; start, lost at x. V of the first step 1/2, and the step is shared."""
     columns = {"trajectory": [*"aaabb"], "step": [0, 1, 2, 0, 1], "norm": "mean"}
@@ -146,13 +101,6 @@ def test_a_step_without_a_key_is_named(none):
         credit_tree(["x", none], [1, 0])
 
 
-def test_the_outcome_of_a_leaf_is_that_of_its_own_episode():
-    """The first turn of the first episode was refused and cost 1, so that the step they share had other rewards."""
-    columns = {"trajectory": [*"aaabb"], "step": [0, 1, 2, 0, 1], "norm": "mean"}
-    got = credit_tree(["", "", "x", "", "x"], [-1, 0, 1, 0, 1], **columns)
-    np.testing.assert_allclose(got, [0, 0, -1, 0, 1], atol=1e-12)
-
-
 def test_a_branch_that_begins_at_the_fork_has_the_mean_of_what_was_earned_on_the_way():
     """The step to x earned 4 and 2: the third trajectory, which begins at x, has 3 from it."""
     columns = {"trajectory": [*"aabbc"], "step": [0, 1, 0, 1, 0], "norm": "mean", "trajectory_w": 0}
@@ -168,13 +116,6 @@ def test_the_outcome_that_a_branch_brings_along_is_its_own():
     batch = StepBatch(**shared, extra=extra | {"leaf_outcome": [4.0, 4.0, 1.0]})
     assert rebuilt.tolist() == [0, -0.5, 0.5]
     assert compute_credit("tree", batch, norm="mean", trajectory_w=0).advantage.tolist() == [0, 1.5, -1.5]
-
-
-def test_groups_are_apart():
-    batch = StepBatch(
-        group=[0, 0, 1, 1], trajectory=range(4), step=[0] * 4, reward=[1, 0, 0, 0], extra={"parent": ["s"] * 4}
-    )
-    assert compute_credit("tree", batch).advantage[2:].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("rule", ["siblings", "treerl", "tree_grpo", "arpo", "spo"])
@@ -198,8 +139,6 @@ def test_keys_that_make_no_tree(parent, trajectory, step, what):
 
 
 # --- siblings: the check values, its twin, and columns that are none --------------------------------------------------
-
-
 @settings(max_examples=60, deadline=None)
 @given(step_rows("action", "candidate_score").map(with_parents), st.fixed_dictionaries(NORM))
 def test_siblings_equals_its_naive_twin(rows, params):
@@ -207,16 +146,8 @@ def test_siblings_equals_its_naive_twin(rows, params):
     assert_same_credit(credit_siblings.advantage, naive.siblings(rows, **params))
 
 
-def credit_siblings(parent, scores, group=None, **columns):
-    n = len(scores)
-    batch = StepBatch(
-        group=[0] * n if group is None else group,
-        trajectory=range(n),
-        step=[0] * n,
-        reward=[0] * n,
-        extra={"parent": parent, "candidate_score": scores},
-        **columns,
-    )
+def credit_siblings(parent, scores, **columns):
+    batch = table([0] * len(scores), parent=parent, candidate_score=scores, **columns)
     return compute_credit("siblings", batch).advantage
 
 

@@ -7,16 +7,15 @@ from random import Random
 import naive
 import numpy as np
 import pytest
-from estimator_cases import as_batch, assert_same_credit, step_rows, with_rates
+from estimator_cases import as_batch, assert_same_credit, step_rows, table, with_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive.modifiers import NAMES, phi, unlikely
 
 from verl_turnkey.advantage import ConfigError, StepBatch, Tokens, compute_credit
 
+
 # --- empg: the check values, its twin, and steps without an entropy ---------------------------------------------------
-
-
 def with_gaps(rows):
     return [{**row, "entropy": None if row["step"] == 3 else row["entropy"]} for row in rows]
 
@@ -26,26 +25,12 @@ ROWS = step_rows("entropy").map(with_gaps)
 
 def episodes(entropy, score=(1, 1, -1, -1)):
     """Two groups of two episodes; episodes 0 and 1 have two steps each, and rloo_steps gives them ``score``."""
-    return StepBatch(
-        group=["a", "a", "b", "b", "a", "b"],
-        trajectory=[0, 0, 1, 1, 2, 3],
-        step=[0, 1, 0, 1, 0, 0],
-        reward=[0] * 6,
-        score=[*score, 0, 0],
-        extra={"entropy": [*entropy, None, None]},
-    )
+    return table([0] * 6, [0, 0, 1, 1, 2, 3], group="aabbab", score=[*score, 0, 0], entropy=[*entropy, None, None])
 
 
 def test_empg_check_values():
     """The four steps alone: base 1 1 -1 -1 from groups of one."""
-    batch = StepBatch(
-        group=[0, 0, 1, 1],
-        trajectory=[0, 0, 1, 1],
-        step=[0, 1, 0, 1],
-        reward=[0] * 4,
-        score=[1, 1, -1, -1],
-        extra={"entropy": [0.2, 0.8, 0.5, 1.4]},
-    )
+    batch = table([0] * 4, [0, 0, 1, 1], group=[0, 0, 1, 1], score=[1, 1, -1, -1], entropy=[0.2, 0.8, 0.5, 1.4])
     credit = compute_credit("grpo_steps", batch, modify=["empg"], singleton="score")
     np.testing.assert_allclose(credit.advantage, [1.322119, 0.689814, -1.286076, -0.725857], atol=1e-6)
     assert credit.metrics["credit/empg/gain/max"] == pytest.approx(1.452849, abs=1e-6)
@@ -60,18 +45,6 @@ def test_empg_equals_its_naive_twin(rows, params):
     assert_same_credit(got, naive.empg(free, base, **params))
 
 
-def test_a_step_without_an_entropy_keeps_its_weight_and_the_one_before_gets_no_bonus():
-    got = compute_credit("grpo_steps", episodes([0.5, None, 0.5, 0.5]), modify=["empg"], norm="mean").advantage
-    raw = np.array([0.5, 0.5, -0.5 + 0.1, -0.5, -0.5, 0.5])
-    np.testing.assert_allclose(got, raw - raw.mean(), atol=1e-7)
-
-
-def test_equal_outcomes_are_not_nothing():
-    got = compute_credit("grpo_steps", episodes([0.2, 0.4, 0.2, 0.8], score=[0] * 4), modify=["empg"]).advantage
-    np.testing.assert_allclose(got.sum(), 0, atol=1e-12)
-    assert got[0] > got[2] > got[1] == got[3]
-
-
 def test_empg_values():
     with pytest.raises(ConfigError, match=r"empg: extra\.entropy: expected a finite number"):
         compute_credit("grpo_steps", episodes([np.inf, 0, 0, 0]), modify=["empg"])
@@ -81,23 +54,13 @@ def test_empg_values():
 
 
 # --- length_gate and tool_gate: twins, by hand, and where they stay silent --------------------------------------------
-
-
 def free_gates(rows):
     return [{**row, "penalty": 0.0} for row in rows]
 
 
 def four(success, **extra):
     """Four episodes of one step, of 2, 4, 6 and 8 tokens."""
-    return StepBatch(
-        group=["g"] * 4,
-        trajectory=range(4),
-        step=[0] * 4,
-        reward=success,
-        success=success,
-        tokens=[2, 4, 6, 8],
-        extra=extra,
-    )
+    return table(success, success=success, tokens=[2, 4, 6, 8], extra=extra)
 
 
 @settings(max_examples=50)
@@ -142,24 +105,15 @@ def test_calls_count_only_among_the_solved():
         assert credit.metrics["credit/tool_gate/share_rated"] == 0.75
 
 
-def test_both_gates_after_each_other():
-    batch = four([1, 1, 1, 1], tool_calls=[1, 1, 1, 1])
-    together = compute_credit("grpo_steps", batch, modify=["tool_gate", "length_gate"])
-    assert together.metrics["credit/tool_gate/factor"] == 1.0
-    np.testing.assert_allclose(together.advantage, [0.11619, 0.03873, -0.03873, -0.11619], atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["length_gate", "tool_gate"])
 def test_gates_values(name):
     with pytest.raises(ConfigError, match=rf"\({name}\)\.weight: expected a finite number >= 0, got -1"):
         compute_credit("grpo_steps", four([1, 1, 1, 1], tool_calls=[0] * 4), modify=[{"name": name, "weight": -1.0}])
     with pytest.raises(ConfigError, match=rf"modifier '{name}' needs the column 'success'"):
-        compute_credit("grpo_steps", StepBatch(group=[0], trajectory=[0], step=[0], reward=[1]), modify=[name])
+        compute_credit("grpo_steps", table([1]), modify=[name])
 
 
 # --- trace: the check values, its twin, and where it changes nothing --------------------------------------------------
-
-
 VALUES = json.loads((Path(__file__).parents[3] / "data" / "oracle" / "teacher_check_values.json").read_text())["trace"]
 LOG_PROBS = [-3.0, -2.5, -2.0, -1.5, -0.4]
 ROWS_TRACE = step_rows("gold_probability").map(
@@ -222,8 +176,6 @@ def test_a_probability_out_of_range_is_an_error():
 
 
 # --- Modifiers that are methods too, on another method: against their twins from that method's credit -----------------
-
-
 def free_shared(rows):
     return with_rates([{**row, "penalty": 0.0} for row in rows])
 
@@ -234,32 +186,21 @@ def both(rows, *modify, **params):
     return compute_credit("gigpo", batch).advantage, compute_credit("gigpo", batch, modify=modify, **params).advantage
 
 
+@pytest.mark.parametrize(
+    ("name", "columns", "params"),
+    [
+        ("a_grae", (), {"alpha": 0.5}),
+        ("copo", ("answer",), {"rho": 0.6, "gamma": 3.0}),
+        ("dynamo_modulation", ("tokens", "entropy", "log_prob"), {}),
+        ("shrinkage", ("prior",), {"prior": "given"}),
+    ],
+)
 @settings(max_examples=30)
-@given(step_rows("anchor").map(free_shared))
-def test_a_grae(rows):
-    base, got = both(rows, {"name": "a_grae", "alpha": 0.5})
-    assert_same_credit(got, naive.a_grae(rows, base, alpha=0.5))
-
-
-@settings(max_examples=30)
-@given(step_rows("anchor", "answer").map(free_shared))
-def test_copo(rows):
-    base, got = both(rows, {"name": "copo", "rho": 0.6, "gamma": 3.0})
-    assert_same_credit(got, naive.copo(rows, base, rho=0.6, gamma=3.0))
-
-
-@settings(max_examples=30)
-@given(step_rows("anchor", "tokens", "entropy", "log_prob").map(free_shared))
-def test_dynamo_modulation(rows):
-    base, got = both(rows, "dynamo_modulation")
-    assert_same_credit(got, naive.dynamo_modulation(rows, base))
-
-
-@settings(max_examples=30)
-@given(step_rows("anchor", "prior").map(free_shared))
-def test_shrinkage(rows):
-    base, got = both(rows, {"name": "shrinkage", "prior": "given"})
-    assert_same_credit(got, naive.shrinkage(rows, base))
+@given(data=st.data())
+def test_each_equals_its_naive_twin(name, columns, params, data):
+    rows = data.draw(step_rows("anchor", *columns).map(free_shared))
+    base, got = both(rows, {"name": name, **params})
+    assert_same_credit(got, getattr(naive, name)(rows, base, **{k: v for k, v in params.items() if k != "prior"}))
 
 
 @settings(max_examples=30)
@@ -273,14 +214,14 @@ def test_unlikeliness(rows):
 
 @pytest.mark.parametrize("name", ["a_grae", "copo", "dynamo_modulation", "unlikeliness"])
 def test_the_method_is_grpo_under_the_modifier(name):
-    batch = StepBatch(
-        group=[*"aaabbb"],
-        trajectory=range(6),
-        step=[0] * 6,
-        reward=[1, 0, 0, 1, 1, 0],
+    batch = table(
+        [1, 0, 0, 1, 1, 0],
+        group="aaabbb",
         penalty=[0, 0.1, 0, 0, 0, 0.1],
         tokens=[3] * 6,
-        extra={"answer": [*"xyzxxy"], "entropy": [0.1, 0.5, 0.9] * 2, "log_prob": [-1, -2, -3] * 2},
+        answer=[*"xyzxxy"],
+        entropy=[0.1, 0.5, 0.9] * 2,
+        log_prob=[-1, -2, -3] * 2,
     )
     method = compute_credit(name, batch)
     modified = compute_credit("grpo_steps", batch, modify=[name])
@@ -289,13 +230,7 @@ def test_the_method_is_grpo_under_the_modifier(name):
 
 
 def test_shrinkage_keeps_its_own_state_beside_the_methods():
-    batch = StepBatch(
-        group=[0, 0],
-        trajectory=[0, 1],
-        step=[0, 0],
-        reward=[1, 0],
-        extra={"role": ["t", "t"], "task": ["t", "t"]},
-    )
+    batch = table([1, 0], role=["t", "t"], task=["t", "t"])
     credit = compute_credit("rae", batch, modify=["shrinkage"], state={"t": 0.0, "modify/shrinkage/t": 1.0})
     assert credit.state["modify/shrinkage/t"] == 0.75
     assert credit.state["t"] == pytest.approx(0.04875)
@@ -303,14 +238,12 @@ def test_shrinkage_keeps_its_own_state_beside_the_methods():
 
 
 def test_a_grae_reads_outcomes_as_success_rates():
-    batch = StepBatch(group=[0, 0], trajectory=["a", "b"], step=[0, 0], reward=[1, 10])
-    with pytest.raises(ConfigError, match=r"a_grae: expected outcomes in \[0, 1\].*got 10 for trajectory 'b'"):
+    batch = table([1, 10])
+    with pytest.raises(ConfigError, match=r"a_grae: expected outcomes in \[0, 1\].*got 10 for trajectory 1"):
         compute_credit("grpo_steps", batch, modify=["a_grae"])
 
 
 # --- rank_shaping: the check values, its twin over several batches, and the last token alone --------------------------
-
-
 RANKS = json.loads((Path(__file__).parents[3] / "data" / "oracle" / "learned_check_values.json").read_text())
 RANKS = RANKS["effective_rank"]
 NUMBERS = (RANKS["ER"], RANKS["ERV"], RANKS["ERA"])
@@ -320,9 +253,7 @@ STATE = {f"modify/rank_shaping/{name}": mu for name, mu in zip(NAMES, RANKS["mu"
 def three(**params):
     """Three episodes of one step with the check values' columns; their advantages are 0.8, -0.8 and 0."""
     columns = {name: [value] * 3 for name, value in zip(NAMES, NUMBERS, strict=True)}
-    batch = StepBatch(
-        group=[0, 1, 2], trajectory=[0, 1, 2], step=[0] * 3, reward=[0.0] * 3, score=[0.8, -0.8, 0.0], extra=columns
-    )
+    batch = table([0.0] * 3, group=[0, 1, 2], score=[0.8, -0.8, 0.0], extra=columns)
     modify = [{"name": "rank_shaping", **params}]
     tokens = Tokens([0, 0, 1, 2, 2, 2], [0.0] * 6)
     return compute_credit("grpo_steps", batch, modify=modify, state=STATE, tokens=tokens, singleton="score")

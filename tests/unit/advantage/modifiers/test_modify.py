@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from estimator_cases import as_batch, step_rows
+from estimator_cases import as_batch, step_rows, table
 from hypothesis import given, settings
 
 from verl_turnkey.advantage import (
@@ -77,7 +77,7 @@ def test_the_first_is_next_to_the_estimator():
     assert credit() == [1.0, 3.0]
 
 
-def test_what_the_estimator_gives_stays_and_metrics_have_their_modifiers_name():
+def test_what_the_estimator_gives_stays_and_each_modifier_has_a_part_and_metrics():
     credit = compute_credit("counting", batch(), modify=["richer", "times", "plus"])
     assert credit.returns.tolist() == [2.0, 6.0]
     assert credit.extra["twice"].tolist() == [4.0, 12.0]
@@ -85,10 +85,6 @@ def test_what_the_estimator_gives_stays_and_metrics_have_their_modifiers_name():
     assert credit.metrics["credit/times/by"] == 2.0
     assert credit.metrics["credit/plus/calls"] == 1.0
     assert credit.metrics["credit/advantage/mean"] == 10.0
-
-
-def test_each_modifier_has_a_part_and_need_not_know_of_it():
-    credit = compute_credit("counting", batch(), modify=["richer", "times", "plus"])
     assert {name: part.tolist() for name, part in credit.parts.items()} == {
         "method": [2.0, 6.0],  # of an estimator without parts; what it made of the table that "richer" gave it
         "richer": [0.0, 0.0],
@@ -250,18 +246,18 @@ def test_targets_of_a_critic_and_metrics_are_those_of_the_method_alone(method):
 @pytest.mark.parametrize("method", ["rae", "tree", "grpo_steps", "gigpo", "maxrl"])
 def test_a_factor_of_one_on_the_rewards_changes_nothing(method):
     """Methods that treat a given score in another way than a sum of rewards must not see one."""
-    table = StepBatch(
-        group=[0] * 5,
-        trajectory=[0, 0, 0, 1, 1],
-        step=[0, 1, 2, 0, 1],
-        reward=[1.0, -1.0, 3.0, 0.5, 2.0],
+    batch = table(
+        [1.0, -1.0, 3.0, 0.5, 2.0],
+        [0, 0, 0, 1, 1],
         anchor=list("abcab"),
         tokens=[3, 1, 2, 2, 4],
-        extra={"role": [*"xyxyx"], "parent": ["r", "a", "b", "r", "a"], "log_prob": [-1.0, -2.0, -0.5, -1.5, -0.1]},
+        role=[*"xyxyx"],
+        parent=["r", "a", "b", "r", "a"],
+        log_prob=[-1.0, -2.0, -0.5, -1.5, -0.1],
     )
-    plain = compute_credit(method, table).advantage
+    plain = compute_credit(method, batch).advantage
     assert len(set(plain.round(9))) > 1
-    same = compute_credit(method, table, modify=[{"name": "unlikeliness", "beta": 0}]).advantage
+    same = compute_credit(method, batch, modify=[{"name": "unlikeliness", "beta": 0}]).advantage
     np.testing.assert_array_equal(same, plain)
 
 
@@ -290,8 +286,5 @@ def test_what_a_modifier_gives_beside_credit_does_not_count():
 def test_a_method_does_not_take_the_modifier_it_is_made_of():
     with pytest.raises(ConfigError, match=r"modify\[1\]: the method 'a_grae' does this already; leave it out"):
         compute_credit("a_grae", batch(reward=[0.0, 1.0]), modify=["times", "a_grae"])
-
-
-def test_a_name_has_no_slash():
     with pytest.raises(ValueError, match="modifier 'a/b': a name cannot contain a slash"):
         register_modifier("a/b", params=Nothing)

@@ -7,7 +7,7 @@ from pathlib import Path
 import naive
 import numpy as np
 import pytest
-from estimator_cases import assert_same_credit
+from estimator_cases import assert_same_credit, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from teacher_rows import credit, teacher_rows
@@ -96,9 +96,7 @@ def test_grsd_has_the_authors_numbers(bound, key):
     """Four episodes of one step, two won and two lost: grpo_steps gives them 1 and -1 after scaling."""
     case = VALUES["grsd"]
     scores = [0.5 + 0.5 * a for a in case["A"]]
-    batch = StepBatch(
-        group=[0] * 4, trajectory=range(4), step=[0] * 4, reward=scores, extra={"teacher_gap_mean": case["delta"]}
-    )
+    batch = table(scores, teacher_gap_mean=case["delta"])
     modify = [{"name": "grsd", "bound": bound}]
     plain, got = (compute_credit("grpo_steps", batch, norm="mean", modify=m) for m in ([], modify))
     np.testing.assert_allclose(got.advantage / np.abs(plain.advantage), case[key], atol=1e-6)
@@ -261,10 +259,7 @@ def test_the_sign_of_a_vanishing_gap_decides_grsd():
     """Terms are relative to the group's mean: its size cancels down to 1e-6."""
 
     def change(size):
-        batch = StepBatch(
-            group=[0] * 4, trajectory=range(4), step=[0] * 4, reward=[1, 1, 0, 0],
-            extra={"teacher_gap_mean": size * np.array([0.2, -0.1, 0.3, -0.05])},
-        )  # fmt: skip
+        batch = table([1, 1, 0, 0], teacher_gap_mean=size * np.array([0.2, -0.1, 0.3, -0.05]))
         plain, got = (compute_credit("grpo_steps", batch, modify=m).advantage for m in ([], ["grsd"]))
         return (got / plain).round(3).tolist()
 
@@ -286,6 +281,6 @@ def test_a_prior_of_a_group_is_a_success_rate_whatever_success_pays():
 
 @pytest.mark.parametrize("name", ["rlsd", "agent_opsd", "grsd", "hcapo", "opid", "trial"])
 def test_columns_that_are_missing_are_named(name):
-    batch = StepBatch(group=[0], trajectory=[0], step=[0], reward=[0.0], success=[True])
+    batch = table([0.0], success=[True])
     with pytest.raises(ConfigError, match=rf"modifier '{name}' needs the column 'extra\.teacher_.*trainers supply it"):
         compute_credit("grpo_steps", batch, modify=[name], tokens=Tokens([0], [0.0]))

@@ -2,8 +2,6 @@
 ten results a page, options that do not show in the text, actions in lower case, no effect of what is impossible.
 """
 
-from __future__ import annotations
-
 import random
 
 COLORS, SIZES = ("red", "blue", "green"), ("small", "large")

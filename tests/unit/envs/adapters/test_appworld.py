@@ -1,7 +1,5 @@
 """AppWorld's adapter against a server of ours with the same routes: one world per server, code as actions, leases."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import subprocess

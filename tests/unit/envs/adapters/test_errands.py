@@ -1,7 +1,5 @@
 """Errands in a house."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

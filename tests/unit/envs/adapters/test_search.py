@@ -1,7 +1,5 @@
 """Search QA over HTTP: wire format, actions, rewards, state keys, files of questions, errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Customer service of a shop."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random
@@ -68,9 +66,6 @@ def test_the_oracle_goes_on_from_where_the_episode_is():
         steps += 1
     assert info["success"]
     assert steps == len(service({"kinds": ["exchange"], "forbid": 0.0}).oracle())
-
-
-def test_the_oracle_knows_when_there_is_too_little_time():
     assert service({"max_steps": 3}).oracle() is None
 
 
@@ -252,7 +247,7 @@ def ask(case, message: str) -> str:
     return RulesCustomer(case).reply(case.scenario, [Line("agent", message)])
 
 
-def test_the_customer_answers_what_is_asked():
+def test_what_the_customer_answers_and_confirms():
     case = draw(0, **{**DRAWN, "kinds": ("address",), "forbid": 0.0})
     request = case.requests[0]
     email = f"My email address is {case.customer['email']}."
@@ -262,18 +257,12 @@ def test_the_customer_answers_what_is_asked():
     assert ask(case, "Which order is it?") == f"It is the one with the {request.label}."
     assert ask(case, "Lovely weather!") == f"{PARDON} {request.wish}"
     assert ask(case, "Why?") == f"{PARDON} {request.wish}"
-
-
-def test_the_customer_confirms_what_they_want_and_nothing_else():
     case = draw(0, **{**DRAWN, "kinds": ("address",), "forbid": 0.0})
     order = case.requests[0].order
     assert ask(case, f"Shall I change the address of order {order.lower()}?") == YES
     assert ask(case, f"Shall I cancel order {order}?") == NO
     assert ask(case, "Please confirm: address for order O000.") == NO
     assert ask(case, "Shall I go ahead?") == WHICH
-
-
-def test_a_question_that_sounds_like_a_confirmation_is_answered():
     case = draw(0, **{**DRAWN, "kinds": ("cancel",), "forbid": 0.0})
     request, email = case.requests[0], f"My email address is {case.customer['email']}."
     assert ask(case, f"To confirm who you are for order {request.order}: what is your email address?") == email
@@ -342,8 +331,6 @@ def test_a_customer_that_does_not_answer_is_a_failure_of_the_environment_and_no_
 
 
 # --- the tasks --------------------------------------------------------------------------------------------------------
-
-
 def test_seeds_are_different_tasks():
     cases = [draw(seed, **DRAWN) for seed in range(2000)]
     assert len({(case.opening, case.shop.content()) for case in cases}) == len(cases)

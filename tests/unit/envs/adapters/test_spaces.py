@@ -1,7 +1,5 @@
 """Environments with gymnasium's ordinary spaces, in words."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

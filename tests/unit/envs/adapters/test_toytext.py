@@ -1,7 +1,5 @@
 """gymnasium's toy-text games in words."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys
@@ -120,9 +118,6 @@ def test_a_taxi_in_words():
     picked = answers[plan.index("pick up")][0]
     assert "The passenger is in the taxi. The destination is Yellow, 4 south." in picked
     assert answers[-1][0] == "The passenger has arrived."
-
-
-def test_what_a_taxi_may_not_do_leads_nowhere_and_costs_what_gymnasium_takes():
     env = make("turnkey/Taxi-v0")
     observation, start = env.reset(seed=3)
     for action, cost in (("pick up", -10.0), ("drop off", -10.0), ("west", -1.0)):

@@ -1,7 +1,5 @@
 """WebShop's adapter and server over a tiny shop with its interface: in process, and from another interpreter."""
 
-from __future__ import annotations
-
 import ast
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """Functions that behave in every way an agent may."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

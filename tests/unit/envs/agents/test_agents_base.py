@@ -1,7 +1,5 @@
 """What an agent is handed, how failures travel, and keys of states from the files of a working folder."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Agents that are commands, without a sandbox: what they are given, and that nothing of them is left."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

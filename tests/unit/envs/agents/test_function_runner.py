@@ -1,7 +1,5 @@
 """Agents that are functions, in processes of their own and in this one, or that a service runs: a real HTTP server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Harbor task folders: what is read, what is refused, and that only the verifier gives rewards."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -38,8 +36,6 @@ def task(tmp_path: Path) -> Path:
 
 
 # --- episodes ---------------------------------------------------------------------------------------------------------
-
-
 def test_an_agent_that_repairs_and_one_that_does_nothing() -> None:
     outcome = play(f"ls; {SOLUTION}")
     assert (outcome.reward, outcome.success, outcome.verified) == (1.0, True, True)
@@ -207,8 +203,6 @@ def test_a_sandbox_is_needed() -> None:
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("toml", "names"),
     [
@@ -288,8 +282,6 @@ def test_links_and_large_files_are_no_rewards(tmp_path: Path) -> None:
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
-
-
 def test_the_examples_are_right() -> None:
     lines: list[str] = []
     assert check_tasks(EXAMPLES, ignore_dockerfile=False, as_json=False, write=lines.append)

@@ -1,7 +1,5 @@
 """Commands in bubblewrap: what they see, the one way out, and how a sandbox is chosen."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import json
@@ -250,8 +248,6 @@ def test_a_program_of_ones_own_is_found_and_comes_last(tmp_path: Path, monkeypat
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def no_docker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandboxes, "docker_problem", lambda: "docker's daemon does not answer: no socket")

@@ -1,7 +1,5 @@
 """env-check: every defect is found, and is the only one that is; healthy environments have none."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Many calls in one remote call: every answer comes, to whom it belongs, as soon as it is there."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

@@ -1,7 +1,5 @@
 """What a host takes of the machine, what it measures, and calls in threads that may take longer than anybody waits."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

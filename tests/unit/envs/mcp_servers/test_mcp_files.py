@@ -1,7 +1,5 @@
 """Files with ``mcpServers``: what is a server, and what the driver finds wrong without starting one."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

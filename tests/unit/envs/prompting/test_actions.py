@@ -1,7 +1,5 @@
 """Parsing what a model wrote."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 
@@ -120,7 +118,6 @@ def test_an_answer_is_an_action_or_a_reason():
 
 
 # --- a function of one's own ------------------------------------------------------------------------------------------
-
 OWN = """
 from verl_turnkey.envs.prompting.actions import ParsedAction
 
@@ -224,9 +221,6 @@ def test_the_three_decisions_with_their_tags():
         "action": "<action>go north</action>",
     }
     assert parse_action(TURN, "hiper", ["Go  North", "wait"]).action == "Go  North"
-
-
-def test_the_last_of_each_counts():
     text = "<action>a</action><switch>KEEP</switch><action>b</action>"
     assert parts(text) == {"switch": "<switch>KEEP</switch>", "action": "<action>b</action>"}
 

@@ -1,7 +1,5 @@
 """Templates, history, summaries and the token budget."""
 
-from __future__ import annotations
-
 import json
 import time
 from types import SimpleNamespace
@@ -49,8 +47,6 @@ def past(turns: int, window: int, **options) -> Memory:
 
 
 # --- templates --------------------------------------------------------------------------------------------------------
-
-
 def test_the_short_template():
     assert user(load_template("minigrid")) == ("Task: T\na {task} wall\nAction: turn left\nfree\nAction: go forward\nO")
     assert user(load_template("minigrid"), history=[]) == "Task: T\nO"
@@ -83,25 +79,16 @@ def test_every_shipped_template_shows_task_observation_and_history(name):
     assert "{" not in user(load_template(name), history=[])
 
 
-def test_past_turns_read_as_the_line_says():
+def test_past_turns_fields_system_and_images():
     line = "[Step {step}] saw {observation}, did {action}"
     prompt = user("{history}\n{observation}", line=line, step=7)
     assert prompt == "[Step 5] saw a {task} wall, did turn left\n[Step 6] saw free, did go forward\nO"
     assert user("{history}\n{observation}", line="{action}") == "turn left\ngo forward\nO"
-
-
-def test_fields_in_an_observation_stay_text():
     assert user("{observation} {task}", observation='{task} {"json": {}} \\1') == '{task} {"json": {}} \\1 T'
-
-
-def test_system_text_comes_first():
     messages = build_messages(
         system="S", template="{observation}", task="", history=[], observation="O", admissible=None
     )
     assert messages == [{"role": "system", "content": "S"}, {"role": "user", "content": "O"}]
-
-
-def test_images_stand_before_the_text():
     image = object()
     content = user("{observation}", images=[image, image])
     assert content == [{"type": "image", "image": image}] * 2 + [{"type": "text", "text": "O"}]
@@ -145,8 +132,6 @@ def test_a_megabyte_is_no_matter():
 
 
 # --- what is remembered -----------------------------------------------------------------------------------------------
-
-
 def test_the_window_moves_and_the_rest_is_summarized_once():
     counts = []
 
@@ -162,9 +147,6 @@ def test_the_window_moves_and_the_rest_is_summarized_once():
     assert memory.cuts == 4
     assert memory.history() == PromptHistory(memory.turns[1:], "a0")
     assert counts == [1, 2, 4]
-
-
-def test_nothing_fell_out_yet():
     memory = past(2, window=3, summarize=lambda turns: pytest.fail("there is nothing to summarize"))
     assert memory.history() == PromptHistory(memory.turns)
 
@@ -212,8 +194,6 @@ def test_control_tokens_become_plain_text():
 
 
 # --- the budget -------------------------------------------------------------------------------------------------------
-
-
 def cost(history: PromptHistory) -> list[int]:
     return [0] * (10 + 10 * len(history.turns) + len(history.summary))
 

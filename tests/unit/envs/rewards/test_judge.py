@@ -1,7 +1,5 @@
 """The remote judge against a server on a loopback port: retries, deadlines, cache, scores, secrets."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -10,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from judge_server import JudgeServer, completion
+from judge_server import JudgeServer
 
 from verl_turnkey.advantage.params import ConfigError, parse
 from verl_turnkey.envs.http import LONGEST_WAIT, Endpoint
@@ -103,9 +101,6 @@ def test_a_body_that_never_ends(server):
     server.drip = 0.02
     with pytest.raises(JudgeError, match=r"no status.*TimeoutError: the answer took too long"):
         score(judge(server, timeout=1.0, retries=0))
-
-
-def test_a_body_that_breaks_off(server):
     server.replies = [(200, {"Content-Length": "500"}, '{"choices": [')]
     assert score(judge(server)) == [7.0]
     server.replies = [(200, {"Content-Length": "500"}, "{")]
@@ -373,8 +368,6 @@ def test_wrong_configurations_of_a_judge(options, message):
 
 
 # --- the component ------------------------------------------------------------------------------------------------
-
-
 def episode() -> list[RewardStep]:
     return [
         RewardStep("a {action} door", "open", text="<action>open</action>", task="Get {transcript} out."),
@@ -474,7 +467,3 @@ def test_a_gain_is_what_the_score_rose_by(server):
 def test_wrong_configurations_of_the_component(options, message):
     with pytest.raises(ConfigError, match=message):
         compose([{"name": "judge", **options}])
-
-
-def test_the_stub_speaks_the_format():
-    assert json.loads(completion("x"))["choices"][0]["message"]["content"] == "x"

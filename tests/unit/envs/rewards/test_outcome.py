@@ -1,7 +1,5 @@
 """The components that look at an episode's outcome: answer, contrastive, function, sweet_spot."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -225,13 +223,6 @@ def test_the_component():
     assert reward(0.9, 0.2, aggregate="last") == [0, 0]
     assert reward(0.6, tiers=[0, 0.1, 0.3, 1], weight=0.5) == pytest.approx([0.15])
     assert reward(0.6, zones=2) == [1]
-
-
-def test_beside_the_outcome_a_near_miss_is_better_than_a_far_one():
-    both = compose([{"name": "outcome"}, {"name": "sweet_spot", "weight": 0.5}])
-    far, near = (sum(both(episode(value)).rewards) for value in (0.1, 0.8))
-    won = sum(both([RewardStep("", "a", success=True, next_extra={"closeness": 1})]).rewards)
-    assert (far, near, won) == (0.0, 0.5, 1.5)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """VSRM and ProgRM: the check values of the methods, slow twins, and properties."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """The component ``scorer`` against a server on a loopback port: both protocols, retries, answers of another form."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

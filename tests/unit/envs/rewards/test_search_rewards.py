@@ -1,7 +1,5 @@
 """The rewards of searches: stepsearch and r1_router."""
 
-from __future__ import annotations
-
 import json
 import math
 

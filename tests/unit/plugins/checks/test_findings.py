@@ -1,25 +1,36 @@
 """All findings at once, each with the id by which it can be ignored."""
 
-from __future__ import annotations
-
 import ast
+import asyncio
+import json
+import threading
 import warnings
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
+import pandas as pd
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.errors import TaskFormatError
-from verl_turnkey.plugins.checks import findings
+from verl_turnkey.envs.tasks import COLUMN, Task
+from verl_turnkey.plugins.checks import findings, probe, resources
 from verl_turnkey.plugins.checks.findings import Refusal, RuleWarning, collecting, id_of, refuse, warn
+from verl_turnkey.plugins.checks.resources import check_log_folder
 from verl_turnkey.plugins.checks.rules import check_ignored, rules
+from verl_turnkey.plugins.checks.run import Run
+from verl_turnkey.plugins.checks.update import check_migrated
 from verl_turnkey.plugins.checks.values import check_ranges
 from verl_turnkey.plugins.config import resolve
+from verl_turnkey.plugins.config.checkpoint_files import TRACKER
 from verl_turnkey.plugins.config.recipe_files import rule_texts
+from verl_turnkey.plugins.config.schema import EnvConfig, RolloutConfig, TurnkeyConfig, turnkey_config
+from verl_turnkey.plugins.config.training import UpdateConfig
+from verl_turnkey.plugins.log.writer import write_segment
 
 CHECKS = Path(findings.__file__).parent
 
@@ -198,3 +209,307 @@ def test_no_check_writes_to_the_configuration() -> None:
                 assert ast.unparse(node.func) not in WRITES, f"{path}:{node.lineno}"
             for target in node.targets if isinstance(node, ast.Assign) else []:
                 assert not ast.unparse(target).startswith("config."), f"{path}:{node.lineno}"
+
+
+# --- Whose log a folder holds: another run's is refused, a second attempt of the same run is warned -------------------
+NAMES = [f"2026010{day}T030405_00ff" for day in (2, 3)]
+
+
+def run_with(tmp_path: Path, **trainer: str) -> DictConfig:
+    own = {"project_name": "babyai", "experiment_name": "gigpo", "default_local_dir": str(tmp_path / "checkpoints")}
+    log = {"trajectories": str(tmp_path / "log")}
+    return OmegaConf.create({"trainer": {"resume_mode": "auto", **own, **trainer}, "turnkey": {"log": log}})
+
+
+def log(tmp_path: Path, name: str = NAMES[0], **trainer: str) -> None:
+    config = OmegaConf.to_container(run_with(tmp_path, **trainer))
+    write_segment(tmp_path / "log", name, {"resumed_from": 0, "config": config})
+
+
+def check(config: DictConfig) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_log_folder(Run(config, turnkey_config(config)))
+    return [str(warning.message) for warning in caught]
+
+
+def save(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / TRACKER).write_text("3")
+
+
+def test_a_new_folder_and_no_log(tmp_path: Path):
+    config = run_with(tmp_path)
+    assert check(config) == []
+    (tmp_path / "log").mkdir()
+    assert check(config) == []
+    log(tmp_path, experiment_name="salt")
+    config.turnkey.log.trajectories = None
+    assert check(config) == []
+
+
+@pytest.mark.parametrize("key", ["project_name", "experiment_name"])
+@pytest.mark.parametrize("resumes", [True, False])
+def test_the_log_of_another_run_is_refused(tmp_path: Path, key, resumes):
+    log(tmp_path, **{key: "other"})
+    if resumes:
+        save(tmp_path)
+    with pytest.raises(ConfigError, match=rf"trajectories=.*log holds .*trainer\.{key}=other, here .*another folder"):
+        check(run_with(tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["auto", "disable"])
+def test_a_run_that_begins_anew_is_warned_of_its_own_log(tmp_path: Path, mode):
+    """As one that stopped before its first checkpoint; the latest start says whose log it is."""
+    log(tmp_path, experiment_name="salt")
+    log(tmp_path, NAMES[1])
+    [warning] = check(run_with(tmp_path, resume_mode=mode))
+    assert f"trajectories={tmp_path}/log" in warning
+    assert f"starts over (trainer.resume_mode={mode})" in warning
+
+
+def test_a_log_that_was_moved_or_copied_with_its_checkpoints_is_that_of_the_run(tmp_path: Path):
+    there = tmp_path / "there"
+    config = OmegaConf.to_container(run_with(there))
+    write_segment(tmp_path / "log", NAMES[0], {"resumed_from": 0, "config": config})
+    [warning] = check(run_with(tmp_path))
+    assert "the log of an earlier start of this run" in warning
+
+
+def test_equal_names_with_checkpoints_elsewhere_are_another_run_unless_it_resumes(tmp_path: Path):
+    """Names are often verl's defaults; a run that was moved has the same log with it."""
+    log(tmp_path, default_local_dir="/elsewhere")
+    with pytest.raises(ConfigError, match=r"trainer\.default_local_dir=/elsewhere, here "):
+        check(run_with(tmp_path))
+    assert check(run_with(tmp_path, resume_mode="resume_path")) == []
+    save(tmp_path)
+    assert check(run_with(tmp_path)) == []
+    with pytest.raises(ConfigError, match="holds the log of another run"):
+        check(run_with(tmp_path, resume_mode="disable"))
+
+
+@pytest.mark.parametrize("facts", [{}, {"config": None}, {"config": {"trainer": []}}], ids=str)
+def test_of_a_start_that_says_nothing_of_itself_a_warning_is_given(tmp_path: Path, facts):
+    write_segment(tmp_path / "log", NAMES[0], facts)
+    assert len(check(run_with(tmp_path))) == 1
+
+
+def test_a_login_in_an_address_is_masked_in_the_log_and_compared_so(tmp_path: Path):
+    address = "hdfs://me@host/checkpoints"
+    log(tmp_path, default_local_dir="hdfs://***@host/checkpoints")
+    assert len(check(run_with(tmp_path, default_local_dir=address))) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "problem"),
+    [
+        ("runs/warmm", 404, "no such folder and no such model on the hub; did you mean 'runs/warm'?"),
+        ("runs/other", 404, "no such folder and no such model on the hub"),
+        ("gpt2", 404, None),
+        ("wart", 404, "no such folder and no such model on the hub; did you mean 'wart1'?"),
+        ("runs/warmm", 200, None),
+        ("runs/warmm", 403, None),  # gated: it is there
+        ("runs/warmm", None, "the hub cannot be asked for a model of that name"),
+        ("Qwen/Qwen3-0.6B", None, None),  # no folder here is called Qwen: no question
+    ],
+)
+def test_a_name_of_the_hub_that_is_a_mistyped_folder(tmp_path, monkeypatch, path, status, problem):
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.send_header("X-Error-Code", {404: "RepoNotFound", 403: "GatedRepo"}.get(status, ""))
+            self.end_headers()
+            self.wfile.write(json.dumps({"id": path, "siblings": []}).encode())
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/warm", "wart1"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text("{}")
+    with HTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_port if status else 9
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        came = resources._typed(path)
+        server.shutdown()
+    assert (came is None) == (problem is None)
+    assert (problem or "") in (came or "")
+
+
+# --- A mini-batch in rows, as verl-agent counts, on a launch line where verl counts tasks -----------------------------
+ALFWORLD = EnvConfig(id="turnkey/ALFWorld-v0")
+
+
+def advice(size: int, loops: tuple[str, ...] = ("turnkey_env",), method: str = "gigpo", **node: object) -> str:
+    config = OmegaConf.create(
+        {
+            "data": {"train_batch_size": 16, "train_files": None},
+            "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": size}, "rollout": {"n": 8}},
+            "algorithm": {"adv_estimator": method},
+        }
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_migrated(Run(config, TurnkeyConfig(env=ALFWORLD, **node), loops))
+    return " ".join(str(warning.message) for warning in caught)
+
+
+def test_the_line_of_verl_agents_example_names_the_key_and_the_preset():
+    text = advice(256)
+    assert "16 x 8 episodes have about 4224: set turnkey.update.mini_batches=16" in text
+    assert "+turnkey/preset=gigpo_alfworld_1.5b sets turnkey.update.mini_batches=16 and" in text
+    assert "'turnkey.rewards=[{name: step, weight: 10}]'" in text
+
+
+def test_rewards_that_are_the_presets_are_not_named():
+    text = advice(256, rewards=[{"name": "step", "weight": 10}])
+    assert "gigpo_alfworld_1.5b sets turnkey.update.mini_batches=16" in text
+    assert "turnkey.rewards" not in text
+
+
+def test_a_method_without_a_preset_gets_the_number_alone():
+    text = advice(256, method="rebn")
+    assert "turnkey.update.mini_batches=16" in text
+    assert "preset" not in text
+
+
+@pytest.mark.parametrize(("size", "number"), [(17, 248), (64, 66), (2112, 2)])
+def test_the_number_is_that_of_the_optimizer_steps(size, number):
+    assert f"set turnkey.update.mini_batches={number} " in advice(size)
+
+
+def test_a_row_of_several_turns_is_counted_once():
+    conversation = RolloutConfig(prompt="conversation")
+    assert "have about 128: set turnkey.update.mini_batches=2 " in advice(64, rollout=conversation)
+    assert advice(128, rollout=conversation) == ""
+    assert "have about 128" in advice(64, loops=("tool_agent",))
+
+
+@pytest.mark.parametrize(
+    ("size", "update"),
+    [
+        (16, UpdateConfig()),
+        (8, UpdateConfig()),
+        (4224, UpdateConfig()),  # a whole batch of rows
+        (256, UpdateConfig(mini_batches=4)),
+        (256, UpdateConfig(order="reverse_turns")),
+    ],
+)
+def test_nothing_is_said_where_both_ways_to_count_agree_or_the_number_is_set(size, update):
+    assert advice(size, update=update) == ""
+
+
+# --- What the probe sees of an environment's columns ------------------------------------------------------------------
+class Says:
+    """In place of the process: each answer has the next of the ``columns``, and refuses the action if it says so."""
+
+    def __init__(self, columns: list[str]) -> None:
+        self.columns, self.t = columns, 0
+
+    async def call(self, method: str, *_: Any) -> Any:
+        names = self.columns[self.t].split()
+        info = {"admissible": None, "extra": dict.fromkeys(names, 1.0), "invalid": "refused" in names}
+        self.t += method != "load"
+        return ("a room", info) if method == "start" else ("a room", 0.0, self.t == len(self.columns), False, info)
+
+    async def retire(self, seconds: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        (["role", "score"], {"role", "score"}),  # the state of the only step, and its answer
+        (["", "role score"], {"score"}),
+        (["role", "role score", "score"], {"role", "score"}),
+        (["role", "score", "role score"], {"score"}),
+        (["role", "role score", "role"], {"role"}),
+        (["role", "refused role", "role score"], {"role", "score"}),
+        (["role", "score", "refused", "score"], {"score"}),
+        (["role", "refused", "refused"], None),
+    ],
+)
+def test_columns_are_those_that_a_method_gets_on_every_step(monkeypatch: pytest.MonkeyPatch, columns, expected):
+    """Of the state before the step and of the answer to it; a batch has a column only if all of its steps have it."""
+
+    async def spawn(modules: Any) -> Says:
+        return Says(columns)
+
+    monkeypatch.setattr(probe.ProcessWorker, "spawn", spawn)
+    assert asyncio.run(probe.play(TurnkeyConfig(), Task("own/Says-v0", 3), {"role"}))[2] == expected
+
+
+class Players(Says):
+    """Names whose move it is; the ``columns`` are the roles."""
+
+    async def call(self, method: str, *_: Any) -> Any:
+        role = self.columns[self.t]
+        info = {"admissible": None, "extra": {"role": role} if role else {}, "invalid": False, "task": ""}
+        self.t += method != "load"
+        return ("a room", info) if method == "start" else ("a room", 0.0, self.t == len(self.columns), False, info)
+
+
+@pytest.mark.parametrize(
+    ("roles", "rollout", "refused"),
+    [
+        (["a", "b", "a"], {}, True),
+        (["", "a", "", "b", ""], {}, True),
+        (["a", "b", "a"], {"prompt": "conversation", "history": 0}, True),
+        (["a", "b", "a"], {"history": 0}, False),
+        (["a", "b", "a"], {"history": 0, "summary": "own:short"}, True),
+        (["a", "a", "b"], {}, False),  # the state after the last step is in no prompt
+        (["a", "a", "a"], {}, False),
+    ],
+)
+def test_roles_with_one_memory_are_refused(monkeypatch: pytest.MonkeyPatch, roles, rollout, refused: bool):
+    async def spawn(modules: Any) -> Players:
+        return Players(roles)
+
+    monkeypatch.setattr(probe.ProcessWorker, "spawn", spawn)
+    play = probe.play(TurnkeyConfig(rollout=RolloutConfig(**rollout)), Task("own/Players-v0", 3))
+    if not refused:
+        asyncio.run(play)
+        return
+    with pytest.raises(Refusal, match=r"several roles: 'a' and 'b' .*turnkey\.rollout\.history=0") as error:
+        asyncio.run(play)
+    assert error.value.id == "roles-share-memory"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "extra", "truth", "lacks"),
+    [
+        ("probe", {}, None, True),
+        ("probe", {"gold_answer": "Paris"}, None, False),
+        ("probe", {}, "Paris", False),
+        ("probe_gold", {}, "", True),
+        ("probe_gold", {"gold_answers": ["Paris"]}, "", False),
+        ({"name": "probe", "reward": {"name": "outcome"}}, {}, None, False),
+        ("vine", {}, None, False),
+        ("independent", {}, None, False),
+    ],
+)
+def test_a_task_without_the_right_answer_that_a_strategy_needs(
+    tmp_path: Path, monkeypatch, strategy, extra, truth, lacks
+):
+    file = f"{tmp_path}/tasks.parquet"
+    row = {COLUMN: Task("own/Says-v0", 3).to_json()}
+    pd.DataFrame([row if truth is None else {**row, "reward_model": {"ground_truth": truth}}]).to_parquet(file)
+
+    async def play(*_: Any) -> Any:
+        return "a room", {"task": "t", "admissible": None, "extra": extra}, {"score"}
+
+    monkeypatch.setattr(probe, "play", play)
+    config = OmegaConf.create(
+        {"algorithm": {"adv_estimator": "gae"}, "actor_rollout_ref": {"model": {"path": "none/here"}}}
+    )
+    turnkey = TurnkeyConfig(rollout=RolloutConfig(strategy=strategy))
+    if not lacks:
+        assert probe.probe(config, turnkey, file) == {"score"}
+        return
+    with pytest.raises(ConfigError, match="the task has no right answer") as error:
+        probe.probe(config, turnkey, file)
+    assert f"turnkey.rollout.strategy={strategy} " in str(error.value)

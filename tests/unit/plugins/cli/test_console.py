@@ -1,7 +1,5 @@
 """What `turnkey train` shows of what a run prints."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

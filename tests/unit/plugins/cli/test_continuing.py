@@ -1,7 +1,5 @@
 """A second `turnkey train` into a run's folder continues the run, or says that it has ended."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

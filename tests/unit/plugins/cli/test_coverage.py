@@ -1,7 +1,5 @@
 """Names of papers: what they are called here is registered, and what is called absent is not ours."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What ``turnkey doctor`` makes of what it found; the looking itself is a contract test."""
 
-from __future__ import annotations
-
 import json
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """``turnkey eval``: what it refuses before it writes anything, and which tasks it plays."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest
@@ -82,13 +80,10 @@ def test_tasks_that_are_none(tmp_path, tasks):
         evaluate.task_file(tasks, launch.resolve("frozenlake"), tmp_path)
 
 
-def test_sampling_without_options_is_that_of_training():
+def test_sampling_is_that_of_training_and_the_recipe_that_of_the_line():
     assert evaluate._sampling(False, None, 4) == []
     assert evaluate._sampling(False, 0.5, 4) == ["actor_rollout_ref.rollout.temperature=0.5"]
     assert "actor_rollout_ref.rollout.temperature=0" in evaluate._sampling(True, None, 1)
-
-
-def test_the_recipe_of_a_launch_line_is_taken_over():
     line = ["+turnkey=gigpo", "turnkey.credit.gamma=0.9"]
     assert evaluate._method(line) == ("gigpo", ["turnkey.credit.gamma=0.9"], [])
 

@@ -1,7 +1,5 @@
 """``turnkey list methods NAME``."""
 
-from __future__ import annotations
-
 import pytest
 from typer.testing import CliRunner
 

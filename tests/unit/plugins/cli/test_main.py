@@ -1,7 +1,5 @@
 """The command ``turnkey``: its list of commands, and what it refuses before it writes anything."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -127,17 +125,13 @@ def test_a_module_is_advised_by_the_option_of_the_command(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("command", ["methods", "modifiers", "losses", "keys", "envs", "presets"])
-def test_tables_are_for_a_terminal_or_for_a_page(command):
+def test_lists_are_for_a_terminal_for_a_page_or_json_for_scripts(command):
     output = CliRunner().invoke(app, ["list", command], catch_exceptions=False).output
     page = CliRunner().invoke(app, ["list", command, "--markdown"], catch_exceptions=False).output
     assert page.startswith("| ")
     assert "|---|" in page
     assert "|" not in output
     assert max(map(len, output.splitlines())) <= 190
-
-
-@pytest.mark.parametrize("command", ["methods", "modifiers", "losses", "keys", "envs", "presets"])
-def test_lists_are_json_for_scripts(command):
     rows = json.loads(CliRunner().invoke(app, ["list", command, "--json"], catch_exceptions=False).output)
     page = CliRunner().invoke(app, ["list", command, "--markdown"], catch_exceptions=False).output
     assert len(rows) == len(page.splitlines()) - 2

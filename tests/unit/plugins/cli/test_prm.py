@@ -1,7 +1,5 @@
 """``turnkey prm data`` and ``turnkey prm eval``."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The recipe files against the dataclasses whose parameters they hold."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any

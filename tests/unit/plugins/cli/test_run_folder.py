@@ -1,7 +1,5 @@
 """The folder of a run as an argument: what is read from it, and what an evaluation takes from there."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

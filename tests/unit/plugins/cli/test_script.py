@@ -1,7 +1,5 @@
 """`turnkey check launch.sh` checks the words that bash passes to verl's main program, and nothing else happens."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,7 @@
 """What a launch line says, before Hydra reads it."""
 
-from __future__ import annotations
-
+import json
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -9,127 +9,38 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from typer.testing import CliRunner
 from write_tables import COMBINED, names
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.config import presets
 from verl_turnkey.plugins.config.command_line import check, program, refuse
-from verl_turnkey.plugins.config.presets import read
+from verl_turnkey.plugins.config.leaves import every
+from verl_turnkey.plugins.config.overrides import override, read, values
+from verl_turnkey.plugins.config.resolve import absolute_paths
+from verl_turnkey.plugins.config.roles import Leaf
 
-# line -> words of the message
-REFUSED = {
-    "+turnky=gigpo": ["'turnky'", "+turnkey=gigpo"],
-    "+Turnkey=gigpo": ["'Turnkey'", "+turnkey=gigpo"],
-    "turnky=gigpo": ["'turnky'", "+turnkey=gigpo"],
-    "+verl_turnkey=gigpo": ["'verl_turnkey'", "+turnkey=gigpo"],
-    "+trunkey/env=babyai": ["'trunkey'", "+turnkey/env=babyai"],
-    "+turnkey=gigpo turnky.credit.gamma=0.9": ["'turnky'", "did you mean turnkey.credit.gamma=0.9"],
-    "turnkey=gigpo": ["+turnkey=gigpo"],
-    "++turnkey=gigpo": ["+turnkey=gigpo", "one plus"],
-    "+turnkey=gigop": ["'gigop'", "'gigpo'", "choices: a_grae, base, ", ", gigpo, "],
-    "+turnkey=grpo": ["grpo is grpo_steps here", "+turnkey=base algorithm.adv_estimator=grpo"],
-    "+turnkey=gtpo": ["no method 'gtpo'; gtpo is turn_norm here: +turnkey=turn_norm (`turnkey list methods gtpo`"],
-    "+turnkey=igpo": ["is information_gain with the strategy", "turnkey.rollout.strategy=probe_gold"],
-    "+turnkey=vineppo": ["progress with the strategy vine", "turnkey.credit.alpha=0"],
-    "+turnkey=mt-grpo": ["turnkey.credit.rule=mt_grpo"],
-    "+turnkey=empg": ["empg is the modifier empg here", "'turnkey.credit.modify=[empg]'"],
-    "+turnkey=portool": ["is not here, the closest is tree"],
-    "+turnkey=gigpo +turnkey/loss=sorl": ["no loss 'sorl'; sorl is the loss st_ppo here", "+turnkey/loss=st_ppo"],
-    "+turnkey=rloo": ["'rloo'", "+turnkey=base algorithm.adv_estimator=rloo"],
-    "+turnkey=gigpo +turnkey/env=babyi": ["+turnkey/env=babyi", "'babyai'", "turnkey.env.id", "choices: alfworld"],
-    "+turnkey=gigpo +turnkey/modifier=rlds": ["there is no modifier 'rlds'", "'rlsd'"],
-    "+turnkey/modifier=rlsd +turnkey=gigpo": ["write +turnkey=gigpo before +turnkey/modifier=rlsd"],
-    "+turnkey=gigpo +turnkey/modifier=rlsd turnkey.credit.modify=[empg]": [
-        "turnkey.credit.modify=[empg] replaces the modifier of +turnkey/modifier=rlsd",
-        "list them all in turnkey.credit.modify",
-    ],
-    "+turnkey=gigpo +turnkey/loss=turn_ration": ["there is no loss 'turn_ration'", "'turn_ratio'"],
-    "+turnkey=gigpo +turnkey/enviroment=babyai": ["'turnkey/enviroment'", "'turnkey/env'"],
-    "+turnkey=[gigpo,hgpo]": ["+turnkey=[gigpo,hgpo]", "one choice at a time"],
-    "+turnkey=gigpo +turnkey=hgpo": ["+turnkey=gigpo and +turnkey=hgpo", "one method at a time"],
-    "+turnkey/env=babyai +turnkey=gigpo": ["write +turnkey=gigpo before +turnkey/env=babyai"],
-    "+turnkey/loss=psft +turnkey=gigpo": ["write +turnkey=gigpo before +turnkey/loss=psft"],
-    "+turnkey/preset=gigpo_webshop_7b +turnkey=gigpo": ["write +turnkey=gigpo before +turnkey/preset=gigpo_webshop_7b"],
-    "+turnkey=gigpo +turnkey/preset=gigpo_webshop_7b +turnkey/env=webshop": [
-        "write +turnkey/env=webshop before +turnkey/preset=gigpo_webshop_7b"
-    ],
-    "+turnkey=hdpo +turnkey/preset=hdpo_tools_8b +turnkey/loss=hdpo": ["write +turnkey/loss=hdpo before"],
-    "+turnkey=gigpo +turnkey/preset=gigpo_webshop_8b": ["there is no preset 'gigpo_webshop_8b'", "'gigpo_webshop_7b'"],
-    "+turnkey=gigpo algorithm.adv_estimator=grpo": [
-        "drop algorithm.adv_estimator=grpo to train gigpo",
-        "+turnkey=base algorithm.adv_estimator=grpo to train grpo",
-    ],
-    "algorithm.adv_estimator=rebn +turnkey=gigpo": ["drop algorithm.adv_estimator=rebn", "+turnkey=rebn to train rebn"],
-    "+turnkey=gigpo algorithm.gigpo.mode=mean_norm": ["algorithm.gigpo.mode", "turnkey.credit.norm"],
-    "+turnkey=gigpo +algorithm.gigpo.enable_similarity=true": ["turnkey.credit.similarity"],
-    "+turnkey=gigpo +actor_rollout_ref.actor.invalid_action_penalty_coef=0.1": [
-        "turnkey.rollout.invalid_action_penalty"
-    ],
-    "+turnkey=gigpo env.max_steps=50": ["turnkey.rollout.max_turns"],
-    "+turnkey=gigpo env.resources_per_worker.num_cpus=0.1": ["turnkey.env.hosts"],
-    "+turnkey=gigpo +agent_proxy.max_turn=5": ["turnkey.rollout.max_turns"],
-    "+turnkey=gigpo turnkey.rollout.histori=3": ["turnkey.rollout.histori: unknown key", "'history'"],
-    "+turnkey=gigpo turnkey.rollout.max_steps=3": ["turnkey.rollout.max_steps", "'max_turns'"],
-    "+turnkey=gigpo turnkey.enviroment.id=x": ["turnkey.enviroment", "Known keys: agent, credit, env,"],
-    "+turnkey=gigpo turnkey.credit.gama=0.9": ["turnkey.credit.gama", "'gamma'"],
-    "+turnkey=gigpo turnkey.credit.mode=mean": ["turnkey.credit.mode", "'norm'"],
-    "+turnkey=gigpo turnkey.credit.weights=code": ["turnkey.credit.weights: gigpo has no such parameter; hgpo has it"],
-    "+turnkey=gigpo +turnkey.env=frozenlake": ["+turnkey.env=frozenlake", "write +turnkey/env=frozenlake"],
-    "+turnkey=gigpo ++turnkey.preset=gigpo_webshop_7b": ["write +turnkey/preset=gigpo_webshop_7b"],
-    "+turnkey=gigpo max_turns=4": ["max_turns=4: turnkey.rollout.max_turns"],
-    "+turnkey=gigpo turnkey.rollout=null": ["turnkey.rollout=null drops", "turnkey.rollout.<key>"],
-    "+turnkey=gigpo turnkey.device=cpu": ["write +turnkey/device=cpu"],
-    "+turnkey=gigpo +turnkey/env=babyai +turnkey/env=babyai": ["one environment at a time"],
-    "+turnkey=gigpo turnkey.env.kwargs.size=4": ["'size'", "needs a plus: +turnkey.env.kwargs.size=4"],
-    "+turnkey=gigpo +turnkey/env=babyai turnkey.env.kwargs.levl=x": ["'levl'; did you mean 'level'?"],
-    "+turnkey=gigpo --config-name=ppo_trainer trainer.nnodes=1": [
-        "--config-name=ppo_trainer stands between overrides",
-        "before +turnkey=gigpo or after trainer.nnodes=1",
-    ],
-    "+turnkey=gigpo -cn ppo_trainer --config-dir=x trainer.nnodes=1": ["write -cn, --config-dir=x before"],
-    "+turnkey=gigpo +turnkey/loss=psft turnkey.loss.tau=1": ["turnkey.loss.tau: psft has no such parameter"],
-}
-
-LINES_THAT_PASS = [
-    "",
-    "data.train_batch_size=4 algorithm.adv_estimator=grpo +my.key=1 ~trainer.logger",
-    "+env.seed=3 +trainer.turn=1 +turn.key=2 tunnel=3",  # nothing of ours: none of our business
-    *(f"+turnkey={name} algorithm.adv_estimator={name}" for name in names() if name != "base"),
-    "+turnkey=gigpo algorithm.adv_estimator=turnkey/gigpo",
-    "+turnkey=gigpo +turnkey/env=alfworld +turnkey/preset=gigpo_alfworld_1.5b +turnkey/device=cpu trainer.test_freq=1",
-    "+turnkey=gigpo algorithm.adv_estimator=grpo algorithm.adv_estimator=gigpo",  # Hydra takes the last
-    "+turnkey=base algorithm.adv_estimator=grpo",
-    "+turnkey=gigpo +turnkey/loss=sdar +turnkey/modifier=rlsd turnkey.teacher.source=gold_answer",
-    "+turnkey/device=cpu +turnkey=gigpo +turnkey/env=babyai +turnkey/loss=psft",
-    "+turnkey=gigpo +turnkey.env.kwargs.anything=1 turnkey.rewards=[{name:step}] +turnkey.env.kwargs.more=2",
-    "+turnkey=hgpo turnkey.credit.weights=code +turnkey/loss=turn_ratio turnkey.loss.ratio=product",
-    "+turnkey=gigpo +turnkey/env=babyai turnkey.env.kwargs.level=x ++turnkey.env.kwargs.more=1",
-    "+turnkey=gigpo +turnkey/env=alfworld +turnkey/preset=gigpo_alfworld_7b turnkey.env.kwargs.split=train",
-    "+turnkey=gigpo +turnkey.env.kwargs={size:4} turnkey.env.kwargs.size=5 turnkey.env={id:x}",
-    "+turnkey=gigpo +max_turns=4",
-    "+turnkey=gigpo turnkey.rollout.summary=null turnkey.rollout.stop=null",
-    "--config-name=ppo_trainer +turnkey=gigpo trainer.nnodes=1",
-    "+turnkey=gigpo trainer.nnodes=1 --config-name=ppo_trainer",
-    # groups and keys of the user's own files
-    "--config-name=mine +turnkey=gigpo turnkey.env.kwargs.mine=1",
-    "--config-name=mine turnkey=hgpo turnkey.mine=1",
-    "+turnkey=mine hydra.searchpath=[file:///recipes]",
-    "turnkey.credit.gamma=0.9",
-    "+turnkey=gigpo turnkey.credit.modify=[{name:a_grae,alpha:0.5}]",
-]
+LINES = yaml.safe_load((Path(__file__).parents[3] / "data" / "command_lines.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("line", REFUSED)
+@pytest.mark.parametrize("line", LINES["refused"])
 def test_refused(line):
     with pytest.raises(ConfigError) as error:
         check(line.split())
-    for word in REFUSED[line]:
+    for word in LINES["refused"][line]:
         assert word in str(error.value)
 
 
-@pytest.mark.parametrize("line", LINES_THAT_PASS)
+OF_METHODS = [f"+turnkey={name} algorithm.adv_estimator={name}" for name in names() if name != "base"]
+
+
+@pytest.mark.parametrize("line", [*LINES["passes"], *OF_METHODS])
 def test_passes(line):
     check(line.split())
 
@@ -151,7 +62,7 @@ def test_the_choices_of_a_method_stand_after_what_is_wrong():
     assert choices == f"choices: {', '.join(sorted([*names(), *COMBINED]))}"
 
 
-def test_refuse_ends_with_the_message_alone(monkeypatch, capsys):
+def test_refuse_ends_with_the_message_alone_or_shows_everything(monkeypatch, capsys):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     with pytest.raises(SystemExit) as exit:
         refuse(["+turnky=gigpo"])
@@ -159,9 +70,6 @@ def test_refuse_ends_with_the_message_alone(monkeypatch, capsys):
     assert (
         capsys.readouterr().err == "verl-turnkey: +turnky=gigpo: there is no 'turnky'; did you mean +turnkey=gigpo?\n"
     )
-
-
-def test_refuse_shows_everything_when_asked(monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(ConfigError):
         refuse(["+turnky=gigpo"])
@@ -189,7 +97,7 @@ def test_turnkey_train_leaves_to_a_preset_what_it_sets():
     keys = {word.lstrip("+").partition("=")[0] for word in words}
     own = {"actor_rollout_ref.rollout.gpu_memory_utilization", "trainer.total_training_steps", "trainer.test_freq"}
     assert own <= keys
-    preset = {setting.key for setting in read("gigpo_search_7b").settings}
+    preset = {setting.key for setting in presets.read("gigpo_search_7b").settings}
     assert (keys & preset) - own == {"actor_rollout_ref.actor.optim.lr", "trainer.total_epochs", "trainer.save_freq"}
     assert "turnkey.rollout.max_tokens_per_turn" not in keys
     assert "trainer.total_training_steps=7" in words
@@ -245,3 +153,172 @@ def test_misspellings_beside_own_configuration_files_are_told_from_own_choices(t
     (tmp_path / "my.yaml").write_text("hydra: {searchpath: [file:///elsewhere]}\n")  # whose groups are not known here
     if words == ["+turnkey=gigpoo"]:
         check(["--config-path", str(tmp_path), *words])
+
+
+# --- What is written as an override is what Hydra reads back ----------------------------------------------------------
+HARD = "=(){}[],'\" &#;!~$\\:*?%|<>`éß日.-+@/ab01\n\t"
+TEXTS = st.one_of(
+    st.text(st.one_of(st.sampled_from(HARD), st.characters(codec="utf-8", exclude_characters="\0")), max_size=12),
+    st.sampled_from(["null", "true", "False", "nan", "-1", "1e5", "${a}", r"\${a}", "a,b", "glob(*)", ""]),
+)
+PLAIN = st.one_of(TEXTS, st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False))
+VALUES = st.one_of(PLAIN, st.lists(PLAIN, max_size=3), st.lists(st.lists(PLAIN, max_size=2), max_size=2))
+
+
+def as_a_run_sees_it(word: str) -> Any:
+    tree: Any = OmegaConf.to_container(OmegaConf.create({"value": read(word)[1]}), resolve=True)
+    return tree["value"]
+
+
+@given(VALUES)
+@example("ends with \\")
+@example("""both ' and " and \\' and \\\\" """)
+@example(r"\\${a}")
+def test_hydra_reads_back_what_was_meant(value):
+    word = override("+a.key", value)
+    assert read(word)[0] == "a.key"
+    assert as_a_run_sees_it(word) == value
+    assert type(as_a_run_sees_it(word)) is type(value)
+
+
+@given(TEXTS)
+def test_a_path_is_its_text(text):
+    path = Path("/", text)
+    assert as_a_run_sees_it(override("key", [path])) == [str(path)]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("/data/runs-1.2/a_b", "/data/runs-1.2/a_b"),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("a b", '"a b"'),
+        ("true", '"true"'),
+        (True, "true"),
+        (1e-6, "1e-6"),
+        (["console", "file"], "[console,file]"),
+        (["/a,b/env.py"], '["/a,b/env.py"]'),
+    ],
+)
+def test_quotes_only_where_they_are_needed(value, text):
+    assert override("key", value) == f"key={text}"
+
+
+def test_what_hydra_cannot_read_is_named():
+    with pytest.raises(ConfigError, match=r"key=\[a: Hydra cannot read this override"):
+        read("key=[a")
+
+
+def test_the_values_of_a_key_in_their_order():
+    assert values(["a.b=1", "++a.b='x y'", "a.bc=3", "--config-name=a.b"], "a.b") == [1, "x y"]
+
+
+def test_turnkey_train_writes_no_path_that_hydra_reads_otherwise():
+    folder = Path("/home/é (x), [y] {z}='q' \"d\" & #;!~/it")
+    played = launch.Played("turnkey/MiniGrid-v0", module=folder / "a,b.py")
+    lines = launch.overrides(
+        played, model=str(folder), method="gigpo", device="cpu", gpus=1, steps=1, tasks=folder, out=folder
+    )
+    (words,) = [[word for line in lines for word in line]]
+    assert as_a_run_sees_it(next(w for w in words if w.startswith("turnkey.modules="))) == [str(folder / "a,b.py")]
+    for key in ("actor_rollout_ref.model.path", "trainer.default_local_dir", "hydra.run.dir"):
+        assert values(words, key)[-1].startswith(str(folder))
+
+
+def test_overrides_of_the_user_are_read_as_hydra_reads_them():
+    further = ["turnkey.env.kwargs.level='a b'", "+turnkey.env.kwargs.more={size: 3}", "turnkey.env.kwargs.more.size=4"]
+    kwargs = launch.resolve("turnkey/FrozenLake-v0", further).kwargs
+    assert {"level": "a b", "more": {"size": 4}}.items() <= kwargs.items()
+
+
+# --- A configuration is composed for the words alone, whatever the arguments of the program are -----------------------
+CODE = """
+import sys
+from verl_turnkey.plugins.config.composing import composed
+config = composed(["+turnkey=gigpo"])
+print(config.algorithm.adv_estimator, sys.argv[1:])
+"""
+
+
+def test_arguments_of_the_program_are_no_launch_line():
+    arguments = ["+turnkey=nosuch", "turnkey.rollout.max_turn=3"]
+    done = subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"gigpo {arguments}"
+
+
+# --- What a field of the configuration is: every one says it, and paths are made absolute by it -----------------------
+OWN = {"name": "mine.py:reward", "file": "part one"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (OWN, {**OWN, "name": "{here}/mine.py:reward"}),
+        ({"name": "arena", "compare": "mine.py:better"}, {"name": "arena", "compare": "{here}/mine.py:better"}),
+        ({"name": "verl", "path": "mine.py"}, {"name": "verl", "path": "{here}/mine.py"}),
+        ({"name": "judge", "cache": "kept"}, {"name": "judge", "cache": "{here}/kept"}),
+        ({"name": "contrastive", "file": "b.json"}, {"name": "contrastive", "file": "{here}/b.json"}),
+        ({"name": "arena", "compare": "package.module:better"}, None),
+        ({"name": "verl", "path": "file:///there/mine.py"}, None),
+        ({"name": "judge", "cache": "s3://kept"}, None),
+    ],
+)
+def test_those_of_a_component_stay_right_in_other_folders(tmp_path, monkeypatch, entry, expected):
+    """Of the episode's rewards, and of the one by which a strategy judges answers."""
+    monkeypatch.chdir(tmp_path)
+    strategy = {"name": "probe", "reward": entry}
+    config = OmegaConf.create({"turnkey": {"rewards": [{"name": "step"}, entry], "rollout": {"strategy": strategy}}})
+    change = absolute_paths(config)
+    assert (change is None) == (expected is None)
+    there = {key: value.format(here=tmp_path) for key, value in (expected or entry).items()}
+    assert OmegaConf.to_container(config.turnkey) == {
+        "rewards": [{"name": "step"}, there],
+        "rollout": {"strategy": {"name": "probe", "reward": there}},
+    }
+
+
+def test_every_field_says_what_it_is():
+    """A new field is annotated, as ``Played[...]``; without a use no list that loops over fields would know of it."""
+    lacking = [key for key, leaf in every().items() if leaf.use is None]
+    assert not lacking, f"say what these decide, with the words of plugins/config/roles.py: {', '.join(lacking)}"
+    assert len(every()) > 130
+    assert Leaf.of("turnkey.x", int | None).use is None
+
+
+PAD = {"command": "python", "args": ["serve.py", "gone.py"], "cwd": None}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "absolute"),
+    [
+        ("turnkey.mcp.servers", "mcp.json", "{here}/mcp.json"),
+        ("turnkey.mcp.servers", {"pad": PAD}, {"pad": {**PAD, "args": ["{here}/serve.py", "gone.py"]}}),
+        ("turnkey.mcp.servers", {"pad": {**PAD, "cwd": "x"}}, {"pad": {**PAD, "cwd": "{here}/x"}}),
+        ("turnkey.agent.readable", ["tools", "/usr/lib"], ["{here}/tools", "/usr/lib"]),
+        ("turnkey.agent.run", "serve.py:play", "{here}/serve.py:play"),
+        ("turnkey.agent.run", ["python", "serve.py"], ["python", "serve.py"]),
+        ("turnkey.prm.path", "model", "{here}/model"),
+        ("turnkey.prm.path", "some/name", "some/name"),
+        ("turnkey.teacher.source", {"name": "serve.py:text"}, {"name": "{here}/serve.py:text"}),
+        ("turnkey.rollout.template", "default", "default"),
+        ("turnkey.rollout.template", "serve.py", "{here}/serve.py"),
+        ("turnkey.rollout.examples", [{"observation": "serve.py", "action": "x"}], None),
+        ("turnkey.env.kwargs", {"data": "model", "name": "model"}, {"data": "{here}/model", "name": "model"}),
+        ("turnkey.log.trajectories", "~/log", "{home}/log"),
+        ("actor_rollout_ref.rollout.multi_turn.tool_config_path", "serve.py", "{here}/serve.py"),
+        ("actor_rollout_ref.rollout.multi_turn.tool_config_path", "of/verl.yaml", "of/verl.yaml"),
+    ],
+)
+def test_paths_are_absolute_for_workers_elsewhere(tmp_path, monkeypatch, key, value, absolute):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/somewhere")
+    (tmp_path / "model").mkdir()
+    for name in ("serve.py", "default"):
+        (tmp_path / name).touch()
+    config = OmegaConf.create({})
+    OmegaConf.update(config, key, value)
+    absolute_paths(config)
+    expected = json.dumps(absolute or value).replace("{here}", str(tmp_path)).replace("{home}", "/somewhere")
+    left = OmegaConf.select(config, key)
+    assert (OmegaConf.to_container(left) if OmegaConf.is_config(left) else left) == json.loads(expected)

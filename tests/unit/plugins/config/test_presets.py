@@ -1,7 +1,7 @@
 """Published settings: every value says where it is from, and the reader reads what YAML does."""
 
-from __future__ import annotations
-
+import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
-from verl_turnkey.advantage import estimators
+from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.losses import losses
-from verl_turnkey.plugins.config import presets
-from verl_turnkey.plugins.config.recipe_files import config_dir
+from verl_turnkey.plugins.config import machine, presets
+from verl_turnkey.plugins.config.recipe_files import config_dir, leaves
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, credit_modify, credit_params, estimator_of, turnkey_config
 
 NAMES = presets.names()
 #: Of the machine, of the user's folders, or of neither paper nor method.
@@ -29,7 +31,7 @@ def flat(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_value_has_a_source(name):
+def test_a_preset(name):
     preset = presets.read(name)
     words = {*preset.sources, presets.CONVERTED, presets.REQUIRED}
     for setting in preset.settings:
@@ -38,35 +40,20 @@ def test_each_value_has_a_source(name):
             f"{name}.yaml, {setting.key}: expected a comment that begins with one of {sorted(words)}, "
             f"as `# script`, not {setting.source!r}"
         )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_source_is_used_and_says_what_it_is(name):
-    preset = presets.read(name)
     sources = " ".join(setting.source for setting in preset.settings)
     for word, text in preset.sources.items():
         assert re.search(rf"\b{word}\b", sources), f"{name}.yaml explains {word!r}, which no value names"
         assert re.search(r"arXiv:\d{4}\.\d{5}", text) if word == "paper" else True
         assert re.search(r"[\w.-]+/[\w./-]+ at [0-9a-f]{8}\b", text) if word == "script" else True
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_reader_reads_what_yaml_does(name):
     tree = yaml.safe_load((presets.folder() / f"{name}.yaml").read_text(encoding="utf-8"))
     tree.pop("defaults", None)
     node = tree["turnkey"].pop("preset")
-    preset = presets.read(name)
     assert node["name"] == name
     settings = {setting.key: setting.value for setting in preset.settings}
     assert dict(flat(tree)).items() <= settings.items()
     base = presets.read(preset.base).settings if preset.base else ()
     assert settings.keys() == dict(flat(tree)).keys() | {setting.key for setting in base}
     assert {key: value for key, value in node.items() if key != "name"}.items() <= vars(preset).items()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_a_preset_is_for_is_there(name):
-    preset = presets.read(name)
     assert preset.title
     assert preset.method in estimators()
     assert preset.loss is None or preset.loss in losses()
@@ -136,3 +123,165 @@ def test_a_line_that_is_none_is_named(own):
     (own / "mine.yaml").write_text(f"{FILE}list:\n- 1\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"mine\.yaml: expected .* not '- 1'"):
         presets.read("mine")
+
+
+# --- Values of configuration files by their whole key -----------------------------------------------------------------
+def test_what_is_missing_or_leads_nowhere_is_left_out():
+    node = OmegaConf.create(
+        {"a": 1, "lost": "${not.there}", "b": {"todo": "???", "c": [1, 2], "same": "${a}"}, "none": None}
+    )
+    assert dict(leaves(node)) == {"a": 1, "b.c": [1, 2], "b.same": 1, "none": None}
+
+
+# --- What the node ``turnkey:`` takes at the edges of its ranges, and under which names methods are found -------------
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"rollout": {"history": 0, "invalid_action_penalty": 0.0, "max_turns": 1, "max_tokens_per_turn": 1}},
+        {"env": {"hosts": 1, "restarts": 0, "step_timeout": 0.1}},
+        {"update": {"mini_batches": 1, "ratio_clip": 0.99}},
+        {"log": {"share": 0.0, "episodes_per_step": 1, "keep_texts": 1}},
+        {"log": {"share": 1.0, "episodes_per_step": None, "keep_texts": None}},
+        {"update": {"order": "reverse_turns", "mini_batches": None}},
+        {"groups": {"keep": 0.01, "keep_by": "spread"}},
+    ],
+)
+def test_what_is_just_possible(node):
+    parsed = turnkey_config({"turnkey": node})
+    for part, values in node.items():
+        assert {key: getattr(getattr(parsed, part), key) for key in values} == values
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("rollout", "history", -1),
+        ("rollout", "invalid_action_penalty", -0.1),
+        ("rollout", "max_turns", 0),
+        ("rollout", "stop", [""]),
+        ("rollout", "max_tokens_per_turn", 0),
+        ("env", "hosts", 0),
+        ("env", "restarts", -1),
+        ("env", "step_timeout", 0.0),
+        ("env", "reset_timeout", 0.0),
+        ("update", "mini_batches", 0),
+        ("log", "share", -0.1),
+        ("log", "share", 1.1),
+        ("log", "episodes_per_step", 0),
+        ("log", "keep_texts", 0),
+        ("update", "ratio_clip", 0.0),
+        ("update", "ratio_clip", 1.0),
+        ("groups", "keep", 0.0),
+        ("groups", "keep", 1.01),
+        ("groups", "n_low", 0),
+        ("groups", "n_high", 0),
+        ("groups", "hint_high", 1.1),
+        ("groups", "hint_low", 0.1),
+        ("groups", "decay", -0.1),
+        ("groups", "decay", 1.1),
+    ],
+)
+def test_what_is_just_not(part, key, value):
+    with pytest.raises(ConfigError, match=rf"^turnkey\.{part}\.{key}: expected .*, got {re.escape(str(value))}$"):
+        turnkey_config({"turnkey": {part: {key: value}}})
+
+
+def test_what_excludes_each_other():
+    with pytest.raises(ConfigError, match=r"^turnkey\.update\.mini_batches: expected null with order=reverse_turns"):
+        turnkey_config({"turnkey": {"update": {"order": "reverse_turns", "mini_batches": 2}}})
+    with pytest.raises(ConfigError, match=r"^turnkey\.groups\.keep_by: expected groups with keep=1, got 'spread'"):
+        turnkey_config({"turnkey": {"groups": {"keep_by": "spread"}}})
+
+
+@pytest.mark.parametrize("name", ["gigpo", "turnkey/gigpo"])
+def test_an_estimator_is_ours_under_both_names(name):
+    config = {"algorithm": {"adv_estimator": name}}
+    assert estimator_of(config).name == "gigpo"
+    assert credit_params(config, TurnkeyConfig(credit={"gamma": 0.5})).gamma == 0.5
+
+
+def test_modifiers_are_no_parameters_of_the_method():
+    config = {"algorithm": {"adv_estimator": "gigpo"}}
+    turnkey = TurnkeyConfig(credit={"gamma": 0.5, "modify": [{"name": "a_grae", "alpha": 0.5}, "empg"]})
+    assert credit_params(config, turnkey).gamma == 0.5
+    assert [modifier.spec.name for modifier in credit_modify(config, turnkey)] == ["a_grae", "empg"]
+    assert credit_modify(config, turnkey)[0].params.alpha == 0.5
+    assert credit_modify(config, TurnkeyConfig()) == ()
+    with pytest.raises(
+        ConfigError, match=r"turnkey\.credit\.modify\[0\]: unknown modifier 'a_gra'; did you mean 'a_grae'"
+    ):
+        credit_modify(config, TurnkeyConfig(credit={"modify": ["a_gra"]}))
+
+
+def test_an_estimator_of_verls_is_not():
+    config = {"algorithm": {"adv_estimator": "grpo"}}
+    assert estimator_of(config) is None
+    assert credit_modify(config, TurnkeyConfig(credit={"modify": ["empg"]})) == ()
+    assert credit_params(config, TurnkeyConfig(credit={"gamma": 0.5})) is None
+
+
+# --- What the CPU's configuration chooses by machine and model --------------------------------------------------------
+@pytest.fixture
+def model(tmp_path):
+    """A folder with a model's ``config.json``, made of the given values."""
+
+    def make(**config):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return str(tmp_path)
+
+    return make
+
+
+def flags(monkeypatch, *names):
+    monkeypatch.setattr(machine, "_flags", lambda: frozenset(names))
+
+
+@pytest.mark.parametrize("flag", ["avx512_bf16", "amx_bf16"])
+def test_a_large_model_computes_in_bfloat16_where_the_processor_does(monkeypatch, model, flag):
+    folder = model(hidden_size=576)
+    for names, expected in (((flag, "avx2"), ("bf16", "bfloat16")), (("avx2",), ("fp32", "float32"))):
+        flags(monkeypatch, *names)
+        assert (machine.choose("param_dtype", folder), machine.choose("rollout_dtype", folder)) == expected
+
+
+def test_a_small_model_stays_in_float32_on_a_thread(monkeypatch, model):
+    flags(monkeypatch, "avx512_bf16")
+    folder = model(hidden_size=64)
+    assert [machine.choose(choice, folder) for choice in ("param_dtype", "rollout_dtype", "threads")] == [
+        "fp32",
+        "float32",
+        "1",
+    ]
+
+
+@pytest.mark.parametrize("config", [{"hidden_size": 576}, {"text_config": {"hidden_size": 576}}, {}])
+def test_a_large_model_gets_all_cores(model, config):
+    assert machine.choose("threads", model(**config)) == str(len(os.sched_getaffinity(0)))
+
+
+def test_a_model_on_the_hub_counts_as_large():
+    assert machine.choose("threads", "someone/model") == str(len(os.sched_getaffinity(0)))
+
+
+def test_choices_are_written_down_and_a_value_of_the_user_stays(monkeypatch, model):
+    flags(monkeypatch, "amx_bf16")
+    machine.register()
+    keys = {key: f"${{turnkey_cpu:{choice},{model(hidden_size=576)}}}" for key, choice in (
+        ("actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype", "param_dtype"),
+        ("actor_rollout_ref.rollout.dtype", "rollout_dtype"),
+    )}  # fmt: skip
+    config = OmegaConf.create({"critic": {"fsdp": {"mixed_precision": {"param_dtype": "fp32"}}}})
+    for key, value in keys.items():
+        OmegaConf.update(config, key, value)
+    OmegaConf.set_struct(config, True)
+    machine.settle(config)
+    plain = OmegaConf.to_container(config, resolve=False)
+    assert plain["actor_rollout_ref"] == {
+        "actor": {"fsdp_config": {"mixed_precision": {"param_dtype": "bf16"}}},
+        "rollout": {"dtype": "bfloat16"},
+    }
+    assert plain["critic"] == {"fsdp": {"mixed_precision": {"param_dtype": "fp32"}}}
+
+
+def test_flags_are_those_of_this_processor():
+    assert "sse2" in machine._flags()

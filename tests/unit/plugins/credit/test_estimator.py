@@ -284,9 +284,6 @@ def test_without_the_tokens_of_decisions_a_turn_has_one_advantage():
     step = np.array([0, 0, 1])
     assert stream_advantages(compute_credit("hae", bare), bare, step) is None
     assert stream_advantages(compute_credit("grpo_steps", batch), batch, step) is None
-
-
-def test_modifiers_of_tokens_are_refused():
     batch = batch_of([[(0, 1), (1, 2), (2, 3)]] * 2)
     credit = replace(compute_credit("hae", batch), tokens=np.zeros(3))
     with pytest.raises(ConfigError, match="drop its modifiers of tokens"):

@@ -1,7 +1,5 @@
 """Metrics of several batches are those of one batch of all their episodes."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics
@@ -259,14 +257,6 @@ def test_equals_a_loop_over_all_turns(seed):
     assert got == pytest.approx(naive(turns), nan_ok=True)
 
 
-def test_one_episode_with_two_other_actions_covers_nothing():
-    """Two episodes go left; a single one tries right and back."""
-    turns = [(0, 0, 0, 1.0), (0, 0, 1, 1.0), (0, 1, 2, 0.0), (0, 2, 2, 0.0)]
-    density, covered = decision_density(*(np.array(column) for column in zip(*turns, strict=True)))
-    assert math.isnan(density)
-    assert covered == 0
-
-
 def made(*episodes: list[tuple[str, str, float]]) -> dict[str, float]:
     """The turns of each episode, as state, action and reward, in a row each, and a branch; one episode failed."""
     keys, records = ["g_99_0"], [make_record([], failed="it died")]
@@ -381,10 +371,7 @@ def test_signals_of_rows():
     }
 
 
-def test_without_state_keys_the_action_alone_counts():
+def test_signals_without_states_and_without_actions():
     assert signals_made([{"action": "forward"}] * 5)["episode/signals/loops"] == 1
-
-
-def test_rows_that_say_no_action_have_no_signals():
     assert signals_made([{"anchor": "s"}] * 5) == {}
     assert signals_made() == {}

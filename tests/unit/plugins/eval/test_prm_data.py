@@ -1,20 +1,26 @@
 """Labels and examples of process reward models: against loops over the episodes, and by hand."""
 
-from __future__ import annotations
-
+import copy
 import json
+import math
 import random
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from synthetic_run import write
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.rewards.components import RewardStep
+from verl_turnkey.plugins.config.composing import composed
+from verl_turnkey.plugins.config.leaves import every
 from verl_turnkey.plugins.eval import prm as data
-from verl_turnkey.plugins.eval.prm import LoggedEpisode, Turn
+from verl_turnkey.plugins.eval import result
+from verl_turnkey.plugins.eval.prm import LoggedEpisode, Turn, calibration, evaluate, measure
+from verl_turnkey.plugins.eval.result import Samples, differing, eval_id, file_digest
 from verl_turnkey.plugins.view.join import read
 
 CHECK_VALUES = json.loads((Path(__file__).parents[3] / "data" / "oracle" / "learned_check_values.json").read_text())
@@ -168,3 +174,284 @@ def test_validations_are_read_alone(tmp_path: Path):
     validations = {*table[table["validation"].astype(bool)]["episode"]}
     assert {e.episode for e in data.read_episodes(log, validation=True).episodes} == validations
     assert not {e.episode for e in data.read_episodes(log).episodes} & validations
+
+
+# --- Accuracy, AUC and calibration of scores: against pairs, loops and the check values -------------------------------
+ORACLE = Path(__file__).parents[3] / "data" / "oracle" / "learned_check_values.json"
+SCORE_VALUES = json.loads(ORACLE.read_text())
+
+
+def naive_auc(scores, labels):
+    """The share of pairs of a positive and a negative in which the positive has the higher score, ties half."""
+    pairs = [
+        (a, b) for a, x in zip(scores, labels, strict=True) for b, y in zip(scores, labels, strict=True) if x > 0.5 >= y
+    ]
+    return sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs) / len(pairs) if pairs else math.nan
+
+
+def naive_calibration_error(scores, labels):
+    total = 0.0
+    for low in range(10):
+        members = [(s, y) for s, y in zip(scores, labels, strict=True) if min(int(s * 10), 9) == low]
+        if members:
+            gap = sum(s for s, _ in members) / len(members) - sum(y for _, y in members) / len(members)
+            total += len(members) / len(scores) * abs(gap)
+    return total
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_measures_are_those_of_the_twins(seed: int):
+    rng = np.random.default_rng(seed)
+    scores, labels = rng.integers(0, 11, 60) / 10, rng.integers(0, 5, 60) / 4
+    values = measure(scores, labels)
+    assert values["auc"] == pytest.approx(naive_auc(scores, labels))
+    assert values["calibration_error"] == pytest.approx(naive_calibration_error(scores, labels))
+    assert values["accuracy"] == np.mean([(s > 0.5) == (y > 0.5) for s, y in zip(scores, labels, strict=True)])
+    assert values["squared_error"] == pytest.approx(
+        np.mean([(s - y) ** 2 for s, y in zip(scores, labels, strict=True)])
+    )
+
+
+def test_a_weight_is_a_number_of_copies():
+    rng = np.random.default_rng(0)
+    scores, labels, copies = rng.random(30), rng.random(30), rng.integers(0, 4, 30)
+    repeated = measure(np.repeat(scores, copies), np.repeat(labels, copies))
+    assert measure(scores, labels, copies) == pytest.approx(repeated)
+
+
+def test_the_cross_entropy_is_gui_shepherds():
+    values = SCORE_VALUES["gui_shepherd"]
+    positive = [1.0 - label for label in values["label"]]
+    measured = measure(values["p(positive)"], positive)
+    assert measured["cross_entropy"] == pytest.approx(values["loss"], abs=1e-7)
+    decisions = [1 if p > 0.5 else -1 for p in values["p(positive)"]]
+    assert decisions == values["reward +1/-1"]
+    assert measured["accuracy"] == np.mean([(d > 0) == (y > 0.5) for d, y in zip(decisions, positive, strict=True)])
+
+
+def test_intervals_are_over_tasks():
+    """A task's turns are one observation: ten copies of each turn leave the interval as it is."""
+    rng = np.random.default_rng(1)
+    labels = np.repeat(rng.integers(0, 2, 20), 3).astype(float)
+    scores = np.clip(labels * 0.4 + rng.random(60) * 0.6, 0, 1)
+    tasks = [str(i // 3) for i in range(60)]
+    once = evaluate(scores, labels, tasks)
+    often = evaluate(np.tile(scores, 10), np.tile(labels, 10), tasks * 10)
+    for name, (value, low, high) in once.items():
+        assert low <= value <= high or name == "calibration_error"  # the bootstrap's is biased upwards
+        assert often[name] == pytest.approx((value, low, high))
+    other = evaluate(scores, labels, [str(i) for i in range(60)])
+    assert other["auc"] != pytest.approx(once["auc"], abs=1e-4)
+    [(number, mean_score, mean_label)] = calibration([0.31, 0.39], [0.0, 1.0])
+    assert (number, mean_score, mean_label) == (2, pytest.approx(0.35), 0.5)
+
+
+def test_one_class_alone_has_no_auc():
+    result = evaluate([0.2, 0.9], [1.0, 1.0], ["a", "b"])
+    assert math.isnan(result["auc"].value)
+    assert result["accuracy"].value == 0.5
+
+
+@pytest.mark.parametrize("scores", [[], [1.2], [float("nan")]])
+def test_scores_are_from_0_to_1(scores):
+    with pytest.raises(ValueError, match="expected scores from 0 to 1"):
+        evaluate(scores, scores, ["t"] * len(scores))
+
+
+# --- The folder of an evaluation: one identity, and every finished sample once ----------------------------------------
+FIELDS = {"model": {"sha256": "ab"}, "sampling": {"temperature": 1.0, "top_p": 1.0}, "rewards": [{"name": "step"}]}
+TASK = '{"env_id": "e", "kwargs": {}, "seed": 1}'
+
+
+def test_the_id_is_that_of_the_fields_in_any_order():
+    turned = {name: FIELDS[name] for name in reversed(FIELDS)}
+    assert eval_id(turned) == eval_id(FIELDS)
+    assert re.fullmatch("[0-9a-f]{16}", eval_id(FIELDS))
+    other = copy.deepcopy(FIELDS)
+    other["sampling"]["top_p"] = 0.9
+    assert eval_id(other) != eval_id(FIELDS)
+
+
+def test_differing_fields_are_named_down_to_the_leaf():
+    other = copy.deepcopy(FIELDS)
+    other["sampling"]["top_p"] = 0.9
+    other["rewards"].append({"name": "length"})
+    other["more"] = 1
+    fields = differing(FIELDS, other)
+    assert [*fields] == ["more", "rewards", "sampling.top_p"]
+    assert (fields["more"], fields["sampling.top_p"]) == ((None, 1), (FIELDS["sampling"]["top_p"], 0.9))
+    assert differing(FIELDS, copy.deepcopy(FIELDS)) == {}
+
+
+def test_a_file_is_a_field_whatever_dots_its_name_has():
+    fields = differing({"modules": {"my_env.py": "a1"}}, {"modules": {"my_env.py": "b2"}})
+    assert fields == {"modules.my_env.py": ("a1", "b2")}
+
+
+def test_a_digest_is_of_names_and_contents(tmp_path):
+    for name, text in (("a", "xy"), ("b", "z")):
+        (tmp_path / name).write_text(text)
+    files = [tmp_path / "a", tmp_path / "b"]
+    before = file_digest(files)
+    assert before == file_digest(files) != file_digest(files[::-1])
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "b").write_text("yz")
+    assert file_digest(files) != before
+
+
+def test_samples_are_found_again(tmp_path):
+    kept = Samples(tmp_path, FIELDS)
+    keys = [kept.key(TASK, number) for number in range(3)]
+    assert len({*keys}) == 3
+    for number in (0, 1):
+        kept.add(keys[number], {"success": bool(number)})
+    kept.close()
+    again = Samples(tmp_path, copy.deepcopy(FIELDS))
+    assert again.key(TASK, 2) == keys[2]
+    assert [*again.done] == keys[:2]
+    assert again.done[keys[1]] == {"key": keys[1], "success": True}
+    again.close()
+
+
+def test_samples_of_an_earlier_version_count_by_their_current_names(tmp_path):
+    Samples(tmp_path, FIELDS).close()
+    sample = {"key": "a", "success": True, "return": 1.0, "score": 0.5, "rewards": {"step": 1.0, "length": -0.5}}
+    (tmp_path / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    kept = Samples(tmp_path, FIELDS)
+    assert kept.done["a"] == {
+        "key": "a",
+        "success": True,
+        "env_return": 1.0,
+        "composed_return": 0.5,
+        "composed_return.step": 1.0,
+        "composed_return.length": -0.5,
+    }
+    kept.close()
+
+
+@pytest.mark.parametrize("torn", ['{"key": "x", "succ', '{"key": "x"}'])
+def test_half_a_line_is_no_sample_and_is_cut_off(tmp_path, torn):
+    """Also one that is JSON: what follows would stand on the same line."""
+    kept = Samples(tmp_path, FIELDS)
+    kept.add("a", {"success": True})
+    kept.close()
+    with (tmp_path / "samples.jsonl").open("a") as file:
+        file.write(torn)
+    again = Samples(tmp_path, FIELDS)
+    assert [*again.done] == ["a"]
+    again.add("b", {"success": False})
+    again.close()
+    lines = (tmp_path / "samples.jsonl").read_text().splitlines()
+    assert [json.loads(line)["key"] for line in lines] == ["a", "b"]
+
+
+def test_another_evaluation_is_refused_and_stays(tmp_path):
+    kept = Samples(tmp_path, FIELDS)
+    kept.add("a", {"success": True})
+    kept.close()
+    other = {**FIELDS, "sampling": {"temperature": 0.0, "top_p": 1.0}}
+    with pytest.raises(
+        ConfigError, match=r"differs in\n  sampling.temperature: 1.0 there, 0.0 now\nGive another --out"
+    ):
+        Samples(tmp_path, other)
+    again = Samples(tmp_path, FIELDS)
+    assert [*again.done] == ["a"]
+    again.close()
+    anew = Samples(tmp_path, other, new=True)
+    assert anew.done == {}
+    anew.close()
+    assert json.loads((tmp_path / "eval.json").read_text())["eval_id"] == eval_id(other)
+
+
+def test_secrets_are_told_apart_but_neither_written_nor_shown(tmp_path):
+    def fields(key):
+        config = composed(
+            ["+turnkey=base", "turnkey.env.id=turnkey/FrozenLake-v0", f"+turnkey.env.kwargs.api_key={key}"]
+        )
+        return result.identity(config, {"name": "m", "tag": None}, None)
+
+    Samples(tmp_path, fields("hunter2")).close()
+    with pytest.raises(
+        ConfigError, match=r"environment.kwargs.api_key: '\*\*\* \(\w+\)' there, '\*\*\* \(\w+\)' now"
+    ) as raised:
+        Samples(tmp_path, fields("hunter3"))
+    assert "hunter" not in (tmp_path / "eval.json").read_text() + str(raised.value)
+
+
+def test_files_of_the_user_count_by_name_and_content(tmp_path):
+    """Not by their folder: the same evaluation on another machine has the same id."""
+    identities = []
+    for folder in ("here", "there"):
+        file = tmp_path / folder / "own.py"
+        file.parent.mkdir()
+        file.write_text("def score(steps): ...\n")
+        value = [{"name": f"{file}:score", "weight": 2.0, "note": "a .py: file"}, {"name": "tags"}]
+        identities.append(every()["turnkey.rewards"].content(value))
+    assert identities[0] == identities[1]
+    assert re.fullmatch(r"own.py:score \(\w{16}\)", identities[0][0].pop("name"))
+    assert identities[0] == [{"weight": 2.0, "note": "a .py: file"}, {"name": "tags"}]
+
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("turnkey.mcp.servers={here}/mcp.json", r"turnkey.mcp.servers: None there, 'mcp.json \(\w{16}\)' now"),
+        ("turnkey.mcp.tools=[look]", r"turnkey.mcp.tools: None there, \['look'\] now"),
+        (
+            ROLLOUT + ".multi_turn.tool_config_path={here}/mcp.json",
+            r"tool_config_path: None there, 'mcp.json \(\w{16}\)' now",
+        ),
+        (
+            ROLLOUT + ".multi_turn.function_tool_path={here}/a.py",
+            r"function_tool_path: None there, 'a.py \(\w{16}\)' now",
+        ),
+        ("turnkey.modules=[{here}/a.py]", r"turnkey.modules: \[\] there, \['a.py \(\w{16}\)'\] now"),
+        ("data.max_prompt_length=99", r"data.max_prompt_length: \d+ there, 99 now"),
+    ],
+)
+def test_what_is_played_is_part_of_the_identity(tmp_path, word, line):
+    """Above all the tools: samples with others are another evaluation."""
+    (tmp_path / "out").mkdir()
+    for name in ("mcp.json", "a.py"):
+        (tmp_path / name).write_text("{}")
+
+    def fields(*words):
+        config = composed(["+turnkey=base", "turnkey.env.id=turnkey/FrozenLake-v0", *words])
+        return result.identity(config, {"name": "m"}, None)
+
+    changed = word.format(here=tmp_path)
+    Samples(tmp_path / "out", fields()).close()
+    Samples(tmp_path / "out", fields("turnkey.rollout.layout=steps", "turnkey.env.step_timeout=9")).close()
+    with pytest.raises(ConfigError, match=rf"differs in\n  \S*{line}\nGive"):
+        Samples(tmp_path / "out", fields(changed))
+    if str(tmp_path) in changed:
+        before = fields(changed)
+        for name in ("mcp.json", "a.py"):
+            (tmp_path / name).write_text("{} ")
+        assert len(differing(before, fields(changed))) == 1
+
+
+def test_a_panel_has_the_tools_and_is_as_before_without_any(tmp_path):
+    from verl_turnkey.envs.tasks import Panel
+    from verl_turnkey.plugins.config.playing import differing as differing_from
+    from verl_turnkey.plugins.config.playing import settings, words
+
+    (tmp_path / "mcp.json").write_text("{}")
+    plain = ["+turnkey=base", "turnkey.env.id=turnkey/FrozenLake-v0", "+turnkey.env.kwargs.size=4"]
+    tools = [f"turnkey.mcp.servers={tmp_path}/mcp.json", "turnkey.mcp.shared=[pad]"]
+    panels = [
+        Panel({"settings": settings(composed(line)), "environment": {"kwargs": {"size": 4}}})
+        for line in (plain, [*plain, *tools])
+    ]
+    assert [*panels[0].content["settings"]] == ["rollout", "template_sha256", "examples_sha256", "tokens", "rewards"]
+    assert [name.partition(":")[0] for name in differing_from(panels[0], composed([*plain, *tools]))] == [
+        "turnkey.mcp.servers",
+        "turnkey.mcp.shared",
+    ]
+    again = [*plain, *words(panels[1])]
+    [line] = differing_from(panels[1], composed(again))
+    assert re.fullmatch(r"turnkey.mcp.servers: None, not 'mcp.json \(\w{16}\)'", line)
+    assert differing_from(panels[1], composed([*again, tools[0]])) == []

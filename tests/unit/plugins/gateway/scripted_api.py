@@ -1,7 +1,5 @@
 """An API that answers the real clients with scripted replies, through one of the gateway's dialects."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -28,7 +26,6 @@ STOPPED = Reply("e1_7", "So ", prompt_tokens=3, completion_tokens=3, stop="END")
 EMPTY = Reply("e1_5", "", prompt_tokens=3, completion_tokens=1)
 TOKENS = Reply("e1_6", "a é", log_probs=[("a", -0.5), (" é", -1.25)], prompt_tokens=1, completion_tokens=2)
 REPLIES = (ONE, THOUGHT, CALL, CALLS, CUT, STOPPED, EMPTY, TOKENS)
-
 
 OVER = GatewayError(404, "episode_over", "the episode has ended")
 FULL = GatewayError(400, "context_length_exceeded", "the prompt has 4100 tokens of 4096")

@@ -1,14 +1,14 @@
 """The dialects, as OpenAI's and Anthropic's clients send and read them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
+import yaml
 from scripted_api import (
     CALL,
     CALLS,
@@ -53,9 +53,8 @@ def messages(api: ScriptedApi, **parameters: Any) -> Any:
 
 CLIENTS = {"chat": chat, "responses": responses, "messages": messages}
 
+
 # --- all dialects -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", DIALECTS)
 def test_errors_reach_the_agent_with_our_words(name: str):
     api, errors = ScriptedApi(DIALECTS[name], ERRORS), ERROR_CLASSES[name]
@@ -99,94 +98,37 @@ def test_malformed_requests(row: str):
         CLIENTS[name](ScriptedApi(DIALECTS[name], [ONE]), **json.loads(sent))
 
 
-# What clients send, and the messages that it is read as.
-SENT: list[tuple[str, dict[str, Any], tuple[Message, ...]]] = [
-    (
-        "chat",
-        {
-            "messages": [
-                {"role": "developer", "content": "Be brief."},
-                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-                {
-                    "role": "assistant",
-                    "tool_calls": [
-                        {"id": "x", "type": "function", "function": {"name": "f", "arguments": '{"n": 1.0}'}}
-                    ],
-                    "reasoning": "so",
-                },
-                {"role": "tool", "tool_call_id": "x", "content": [{"type": "text", "text": "ok"}]},
-                {
-                    "role": "assistant",
-                    "content": None,
-                    "tool_calls": [
-                        {"id": "y", "type": "function", "function": {"name": "g", "arguments": ""}},
-                        {"id": "z", "type": "function", "function": {"name": "h", "arguments": "{broken"}},
-                    ],
-                },
-                {"role": "tool", "tool_call_id": "y", "content": ""},
-            ]
-        },
-        (
-            Message("system", "Be brief."),
-            Message("user", "a\nb"),
-            Message("assistant", "", (ToolCall("f", {"n": 1.0}, "x"),), "so"),
-            Message("tool", "ok", call_id="x"),
-            Message("assistant", "", (ToolCall("g", {}, "y"), ToolCall("h", {"_raw": "{broken"}, "z"))),
-            Message("tool", "", call_id="y"),
-        ),
+# What the requests of tests/data/client_messages.yaml are read as.
+READ: dict[str, tuple[Message, ...]] = {
+    "chat": (
+        Message("system", "Be brief."),
+        Message("user", "a\nb"),
+        Message("assistant", "", (ToolCall("f", {"n": 1.0}, "x"),), "so"),
+        Message("tool", "ok", call_id="x"),
+        Message("assistant", "", (ToolCall("g", {}, "y"), ToolCall("h", {"_raw": "{broken"}, "z"))),
+        Message("tool", "", call_id="y"),
     ),
-    (
-        "messages",
-        {
-            "system": [
-                {"type": "text", "text": "a"},
-                {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}},
-            ],
-            "messages": [
-                {"role": "user", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]},
-                {
-                    "role": "assistant",
-                    "content": [
-                        {"type": "redacted_thinking", "data": "x"},
-                        {"type": "tool_use", "id": "t", "name": "f", "input": {}},
-                    ],
-                },
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]},
-            ],
-        },
-        (
-            Message("system", "a\nb"),
-            Message("user", "c\nd"),
-            Message("assistant", "", (ToolCall("f", {}, "t"),)),
-            Message("tool", "", call_id="t"),
-        ),
+    "messages": (
+        Message("system", "a\nb"),
+        Message("user", "c\nd"),
+        Message("assistant", "", (ToolCall("f", {}, "t"),)),
+        Message("tool", "", call_id="t"),
     ),
-    (
-        "responses",
-        {
-            "input": [
-                {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]},
-                {"role": "user", "content": "b"},
-                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}]},
-                {"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"},
-                {"type": "function_call_output", "call_id": "x", "output": [{"type": "input_text", "text": "c"}]},
-            ]
-        },
-        (
-            Message("system", "a"),
-            Message("user", "b"),
-            Message("assistant", "", (ToolCall("f", {}, "x"),), "so"),
-            Message("tool", "c", call_id="x"),
-        ),
+    "responses": (
+        Message("system", "a"),
+        Message("user", "b"),
+        Message("assistant", "", (ToolCall("f", {}, "x"),), "so"),
+        Message("tool", "c", call_id="x"),
     ),
-]
+}
+SENT = yaml.safe_load((Path(__file__).parents[3] / "data" / "client_messages.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("name", "sent", "read"), SENT, ids=[name for name, _, _ in SENT])
-def test_what_clients_make_of_messages(name: str, sent: dict[str, Any], read: tuple[Message, ...]):
+@pytest.mark.parametrize("name", SENT)
+def test_what_clients_make_of_messages(name: str):
     api = ScriptedApi(DIALECTS[name], [ONE])
-    CLIENTS[name](api, **sent)
-    assert api.requests[0].messages == read
+    CLIENTS[name](api, **SENT[name])
+    assert api.requests[0].messages == READ[name]
 
 
 def test_log_probabilities_of_the_sampled_tokens():
@@ -201,8 +143,6 @@ def test_log_probabilities_of_the_sampled_tokens():
 
 
 # --- Chat Completions -------------------------------------------------------------------------------------------------
-
-
 def test_a_reply_of_text_in_chat():
     api = ScriptedApi(Chat(), [ONE])
     answer = chat(api, max_tokens=9, max_completion_tokens=5, stop="END")
@@ -284,8 +224,6 @@ def test_a_reply_that_was_cut_and_one_of_calls_and_an_empty_one():
 
 
 # --- Responses --------------------------------------------------------------------------------------------------------
-
-
 def test_a_reply_of_text_in_responses():
     api = ScriptedApi(Responses(), [ONE])
     answer = responses(api, instructions="Be brief.", max_output_tokens=20, store=True)
@@ -398,8 +336,6 @@ def test_references_to_items_are_always_refused(unsupported):
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_reply_of_text_in_messages():
     api = ScriptedApi(Messages(), [ONE])
     answer = messages(api, system="Be brief.", stop_sequences=["END"])

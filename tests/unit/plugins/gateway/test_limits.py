@@ -1,7 +1,5 @@
 """What the gateway does with the parameters of a request."""
 
-from __future__ import annotations
-
 import base64
 import io
 

@@ -3,8 +3,6 @@
 ``tests/contract/envs/agents/record_agents.py NAME`` records an agent again.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Keys of states: equal where only times, addresses, process ids and temporary folders differ."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which turn a request goes on after, also of random agents, and how the ids of their prompts are kept."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +17,6 @@ from verl_turnkey.plugins.gateway.messages import Dialect, GatewayError, Message
 from verl_turnkey.plugins.gateway.tree import Node, SharedIds, Tree
 
 # --- requests ---------------------------------------------------------------------------------------------------------
-
 SYSTEM, USER = Message("system", "Be brief."), Message("user", "Weather?")
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -223,12 +220,6 @@ def test_a_turn_that_is_dropped_from_the_history():
     assert episode.chains() == [["e_0", "e_1"], ["e_2"]]
 
 
-def test_a_history_that_was_summarized():
-    episode = begun()
-    node = episode.answer([SYSTEM, Message("user", "Weather? So far: sun in Bern.")], turn(1, "Sun."))
-    assert (node.parent, node.reason, node.chain) == (None, "history", 1)
-
-
 def test_tools():
     episode = Episode()
     first = turn(0, "", {"city": "Bern"})
@@ -384,7 +375,6 @@ def test_each_message_of_a_request_is_read_once(monkeypatch: pytest.MonkeyPatch)
 
 
 # --- random agents ----------------------------------------------------------------------------------------------------
-
 TEXTS = ["", "a", " a\n", "b"]
 ARGUMENTS: list[dict[str, Any]] = [{}, {"x": 1}, {"x": 1.0}, {"x": True}, {"x": [1, {"y": 2.0, "z": None}]}]
 TOOLS = [(), ({"name": "f", "n": 1},), ({"name": "f", "n": 1}, {"name": "g"}), ({"name": "g"}, {"n": 1, "name": "f"})]
@@ -501,7 +491,6 @@ def test_a_client_that_changes_nothing_has_one_chain(data: st.DataObject):
 
 
 # --- token ids --------------------------------------------------------------------------------------------------------
-
 IDS = st.lists(st.integers(0, 2), max_size=6)
 
 

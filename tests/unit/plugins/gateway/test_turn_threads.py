@@ -1,7 +1,5 @@
 """The conversations of an episode: which turn goes on after which, and which are samples of one request."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 from typing import Any

@@ -1,21 +1,29 @@
 """The tables' files are whole and have all columns; what the disk does neither stops the caller nor goes unsaid."""
 
-from __future__ import annotations
-
+import json
 import os
+import re
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from pyarrow import parquet
 
-from verl_turnkey.advantage import StepBatch, compute_credit
-from verl_turnkey.plugins.log.schema import TABLES
+from verl_turnkey.advantage import Credit, StepBatch, compute_credit, make_record, make_step
+from verl_turnkey.plugins.credit.metrics import episode_metrics, reward_metrics
+from verl_turnkey.plugins.credit.rows import read_rows
+from verl_turnkey.plugins.credit.table import Numbers, credit_columns
+from verl_turnkey.plugins.log.bounds import Shares, chosen, keep_texts, logged_shares
+from verl_turnkey.plugins.log.masking import masked, masked_json
+from verl_turnkey.plugins.log.schema import COLUMNS, SCHEMA_VERSION, TABLES
 from verl_turnkey.plugins.log.writer import Tables
+from verl_turnkey.plugins.rollout.trajectory_log import Logged, _Turn
 from verl_turnkey.plugins.view.join import read
 
 SECONDS = 30.0  # for what takes none
@@ -255,3 +263,281 @@ def test_nothing_to_write(tmp_path: Path):
     writer.put("turns", 1, turns())
     assert writer.drain(0.0)
     assert not (tmp_path / "log").exists()
+
+
+# --- Which groups are logged, and whose texts stay --------------------------------------------------------------------
+GROUPS = [f"group {i}" for i in range(4000)]
+
+
+def test_a_group_is_chosen_by_its_name_alone():
+    assert all(chosen(group, 1.0) for group in GROUPS)
+    assert not any(chosen(group, 0.0) for group in GROUPS)
+    quarter = {group for group in GROUPS if chosen(group, 0.25)}
+    assert 900 < len(quarter) < 1100
+    assert quarter < {group for group in GROUPS if chosen(group, 0.5)}
+    # sha256(b"a") begins with ca978112, which is 0.79137 of the way
+    assert chosen("a", 0.7915)
+    assert not chosen("a", 0.7913)
+    assert chosen("\ud800", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("share", "most", "groups", "n", "expected"),
+    [
+        (1.0, 256, 16, 8, 1.0),  # 128 episodes
+        (1.0, 256, 128, 8, 0.25),
+        (0.1, 256, 128, 8, 0.1),
+        (0.5, None, 128, 8, 0.5),
+        (1.0, 4, 10, 8, 0.1),  # a group is larger than the bound
+    ],
+)
+def test_the_bound_of_a_step_and_of_a_validation_is_a_share(share, most, groups, n, expected):
+    def shares(batch: int, tasks: int | None, n: int, of_validation: int) -> Shares:
+        return logged_shares(
+            {
+                "data": {"train_batch_size": batch},
+                "actor_rollout_ref": {"rollout": {"n": n, "val_kwargs": {"n": of_validation}}},
+                "turnkey": {"log": {"share": share, "episodes_per_step": most, "validation_tasks": tasks}},
+            }
+        )
+
+    assert shares(groups, 1, n, 1) == pytest.approx((expected, share))
+    assert shares(1, groups, 1, n) == pytest.approx((share, expected))
+    assert shares(groups, None, 1, n).validation == pytest.approx(expected), "not counted: as large as a step"
+
+
+def test_texts_of_the_last_steps_and_of_some_stay(tmp_path: Path):
+    for table in ("texts", "turns"):
+        for step in range(46):
+            (tmp_path / table / f"step={step:06d}").mkdir(parents=True)
+            (tmp_path / table / f"step={step:06d}" / "a.parquet").write_text("x")
+    (tmp_path / "texts" / "notes.txt").write_text("x")
+    assert keep_texts(tmp_path, 45) == [step for step in range(26) if step not in (0, 10, 20)]
+    assert keep_texts(tmp_path, 45) == []
+    assert keep_texts(tmp_path, 46) == [26]
+    left = sorted(path.name for path in (tmp_path / "texts").iterdir())
+    assert left == ["notes.txt", *(f"step={step:06d}" for step in (0, 10, 20, *range(27, 46)))]
+    assert len(list((tmp_path / "turns").iterdir())) == 46
+    assert keep_texts(tmp_path, 45, last=3, every=7) == [10, 20, 27, *(s for s in range(29, 43) if s not in (35, 42))]
+    assert keep_texts(tmp_path / "nothing", 9) == []
+
+
+# --- What is left out of files that people share ----------------------------------------------------------------------
+NAMES = [
+    "token",
+    "hf_token",
+    "WANDB_API_KEY",
+    "apikey",
+    "password",
+    "client-secret",
+    "AWS_SECRET_ACCESS_KEY",
+    "db_pwd",
+    "PGPASSWORD",
+    "auth_header",
+    "basic_auth",
+    "accessToken",
+    "clientSecret",
+    "dbPassword",
+    "OPENAI_KEY",
+    "AZURE_SAS",
+    "authorization",
+    "GITHUB_PAT",
+    "SLACK_WEBHOOK",
+    "SENTRY_DSN",
+    "db.pass",
+]
+
+
+def test_what_is_kept():
+    kept = {
+        "max_token_len": 5, "tokenizer_path": "x", "stop_token_ids": [1], "loss_agg_mode": "token-mean",
+        "weight_by": "token", "key": "state", "file": "a@b", "token": None, "prompt_key": "prompt", "author": "me",
+        "url": "http://host/x?task=5&seed=2", "command": ["--tokenizer", "abc", "--max-tokens", "512", "-u", "me"],
+        "at": "http://host:80/x@y", "text": "tokens=5 and path=/x --n 3", "run": "agents.py:play", 
+        "own_token_len": "${.n}",
+    }  # fmt: skip
+    assert masked(kept) == kept
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_secrets(name):
+    assert masked({name: "x", "n": 1}) == {name: "***", "n": 1}
+    assert masked({name: {"inner": ["x", 2]}}) == {name: {"inner": ["***", 2]}}
+
+
+def test_addresses_and_options():
+    assert masked("https://me:pw@host/x?api_key=1&a=2&sig=3#b") == "https://***@host/x?api_key=***&a=2&sig=***#b"
+    assert masked(["run", "--token", "abc", "--api-key", "d", "--n", "3"]) == [
+        "run",
+        "--token",
+        "***",
+        "--api-key",
+        "***",
+        "--n",
+        "3",
+    ]
+
+
+AWS = f"AKIA{'A1' * 8}"
+JWT = f"eyJ{'a1' * 6}.eyJ{'b2' * 6}.c"
+FORMS = {
+    "postgres://me:p@ss@db/x": "postgres://***@db/x",
+    "postgres://me:p/ss@db:5432/x": "postgres://***@db:5432/x",
+    "Server=db;Password=abc;Database=x": "Server=db;Password=***;Database=x",
+    "me:pw@proxy:3128": "***@proxy:3128",
+    "https://hooks.slack.com/services/T0/B0/abc": "https://hooks.slack.com/***",
+    "https://discord.com/api/webhooks/1/abc": "https://discord.com/api/webhooks/***",
+    "agent --token=abc --n=3": "agent --token=*** --n=3",
+    "agent --quiet API_KEY=abc --token abc x": "agent --quiet API_KEY=*** --token *** x",
+    "curl -H 'Authorization: Bearer abc' u": "curl -H 'Authorization: ***' u",
+    "got Bearer abcdefgh12 back": "got Bearer *** back",
+    f"clone ghp_{'a1' * 10} and {AWS}": "clone *** and ***",
+    f"{JWT} sk-{'a1' * 8} xoxb-1234567890-a": "*** *** ***",
+    "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\nx": "***\nx",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), FORMS.items())
+def test_forms_of_secrets(text, expected):
+    assert masked({"note": text}) == {"note": expected}
+
+
+def test_a_field_says_whether_it_is_a_secret():
+    servers = {"pad": {"command": "serve", "env": {"LEVEL": "x"}}}
+    node = {"agent": {"env": {"LEVEL": "x"}}, "mcp": {"servers": servers}, "mutual_information": {"tokens": "response"}}
+    hidden = {**node, "agent": {"env": {"LEVEL": "***"}}}
+    hidden["mcp"] = {"servers": {"pad": {"command": "serve", "env": {"LEVEL": "***"}}}}
+    assert masked({"turnkey": node}) == {"turnkey": hidden}
+    flat = {"turnkey.agent.env.LEVEL": "x", "turnkey.agent.env": {"LEVEL": "x"}, "turnkey.prm.head_bias": "x"}
+    assert masked(flat) == {**flat, "turnkey.agent.env.LEVEL": "***", "turnkey.agent.env": {"LEVEL": "***"}}
+
+
+def test_words_of_commands():
+    assert masked(["run", "--token=abc", "-u", "me:pw", "--x", "y"]) == ["run", "--token=***", "-u", "***", "--x", "y"]
+
+
+def test_a_secret_is_hidden_wherever_it_stands(monkeypatch):
+    """Beside its name, in the configuration or in the environment of this process."""
+    value = {"api_key": "correct-horse-7", "kind": {"pass": "response"}, "run": ["play", "x=correct-horse-7"]}
+    assert masked(value) == {"api_key": "***", "kind": {"pass": "***"}, "run": ["play", "x=***"]}
+    monkeypatch.setenv("MY_PAT", "battery-staple-9")
+    assert masked("failed: 401 for battery-staple-9, response") == "failed: 401 for ***, response"
+
+
+def test_texts_that_hold_json():
+    task = json.dumps({"env": "x", "kwargs": {"api_key": "sk", "level": 3}})
+    assert json.loads(masked_json(task)) == {"env": "x", "kwargs": {"api_key": "***", "level": 3}}
+    plain = '{"b": 1,  "a": [2]}'
+    assert masked_json(plain) == plain
+    assert masked_json("find http://a:b@c") == "find http://***@c"
+    assert masked_json("7") == "7"
+
+
+# --- One meaning per name: a reward and a return are called the same in record, log, metrics and product text ---------
+ROOT = Path(__file__).parents[4]
+# quantity -> where it is: a field of a record's step, columns of the log, a metric
+MEASURED = {
+    "reward": ("reward", {"turns"}, None),
+    "composed_reward": ("composed_reward", {"turns"}, None),
+    "env_return": (None, {"episodes"}, "episode/env_return/mean"),
+    "composed_return": (None, {"episodes"}, "episode/composed_return/mean"),
+    "value_target": (None, {"credit"}, None),
+    "anchor": ("anchor", {"turns"}, None),
+    "next_anchor": ("next_anchor", {"turns"}, None),
+}
+# An episode of two steps: each quantity has a value of its own.
+RECORD = make_record(
+    [
+        make_step(step=0, reward=1.0, composed_reward=5.0, anchor="A", extra={"next_anchor": "B"}),
+        make_step(step=1, reward=2.0, composed_reward=6.5, anchor="B", extra={"next_anchor": "C"}, terminated=True),
+    ]
+)
+VALUES = {
+    "reward": [1.0, 2.0],
+    "composed_reward": [5.0, 6.5],
+    "env_return": 3.0,
+    "composed_return": 11.5,
+    "value_target": [0.25, 0.75],
+    "anchor": ["A", "B"],
+    "next_anchor": ["B", "C"],
+}
+
+
+def logged() -> dict[str, dict[str, list]]:
+    """The tables of the rollout and of the trainer that hold the episode."""
+    episode = SimpleNamespace(
+        branch=0, owners=(), begins=0, success=True, started=0.0, seconds_start=0.0, seconds_waiting=0.0,
+        parts={"step": [5.0, 6.5]}, task="",
+    )  # fmt: skip
+    turns = [_Turn(step, (), False, 0, 0, None, "", None, "", None, None, None, 0.0, 0.0) for step in RECORD["steps"]]
+    whole = Logged(
+        episode=episode, turns=turns, rollout="g_0", group="g", global_step=1, split="train", validation=False,
+        row_task=None, task=None, failed=None, rows={0: (0, 0), 1: (0, 1)}, decode=lambda ids: "",
+    )  # fmt: skip
+    tables = {name: columns for name, _, columns in whole.tables()}
+    credit = Credit([0.0, 0.0], VALUES["value_target"], parts={})
+    made = {"train_step": 1, "first_row": 0, "numbers": Numbers(), "chosen": [True, True]}
+    return tables | {"credit": credit_columns(rows(), credit, **made)}
+
+
+def rows():
+    mask = torch.nested.as_nested_tensor([torch.tensor([1, 0, 1])], layout=torch.jagged)
+    return read_rows(["g_0_0"], [{}], [{"turnkey": RECORD}], mask)
+
+
+def test_the_record_has_the_names_of_the_table():
+    for quantity, (field, _, _) in MEASURED.items():
+        if field is not None:
+            assert [{**step, **step["extra"]}[field] for step in RECORD["steps"]] == VALUES[quantity]
+
+
+@pytest.mark.parametrize("quantity", MEASURED)
+def test_a_quantity_is_in_its_tables_alone(quantity: str):
+    assert {table for table, held in TABLES.items() if quantity in {c.name for c in held.columns}} == MEASURED[
+        quantity
+    ][1]
+    tables = logged()
+    for table in MEASURED[quantity][1]:
+        value = VALUES[quantity]
+        assert list(tables[table][quantity]) == (value if isinstance(value, list) else [value])
+
+
+def test_components_are_beside_their_sum():
+    assert logged()["turns"]["composed_reward.step"] == VALUES["composed_reward"]
+    info = {"env_return": 3.0, "composed_return.step": 11.5}
+    extra_fields = [{"turnkey": RECORD, "reward_extra_info": info}]
+    assert reward_metrics(rows(), ["g_0_0"], extra_fields) == {"episode/composed_return.step/mean": 11.5}
+
+
+def test_metrics_have_the_names_of_the_table():
+    metrics = episode_metrics(rows())
+    for quantity, (_, _, metric) in MEASURED.items():
+        if metric is not None:
+            assert metrics[metric] == VALUES[quantity]
+    unlike = re.compile(r"/(return|reward|score)(/|$)")
+    assert not [name for name in metrics if unlike.search(name)], "a return has its kind in its name"
+
+
+def test_a_former_column_is_gone_and_its_successor_is_there():
+    assert SCHEMA_VERSION == 2
+    for table, former in COLUMNS.items():
+        kept = {column.name for column in TABLES[table].columns}
+        for before, now in former.items():
+            assert now in kept or f"{now}*" in kept
+            assert before in kept if before == "reward" else before not in kept
+
+
+@pytest.mark.parametrize(("room", "ends"), [("plugins", ("py", "js")), ("docs", ("md",)), ("recipe", ("yaml",))])
+def test_no_former_name_is_left(room: str, ends: tuple[str, ...]):
+    names = r"episode/return|episode/reward/|groups/score|episode_return|env_reward|next_key"
+    columns = r'(?<!Literal)(?:\[|at\(|of\()"(?:state_key|return|score)"'
+    former = re.compile(names if room == "docs" else f"{names}|{columns}")  # a page shows info["state_key"]
+    files = [path for end in ends for path in (ROOT / room).rglob(f"*.{end}")]
+    matches = {
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in files
+        if "vendor" not in path.parts
+        for match in former.finditer(path.read_text(encoding="utf-8").split("# --- former names ")[0])
+    }
+    assert len(files) > 20
+    assert not matches

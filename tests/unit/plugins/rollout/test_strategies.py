@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,10 @@ import pytest
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 from verl_turnkey.envs.user_modules import import_modules
+from verl_turnkey.plugins.config.schema import turnkey_config
+from verl_turnkey.plugins.log import writer
 from verl_turnkey.plugins.rollout.branching import Allowance, Budget, Cost
+from verl_turnkey.plugins.rollout.columns import hint_line, skill_line
 from verl_turnkey.plugins.rollout.strategies import (
     Fork,
     ForkPoint,
@@ -35,6 +39,7 @@ from verl_turnkey.plugins.rollout.strategies.builtin import (
     Tree,
     Vine,
 )
+from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog, token_lengths
 
 
 def point(turn: int, depth: int = 0) -> ForkPoint:
@@ -315,3 +320,78 @@ def test_vines_are_unbiased_in_a_tree_with_known_values():
         )
         credit = compute_credit("progress", batch, alpha=0).advantage
         np.testing.assert_allclose(credit, [value[way[0]] - value[""], outcome - value[way[0]]])
+
+
+# --- What of a hint, and of a skill, stands behind the task -----------------------------------------------------------
+TEXT = "Open the  red box\nthen leave"
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(0.01, "Open"), (0.5, "Open the red"), (0.51, "Open the red box"), (1.0, "Open the red box then leave")],
+)
+def test_the_first_words_up_to_a_share(share, words):
+    assert hint_line({"turnkey_hint": TEXT, "turnkey_hint_share": share}) == f"\nHint: {words}"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{}, {"turnkey_hint": TEXT}, {"turnkey_hint": TEXT, "turnkey_hint_share": 0.0}]
+    + [{"turnkey_hint": text, "turnkey_hint_share": 1.0} for text in (None, "", " ")],
+)
+def test_nothing_without_a_hint_or_a_share(row):
+    assert hint_line(row) == ""
+
+
+@pytest.mark.parametrize("row", [{"skill": TEXT}, {"extra_info": {"skill": TEXT}}, {"skill": TEXT, "extra_info": None}])
+def test_a_skill_is_shown_whole_from_a_column_or_from_extra_info(row):
+    assert skill_line(row, "skill") == f"\n{TEXT}"
+    assert skill_line(row, None) == skill_line(row, "other") == ""
+
+
+@pytest.mark.parametrize("text", [None, "", "  ", 3, float("nan")])
+def test_nothing_without_a_skill(text):
+    assert skill_line({"skill": text}, "skill") == ""
+
+
+# --- When the rows of episodes come to the disk -----------------------------------------------------------------------
+def test_a_file_is_written_after_five_minutes_unless_a_step_ends_before(tmp_path: Path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(writer, "monotonic", lambda: clock[0])
+    config = {
+        "data": {"train_batch_size": 4},
+        "actor_rollout_ref": {"rollout": {"n": 2, "val_kwargs": {"n": 1}}},
+        "turnkey": {"log": {"trajectories": str(tmp_path / "log")}},
+    }
+    tables = TrajectoryLog(config, turnkey_config(config).log).tables
+
+    def files(now: float) -> int:
+        clock[0] = now
+        for _ in range(2):  # the second is taken when everything due at the first is written
+            taken = threading.Event()
+            tables.put_later(lambda taken=taken: [taken.set()][:0], 0, 0)
+            assert taken.wait(10)
+        return len(list((tmp_path / "log").rglob("*.parquet")))
+
+    tables.put("turns", 1, {"episode": ["a_0"], "turn": [0]})
+    assert files(0) == 0
+    assert files(299) == 0
+    assert files(300) == 1
+    tables.put("turns", 1, {"episode": ["a_1"], "turn": [0]})
+    tables.put("turns", 2, {"episode": ["b_0"], "turn": [0]})
+    assert files(301) == 2
+    assert tables.drain(10)
+    assert files(301) == 3
+
+
+def of_bytes(ids: list[int], skip_special_tokens: bool = False) -> str:
+    """A tokenizer of bytes, with 256 as its one special token."""
+    return bytes(i for i in ids if i < 256).decode(errors="replace") + "</s>" * (256 in ids and not skip_special_tokens)
+
+
+def test_a_character_of_several_tokens_counts_at_the_last():
+    ids = [*"aé🙂".encode(), 256]
+    assert token_lengths(ids, "aé🙂", of_bytes) == [1, 0, 1, 0, 0, 0, 1, 0]
+    assert token_lengths([], "", of_bytes) == []
+    assert token_lengths([*b"a\xf0"], "a\ufffd", of_bytes) is None, "the text ends inside a character"
+    assert token_lengths([*b" a"], "a", of_bytes) is None, "the tokenizer drops a space"

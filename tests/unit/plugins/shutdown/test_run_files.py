@@ -1,7 +1,5 @@
 """A folder belongs to one process; what ended runs left is found and removed, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,17 +1,27 @@
 """Whole episodes are dealt to optimizer steps by a draw, and their rows to ranks, equally many and of equal weight."""
 
-from __future__ import annotations
-
+import hashlib
+import json
 import math
+import os
+import subprocess
 from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.actor.update_order import even
+from verl_turnkey.plugins.log.writer import read_segments
+from verl_turnkey.plugins.trainer import checkpointing
 from verl_turnkey.plugins.trainer.batching import deal, filled, lay_out, mini_batches, parts, rows_of_a_part
+from verl_turnkey.plugins.trainer.logging import about, write_start
+from verl_turnkey.plugins.trainer.mutual_information import prompt_information, thoughts
 
 episodes = st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=30)
 """rows of each, and whether it has a token to train"""
@@ -142,3 +152,218 @@ def test_micro_batches_of_a_rank_have_equal_weight():
     weights = np.array([100.0, 100, 1, 1, 50, 50, 51, 51])
     order = lay_out([np.arange(8)], weights, ranks=2, micro=2)
     assert sorted(weights[order].reshape(4, 2).sum(1).tolist()) == [101] * 4
+
+
+# --- The file of a method's state: what comes back, and what is refused -----------------------------------------------
+STATE = {"white": 0.1 + 0.2, "black": -1e-17, "": 3.0}
+
+
+def test_a_state_comes_back_to_the_last_bit(tmp_path: Path):
+    folder = tmp_path / "global_step_3"
+    checkpointing.save_state(folder, "rae", {"white": 1.0})
+    checkpointing.save_state(folder, "rae", STATE)
+    assert checkpointing.load_state(folder, "rae") == STATE
+    assert [file.name for file in folder.iterdir()] == ["turnkey_credit.json"]
+
+
+def test_a_write_that_breaks_off_leaves_the_file_before(tmp_path: Path):
+    checkpointing.save_state(tmp_path, "rae", STATE)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        checkpointing.save_state(tmp_path, "rae", {"white": float("nan")})
+    assert checkpointing.load_state(tmp_path, "rae") == STATE
+
+
+def test_a_state_of_another_method_or_none_says_why(tmp_path: Path):
+    assert checkpointing.load_state(tmp_path, "rae") == f"there is no {tmp_path}/turnkey_credit.json"
+    checkpointing.save_state(tmp_path, "rae", STATE)
+    assert checkpointing.load_state(tmp_path, "other") == f"{tmp_path}/turnkey_credit.json is of the method 'rae'"
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        "{",
+        "[]",
+        json.dumps({"method": "rae"}),
+        json.dumps({"method": "rae", "state": [1.0]}),
+        json.dumps({"method": "rae", "state": {"white": "much"}}),
+        json.dumps({"method": "rae", "state": {"white": float("nan")}}),
+    ],
+)
+def test_a_file_that_holds_something_else_is_refused_by_name(tmp_path: Path, held: str):
+    (tmp_path / checkpointing.FILE).write_text(held)
+    with pytest.raises(ConfigError, match=r"turnkey_credit.json: expected .*the method starts over"):
+        checkpointing.load_state(tmp_path, "rae")
+
+
+def test_the_folder_is_the_one_that_verl_resumed_from():
+    trainer = SimpleNamespace(default_local_dir="runs/a", resume_mode="auto", resume_from_path="runs/b/global_step_7")
+    config = SimpleNamespace(trainer=trainer)
+    assert checkpointing.resumed_folder(config, 7) == Path("runs/a/global_step_7")
+    trainer.resume_mode = "resume_path"
+    assert checkpointing.resumed_folder(config, 7) == Path("runs/b/global_step_7")
+    assert checkpointing.folder_of(config, 7) == Path("runs/a/global_step_7")
+
+
+# --- A run's log says what was run and from where it resumed, without its secrets; a disk that refuses stops n --------
+SEGMENT = "20260102T030405_00ff"
+
+
+def configured(folder: Path | None, **turnkey):
+    return OmegaConf.create(
+        {
+            "algorithm": {"adv_estimator": "gigpo"},
+            "actor_rollout_ref": {
+                "actor": {"policy_loss": {"loss_mode": "vanilla"}},
+                "rollout": {"n": 8, "val_kwargs": {"n": 1}},
+            },
+            "data": {"train_batch_size": 16},
+            "trainer": {"project_name": "babyai", "experiment_name": "gigpo", "epochs": "${algorithm.adv_estimator}"},
+            "turnkey": {
+                "credit": {"gamma": 0.9, "modify": [{"name": "empg"}]},
+                "log": {
+                    "trajectories": None if folder is None else str(folder),
+                    "segment": SEGMENT,
+                    "episodes_per_step": 64,
+                    "validation_tasks": 640,
+                },
+                "env": {"kwargs": {"api_key": "sk-1", "url": "https://me:pw@host/x"}},
+                **turnkey,
+            },
+        }
+    )
+
+
+def test_what_a_start_says_of_itself(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.json").write_text("[1]")
+    name = "-c user.name=a -c user.email=a@b"
+    for command in ("init -q .", "add train.json", f"{name} commit -q -m first"):
+        subprocess.run(["git", *command.split()], check=True)
+    config = configured(tmp_path / "log")
+    config.data.train_files = "train.json"
+    write_start(config, 12)
+    [(name, start)] = read_segments(tmp_path / "log").items()
+    assert (name, start["resumed_from"]) == (SEGMENT, 12)
+    assert start["started"].endswith("+00:00")
+    assert start["versions"].keys() == {"python", "verl", "verl-turnkey", "vllm", "torch", "ray", "transformers"}
+    assert len(start["commit"]) == 40
+    assert start["changed"] is False
+    assert start["files"] == {"train.json": hashlib.sha256(b"[1]").hexdigest()}
+    assert start["hardware"]["cores"] == len(os.sched_getaffinity(0))
+    assert start["hardware"].keys() == {"cores", "memory_gb", "accelerators", "nodes", "per_node"}
+    run = json.loads((tmp_path / "log" / "run.json").read_text())
+    assert run["schema"] == 2
+    assert (run["project"], run["experiment"], run["method"], run["loss"]) == ("babyai", "gigpo", "gigpo", "vanilla")
+    assert run["params"]["gamma"] == 0.9
+    assert [modifier["name"] for modifier in run["modify"]] == ["empg"]
+    assert run["config"] == start["config"]
+    for info in (run, start):
+        assert (info["share"], info["validation_share"]) == (0.5, 0.1)
+    assert run["config"]["trainer"]["epochs"] == "gigpo"
+    assert run["config"]["turnkey"]["env"]["kwargs"] == {"api_key": "***", "url": "https://***@host/x"}
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "log", tmp_path / "log" / "segments")} == {0o700}
+
+
+def test_uncommitted_changes_are_on_record(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("")
+    for command in ("init -q .", "add own.py"):
+        subprocess.run(["git", *command.split()], check=True)
+    write_start(configured(tmp_path / "log"), 0)
+    assert read_segments(tmp_path / "log")[SEGMENT]["changed"] is True
+
+
+def test_outside_of_a_repository_and_without_a_log(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    write_start(configured(None), 0)
+    assert list(tmp_path.iterdir()) == []
+    write_start(configured(tmp_path / "log"), 0)
+    assert read_segments(tmp_path / "log")[SEGMENT]["commit"] is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, caplog):
+    (tmp_path / "log").write_text("a file where a folder should be")
+    write_start(configured(tmp_path / "log"), 0)
+    [record] = caplog.records
+    assert "turnkey.log.trajectories lacks the description of the run: " in record.getMessage()
+
+
+def test_about_an_estimator_and_a_loss_of_others():
+    config = configured(None, credit={})
+    config.algorithm.adv_estimator = "grpo"
+    config.actor_rollout_ref.actor.policy_loss.loss_mode = "gpg"
+    info = about(config)
+    assert (info["method"], info["params"], info["modify"], info["loss"]) == ("grpo", {}, [], "gpg")
+
+
+# --- RAGEN-2's mutual-information proxy: its formula as a loop, check values, and the thoughts that it scores ---------
+ORACLE = json.loads((Path(__file__).parents[3] / "data" / "oracle" / "teacher_check_values.json").read_text())["mi"]
+
+
+def test_check_values():
+    sums, lengths = np.array([[-2.0, -6.0], [-5.0, -3.0]]), np.array([2, 2])
+    values = prompt_information(sums, lengths)
+    of_sequences = ORACLE["sequence"]
+    assert values["sequence"] == pytest.approx(of_sequences["mi"], abs=1e-6)
+    assert values["entropy"] == pytest.approx(of_sequences["H_cond"], abs=1e-6)
+    assert values["bound"] == pytest.approx(of_sequences["bound"], abs=1e-6)
+    assert (values["retrieval"], values["chance"]) == (of_sequences["acc"], of_sequences["chance"])
+    assert values["per_token"] == pytest.approx(ORACLE["per_token"]["mi"], abs=1e-6)
+
+
+def test_a_template_says_nothing_about_its_prompt():
+    values = prompt_information(np.array([[-2.0, -2.0], [-3.0, -3.0]]), np.array([1, 4]))
+    assert values["sequence"] == values["per_token"] == 0
+    assert values["retrieval"] == ORACLE["collapsed"]["acc"] == values["chance"]
+
+
+def naive(sums: list[list[float]], lengths: list[int]) -> tuple[float, float, float]:
+    total = per_token = right = 0.0
+    number = len(sums)
+    for i in range(number):
+        total += math.log(math.exp(sums[i][i]) / (sum(math.exp(x) for x in sums[i]) / number))
+        means = [x / lengths[i] for x in sums[i]]
+        per_token += math.log(math.exp(means[i]) / (sum(math.exp(x) for x in means) / number))
+        right += max(range(number), key=lambda j: sums[i][j]) == i
+    return total / number, per_token / number, right / number
+
+
+@pytest.mark.parametrize("number", [2, 3, 9])
+def test_equal_to_the_loop_and_never_above_the_bound(number: int):
+    rng = np.random.default_rng(number)
+    sums, lengths = -rng.exponential(5, (number, number)), rng.integers(1, 20, number)
+    values = prompt_information(sums, lengths)
+    total, per_token, right = naive(sums.tolist(), lengths.tolist())
+    assert (values["sequence"], values["per_token"], values["retrieval"]) == pytest.approx((total, per_token, right))
+    assert max(values["sequence"], values["per_token"]) <= values["bound"] == pytest.approx(math.log(number))
+
+
+def test_long_responses_do_not_underflow():
+    values = prompt_information(np.array([[-2000.0, -6000.0], [-5000.0, -3000.0]]), np.array([900, 900]))
+    assert values["sequence"] == pytest.approx(math.log(2))
+
+
+class Letters:
+    """A tokenizer with a token for each of these."""
+
+    WORDS = ("<think>", "</think>", "ab", " ", "go", "é")
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(self.WORDS[i] for i in ids)
+
+
+@pytest.mark.parametrize(
+    ("ids", "inside"),
+    [
+        ([0, 2, 3, 2, 1, 4], slice(1, 4)),
+        ([2, 5, 1, 4], slice(0, 2)),  # the generation prompt opened them
+        ([2, 1, 0, 4, 1], slice(0, 1)),  # the generation prompt opened the first ones
+        ([0, 1, 4], None),
+        ([4, 3, 4], None),
+        ([0, 2, 3], None),  # cut before their end
+    ],
+)
+def test_thoughts_are_the_tokens_between_their_marks(ids: list[int], inside: slice | None):
+    assert thoughts(ids, Letters()) == inside

@@ -1,7 +1,5 @@
 """Groups: their outcomes, which differ most, how often each task is played, and what is stored to be trained again."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Callbacks right after an import: now, later, once, and without a trace in the module."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Statistics straight from their definitions: by enumeration, by hand, by a search for the root."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations, pairwise
 from statistics import NormalDist

@@ -1,7 +1,5 @@
 """Run folders as ``turnkey train`` leaves them, with invented numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

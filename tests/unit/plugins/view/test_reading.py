@@ -1,7 +1,5 @@
 """Tables are read while a run writes them, after it was killed, and after it was resumed."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 
