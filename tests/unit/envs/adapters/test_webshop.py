@@ -187,25 +187,6 @@ def test_shoppers_beyond_the_limit_leave_the_oldest_out():
         shops.call("/step", {"id": ids[1], "action": "search[lamp]"})
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({}, "needs turnkey.env.kwargs.url"),
-        ({"url": "http://x", "factory": "shop:make"}, "and not both"),
-        ({"url": "localhost:3000"}, r"turnkey\.env\.kwargs\.url must be a URL"),
-        ({"factory": "shop:mak"}, "module:function, 'shop:mak' is not"),
-        ({"factory": "no_such_shop:make"}, "No module named 'no_such_shop'"),
-        ({"factory": "shop"}, "module:function"),
-        ({**LOCAL, "goals": [3, 3]}, "goals must be two integers"),
-        ({**LOCAL, "goals": [0, 1, 2]}, "goals must be two integers"),
-        ({**LOCAL, "reward": "price"}, "reward must be one of score, success"),
-    ],
-)
-def test_arguments(kwargs, message):
-    with pytest.raises(EnvironmentKwargsError, match=message):
-        make(ID, kwargs)
-
-
 def test_a_shop_that_says_too_little_and_one_that_breaks():
     with pytest.raises(EnvironmentKwargsError, match="does not tell how many"):
         make(ID, {"factory": "shop:make_silent"}).reset(seed=0)
