@@ -56,8 +56,8 @@ class JudgeConfig(EndpointConfig):
         check(grouped, "score_pattern", "a regular expression with a group", self.score_pattern)
         if self.score_range is not None:
             check(self.score_range[0] != self.score_range[1], "score_range", "two different numbers", self.score_range)
-        one = not (self.binary and self.score_key)
-        check(one, "score_key", "null with binary, which parses nothing", self.score_key)
+        unambiguous = not (self.binary and self.score_key)
+        check(unambiguous, "score_key", "null with binary, which parses nothing", self.score_key)
 
 
 class Judge:

@@ -45,6 +45,25 @@ def test_a_seed_is_an_episode_and_the_global_random_state_is_left_alone(name, kw
     assert random.getstate() == state
 
 
+@pytest.mark.parametrize(
+    ("name", "kwargs", "cost"),
+    [
+        *((name, {}, 0.0) for name in ("Errands", "MiniGrid", "FrozenLake", "Service")),
+        *((name, {}, -1.0) for name in ("Taxi", "CliffWalking")),
+        *((name, {"reward": "success"}, 0.0) for name in ("MiniGrid", "Taxi", "CliffWalking")),
+    ],
+    ids=str,
+)
+def test_what_is_no_action_changes_nothing_but_counts(name, kwargs, cost):
+    env = make(f"turnkey/{name}-v0", {**kwargs, "max_steps": 4})
+    observation, start = env.reset(seed=0)
+    for step, action in enumerate(["fly", "", "x" * 100_000, "\x00\u202e☃"], 1):
+        text, *outcome, info = env.step(action)
+        assert outcome == [cost, False, step == 4]
+        assert text == observation or name == "Service"  # which says what is wrong
+        assert (info["invalid"], info["state_key"]) == (True, start["state_key"])
+
+
 @pytest.mark.parametrize(("env_id", "kwargs", "error", "words"), CASES, ids=str)
 def test_wrong_arguments_are_refused(env_id, kwargs, error, words):
     with pytest.raises(getattr(errors, error), match=words):
