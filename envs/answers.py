@@ -78,8 +78,7 @@ class Answer:
 
         A copy of ``info`` still has the environment's own key.
         """
-        own = self.info.setdefault("env_state_key", self.anchor)
-        self.info["state_key"] = digest(own, further)
+        self.info["state_key"] = digest(self.info.setdefault("env_state_key", self.anchor), further)
 
     @property
     def admissible(self) -> list[str] | None:
@@ -103,7 +102,7 @@ def read_reset(answer: Any) -> Answer | Fault:
     """What ``reset`` returned, (observation, info); a fault when it has another form."""
     if not (isinstance(answer, tuple) and len(answer) == 2):
         return Fault("runs", f"reset must return (observation, info), not {short_repr(answer)}")
-    return _read(answer[0], answer[1], ("tools", read_tools))
+    return _read(answer[0], answer[1], "tools", read_tools)
 
 
 def read_step(answer: Any) -> Answer | Fault:
@@ -113,8 +112,12 @@ def read_step(answer: Any) -> Answer | Fault:
             "runs", f"step must return (observation, reward, terminated, truncated, info), not {short_repr(answer)}"
         )
     observation, reward, terminated, truncated, info = answer
-    output = _read(observation, info, ("results", read_results))
-    output.reward = _reward(reward, output.faults)
+    output = _read(observation, info, "results", read_results)
+    try:
+        output.reward = finite_reward(reward, "a reward")
+    except ValueError as error:
+        output.reward = math.nan
+        output.faults.append(Fault("reward", str(error)))
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not _is_bool(flag):
             output.faults.append(Fault("flags", f"{name} must be a bool, not {short_repr(flag)}"))
@@ -146,21 +149,14 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, bool | np.bool_)
 
 
-def _read(observation: Any, info: Any, of_tools: tuple[str, Callable[[Any], Any]]) -> Answer:
-    """``of_tools``: the key of ``info`` that is about tools, and its reader."""
+def _read(observation: Any, info: Any, key: str, read: Callable[[Any], Any]) -> Answer:
+    """``key``: that of ``info`` that is about tools; ``read``: its reader."""
     faults: list[Fault] = []
     if not isinstance(observation, str):
         faults.append(Fault("observation", f"an observation must be text, not {short_repr(observation)}"))
         observation = repr(observation)[:1000]
-    return Answer(plain_text(observation), _info(info, faults, of_tools), faults=faults)
-
-
-def _reward(value: Any, faults: list[Fault]) -> float:
-    try:
-        return finite_reward(value, "a reward")
-    except ValueError as error:
-        faults.append(Fault("reward", str(error)))
-        return math.nan
+    readers = {"images": _images, "extra": lambda value: plain_values(value, "info['extra']"), key: read}
+    return Answer(plain_text(observation), _info(info, faults, readers), faults=faults)
 
 
 def finite_reward(value: Any, what: str) -> float:
@@ -176,8 +172,8 @@ def finite_reward(value: Any, what: str) -> float:
     return number
 
 
-def _info(info: Any, faults: list[Fault], of_tools: tuple[str, Callable[[Any], Any]]) -> Info:
-    """The keys that prompts and credit assignment read, in plain types."""
+def _info(info: Any, faults: list[Fault], readers: Mapping[str, Callable[[Any], Any]]) -> Info:
+    """The keys that prompts and credit assignment read, in plain types; ``readers``: of optional ones."""
 
     def fault(what: str, property: str = "info") -> None:
         faults.append(Fault(property, what))
@@ -216,7 +212,7 @@ def _info(info: Any, faults: list[Fault], of_tools: tuple[str, Callable[[Any], A
         success = won = None
     success = won if success is None else success
     optional: dict[str, Any] = {}
-    for name, read in (("images", _images), ("extra", _extra), of_tools):
+    for name, read in readers.items():
         try:
             if info.get(name) is not None:
                 optional[name] = read(info[name])
@@ -234,8 +230,8 @@ def _info(info: Any, faults: list[Fault], of_tools: tuple[str, Callable[[Any], A
     }
 
 
-def _images(images: Any) -> list[np.ndarray]:
-    return [_image(image) for image in (() if images is None else images)]
+def _images(images: Iterable[Any]) -> list[np.ndarray]:
+    return [_image(image) for image in images]
 
 
 def _image(image: Any) -> np.ndarray:
@@ -251,15 +247,11 @@ def _image(image: Any) -> np.ndarray:
 
 def images_key(images: Iterable[Any]) -> str:
     """See :attr:`Answer.images_key`."""
-    content, images = hashlib.sha1(), [_image(image) for image in images]
-    for image in images:
+    content, arrays = hashlib.sha1(), _images(images)
+    for image in arrays:
         content.update(repr(image.shape).encode())
         content.update(image.data)  # contiguous, see _image
-    return content.hexdigest()[:16] if images else ""
-
-
-def _extra(value: Any) -> dict[str, Any]:
-    return plain_values({} if value is None else value, "info['extra']")
+    return content.hexdigest()[:16] if arrays else ""
 
 
 def plain_values(value: Any, what: str) -> dict[str, Any]:

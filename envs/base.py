@@ -11,13 +11,14 @@ import copy
 import hashlib
 import string
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import gymnasium
 from gymnasium import spaces
 
+from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.errors import EnvironmentKwargsError, EpisodeOverError
 
 
@@ -156,6 +157,20 @@ def check(ok: bool, name: str, expected: str, value: Any) -> None:
     """Raise ``EnvironmentKwargsError`` unless ``ok``: "``name`` must be ``expected``, not ``value``"."""
     if not ok:
         raise EnvironmentKwargsError(f"{name} must be {expected}, not {value!r}")
+
+
+def check_name(
+    name: Any, names: Collection[str], problem: str, listing: str, error: type[Exception] = EnvironmentKwargsError
+) -> None:
+    """Raise ``error`` unless ``name`` is one of ``names``, which are named after ``listing``; empty: they are not."""
+    if name not in names:
+        listed = f" {listing} {', '.join(names)}" if listing else ""
+        raise error(f"{problem} {name!r}{did_you_mean(name, names) or '.'}{listed}")
+
+
+def is_number(value: Any) -> bool:
+    """An integer or a float; ``True`` is not one."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_count(value: Any) -> bool:

@@ -276,12 +276,9 @@ class Endpoint(Generic[T]):
 
     def _attempt(self, body: bytes, values: int | None) -> tuple[_Reply, T | None]:
         """One attempt, in a thread, where long answers are read as well."""
-        reply = self._post(body)
-        return reply, self._content(reply, values) if reply.status == 200 else None
-
-    def _post(self, body: bytes) -> _Reply:
         headers = {"Content-Type": "application/json", **self._login()}
-        return self._send(urllib.request.Request(self.address, body, headers))
+        reply = self._send(urllib.request.Request(self.address, body, headers))
+        return reply, self._content(reply, values) if reply.status == 200 else None
 
     def _send(self, request: urllib.request.Request) -> _Reply:
         end = time.monotonic() + self.config.timeout
@@ -291,7 +288,8 @@ class Endpoint(Generic[T]):
             except urllib.error.HTTPError as error:
                 response = error  # an answer all the same
             with response:
-                return _Reply(response.getcode(), _body(response, end), _seconds(response.headers))
+                wait = max(0.0, finite(response.headers.get("Retry-After")) or 0.0)
+                return _Reply(response.getcode(), _body(response, end), wait)
         except (OSError, HTTPException) as error:  # timeouts and broken connections; URLError is an OSError
             reason = getattr(error, "reason", error)
             return _Reply(None, f"{type(reason).__name__}: {reason}")
@@ -382,11 +380,6 @@ def _body(response: Any, end: float) -> str:
     if response.length:  # read1 does not complain
         raise ConnectionError("the answer broke off")
     return b"".join(pieces).decode("utf-8", "replace")
-
-
-def _seconds(headers: Any) -> float:
-    value = finite(headers.get("Retry-After"))
-    return max(0.0, value) if value is not None else 0.0
 
 
 def _fits(answer: Any, values: int | None) -> bool:

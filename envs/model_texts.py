@@ -131,9 +131,9 @@ def same(answer: str, gold: str) -> bool:
 
 def f1(answer: str, gold: str) -> float:
     """Harmonic mean of precision and recall of the words, repeated words counted as often as they occur."""
-    ours, theirs = Counter(words(answer)), Counter(words(gold))
-    common = (ours & theirs).total()
-    return 2 * common / (ours.total() + theirs.total()) if common else 0.0
+    answer_words, gold_words = Counter(words(answer)), Counter(words(gold))
+    common = (answer_words & gold_words).total()
+    return 2 * common / (answer_words.total() + gold_words.total()) if common else 0.0
 
 
 def _with_articles(text: str) -> str:

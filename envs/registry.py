@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -13,11 +14,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.catalog import ADAPTERS
-from verl_turnkey.envs.errors import (
-    EnvironmentKwargsError,
-    MissingPackageError,
-    UnknownEnvironmentError,
-)
+from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError, UnknownEnvironmentError
 
 
 def register_adapters() -> None:
@@ -84,8 +81,15 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[
     """
     kwargs = dict(kwargs or {})
     spec = check_call(env_id, kwargs)
-    try:
+    with _naming_packages(spec):
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
+
+
+@contextmanager
+def _naming_packages(spec: EnvSpec) -> Iterator[None]:
+    """An error of an import says what to install."""
+    try:
+        yield
     except MissingPackageError:
         raise
     except ImportError as error:
@@ -106,12 +110,8 @@ def check_call(env_id: str, kwargs: Mapping[str, Any]) -> EnvSpec:
             "of your own must be registered with gymnasium in a module that is named by --module in the commands of "
             f"turnkey, and by turnkey.modules on a launch line. ({error})"
         ) from error
-    try:
+    with _naming_packages(spec):
         creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-    except MissingPackageError:
-        raise
-    except ImportError as error:
-        raise MissingPackageError(_missing(spec, error), name=error.name) from error
     _check_kwargs(spec, creator, kwargs)
     return spec
 

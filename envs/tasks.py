@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from os import PathLike
@@ -169,18 +169,18 @@ def write_parquet(
             'writing tasks needs pandas and pyarrow, which come with verl: pip install "verl-turnkey[verl]"'
         ) from error
 
-    truths = _of_one_kind(answers or [None] * len(tasks))
+    without = [None] * len(tasks)
     rows = [
         {
             "data_source": data_source,
-            "prompt": _messages(prompt or task.env_id),
+            "prompt": prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt or task.env_id)}],
             "reward_model": {"style": "rule", "ground_truth": truth},
             "extra_info": {"index": index, "split": split},
             COLUMN: task.to_json(),
             **({HINT: hint} if hints and any(hints) else {}),
         }
         for index, (task, prompt, truth, hint) in enumerate(
-            zip(tasks, prompts or [None] * len(tasks), truths, hints or [None] * len(tasks), strict=True)
+            zip(tasks, prompts or without, _of_one_kind(answers or without), hints or without, strict=True)
         )
     ]
     table = pa.Table.from_pandas(pd.DataFrame(rows), preserve_index=False)
@@ -206,19 +206,12 @@ def open_parquet(path: str | PathLike[str]) -> Any:
         ) from None
 
 
-def _messages(prompt: Any) -> list[dict[str, str]]:
-    return [{"role": "user", "content": str(prompt)}] if not isinstance(prompt, list) else prompt
-
-
 def _of_one_kind(answers: Sequence[Any]) -> list[Any]:
     """Texts, or lists of texts where one task has several answers: parquet has one type for a column."""
-    if any(isinstance(answer, list) for answer in answers):
-        return [[str(text) for text in answer] if isinstance(answer, list) else _texts(answer) for answer in answers]
-    return ["" if answer is None else str(answer) for answer in answers]
-
-
-def _texts(answer: Any) -> list[str]:
-    return [] if answer is None else [str(answer)]
+    if not any(isinstance(answer, list) for answer in answers):
+        return ["" if answer is None else str(answer) for answer in answers]
+    lists = [answer if isinstance(answer, list) else [] if answer is None else [answer] for answer in answers]
+    return [[str(text) for text in texts] for texts in lists]
 
 
 METADATA = "turnkey_panel"
@@ -301,9 +294,9 @@ class Panel:
         kwargs = dict(self.content["environment"]["kwargs"])
         seeds = {task["id"]: int(task["seed"]) for task in self.content["tasks"]}
         with closing(make(self.env_id, {**kwargs, **places})) as env:
-            own = own_ids(env)
-        if own is not None:
-            here = _seeds(own)
+            ids = own_ids(env)
+        if ids is not None:
+            here = _seeds(ids)
             if missing := [id for id in seeds if id not in here]:
                 raise TaskFormatError(
                     f"panel {self.name}: {len(missing)} of its {len(seeds)} tasks are not on this machine, such as "
@@ -346,13 +339,13 @@ def make_panel(
         with_starts: whether to reset the environment for each task and record the start.
     """
     with closing(make(env_id, kwargs)) as env:
-        own = own_ids(env)
-    if own is None:
+        ids = own_ids(env)
+    if ids is None:
         seeds = {f"seed-{seed}": seed for seed in held_out_seeds(PANEL_TASKS if number is None else number)}
     else:
-        ids = _seeds(own)
-        chosen = sorted(sorted(ids, key=_sha256)[:number], key=ids.__getitem__)
-        seeds = {id: ids[id] for id in chosen}
+        every = _seeds(ids)
+        chosen = sorted(sorted(every, key=_sha256)[:number], key=every.__getitem__)
+        seeds = {id: every[id] for id in chosen}
     at_start = starts(env_id, kwargs, list(seeds.values())) if with_starts else [None] * len(seeds)
     spec = spec_of(env_id, {key: kwargs[key] for key in sorted(kwargs) if key not in PLACES})
     if spec["package"] is None or spec["package"] == "verl_turnkey":
@@ -361,7 +354,7 @@ def make_panel(
         "panel": name,
         "format": PANEL_FORMAT,
         "environment": spec,
-        "split": split or ("held-out seeds" if own is None else "all"),
+        "split": split or ("held-out seeds" if ids is None else "all"),
         "settings": settings,
         "returns": None if returns is None else list(returns),
         "samples": samples,
@@ -385,14 +378,13 @@ def _seeds(ids: Sequence[str]) -> dict[str, int]:
 
 def starts(env_id: str, kwargs: Mapping[str, Any], seeds: Sequence[int]) -> list[str]:
     """A digest of each seed's start: task, observation, possible actions, key of the state. 16 hexadecimal digits."""
-    return list(_starts(env_id, kwargs, seeds))
-
-
-def _starts(env_id: str, kwargs: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[str]:
+    digests = []
     with closing(make(env_id, kwargs)) as env:
         for seed in seeds:
             observation, info = env.reset(seed=seed)
-            yield digest([info.get("task"), observation, info.get("admissible"), info.get("state_key")])[:16]
+            start = [info.get("task"), observation, info.get("admissible"), info.get("state_key")]
+            digests.append(digest(start)[:16])
+    return digests
 
 
 def digest(content: Any) -> str:

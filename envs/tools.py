@@ -122,14 +122,12 @@ class ToolEnv(TextEnv):
         if turn is None:
             return replace(self.refused(), observation=NOT_UNDERSTOOD, extra=_counts(()))
         if isinstance(turn, str):
-            answer = _guarded(lambda: self.reply(turn))
-            invalid = answer.is_error
+            answers = [_guarded(lambda: self.reply(turn))]
         else:
-            self._results = [self._call(call) for call in turn]
-            answer = ToolResult("\n".join(result.content for result in self._results))
-            invalid = all(result.is_error for result in self._results)
-        state = self.result(answer.content)
-        return replace(state, invalid=state.invalid or invalid, extra={**_counts(self._results), **state.extra})
+            answers = self._results = [self._call(call) for call in turn]
+        state = self.result("\n".join(answer.content for answer in answers))
+        invalid = state.invalid or all(answer.is_error for answer in answers)
+        return replace(state, invalid=invalid, extra={**_counts(self._results), **state.extra})
 
     def _call(self, call: Call) -> ToolResult:
         if self.ended:
@@ -137,10 +135,7 @@ class ToolEnv(TextEnv):
         tools = _tools(type(self))
         if call.name not in tools:
             return ToolResult(f"Error: there is no tool {call.name[:80]!r}; tools are {', '.join(tools)}", True)
-        arguments = _guarded_arguments(tools[call.name], call)
-        if isinstance(arguments, ToolResult):
-            return arguments
-        return _guarded(lambda: getattr(self, call.name)(**arguments))
+        return _guarded(lambda: getattr(self, call.name)(**_arguments(tools[call.name], call)))
 
 
 def call_text(name: str, **arguments: Any) -> str:
@@ -165,13 +160,12 @@ def read_turn(action: str) -> list[Call] | str | None:
     if turn.keys() == {"text"} and isinstance(turn["text"], str):
         return turn["text"]
     calls = turn["calls"] if turn.keys() == {"calls"} else [turn]
-    if not (isinstance(calls, list) and calls and all(map(_is_call, calls))):
+    if not isinstance(calls, list) or not calls:
         return None
+    for call in calls:
+        if not (isinstance(call, dict) and isinstance(call.get("name"), str) and call.keys() <= {"name", "arguments"}):
+            return None
     return [Call(call["name"], call.get("arguments", {})) for call in calls]
-
-
-def _is_call(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("name"), str) and value.keys() <= {"name", "arguments"}
 
 
 def _read_call(text: str) -> list[Call] | None:
@@ -190,19 +184,16 @@ def _read_call(text: str) -> list[Call] | None:
     return [Call(node.func.id, arguments, positional)]
 
 
-def _guarded_arguments(tool: Tool, call: Call) -> dict[str, Any] | ToolResult:
-    try:
-        arguments = call.arguments
-        if call.positional:
-            if len(call.positional) > len(tool.parameters):
-                raise ToolError(f"{tool.name} takes {len(tool.parameters)} arguments, got {len(call.positional)}")
-            by_position = dict(zip(tool.parameters, call.positional, strict=False))
-            if twice := by_position.keys() & arguments.keys():
-                raise ToolError(f"{tool.name} got {min(twice)} twice")
-            arguments = {**by_position, **arguments}
-        return tool.validate(arguments)
-    except ToolError as error:
-        return ToolResult(f"Error: {error}", is_error=True)
+def _arguments(tool: Tool, call: Call) -> dict[str, Any]:
+    arguments = call.arguments
+    if call.positional:
+        if len(call.positional) > len(tool.parameters):
+            raise ToolError(f"{tool.name} takes {len(tool.parameters)} arguments, got {len(call.positional)}")
+        by_position = dict(zip(tool.parameters, call.positional, strict=False))
+        if twice := by_position.keys() & arguments.keys():
+            raise ToolError(f"{tool.name} got {min(twice)} twice")
+        arguments = {**by_position, **arguments}
+    return tool.validate(arguments)
 
 
 def _guarded(run: Callable[[], Any]) -> ToolResult:

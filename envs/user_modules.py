@@ -102,7 +102,7 @@ def import_modules(names: Sequence[str], key: str = "turnkey.modules", kinds: Se
     import_installed(kinds)
     for name in names:
         try:
-            _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+            _module(name)
         except (Exception, SystemExit) as error:
             raise ModuleImportError(
                 f"{key}: cannot import {name!r} ({type(error).__name__}: {error}). "
@@ -120,8 +120,7 @@ def load_function(path: str, key: str) -> Callable[..., Any]:
     try:
         if not module_name:
             raise ImportError("there is no colon in it")
-        is_file = module_name.endswith(".py")
-        module = _import_file(Path(module_name)) if is_file else importlib.import_module(module_name)
+        module = _module(module_name)
         if not hasattr(module, name):
             raise AttributeError(f"{module_name} has no {name!r}{did_you_mean(name, vars(module)) or '.'}")
         function = getattr(module, name)
@@ -140,18 +139,21 @@ _registered: dict[str, list[str]] = {}  # names of imported files -> the gymnasi
 
 def environments_of(path: str) -> list[str]:
     """Import the ``.py`` file ``path`` unless it was; the ids that it registered with gymnasium, sorted."""
-    return _registered[_import_file(Path(path)).__name__]
+    return _registered[_module(path).__name__]
 
 
 _importing = threading.RLock()  # a module that another thread is still executing is in sys.modules already
 
 
-def _import_file(path: Path) -> ModuleType:
+def _module(name: str) -> ModuleType:
+    """The module of a dotted name, or of the path of a ``.py`` file, which is imported once."""
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
     with _importing:
-        return _imported(path)
+        return _module_of_file(Path(name))
 
 
-def _imported(path: Path) -> ModuleType:
+def _module_of_file(path: Path) -> ModuleType:
     path = path.expanduser().resolve()
     name = f"turnkey_user_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
@@ -163,12 +165,12 @@ def _imported(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    known = dict(gymnasium.registry)
+    specs_before = dict(gymnasium.registry)
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     # Also an id that was there: a copy of a file registers it anew.
-    _registered[name] = sorted(key for key, spec in gymnasium.registry.items() if known.get(key) is not spec)
+    _registered[name] = sorted(key for key, spec in gymnasium.registry.items() if specs_before.get(key) is not spec)
     return module

@@ -147,37 +147,11 @@ def forbidden(shop: Shop, kind: str, order_id: str, item_id: str = "", detail: s
 
 
 FIRST = (
-    "ann",
-    "ben",
-    "carl",
-    "dora",
-    "emil",
-    "fay",
-    "gus",
-    "hana",
-    "ivan",
-    "jane",
-    "kim",
-    "leo",
-    "mia",
-    "noor",
-    "olga",
+    *("ann", "ben", "carl", "dora", "emil", "fay", "gus", "hana", "ivan", "jane", "kim", "leo", "mia", "noor", "olga"),
 )
 LAST = (
-    "adler",
-    "berg",
-    "costa",
-    "diaz",
-    "evans",
-    "frost",
-    "gray",
-    "haas",
-    "ito",
-    "jung",
-    "khan",
-    "lund",
-    "moss",
-    "nagy",
+    *("adler", "berg", "costa", "diaz", "evans", "frost", "gray", "haas", "ito", "jung", "khan", "lund"),
+    *("moss", "nagy"),
 )
 STREETS = ("Elm Street", "High Road", "Mill Lane", "Park Row", "Rose Way", "Station Road", "Hill Close", "Lake View")
 TOWNS = ("Bath", "Derby", "Ely", "Leeds", "Oxford", "Ripon", "Truro", "Wells", "York")
@@ -218,22 +192,34 @@ class Request:
         """Whether the detail is needed to do it, or to know that the policy forbids it."""
         return self.why_not in (None, NO_COVER, NO_STOCK)
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of the change, besides the order, in the order in which the shop's method takes them."""
+        match self.kind:
+            case "cancel":
+                return {"reason": self.detail}
+            case "address" | "payment":
+                return {self.kind: self.detail}
+            case "exchange":
+                return {"item_id": self.item, "new_item_id": self.detail}
+            case "refund":
+                return {"item_id": self.item, "amount": int(self.detail)}
+        return {"item_id": self.item}
+
     def apply(self, shop: Shop) -> None:
         """Do what the policy says about it."""
         if self.why_not:
             shop.refuse(self.order, self.kind)
-        elif self.kind == "cancel":
-            shop.cancel(self.order, self.detail)
-        elif self.kind == "address":
-            shop.change_address(self.order, self.detail)
-        elif self.kind == "payment":
-            shop.change_payment(self.order, self.detail)
-        elif self.kind == "return":
-            shop.give_back(self.order, self.item)
-        elif self.kind == "exchange":
-            shop.exchange(self.order, self.item, self.detail)
-        else:
-            shop.refund(self.order, self.item, int(self.detail))
+            return
+        change = {
+            "cancel": shop.cancel,
+            "address": shop.change_address,
+            "payment": shop.change_payment,
+            "return": shop.give_back,
+            "exchange": shop.exchange,
+            "refund": shop.refund,
+        }[self.kind]
+        change(self.order, *self.arguments.values())
 
 
 @dataclass(frozen=True)
@@ -269,12 +255,12 @@ class Case:
     @property
     def scenario(self) -> str:
         """Instructions for a model that plays the customer."""
-        known = [f"Your email address is {self.customer['email']}."]
-        known += [f"{request.wish} {request.answer}".strip() for request in self.requests]
-        known += [f"The {request.label} is in order {request.order}." for request in self.requests if self.details]
+        facts = [f"Your email address is {self.customer['email']}."]
+        facts += [f"{request.wish} {request.answer}".strip() for request in self.requests]
+        facts += [f"The {request.label} is in order {request.order}." for request in self.requests if self.details]
         return (
             f"You are {self.customer['name']}, a customer of a shop, and write to its customer service. Your first "
-            f"message was: {self.opening}\nWhat you know and want:\n- " + "\n- ".join(known) + "\n"
+            f"message was: {self.opening}\nWhat you know and want:\n- " + "\n- ".join(facts) + "\n"
             "Answer in one or two short sentences. Say only what you are asked for, in the words that stand here; you "
             "know no other numbers. When you are asked to confirm a change, begin with Yes if it is what you want, and "
             "with No if it is not. If a request is refused, accept it."

@@ -136,7 +136,9 @@ class ErrandsText(TextEnv):
 
     def _result(self, event: str = "", **outcome: Any) -> StepResult:
         if self.place == HALL:
-            place = f"You are in the hall with {_list(self.wanted.values())}. Doors: {', '.join(self.rooms)}."
+            *others, last = sorted(self.wanted.values()) or ["nobody"]
+            people = f"{', '.join(others)} and {last}" if others else last
+            place = f"You are in the hall with {people}. Doors: {', '.join(self.rooms)}."
         elif self.place in self.closed:
             place = f"You are in the {self.place}. Its cupboard is closed."
         else:
@@ -145,8 +147,3 @@ class ErrandsText(TextEnv):
         location, closed = sorted(self.location.items()), sorted(self.closed)
         key = digest(self._task, self.rooms, location, closed, sorted(self.wanted), self.place, self.hand)
         return StepResult(observation, key, None if outcome.get("terminated") else self.actions(), **outcome)
-
-
-def _list(names: Any) -> str:
-    *others, last = sorted(names) or ["nobody"]
-    return f"{', '.join(others)} and {last}" if others else last

@@ -15,8 +15,7 @@ from minigrid.core.actions import Actions
 from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT, OBJECT_TO_IDX
 from minigrid.minigrid_env import MiniGridEnv
 
-from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, words
+from verl_turnkey.envs.base import StepResult, TextEnv, check, check_name, digest, words
 from verl_turnkey.envs.errors import UnknownEnvironmentError
 
 ACTIONS = {
@@ -60,8 +59,7 @@ class MiniGridText(TextEnv):
     ) -> None:
         super().__init__(max_steps)
         levels = [name for name in gymnasium.registry if name.startswith(("MiniGrid-", "BabyAI-"))]
-        if level not in levels:
-            raise UnknownEnvironmentError(f"minigrid has no level {level!r}{did_you_mean(level, levels) or '.'}")
+        check_name(level, levels, "minigrid has no level", "", UnknownEnvironmentError)
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
         self._grid_env = cast("MiniGridEnv", gymnasium.make(level, disable_env_checker=True).unwrapped)
         self._success_only = reward == "success"
@@ -136,7 +134,10 @@ def describe(image: Any, carrying: Any) -> str:
 
     def free(dx: int, dy: int) -> int:
         steps, x, y = 0, middle + dx, last + dy
-        while 0 <= x < width and 0 <= y < height and _passable(image[x, y]):
+        while 0 <= x < width and 0 <= y < height:
+            kind, _, state = image[x, y]
+            if kind not in (EMPTY, FLOOR, GOAL) and (kind != DOOR or state != OPEN):
+                break
             steps, x, y = steps + 1, x + dx, y + dy
         return steps
 
@@ -152,10 +153,6 @@ def describe(image: Any, carrying: Any) -> str:
         f"You see {things or 'nothing'}. "
         f"You carry {f'a {carrying.color} {carrying.type}' if carrying else 'nothing'}."
     )
-
-
-def _passable(cell: Any) -> bool:
-    return cell[0] in (EMPTY, FLOOR, GOAL) or (cell[0] == DOOR and cell[2] == OPEN)
 
 
 def _name(cell: Any) -> str:

@@ -207,14 +207,9 @@ class BM25:
         return [self._passages[int(i)] for i, score in zip(indices[0], scores[0], strict=True) if score > 0]
 
 
-def bm25_over(corpus: str | None, world: int) -> BM25:
-    """The index over the corpus file, or over the generated world; built once per process."""
-    with _BUILDING:
-        return _bm25_over(corpus, world)
-
-
 @lru_cache(maxsize=4)
-def _bm25_over(corpus: str | None, world: int) -> BM25:
+def bm25_over(corpus: str | None, world: int) -> BM25:
+    """The index over the corpus file, or over the generated world."""
     return BM25(load_passages(corpus) if corpus else generate(world).passages)
 
 
@@ -323,7 +318,8 @@ class SearchText(TextEnv):
                 "which every fifth is for test and the others are for train. Give five or more, or a file of its own "
                 "for each with split='all'"
             )
-        self._retrieve = HTTPRetriever(url, timeout) if url else bm25_over(corpus, world)
+        with _BUILDING:  # an index is built once per process
+            self._retrieve = HTTPRetriever(url, timeout) if url else bm25_over(corpus, world)
         self._topk = topk
         self._score = exact_match if reward == "em" else f1
         self._question = self._questions[0]
@@ -336,7 +332,7 @@ class SearchText(TextEnv):
     def begin(self, seed: int) -> tuple[StepResult, str]:
         self._question = self._questions[seed % len(self._questions)]
         self._seen = set()
-        return self._known(HOW), self._question.text
+        return self._result(HOW), self._question.text
 
     def act(self, action: str) -> StepResult:
         kind, text = read_action(action)
@@ -344,13 +340,13 @@ class SearchText(TextEnv):
             passages = self._retrieve(text, self._topk)
             self._seen.update(passages)
             numbered = "\n".join(f"[{i}] {passage}" for i, passage in enumerate(passages, 1))
-            return self._known(numbered or "Nothing was found.")
+            return self._result(numbered or "Nothing was found.")
         if kind == "answer":
             success = exact_match(text, self._question.answers) == 1.0
             observation = "That is right." if success else "That is not right."
             reward = self._score(text, self._question.answers)
-            return self._known(observation, reward=reward, terminated=True, success=success)
-        return self._known(f"That is neither a search nor an answer. {HOW}", invalid=True)
+            return self._result(observation, reward=reward, terminated=True, success=success)
+        return self._result(f"That is neither a search nor an answer. {HOW}", invalid=True)
 
     def oracle(self) -> list[str]:
         """The searches that find the answer, where they are known, and an answer."""
@@ -362,7 +358,7 @@ class SearchText(TextEnv):
         """The question of this episode."""
         return self._question
 
-    def _known(self, observation: str, **what: Any) -> StepResult:
+    def _result(self, observation: str, **what: Any) -> StepResult:
         extra = {"gold_answers": list(self._question.answers)}
         return StepResult(observation, digest(self._question.text, sorted(self._seen)), extra=extra, **what)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from verl_turnkey.envs.adapters._shop import KINDS, WINDOW, Case, Kind, Reason, Record, Request, draw, forbidden
-from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count
+from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count, is_number
 from verl_turnkey.envs.tools import ToolEnv, call_text, tool
 from verl_turnkey.envs.users import EndpointUser, Line
 
@@ -33,6 +33,15 @@ DEEDS = {
     "refund": r"refund",
 }
 """expressions for the change that a message announces"""
+TOOLS: dict[str, str] = {
+    "cancel": "cancel_order",
+    "address": "change_address",
+    "payment": "change_payment",
+    "return": "return_item",
+    "exchange": "exchange_item",
+    "refund": "refund_item",
+}
+"""the tools that make the changes"""
 ORDER = re.compile(r"\bO\d{3}\b", re.IGNORECASE)
 EMAIL = re.compile(r"e-?mail address", re.IGNORECASE)
 """which asks for no postal address"""
@@ -145,8 +154,7 @@ class ServiceText(ToolEnv):
         within = is_count(orders) and requests <= orders <= 5
         check(within, "orders", f"an integer from requests ({requests}) to 5", orders)
         for name, value in (("forbid", forbid), ("subgoal_reward", subgoal_reward)):
-            number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-            check(number, name, "a number from 0 to 1", value)
+            check(is_number(value) and 0 <= value <= 1, name, "a number from 0 to 1", value)
         check(isinstance(details, bool), "details", "true or false", details)
         check(user is None or isinstance(user, Mapping), "user", "null or a mapping with url and model", user)
         self._drawn: dict[str, Any] = {
@@ -353,28 +361,16 @@ class ServiceText(ToolEnv):
         return plan if self.max_steps is None or self._steps + len(plan) <= self.max_steps else None
 
     def _solve(self, request: Request) -> Iterator[str]:
-        order, item, detail = request.order, request.item, request.detail
+        order = request.order
         if f"seen {order}" not in self.known:
             yield call_text("order_details", order_id=order)
         if request.answer and request.depends_on_detail and f"detail {order}" not in self.known:
             yield call_text("talk", message=QUESTIONS[request.kind])
         if request.kind == "exchange" and request.depends_on_detail and f"stock {order}" not in self.known:
-            yield call_text("search_catalogue", product=self.shop.catalogue[item]["product"])
+            yield call_text("search_catalogue", product=self.shop.catalogue[request.item]["product"])
         if request.why_not:
             yield call_text("refuse_request", order_id=order, request=request.kind)
             return
         if (order, request.kind) not in self.confirmed:
             yield call_text("talk", message=f"Please confirm: {request.kind} for order {order}.")
-        match request.kind:
-            case "cancel":
-                yield call_text("cancel_order", order_id=order, reason=detail)
-            case "address":
-                yield call_text("change_address", order_id=order, address=detail)
-            case "payment":
-                yield call_text("change_payment", order_id=order, payment=detail)
-            case "return":
-                yield call_text("return_item", order_id=order, item_id=item)
-            case "exchange":
-                yield call_text("exchange_item", order_id=order, item_id=item, new_item_id=detail)
-            case "refund":
-                yield call_text("refund_item", order_id=order, item_id=item, amount=int(detail))
+        yield call_text(TOOLS[request.kind], order_id=order, **request.arguments)

@@ -23,14 +23,19 @@ LARGEST = 400
 _COMPOSED = (spaces.Dict, spaces.Tuple)
 
 
+def entries(space: Any, label: str) -> list[tuple[Any, spaces.Space, str]]:
+    """Key, space and dotted label of each entry of a composed space, which has the label ``label`` itself."""
+    pairs = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    return [(key, inner, f"{label}.{key}" if label else str(key)) for key, inner in pairs]
+
+
 def parts(space: spaces.Space, label: str = "") -> Iterator[tuple[str, spaces.Space]]:
     """The spaces that ``space`` is composed of, with dotted labels; a space without parts has the empty label."""
     if not isinstance(space, _COMPOSED):
         yield label, space
         return
-    entries = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-    for key, inner in entries:
-        yield from parts(inner, f"{label}.{key}" if label else str(key))
+    for _, inner, inner_label in entries(space, label):
+        yield from parts(inner, inner_label)
 
 
 def check_space(space: spaces.Space, names: Names, what: str, instead: str) -> None:
@@ -41,21 +46,21 @@ def check_space(space: spaces.Space, names: Names, what: str, instead: str) -> N
     """
     leaves = dict(parts(space))
     for label, part in leaves.items():
-        known = isinstance(part, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box | spaces.Text)
+        plain = isinstance(part, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box | spaces.Text)
         size = math.prod(part.shape or ()) if not isinstance(part, spaces.Text) else 1
-        if not known or size > LARGEST:
-            large = f": {size} numbers are not text, at most {LARGEST} are" if known else ""
+        if not plain or size > LARGEST:
+            large = f": {size} numbers are not text, at most {LARGEST} are" if plain else ""
             raise EnvironmentKwargsError(f"{what}{f' {label}' if label else ''} is {part}{large}; set {instead}")
     names_by_label = names if isinstance(names, Mapping) else {"": names} if names else {}
-    for label, own in names_by_label.items():
+    for label, part_names in names_by_label.items():
         if label not in leaves:
             there = f"its parts are {', '.join(leaves)}" if {*leaves} != {""} else "it has no parts: expected a list"
             raise EnvironmentKwargsError(f"names of the {what}: there is no {label!r}, {there}")
         part = leaves[label]
         number = int(part.n) if isinstance(part, spaces.Discrete) else math.prod(part.shape or ())
-        if isinstance(own, str) or len(own) != number:
+        if isinstance(part_names, str) or len(part_names) != number:
             where = f"{what} {label}".strip()
-            raise EnvironmentKwargsError(f"names of the {where}: expected a list of {number}, got {own!r}")
+            raise EnvironmentKwargsError(f"names of the {where}: expected a list of {number}, got {part_names!r}")
 
 
 def names_of(names: Names, label: str) -> Sequence[str]:
@@ -65,12 +70,9 @@ def names_of(names: Names, label: str) -> Sequence[str]:
 def rendered(space: spaces.Space, value: Any, names: Names, digits: int, label: str = "") -> str:
     """``value`` in words: a line per part, with its label."""
     if isinstance(space, _COMPOSED):
-        entries = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        lines = [
-            rendered(inner, value[key], names, digits, f"{label}.{key}" if label else str(key))
-            for key, inner in entries
-        ]
-        return "\n".join(lines)
+        return "\n".join(
+            rendered(inner, value[key], names, digits, inner_label) for key, inner, inner_label in entries(space, label)
+        )
     text = _leaf(space, value, names_of(names, label), digits)
     return f"{label}: {text}" if label else text
 
@@ -107,47 +109,39 @@ def read(space: spaces.Space, text: Any, names: Names, label: str = "") -> Any:
         text = " ".join(map(str, text))
     text = str(text).strip()
     if isinstance(space, spaces.Discrete):
-        known = {words(name): n for n, name in enumerate(names_of(names, label))}
-        number = int(space.start) + known[words(text)] if words(text) in known else int(text)
-        value: Any = np.int64(number)
+        numbers_by_name = {words(name): int(space.start) + n for n, name in enumerate(names_of(names, label))}
+        number = numbers_by_name.get(words(text))
+        value: Any = np.int64(int(text) if number is None else number)
     elif isinstance(space, spaces.Text):
         value = text
     else:
-        of = float if isinstance(space, spaces.Box) else int
-        numbers = [of(number) for number in re.split(r"[,\s]+", text.strip("[]() "))]
+        kind = float if isinstance(space, spaces.Box) else int
+        numbers = [kind(number) for number in re.split(r"[,\s]+", text.strip("[]() "))]
         value = np.asarray(numbers, dtype=space.dtype).reshape(space.shape or ())
     if not space.contains(value):
         raise ValueError(f"{label} {text!r} is not in {space}".strip())
     return value
 
 
-def _composed(space: Any, entries: Any, names: Names, label: str) -> Any:
+def _composed(space: Any, content: Any, names: Names, label: str) -> Any:
     of_dict = isinstance(space, spaces.Dict)
-    if not isinstance(entries, dict if of_dict else list) or len(entries) != len(space.spaces):
+    if not isinstance(content, dict if of_dict else list) or len(content) != len(space.spaces):
         raise ValueError(f"expected a JSON {'object' if of_dict else 'list'} with {len(space.spaces)} entries")
-    keys: list[Any] = [*space.spaces] if of_dict else [*range(len(space.spaces))]
-    if of_dict and {*entries} != {*keys}:
-        raise ValueError(f"expected the keys {', '.join(keys)}")
-    read_parts = [read(space.spaces[key], entries[key], names, f"{label}.{key}" if label else str(key)) for key in keys]
-    return dict(zip(keys, read_parts, strict=True)) if of_dict else tuple(read_parts)
+    if of_dict and {*content} != {*space.spaces}:
+        raise ValueError(f"expected the keys {', '.join(space.spaces)}")
+    values = {key: read(inner, content[key], names, inner_label) for key, inner, inner_label in entries(space, label)}
+    return values if of_dict else tuple(values.values())
 
 
 def how_to_write(space: spaces.Space, names: Names, label: str = "") -> str:
     """What an action is, for the task's text."""
-    if isinstance(space, spaces.Dict):
-        entries = [
-            f'"{key}" ({how_to_write(inner, names, f"{label}.{key}" if label else str(key))})'
-            for key, inner in space.spaces.items()
-        ]
-        return f"a JSON object with {', '.join(entries)}"
-    if isinstance(space, spaces.Tuple):
-        entries = [
-            f"({how_to_write(inner, names, f'{label}.{n}' if label else str(n))})"
-            for n, inner in enumerate(space.spaces)
-        ]
-        return f"a JSON list with {', '.join(entries)}"
-    if own := names_of(names, label):
-        return f"one of {', '.join(own)}" if isinstance(space, spaces.Discrete) else f"numbers for {', '.join(own)}"
+    if isinstance(space, _COMPOSED):
+        of_dict = isinstance(space, spaces.Dict)
+        written = [(key, how_to_write(inner, names, inner_label)) for key, inner, inner_label in entries(space, label)]
+        listed = ", ".join(f'"{key}" ({text})' if of_dict else f"({text})" for key, text in written)
+        return f"a JSON {'object' if of_dict else 'list'} with {listed}"
+    if listed := ", ".join(names_of(names, label)):
+        return f"one of {listed}" if isinstance(space, spaces.Discrete) else f"numbers for {listed}"
     if isinstance(space, spaces.Discrete):
         return f"an integer from {space.start} to {space.start + space.n - 1}"
     if isinstance(space, spaces.Text):
@@ -243,7 +237,10 @@ class SpacesText(TextEnv):
         terminated: bool = False,
         truncated: bool = False,
     ) -> StepResult:
-        text = self._text(observation)
+        if self._show is None:
+            text = rendered(self.world.observation_space, observation, self._names, self._digits)
+        else:
+            text = str(self._show(observation))
         key = info.get("state_key")
         return StepResult(
             text,
@@ -256,11 +253,6 @@ class SpacesText(TextEnv):
             invalid=bool(info.get("invalid")),
             extra=info.get("extra") or {},
         )
-
-    def _text(self, observation: Any) -> str:
-        if self._show is None:
-            return rendered(self.world.observation_space, observation, self._names, self._digits)
-        return str(self._show(observation))
 
     def _admissible(self, info: Mapping[str, Any]) -> list[str] | None:
         space = self.world.action_space

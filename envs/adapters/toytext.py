@@ -32,10 +32,14 @@ class _Table(TextEnv):
     moves: ClassVar[dict[str, int]]
     world: Any
     """gymnasium's environment underneath"""
-    success_only: bool = False
-    wasted: float = 0.0
-    """reward of an action that is none of ``moves``"""
     task: str
+
+    def __init__(self, max_steps: int | None, reward: str = "native", step_reward: float = -1.0) -> None:
+        super().__init__(max_steps)
+        check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
+        self.success_only = reward == "success"
+        self.wasted = 0.0 if self.success_only else step_reward
+        """reward of an action that is none of ``moves``: that of a step, else nonsense would pay more than a win"""
 
     def begin(self, seed: int) -> tuple[StepResult, str]:
         self.world.reset(seed=seed)
@@ -71,6 +75,11 @@ class _Table(TextEnv):
                     yield word, int(after), bool(terminated) and self._wins(int(after))
 
         return shortest_plan(int(self.world.s), moves)
+
+    def _neighbours(self, row: int, column: int) -> Iterator[tuple[str, int, int]]:
+        """Word, row and column of each place that is next to another one, in the order of the moves."""
+        steps = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+        return ((word, row + steps[word][0], column + steps[word][1]) for word in self.moves)
 
     def _words(self, state: int) -> str:
         """The whole state in words."""
@@ -111,7 +120,7 @@ class FrozenLakeText(_Table):
         slippery: bool = False,
         max_steps: int | None = 100,
     ) -> None:
-        super().__init__(max_steps)
+        super().__init__(max_steps, step_reward=0.0)
         check(is_count(size) and 2 <= size <= LARGEST, "size", f"an integer from 2 to {LARGEST}", size)
         check(isinstance(slippery, bool), "slippery", "true or false", slippery)
         self._size = size
@@ -144,11 +153,10 @@ class FrozenLakeText(_Table):
         here = self._rows[row][column]
         if here in "GH":
             return "You have reached the goal." if here == "G" else "You fell into a hole."
-        neighbours = []
-        for word, (down, right) in {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}.items():
-            r, c = row + down, column + right
-            inside = 0 <= r < height and 0 <= c < width
-            neighbours.append(f"{word}: {TILES[self._rows[r][c]] if inside else 'the edge'}")
+        neighbours = [
+            f"{word}: {TILES[self._rows[r][c]] if 0 <= r < height and 0 <= c < width else 'the edge'}"
+            for word, r, c in self._neighbours(row, column)
+        ]
         away = sorted((abs(r - row) + abs(c - column), r - row, c - column, tile) for r, c, tile in self._things)
         far = {tile: "; ".join(_away(down, right) for _, down, right, t in away if t == tile) for tile in "GH"}
         return (
@@ -164,17 +172,7 @@ class FrozenLakeText(_Table):
         return self._rows[row][column] == "G"
 
 
-class _PaidTable(_Table):
-    """A game that rewards each step: ``reward`` chooses between that and success."""
-
-    def __init__(self, reward: str, max_steps: int | None) -> None:
-        super().__init__(max_steps)
-        check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
-        self.success_only = reward == "success"
-        self.wasted = 0.0 if self.success_only else -1.0  # as a step: else nonsense would pay more than a win
-
-
-class TaxiText(_PaidTable):
+class TaxiText(_Table):
     """Fetch the passenger, bring them to their destination.
 
     Args:
@@ -189,7 +187,7 @@ class TaxiText(_PaidTable):
     moves: ClassVar[dict[str, int]] = {"south": 0, "north": 1, "east": 2, "west": 3, "pick up": 4, "drop off": 5}
 
     def __init__(self, reward: str = "native", max_steps: int | None = 200) -> None:
-        super().__init__(reward, max_steps)
+        super().__init__(max_steps, reward)
         self.world = TaxiEnv()
         self.task = (
             "Drive the taxi to the passenger, pick them up, drive to their destination and drop them off. "
@@ -204,9 +202,8 @@ class TaxiText(_PaidTable):
             r, c = world.locs[landmark]
             return f"{LANDMARKS[landmark]}, {_away(r - row, c - column, 'south', 'north', 'east', 'west')}"
 
-        blocked = [
-            word for word in ("south", "north", "east", "west") if world.P[state][self.moves[word]][0][1] == state
-        ]
+        ways = list(self.moves)[:4]
+        blocked = [way for way in ways if world.P[state][self.moves[way]][0][1] == state]
         if passenger == destination:
             return "The passenger has arrived."
         return (
@@ -216,7 +213,7 @@ class TaxiText(_PaidTable):
         )
 
 
-class CliffWalkingText(_PaidTable):
+class CliffWalkingText(_Table):
     """Walk along a cliff to the goal; a step off the cliff leads back to the start.
 
     Args:
@@ -231,7 +228,7 @@ class CliffWalkingText(_PaidTable):
     moves: ClassVar[dict[str, int]] = {"up": 0, "right": 1, "down": 2, "left": 3}
 
     def __init__(self, reward: str = "native", max_steps: int | None = 200) -> None:
-        super().__init__(reward, max_steps)
+        super().__init__(max_steps, reward)
         self.world = CliffWalkingEnv()
         self.task = (
             "Walk to the goal. Do not step off the cliff: you would fall and have to start again. "
@@ -243,8 +240,7 @@ class CliffWalkingText(_PaidTable):
         if (row, column) == (3, 11):
             return "You have reached the goal."
         neighbours = []
-        for word, (down, right) in {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}.items():
-            r, c = row + down, column + right
+        for word, r, c in self._neighbours(row, column):
             if not (0 <= r < 4 and 0 <= c < 12):
                 tile = "the edge"
             elif r == 3 and c > 0:

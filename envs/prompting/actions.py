@@ -52,23 +52,25 @@ INSTRUCTION = (
 _SWITCH = re.compile(r"<switch>\s*switch\s*</switch>", re.IGNORECASE)
 
 
+def _last_tags(text: str, name: str) -> tuple[int, int] | None:
+    """Begin and end of the last ``<name>...</name>``, tags included."""
+    end = text.rfind(f"</{name}>")
+    start = text.rfind(f"<{name}>", 0, end) if end >= 0 else -1
+    return (start, end + len(f"</{name}>")) if start >= 0 else None
+
+
 def stream_spans(text: str) -> Mapping[str, tuple[int, int]]:
     """Characters of each decision, tags included: of the last ones with its tags. An absent one has no entry.
 
     Without tags of an action the whole text is the action, as in the released code.
     """
-    spans = {}
-    for stream in STREAMS:
-        end = text.rfind(f"</{stream}>")
-        start = text.rfind(f"<{stream}>", 0, end) if end >= 0 else -1
-        if start >= 0:
-            spans[stream] = (start, end + len(f"</{stream}>"))
+    spans = {stream: span for stream in STREAMS if (span := _last_tags(text, stream))}
     return {"action": (0, len(text)), **spans}
 
 
 def switches(text: str) -> bool:
     """Whether the turn takes a new subgoal; one whose decision is missing or garbled keeps its own."""
-    span = stream_spans(text).get("switch")
+    span = _last_tags(text, "switch")
     return span is not None and _SWITCH.fullmatch(text[slice(*span)]) is not None
 
 
@@ -222,9 +224,8 @@ def _plain(text: str) -> str | None:
 
 
 def _tags(text: str) -> str | None:
-    end = text.rfind("</action>")
-    start = text.rfind("<action>", 0, end) if end >= 0 else -1
-    return text[start + len("<action>") : end] if start >= 0 else None
+    span = _last_tags(text, "action")
+    return text[slice(*span)].removeprefix("<action>").removesuffix("</action>") if span else None
 
 
 def _boxed(text: str) -> str | None:

@@ -285,16 +285,14 @@ def check_examples(turns: Iterable[ExampleTurn], fmt: str) -> None:
     Raises:
         ConfigError: names the turn, what was read in it, and why.
     """
-    if fmt == TOOL_CALL:  # shown as text: the model's template writes the call
-        if wrong := [n for n, turn in enumerate(turns) if turn.action is None]:
-            raise ConfigError(f"{KEY}[{wrong[0]}]: with turnkey.rollout.action_format={TOOL_CALL} give the action")
-        return
-    if fmt == TOOLS:
-        if wrong := [n for n, turn in enumerate(turns) if turn.response is None]:
-            raise ConfigError(
-                f"{KEY}[{wrong[0]}]: with turnkey.rollout.action_format={TOOLS} give the response, the whole text that "
-                "the model should write, calls included"
-            )
+    needed = {  # of the formats that are shown as text: the model's template writes the call
+        TOOL_CALL: ("action", ""),
+        TOOLS: ("response", ", the whole text that the model should write, calls included"),
+    }
+    if fmt in needed:
+        name, hint = needed[fmt]
+        if wrong := [n for n, turn in enumerate(turns) if getattr(turn, name) is None]:
+            raise ConfigError(f"{KEY}[{wrong[0]}]: with turnkey.rollout.action_format={fmt} give the {name}{hint}")
         return
     parser = load_parser(fmt)
     for n, turn in enumerate(turns):

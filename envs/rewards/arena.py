@@ -5,9 +5,7 @@ It needs a whole group: the component of ``ranked.py`` calls it when all rollout
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -18,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 from verl_turnkey.advantage.params import check
 from verl_turnkey.envs.errors import RewardError
 from verl_turnkey.envs.http import EndpointConfig
-from verl_turnkey.envs.rewards.components import Ranking, Steps, Values, check_template, fill, register_reward
+from verl_turnkey.envs.rewards.components import Ranking, Steps, Values, call_own, check_template, fill, register_reward
 from verl_turnkey.envs.rewards.composition import gather
 from verl_turnkey.envs.rewards.judge import Judge, JudgeConfig, json_numbers
 from verl_turnkey.envs.user_modules import load_function
@@ -221,9 +219,7 @@ class Arena(EndpointConfig):
         return await pairwise(self._judge, self.rubric)(first_text, second_text)
 
     async def _by_rule(self, first: Steps, second: Steps) -> tuple[float, float]:
-        rule: Callable[[Steps, Steps], Any] = load_function(str(self.compare), "compare")
-        wait = inspect.iscoroutinefunction(rule)
-        scores = await rule(first, second) if wait else await asyncio.to_thread(rule, first, second)
+        scores = await call_own(load_function(str(self.compare), "compare"), first, second)
         try:
             first_score, second_score = map(float, scores)
         except (TypeError, ValueError):

@@ -7,6 +7,7 @@ an episode gives one number per step. ``@register_reward("name")`` makes it know
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -138,6 +139,21 @@ def rewards() -> dict[str, RewardSpec]:
     return dict(_REWARDS)
 
 
+def groups(pattern: str) -> int:
+    """The number of groups of a regular expression; -1: it is none."""
+    try:
+        return re.compile(pattern).groups
+    except re.error:
+        return -1
+
+
+async def call_own(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What a user's function returns; in a thread unless it is async, since all rollouts share the event loop."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments, **options)
+    return await asyncio.to_thread(function, *arguments, **options)
+
+
 def at_the_end(steps: Steps, value: float) -> Paid:
     """``value`` on the last step, for the whole episode, 0 before."""
     return Paid([0.0] * (len(steps) - 1) + [value], value)
@@ -263,7 +279,7 @@ class Format:
     dropped); null: a step breaks the format when it holds no action"""
 
     def __post_init__(self) -> None:
-        check(self.pattern is None or _compiles(self.pattern), "pattern", "a regular expression", self.pattern)
+        check(self.pattern is None or groups(self.pattern) >= 0, "pattern", "a regular expression", self.pattern)
 
     def __call__(self, steps: Steps) -> Values:
         if self.pattern is None:
@@ -282,14 +298,6 @@ class Length:
 
     def __call__(self, steps: Steps) -> Values:
         return [float(step.tokens) if self.unit == "tokens" else 1.0 for step in steps]
-
-
-def _compiles(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except re.error:
-        return False
-    return True
 
 
 Ranking = tuple[Mapping[str, float], int]
@@ -387,27 +395,18 @@ def check_template(template: str, key: str) -> None:
 
 def fill(template: str, steps: Steps, max_chars: int) -> str:
     """``template`` with its fields: {observation} and {action} are those of the last of ``steps``."""
-    texts = [step.text or step.action or "" for step in steps]
+    transcript = "\n\n".join(
+        f"Observation {t}: {step.observation}\nAgent {t}: {step.text or step.action or ''}"
+        for t, step in enumerate(steps, 1)
+    )
+    if (left_out := len(transcript) - max_chars) > 0:  # its beginning and its end matter most
+        head = max_chars // 2
+        transcript = f"{transcript[:head]}\n[{left_out} characters left out]\n{transcript[head + left_out :]}"
     values = {
         "task": steps[0].task,
-        "transcript": _shortened(
-            "\n\n".join(
-                f"Observation {t}: {step.observation}\nAgent {t}: {words}"
-                for t, (step, words) in enumerate(zip(steps, texts, strict=True), 1)
-            ),
-            max_chars,
-        ),
+        "transcript": transcript,
         "observation": steps[-1].observation,
         "action": steps[-1].action or steps[-1].content or "(no action)",
     }
     # In one pass: text of a model or an environment is never taken for a field.
     return _FIELD.sub(lambda match: values[match[1]], template)
-
-
-def _shortened(text: str, most: int) -> str:
-    """``text`` without its middle when it is longer than ``most``: its beginning and its end matter most."""
-    left_out = len(text) - most
-    if left_out <= 0:
-        return text
-    head = most // 2
-    return f"{text[:head]}\n[{left_out} characters left out]\n{text[head + left_out :]}"

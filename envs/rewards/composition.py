@@ -92,9 +92,10 @@ class Composition:
         # An episode of which another component fails is not compared.
         meet = [part for part in self._parts if part.group and member is not None]
         alone = [part for part in self._parts if not part.group or member is None]
-        part_values = dict(zip(map(id, alone), await gather(self._value(part, steps) for part in alone), strict=True))
-        met = await gather(self._value(part, steps, member) for part in meet)
-        part_values |= dict(zip(map(id, meet), met, strict=True))
+        part_values: dict[int, Paid] = {}
+        for chosen, place in ((alone, None), (meet, member)):
+            values = await gather(self._value(part, steps, place) for part in chosen)
+            part_values |= zip(map(id, chosen), values, strict=True)
         pairs = [(part, part_values[id(part)]) for part in self._parts]
         shares = {} if member is None else member.calls
         sums = _sums(values for part, values in pairs if part.column is None)
@@ -221,9 +222,10 @@ def column_clash(name: str) -> str:
 def _part(entry: Any, where: str) -> _Part:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         raise ConfigError(f"{where}: expected a mapping with the name of a component, got {entry!r}")
-    name, options, known = entry["name"], {key: value for key, value in entry.items() if key not in _OWN}, rewards()
-    if name in known:  # a misspelt weight is not a missing one
-        _check_options(options, [field.name for field in fields(known[name].cls) if field.init], where)
+    name, options = entry["name"], {key: value for key, value in entry.items() if key not in _OWN}
+    specs = rewards()
+    if name in specs:  # a misspelt weight is not a missing one
+        _check_options(options, [field.name for field in fields(specs[name].cls) if field.init], where)
     label = entry.get("label", name.rpartition(":")[2])
     if not isinstance(label, str) or not label:
         raise ConfigError(f"{where}.label: expected a text, got {label!r}")
@@ -233,18 +235,19 @@ def _part(entry: Any, where: str) -> _Part:
     column = entry.get("column")
     if column is not None and (not isinstance(column, str) or not column.isidentifier() or column in LOOPS_OWN):
         taken = f"{', '.join(LOOPS_OWN[:-1])} and {LOOPS_OWN[-1]}"
+        hint = f"; write {column[6:]}" if isinstance(column, str) and column.startswith("extra.") else ""
         raise ConfigError(
             f"{where}.column: expected the name of a column such as turn_score, other than {taken}, "
-            f"got {column!r}{_without_extra(column)}"
+            f"got {column!r}{hint}"
         )
     if ":" in name:
         return _Part(label, float(weight), _own(name, options, where), where, column, own=True)
-    if name not in known:
+    if name not in specs:
         raise ConfigError(
-            f"{where}.name: no reward component is called {name!r}{did_you_mean(name, known) or '.'} There are "
-            f"{', '.join(sorted(known))}; one of your own is given as module:function"
+            f"{where}.name: no reward component is called {name!r}{did_you_mean(name, specs) or '.'} There are "
+            f"{', '.join(sorted(specs))}; one of your own is given as module:function"
         )
-    spec = known[name]
+    spec = specs[name]
     if spec.cost and column is None and ("weight" not in entry or weight > 0):
         raise ConfigError(
             f"{where}.weight: expected a number below 0, because {name!r} counts what is to be avoided, "
@@ -253,18 +256,13 @@ def _part(entry: Any, where: str) -> _Part:
     return _Part(label, float(weight), parse(spec.cls, options, where), where, column, spec.group)
 
 
-def _without_extra(column: Any) -> str:
-    prefix = "extra."
-    return f"; write {column.removeprefix(prefix)}" if isinstance(column, str) and column.startswith(prefix) else ""
-
-
 def _own(name: str, options: dict[str, Any], where: str) -> Component:
     target: Any = load_function(name, f"{where}.name")
-    names = list(inspect.signature(target).parameters.values())
-    names = names if inspect.isclass(target) else names[1:]  # the first one of a function takes the steps
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in names):
-        _check_options(options, [parameter.name for parameter in names], where)
-    for parameter in names:
+    parameters = list(inspect.signature(target).parameters.values())
+    parameters = parameters if inspect.isclass(target) else parameters[1:]  # the first of a function takes the steps
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        _check_options(options, [parameter.name for parameter in parameters], where)
+    for parameter in parameters:
         free = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if not free and parameter.default is parameter.empty and parameter.name not in options:
             raise ConfigError(f"{where}.{parameter.name}: missing; {name} needs it, and there is no default")
@@ -279,9 +277,9 @@ def _own(name: str, options: dict[str, Any], where: str) -> Component:
     return cast("Component", made)
 
 
-def _check_options(options: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+def _check_options(options: Mapping[str, Any], option_names: Sequence[str], where: str) -> None:
+    names = [*_OWN, *option_names]
     for key in options:
-        names = [*_OWN, *known]
         if key not in names:
             raise ConfigError(
                 f"{where}.{key}: unknown key{did_you_mean(key, names) or '.'} Known keys: {', '.join(names)}"

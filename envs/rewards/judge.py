@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,7 +14,15 @@ from verl_turnkey.advantage.params import check
 from verl_turnkey.envs.errors import JudgeError
 from verl_turnkey.envs.http import SHOWN, Endpoint, EndpointConfig, chat_endpoint, finite
 from verl_turnkey.envs.model_texts import after_first_thoughts
-from verl_turnkey.envs.rewards.components import Steps, Values, at_the_end, check_template, fill, register_reward
+from verl_turnkey.envs.rewards.components import (
+    Steps,
+    Values,
+    at_the_end,
+    check_template,
+    fill,
+    groups,
+    register_reward,
+)
 from verl_turnkey.envs.rewards.composition import gather
 from verl_turnkey.envs.rewards.progress import differences
 
@@ -44,16 +52,12 @@ class JudgeConfig(EndpointConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
-            groups = re.compile(self.score_pattern).groups
-        except re.error:
-            groups = 0
-        check(groups > 0, "score_pattern", "a regular expression with a group", self.score_pattern)
+        grouped = groups(self.score_pattern) > 0
+        check(grouped, "score_pattern", "a regular expression with a group", self.score_pattern)
         if self.score_range is not None:
             check(self.score_range[0] != self.score_range[1], "score_range", "two different numbers", self.score_range)
-        check(
-            not (self.binary and self.score_key), "score_key", "null with binary, which parses nothing", self.score_key
-        )
+        unambiguous = not (self.binary and self.score_key)
+        check(unambiguous, "score_key", "null with binary, which parses nothing", self.score_key)
 
 
 class Judge:
@@ -216,7 +220,7 @@ class JudgeReward(JudgeConfig):
 
     @cached_property
     def _judge(self) -> Judge:
-        return Judge(JudgeConfig(**{entry.name: getattr(self, entry.name) for entry in fields(JudgeConfig)}))
+        return Judge(self)
 
 
 TEXT = "{task}\n\n{transcript}"
@@ -262,14 +266,13 @@ class Scorer(EndpointConfig):
         if self.api == "classify":
             return {"input": [fill(self.text, steps[: t + 1], self.max_chars) for t in range(len(steps))]}
         names = ("observation", "text", "action", "valid")
-        turns = [{name: getattr(step, name) for name in names} for step in steps]
-        return {"task": steps[0].task, "turns": turns}
+        return {"task": steps[0].task, "turns": [{name: getattr(step, name) for name in names} for step in steps]}
 
     @cached_property
     def _endpoint(self) -> Endpoint[list[float]]:
         expected, read = {
             "classify": ("data with probs, one list of numbers per step", _classes),
-            "turns": ("scores, one number per step", _scores),
+            "turns": ("scores, one number per step", lambda answer: _numbers(answer["scores"])),
         }[self.api]
         return Endpoint(self, "", who="the scorer", expected=expected, read=read)
 
@@ -277,10 +280,6 @@ class Scorer(EndpointConfig):
 def _classes(answer: Any) -> list[float] | None:
     rows = sorted(answer["data"], key=lambda row: row["index"])
     return _numbers([row["probs"][-1] for row in rows])
-
-
-def _scores(answer: Any) -> list[float] | None:
-    return _numbers(answer["scores"])
 
 
 def _numbers(values: list[Any]) -> list[float] | None:

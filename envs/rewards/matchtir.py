@@ -42,11 +42,11 @@ def similarity(predicted: ToolCall, gold: ToolCall) -> float:
     """
     if predicted.name.lower() != gold.name.lower():
         return 0.0
-    ours, theirs = predicted.arguments, gold.arguments
-    union = ours.keys() | theirs.keys()
-    jaccard = len(ours.keys() & theirs.keys()) / len(union) if union else 1.0
-    values = sum(name in ours and bool(ours[name] == value) for name, value in theirs.items())
-    return (1.0 + jaccard + values) / (2.0 + len(theirs))
+    made, wanted = predicted.arguments, gold.arguments
+    union = made.keys() | wanted.keys()
+    jaccard = len(made.keys() & wanted.keys()) / len(union) if union else 1.0
+    values = sum(name in made and bool(made[name] == value) for name, value in wanted.items())
+    return (1.0 + jaccard + values) / (2.0 + len(wanted))
 
 
 def similarities(predicted: Sequence[ToolCall], gold: Sequence[ToolCall]) -> Floats:
@@ -136,9 +136,9 @@ def turn_rewards(
 
 def answer_f1(answer: str, gold: str) -> float:
     """F1 of the two sets of words, in lower case and without punctuation; the reward of the turn with the answer."""
-    ours, theirs = _words(answer), _words(gold)
-    common = len(ours & theirs)
-    return 2 * common / (len(ours) + len(theirs)) if common else 0.0
+    answer_words, gold_words = _words(answer), _words(gold)
+    common = len(answer_words & gold_words)
+    return 2 * common / (len(answer_words) + len(gold_words)) if common else 0.0
 
 
 def _words(text: str) -> set[str]:

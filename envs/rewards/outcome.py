@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
 import math
 import re
@@ -17,7 +15,16 @@ from verl_turnkey.advantage.params import ConfigError, check
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.errors import RewardError
 from verl_turnkey.envs.model_texts import f1, same
-from verl_turnkey.envs.rewards.components import RewardStep, Steps, Values, at_the_end, number, register_reward
+from verl_turnkey.envs.rewards.components import (
+    RewardStep,
+    Steps,
+    Values,
+    at_the_end,
+    call_own,
+    groups,
+    number,
+    register_reward,
+)
 from verl_turnkey.envs.user_modules import load_function
 
 
@@ -59,12 +66,8 @@ class Answer:
     """regular expression whose first group is the answer, in the last match; null: the action itself is"""
 
     def __post_init__(self) -> None:
-        if self.pattern is not None:
-            try:
-                groups = re.compile(self.pattern).groups
-            except re.error:
-                groups = 0
-            check(groups > 0, "pattern", "a regular expression with a group", self.pattern)
+        grouped = self.pattern is None or groups(self.pattern) > 0
+        check(grouped, "pattern", "a regular expression with a group", self.pattern)
 
     def __call__(self, steps: Steps) -> Values:
         right, answer = right_answers(steps[0]), steps[-1].action or ""
@@ -185,10 +188,7 @@ class VerlFunction:
             },
             **self.kwargs,
         }
-        if inspect.iscoroutinefunction(function):
-            result = await function(**arguments)
-        else:  # not in the event loop, which all rollouts of the process share
-            result = await asyncio.to_thread(function, **arguments)
+        result = await call_own(function, **arguments)
         score: Any = result.get("score") if isinstance(result, Mapping) else result
         score = score.item() if hasattr(score, "item") else score
         if not isinstance(score, int | float):  # True is 1 to verl, too
@@ -232,17 +232,16 @@ class SweetSpot:
         check(rising, "tiers", "finite numbers that do not fall", self.tiers)
 
     def __call__(self, steps: Steps) -> Values:
-        close = [self._closeness(step, f"after step {t}") for t, step in enumerate(steps)]
-        for t, value in enumerate(close):
+        close = []
+        for t, step in enumerate(steps):
+            # Nothing was done yet, and reset did not say: no reason to lose the episode.
+            silent = step.next_extra is step.extra and self.key not in step.extra
+            value = 0.0 if silent else number(step.next_extra, self.key, f"after step {t}")
             if not 0 <= value <= 1:
                 raise RewardError(
                     f"after step {t}: expected info['extra'][{self.key!r}] to be from 0 to 1, got {value:g}"
                 )
+            close.append(value)
         total = {"mean": math.fsum(close) / len(close), "max": max(close), "last": close[-1]}[self.aggregate]
         tiers = self.tiers or [zone / (self.zones - 1) for zone in range(self.zones)]
         return at_the_end(steps, tier(total, tiers))
-
-    def _closeness(self, step: RewardStep, where: str) -> float:
-        if step.next_extra is step.extra and self.key not in step.extra:
-            return 0.0  # nothing was done yet, and reset did not say: no reason to lose the episode
-        return number(step.next_extra, self.key, where)

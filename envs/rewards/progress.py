@@ -118,12 +118,12 @@ class PAV:
         check(0 <= self.alpha < float("inf"), "alpha", "a finite number >= 0", self.alpha)
 
     def __call__(self, steps: Steps) -> Values:
-        own = self._estimates(steps, self.key)
-        prover = self._estimates(steps, self.prover_key) if self.prover == "given" else own
+        estimates = self._estimates(steps, self.key)
+        prover = self._estimates(steps, self.prover_key) if self.prover == "given" else estimates
         if self.prover == "best_of_k":
-            prover = [best_of_k(value, self.k) for value in own]
+            prover = [best_of_k(value, self.k) for value in estimates]
         gains = differences(prover)
-        return [self.own * after + self.alpha * gain for after, gain in zip(own[1:], gains, strict=True)]
+        return [self.own * after + self.alpha * gain for after, gain in zip(estimates[1:], gains, strict=True)]
 
     @staticmethod
     def _estimates(steps: Steps, key: str) -> list[float]:

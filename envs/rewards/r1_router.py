@@ -6,10 +6,8 @@ the state that it was taken in.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -20,7 +18,7 @@ from verl_turnkey.advantage.params import check
 from verl_turnkey.envs.errors import RewardError
 from verl_turnkey.envs.http import Endpoint, EndpointConfig, finite
 from verl_turnkey.envs.model_texts import words
-from verl_turnkey.envs.rewards.components import Steps, Values, register_reward
+from verl_turnkey.envs.rewards.components import RewardStep, Steps, Values, call_own, register_reward
 from verl_turnkey.envs.user_modules import load_function
 
 SHORT = 5  # words of a gold answer up to which it has to be there as a whole
@@ -74,7 +72,7 @@ class R1Router(EndpointConfig):
             load_function(self.embed, "embed")  # a missing function is an error at the start
 
     async def __call__(self, steps: Steps) -> Values:
-        pairs = [_queries(step.extra, step.brought) if step.valid else None for step in steps]
+        pairs = [_queries(step) for step in steps]
         texts = list(dict.fromkeys(text for pair in pairs if pair is not None and _both(pair) for text in pair))
         vectors = dict(zip(texts, await self._vectors(texts), strict=True)) if texts else {}
         rewards = []
@@ -93,9 +91,7 @@ class R1Router(EndpointConfig):
         if self.embed is None:
             vectors: Any = await self._endpoint.ask({"input": texts}, values=len(texts))
         else:
-            function: Callable[[list[str]], Any | Awaitable[Any]] = load_function(self.embed, "embed")
-            wait = inspect.iscoroutinefunction(function)
-            vectors = await function(texts) if wait else await asyncio.to_thread(function, texts)
+            vectors = await call_own(load_function(self.embed, "embed"), texts)
         if len(vectors) != len(texts):
             raise RewardError(f"expected {len(texts)} vectors from {self.embed}, got {len(vectors)}")
         return vectors
@@ -106,11 +102,10 @@ class R1Router(EndpointConfig):
         return Endpoint(self, "/embeddings", who="the embedding model", expected=expected, read=_embeddings)
 
 
-def _queries(extra: Any, brought: Any) -> tuple[str, str] | None:
-    """The query of the step and the gold one; None where there is no retrieval, or none that is asked for."""
-    if brought.get("query") is None or extra.get("gold_query") is None:
-        return None
-    return str(brought["query"]), str(extra["gold_query"])
+def _queries(step: RewardStep) -> tuple[str, str] | None:
+    """The query of a valid step and the gold one; None where there is no retrieval, or none that is asked for."""
+    query, gold = step.brought.get("query"), step.extra.get("gold_query")
+    return None if not step.valid or query is None or gold is None else (str(query), str(gold))
 
 
 def _both(pair: tuple[str, str]) -> bool:

@@ -61,17 +61,6 @@ def test_unknown_id_names_the_closest():
         make("no such id")
 
 
-def test_missing_package_names_the_extra():
-    code = (
-        "import sys; sys.modules['minigrid'] = None\n"
-        "import verl_turnkey.envs as envs\n"
-        "try: envs.make('turnkey/MiniGrid-v0')\n"
-        "except envs.MissingPackageError as error: print(error)"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert 'pip install "verl-turnkey[minigrid]"' in out
-
-
 def test_missing_package_of_an_environment_of_ours(monkeypatch):
     entry_point = "absent_package_xyz.envs:Env"
     adapter = Adapter("test/Absent-v0", entry_point, "never there", package="absent-package-xyz", extra="absent")
@@ -85,6 +74,7 @@ def test_missing_package_of_an_environment_of_ours(monkeypatch):
 @pytest.mark.parametrize(
     ("absent", "words"),
     [
+        ("minigrid", "needs the module 'minigrid' (imported by"),
         ("pygame", "needs the module 'pygame' (imported by minigrid."),
         ("minigrid.core.actions", "cannot be imported: import of minigrid.core.actions halted"),
     ],

@@ -32,7 +32,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, webshop_server.__file__, "--port", str(self.port), "--factory", "shop:make"]
+        command = [sys.executable, webshop_server.__file__, "--port", str(self.port), "--factory", "shop:Shop"]
         self.process = subprocess.Popen(command, cwd=SHOP, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split()[-1]

@@ -58,9 +58,7 @@ class Shop:
         argument = argument.rstrip("]").lower()
         reward, done = 0.0, False
         if kind == "search" and argument:
-            words = argument.split()
-            scored = [(sum(w in (p["kind"], p["trait"]) for w in words), p) for p in self.products]
-            self.hits = [p for score, p in sorted(scored, key=lambda s: -s[0]) if score][:50]
+            self.hits = self._search(argument)
             self.where, self.number, self.item, self.options = "results", 1, None, {}
         elif kind == "click" and argument in self.get_available_actions()["clickables"] and argument != "search":
             if argument == "buy now":
@@ -81,6 +79,10 @@ class Shop:
                 name = next(name for name, values in self.item["options"].items() if argument in values)
                 self.options[name] = argument
         return self.page(), reward, done, None
+
+    def _search(self, query: str) -> list[dict]:
+        scored = [(sum(w in (p["kind"], p["trait"]) for w in query.split()), p) for p in self.products]
+        return [p for score, p in sorted(scored, key=lambda s: -s[0]) if score][:50]
 
     def _results(self) -> list[dict]:
         return self.hits[(self.number - 1) * 10 : self.number * 10]
@@ -120,8 +122,7 @@ class Shop:
         """Actions that buy the right thing from the first page."""
         goal = self.goal
         query = f"{goal['trait']} {goal['kind']}"
-        scored = [(sum(w in (p["kind"], p["trait"]) for w in query.split()), p) for p in self.products]
-        hits = [p for score, p in sorted(scored, key=lambda s: -s[0]) if score][:50]
+        hits = self._search(query)
         wanted = next(n for n, p in enumerate(hits) if self._fits(p))
         options = [f"click[{value}]" for value in goal["options"].values()]
         return [
@@ -153,19 +154,3 @@ class CareShop(Shop):
     def page(self) -> str:
         page = super().page()
         return page if self.where != "done" else f"{page} [SEP] Care Instruction: wash cold [SEP] Bye"
-
-
-def make() -> Shop:
-    return Shop()
-
-
-def make_care() -> Shop:
-    return CareShop()
-
-
-def make_broken() -> Shop:
-    return BrokenShop()
-
-
-def make_silent() -> Shop:
-    return SilentShop()

@@ -7,10 +7,9 @@ from functools import cache
 
 import pytest
 from env_cases import play
-from gymnasium.utils.env_checker import check_env
 from minigrid.utils.baby_ai_bot import BabyAIBot
 
-from verl_turnkey.envs import EnvironmentKwargsError, UnknownEnvironmentError, make
+from verl_turnkey.envs import make
 from verl_turnkey.envs.adapters.minigrid import ACTIONS
 
 WORDS = list(ACTIONS)
@@ -33,10 +32,6 @@ def shortest_plan(seed: int) -> list[str]:
                 known.add(info["state_key"])
                 todo.append((there, [*path, action]))
     raise AssertionError("no way to win")
-
-
-def test_gymnasium_accepts_it():
-    check_env(make("turnkey/MiniGrid-v0").unwrapped, skip_render_check=True)
 
 
 def test_observation_in_words():
@@ -84,15 +79,9 @@ def test_babyai_bot_wins_by_words(level):
         assert won
 
 
-def test_seeds_reproduce_and_the_global_random_state_is_left_alone():
+def test_another_seed_is_another_episode():
     actions = random.Random(1).choices(WORDS, k=40)
-    state = random.getstate()
-    first = play(make("turnkey/MiniGrid-v0"), 7, actions)
-    reused = make("turnkey/MiniGrid-v0")
-    play(reused, 99, actions)
-    assert play(reused, 7, actions) == first
-    assert play(make("turnkey/MiniGrid-v0"), 8, actions) != first
-    assert random.getstate() == state
+    assert play(make("turnkey/MiniGrid-v0"), 8, actions) != play(make("turnkey/MiniGrid-v0"), 7, actions)
 
 
 def test_state_key_repeats_exactly_where_the_state_repeats():
@@ -118,18 +107,11 @@ def test_an_unknown_action_changes_nothing_but_counts():
     env = make("turnkey/MiniGrid-v0", {"max_steps": 3})
     observation, info = env.reset(seed=0)
     for step, action in enumerate(["fly", "x" * 100_000, "\x00\u202e☃"], start=1):
-        after = env.step(action)
-        assert after[:3] == (observation, 0.0, False)
-        assert after[3] is (step == 3)
-        assert after[4]["invalid"]
-        assert after[4]["state_key"] == info["state_key"]
-    assert not make_and_step("Turn  LEFT\n")[4]["invalid"]
-
-
-def make_and_step(action: str) -> tuple:
-    env = make("turnkey/MiniGrid-v0")
+        *after, after_info = env.step(action)
+        assert after == [observation, 0.0, False, step == 3]
+        assert (after_info["invalid"], after_info["state_key"]) == (True, info["state_key"])
     env.reset(seed=0)
-    return env.step(action)
+    assert not env.step("Turn  LEFT\n")[4]["invalid"]
 
 
 def test_time_decay_is_minigrids_own_reward():
@@ -146,21 +128,6 @@ def test_time_decay_is_minigrids_own_reward():
 def test_done_is_offered_only_where_it_means_something():
     assert "done" not in make("turnkey/MiniGrid-v0").reset(seed=0)[1]["admissible"]
     assert "done" in make("turnkey/MiniGrid-v0", {"level": "MiniGrid-GoToDoor-5x5-v0"}).reset(seed=0)[1]["admissible"]
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "error", "words"),
-    [
-        ({"level": "BabyAI-GoToLocl-v0"}, UnknownEnvironmentError, "did you mean 'BabyAI-GoToLocal-v0'"),
-        ({"lvel": 1}, EnvironmentKwargsError, "did you mean 'level'"),
-        ({"reward": "sparse"}, EnvironmentKwargsError, "success, time_decay"),
-        ({"max_steps": 0}, EnvironmentKwargsError, "positive integer"),
-        ({"max_steps": "9"}, EnvironmentKwargsError, "positive integer"),
-    ],
-)
-def test_bad_arguments(kwargs, error, words):
-    with pytest.raises(error, match=words):
-        make("turnkey/MiniGrid-v0", kwargs)
 
 
 def test_lava_ends_an_episode_without_a_success():

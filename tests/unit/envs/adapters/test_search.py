@@ -177,24 +177,6 @@ def test_the_last_search_of_a_question_asks_for_a_passage_with_the_answer():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"reward": "bleu"}, "reward must be one of em, f1"),
-        ({"split": "dev"}, "split must be one of"),
-        ({"hops": 3}, "hops must be 1, 2 or null"),
-        ({"topk": 0}, "topk must be a positive integer"),
-        ({"url": "127.0.0.1:8000", "questions": "?"}, "there is no file '\\?'"),
-        ({"url": "http://127.0.0.1:1/retrieve"}, "set turnkey.env.kwargs.questions|Set turnkey.env.kwargs.questions"),
-        ({"url": "http://x", "corpus": "y"}, "exclude each other"),
-        ({"split": "all", "tpok": 3}, "did you mean 'topk'"),
-    ],
-)
-def test_arguments(kwargs, message):
-    with pytest.raises(EnvironmentKwargsError, match=message):
-        make(ID, kwargs)
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "holds no questions"),

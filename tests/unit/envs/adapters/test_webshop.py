@@ -17,13 +17,13 @@ from verl_turnkey.envs.http import ServerError, post_json
 
 ID = "turnkey/WebShop-v0"
 SCRIPT = Path(webshop_server.__file__)
-LOCAL = {"factory": "shop:make"}
+LOCAL = {"factory": "shop:Shop"}
 
 
 @pytest.fixture(scope="module")
 def url():
     """The script as WebShop's users run it, in a folder with a shop."""
-    command = [sys.executable, str(SCRIPT), "--port", "0", "--factory", "shop:make", "--limit", "40"]
+    command = [sys.executable, str(SCRIPT), "--port", "0", "--factory", "shop:Shop", "--limit", "40"]
     with subprocess.Popen(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True) as server:
         try:
             yield server.stdout.readline().split()[-1]
@@ -65,7 +65,7 @@ def test_a_purchase(kwargs):
 
 
 def test_instructions_of_a_product_are_not_the_task():
-    env = make(ID, {"factory": "shop:make_care"})
+    env = make(ID, {"factory": "shop:CareShop"})
     env.reset(seed=1)
     *before, last = [env.step(action)[0] for action in plan(1)]
     assert last.startswith("Thank you for shopping with us!")
@@ -187,31 +187,12 @@ def test_shoppers_beyond_the_limit_leave_the_oldest_out():
         shops.call("/step", {"id": ids[1], "action": "search[lamp]"})
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({}, "needs turnkey.env.kwargs.url"),
-        ({"url": "http://x", "factory": "shop:make"}, "and not both"),
-        ({"url": "localhost:3000"}, r"turnkey\.env\.kwargs\.url must be a URL"),
-        ({"factory": "shop:mak"}, "module:function, 'shop:mak' is not"),
-        ({"factory": "no_such_shop:make"}, "No module named 'no_such_shop'"),
-        ({"factory": "shop"}, "module:function"),
-        ({**LOCAL, "goals": [3, 3]}, "goals must be two integers"),
-        ({**LOCAL, "goals": [0, 1, 2]}, "goals must be two integers"),
-        ({**LOCAL, "reward": "price"}, "reward must be one of score, success"),
-    ],
-)
-def test_arguments(kwargs, message):
-    with pytest.raises(EnvironmentKwargsError, match=message):
-        make(ID, kwargs)
-
-
 def test_a_shop_that_says_too_little_and_one_that_breaks():
     with pytest.raises(EnvironmentKwargsError, match="does not tell how many"):
-        make(ID, {"factory": "shop:make_silent"}).reset(seed=0)
+        make(ID, {"factory": "shop:SilentShop"}).reset(seed=0)
     with pytest.raises(ValueError, match="observation_mode='text'"):
-        make(ID, {"factory": "shop:make_silent", "goals": [0, 9]}).reset(seed=0)
-    env = make(ID, {"factory": "shop:make_broken"})
+        make(ID, {"factory": "shop:SilentShop", "goals": [0, 9]}).reset(seed=0)
+    env = make(ID, {"factory": "shop:BrokenShop"})
     env.reset(seed=0)
     with pytest.raises(IndexError):
         env.step("search[lamp]")

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_server import JudgeServer
 
-from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.rewards import (
     Groups,
     Judge,
@@ -353,18 +352,3 @@ def test_a_model_compares_what_it_is_shown():
     assert [shaped.rewards for shaped in results] == [[0.0], [0.5], [1.0]]
     assert sum(shaped.sums["arena_calls"] for shaped in results) >= server.calls > 0
     assert all("Which is more?" in question["messages"][0]["content"] for question in server.questions)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "url: expected either url and model, or compare"),
-        ({"url": "http://h/v1", "model": "m", "compare": RULE}, "url: expected either"),
-        ({"url": "http://h/v1"}, "model: expected the name of the judge"),
-        ({"compare": RULE, "pivot_games": "none"}, "pivot_games: expected one of"),
-        ({"compare": RULE, "text": "{transcipt}"}, "text: expected only fields"),
-    ],
-)
-def test_wrong_configurations(options, message):
-    with pytest.raises(ConfigError, match=message):
-        compose([{"name": "arena", **options}])

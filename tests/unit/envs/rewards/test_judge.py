@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import pytest
 from judge_server import JudgeServer
 
-from verl_turnkey.advantage.params import ConfigError, parse
 from verl_turnkey.envs.http import LONGEST_WAIT, Endpoint
 from verl_turnkey.envs.rewards import Judge, JudgeConfig, JudgeError, RewardError, RewardStep, compose
 
@@ -343,30 +342,6 @@ def test_a_key_is_never_shown(server, monkeypatch):
     assert SECRET not in repr(judge(server, **options).config)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"url": "localhost:8000"}, r"j\.url: expected http\(s\)://host:port/v1"),
-        ({"url": "http://user:pass@host/v1"}, r"j\.url: expected .* without a password"),
-        ({"url": "file:///etc"}, r"j\.url: expected http"),
-        ({"timeout": 0}, "positive seconds"),
-        ({"concurrency": 0}, "positive integer"),
-        ({"retries": -1}, "zero or more"),
-        ({"backoff": -1}, "zero or more seconds"),
-        ({"cache_size": -1}, "zero or more"),
-        ({"score_pattern": "score"}, "a regular expression with a group"),
-        ({"score_pattern": "("}, "a regular expression with a group"),
-        ({"score_range": [1, 1]}, "two different numbers"),
-        ({"score_range": [1]}, r"j\.score_range"),
-        ({"binary": True, "score_key": "p"}, r"j\.score_key: expected null with binary"),
-        ({"apikey": "x"}, "unknown key; did you mean 'api_key_env'"),
-    ],
-)
-def test_wrong_configurations_of_a_judge(options, message):
-    with pytest.raises(ConfigError, match=message):
-        parse(JudgeConfig, {"url": "http://h/v1", "model": "m", **options}, "j")
-
-
 # --- the component ------------------------------------------------------------------------------------------------
 def episode() -> list[RewardStep]:
     return [
@@ -452,18 +427,3 @@ def test_a_gain_is_what_the_score_rose_by(server):
     server.answer = lambda question: f"Score: {[3, 9][question['messages'][0]['content'].count('Observation') - 1]}"
     entry = {"name": "judge", "url": server.url, "model": "prm", "per": "gain"}
     assert compose([entry])(episode()).rewards == pytest.approx([0.3, 0.6])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, r"turnkey\.rewards\[0\]\.(url|model): missing"),
-        ({"url": "http://h/v1", "model": "m", "max_chars": 0}, "max_chars: expected a positive integer"),
-        ({"url": "http://h/v1", "model": "m", "prompt": "{transcrpt}"}, "did you mean 'transcript'"),
-        ({"url": "http://h/v1", "model": "m", "prompt": "{task}"}, r"to show the \{transcript\} or the \{action\}"),
-        ({"url": "http://h/v1", "model": "m", "per": "turn"}, "one of 'episode', 'step', 'gain'"),
-    ],
-)
-def test_wrong_configurations_of_the_component(options, message):
-    with pytest.raises(ConfigError, match=message):
-        compose([{"name": "judge", **options}])

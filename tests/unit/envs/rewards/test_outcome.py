@@ -62,12 +62,6 @@ def test_a_task_without_one(row):
         compose([{"name": "answer"}])([RewardStep("q", "x", row=row)])
 
 
-@pytest.mark.parametrize("pattern", ["(", "no group"])
-def test_a_pattern_that_is_none(pattern):
-    with pytest.raises(ConfigError, match=r"pattern: expected a regular expression with a group"):
-        compose([{"name": "answer", "pattern": pattern}])
-
-
 def shaped(row, **options):
     steps = [RewardStep("", "a", row=row), RewardStep("", "b", reward=1.0, row=row)]
     return compose([{"name": "step"}, {"name": "contrastive", **options}])(steps).rewards
@@ -98,8 +92,6 @@ def test_a_task_without_a_baseline(tmp_path):
     assert shaped({"turnkey_task": "one"}, file=str(tmp_path / "b.json"), missing=0.5) == [0.0, 0.75]
     with pytest.raises(RewardError, match=r"got \[\]$"):
         shaped({"extra_info": {"baseline_rewards": []}}, missing=0.5)
-    with pytest.raises(ConfigError, match=r"missing: expected a finite number"):
-        shaped({}, missing=float("nan"))
 
 
 @pytest.mark.parametrize("stored", [None, [], [0.5, None], "0.5", [True], [float("nan")]])
@@ -195,8 +187,6 @@ def test_what_is_no_number_costs_the_episode(file):
 
 
 def test_what_is_not_there_is_named_at_the_start(file):
-    with pytest.raises(ConfigError, match=r"turnkey\.rewards\[0\]\.path.*reward\.custom_reward_function\.path"):
-        compose([{"name": "verl"}])
     with pytest.raises(ModuleImportError, match=r"reward\.custom_reward_function\.path.*'compute_score'"):
         compose([{"name": "verl", "path": file, "function": "compute_scroe"}])
 
@@ -223,20 +213,6 @@ def test_the_component():
     assert reward(0.9, 0.2, aggregate="last") == [0, 0]
     assert reward(0.6, tiers=[0, 0.1, 0.3, 1], weight=0.5) == pytest.approx([0.15])
     assert reward(0.6, zones=2) == [1]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"zones": 1}, r"zones: expected an integer >= 2"),
-        ({"tiers": [0, 1]}, r"tiers: expected one value for each of the 4 zones"),
-        ({"tiers": [0, 1, 0.5, 2]}, r"tiers: expected finite numbers that do not fall"),
-        ({"aggregate": "median"}, r"aggregate: expected one of"),
-    ],
-)
-def test_wrong_options(options, message):
-    with pytest.raises(ConfigError, match=message):
-        reward(0.5, **options)
 
 
 def test_a_turn_without_an_action_before_anything_was_done_is_not_close():

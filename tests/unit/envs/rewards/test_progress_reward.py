@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_turnkey.advantage.params import ConfigError
 from verl_turnkey.envs.rewards import RewardError, RewardStep, compose
 from verl_turnkey.envs.rewards.progress import differences, recipe_progress, vsrm
 
@@ -83,8 +82,6 @@ def test_the_component():
     entry = {"name": "progress", "key": "p", "kind": "vsrm"}
     assert compose([entry])(steps).rewards == pytest.approx([0.294, 0.42, 0.6])
     assert compose([{**entry, "lookahead": 1, "decay": 0.5}])(steps).rewards == pytest.approx([0, 0.3, 0.6])
-    with pytest.raises(ConfigError, match=r"decay: expected a number from 0 to 1, got 2"):
-        compose([{**entry, "decay": 2}])
 
 
 def walk(estimates, **last):
@@ -127,6 +124,3 @@ def test_pav_with_a_prover_of_its_own():
         compose([{**entry, "prover_key": "prover_value"}])(steps)
     with pytest.raises(RewardError, match=r"of state 1: expected a probability, got 1\.5"):
         pav([0.1, 1.5])
-    for options, message in (({"k": 0}, r"k: expected an integer >= 1"), ({"alpha": -1}, r"alpha: expected a finite")):
-        with pytest.raises(ConfigError, match=message):
-            compose([{"name": "pav", **options}])

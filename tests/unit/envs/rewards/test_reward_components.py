@@ -214,44 +214,10 @@ def test_ones_own_by_name():
         del _REWARDS["mine"]
 
 
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ([], r"^turnkey\.rewards: expected a list with at least one component"),
-        ({"name": "step"}, r"expected a list with at least one component"),
-        (["step"], r"^turnkey\.rewards\[0\]: expected a mapping with the name of a component, got 'step'"),
-        ([{"weight": 1.0}], r"expected a mapping with the name"),
-        (
-            [{"name": "step"}, {"name": "lenght"}],
-            r"^turnkey\.rewards\[1\]\.name: no .* 'lenght'; did you mean 'length'",
-        ),
-        ([{"name": "nothing like it"}], r"There are answer, arena, contrastive, extra, format, .*module:function"),
-        ([{"name": "step", "wieght": 2}], r"^turnkey\.rewards\[0\]\.wieght: unknown key; did you mean 'weight'\?"),
-        ([{"name": "length", "weight": -1, "units": "turns"}], r"\.units: unknown key; did you mean 'unit'\?"),
-        ([{"name": "length", "weight": -1, "unit": "turn"}], r"\.unit: expected one of 'tokens', 'turns', got 'turn'"),
-        ([{"name": "length"}], r"\.weight: expected a number below 0, because 'length' counts .*, got 'none'"),
-        ([{"name": "invalid", "weight": 0.1}], r"\.weight: expected a number below 0"),
-        ([{"name": "step", "weight": math.nan}], r"\.weight: expected a finite number, got nan"),
-        ([{"name": "step", "weight": True}], r"\.weight: expected a finite number"),
-        ([{"name": "step", "label": ""}], r"\.label: expected a text"),
-        ([{"name": "step"}, {"name": "step"}], r"^turnkey\.rewards\[1\]\.label: 'step' is there already"),
-        ([{"name": "step", "column": "q"}], r"each component gives a column, and none a reward: add \{name: step\}"),
-        ([{"name": "step", "column": "extra.q"}], r"\.column: .* such as turn_score, .*got 'extra\.q'; write q$"),
-        ([{"name": "step", "column": "text"}], r"\.column: .*other than images, .* and turn_limit, got 'text'"),
-        ([{"name": "step", "column": 1}], r"\.column: .*got 1$"),
-        ([{"name": "potential"}], r"\.gamma: missing; expected a number"),
-        ([{"name": "potential", "gamma": 1.5}], r"\.gamma: expected a number from 0 to 1, got 1\.5"),
-        ([{"name": "format", "weight": -1, "pattern": "("}], r"\.pattern: expected a regular expression, got '\('"),
-        ([{"name": f"{__name__}:last_word", "wrod": "x"}], r"\.wrod: unknown key; did you mean 'word'\?"),
-        (
-            [{"name": f"{__name__}:Counted", "begin": 1}],
-            r"\.begin: unknown key.*Known keys: name, weight, label, column, start",
-        ),
-        ([{"name": f"{__name__}:scaled"}], r"^turnkey\.rewards\[0\]\.scale: missing; .*:scaled needs it"),
-        ([{"name": "fractions:Fraction", "numerator": "x"}], r"cannot be made \(ValueError"),
-        ([{"name": "fractions:Fraction"}], r"to have a method __call__"),
-    ],
-)
+REFUSED = yaml.safe_load((Path(__file__).parents[3] / "data/refused_rewards.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("entries", "message"), REFUSED, ids=str)
 def test_wrong_configurations(entries, message):
     with pytest.raises(ConfigError, match=message):
         compose(entries)

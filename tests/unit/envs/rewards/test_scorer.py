@@ -5,7 +5,6 @@ import json
 import pytest
 from judge_server import JudgeServer
 
-from verl_turnkey.advantage.params import ConfigError
 from verl_turnkey.envs.rewards import JudgeError, RewardError, RewardStep, compose
 
 STEPS = [
@@ -113,22 +112,3 @@ def test_a_wrong_number_of_scores_is_not_kept(server, tmp_path):
     file.write_text(json.dumps({"answer": [0.0, 1.0]}))  # as a former version kept it
     server.replies = [classes(0.5, 0.5, 0.5)]
     assert scored(server, cache=str(tmp_path)).columns == {"turn_score": [0.5] * 3}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"url": "host:80"}, r"\.url: expected http"),
-        ({"url": "http://h/classify", "api": "chat"}, r"\.api: expected one of 'classify', 'turns'"),
-        (
-            {"url": "http://h/classify", "text": "{task}"},
-            r"\.text: expected to show the \{transcript\} or the \{action\}",
-        ),
-        ({"url": "http://h/classify", "text": "{actoin}"}, r"\.text: .*did you mean 'action'"),
-        ({"url": "http://h/classify", "max_chars": 0}, r"\.max_chars: expected a positive"),
-        ({}, r"\.url: missing"),
-    ],
-)
-def test_wrong_options(options, message):
-    with pytest.raises(ConfigError, match=message):
-        compose([{"name": "scorer", **options}])

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_server import JudgeServer
 
-from verl_turnkey.advantage.params import ConfigError
-from verl_turnkey.envs.rewards import RewardError, RewardStep, compose, rewards
+from verl_turnkey.envs.rewards import RewardError, RewardStep, compose
 from verl_turnkey.envs.rewards.r1_router import answer_reward, recall, retrieval_reward
 from verl_turnkey.envs.rewards.stepsearch import (
     closeness,
@@ -222,24 +221,6 @@ def test_an_empty_query_is_like_nothing_and_nobody_is_asked(query, gold):
     )
     entry = {"name": "r1_router", "url": "http://127.0.0.1:9/v1", "model": "bge", "retries": 0}
     assert compose([entry])([step]).rewards == [0.5]
-
-
-def test_memory_holds_the_vectors_of_few_episodes():
-    assert rewards()["r1_router"].cls(url="http://h/v1", model="bge").cache_size == 100
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, r"url: expected either url and model, or embed, got None"),
-        ({"url": "http://h/v1", "model": "m", "embed": "a:b"}, r"url: expected either"),
-        ({"url": "http://h/v1"}, r"model: expected the name of the embedding model"),
-        ({"url": "h", "model": "m"}, r"url: expected http"),
-    ],
-)
-def test_wrong_options(options, message):
-    with pytest.raises(ConfigError, match=message):
-        compose([{"name": "r1_router", **options}])
 
 
 def test_what_the_environment_must_give():
