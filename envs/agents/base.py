@@ -85,8 +85,8 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class AgentHandle:
-    """The gateway of one episode, as an agent sees it."""
+class _Handle:
+    """What both handles have; ``AgentHandle`` awaits what ``SyncAgentHandle`` waits for."""
 
     base_url: str
     """``http://127.0.0.1:PORT/SECRET/v1``"""
@@ -98,6 +98,26 @@ class AgentHandle:
     """folder of this episode that the agent works in, seen from outside of a sandbox; None: the runner makes one"""
     socket: str | None = None
     """path of the gateway's unix socket, the only way out of a sandbox"""
+
+    def check_played(self) -> None:
+        """Raise RuntimeError if code of another episode calls through this one's client."""
+        if (key := PLAYED.get()) not in (None, self.key):
+            STRAYS.add(key)
+            raise RuntimeError("the client of another episode")
+
+    def report(self, what: str, body: Mapping[str, Any], turn: int | str | None) -> None:
+        """Post ``body``, about ``turn`` or none, to ``/SECRET/what`` of the gateway; blocks.
+
+        Raises:
+            ServerError: the gateway refused it, or is not there.
+        """
+        url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/{what}"
+        about = {} if turn is None else {"turn": turn if isinstance(turn, str) else int(turn)}
+        post_json(url, {**body, **about}, timeout=_REPORT_SECONDS, key="the address of the gateway")
+
+
+class AgentHandle(_Handle):
+    """The gateway of one episode, as an agent sees it."""
 
     def client(self, **kwargs: Any) -> AsyncOpenAI:
         """An asynchronous client of ``openai`` for this episode. ``kwargs``: further arguments of the client."""
@@ -115,7 +135,7 @@ class AgentHandle:
 
         An agent whose calls run at the same time gives the id of the turn's reply.
         """
-        await asyncio.to_thread(self.report, "state", {"key": str(key)} | _named(turn))
+        await asyncio.to_thread(self.report, "state", {"key": str(key)}, turn)
 
     async def reward(self, value: float, turn: int | str | None = None) -> None:
         """Report the reward of the episode, or of one turn. The last report counts.
@@ -123,74 +143,28 @@ class AgentHandle:
         ``turn``: the id of its reply (``reply.id`` in the clients of all APIs), or its number, counted from 0, which is
         refused once calls of the episode ran at the same time.
         """
-        await asyncio.to_thread(self.report, "reward", _reward(value, turn))
-
-    def check_played(self) -> None:
-        """Raise RuntimeError if code of another episode calls through this one's client."""
-        if (played := PLAYED.get()) not in (None, self.key):
-            STRAYS.add(played)
-            raise RuntimeError("the client of another episode")
-
-    def report(self, what: str, body: Mapping[str, Any]) -> None:
-        """Post ``body`` to ``/SECRET/what`` of the gateway; blocks.
-
-        Raises:
-            ServerError: the gateway refused it, or is not there.
-        """
-        url = f"{self.base_url.rstrip('/').removesuffix('/v1')}/{what}"
-        post_json(url, body, timeout=_REPORT_SECONDS, key="the address of the gateway")
+        await asyncio.to_thread(self.report, "reward", {"reward": float(value)}, turn)
 
 
-@dataclass(frozen=True)
-class SyncAgentHandle:
+class SyncAgentHandle(_Handle):
     """What a function that is not ``async`` gets instead of an ``AgentHandle``: the same names, as plain calls."""
-
-    handle: AgentHandle
-
-    @property
-    def base_url(self) -> str:
-        return self.handle.base_url
-
-    @property
-    def key(self) -> str:
-        return self.handle.key
-
-    @property
-    def model(self) -> str:
-        return self.handle.model
-
-    @property
-    def workspace(self) -> Path | None:
-        return self.handle.workspace
-
-    @property
-    def socket(self) -> str | None:
-        return self.handle.socket
 
     def client(self, **kwargs: Any) -> OpenAI:
         """A client of ``openai`` for this episode. ``kwargs``: further arguments of the client."""
         from openai import DefaultHttpxClient, OpenAI
 
         if "http_client" not in kwargs:
-            hooks = {"request": [lambda _: self.handle.check_played()]}
+            hooks = {"request": [lambda _: self.check_played()]}
             kwargs["http_client"] = DefaultHttpxClient(trust_env=False, event_hooks=hooks)
         return OpenAI(base_url=self.base_url, api_key=self.key, **kwargs)
 
     def state(self, key: str, turn: int | str | None = None) -> None:
         """As ``AgentHandle.state``."""
-        self.handle.report("state", {"key": str(key)} | _named(turn))
+        self.report("state", {"key": str(key)}, turn)
 
     def reward(self, value: float, turn: int | str | None = None) -> None:
         """As ``AgentHandle.reward``."""
-        self.handle.report("reward", _reward(value, turn))
-
-
-def _reward(value: float, turn: int | str | None) -> dict[str, Any]:
-    return {"reward": float(value)} | _named(turn)
-
-
-def _named(turn: int | str | None) -> dict[str, int | str]:
-    return {} if turn is None else {"turn": turn if isinstance(turn, str) else int(turn)}
+        self.report("reward", {"reward": float(value)}, turn)
 
 
 class Runner(Protocol):
@@ -208,8 +182,12 @@ class Runner(Protocol):
         ...
 
     async def close(self) -> None:
-        """End what waits for further episodes."""
-        ...
+        """End what waits for further episodes; nothing does, unless a runner says so."""
+
+
+def ran_too_long(timeout: float) -> str:
+    """The reason of an episode that was stopped."""
+    return f"the agent ran longer than turnkey.agent.timeout={timeout:g}"
 
 
 # --- what a function that runs an agent may return --------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut, without_secret
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, Runner, cut, ran_too_long, without_secret
 from verl_turnkey.envs.agents.folders import episode_folder
 from verl_turnkey.envs.agents.processes import AgentProcess, model_variables
 from verl_turnkey.envs.agents.sandboxes import APP, Job, NoSandbox, Sandbox
@@ -54,7 +54,7 @@ async def run_job(sandbox: Sandbox, job: Job, timeout: float) -> Ended:
                 await process.wait(_CLEANUP_SECONDS)
 
 
-class CommandRunner:
+class CommandRunner(Runner):
     """Runs a command for each episode.
 
     Args:
@@ -87,9 +87,6 @@ class CommandRunner:
             ended = await run_job(self.sandbox, job, self.timeout)
         return self.outcome(ended, agent.key)
 
-    async def close(self) -> None:
-        """Nothing to end."""
-
     def job(self, task: Mapping[str, Any], agent: AgentHandle, folder: Path, workspace: Path, cwd: str = APP) -> Job:
         """The command for ``task``. ``cwd``: where a sandbox shows ``workspace``.
 
@@ -117,9 +114,8 @@ class CommandRunner:
         """What the end of the command says about the episode, without its ``secret``."""
         extra: dict[str, Any] = {"output": without_secret(ended.output, secret)[-OUTPUT_CHARS:]}
         if ended.status is None:
-            reason = f"the agent ran longer than turnkey.agent.timeout={self.timeout:g}"
             reward = 0.0 if self._reward == "exit_code" else None
-            return Outcome(reward, extra=extra, truncated=True, reason=reason)
+            return Outcome(reward, extra=extra, truncated=True, reason=ran_too_long(self.timeout))
         extra["exit_code"] = ended.status
         reason = ""
         if ended.status != 0:

@@ -111,7 +111,7 @@ class WorkspaceState:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[str, tuple[tuple[int, int, int], bytes]] = {}
+        self._contents: dict[str, tuple[tuple[int, int, int], bytes]] = {}
         """path -> what ``stat`` said when it was read, and the digest of its content"""
 
     def key(self, last_call: str | None) -> str | None:
@@ -138,18 +138,18 @@ class WorkspaceState:
             if len(files) > MOST_FILES:
                 return None
         digest = hashlib.sha1()
-        known = {}
+        contents = {}
         for path, entry in sorted(files, key=lambda file: file[0]):
             try:
                 status = entry.stat(follow_symlinks=False)
                 content = self._content(path, status)
             except OSError:
                 continue
-            known[path] = self._seen(status), content
+            contents[path] = self._seen(status), content
             kind = "x" if status.st_mode & stat.S_IXUSR and stat.S_ISREG(status.st_mode) else "-"
             digest.update(b"%s\0%s\0%s\0" % (os.fsencode(path), kind.encode(), content))
         now = time.time_ns()
-        self._known = {path: value for path, value in known.items() if now - value[0][0] > _RACY_NS}
+        self._contents = {path: value for path, value in contents.items() if now - value[0][0] > _RACY_NS}
         return f"{digest.hexdigest()[:16]} {last_call or ''}".rstrip()
 
     @staticmethod
@@ -157,9 +157,9 @@ class WorkspaceState:
         return max(status.st_mtime_ns, status.st_ctime_ns), status.st_size, status.st_ino
 
     def _content(self, path: str, status: os.stat_result) -> bytes:
-        known = self._known.get(path)
-        if known is not None and known[0] == self._seen(status):
-            return known[1]
+        seen, content = self._contents.get(path, (None, b""))
+        if seen == self._seen(status):
+            return content
         whole = self._folder / path
         if stat.S_ISLNK(status.st_mode):
             return hashlib.sha1(os.fsencode(os.readlink(whole))).digest()

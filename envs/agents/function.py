@@ -33,8 +33,10 @@ from verl_turnkey.envs.agents.base import (
     AgentFailure,
     AgentHandle,
     Outcome,
+    Runner,
     SyncAgentHandle,
     cut,
+    ran_too_long,
     read_result,
     turn_name,
     without_secret,
@@ -59,13 +61,14 @@ async def call(
     Raises:
         AgentFailure: what it returned cannot be read.
     """
+    handle = SyncAgentHandle(**vars(agent))
     try:
-        if _is_async(function):
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
             value = await function(task, agent)
         elif threads is None:
-            value = function(task, SyncAgentHandle(agent))
+            value = function(task, handle)
         else:
-            context, handle = contextvars.copy_context(), SyncAgentHandle(agent)
+            context = contextvars.copy_context()
             value = await asyncio.get_running_loop().run_in_executor(
                 threads, lambda: context.run(_without_exit, function, task, handle)
             )
@@ -79,10 +82,6 @@ async def call(
 def name_of(function: Callable[..., Any]) -> str:
     """``module:name``, as a user writes it."""
     return f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__name__)}"
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _without_exit(function: Callable[..., Any], task: Mapping[str, Any], agent: SyncAgentHandle) -> Any:
@@ -166,7 +165,7 @@ main(fd, path)
 """
 
 
-class FunctionRunner:
+class FunctionRunner(Runner):
     """Calls a function for each episode; a process runs one episode at a time.
 
     Args:
@@ -203,14 +202,14 @@ class FunctionRunner:
             outcome, failure = await self._play(process, task, agent), None
         except AgentFailure as error:
             outcome, failure = Outcome(), error
-        strays, own = sum(map(calls, keys)) > before, calls(agent.key)
-        if not own and not outcome.truncated:  # a new process shows whether the last one was in the way
+        strays, requests = sum(map(calls, keys)) > before, calls(agent.key)
+        if not requests and not outcome.truncated:  # a new process shows whether the last one was in the way
             outcome, failure = await self._play(None, task, agent), None
             strays |= calls(agent.key) > 0
         if strays:
             self._leave(_KEPT)
             await self.close()
-            if own:
+            if requests:
                 raise AgentFailure(f"{KEY}={self._path} {_KEPT}")
         if failure is not None:
             raise failure
@@ -238,7 +237,7 @@ class FunctionRunner:
                 self._leave(answer["leaves"])
             reusable = self.leaves is None
         except (asyncio.TimeoutError, TimeoutError):
-            return Outcome(truncated=True, reason=f"the agent ran longer than turnkey.agent.timeout={self._timeout:g}")
+            return Outcome(truncated=True, reason=ran_too_long(self._timeout))
         except (asyncio.IncompleteReadError, ConnectionError):
             return Outcome(reason=await process.how_it_ended(agent.key))
         finally:
@@ -263,7 +262,7 @@ class FunctionRunner:
 
 
 class _FunctionProcess:
-    """A process that runs ``function_main.main``."""
+    """A process that runs :func:`main`."""
 
     def __init__(self, process: AgentProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._process, self._reader, self._writer = process, reader, writer
@@ -273,22 +272,19 @@ class _FunctionProcess:
     @classmethod
     async def start(cls, path: str, variables: Mapping[str, str]) -> _FunctionProcess:
         """Start it and wait until the function is loaded. Raises AgentFailure."""
-        own_end, child_end = socket.socketpair()
-        own_end.setblocking(False)
+        our_end, child_end = socket.socketpair()
+        our_end.setblocking(False)
         with child_end:
-            reader, writer = await asyncio.open_unix_connection(sock=own_end, limit=_LARGEST_ANSWER)
+            reader, writer = await asyncio.open_unix_connection(sock=our_end, limit=_LARGEST_ANSWER)
             argument = json.dumps([child_end.fileno(), path, [str(place) for place in sys.path]])
             command = [sys.executable, "-u", "-c", _BOOT, argument]
             started = cls(AgentProcess.start(command, env=variables, pass_fds=[child_end.fileno()]), reader, writer)
         try:
             answer = await asyncio.wait_for(started._answer(), BOOT_SECONDS)
         except (asyncio.TimeoutError, TimeoutError):
-            await started.end()
-            raise AgentFailure(f"{KEY}={path} took longer than {BOOT_SECONDS:g} s to import") from None
+            answer = {"failure": f"{KEY}={path} took longer than {BOOT_SECONDS:g} s to import"}
         except (asyncio.IncompleteReadError, ConnectionError):
-            reason = await started.how_it_ended()
-            await started.end()
-            raise AgentFailure(f"{KEY}={path} could not be imported: {reason}") from None
+            answer = {"failure": f"{KEY}={path} could not be imported: {await started.how_it_ended()}"}
         except BaseException:
             await started.end()
             raise
@@ -325,7 +321,7 @@ class _FunctionProcess:
             await self._process.end()
 
 
-class InProcessFunctionRunner:
+class InProcessFunctionRunner(Runner):
     """Calls a function in this process, an ``async`` one on the event loop: a busy loop in it blocks all episodes.
 
     A function that is not ``async`` runs in a thread, which nothing can stop: after ``timeout`` its result is dropped.
@@ -341,20 +337,17 @@ class InProcessFunctionRunner:
 
     async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> Outcome:
         """As ``Runner.run``."""
-        played = PLAYED.set(agent.key)
+        token = PLAYED.set(agent.key)
         try:
             outcome = await asyncio.wait_for(call(self._function, task, agent, self._threads), self._timeout)
         except (asyncio.TimeoutError, TimeoutError):
-            return Outcome(truncated=True, reason=f"the agent ran longer than turnkey.agent.timeout={self._timeout:g}")
+            return Outcome(truncated=True, reason=ran_too_long(self._timeout))
         finally:
-            PLAYED.reset(played)
+            PLAYED.reset(token)
         if agent.key in STRAYS:
             STRAYS.discard(agent.key)
             raise AgentFailure(f"{KEY}={name_of(self._function)} {_KEPT}")
         return outcome
-
-    async def close(self) -> None:
-        """Nothing to end."""
 
 
 # --- a service that runs the agent: ``POST URL``, answered when the episode is over -----------------------------------
@@ -368,7 +361,7 @@ def is_url(run: str) -> bool:
     return run.lower().startswith(("http://", "https://"))
 
 
-class RemoteRunner:
+class RemoteRunner(Runner):
     """Sends each episode to a service as ``{"task", "base_url", "key", "model"}``.
 
     The service runs the agent against ``base_url`` and answers when it has ended, with what a function may return: a
@@ -395,13 +388,10 @@ class RemoteRunner:
             answer = asyncio.get_running_loop().run_in_executor(self._threads, post)
             result = await asyncio.wait_for(answer, self._timeout)
         except (asyncio.TimeoutError, TimeoutError):
-            return Outcome(truncated=True, reason=f"the agent ran longer than turnkey.agent.timeout={self._timeout:g}")
+            return Outcome(truncated=True, reason=ran_too_long(self._timeout))
         except ServerError as error:
             return Outcome(reason=cut(without_secret(str(error), agent.key)))
         return read_result(result, f"{KEY}={self.url}")
-
-    async def close(self) -> None:
-        """Nothing to end."""
 
 
 def address_towards(url: str, ipv6: bool = False) -> str:

@@ -121,8 +121,8 @@ class HarborTask:
             def value(match: re.Match[str]) -> str:
                 text = values.get(match[1], match[2])
                 if text is None:
-                    known = match[1] in names or match[1] in HARMLESS
-                    fix = "set it" if known else f"tasks may read it with turnkey.agent.inherit=[{match[1]}]"
+                    readable = match[1] in names or match[1] in HARMLESS
+                    fix = "set it" if readable else f"tasks may read it with turnkey.agent.inherit=[{match[1]}]"
                     raise TaskFormatError(
                         f"Harbor task {self.folder}: {table}.env needs the environment variable {match[1]}: {fix}"
                     )
@@ -326,8 +326,8 @@ class HarborRunner(CommandRunner):
             mounts = [Mount(logs / name, f"/logs/{name}", True) for name in ("agent", "artifacts", "verifier")]
             if solution:
                 mounts.append(Mount(task.folder / "solution", "/solution"))
-                command, own = _script(task.folder / "solution/solve.sh", "/solution/solve.sh", folder)
-                job, mounts = replace(job, command=command), [*mounts, *own]
+                command, copies = _script(task.folder / "solution/solve.sh", "/solution/solve.sh", folder)
+                job, mounts = replace(job, command=command), [*mounts, *copies]
             ended = await run_job(sandbox, replace(job, mounts=mounts), runner.timeout)
             outcome = runner.outcome(ended, agent.key)
             return await self._verify(task, sandbox, fresh, workspace, logs, outcome)
@@ -335,12 +335,12 @@ class HarborRunner(CommandRunner):
     async def _verify(
         self, task: HarborTask, sandbox: Sandbox, folder: Path, workspace: Path, logs: Path, outcome: Outcome
     ) -> Outcome:
-        own = _log_folders(folder)
+        verifier_logs = _log_folders(folder) / "verifier"
         command, mounts = _script(task.folder / "tests/test.sh", "/tests/test.sh", folder)
         mounts += [
             Mount(task.folder / "tests", "/tests"),
             *(Mount(logs / name, f"/logs/{name}", True) for name in ("agent", "artifacts")),
-            Mount(own / "verifier", "/logs/verifier", True),
+            Mount(verifier_logs, "/logs/verifier", True),
         ]
         env = {**task.env, **task.verifier_env}
         job = Job(command, folder, workspace, env, mounts, cwd=task.workdir)
@@ -348,7 +348,7 @@ class HarborRunner(CommandRunner):
         if ended.status is None:
             raise AgentFailure(f"the verifier of {task.folder.name} ran longer than {task.verifier_seconds:g} s")
         try:
-            reward, rewards = await asyncio.to_thread(read_reward, own / "verifier", self._reward_key)
+            reward, rewards = await asyncio.to_thread(read_reward, verifier_logs, self._reward_key)
         except ValueError as error:
             how = f"exit status {ended.status}: {ended.last_line}"
             raise AgentFailure(cut(f"the verifier of {task.folder.name}: {error} ({how})")) from None

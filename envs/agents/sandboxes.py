@@ -96,8 +96,8 @@ class NoSandbox:
         if job.mounts:
             raise AgentFailure("turnkey.agent.sandbox=none cannot mount folders: choose bwrap or docker")
         variables = {name: value for name, value in inherited(self.inherit).items() if not name.startswith("XDG_")}
-        own = {"HOME": str(job.folder / "home"), "TMPDIR": str(job.folder / "tmp")}
-        return Launch(list(job.command), {**variables, **own, **job.env}, job.workspace)
+        folders = {"HOME": str(job.folder / "home"), "TMPDIR": str(job.folder / "tmp")}
+        return Launch(list(job.command), {**variables, **folders, **job.env}, job.workspace)
 
     def inside(self, agent: AgentHandle, cwd: str) -> AgentHandle:
         return agent
@@ -126,12 +126,16 @@ def relayed(
     return mounts, [python, "-I", "-S", RELAY, SOCKET, str(PORT), *command]
 
 
-def seen_inside(agent: AgentHandle, network: Network, cwd: str) -> AgentHandle:
-    """``agent`` as a command in a sandbox sees it."""
-    if network == "host":
-        return replace(agent, workspace=Path(cwd))
-    path = agent.base_url.split("://", 1)[1].partition("/")[2]
-    return replace(agent, base_url=f"http://127.0.0.1:{PORT}/{path}", workspace=Path(cwd), socket=SOCKET)
+class _Walled:
+    """A sandbox whose command sees paths and addresses of its own."""
+
+    network: Network
+
+    def inside(self, agent: AgentHandle, cwd: str) -> AgentHandle:
+        if self.network == "host":
+            return replace(agent, workspace=Path(cwd))
+        path = agent.base_url.split("://", 1)[1].partition("/")[2]
+        return replace(agent, base_url=f"http://127.0.0.1:{PORT}/{path}", workspace=Path(cwd), socket=SOCKET)
 
 
 # --- bubblewrap: namespaces of the Linux kernel, without a daemon and without root ------------------------------------
@@ -147,7 +151,7 @@ _NOT_OF_AN_IMAGE = ("app", "dev", "home", "logs", "proc", "run", "solution", "sy
 
 
 @dataclass(frozen=True)
-class Bubblewrap:
+class Bubblewrap(_Walled):
     """Kernel namespaces by ``bwrap``: this machine's files read-only, no network, no other processes.
 
     Args:
@@ -171,18 +175,16 @@ class Bubblewrap:
         options += [*self._root(job), "--proc", "/proc", "--dev", "/dev"]
         if self.network == "host":
             options += ["--share-net", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
-        command, own = ([*job.command], []) if self.rootfs else _program(job.command)
+        command, needed = ([*job.command], []) if self.rootfs else _program(job.command)
         mounts = own_mounts(job)
         mounts += [] if job.cwd == "/tmp" else [Mount(job.folder / "tmp", "/tmp", True)]
-        readable = [path for path in dict.fromkeys([*own, *self.readable]) if not path.is_relative_to("/usr")]
+        readable = [path for path in dict.fromkeys([*needed, *self.readable]) if not path.is_relative_to("/usr")]
         mounts += [Mount(path, str(path)) for path in readable]
-        path = _search_path(Path(command[0])) if own else PATH
+        path = _search_path(Path(command[0])) if needed else PATH
         python = sys.executable if self.rootfs is None else "python3"
         relay_mounts, command = relayed(job, self.network, command, python)
         mounts += [*job.mounts, *relay_mounts]
-        for mount in sorted(
-            mounts, key=lambda mount: mount.target.count("/")
-        ):  # what lies in another one comes after it
+        for mount in sorted(mounts, key=lambda mount: mount.target.count("/")):  # what lies in another comes after it
             options += ["--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target]
         # The environment is inherited: options of the command would show the gateway's key to every user.
         env = {"PATH": path, "HOME": home_of(job), "LANG": "C.UTF-8", "TERM": "dumb", **job.env}
@@ -204,9 +206,6 @@ class Bubblewrap:
             (job.folder / name).write_text(text, encoding="ascii")
             options += ["--ro-bind", str(job.folder / name), f"/etc/{name}"]
         return options
-
-    def inside(self, agent: AgentHandle, cwd: str) -> AgentHandle:
-        return seen_inside(agent, self.network, cwd)
 
 
 def installation(program: Path) -> list[Path]:
@@ -242,10 +241,10 @@ def _is_installation(prefix: Path) -> bool:
 def _program(command: Sequence[str]) -> tuple[list[str], list[Path]]:
     """``command`` with the path of its program where that is not the system's, and the folders that it needs."""
     program = shutil.which(command[0])
-    own = installation(Path(sys.executable))
+    python = installation(Path(sys.executable))
     if program is None or (path := Path(program).absolute()).is_relative_to("/usr") or path.parent == Path("/bin"):
-        return [*command], own
-    return [str(path), *command[1:]], [*own, *installation(path)]
+        return [*command], python
+    return [str(path), *command[1:]], [*python, *installation(path)]
 
 
 def _search_path(program: Path) -> str:
@@ -292,7 +291,7 @@ def _label() -> str:
 
 
 @dataclass(frozen=True)
-class Docker:
+class Docker(_Walled):
     """A container of ``image``, which needs ``python3`` for the relay."""
 
     image: str
@@ -318,9 +317,6 @@ class Docker:
             env["DOCKER_HOST"] = os.environ["DOCKER_HOST"]
         return Launch([*command, self.image, *run], env, cleanup=["docker", "rm", "--force", container])
 
-    def inside(self, agent: AgentHandle, cwd: str) -> AgentHandle:
-        return seen_inside(agent, self.network, cwd)
-
 
 # --- which of them is used --------------------------------------------------------------------------------------------
 
@@ -345,25 +341,23 @@ def choose(
     """
     if name == "none":
         return NoSandbox(tuple(inherit))
-    bubblewrap = Bubblewrap(rootfs, tuple(readable), network)
-    if name == "bwrap" or (name == "auto" and image is None):
-        problem = bwrap_problem()
-        if problem is None:
-            return bubblewrap
-        other = "" if name == "bwrap" else "; docker is not used without an image"
-        raise SandboxError(f"turnkey.agent.sandbox={name}: {problem}{other}. sandbox=none runs agents without one")
-    if name not in ("docker", "auto"):
+    if name not in ("auto", "bwrap", "docker"):
         raise SandboxError(f"turnkey.agent.sandbox must be auto, none, bwrap or docker, not {name!r}")
-    docker = docker_problem()
-    if docker is None:
-        if image is None:
+    problems = []
+    if name == "docker" or (name == "auto" and image is not None):
+        if (problem := docker_problem()) is not None:
+            problems.append(problem)
+        elif image is not None:
+            return Docker(image, network)
+        else:
             raise SandboxError("turnkey.agent.sandbox=docker needs an image: a Harbor task names it as docker_image")
-        return Docker(image, network)
-    problem = bwrap_problem() if name == "auto" else None
-    if name == "auto" and problem is None:
-        return bubblewrap
-    reasons = "; ".join(filter(None, (docker, problem)))
-    raise SandboxError(f"turnkey.agent.sandbox={name}: {reasons}. sandbox=none runs agents without one")
+    if name != "docker":
+        if (problem := bwrap_problem()) is None:
+            return Bubblewrap(rootfs, tuple(readable), network)
+        problems.append(problem)
+    if name == "auto" and image is None:
+        problems.append("docker is not used without an image")
+    raise SandboxError(f"turnkey.agent.sandbox={name}: {'; '.join(problems)}. sandbox=none runs agents without one")
 
 
 @functools.cache

@@ -54,10 +54,10 @@ def tree_memory_mb() -> float:
     while todo:
         tree.append(todo.pop())
         todo += [child for child, parent in parents.items() if parent == tree[-1]]
-    own = pages.get(tree[0], (math.nan, 0))[0]
-    private = sum(resident - shared for process, (resident, shared) in pages.items() if process in tree[1:])
-    common = max((pages[process][1] for process in tree[1:] if process in pages), default=0)
-    return (own + private + common) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    root, *below = [pages[process] for process in tree if process in pages] or [(math.nan, 0)]
+    private = sum(resident - shared for resident, shared in below)
+    common = max((shared for _, shared in below), default=0)
+    return (root[0] + private + common) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 # --- clones in the middle of an episode: does each continue independently from the same state? ------------------------
@@ -78,32 +78,27 @@ def clones(
         ends = elsewhere(make, longest, calls, other) if other else []
         return "a reset and a replay in another process", ends
     if offers_copies(kind):
-        return "a copy", [end for trace in first for end in copies(make, trace, calls)]
-    return "a reset and a replay", instances(make, longest, calls)
+        return "a copy", [end for trace in first for end in in_process(make, trace, calls, copies=True)]
+    return "a reset and a replay", in_process(make, longest, calls, copies=False)
 
 
-def copies(make: Callable[[], Env], trace: Trace, calls: Calls) -> list[Trace]:
-    """The episode ``trace`` on a copy made half-way, then on the original.
+def in_process(make: Callable[[], Env], trace: Trace, calls: Calls, copies: bool) -> list[Trace]:
+    """The episode ``trace`` on a clone of this process made half-way, then on the original.
 
-    Before that, another copy repeats the first action over and over, which must affect neither of them.
+    Before that, another clone repeats the first action over and over, which must affect neither of them. Without
+    ``copies`` clones are instances that play the first half of the episode while the original waits.
     """
     original, half = _half(make, trace, calls)
-    what = f"a copy after step {len(half.actions)}"
-    astray, copy = (calls("reset", what, lambda: copied(original))[0] for _ in range(2))
-    _go_on(astray, deepcopy(half), _astray(trace, half), calls)
-    ends = [_go_on(env, deepcopy(half), trace.actions, calls) for env in (copy, original)]
-    for env in (astray, copy, original):
-        env.close()
-    return ends
 
+    def cloned() -> tuple[Env, Trace]:
+        if not copies:
+            return _half(make, trace, calls)
+        return calls("reset", f"a copy after step {len(half.actions)}", lambda: copied(original))[0], deepcopy(half)
 
-def instances(make: Callable[[], Env], trace: Trace, calls: Calls) -> list[Trace]:
-    """The same with instances of this process that play the first half of the episode while the original waits."""
-    original, half = _half(make, trace, calls)
-    (astray, path), (copy, same) = (_half(make, trace, calls) for _ in range(2))
+    (astray, path), (clone, same) = cloned(), cloned()
     _go_on(astray, path, _astray(trace, half), calls)
-    ends = [_go_on(copy, same, trace.actions, calls), _go_on(original, half, trace.actions, calls)]
-    for env in (astray, copy, original):
+    ends = [_go_on(clone, same, trace.actions, calls), _go_on(original, half, trace.actions, calls)]
+    for env in (astray, clone, original):
         env.close()
     return ends
 
@@ -258,9 +253,9 @@ class _Examination:
         note("group", group)
         texts = note("texts", [trace for seed in job.seeds for trace in _texts(env, seed, calls)])
         note("reused", [replay(env, trace, calls) for trace in reversed(first)][::-1])
-        played = [*oracle, *first, *group]
-        note("probes", _probes(env, played, calls))
-        ended = next((trace for trace in (*played, *texts) if trace.ended), None)
+        sensible = [*oracle, *first, *group]
+        note("probes", _probes(env, sensible, calls))
+        ended = next((trace for trace in (*sensible, *texts) if trace.ended), None)
         if ended is None:
             ended = _long(env, job.seeds[0], vocabulary, calls)
             note("long", [ended])
@@ -315,13 +310,13 @@ def _texts(env: Env, seed: int, calls: Calls) -> list[Trace]:
     return traces
 
 
-def _probes(env: Env, played: Sequence[Trace], calls: Calls) -> list[Probe]:
+def _probes(env: Env, traces: Sequence[Trace], calls: Calls) -> list[Probe]:
     """What does a meaningless action earn at the start, and what right after a reward?"""
 
     def levels(trace: Trace) -> int:
         return len({answer.reward for answer in trace.answers[:-1] if answer.reward})
 
-    trace = max(played, key=levels)
+    trace = max(traces, key=levels)
     if not levels(trace):
         return []
     probes: list[Probe] = []

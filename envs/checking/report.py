@@ -327,19 +327,19 @@ def check(
 
 def _elsewhere(job: Job, record: Record, limits: Limits, processes: int) -> list[tuple[str, str]]:
     """The first episodes once more, in all other processes at the same time."""
-    replays = Job(job.env_id, job.kwargs, job.modules, job.seeds, job.rollouts, job.steps, tuple(record.first))
+    replays = replace(job, replays=tuple(record.first))
 
     def play_in_process(hash_seed: int) -> tuple[Record, list[tuple[str, str]]]:
-        theirs = Record()
-        return theirs, play_apart(replays, theirs, limits, hash_seed)
+        replayed = Record()
+        return replayed, play_apart(replays, replayed, limits, hash_seed)
 
     stopped: list[tuple[str, str]] = []
     with ThreadPoolExecutor(processes) as pool:
-        for hash_seed, (theirs, faults) in enumerate(pool.map(play_in_process, range(1, processes + 1)), start=1):
+        for hash_seed, (replayed, faults) in enumerate(pool.map(play_in_process, range(1, processes + 1)), start=1):
             place = f"a process with PYTHONHASHSEED={hash_seed}"
-            stopped += [("processes", f"{place}: {evidence}") for _, evidence in (*faults, *theirs.faults)]
-            if theirs.complete:
-                record.elsewhere[place] = theirs.first
+            stopped += [("processes", f"{place}: {evidence}") for _, evidence in (*faults, *replayed.faults)]
+            if replayed.complete:
+                record.elsewhere[place] = replayed.first
     return stopped
 
 

@@ -90,6 +90,9 @@ def _bytes(token: str, by_bytes: bool) -> bytes:
 
 # --- turns ------------------------------------------------------------------------------------------------------------
 
+Ids = Sequence[int]
+Calls = Sequence[ToolCall]
+Messages = Sequence[Message]
 Tools = Sequence[Mapping[str, Any]]
 
 
@@ -115,18 +118,11 @@ class TurnCodec(Protocol):
     at_least: Callable[[Sequence[Message]], int]
     """a number of ids that a prompt with all of these messages has at least; quick, however long they are"""
 
-    def first(self, messages: Sequence[Message], tools: Tools, images: list[Any] | None = None) -> list[int]:
+    def first(self, messages: Messages, tools: Tools, images: list[Any] | None = None) -> list[int]:
         """The ids of a prompt with all of ``messages``."""
         ...
 
-    def continued(
-        self,
-        prompt: Sequence[int],
-        sampled: Sequence[int],
-        calls: Sequence[ToolCall],
-        new: Sequence[Message],
-        tools: Tools,
-    ) -> list[int] | None:
+    def continued(self, prompt: Ids, sampled: Ids, calls: Calls, new: Messages, tools: Tools) -> list[int] | None:
         """The ids of a prompt that goes on after a turn: those sampled stay as they are, ``new`` is appended.
 
         Args:
@@ -141,9 +137,7 @@ class TurnCodec(Protocol):
         """
         ...
 
-    async def read(
-        self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = (), cut: bool = False
-    ) -> Parsed:
+    async def read(self, ids: Ids, prompt: Ids, tools: Tools, stop: Sequence[str] = (), cut: bool = False) -> Parsed:
         """The thoughts, calls and text of a turn.
 
         Args:
@@ -155,7 +149,7 @@ class TurnCodec(Protocol):
         """
         ...
 
-    def ended(self, ids: Sequence[int]) -> bool:
+    def ended(self, ids: Ids) -> bool:
         """Whether a turn ends with a token that ends turns."""
         ...
 
@@ -192,18 +186,11 @@ class Codec(TurnCodec):
         special |= {str(token) for token in tokenizer.all_special_tokens}
         self._special = re.compile("|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)))
 
-    def first(self, messages: Sequence[Message], tools: Tools, images: list[Any] | None = None) -> list[int]:
+    def first(self, messages: Messages, tools: Tools, images: list[Any] | None = None) -> list[int]:
         self._check_images(messages)
         return builders.first_tokens(self._builder, self._rendered(messages, {}), [*tools] or None, images)
 
-    def continued(
-        self,
-        prompt: Sequence[int],
-        sampled: Sequence[int],
-        calls: Sequence[ToolCall],
-        new: Sequence[Message],
-        tools: Tools,
-    ) -> list[int] | None:
+    def continued(self, prompt: Ids, sampled: Ids, calls: Calls, new: Messages, tools: Tools) -> list[int] | None:
         self._check_images(new)
         if self._tail is None or not new:
             return None
@@ -222,9 +209,7 @@ class Codec(TurnCodec):
             warn_once(f"messages cannot be appended to a conversation, so a new row begins: {str(error)[:200]}")
             return None
 
-    async def read(
-        self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = (), cut: bool = False
-    ) -> Parsed:
+    async def read(self, ids: Ids, prompt: Ids, tools: Tools, stop: Sequence[str] = (), cut: bool = False) -> Parsed:
         text, thoughts, answer = await asyncio.to_thread(self.split, ids, prompt)
         if answer is None:
             return Parsed("", reasoning=thoughts)
@@ -241,14 +226,14 @@ class Codec(TurnCodec):
         made = tuple(ToolCall(call.name, call.arguments, call.id or "") for call in calls)
         return Parsed(self._text(turn.text, stop, stripped=True).rstrip(), made, thoughts, refused)
 
-    def split(self, ids: Sequence[int], prompt: Sequence[int]) -> tuple[str, str | None, str | None]:
+    def split(self, ids: Ids, prompt: Ids) -> tuple[str, str | None, str | None]:
         """The text of a turn, its thoughts, and what follows them; None: it has no thoughts, or nothing else."""
         opened = opens_thoughts(self.tokenizer.decode(prompt[-OPENING:], skip_special_tokens=False))
         text = self.tokenizer.decode(ids, skip_special_tokens=False)
         thoughts, answer = split_thoughts(text, opened)
         return text, None if thoughts is None else self._plain(thoughts).strip(), answer
 
-    def ended(self, ids: Sequence[int]) -> bool:
+    def ended(self, ids: Ids) -> bool:
         return bool(ids) and ids[-1] in self._ends
 
     def token(self, token_id: int) -> str:
@@ -315,12 +300,10 @@ class Codec(TurnCodec):
     def _shows_tools(self) -> bool:
         """Whether the model's chat template shows tools."""
         try:
-            without_tools, with_tools = (
-                builders.first_tokens(self._builder, [ASKED], tools) for tools in (None, [ACT])
-            )
+            bare, full = (builders.first_tokens(self._builder, [ASKED], tools) for tools in (None, [ACT]))
         except Exception:  # a template may raise anything on what it does not know
             return False
-        return without_tools != with_tools
+        return bare != full
 
     def _learn(self) -> TurnTail | None:
         """How the model's turns end; None: nothing can be appended to them."""
@@ -346,17 +329,11 @@ def _image_parts(message: Message) -> list[dict[str, Any]]:
 
 
 def _call_message(calls: Sequence[ToolCall], text_arguments: bool) -> dict[str, Any]:
-    made = [
-        {
-            "id": _id(call),
-            "type": "function",
-            "function": {
-                "name": call.name,
-                "arguments": json.dumps(call.arguments, ensure_ascii=False) if text_arguments else {**call.arguments},
-            },
-        }
-        for call in calls
-    ]
+    made = []
+    for call in calls:
+        arguments = json.dumps(call.arguments, ensure_ascii=False) if text_arguments else {**call.arguments}
+        function = {"name": call.name, "arguments": arguments}
+        made.append({"id": _id(call), "type": "function", "function": function})
     return {"role": "assistant", "content": "", "tool_calls": made}
 
 

@@ -46,8 +46,8 @@ class Parameter:
     api: Api | None = None
 
 
-def _rows(treatment: Treatment, names: str) -> tuple[Parameter, ...]:
-    return tuple(Parameter(name, treatment) for name in names.split())
+def _rows(treatment: Treatment, names: str, why: str = "") -> tuple[Parameter, ...]:
+    return tuple(Parameter(name, treatment, why) for name in names.split())
 
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -70,12 +70,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("best_of", "refused", "a request is one turn of the model", (1,)),
     Parameter("response_format", "refused", CONSTRAINED, ({"type": "text"},)),
     Parameter("text.format", "refused", CONSTRAINED, ({"type": "text"},)),
-    Parameter("output_config.format", "refused", CONSTRAINED),
+    *_rows("refused", "output_config.format guided_json guided_regex guided_choice guided_grammar", CONSTRAINED),
     Parameter("structured_outputs", "refused", CONSTRAINED, ({},)),
-    Parameter("guided_json", "refused", CONSTRAINED),
-    Parameter("guided_regex", "refused", CONSTRAINED),
-    Parameter("guided_choice", "refused", CONSTRAINED),
-    Parameter("guided_grammar", "refused", CONSTRAINED),
     Parameter("logits_processors", "refused", "they would change the policy that is trained", ([],)),
     Parameter("top_logprobs", "refused", "the rollout keeps the log-probabilities of sampled tokens alone", (0,)),
     Parameter("functions", "refused", "it is deprecated: send tools", ([],)),
@@ -124,13 +120,11 @@ class Reading:
         if self.unsupported == "ignore":
             return self.ignore(name)
         sent = name if value is None else f"{name}={_short(value)}"
-        raise GatewayError(
-            400,
-            "unsupported_parameter",
+        words = (
             f"{sent} is not supported: {why}. Leave it out of the agent's requests, or set {UNSUPPORTED}=ignore: "
-            f"the model then answers without it, and the metric agent/overruled/{name} counts such requests",
-            {"param": name},
+            f"the model then answers without it, and the metric agent/overruled/{name} counts such requests"
         )
+        raise GatewayError(400, "unsupported_parameter", words, {"param": name})
 
     def parameters(self, body: Mapping[str, Any]) -> None:
         """Sort out all parameters of a body."""

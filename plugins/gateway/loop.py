@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut, without_secret
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut, ran_too_long, without_secret
 from verl_turnkey.envs.tasks import Task, task_of
 from verl_turnkey.envs.users import asks_policy, with_policy
 from verl_turnkey.plugins.credit.metrics import AGENT
@@ -115,8 +115,9 @@ class UserAgentLoop(AgentLoopBase):
                 await asyncio.wait({run}, timeout=options.grace + scoring)
             if run.done():
                 return run.result()
-            late = f"the agent ran longer than turnkey.agent.timeout={options.timeout:g}"
-            return Outcome() if session.finished.is_set() else Outcome(truncated=True, reason=late)
+            if session.finished.is_set():
+                return Outcome()
+            return Outcome(truncated=True, reason=ran_too_long(options.timeout))
         except FAILURES:
             raise
         except Exception as error:  # of a runner

@@ -111,6 +111,11 @@ class GatewayError(Exception):
         return self.message
 
 
+def invalid(message: str, **extra: Any) -> GatewayError:
+    """The error of a request that must not be sent again."""
+    return GatewayError(400, "invalid_request", message, extra)
+
+
 class Dialect(Protocol):
     """One API of models: pure functions between its JSON and the classes above."""
 

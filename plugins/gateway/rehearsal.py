@@ -23,7 +23,7 @@ from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome, cut, without_secret
 from verl_turnkey.envs.http import Endpoint, EndpointConfig
 from verl_turnkey.plugins.gateway import episode as episodes
-from verl_turnkey.plugins.gateway.codec import Parsed, TurnCodec
+from verl_turnkey.plugins.gateway.codec import Calls, Ids, Messages, Parsed, Tools, TurnCodec
 from verl_turnkey.plugins.gateway.dialects import parts
 from verl_turnkey.plugins.gateway.messages import Message, ToolCall
 from verl_turnkey.plugins.gateway.process import AgentProcess
@@ -34,8 +34,7 @@ from verl_turnkey.plugins.rollout.episode import Episode, Generated, Prompt, Row
 
 # --- stand-ins --------------------------------------------------------------------------------------------------------
 
-Tools = Sequence[Mapping[str, Any]]
-Model = Callable[[Sequence[Message], Tools], Awaitable[Parsed]]
+Model = Callable[[Messages, Tools], Awaitable[Parsed]]
 """the model's turn after these messages"""
 
 EXAMPLES: Mapping[str, Any] = {"string": "example", "integer": 1, "number": 1.0, "boolean": True, "array": []}
@@ -53,29 +52,20 @@ class StandIn(TurnCodec):
         self._model = model
         self._parts: list[Any] = []
 
-    def first(self, messages: Sequence[Message], tools: Tools, images: list[Any] | None = None) -> list[int]:
+    def first(self, messages: Messages, tools: Tools, images: list[Any] | None = None) -> list[int]:
         return [self._add(tuple(tools)), *map(self._add, messages)]
 
-    def continued(
-        self,
-        prompt: Sequence[int],
-        sampled: Sequence[int],
-        calls: Sequence[ToolCall],
-        new: Sequence[Message],
-        tools: Tools,
-    ) -> list[int]:
+    def continued(self, prompt: Ids, sampled: Ids, calls: Calls, new: Messages, tools: Tools) -> list[int]:
         turn = self._parts[sampled[0]]
         if isinstance(turn, Parsed):  # its calls have ids by now
             self._parts[sampled[0]] = Message("assistant", turn.text, tuple(calls), turn.reasoning)
         return [*prompt, *sampled, *map(self._add, new)]
 
-    async def read(
-        self, ids: Sequence[int], prompt: Sequence[int], tools: Tools, stop: Sequence[str] = (), cut: bool = False
-    ) -> Parsed:
+    async def read(self, ids: Ids, prompt: Ids, tools: Tools, stop: Sequence[str] = (), cut: bool = False) -> Parsed:
         turn = self._parts[ids[0]]
         return turn if isinstance(turn, Parsed) else Parsed(turn.text, turn.calls, turn.reasoning)
 
-    def ended(self, ids: Sequence[int]) -> bool:
+    def ended(self, ids: Ids) -> bool:
         return True
 
     def token(self, token_id: int) -> str:
@@ -104,7 +94,7 @@ class Script:
     def __init__(self, replies: Sequence[Parsed] = ()) -> None:
         self._replies = list(replies)
 
-    async def __call__(self, messages: Sequence[Message], tools: Tools) -> Parsed:
+    async def __call__(self, messages: Messages, tools: Tools) -> Parsed:
         if self._replies:
             return self._replies.pop(0)
         if not tools or any(message.calls for message in messages):
@@ -131,7 +121,7 @@ class Server:
             read=_message_of,
         )
 
-    async def __call__(self, messages: Sequence[Message], tools: Tools) -> Parsed:
+    async def __call__(self, messages: Messages, tools: Tools) -> Parsed:
         question: dict[str, Any] = {"messages": [_sent(message) for message in messages]}
         message = await self._endpoint.ask(question | ({"tools": [*tools]} if tools else {}))
         calls = tuple(
@@ -291,8 +281,7 @@ async def rehearse(turnkey: Mapping[str, Any], task: Mapping[str, Any], model: M
         server.remove(session)
         await session.close(agents.turnkey.agent.grace)
         await server.stop()
-        if (close := getattr(agents.runner, "close", None)) is not None:
-            await close()
+        await agents.runner.close()
     return _rehearsal(session, outcome, agents, failure)
 
 
@@ -318,9 +307,9 @@ def _rehearsal(session: Session, outcome: Outcome, agents: AgentProcess, failure
     trained = episodes.trained(session) if session.turns else []
     records = {id(turn): step.record for turn, step in zip(trained, episode.steps, strict=False)}
     numbers = {id(turn): number for number, turn in enumerate(session.turns)}
-    own = {id(turn) for turn in trained}
+    in_training = {id(turn) for turn in trained}
     return Rehearsal(
-        turns=[_turn(turn, numbers, records, id(turn) not in own) for turn in session.turns],
+        turns=[_turn(turn, numbers, records, id(turn) not in in_training) for turn in session.turns],
         rows=rows,
         overruled=dict(Counter(name for turn in session.turns for name in turn.request.overruled)),
         refused=session.counts.get("refused", 0),

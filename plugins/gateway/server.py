@@ -32,7 +32,7 @@ from verl_turnkey.envs.answers import read_json
 from verl_turnkey.plugins.config.agent import ANYWHERE
 from verl_turnkey.plugins.gateway.dialects import DIALECTS
 from verl_turnkey.plugins.gateway.exchange import Exchange, Gone, Receive, Send
-from verl_turnkey.plugins.gateway.messages import Dialect, GatewayError, Request
+from verl_turnkey.plugins.gateway.messages import Dialect, GatewayError, Request, invalid
 from verl_turnkey.plugins.gateway.session import Session, Turn
 from verl_turnkey.plugins.notices import warn_once
 
@@ -164,20 +164,19 @@ class Gateway:
                     session.report(path[1:], sent)
                     await exchange.json(200, {"ok": True})
         except (GatewayError, RecursionError) as error:
-            deep = GatewayError(400, "invalid_request", "a message, tool or argument is nested too deeply")
-            refusal = error if isinstance(error, GatewayError) else deep
+            deep = invalid("a message, tool or argument is nested too deeply")
+            refusal = deep if isinstance(error, RecursionError) else error
             if session is not None:
                 session.refuse(refusal)
             await exchange.error(refusal, dialect)
         except (Gone, asyncio.CancelledError):
             pass
         except Exception as error:  # costs this call; the server goes on
-            warn_once(f"the gateway could not answer a request: {type(error).__name__}: {str(error)[:300]}")
             failure = GatewayError(500, "internal_error", f"{type(error).__name__}: {str(error)[:300]}")
+            message = f"the gateway could not answer a request: {failure.message}"
+            warn_once(message)
             if session is not None and session.failed is None:
-                own = isinstance(error, EnvironmentFailure)
-                message = f"the gateway could not answer a request: {failure.message}"
-                session.failed = error if own else AgentFailure(message)
+                session.failed = error if isinstance(error, EnvironmentFailure) else AgentFailure(message)
             await exchange.error(failure, dialect)
         finally:
             exchange.close()
@@ -237,16 +236,16 @@ def _read(raw: bytes, dialect: Dialect | None, unsupported: Literal["refuse", "i
         raise
     except Exception as error:  # a body of another form than that of its API
         what = f"the body cannot be read: {type(error).__name__}: {str(error)[:200]}"
-        raise GatewayError(400, "invalid_request", what) from None
+        raise invalid(what) from None
 
 
 def _object(raw: bytes) -> Mapping[str, Any]:
     try:
         body = read_json(raw.decode()) if raw.strip() else {}
     except (ValueError, RecursionError) as error:
-        raise GatewayError(400, "invalid_request", f"the body is not JSON: {str(error)[:200]}") from None
+        raise invalid(f"the body is not JSON: {str(error)[:200]}") from None
     if not isinstance(body, dict):
-        raise GatewayError(400, "invalid_request", f"expected a JSON object, got {type(body).__name__}")
+        raise invalid(f"expected a JSON object, got {type(body).__name__}")
     return body
 
 
@@ -262,13 +261,8 @@ def _models(session: Session, path: str) -> dict[str, Any]:
         "created_at": "1970-01-01T00:00:00Z",
     }
     if path == "/v1/models":
-        return {
-            "object": "list",
-            "data": [model],
-            "has_more": False,
-            "first_id": session.model,
-            "last_id": session.model,
-        }
+        ends = {"first_id": session.model, "last_id": session.model}
+        return {"object": "list", "data": [model], "has_more": False, **ends}
     if path.startswith("/v1/models/"):
         return {**model, "id": path.removeprefix("/v1/models/")}
     raise GatewayError(404, "not_found", f"there is no GET {path[:80]} here")
@@ -283,18 +277,15 @@ def calls_of(secret: str) -> int:
     return _calls.get(secret, 0)
 
 
-_gateways: dict[asyncio.AbstractEventLoop, asyncio.Task[Gateway]] = {}
+_gateways: dict[asyncio.AbstractEventLoop, tuple[Gateway, asyncio.Task[int]]] = {}
 
 
 async def gateway(host: str = "127.0.0.1") -> Gateway:
     """The gateway of this process, started by the first episode on its event loop."""
     loop = asyncio.get_running_loop()
     if loop not in _gateways:
-        _gateways[loop] = loop.create_task(_started(host))
-    return await asyncio.shield(_gateways[loop])
-
-
-async def _started(host: str) -> Gateway:
-    new = Gateway()
-    await new.start(host)
-    return new
+        new = Gateway()
+        _gateways[loop] = new, loop.create_task(new.start(host))
+    started, starting = _gateways[loop]
+    await asyncio.shield(starting)
+    return started

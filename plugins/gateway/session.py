@@ -15,7 +15,7 @@ from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.plugins.gateway.codec import TurnCodec, reply_of
 from verl_turnkey.plugins.gateway.exchange import Bodies
 from verl_turnkey.plugins.gateway.limits import without_log_probs
-from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request
+from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request, invalid
 from verl_turnkey.plugins.gateway.tree import Match, SharedIds, Tree
 from verl_turnkey.plugins.gateway.turns import USE_ID, Aborted, Generate, Limits, Turn, reward_of, state_of, turn_of
 from verl_turnkey.plugins.rollout.episode import Prompt
@@ -72,8 +72,7 @@ class Retries:
             return None
         if attempts.named is not None:
             if attempts.named[0] != named:
-                words = "Idempotency-Key: another request of this episode used it: give each request its own key"
-                raise GatewayError(400, "invalid_request", words)
+                raise invalid("Idempotency-Key: another request of this episode used it: give each request its own key")
             return None if _failed(attempts.named[1]) else attempts.named[1]
         if not retried:
             return None
@@ -179,7 +178,8 @@ class Session:
     def begin(self, key: bytes, request: Request, retried: bool, named: bytes | None = None) -> asyncio.Task[Turn]:
         """The running turn of a request; nobody has its reply before :meth:`commit`. :meth:`end` ends the attempt.
 
-        ``key``, ``retried``, ``named``: see :class:`~.retries.Retries`.
+        ``key``, ``retried``, ``named``: see :class:`Retries`.
+
         Raises:
             GatewayError: the episode is over or has no turn left, the messages are too many for any prompt, or the
                 request asks for log-probabilities and turns have none.
@@ -193,9 +193,8 @@ class Session:
         running = sum(not task.done() for task in self._tasks)
         unread = self._started - self._failed - running - len(self.turns)
         if unread >= self.limits.turns + AT_ONCE:
-            raise GatewayError(
-                400, "turn_limit", f"the client closed the connection before {unread} replies of this episode"
-            )
+            words = f"the client closed the connection before {unread} replies of this episode"
+            raise GatewayError(400, "turn_limit", words)
         if len(self.turns) + running >= self.limits.turns:
             self.full = True
             words = f"turn limit reached: the episode has {self.limits.turns} turns (turnkey.rollout.max_turns)"
@@ -241,12 +240,11 @@ class Session:
         self._check_open()
         return len((await self._prompt(self._tree.match(request))).ids)
 
-    def refuse(self, error: GatewayError) -> GatewayError:
+    def refuse(self, error: GatewayError) -> None:
         """Note an error that the agent gets."""
         if not self.closed:
             self.refused = error.message[:300]
             self._count("refused")
-        return error
 
     async def _turn(self, number: int, request: Request) -> Turn:
         posted, self._next_state = self._next_state, None
@@ -272,7 +270,10 @@ class Session:
         request = match.request
         prompt = await self._prompt(match)
         sampling = self._sampling(request, len(prompt.ids))
-        request_id = self._request_id(match)
+        # That of the turn before, whose prompt the same server has cached, unless another call uses it.
+        parent = self._parent(match)
+        request_id = uuid4().hex if parent is None or parent.request_id in self._busy else parent.request_id
+        self._busy.add(request_id)
         try:
             generated = await self.generate(request_id, prompt, sampling)
         except Aborted as error:
@@ -283,8 +284,7 @@ class Session:
         tools = request.tools if self.codec.shows_tools else ()
         cut = was_cut(generated, sampling, self.codec.ended(generated.ids))
         parsed = await self.codec.read(generated.ids, prompt.ids, tools, stop, cut)
-        turn = f"{self.tag}_{number}"
-        reply = reply_of(turn, request, prompt, generated, parsed, sampling, self.codec, cut)
+        reply = reply_of(f"{self.tag}_{number}", request, prompt, generated, parsed, sampling, self.codec, cut)
         refused = parsed.refused
         return Turn(number, request, match, prompt, generated, reply, refused, began, state, posted, request_id)
 
@@ -311,7 +311,7 @@ class Session:
             rendered = appended or await guarded(self.codec.first, request.messages, tools, images)
             ids = await guarded(SharedIds.of, rendered, before)
         except PromptError as error:
-            raise GatewayError(400, "invalid_request", f"{error}"[:300]) from error
+            raise invalid(f"{error}"[:300]) from error
         self._check_room(str(len(ids)), len(ids))
         reason: str | None = match.reason
         if parent is not None and appended is None:
@@ -337,23 +337,9 @@ class Session:
         )
 
     def _sampling(self, request: Request, prompt_tokens: int) -> dict[str, Any]:
-        stop = [*self.limits.stop, *request.stop]
-        wanted = request.max_tokens or self.limits.turn
-        params = dict(self.sampling)
-        params["max_tokens"] = max(1, min(wanted, self.limits.turn, self.limits.room - prompt_tokens))
-        if stop:
-            params["stop"] = stop
-        if self.codec.stop_token_ids:
-            params["stop_token_ids"] = self.codec.stop_token_ids
-        return params
-
-    def _request_id(self, match: Match) -> str:
-        """That of the turn before, whose prompt the same server has cached, unless another call uses it."""
-        parent = self._parent(match)
-        shared = None if parent is None or parent.request_id in self._busy else parent.request_id
-        request_id = shared or uuid4().hex
-        self._busy.add(request_id)
-        return request_id
+        wanted = min(request.max_tokens or self.limits.turn, self.limits.turn, self.limits.room - prompt_tokens)
+        ends = {"stop": [*self.limits.stop, *request.stop], "stop_token_ids": self.codec.stop_token_ids}
+        return {**self.sampling, "max_tokens": max(1, wanted), **{name: end for name, end in ends.items() if end}}
 
     def _parent(self, match: Match) -> Turn | None:
         return None if match.parent is None else self._by_node[id(match.parent)]
@@ -369,7 +355,7 @@ class Session:
         self._check_open()
         turn, by_id = turn_of(body, self.turns, self.by_reply), isinstance(body.get("turn"), str)
         if self.parallel_since is not None and not by_id and (turn is not None or what == "state"):
-            raise GatewayError(400, "invalid_request", f"calls of this episode ran at the same time: {USE_ID}")
+            raise invalid(f"calls of this episode ran at the same time: {USE_ID}")
         if what == "state" and turn is not None:
             turn.state, turn.posted = state_of(body), None
         elif what == "state":

@@ -26,7 +26,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from verl_turnkey.envs.answers import images_key
-from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, Request, ToolCall
+from verl_turnkey.plugins.gateway.messages import Message, Reply, Request, ToolCall, invalid
 
 # --- token ids --------------------------------------------------------------------------------------------------------
 
@@ -38,32 +38,32 @@ class SharedIds(Sequence[int]):
     An agent's prompts extend each other: as lists, those of an episode would take memory quadratic in its turns.
 
     Args:
-        own: (L - shared,), int32, what follows the shared ids.
+        new: (L - shared,), int32, what follows the shared ids.
         before: the earlier sequence.
         shared: how many of its first ids these begin with.
     """
 
-    own: np.ndarray
+    new: np.ndarray
     before: SharedIds | None = None
     shared: int = 0
 
     @classmethod
     def of(cls, ids: Sequence[int], before: SharedIds | None = None) -> SharedIds:
         """``ids``, of which those that ``before`` begins with, too, are not stored again. Linear in both."""
-        own = np.asarray(ids, np.int32)
+        new = np.asarray(ids, np.int32)
         if before is None:
-            return cls(own)
-        length = min(len(own), len(before))
-        differs = own[:length] != before._since(0)[:length]
+            return cls(new)
+        length = min(len(new), len(before))
+        differs = new[:length] != before._since(0)[:length]
         shared = int(differs.argmax()) if differs.any() else length
-        return cls(own[shared:].copy(), before, shared) if shared else cls(own)
+        return cls(new[shared:].copy(), before, shared) if shared else cls(new)
 
     def followed_by(self, ids: Sequence[int]) -> SharedIds:
         """These ids and then ``ids``."""
         return SharedIds(np.asarray(ids, np.int32), self, len(self))
 
     def __len__(self) -> int:
-        return self.shared + len(self.own)
+        return self.shared + len(self.new)
 
     @overload
     def __getitem__(self, index: int) -> int: ...
@@ -88,10 +88,10 @@ class SharedIds(Sequence[int]):
         ids, stop = self, len(self)
         while True:
             if stop > ids.shared:
-                parts.append(ids.own[max(0, start - ids.shared) : stop - ids.shared])
+                parts.append(ids.new[max(0, start - ids.shared) : stop - ids.shared])
                 stop = ids.shared
             if stop <= start or ids.before is None:
-                return np.concatenate(parts[::-1]) if parts else ids.own[:0]
+                return np.concatenate(parts[::-1]) if parts else ids.new[:0]
             ids = ids.before
 
 
@@ -120,15 +120,15 @@ class OwnCalls:
         A turn whose calls all have other ids is the reply with equal text and calls to the messages before it, if there
         is exactly one.
         """
-        own: list[Message] = []
+        whole: list[Message] = []
         hashed, before, results = 0, b"", iter(())
         for number, message in enumerate(messages):
             if message.calls:
                 calls = message.calls
                 if not any(call.id in self._calls for call in calls):
-                    for past in own[hashed:]:
+                    for past in whole[hashed:]:
                         before = self._key(before, past)
-                    hashed, content = len(own), self._content(message)
+                    hashed, content = len(whole), self._content(message)
                     answers = self._answers.get(before, ())
                     equal = [reply.calls for reply in answers if self._content(reply.message) == content]
                     calls = equal[0] if len(equal) == 1 else calls
@@ -139,8 +139,8 @@ class OwnCalls:
                 message = replace(message, calls=tuple(calls))
             elif message.role == "tool":
                 message = replace(message, call_id=next(results, message.call_id))
-            own.append(message)
-        return tuple(own)
+            whole.append(message)
+        return tuple(whole)
 
     def _results(
         self, ids: list[str | None], sent: Sequence[ToolCall], calls: Sequence[ToolCall]
@@ -149,13 +149,13 @@ class OwnCalls:
 
         They name a call by its id, by the one that the client gave it, or by its tool; or there is one for each.
         """
-        own = [call.id for call in calls]
-        if any(i in self._calls for i in ids) or not any(i in self._calls for i in own):
+        made = [call.id for call in calls]
+        if any(i in self._calls for i in ids) or not any(i in self._calls for i in made):
             return ids
         for names in ([call.id for call in sent], [call.name for call in calls]):
             if len({*names}) == len(names) and {*ids} <= {*names}:
-                return [own[names.index(i)] for i in ids if i is not None]
-        return own if len(ids) == len(own) else ids
+                return [made[names.index(i)] for i in ids if i is not None]
+        return made if len(ids) == len(made) else ids
 
     def _content(self, message: Message) -> bytes:
         return self._key(b"", replace(message, calls=tuple(replace(call, id="") for call in message.calls)))
@@ -183,8 +183,6 @@ class Node:
     """as the prompt shows them"""
     reason: Reason | None
     """why it does not extend its parent's chain; None: it does, or it is the first"""
-    number: int
-    """nodes that were committed before it"""
     chain: int
     """number of its chain; a node's first child continues the chain, further children begin one"""
     depth: int
@@ -239,7 +237,7 @@ class Tree:
         """by tools and conversation"""
         self._tools: defaultdict[bytes, set[bytes]] = defaultdict(set)
         """of each conversation"""
-        self._chains: list[list[Node]] = []
+        self._chains = 0
         self._starts: set[tuple[bytes, bytes]] = set()
         """tools and messages of the requests that begin conversations"""
         self._first_tools: dict[bytes, Tools] = {}
@@ -260,12 +258,8 @@ class Tree:
             return replace(request, messages=self._own_calls.restored(request.messages))
         node = self._by_reply.get(request.previous)
         if node is None:
-            raise GatewayError(
-                400,
-                "invalid_request",
-                f"previous_response_id: this episode has no reply {request.previous!r}",
-                {"param": "previous_response_id"},
-            )
+            name = "previous_response_id"
+            raise invalid(f"{name}: this episode has no reply {request.previous!r}", param=name)
         first = int(request.instructions)
         past = node.messages[int(node.request.instructions) :]
         messages = (*request.messages[:first], *past, *request.messages[first:])
@@ -291,47 +285,39 @@ class Tree:
         keys, tools = _keys(request.messages), _tools_key(request.tools)
         request = self._shared(request, keys, tools)
         self._messages |= zip(keys, request.messages, strict=True)
-        reason = self._reason(request.messages, keys, tools, parent)
-        chain = len(self._chains) if parent is None or parent.children else parent.chain
+        last = keys[-1] if keys else b""
         node = Node(
             request=request,
             reply=reply,
             parent=parent,
             new=request.messages[0 if parent is None else parent.length :],
             tools=self._first_tools.setdefault(tools, request.tools),
-            reason=reason,
-            number=len(self.nodes),
-            chain=chain,
+            reason=self._reason(request.messages, keys, tools, parent),
+            chain=self._chains if parent is None or parent.children else parent.chain,
             depth=0 if parent is None else parent.depth + 1,
             length=len(request.messages) + 1,
-            key=_key(keys[-1] if keys else b"", reply.message),
-            request_key=tools + (keys[-1] if keys else b""),
+            key=_key(last, reply.message),
+            request_key=tools + last,
             before=self._before(request.messages, keys, parent),
         )
+        self._chains = max(self._chains, node.chain + 1)
         if parent is not None:
             parent.children.append(node)
-        if chain == len(self._chains):
-            self._chains.append([])
-        self._chains[chain].append(node)
         self.nodes.append(node)
         self._by_reply[reply.id] = node
         self._by_call |= dict.fromkeys((call.id for call in reply.calls), node)
         self._ends[tools, node.key].append(node)
         self._tools[node.key].add(tools)
         if keys:
-            self._starts.add((tools, keys[-1]))
-        self._own_calls.add(keys[-1] if keys else b"", reply)
+            self._starts.add((tools, last))
+        self._own_calls.add(last, reply)
         return node
-
-    def chains(self) -> list[list[Node]]:
-        """The nodes by chain, chains in the order in which they began."""
-        return [list(chain) for chain in self._chains]
 
     def _shared(self, request: Request, keys: Sequence[bytes], tools: bytes) -> Request:
         """The request without copies of what the tree has: every request repeats the conversation before it."""
         messages = tuple(
-            known if known == message else message
-            for message, known in zip(request.messages, map(self._messages.get, keys), strict=True)
+            earlier if earlier == message else message
+            for message, earlier in zip(request.messages, map(self._messages.get, keys), strict=True)
         )
         first_tools = self._first_tools.get(tools)
         return replace(request, messages=messages, tools=first_tools if first_tools == request.tools else request.tools)
@@ -339,9 +325,8 @@ class Tree:
     def _longest(self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes) -> Node | None:
         """The node with the most messages that begin ``messages``; of equals the last without a child, or the last."""
         for length in range(len(messages) - 1, 0, -1):
-            ends = [node for node in self._ends.get((tools, keys[length - 1]), ()) if self._named(node, messages)]
-            if ends:
-                return next((node for node in reversed(ends) if not node.children), ends[-1])
+            if ends := [node for node in self._ends.get((tools, keys[length - 1]), ()) if self._named(node, messages)]:
+                return _open(ends)
         return None
 
     def _before(self, messages: Sequence[Message], keys: Sequence[bytes], parent: Node | None) -> Node | None:
@@ -352,7 +337,7 @@ class Tree:
             if message.role == "assistant" and (edited := self._turn_of(message)) is not None:
                 ends = ends or [edited]
             if ends:
-                return next((node for node in reversed(ends) if not node.children), ends[-1])
+                return _open(ends)
         return parent
 
     def _named(self, end: Node, messages: Sequence[Message]) -> bool:
@@ -390,6 +375,10 @@ class Tree:
             return False
         node = self._turn_of(message)
         return node is not None and _key(b"", message) != _key(b"", node.reply.message)
+
+
+def _open(ends: Sequence[Node]) -> Node:
+    return next((node for node in reversed(ends) if not node.children), ends[-1])
 
 
 def conversation_key(messages: Sequence[Message]) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 from verl_turnkey.advantage.group_ops import conversations
 from verl_turnkey.envs.answers import finite_reward
 from verl_turnkey.envs.base import digest
-from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request
+from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request, invalid
 from verl_turnkey.plugins.gateway.tree import Match, Node, SharedIds, conversation_key
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 from verl_turnkey.plugins.rollout.generation import generate
@@ -142,10 +142,9 @@ def reward_of(body: Mapping[str, Any]) -> float:
     if isinstance(value, bool):
         raise _wrong("reward", "a number", value)
     try:
-        reward = finite_reward(value, "reward")
+        return finite_reward(value, "reward")
     except ValueError as error:
-        raise GatewayError(400, "invalid_request", str(error)) from None
-    return reward
+        raise invalid(str(error)) from None
 
 
 def state_of(body: Mapping[str, Any]) -> str:
@@ -167,15 +166,15 @@ def unclear(turns: Sequence[Turn], numbered: Iterable[float], parallel_since: fl
     """
     posted: list[tuple[str, float, float, Turn | None]] = [(BY_NUMBER, at, at, None) for at in numbered]
     posted += [("a state for the next turn", t.posted, t.replied, t) for t in turns if t.posted is not None]
-    for what, begin, end, own in posted:
-        others = any(turn is not own and turn.began < end and turn.replied > begin for turn in turns)
+    for what, begin, end, about in posted:
+        others = any(turn is not about and turn.began < end and turn.replied > begin for turn in turns)
         if others or (parallel_since is not None and parallel_since < end):
             return what
     return None
 
 
 def _wrong(name: str, expected: str, value: Any) -> GatewayError:
-    return GatewayError(400, "invalid_request", f"{name}: expected {expected}, got {str(value)[:80]!r}")
+    return invalid(f"{name}: expected {expected}, got {str(value)[:80]!r}")
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from verl_turnkey.plugins.gateway.dialects import parts
 from verl_turnkey.plugins.gateway.limits import Reading
-from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, Request, ToolCall
+from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, Request, ToolCall, invalid
 
 ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
     "system": "system",
@@ -81,9 +81,7 @@ class Chat:
 def _message(item: Mapping[str, Any], reading: Reading, where: str) -> Message:
     role = ROLES.get(str(item.get("role")))
     if role is None:
-        raise GatewayError(
-            400, "invalid_request", f"{where}.role: expected one of {', '.join(ROLES)}, got {item.get('role')!r}"
-        )
+        raise invalid(f"{where}.role: expected one of {', '.join(ROLES)}, got {item.get('role')!r}")
     text, images = parts.content(item.get("content"), reading, f"{where}.content")
     if role == "tool":
         call_id = parts.string(item.get("tool_call_id"), f"{where}.tool_call_id")
@@ -130,10 +128,4 @@ def _usage(reply: Reply) -> dict[str, Any]:
 
 
 def _log_probs(reply: Reply) -> dict[str, Any] | None:
-    if not reply.log_probs:
-        return None
-    tokens = [
-        {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-        for text, value in reply.log_probs
-    ]
-    return {"content": tokens, "refusal": None}
+    return {"content": parts.log_probs(reply), "refusal": None} if reply.log_probs else None

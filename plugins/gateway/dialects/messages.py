@@ -8,7 +8,7 @@ from typing import Any, Literal
 from verl_turnkey.plugins.gateway.dialects import parts
 from verl_turnkey.plugins.gateway.dialects.chat import ROLES
 from verl_turnkey.plugins.gateway.limits import Reading
-from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, Request, ToolCall
+from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, Request, ToolCall, invalid
 
 
 class Messages:
@@ -69,9 +69,7 @@ def _messages(item: Mapping[str, Any], reading: Reading, where: str) -> list[Mes
     """The messages in one of Anthropic's, whose user message holds the results of tools too."""
     role = ROLES.get(str(item.get("role")))
     if role is None or role == "tool":
-        raise GatewayError(
-            400, "invalid_request", f"{where}.role: expected user, assistant or system, got {item.get('role')!r}"
-        )
+        raise invalid(f"{where}.role: expected user, assistant or system, got {item.get('role')!r}")
     if not isinstance(item.get("content"), list):
         return [Message(role, parts.content(item.get("content"), reading, where)[0])]
     results, calls, rest = [], [], []

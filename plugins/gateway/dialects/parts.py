@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from verl_turnkey.plugins.gateway.limits import Reading
-from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, ToolCall
+from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, ToolCall, invalid
 
 CREATED = 0
 """Time of every reply, in seconds: equal replies are equal bytes."""
@@ -24,9 +24,7 @@ _IMAGES = ("image_url", "input_image", "image")
 
 def malformed(where: str, expected: str, value: Any) -> NoReturn:
     """Raise the error about a body that does not have the form of its API."""
-    raise GatewayError(
-        400, "invalid_request", f"{where}: expected {expected}, got {type(value).__name__}", {"param": where}
-    )
+    raise invalid(f"{where}: expected {expected}, got {type(value).__name__}", param=where)
 
 
 def mapping(value: Any, where: str) -> Mapping[str, Any]:
@@ -51,7 +49,7 @@ def limit(body: Mapping[str, Any], *names: str) -> int | None:
     values = {name: body[name] for name in names if body.get(name) is not None}
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise GatewayError(400, "invalid_request", f"{name}: expected a positive integer, got {value!r}")
+            raise invalid(f"{name}: expected a positive integer, got {value!r}")
     return min(values.values(), default=None)
 
 
@@ -101,12 +99,10 @@ def _image(part: Mapping[str, Any], kind: str, reading: Reading, place: str) -> 
         image = Image.open(io.BytesIO(base64.b64decode(data, validate=True)))  # reads its size alone
         reading.pixels += image.width * image.height
         if reading.pixels > MOST_PIXELS:
-            raise GatewayError(
-                400, "invalid_request", f"{place}: the images of a request may have {MOST_PIXELS} pixels together"
-            )
+            raise invalid(f"{place}: the images of a request may have {MOST_PIXELS} pixels together")
         return [image.convert("RGB")]
     except (binascii.Error, OSError, ValueError) as error:
-        raise GatewayError(400, "invalid_request", f"{place}: not a base64 image ({error})") from None
+        raise invalid(f"{place}: not a base64 image ({error})") from None
 
 
 def tools(
@@ -166,13 +162,11 @@ def spelled(call: ToolCall) -> str:
 def conversation(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages, checked: something to answer has to be there."""
     if not messages:
-        raise GatewayError(400, "invalid_request", "the request has no messages")
+        raise invalid("the request has no messages")
     if messages[-1].role == "assistant":
-        raise GatewayError(
-            400,
-            "invalid_request",
+        raise invalid(
             "the last message is the assistant's: the policy is trained on whole turns of its own. "
-            "End the messages with one of the user or a tool",
+            "End the messages with one of the user or a tool"
         )
     return tuple(messages)
 
@@ -208,6 +202,14 @@ def _with_words(error: GatewayError, words: str) -> str:
     if error.code != "context_length_exceeded" or words in error.message:
         return error.message
     return f"{words}: {error.message}"
+
+
+def log_probs(reply: Reply) -> list[dict[str, Any]]:
+    """The log-probability of each token, as OpenAI's APIs have them."""
+    return [
+        {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, value in reply.log_probs
+    ]
 
 
 def total_tokens(reply: Reply) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from verl_turnkey.plugins.gateway.dialects import parts
 from verl_turnkey.plugins.gateway.dialects.chat import ROLES
 from verl_turnkey.plugins.gateway.limits import Reading
-from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, Request, ToolCall
+from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, Request, ToolCall, invalid
 
 ORDER = ("reasoning", "message", "function_call")
 """items of one turn of the model, in the order in which replies have them"""
@@ -105,11 +105,7 @@ class _Turns:
         elif kind == "message" and item.get("role") != "assistant":
             role = ROLES.get(str(item.get("role")))
             if role is None or role == "tool":
-                raise GatewayError(
-                    400,
-                    "invalid_request",
-                    f"{where}.role: expected user, assistant, system or developer, got {item.get('role')!r}",
-                )
+                raise invalid(f"{where}.role: expected user, assistant, system or developer, got {item.get('role')!r}")
             text, images = parts.content(item.get("content"), self._reading, f"{where}.content")
             self._append(Message(role, text, images=images))
         elif kind in ORDER:
@@ -124,12 +120,12 @@ class _Turns:
         self.messages.append(message)
 
     def _turn(self, kind: str, item: Mapping[str, Any], where: str) -> None:
-        own_id = _own_id(kind, item)
-        if not self._continues(kind, own_id):
+        item_id = _item_id(kind, item)
+        if not self._continues(kind, item_id):
             self.messages.append(Message("assistant"))
         self._kind = kind
         turn = self.messages[-1]
-        turn = replace(turn, item_id=turn.item_id or own_id)
+        turn = replace(turn, item_id=turn.item_id or item_id)
         if kind == "reasoning":
             thoughts, _ = parts.content(item.get("content") or item.get("summary"), self._reading, where)
             turn = replace(turn, reasoning=(turn.reasoning or "") + thoughts if thoughts else turn.reasoning)
@@ -141,25 +137,24 @@ class _Turns:
             turn = replace(turn, calls=(*turn.calls, ToolCall(name, parts.arguments(item.get("arguments")), call_id)))
         self.messages[-1] = turn
 
-    def _continues(self, kind: str, own_id: str | None) -> bool:
+    def _continues(self, kind: str, item_id: str | None) -> bool:
         if self._kind is None:
             return False
         last_id = self.messages[-1].item_id
-        if own_id is not None and last_id is not None:
-            return own_id == last_id
+        if item_id is not None and last_id is not None:
+            return item_id == last_id
         rank, last = ORDER.index(kind), ORDER.index(self._kind)
         return rank > last or kind == self._kind == "function_call"
 
 
-def _own_id(kind: str, item: Mapping[str, Any]) -> str | None:
+def _item_id(kind: str, item: Mapping[str, Any]) -> str | None:
     """Our reply that an item belongs to; clients that drop ids keep encrypted reasoning and ids of calls."""
+    sent = item.get("id")
     if kind == "reasoning":
-        return parts.reply_id(item.get("id"), "rs_") or item.get("encrypted_content")
+        return parts.reply_id(sent, "rs_") or item.get("encrypted_content")
     if kind == "message":
-        return parts.reply_id(item.get("id"), "msg_")
-    return parts.reply_id(item.get("id"), "fc_", numbered=True) or parts.reply_id(
-        item.get("call_id"), "call_", numbered=True
-    )
+        return parts.reply_id(sent, "msg_")
+    return parts.reply_id(sent, "fc_", numbered=True) or parts.reply_id(item.get("call_id"), "call_", numbered=True)
 
 
 def _head(reply: Reply, request: Request) -> dict[str, Any]:
@@ -189,32 +184,14 @@ def _items(reply: Reply) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if reply.reasoning:
         content = [{"type": "reasoning_text", "text": reply.reasoning}]
-        items.append(
-            {
-                "type": "reasoning",
-                "id": f"rs_{reply.id}",
-                "summary": [],
-                "content": content,
-                "encrypted_content": reply.id,
-            }
-        )
+        item = {"type": "reasoning", "id": f"rs_{reply.id}", "summary": [], "content": content}
+        items.append({**item, "encrypted_content": reply.id})
     if reply.text or not reply.calls:
-        tokens = [
-            {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-            for text, value in reply.log_probs
-        ]
-        text = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": tokens}
+        text = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": parts.log_probs(reply)}
         items.append({"type": "message", "id": f"msg_{reply.id}", "role": "assistant", "content": [text]})
     for number, call in enumerate(reply.calls):
-        items.append(
-            {
-                "type": "function_call",
-                "id": f"fc_{reply.id}_{number}",
-                "call_id": call.id,
-                "name": call.name,
-                "arguments": parts.spelled(call),
-            }
-        )
+        item = {"type": "function_call", "id": f"fc_{reply.id}_{number}", "call_id": call.id, "name": call.name}
+        items.append({**item, "arguments": parts.spelled(call)})
     status = "incomplete" if reply.finish == "length" else "completed"
     return [{**item, "status": status} for item in items]
 

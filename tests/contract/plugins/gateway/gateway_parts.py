@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import real_tokenizers
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
@@ -234,6 +235,17 @@ def chats(talk: Callable[[Any], Awaitable[Any]], turns: Any, client: Mapping[str
     async def agent(url: str) -> Any:
         async with openai(url, **client) as made:
             return await talk(made)
+
+    return run(agent, turns, **options)
+
+
+def posts(talk: Callable[..., Awaitable[Any]], turns: Any, client: Mapping[str, Any] = {}, **options: Any) -> Played:
+    """:func:`chats` with ``talk(client, post)``; ``post(what, **body)`` posts to ``/SECRET/what``."""
+
+    async def agent(url: str) -> Any:
+        root = url.removesuffix("/v1")
+        async with openai(url, **client) as made, httpx.AsyncClient() as web:
+            return await talk(made, lambda what, **body: web.post(f"{root}/{what}", json=body))
 
     return run(agent, turns, **options)
 

@@ -10,13 +10,13 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import httpx
 import pytest
 import real_tokenizers
-from gateway_parts import ASKED, LIMITS, LOOK, Agent, anthropic, called, chats, codec, openai, run, seeing, spelled
+from gateway_parts import ASKED, LIMITS, LOOK, Agent, anthropic, ask, called, chats, codec, run, seeing, spelled
 from PIL import Image
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
@@ -36,24 +36,22 @@ def test_an_agent_with_tools_is_one_row(stream: bool) -> None:
         "It is on the hill.",
     ]
 
-    async def agent(url: str) -> Any:
+    async def agent(client: Any) -> Any:
         messages, seen = [*ASKED], []
-        async with openai(url) as client:
-            for _ in turns:
-                if stream:
-                    sending = client.chat.completions.stream(model="policy", messages=messages, tools=[LOOK])
-                    async with sending as events:
-                        reply = (await events.get_final_completion()).choices[0]
-                else:
-                    sent = await client.chat.completions.create(model="policy", messages=messages, tools=[LOOK])
-                    reply = sent.choices[0]
-                seen.append(reply)
-                messages.append(spelled(reply.message))
-                for call in reply.message.tool_calls or []:
-                    messages.append({"role": "tool", "tool_call_id": call.id, "content": f"{call.function.name}: dark"})
+        for _ in turns:
+            if stream:
+                sending = client.chat.completions.stream(model="policy", messages=messages, tools=[LOOK])
+                async with sending as events:
+                    reply = (await events.get_final_completion()).choices[0]
+            else:
+                reply = await ask(client, messages, tools=[LOOK])
+            seen.append(reply)
+            messages.append(spelled(reply.message))
+            for call in reply.message.tool_calls or []:
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": f"{call.function.name}: dark"})
         return seen
 
-    played = run(agent, turns)
+    played = chats(agent, turns)
     assert played.breaks == ["first"]
     assert [reply.finish_reason for reply in played.value] == ["tool_calls", "tool_calls", "stop"]
     first = played.value[0].message
@@ -63,9 +61,7 @@ def test_an_agent_with_tools_is_one_row(stream: bool) -> None:
         {"place": "cave"},
         {"place": None, "times": 2},
     ]
-    steps = played.rows[0].extra_fields["turnkey"]["steps"]
-    assert [step["extra"]["tool_calls"] for step in steps] == [2, 1, 0]
-    assert [step["reward"] for step in steps] == [0, 0, 1]
+    assert [(step["extra"]["tool_calls"], step["reward"]) for step in played.steps] == [(2, 0), (1, 0), (0, 1)]
     text = played.script.codec.tokenizer.decode(played.script.prompts[1])
     assert text.count("<tool_response>\nlook: dark\n</tool_response>") == 2
     assert text.count("<think>\nHm.\n</think>") == 1, "the model goes on seeing thoughts that the agent dropped"
@@ -113,9 +109,8 @@ def test_a_reply_names_the_stop_string_of_the_client_that_ended_it() -> None:
 
 def test_ids_that_the_tokenizer_would_not_write_survive() -> None:
     async def agent(client: Any) -> Any:
-        first = await client.chat.completions.create(model="policy", messages=ASKED)
-        messages = [*ASKED, spelled(first.choices[0].message), {"role": "user", "content": "Sure?"}]
-        return await client.chat.completions.create(model="policy", messages=messages)
+        first = await ask(client)
+        return await ask(client, [*ASKED, spelled(first.message), {"role": "user", "content": "Sure?"}])
 
     model = codec()
     letters = [model.tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "hello"]
@@ -126,25 +121,16 @@ def test_ids_that_the_tokenizer_would_not_write_survive() -> None:
 
 
 def test_parallel_requests_become_chains() -> None:
-    async def agent(url: str) -> Any:
-        import asyncio
+    async def agent(client: Any) -> Any:
+        async def chat(name: str) -> None:
+            messages: list[Any] = [{"role": "system", "content": f"You are {name}."}, ASKED[1]]
+            for _ in range(3):
+                messages += [spelled((await ask(client, messages)).message), {"role": "user", "content": "And now?"}]
 
-        async with openai(url) as client:
+        await asyncio.gather(*map(chat, ("Ada", "Bob", "Eve")))
 
-            async def chat(name: str) -> None:
-                messages: list[Any] = [{"role": "system", "content": f"You are {name}."}, ASKED[1]]
-                for _ in range(3):
-                    reply = await client.chat.completions.create(model="policy", messages=messages)
-                    messages += [spelled(reply.choices[0].message), {"role": "user", "content": "And now?"}]
-
-            await asyncio.gather(*map(chat, ("Ada", "Bob", "Eve")))
-
-    async def wait() -> None:
-        import asyncio
-
-        await asyncio.sleep(0.01)
-
-    played = run(agent, lambda prompt: f"Turn {prompt.count('assistant')}.", wait=wait)
+    wait = partial(asyncio.sleep, 0.01)
+    played = chats(agent, lambda prompt: f"Turn {prompt.count('assistant')}.", wait=wait)
     assert len(played.rows) == 3
     steps = played.steps
     assert sorted(step["step"] for step in steps) == [*range(9)]

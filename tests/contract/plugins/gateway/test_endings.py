@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from gateway_parts import ASKED, LIMITS, LOOK, anthropic, ask, called, chats, openai, rows, run, spelled
+from gateway_parts import ASKED, LIMITS, LOOK, anthropic, ask, called, chats, openai, posts, rows, run, spelled
 from openai import BadRequestError
 
 from verl_turnkey.envs.agents.base import AgentFailure, Outcome
@@ -39,6 +39,17 @@ class Watched:
 
 def steps_of(row: Any) -> list[dict[str, Any]]:
     return row.extra_fields["turnkey"]["steps"]
+
+
+def aborts(*calls: bool) -> Any:
+    """A model that the server stops in these calls."""
+    fails = iter(calls)
+
+    async def model() -> None:
+        if next(fails):
+            raise Aborted("while the weights change")
+
+    return model
 
 
 def later(reply: Any, text: str = "And now?") -> list[Any]:
@@ -97,25 +108,18 @@ def test_equal_requests_whose_clients_give_up_stay_as_many_turns(header: str) ->
 
 def test_a_retry_of_a_call_that_was_refused_is_a_new_call() -> None:
     """The one before it had an equal body, and was answered."""
-    fails = iter((False, True, False))
-
-    async def model() -> None:
-        if next(fails):
-            raise Aborted("while the weights change")
 
     async def agent(client: Any) -> Any:
         return [(await ask(client)).message.content for _ in range(2)]
 
-    assert chats(agent, ["One.", "lost", "Two."], wait=model, client={"max_retries": 1}).value == ["One.", "Two."]
+    played = chats(agent, ["One.", "lost", "Two."], wait=aborts(False, True, False), client={"max_retries": 1})
+    assert played.value == ["One.", "Two."]
 
 
 @pytest.mark.parametrize("named", [None, b"body"])
 def test_a_call_that_fails_once_its_client_has_left_is_made_anew(named: bytes | None) -> None:
     async def second() -> Any:
-        async def fails() -> None:
-            raise Aborted("while the weights change")
-
-        retries, call = Retries(), asyncio.create_task(fails())
+        retries, call = Retries(), asyncio.create_task(aborts(True)())
         retries.began(b"key", call, named)
         retries.ended(b"key", call, answered=False)
         await asyncio.wait([call])
@@ -153,13 +157,13 @@ def test_sampling_parameters_of_a_client_are_ignored_and_counted() -> None:
 
 
 def test_log_probabilities_that_no_turn_has_are_refused_or_counted() -> None:
-    async def agent(client: Any) -> Any:
-        return await ask(client, logprobs=True)
+    def asks(client: Any) -> Any:
+        return ask(client, logprobs=True)
 
-    played = chats(agent, ["Here."])
+    played = chats(asks, ["Here."])
     assert [token.logprob for token in played.value.logprobs.content] == [0.0, -0.01, -0.02]
     without = {"temperature": 1.0, "logprobs": False}  # as turnkey eval samples
-    ignored = chats(agent, ["Here."], sampling=without, limits=replace(LIMITS, unsupported="ignore"))
+    ignored = chats(asks, ["Here."], sampling=without, limits=replace(LIMITS, unsupported="ignore"))
     assert ignored.value.logprobs is None
     assert ignored.session.counts == {"overruled/logprobs": 1}
 
@@ -175,8 +179,7 @@ def test_log_probabilities_that_no_turn_has_are_refused_or_counted() -> None:
 def test_a_turn_that_was_cut_ends_with_length() -> None:
     async def agent(client: Any) -> Any:
         cut = await ask(client, max_tokens=2)
-        whole = await ask(client, [*ASKED, spelled(cut.message), {"role": "user", "content": "Go on."}])
-        return [cut, whole]
+        return [cut, await ask(client, later(cut, "Go on."))]
 
     played = chats(agent, ["It is here, I think.", "Yes."])
     assert [choice.finish_reason for choice in played.value] == ["length", "stop"]
@@ -188,7 +191,7 @@ def test_a_malformed_call_is_text() -> None:
     played = chats(lambda client: ask(client, tools=[LOOK]), [broken])
     assert played.value.message.tool_calls is None
     assert played.value.message.content == broken
-    (step,) = played.rows[0].extra_fields["turnkey"]["steps"]
+    (step,) = played.steps
     assert not step["valid"]
     assert played.session.counts == {"unparsed": 1}
 
@@ -210,7 +213,7 @@ def test_a_full_context_is_an_error_on_which_agents_compact() -> None:
 
     played = chats(agent, ["Here.", "There."])
     assert played.breaks == ["first", "history"]
-    (first, second) = (row.extra_fields["turnkey"]["steps"][0] for row in played.rows)
+    first, second = played.steps
     assert first["extra"]["chain"] == second["extra"]["chain"] == 0, "the same conversation, in other words"
     assert first["extra"]["next_anchor"] == second["anchor"]
 
@@ -232,9 +235,8 @@ def test_a_turn_too_many_truncates_the_episode() -> None:
             await ask(client)
 
     played = chats(agent, ["Here."], limits=Limits(room=4000, turn=100, turns=1))
-    (step,) = played.rows[0].extra_fields["turnkey"]["steps"]
-    assert step["truncated"]
-    assert not step["terminated"]
+    (step,) = played.steps
+    assert (step["truncated"], step["terminated"]) == (True, False)
 
 
 def test_an_edited_reply_begins_a_row() -> None:
@@ -257,8 +259,8 @@ def test_side_calls_are_answered_and_left_out() -> None:
 
     played = chats(agent, ["I look.", "Small.", "I see it.", "Here."])
     assert [choice.message.content for choice in played.value] == ["I look.", "Small.", "I see it.", "Here."]
-    steps = played.steps
-    assert [step["action"] for step in steps] == ["I look.", "I see it.", "Here."], "plans and answers need no tools"
+    actions = [step["action"] for step in played.steps]
+    assert actions == ["I look.", "I see it.", "Here."], "plans and answers need no tools"
 
 
 def test_a_turn_that_may_call_no_tool_is_no_side_call() -> None:
@@ -268,8 +270,7 @@ def test_a_turn_that_may_call_no_tool_is_no_side_call() -> None:
 
     played = chats(agent, ["Here.", called('{"place": "cave"}')], outcome=Outcome(reward=2.0))
     assert played.value.message.tool_calls is None, "the prompt shows no tools"
-    steps = played.steps
-    assert [step["reward"] for step in steps] == [0.0, 2.0]
+    assert [step["reward"] for step in played.steps] == [0.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -295,11 +296,7 @@ def test_what_is_left_out_can_be_said(rules: list[dict[str, Any]], actions: list
 
 
 def test_an_episode_without_a_trained_call_fails() -> None:
-    async def agent(url: str) -> None:
-        async with openai(url) as client:
-            await ask(client)
-
-    session = run(agent, ["Here."], limits=replace(LIMITS, leave_out=[{"no_tools": False}])).session
+    session = chats(ask, ["Here."], limits=replace(LIMITS, leave_out=[{"no_tools": False}])).session
     assert len(rows(session, Outcome(reward=1.0))) == 1
     session.limits = replace(LIMITS, leave_out=[{"no_tools": True}])
     with pytest.raises(AgentFailure, match=r"turnkey\.agent\.leave_out leaves out every call"):
@@ -323,67 +320,56 @@ def test_all_calls_of_another_name_are_trained() -> None:
 
 
 def test_what_an_agent_reports_does_not_count_beside_tests_of_its_work() -> None:
-    async def cheats(url: str) -> None:
-        async with openai(url) as client, httpx.AsyncClient(base_url=url.removesuffix("/v1")) as http:
-            await ask(client)
-            for body in ({"reward": 1.0}, {"reward": 5.0, "turn": 0}):
-                assert (await http.post("/reward", json=body)).status_code == 200
+    async def cheats(client: Any, post: Any) -> None:
+        await ask(client)
+        for body in ({"reward": 1.0}, {"reward": 5.0, "turn": 0}):
+            assert (await post("reward", **body)).status_code == 200
 
-    session = run(cheats, ["Here."]).session
+    session = posts(cheats, ["Here."]).session
     for verified, reward in ((False, 5.0), (True, 0.0)):
         (row,) = rows(session, Outcome(reward=0.0, verified=verified))
-        (step,) = row.extra_fields["turnkey"]["steps"]
-        assert step["reward"] == reward
+        assert [step["reward"] for step in steps_of(row)] == [reward]
 
 
 def test_a_returned_reward_of_a_turn_counts_before_a_posted_one() -> None:
-    async def posts(url: str) -> None:
-        async with openai(url) as client, httpx.AsyncClient(base_url=url.removesuffix("/v1")) as http:
-            for turn in range(2):
-                await ask(client)
-                assert (await http.post("/reward", json={"reward": 5.0, "turn": turn})).status_code == 200
+    async def agent(client: Any, post: Any) -> None:
+        for turn in range(2):
+            await ask(client)
+            assert (await post("reward", reward=5.0, turn=turn)).status_code == 200
 
-    session = run(posts, ["Here.", "There."]).session
+    session = posts(agent, ["Here.", "There."]).session
     for verified, rewards in ((False, [0.25, 5.0]), (True, [0.25, 0.0])):
         played = rows(session, Outcome(reward=0.0, turn_rewards={0: 0.25}, verified=verified))
-        assert [step["reward"] for row in played for step in row.extra_fields["turnkey"]["steps"]] == rewards
+        assert [step["reward"] for row in played for step in steps_of(row)] == rewards
 
 
 def test_without_requests_or_a_reward_an_episode_fails() -> None:
     async def nothing(url: str) -> None: ...
 
-    async def asks(client: Any) -> None:
-        await ask(client)
-
     with pytest.raises(AgentFailure, match="the agent made no request"):
         rows(run(nothing, []).session, Outcome(reward=1.0))
-    with pytest.raises(AgentFailure, match="the agent gave no reward"):
-        rows(chats(asks, ["Here."]).session, Outcome())
-    with pytest.raises(AgentFailure, match="a reward of turn 1, but the episode has 1, counted from 0"):
-        rows(chats(asks, ["Here."]).session, Outcome(reward=1.0, turn_rewards={1: 0.5}))
-    with pytest.raises(AgentFailure, match="KeyError"):
-        rows(chats(asks, ["Here."]).session, Outcome(reason="KeyError: 'x' (agent.py:3)"))
+    session = chats(ask, ["Here."]).session
+    for outcome, words in (
+        (Outcome(), "the agent gave no reward"),
+        (Outcome(1.0, turn_rewards={1: 0.5}), "a reward of turn 1, but the episode has 1, counted from 0"),
+        (Outcome(reason="KeyError: 'x' (agent.py:3)"), "KeyError"),
+    ):
+        with pytest.raises(AgentFailure, match=words):
+            rows(session, outcome)
 
 
 def test_a_state_outlives_a_turn_that_fails() -> None:
-    fails = iter((True, False, False, False))
-
-    async def model() -> None:
-        if next(fails):
-            raise Aborted("while the weights change")
-
-    async def agent(url: str) -> None:
-        root = url.removesuffix("/v1")
-        async with openai(url, max_retries=1) as client, httpx.AsyncClient() as web:
-            for number in range(2):
-                await web.post(f"{root}/state", json={"key": f"room {number}"})
-                if number:
-                    with pytest.raises(BadRequestError, match="maximum context length"):
-                        await ask(client, [{"role": "user", "content": "word " * 3900}])
-                await ask(client)
+    async def agent(client: Any, post: Any) -> None:
+        for number in range(2):
+            await post("state", key=f"room {number}")
+            if number:
+                with pytest.raises(BadRequestError, match="maximum context length"):
+                    await ask(client, [{"role": "user", "content": "word " * 3900}])
             await ask(client)
+        await ask(client)
 
-    played = run(agent, [*["Here."] * 4], wait=model)
+    model = aborts(True, False, False, False)
+    played = posts(agent, ["Here."] * 4, client={"max_retries": 1}, wait=model)
     assert [turn.state for turn in played.session.turns] == ["room 0", "room 1", None]
 
 
@@ -396,37 +382,37 @@ def test_a_newer_state_outlives_an_older_one_whose_turn_fails() -> None:
             await posted.wait()
             raise Aborted("while the weights change")
 
-    async def agent(url: str) -> None:
-        root = url.removesuffix("/v1")
-        async with openai(url, max_retries=1) as client, httpx.AsyncClient() as web:
-            await web.post(f"{root}/state", json={"key": "old"})
-            call = asyncio.create_task(ask(client))
-            await began.wait()
-            await web.post(f"{root}/state", json={"key": "new"})
-            posted.set()
-            await call
+    async def agent(client: Any, post: Any) -> None:
+        await post("state", key="old")
+        call = asyncio.create_task(ask(client))
+        await began.wait()
+        await post("state", key="new")
+        posted.set()
+        await call
 
-    assert [turn.state for turn in run(agent, ["Here."] * 2, wait=model).session.turns] == ["new"]
+    played = posts(agent, ["Here."] * 2, client={"max_retries": 1}, wait=model)
+    assert [turn.state for turn in played.session.turns] == ["new"]
 
 
 def test_an_agent_reports_rewards_and_states() -> None:
-    async def agent(url: str) -> Any:
-        root = url.removesuffix("/v1")
-        async with openai(url) as client, httpx.AsyncClient() as web:
-            for number in range(2):
-                await web.post(f"{root}/state", json={"key": f"room {number}"})
-                await ask(client)
-            assert (await web.post(f"{root}/reward", json={"reward": 0.25, "turn": 0})).status_code == 200
-            assert (await web.post(f"{root}/reward", json={"reward": 2})).status_code == 200
-            return [
-                (await web.post(f"{root}/reward", json=body)).status_code
-                for body in ({"reward": "much"}, {"reward": 1, "turn": 2}, {}, {"reward": True}, {"reward": 10**400})
-            ] + [(await web.post(f"{root}/state", json=body)).status_code for body in ({}, {"key": None})]
+    wrong: list[dict[str, Any]] = [{"reward": value} for value in ("much", True, 10**400)]
+    wrong += [{"reward": 1, "turn": 2}, {}]
 
-    played = run(agent, ["Here.", "There."], outcome=Outcome())
+    async def agent(client: Any, post: Any) -> Any:
+        for number in range(2):
+            await post("state", key=f"room {number}")
+            await ask(client)
+        assert (await post("reward", reward=0.25, turn=0)).status_code == 200
+        assert (await post("reward", reward=2)).status_code == 200
+        refused = [await post("reward", **body) for body in wrong] + [
+            await post("state"),
+            await post("state", key=None),
+        ]
+        return [answer.status_code for answer in refused]
+
+    played = posts(agent, ["Here.", "There."], outcome=Outcome())
     assert played.value == [400] * 7
-    steps = played.steps
-    assert [(step["anchor"], step["reward"]) for step in steps] == [("room 0", 0.25), ("room 1", 2.0)]
+    assert [(step["anchor"], step["reward"]) for step in played.steps] == [("room 0", 0.25), ("room 1", 2.0)]
 
 
 def test_replies_carry_their_number_and_turns_are_named_by_the_ids_of_their_replies() -> None:
@@ -450,8 +436,7 @@ def test_replies_carry_their_number_and_turns_are_named_by_the_ids_of_their_repl
     played = run(agent, ["A.", "B.", "C.", "D."], outcome=Outcome(reward=0.0))
     numbers, ids = played.value
     assert numbers == [0, 1, 2, 3]
-    steps = played.steps
-    assert sorted((step["reward"], step["anchor"]) for step in steps) == [(n, f"room {n}") for n in numbers]
+    assert sorted((step["reward"], step["anchor"]) for step in played.steps) == [(n, f"room {n}") for n in numbers]
     rewards: Any = {**dict(zip(ids[1:], (1.0, 2.0, 3.0), strict=True)), 0: 7.0}
     again = [s for row in rows(played.session, Outcome(0.0, turn_rewards=rewards)) for s in steps_of(row)]
     assert sorted(step["reward"] for step in again) == [1.0, 2.0, 3.0, 7.0]
@@ -463,25 +448,23 @@ USE_THE_ID = "calls of (this|the) episode ran at the same time: name the turn by
 
 
 def test_numbers_and_states_for_the_next_turn_are_refused_once_calls_ran_at_the_same_time() -> None:
-    async def agent(url: str) -> Any:
-        root = url.removesuffix("/v1")
-        async with openai(url) as client, httpx.AsyncClient() as web:
-            await web.post(f"{root}/state", json={"key": "start"})
-            await ask(client, [*ASKED, {"role": "user", "content": "First."}])
-            assert (await web.post(f"{root}/reward", json={"reward": 0.5, "turn": 0})).status_code == 200
-            sample, _ = await asyncio.gather(
-                *(client.chat.completions.create(model="policy", messages=ASKED) for _ in "ab")
-            )
-            bodies = [("reward", {"reward": 1, "turn": 0}), ("state", {"key": "x"}), ("state", {"key": "x", "turn": 0})]
-            for what, body in bodies:
-                answer = await web.post(f"{root}/{what}", json=body)
-                assert answer.status_code == 400
-                assert re.search(USE_THE_ID, answer.text)
-            for what, body in (("reward", {"reward": 0.25}), ("state", {"key": "here"})):
-                assert (await web.post(f"{root}/{what}", json=body | {"turn": sample.id})).status_code == 200
+    async def agent(client: Any, post: Any) -> Any:
+        await post("state", key="start")
+        await ask(client, [*ASKED, {"role": "user", "content": "First."}])
+        assert (await post("reward", reward=0.5, turn=0)).status_code == 200
+        sample, _ = await asyncio.gather(
+            *(client.chat.completions.create(model="policy", messages=ASKED) for _ in "ab")
+        )
+        bodies = [("reward", {"reward": 1, "turn": 0}), ("state", {"key": "x"}), ("state", {"key": "x", "turn": 0})]
+        for what, body in bodies:
+            answer = await post(what, **body)
+            assert answer.status_code == 400
+            assert re.search(USE_THE_ID, answer.text)
+        for what, body in (("reward", {"reward": 0.25}), ("state", {"key": "here"})):
+            assert (await post(what, **body, turn=sample.id)).status_code == 200
 
     watched = Watched((1, 3))
-    played = run(agent, ["First.", "A.", "B."], wait=watched.together, watch=watched, outcome=Outcome(reward=1.0))
+    played = posts(agent, ["First.", "A.", "B."], wait=watched.together, watch=watched, outcome=Outcome(reward=1.0))
     steps = sorted(played.steps, key=lambda s: s["step"])
     assert sorted(step["reward"] for step in steps[1:]) in ([0.25, 1.0], [0.0, 1.25])
     assert (steps[0]["reward"], steps[0]["anchor"]) == (0.5, "start")
@@ -494,18 +477,16 @@ def test_numbers_and_states_for_the_next_turn_are_refused_once_calls_ran_at_the_
 def test_what_was_posted_while_another_call_ran_is_not_guessed(what: str) -> None:
     """Nobody knows yet that calls will have run at the same time: the episode fails with the reason."""
 
-    async def agent(url: str) -> None:
-        root = url.removesuffix("/v1")
-        async with openai(url) as client, httpx.AsyncClient() as web:
-            await ask(client)
-            slow = asyncio.ensure_future(ask(client, [*ASKED, {"role": "user", "content": "Slow."}]))
-            while len(watched.script.prompts) < 2:
-                await asyncio.sleep(0.01)
-            body = {"key": "room"} if what == "state" else {"reward": 1.0, "turn": 0}
-            assert (await web.post(f"{root}/{what}", json=body)).status_code == 200
-            gate.set()
-            await slow
-            await ask(client)
+    async def agent(client: Any, post: Any) -> None:
+        await ask(client)
+        slow = asyncio.ensure_future(ask(client, [*ASKED, {"role": "user", "content": "Slow."}]))
+        while len(watched.script.prompts) < 2:
+            await asyncio.sleep(0.01)
+        body: dict[str, Any] = {"key": "room"} if what == "state" else {"reward": 1.0, "turn": 0}
+        assert (await post(what, **body)).status_code == 200
+        gate.set()
+        await slow
+        await ask(client)
 
     async def model() -> None:
         if len(watched.script.prompts) == 2:
@@ -514,7 +495,7 @@ def test_what_was_posted_while_another_call_ran_is_not_guessed(what: str) -> Non
     gate, watched = asyncio.Event(), Watched()
     words = "a state for the next turn" if what == "state" else "a reward of a turn by its number"
     with pytest.raises(AgentFailure, match=f"{words}, but {USE_THE_ID}"):
-        run(agent, ["A.", "B.", "C."], wait=model, watch=watched)
+        posts(agent, ["A.", "B.", "C."], wait=model, watch=watched)
 
 
 def test_samples_of_a_request_and_workers_have_credit_by_conversation() -> None:

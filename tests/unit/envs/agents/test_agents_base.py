@@ -1,17 +1,15 @@
 """What an agent is handed, how failures travel, and keys of states from the files of a working folder."""
 
 import asyncio
-import json
 import os
 import pickle
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loopback import serve
 
 from verl_turnkey.envs.agents import folders
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, SyncAgentHandle
@@ -21,23 +19,8 @@ from verl_turnkey.envs.errors import EnvironmentFailure
 
 @pytest.fixture
 def gateway() -> Iterator[tuple[AgentHandle, list[tuple[str, Any]]]]:
-    reports: list[tuple[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            reports.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield AgentHandle(f"http://127.0.0.1:{server.server_port}/s3cret/v1", "key", "policy"), reports
-    server.shutdown()
-    server.server_close()
+    with serve({f"/s3cret/{path}": lambda _: {} for path in ("state", "reward", "v1/hello")}) as (url, reports):
+        yield AgentHandle(f"{url}/s3cret/v1", "key", "policy"), reports
 
 
 def test_reports_go_to_the_episode_beside_its_api(gateway: Any) -> None:
@@ -49,8 +32,8 @@ def test_reports_go_to_the_episode_beside_its_api(gateway: Any) -> None:
         await handle.reward(0.5, turn=2)
 
     asyncio.run(report())
-    SyncAgentHandle(handle).state("room 4")
-    SyncAgentHandle(handle).reward(2, turn=0)
+    SyncAgentHandle(**vars(handle)).state("room 4")
+    SyncAgentHandle(**vars(handle)).reward(2, turn=0)
     assert reports == [
         ("/s3cret/state", {"key": "room 3"}),
         ("/s3cret/reward", {"reward": 1.0}),
@@ -62,7 +45,7 @@ def test_reports_go_to_the_episode_beside_its_api(gateway: Any) -> None:
 
 def test_clients_have_address_and_key() -> None:
     handle = AgentHandle("http://127.0.0.1:1/secret/v1", "key", "policy")
-    clients = (handle.client(max_retries=0), SyncAgentHandle(handle).client(max_retries=0))
+    clients = (handle.client(max_retries=0), SyncAgentHandle(**vars(handle)).client(max_retries=0))
     assert [type(client).__name__ for client in clients] == ["AsyncOpenAI", "OpenAI"]
     for client in clients:
         assert (str(client.base_url), client.api_key, client.max_retries) == (f"{handle.base_url}/", "key", 0)
@@ -71,8 +54,8 @@ def test_clients_have_address_and_key() -> None:
 def test_a_proxy_is_not_asked(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody listens
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.delenv("no_proxy", raising=False)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
     handle, reports = gateway
 
     async def ask() -> None:
@@ -80,7 +63,7 @@ def test_a_proxy_is_not_asked(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> 
             await client.post("/hello", body={}, cast_to=object)
 
     asyncio.run(ask())
-    with SyncAgentHandle(handle).client(max_retries=0) as client:
+    with SyncAgentHandle(**vars(handle)).client(max_retries=0) as client:
         client.post("/hello", body={}, cast_to=object)
     assert [path for path, _ in reports] == ["/s3cret/v1/hello"] * 2
 
@@ -119,27 +102,20 @@ def test_equal_files_are_equal_states_in_any_folder(tmp_path: Path) -> None:
 
 def test_each_change_is_another_state(tmp_path: Path) -> None:
     folder = fill(tmp_path / "app", a="1", sub__b="2")
-    state = WorkspaceState(folder)
+    state, link = WorkspaceState(folder), folder / "link"
     keys = [state.key(None)]
-
-    def note() -> None:
+    for change in (
+        lambda: fill(folder, a="3"),  # as long as before
+        lambda: (folder / "a").chmod(0o755),
+        lambda: (folder / "a").rename(folder / "c"),
+        (folder / "c").unlink,
+        lambda: link.symlink_to("sub"),
+        lambda: (link.unlink(), link.symlink_to("elsewhere")),
+    ):
+        change()
         keys.append(state.key(None))
-
-    fill(folder, a="3")  # as long as before
-    note()
-    (folder / "a").chmod(0o755)
-    note()
-    (folder / "a").rename(folder / "c")
-    note()
-    (folder / "c").unlink()
-    note()
-    (folder / "link").symlink_to("sub")
-    note()
-    (folder / "link").unlink()
-    (folder / "link").symlink_to("elsewhere")
-    note()
     assert len(set(keys)) == len(keys)
-    (folder / "link").unlink()
+    link.unlink()
     fill(folder, a="1")
     assert state.key(None) == keys[0]
 

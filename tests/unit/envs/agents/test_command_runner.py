@@ -60,28 +60,20 @@ def test_what_a_command_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "theirs" not in " ".join(dump["env"].values())
     wanted = {
         "OPENAI_BASE_URL": "http://127.0.0.1:9/s3cret/v1",
-        "OPENAI_API_KEY": "k3y",
-        "OPENAI_MODEL": "policy",
-        "ANTHROPIC_BASE_URL": "http://127.0.0.1:9/s3cret",
-        "ANTHROPIC_API_KEY": "k3y",
-        "ANTHROPIC_AUTH_TOKEN": "k3y",
-        "ANTHROPIC_MODEL": "policy",
-        "TURNKEY_URL": "http://127.0.0.1:9/s3cret",
+        **dict.fromkeys(("ANTHROPIC_BASE_URL", "TURNKEY_URL"), "http://127.0.0.1:9/s3cret"),
+        **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"), "k3y"),
+        **dict.fromkeys(("OPENAI_MODEL", "ANTHROPIC_MODEL"), "policy"),
         "MODEL": "openai/policy",
         "MY_API_KEY": "wanted",
         "HTTP_PROXY": "http://proxy:3128",
         "NO_PROXY": "example.org,127.0.0.1,localhost,::1",
     }
     assert wanted.items() <= dump["env"].items()
-    assert dump["files"] == dump["home"] == []
-    assert dump["stdin"] == ""
-    assert dump["session"]
+    assert (dump["files"], dump["home"], dump["stdin"], dump["session"]) == ([], [], "", True)
     assert dump["env"]["HOME"] not in (os.environ["HOME"], dump["cwd"])
     assert not Path(dump["cwd"]).exists()
     assert not Path(dump["env"]["HOME"]).exists()
-    assert outcome.reward is None
-    assert outcome.extra["exit_code"] == 0
-    assert outcome.reason == ""
+    assert (outcome.reward, outcome.extra["exit_code"], outcome.reason) == (None, 0, "")
 
 
 def test_a_workspace_of_the_episode_is_used_and_stays(tmp_path: Path) -> None:
@@ -103,10 +95,9 @@ def test_exit_status_and_last_words() -> None:
     assert outcome.extra == {"output": "fine\n", "exit_code": 3}
     assert outcome.reason == "the agent ended with exit status 3: no such model"
     assert shell("kill -9 $$").reason == "the agent ended with exit status 137:"
-    assert shell("exit 3", reward="exit_code").reward == 0.0
-    assert shell("exit 3", reward="exit_code").success is False
-    done = shell("true", reward="exit_code")
-    assert (done.reward, done.success, done.reason) == (1.0, True, "")
+    for script, reward, success in (("exit 3", 0.0, False), ("true", 1.0, True)):
+        done = shell(script, reward="exit_code")
+        assert (done.reward, done.success, not done.reason) == (reward, success, success)
 
 
 def test_a_failure_does_not_show_the_secret_of_the_episode() -> None:
@@ -129,10 +120,8 @@ def test_a_folder_of_any_depth_is_removed_with_its_episode(monkeypatch: pytest.M
 
 
 def test_a_command_that_is_not_there() -> None:
-    outcome = play(["no-such-agent"])
-    assert (
-        outcome.reason == "the agent ended with exit status 127: cannot start no-such-agent: No such file or directory"
-    )
+    reason = play(["no-such-agent"]).reason
+    assert reason == "the agent ended with exit status 127: cannot start no-such-agent: No such file or directory"
 
 
 def test_output_is_bounded() -> None:
@@ -169,10 +158,9 @@ def test_nothing_survives_an_agent_that_kills_its_guard() -> None:
 
 
 def test_a_timeout_is_said() -> None:
+    late = "the agent ran longer than turnkey.agent.timeout=3"
     outcome = shell("echo begun; sleep 1000", timeout=3.0)
-    assert outcome == Outcome(
-        extra={"output": "begun\n"}, truncated=True, reason="the agent ran longer than turnkey.agent.timeout=3"
-    )
+    assert outcome == Outcome(extra={"output": "begun\n"}, truncated=True, reason=late)
 
 
 def test_a_cancelled_episode_leaves_nothing() -> None:
@@ -219,9 +207,8 @@ asyncio.run(CommandRunner(["bash", "-c", "setsid sleep {word} & sleep {word}"], 
 
 
 def test_placeholders_without_a_value_are_refused() -> None:
-    with pytest.raises(
-        AgentFailure, match=r"the task has no field 'instrution' for \{instrution\}; did you mean 'instruction'"
-    ):
+    words = r"the task has no field 'instrution' for \{instrution\}; did you mean 'instruction'"
+    with pytest.raises(AgentFailure, match=words):
         play(["echo", "{instrution}"], {"instruction": "x"})
     assert filled("{a}{{a}}", {"a": "{b}"}) == "{b}{a}"
 

@@ -6,13 +6,11 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
+from loopback import Refusal, serve
 
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome
 from verl_turnkey.envs.agents.function import FunctionRunner, InProcessFunctionRunner, RemoteRunner, address_towards
@@ -46,12 +44,8 @@ def alive(pid: int) -> bool:
 def test_results_of_either_kind(runner: Callable[..., Any]) -> None:
     assert play(runner, "plays", {"value": 2}) == Outcome(4.0)
     outcome = play(runner, "plays_sync", {})
-    assert outcome == Outcome(
-        reward=0.5,
-        success=True,
-        turn_rewards={0: 1.0, 2: 0.25},
-        extra={"url": HANDLE.base_url, "folder": "/tmp", "scores": [0, 1]},
-    )
+    extra = {"url": HANDLE.base_url, "folder": "/tmp", "scores": [0, 1]}
+    assert outcome == Outcome(0.5, True, {0: 1.0, 2: 0.25}, extra)
     assert type(outcome.success) is bool
     assert play(runner, "returns", {"what": "none"}) == Outcome()
 
@@ -147,16 +141,8 @@ def test_episodes_run_side_by_side_and_a_cancelled_one_leaves_nothing() -> None:
 
 
 def children() -> set[int]:
-    own, pids = os.getpid(), set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == own and fields[0] != "Z":
-                pids.add(int(entry.name))
-    return pids
+    """Of all threads of this process."""
+    return {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
 
 
 def test_a_function_that_is_not_there_is_named() -> None:
@@ -174,46 +160,36 @@ def test_a_task_must_be_plain_json() -> None:
 TO_SERVICE = AgentHandle("http://127.0.0.1:1/secret/v1", "secret", "policy")
 
 
-class Service(BaseHTTPRequestHandler):
-    """Answers with the task's field ``answer``, after ``seconds``."""
-
-    episodes: ClassVar[list[dict[str, Any]]] = []
-
-    def do_POST(self) -> None:
-        episode = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.episodes.append(episode)
-        time.sleep(episode["task"].get("seconds", 0))
-        body = json.dumps(episode["task"]["answer"]).encode()
-        self.send_response(episode["task"].get("status", 200))
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        with suppress(BrokenPipeError):  # a client that has given up
-            self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None: ...
+def answer(episode: dict[str, Any]) -> bytes:
+    """Of a service: the task's field ``answer``, after ``seconds``."""
+    task = episode["task"]
+    time.sleep(task.get("seconds", 0))
+    if "status" in task:
+        raise Refusal(task["status"], task["answer"])
+    return json.dumps(task["answer"]).encode()
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/run"
-        server.shutdown()
+@pytest.fixture
+def service() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    with serve({"/run": answer}) as (url, requests):
+        yield f"{url}/run", requests
+
+
+@pytest.fixture
+def url(service: tuple[str, Any]) -> str:
+    return service[0]
 
 
 def outcome(url: str, timeout: float = 5.0, **task: Any) -> Outcome:
     return asyncio.run(RemoteRunner(url, timeout=timeout).run(task, TO_SERVICE))
 
 
-def test_the_service_gets_the_task_and_the_gateway_and_answers_with_the_result(url: str) -> None:
+def test_the_service_gets_the_task_and_the_gateway_and_answers_with_the_result(service: Any) -> None:
+    url, requests = service
     result = {"reward": 0.5, "success": True, "turns": {"1": 0.25}, "extra": {"files": 3}}
     assert outcome(url, answer=result) == Outcome(0.5, True, {1: 0.25}, {"files": 3})
-    assert Service.episodes[-1] == {
-        "task": {"answer": result},
-        "base_url": "http://127.0.0.1:1/secret/v1",
-        "key": "secret",
-        "model": "policy",
-    }
+    sent = {"task": {"answer": result}, "base_url": TO_SERVICE.base_url, "key": "secret", "model": "policy"}
+    assert requests == [("/run", sent)]
     assert outcome(url, answer=1) == Outcome(1.0)
     assert outcome(url, answer=None) == Outcome()
 
@@ -229,12 +205,13 @@ def test_a_service_that_fails_costs_its_episode(url: str) -> None:
 
 def test_a_service_that_is_not_there_is_named() -> None:
     assert "turnkey.agent.run" in outcome("http://127.0.0.1:9/run", answer=1).reason
-    with pytest.raises(EnvironmentKwargsError, match=r"turnkey\.agent\.run must be a URL"):
-        RemoteRunner("http://", timeout=1)
-    with pytest.raises(EnvironmentKwargsError, match="without a login"):
-        RemoteRunner("http://me:secret@host/run", timeout=1)
-    with pytest.raises(EnvironmentKwargsError, match="must be a URL"):
-        RemoteRunner("http://[::1/run", timeout=1)
+    for wrong, words in (
+        ("http://", r"turnkey\.agent\.run must be a URL"),
+        ("http://me:secret@host/run", "without a login"),
+        ("http://[::1/run", "must be a URL"),
+    ):
+        with pytest.raises(EnvironmentKwargsError, match=words):
+            RemoteRunner(wrong, timeout=1)
 
 
 def test_the_address_of_this_machine_is_that_of_the_route(url: str) -> None:

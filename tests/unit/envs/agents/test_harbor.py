@@ -21,12 +21,10 @@ HANDLE = AgentHandle("http://127.0.0.1:9/s3cret/v1", "k3y", "policy")
 SOLUTION = (MEDIAN / "solution/solve.sh").read_text()
 
 
-def play(
-    script: str, task: Path = MEDIAN, timeout: float = 60.0, handle: AgentHandle = HANDLE, **kwargs: Any
-) -> Outcome:
-    kwargs.setdefault("sandbox", Bubblewrap())
+def play(script: str, task: Path = MEDIAN, timeout: float = 60.0, **kwargs: Any) -> Outcome:
     row = {"env_id": "harbor", "seed": 0, "kwargs": {"path": str(task)}, "script": script}
-    return asyncio.run(HarborRunner(["bash", "-c", "{script}"], timeout=timeout, **kwargs).run(row, HANDLE))
+    runner = HarborRunner(["bash", "-c", "{script}"], timeout=timeout, **{"sandbox": Bubblewrap(), **kwargs})
+    return asyncio.run(runner.run(row, HANDLE))
 
 
 @pytest.fixture
@@ -151,10 +149,7 @@ def test_a_working_folder_may_lie_anywhere(task: Path, workdir: str) -> None:
     [
         ("echo gone >&2; exit 4", "left neither reward.txt nor reward.json in /logs/verifier (exit status 4: gone)"),
         ("echo fine > /logs/verifier/reward.txt", "reward.txt must hold a finite number, not 'fine'"),
-        (
-            "ln -s /etc/hostname /logs/verifier/reward.txt",
-            "reward.txt cannot be read: Too many levels",
-        ),
+        ("ln -s /etc/hostname /logs/verifier/reward.txt", "reward.txt cannot be read: Too many levels"),
         ("sleep 100", "ran longer than 1 s"),
     ],
 )
@@ -229,21 +224,19 @@ def test_what_changes_nothing_is_accepted(task: Path) -> None:
     assert HarborTask.load(str(task)).workdir == "/app"
 
 
-def test_compose_files_broken_tables_and_missing_files(task: Path) -> None:
-    (task / "environment/docker-compose.yaml").touch()
-    with pytest.raises(TaskFormatError, match=r"not supported: environment/docker-compose\.yaml"):
-        HarborTask.load(str(task))
-    (task / "environment/docker-compose.yaml").unlink()
-    for text, message in (
-        ("[agent]\ntimeout_sec = '3'", r"agent\.timeout_sec must be positive seconds, not '3'"),
-        ("[environment]\nworkdir = 'app'", r"environment\.workdir must be a path like /app, not 'app'"),
-        ("[agent", r"task\.toml: Expected"),
-    ):
-        (task / "task.toml").write_text(text)
-        with pytest.raises(TaskFormatError, match=message):
-            HarborTask.load(str(task))
-    (task / "tests/test.sh").unlink()
-    with pytest.raises(TaskFormatError, match=r"there is no tests/test\.sh"):
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("environment/docker-compose.yaml", "", r"not supported: environment/docker-compose\.yaml"),
+        ("task.toml", "[agent]\ntimeout_sec = '3'", r"agent\.timeout_sec must be positive seconds, not '3'"),
+        ("task.toml", "[environment]\nworkdir = 'app'", r"environment\.workdir must be a path like /app, not 'app'"),
+        ("task.toml", "[agent", r"task\.toml: Expected"),
+        ("tests/test.sh", None, r"there is no tests/test\.sh"),
+    ],
+)
+def test_compose_files_broken_tables_and_missing_files(task: Path, name: str, text: str | None, message: str) -> None:
+    (task / name).unlink() if text is None else (task / name).write_text(text)
+    with pytest.raises(TaskFormatError, match=message):
         HarborTask.load(str(task))
 
 
@@ -263,17 +256,14 @@ def test_images_are_not_built(task: Path, tmp_path: Path) -> None:
 
 
 def test_links_and_large_files_are_no_rewards(tmp_path: Path) -> None:
-    (tmp_path / "reward.json").write_text("[1]")
-    with pytest.raises(ValueError, match="must hold names and numbers"):
-        read_reward(tmp_path)
-    (tmp_path / "reward.json").write_text('{"a": 1, "b": 2}')
-    with pytest.raises(ValueError, match=r"has no 'reward' among \['a', 'b'\]: set turnkey\.agent\.reward_key"):
-        read_reward(tmp_path)
     (tmp_path / "reward.json").write_text('{"only": 0.25}')
     assert read_reward(tmp_path) == (0.25, {"only": 0.25})
-    for text in ("nan", "true", "1e19", ""):
-        (tmp_path / "reward.txt").write_text(text)
-        with pytest.raises(ValueError, match="must hold a finite number"):
+    among = r"has no 'reward' among \['a', 'b'\]: set turnkey\.agent\.reward_key"
+    wrong = [("json", "[1]", "must hold names and numbers"), ("json", '{"a": 1, "b": 2}', among)]
+    wrong += [("txt", text, "must hold a finite number") for text in ("nan", "true", "1e19", "")]
+    for kind, text, message in wrong:
+        (tmp_path / f"reward.{kind}").write_text(text)
+        with pytest.raises(ValueError, match=message):
             read_reward(tmp_path)
     (tmp_path / "reward.txt").unlink()
     os.mkfifo(tmp_path / "reward.txt")

@@ -26,9 +26,12 @@ from verl_turnkey.envs.errors import SandboxError
 HANDLE = AgentHandle("http://127.0.0.1:9/s3cret/v1", "secret-of-the-episode", "policy")
 
 
-def play(script: str, *, handle: AgentHandle = HANDLE, box: Sandbox | None = None, timeout: float = 30.0) -> Outcome:
-    runner = CommandRunner(["bash", "-c", script], timeout=timeout, sandbox=box or Bubblewrap())
-    return asyncio.run(runner.run({}, handle))
+def run(*command: str, handle: AgentHandle = HANDLE, box: Sandbox | None = None, timeout: float = 30.0) -> Outcome:
+    return asyncio.run(CommandRunner(command, timeout=timeout, sandbox=box or Bubblewrap()).run({}, handle))
+
+
+def play(script: str, **kwargs: Any) -> Outcome:
+    return run("bash", "-c", script, **kwargs)
 
 
 def printed(script: str, **kwargs: Any) -> list[str]:
@@ -64,18 +67,8 @@ def test_it_sees_no_other_process_no_network_and_no_secrets(monkeypatch: pytest.
     """
     processes, *lines = printed(script)
     assert int(processes) < 10
-    assert lines == [
-        "1",
-        "no port",
-        "no file",
-        "no shadow",
-        "read-only",
-        "agent",
-        "no home",
-        "scrubbed",
-        "no mounts",
-        "CapEff:\t0000000000000000",
-    ]
+    refusals = ["no port", "no file", "no shadow", "read-only", "agent", "no home", "scrubbed", "no mounts"]
+    assert lines == ["1", *refusals, "CapEff:\t0000000000000000"]
 
 
 @pytest.mark.parametrize("end", ["exit", "timeout"])
@@ -131,11 +124,8 @@ def test_the_gateway_is_the_only_way_out() -> None:
 
     with gateway(answer) as handle:
         lines = printed(f"{sys.executable} - <<'END'\n{ASK}\nEND", handle=handle)
-    assert lines == [
-        "/s3cret/v1/chat/completions 1",
-        "/s3cret/v1/chat/completions 3000000",
-        "http://127.0.0.1:8000/s3cret/v1",
-    ]
+    chat = "/s3cret/v1/chat/completions"
+    assert lines == [f"{chat} 1", f"{chat} 3000000", "http://127.0.0.1:8000/s3cret/v1"]
     assert reports == [("/s3cret/reward", {"reward": 1})]
 
 
@@ -151,8 +141,7 @@ async def main():
 asyncio.run(main())
 """
     with gateway(lambda path, body: completion({"content": body["messages"][0]["content"]})) as handle:
-        runner = CommandRunner([sys.executable, "-c", "{script}"], timeout=120.0, sandbox=Bubblewrap())
-        outcome = asyncio.run(runner.run({"script": script}, handle))
+        outcome = run(sys.executable, "-c", script, handle=handle, timeout=120.0)
     assert outcome.extra["output"].split() == [str(number) for number in range(20)], outcome.reason
 
 
@@ -175,8 +164,7 @@ def test_status_and_words_come_through_the_relay() -> None:
     with gateway(lambda path, body: {}) as handle:
         outcome = play("echo why >&2; exit 3", handle=handle)
         assert outcome.reason == "the agent ended with exit status 3: why"
-        runner = CommandRunner(["no-such-agent"], timeout=30.0, sandbox=Bubblewrap())
-        reason = asyncio.run(runner.run({}, handle)).reason
+        reason = run("no-such-agent", handle=handle).reason
     assert reason == "the agent ended with exit status 127: cannot start no-such-agent: No such file or directory"
 
 
@@ -195,12 +183,7 @@ def test_an_unpacked_image_is_the_root_and_stays_as_it_is(tmp_path: Path) -> Non
     (root / "usr").symlink_to("/host/usr")  # this machine's programs stand in for those of an image
     for name in ("bin", "lib", "lib64"):
         (root / name).symlink_to(f"usr/{name}")
-    runner = CommandRunner(
-        ["bash", "-c", "cat /opt/mark /etc/os-release; touch /opt/x || echo no; ls -A /app; echo >f"],
-        timeout=30.0,
-        sandbox=_WithHost(root),
-    )
-    outcome = asyncio.run(runner.run({}, HANDLE))
+    outcome = play("cat /opt/mark /etc/os-release; touch /opt/x || echo no; ls -A /app; echo >f", box=_WithHost(root))
     assert outcome.extra["output"] == "of the image\nNAME=image\nno\n"
     assert not (root / "opt/x").exists()
     assert not list((root / "app").iterdir())
@@ -227,20 +210,21 @@ def test_what_an_interpreter_needs(tmp_path: Path) -> None:
     assert installation(base / "bin/python3") == [base]
 
 
+def program(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
 def test_a_program_of_ones_own_is_found_and_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also below /tmp, where the sandbox has a folder of its own."""
     venv = tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
     (venv / "pyvenv.cfg").touch()
-    for name, text in (
-        ("agent", "helper; python3 -c 'print(7)'; echo $PATH"),
-        ("helper", "echo helps"),
-        ("python3", ""),
-    ):
-        (venv / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-        (venv / "bin" / name).chmod(0o755)
+    program(venv / "bin/agent", "helper; python3 -c 'print(7)'; echo $PATH")
+    program(venv / "bin/helper", "echo helps")
+    program(venv / "bin/python3", "")
     monkeypatch.setenv("PATH", f"{venv}/bin:{os.environ['PATH']}")
-    outcome = asyncio.run(CommandRunner(["agent"], timeout=30.0, sandbox=Bubblewrap()).run({}, HANDLE))
+    outcome = run("agent")
     helps, seven, path = outcome.extra["output"].split()
     assert (helps, seven) == ("helps", "7"), outcome.reason
     assert path.split(":")[-1] == f"{venv}/bin"
@@ -253,11 +237,6 @@ def no_docker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandboxes, "docker_problem", lambda: "docker's daemon does not answer: no socket")
 
 
-@pytest.fixture
-def no_bwrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandboxes, "bwrap_problem", lambda: "bwrap is not installed (Debian's package bubblewrap)")
-
-
 @pytest.mark.usefixtures("no_docker")
 def test_bwrap_where_no_daemon_answers() -> None:
     assert choose("none") == NoSandbox()
@@ -268,8 +247,9 @@ def test_bwrap_where_no_daemon_answers() -> None:
         choose("podman")
 
 
-@pytest.mark.usefixtures("no_docker", "no_bwrap")
-def test_an_error_names_both() -> None:
+@pytest.mark.usefixtures("no_docker")
+def test_an_error_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandboxes, "bwrap_problem", lambda: "bwrap is not installed (Debian's package bubblewrap)")
     with pytest.raises(SandboxError) as error:
         choose("auto", image="debian")
     assert str(error.value) == (
@@ -296,22 +276,19 @@ def test_checks_of_this_machine() -> None:
 def test_a_container_gets_its_mounts_and_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A program in the place of docker writes down how it is called; the commands are not run."""
     log = tmp_path / "log"
-    fake = tmp_path / "docker"
-    fake.write_text(f'#!/bin/sh\nprintf \'%s\\n\' "$*" >> {log}\necho "$OPENAI_API_KEY"\n')
-    fake.chmod(0o755)
+    program(tmp_path / "docker", f'printf \'%s\\n\' "$*" >> {log}\necho "$OPENAI_API_KEY"')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    runner = CommandRunner(["agent", "{workspace}"], timeout=30.0, sandbox=Docker("debian"))
     handle = AgentHandle(HANDLE.base_url, "secret-of-the-episode", "policy", tmp_path, str(tmp_path / "socket"))
-    outcome = asyncio.run(runner.run({}, handle))
-    run, removal = log.read_text().splitlines()
-    name = run.split("--name ")[1].split()[0]
+    outcome = run("agent", "{workspace}", box=Docker("debian"), handle=handle)
+    launched, removal = log.read_text().splitlines()
+    name = launched.split("--name ")[1].split()[0]
     assert removal == f"rm --force {name}"
-    assert run.startswith("run --rm --init")
-    assert "--network none" in run
-    assert f"--mount type=bind,source={tmp_path},target=/app " in run
-    assert f"--mount type=bind,source={tmp_path}/socket,target=/run/turnkey/gateway.sock " in run
-    assert run.endswith("debian python3 -I -S /run/turnkey/relay.py /run/turnkey/gateway.sock 8000 agent /app")
-    assert "secret-of-the-episode" not in run
+    assert launched.startswith("run --rm --init")
+    assert "--network none" in launched
+    assert f"--mount type=bind,source={tmp_path},target=/app " in launched
+    assert f"--mount type=bind,source={tmp_path}/socket,target=/run/turnkey/gateway.sock " in launched
+    assert launched.endswith("debian python3 -I -S /run/turnkey/relay.py /run/turnkey/gateway.sock 8000 agent /app")
+    assert "secret-of-the-episode" not in launched
     assert outcome.extra["output"] == "***\n"  # the secret, which no log shows
     assert json.dumps(outcome.extra)
 
@@ -319,9 +296,7 @@ def test_a_container_gets_its_mounts_and_is_removed(monkeypatch: pytest.MonkeyPa
 def test_the_containers_of_a_dead_process_are_removed(tmp_path: Path) -> None:
     """As above; the process ends while its container runs, and leaves the removal to the reaper."""
     log = tmp_path / "log"
-    fake = tmp_path / "docker"
-    fake.write_text(f'#!/bin/sh\nprintf \'%s\\n\' "$*" >> {log}\n[ "$1" = ps ] && echo c1 c2\n')
-    fake.chmod(0o755)
+    program(tmp_path / "docker", f'printf \'%s\\n\' "$*" >> {log}\n[ "$1" = ps ] && echo c1 c2')
     code = (
         "import os; from pathlib import Path; from verl_turnkey.envs.agents import sandboxes; "
         "sandboxes._END_SECONDS = 0; job = sandboxes.Job(['true'], Path(), Path(), {}); "

@@ -67,13 +67,13 @@ class Wire:
         return answer
 
 
-def batched(wire: Wire, episodes: int = 1) -> BatchedCalls:
-    return BatchedCalls(wire, lambda: episodes)
+def wired(episodes: int = 1) -> tuple[Wire, BatchedCalls]:
+    wire = Wire()
+    return wire, BatchedCalls(wire, lambda: episodes)
 
 
 async def test_calls_of_one_turn_of_the_loop_travel_together():
-    wire = Wire()
-    calls = batched(wire)
+    wire, calls = wired()
     texts = [str(n) for n in range(300)]
     assert await asyncio.gather(*(calls.call("echo", text) for text in texts)) == texts
     assert wire.target.seen == texts  # in their order
@@ -85,8 +85,7 @@ async def test_calls_of_one_turn_of_the_loop_travel_together():
 async def test_calls_that_come_one_by_one_travel_together_when_many_episodes_are_open(monkeypatch, episodes, sizes):
     monkeypatch.setattr(batches, "LONGEST", 0.3)
     monkeypatch.setattr(batches, "EACH", 1.0)
-    wire = Wire()
-    calls = batched(wire, episodes)
+    wire, calls = wired(episodes)
     held = calls.call("held", "gate")  # so that the end need not ask for answers
     await asyncio.sleep(0)
     answers = []
@@ -103,8 +102,7 @@ async def test_calls_that_come_one_by_one_travel_together_when_many_episodes_are
 async def test_answers_that_come_one_by_one_travel_together_when_many_episodes_are_open(monkeypatch):
     monkeypatch.setattr(batches, "LONGEST", 0.3)
     monkeypatch.setattr(batches, "EACH", 1.0)
-    wire = Wire()
-    calls = batched(wire, 1000)
+    wire, calls = wired(1000)
     assert await calls.call("echo", "first") == "first"
     held = [calls.call("held", f"gate {n}") for n in range(5)]
     while len(wire.target.gates) < 5:
@@ -119,8 +117,7 @@ async def test_answers_that_come_one_by_one_travel_together_when_many_episodes_a
 
 
 async def test_an_answer_does_not_wait_for_those_it_was_asked_with():
-    wire = Wire()
-    calls = batched(wire)
+    _, calls = wired()
     slow = [calls.call("held", f"gate {n}") for n in range(3)]
     assert await calls.call("echo", "fast") == "fast"
     for n in (1, 2, 0):
@@ -130,8 +127,7 @@ async def test_an_answer_does_not_wait_for_those_it_was_asked_with():
 
 
 async def test_a_call_that_fails_fails_alone():
-    wire = Wire()
-    calls = batched(wire)
+    _, calls = wired()
     requests = [("echo", "a"), ("fail", "step"), ("echo", "unsendable"), ("fail", "strange"), ("echo", "b")]
     answers = await asyncio.gather(*(calls.call(*request) for request in requests), return_exceptions=True)
     assert [answers[0], answers[4]] == ["a", "b"]
@@ -142,8 +138,7 @@ async def test_a_call_that_fails_fails_alone():
 
 
 async def test_the_end_of_the_host_fails_all_that_wait_and_later_calls():
-    wire = Wire()
-    calls = batched(wire)
+    wire, calls = wired()
     waiting = [calls.call("held", "never") for _ in range(2)]
     await asyncio.sleep(0.05)
     wire.broken = ConnectionError("gone")
@@ -155,27 +150,25 @@ async def test_the_end_of_the_host_fails_all_that_wait_and_later_calls():
 
 
 def test_what_is_told_is_done_after_what_was_asked_before_even_when_the_loop_ends():
-    wire, seen = Wire(), []
-
-    async def main():
-        calls = batched(wire)
-        seen.append(await calls.call("echo", "a"))
+    async def main() -> list[str]:
+        wire, calls = wired()
+        assert await calls.call("echo", "a") == "a"
         answer = calls.call("echo", "b")
         calls.tell("echo", "c")
         assert wire.sizes[-1] == 2
         await answer
         calls.tell("fail", "step")  # nobody hears of it
         assert await calls.call("echo", "d") == "d"
+        return wire.target.seen
 
-    asyncio.run(main())
-    assert wire.target.seen == ["a", "b", "c", "d"]
+    assert asyncio.run(main()) == ["a", "b", "c", "d"]
 
 
 async def test_callers_that_go_away_leave_nothing_behind():
     complaints = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    wire = Wire()
-    calls, other = batched(wire), batched(wire)
+    wire, calls = wired()
+    other = BatchedCalls(wire, lambda: 1)
     held = calls.call("held", "gate")
     held.cancel()
     assert await other.call("echo", "x") == "x"  # another caller is not given the answer
@@ -190,8 +183,7 @@ async def test_callers_that_go_away_leave_nothing_behind():
 
 
 async def test_remote_calls_do_not_pile_up_behind_one_that_takes_long():
-    wire = Wire()
-    calls = batched(wire)
+    wire, calls = wired()
     held = calls.call("held", "gate")  # such as a start that waits for room
     for n in range(1000):
         calls.tell("echo", "told")

@@ -51,6 +51,7 @@ def messages(api: ScriptedApi, **parameters: Any) -> Any:
     return api.anthropic().messages.create(**{"model": "policy", "max_tokens": 20, "messages": ASK, **parameters})
 
 
+SUNNY = [Message("tool", "sun", call_id=call.id) for call in CALLS.calls]
 CLIENTS = {"chat": chat, "responses": responses, "messages": messages}
 
 
@@ -149,12 +150,8 @@ def test_a_reply_of_text_in_chat():
     choice = answer.choices[0]
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "Hello.", "stop")
     assert choice.message.tool_calls is None
-    assert answer.usage.model_dump(exclude_none=True) == {
-        "prompt_tokens": 7,
-        "completion_tokens": 3,
-        "total_tokens": 10,
-        "prompt_tokens_details": {"cached_tokens": 2},
-    }
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    assert answer.usage.model_dump(exclude_none=True) == {**usage, "prompt_tokens_details": {"cached_tokens": 2}}
     assert (answer.id, answer.model, answer.object) == ("chatcmpl-e1_0", "policy", "chat.completion")
     request = api.requests[0]
     assert request.messages == (Message("user", "Weather?"),)
@@ -176,8 +173,7 @@ def test_parallel_calls_in_chat_are_answered_and_come_back():
     assert second.messages == (
         Message("user", "Weather?"),
         Message("assistant", "I ask.", CALLS.calls, "Two of them."),
-        Message("tool", "sun", call_id="call_e1_3_0"),
-        Message("tool", "sun", call_id="call_e1_3_1"),
+        *SUNNY,
     )
 
 
@@ -216,11 +212,11 @@ def test_a_stream_without_usage_has_none():
 
 def test_a_reply_that_was_cut_and_one_of_calls_and_an_empty_one():
     api = ScriptedApi(Chat(), [CUT, CALL, EMPTY, THOUGHT])
-    assert chat(api).choices[0].finish_reason == "length"
-    choice = chat(api).choices[0]
-    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
-    assert chat(api).choices[0].message.content == ""
-    assert chat(api).choices[0].message.reasoning_content == "Which city?\n"
+    cut, call, empty, thought = (chat(api).choices[0] for _ in range(4))
+    assert cut.finish_reason == "length"
+    assert (call.finish_reason, call.message.content) == ("tool_calls", None)
+    assert empty.message.content == ""
+    assert thought.message.reasoning_content == "Which city?\n"
 
 
 # --- Responses --------------------------------------------------------------------------------------------------------
@@ -242,20 +238,12 @@ def test_items_of_a_turn_come_back_as_one_message():
     api = ScriptedApi(Responses(), [CALLS, ONE])
     answer = responses(api, tools=RESPONSES_TOOLS, parallel_tool_calls=True)
     assert [item.type for item in answer.output] == ["reasoning", "message", "function_call", "function_call"]
-    results = [
-        {"type": "function_call_output", "call_id": item.call_id, "output": "sun"}
-        for item in answer.output
-        if item.type == "function_call"
-    ]
+    calls = [item for item in answer.output if item.type == "function_call"]
+    results = [{"type": "function_call_output", "call_id": call.call_id, "output": "sun"} for call in calls]
     responses(api, tools=RESPONSES_TOOLS, input=[{"role": "user", "content": "Weather?"}, *answer.output, *results])
     first, second = api.requests
     assert first.tools == READ_TOOLS
-    assert second.messages == (
-        Message("user", "Weather?"),
-        TURN,
-        Message("tool", "sun", call_id="call_e1_3_0"),
-        Message("tool", "sun", call_id="call_e1_3_1"),
-    )
+    assert second.messages == (Message("user", "Weather?"), TURN, *SUNNY)
 
 
 def test_turns_side_by_side_stay_two():

@@ -73,9 +73,8 @@ def test_ignored_and_counted(dialect, body, names):
     ],
 )
 def test_refused_or_else_counted(dialect, body, name):
-    with pytest.raises(
-        GatewayError, match=f"^{name}=.* is not supported: .*turnkey.agent.unsupported=ignore"
-    ) as caught:
+    words = f"^{name}=.* is not supported: .*turnkey.agent.unsupported=ignore"
+    with pytest.raises(GatewayError, match=words) as caught:
         dialect.parse(body, unsupported="refuse")
     assert (caught.value.status, caught.value.code) == (400, "unsupported_parameter")
     assert parameter(name, "chat").why in caught.value.message
@@ -185,7 +184,7 @@ TOOLS = {
         "tools": [{("input_schema" if key == "parameters" else key): value for key, value in function.items()}],
     },
 }
-NOTHING = {"type": "object", "properties": {}}
+EMPTY = {"name": "a", "parameters": {"type": "object", "properties": {}}}
 
 
 @pytest.mark.parametrize("dialect", TOOLS)
@@ -193,14 +192,8 @@ NOTHING = {"type": "object", "properties": {}}
     ("function", "read"),
     [
         ({"name": "a", "parameters": WEATHER}, {"name": "a", "description": "", "parameters": WEATHER}),
-        (
-            {"name": "a", "description": None, "parameters": None},
-            {"name": "a", "description": "", "parameters": NOTHING},
-        ),
-        (
-            {"name": "a", "description": "A.", "parameters": {}},
-            {"name": "a", "description": "A.", "parameters": NOTHING},
-        ),
+        ({"name": "a", "description": None, "parameters": None}, {**EMPTY, "description": ""}),
+        ({"name": "a", "description": "A.", "parameters": {}}, {**EMPTY, "description": "A."}),
         ({"name": "a", "parameters": [1]}, "parameters: expected an object, got list"),
         ({"name": "a", "parameters": "{}"}, "parameters: expected an object, got str"),
         ({"name": "a", "parameters": True}, "parameters: expected an object, got bool"),

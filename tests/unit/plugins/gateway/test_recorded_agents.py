@@ -38,7 +38,7 @@ def replay(name: str) -> list[tuple[dict[str, Any], Request, Match, Node]]:
     """Each request, what it is parsed to, where it goes on and the turn that it becomes."""
     tree, played = Tree(), []
     for line in recorded(name):
-        (dialect,) = (known for known in DIALECTS if known.path == line["path"])
+        (dialect,) = (dialect for dialect in DIALECTS if dialect.path == line["path"])
         request = tree.whole(dialect.parse(line["body"], unsupported="refuse"))
         match = tree.match(request)
         played.append((line, request, match, tree.commit(request, reply(line), match.parent)))
@@ -47,8 +47,10 @@ def replay(name: str) -> list[tuple[dict[str, Any], Request, Match, Node]]:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_its_requests_are_matched_as_when_they_were_recorded(name: str) -> None:
-    for line, request, match, _ in replay(name):
-        after = None if match.parent is None else match.parent.number
+    played = replay(name)
+    nodes = [node for *_, node in played]
+    for line, request, match, _ in played:
+        after = None if match.parent is None else nodes.index(match.parent)
         assert (after, len(match.new), match.reason) == (line["after"], line["new"], line["broke"])
         assert sorted(request.overruled) == line["ignored"]
 
@@ -82,7 +84,7 @@ def test_a_history_that_is_edited_breaks_the_replay() -> None:
     """The matches are found in what was sent, not taken from the record."""
     first, second, *_ = recorded("pydantic_ai")
     tree = Tree()
-    (chat,) = (known for known in DIALECTS if known.path == first["path"])
+    (chat,) = (dialect for dialect in DIALECTS if dialect.path == first["path"])
     tree.commit(chat.parse(first["body"], unsupported="refuse"), reply(first), None)
     body = json.loads(json.dumps(second["body"]))
     body["messages"][1]["tool_calls"][0]["function"]["arguments"] = '{"a": 3, "b": 3}'

@@ -39,6 +39,11 @@ def result(reply: Reply, text: str = "sun", number: int = 0) -> Message:
     return Message("tool", text, call_id=reply.calls[number].id)
 
 
+def chains_of(tree: Tree) -> list[list[Node]]:
+    numbers = range(max(node.chain for node in tree.nodes) + 1)
+    return [[node for node in tree.nodes if node.chain == number] for number in numbers]
+
+
 class Episode:
     """A tree, and requests with tools that are answered."""
 
@@ -49,19 +54,14 @@ class Episode:
         request = Request(tuple(messages), tools, **fields)
         match = self.tree.match(request)
         node = self.tree.commit(request, reply, match.parent)
-        assert (node.parent, node.new, node.reason, node.tools) == (
-            match.parent,
-            match.new,
-            match.reason,
-            match.tools,
-        )
-        assert node.messages == (
-            *(match.parent.messages if match.parent else ()), *match.new, reply.message
-        )  # fmt: skip
+        assert (node.parent, node.new, node.reason) == (match.parent, match.new, match.reason)
+        assert node.tools == match.tools
+        past = match.parent.messages if match.parent else ()
+        assert node.messages == (*past, *match.new, reply.message)
         return node
 
     def chains(self) -> list[list[str]]:
-        return [[node.reply.id for node in chain] for chain in self.tree.chains()]
+        return [[node.reply.id for node in chain] for chain in chains_of(self.tree)]
 
 
 CITY = turn(0, "", {"city": "Bern", "days": 1.0, "near": [{"b": 1, "a": None}]})
@@ -93,7 +93,7 @@ def begun() -> Episode:
 def test_a_turn_that_came_back_is_recognized(changed: Message):
     episode = begun()
     node = episode.answer([SYSTEM, replace(USER, text="Weather?\n"), changed, result(CITY)], turn(1, "Sun."))
-    assert (node.reason, node.chain, node.depth, node.number) == (None, 0, 1, 1)
+    assert (node.reason, node.chain, node.depth, len(episode.tree.nodes)) == (None, 0, 1, 2)
     assert node.parent is episode.tree.nodes[0]
     assert node.new == (result(CITY),)
     assert node.messages[2] == CITY.message
@@ -263,10 +263,8 @@ def test_requests_that_run_at_the_same_time():
     assert (first.parent, first.reason) == (tree.nodes[0], None)
     assert len(tree.nodes) == 1
     nodes = [tree.commit(request, turn(number, "Sun."), first.parent) for number in (1, 2)]
-    assert [(node.parent, node.reason, node.chain) for node in nodes] == [
-        (tree.nodes[0], None, 0),
-        (tree.nodes[0], "branch", 1),
-    ]
+    root = tree.nodes[0]
+    assert [(node.parent, node.reason, node.chain) for node in nodes] == [(root, None, 0), (root, "branch", 1)]
     assert tree.match(request).reason == "branch"
 
 
@@ -274,12 +272,10 @@ def test_several_samples_of_a_first_turn():
     episode = Episode()
     nodes = [episode.answer([USER], turn(number, text)) for number, text in enumerate(["Sun.", "Sun.", "Rain."])]
     assert [node.reason for node in nodes] == [None, "branch", "branch"]
-    end = Message("user", "Sure?")
+    sure = [USER, Message("assistant", "Sun."), Message("user", "Sure?")]
     # No id tells equal texts apart. The last of them goes on, and once it has gone on the one before.
-    assert episode.answer([USER, Message("assistant", "Sun."), end], turn(3, "Yes.")).parent is nodes[1]
-    assert episode.answer([USER, Message("assistant", "Sun."), end], turn(4, "Yes.")).parent is nodes[0]
-    fifth = episode.answer([USER, Message("assistant", "Sun."), end], turn(5, "Yes."))
-    assert (fifth.parent, fifth.reason) == (nodes[1], "branch")
+    later = [episode.answer(sure, turn(number, "Yes.")) for number in (3, 4, 5)]
+    assert [(node.parent, node.reason) for node in later] == [(nodes[1], None), (nodes[0], None), (nodes[1], "branch")]
     assert episode.chains() == [["e_0", "e_4"], ["e_1", "e_3"], ["e_2"], ["e_5"]]
 
 
@@ -464,9 +460,7 @@ def test_the_longest_turn_that_a_request_begins_with(data: st.DataObject):
         reply = Reply(f"e_{number}", data.draw(st.sampled_from(TEXTS)), made, data.draw(st.sampled_from([None, "so"])))
         node = tree.commit(request, reply, match.parent)
         assert (node.reason, node.new) == (match.reason, match.new)
-    placed = [node for chain in tree.chains() for node in chain]
-    assert sorted(node.number for node in placed) == list(range(len(tree.nodes)))
-    for chain in tree.chains():
+    for chain in chains_of(tree):
         assert chain[0].parent is None or chain[0].parent.children[0] is not chain[0]
         assert all(after.parent is before and before.children[0] is after for before, after in pairwise(chain))
 
@@ -487,7 +481,7 @@ def test_a_client_that_changes_nothing_has_one_chain(data: st.DataObject):
         reply = Reply(f"e_{number}", data.draw(st.sampled_from(TEXTS)), calls, "so")
         tree.commit(request, reply, match.parent)
         past += [reply.message, *(Message("tool", "b", call_id=call.id) for call in calls)]
-    assert len(tree.chains()) == 1
+    assert len(chains_of(tree)) == 1
 
 
 # --- token ids --------------------------------------------------------------------------------------------------------
@@ -513,5 +507,5 @@ def test_the_prompts_of_an_episode_are_stored_once() -> None:
     for turn in range(50):
         before = prompts[-1].followed_by([turn])
         prompts.append(SharedIds.of([*before, 7, 8], before))
-    assert [len(prompt.own) for prompt in prompts] == [1000] + [2] * 50
+    assert [len(prompt.new) for prompt in prompts] == [1000] + [2] * 50
     assert all([*later][: len(earlier)] == [*earlier] for earlier, later in pairwise(prompts))

@@ -32,7 +32,7 @@ class Turns:
         match, nothing = self.tree.match(request), Any
         turn = Turn(number, match.request, match, nothing, nothing, Reply(f"e_{number}", f"r{number}"), False, 0.0)
         turn.node = node = self.tree.commit(turn.request, turn.reply, match.parent)
-        turn.before = None if node.before is None else self.turns[node.before.number]
+        turn.before = None if node.before is None else self.turns[self.tree.nodes.index(node.before)]
         self.turns.append(turn)
         return turn
 
