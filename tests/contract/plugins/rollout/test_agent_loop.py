@@ -8,6 +8,7 @@ import logging
 import socket
 import threading
 import time
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.view.join import read
 
+TALK = ["turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_turn=20", "data.max_response_length=600"]
 LEVEL = {"level": "MiniGrid-Empty-Random-6x6-v0"}
 INFO = {*METRICS, "failed", "composed_return.step"} - {"reward"}
 """what group filtering may compare, which has a reward of its own"""
@@ -498,23 +500,34 @@ def test_a_tool_parser_may_have_tokens_that_end_a_turn(play, tool_tokenizer):
     assert tool_tokenizer.convert_tokens_to_ids("<|observation|>") in stop
 
 
-def test_a_chat_template_without_tools_stops_the_run(compose: Compose, tokenizer, tool_tokenizer, hosts, monkeypatch):
-    monkeypatch.setattr(loop_worker, "_process", None)
-    config = compose("+turnkey=gigpo", JSON)
-    model = SimpleNamespace(hf_config=SimpleNamespace(model_type="qwen3"))
-    worker = SimpleNamespace(config=config, tokenizer=tool_tokenizer, processor=None, model_config=model)
-    loop_worker.prepare(worker)
-    worker.tokenizer = tokenizer
-    with pytest.raises(ConfigError, match=r"chat template shows tools.*action_format=tags"):
-        loop_worker.prepare(worker)
+MODEL = {"model_type": "qwen3", "max_position_embeddings": 5000}
 
 
-def test_a_tokenizer_that_does_not_suit_verls_builder_stops_the_run(compose: Compose, tokenizer, hosts, monkeypatch):
+@pytest.mark.parametrize(
+    ("model", "overrides", "message"),
+    [
+        ({"tools": True}, (JSON,), None),
+        ({}, (JSON,), r"chat template shows tools.*action_format=tags"),
+        ({"model_type": "gemma4"}, (), r"model_type=gemma4 .*tokenizer_path"),
+        ({"max_position_embeddings": 1800}, TALK, None),
+        ({"max_position_embeddings": 1700}, TALK, r"1800 tokens .*the model takes 1700"),
+        (
+            {}, (*TALK, "+data.apply_chat_template_kwargs.single_question=true"),
+            r"only one question.*set turnkey\.rollout\.prompt=template",
+        ),
+    ],
+)  # fmt: skip
+def test_models_that_cannot_play_stop_the_run(
+    compose: Compose, tokenizer, tool_tokenizer, hosts, monkeypatch, model, overrides, message
+):
     monkeypatch.setattr(loop_worker, "_process", None)
-    model = SimpleNamespace(hf_config=SimpleNamespace(model_type="gemma4"))
-    worker = SimpleNamespace(config=compose("+turnkey=gigpo"), tokenizer=tokenizer, processor=None, model_config=model)
-    with pytest.raises(ConfigError, match=r"model_type=gemma4 .*tokenizer_path"):
-        loop_worker.prepare(worker)
+    parts = {
+        "tokenizer": tool_tokenizer if "tools" in model else tokenizer,
+        "processor": None,
+        "model_config": SimpleNamespace(hf_config=SimpleNamespace(**MODEL | model)),
+    }
+    with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
+        loop_worker.prepare(SimpleNamespace(config=compose("+turnkey=gigpo", *overrides), **parts))
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -602,8 +615,6 @@ def test_images_or_their_tokens_that_cannot_be_cost_their_episode(play, sees):
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
-
-TALK = ["turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_turn=20", "data.max_response_length=600"]
 
 
 def prompt_and_answer(script: Script, t: int) -> list[int]:
@@ -804,22 +815,6 @@ def test_a_template_that_raises_and_a_huge_observation_cost_their_episode(play, 
         assert "PromptTooLongError" in reason(play([], awkward(observation="x" * 1200), *overrides)[0])
         outputs, _ = play(["look", "grow", "look"], awkward(observation="twenty characters..."), *overrides)
         assert [step["truncated"] for step in recorded(outputs)] == [False, True]
-
-
-def test_models_that_cannot_talk_stop_the_run(compose: Compose, tokenizer, hosts, monkeypatch):
-    monkeypatch.setattr(loop_worker, "_process", None)
-
-    def prepared(*overrides: str, positions: int = 5000) -> None:
-        config = compose("+turnkey=gigpo", *TALK, *overrides)
-        sizes = SimpleNamespace(hf_config=SimpleNamespace(max_position_embeddings=positions))
-        parts = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", "model_config": sizes}
-        loop_worker.prepare(SimpleNamespace(config=config, **parts))
-
-    with pytest.raises(ConfigError, match=r"1800 tokens .*the model takes 1700"):
-        prepared(positions=1700)
-    with pytest.raises(ConfigError, match=r"only one question.*set turnkey\.rollout\.prompt=template"):
-        prepared("+data.apply_chat_template_kwargs.single_question=true")
-    prepared(positions=1800)
 
 
 # --- environments that die --------------------------------------------------------------------------------------------
@@ -1118,6 +1113,7 @@ def test_each_record_says_where_its_step_led(play, anchor):
     long, _ = play(["turn left"] * 3, task, override, "turnkey.rollout.max_turns=3")
     cut, _ = play(["turn left"] * 2, task, override, "turnkey.rollout.max_turns=2")
     rows = steps(long) + steps(cut)
+    assert {row["anchor"].startswith("Free steps:") for row in rows} == {anchor == "observation"}
     following = [row["extra"]["next_anchor"] for row in rows]
     assert following[:2] == [row["anchor"] for row in rows[1:3]] == following[3:]
     assert following[2] not in [row["anchor"] for row in rows], "the state after three turns, seen by nobody"
@@ -1131,13 +1127,6 @@ def test_each_record_says_where_its_step_led(play, anchor):
     )
     credit = compute_credit("salt", batch, norm="mean").advantage
     assert credit.tolist() == [0.0, 0.0, 0.5, 0.0, 0.0]
-
-
-def test_the_anchor_may_be_the_text_that_is_seen(play):
-    task = Task("turnkey/MiniGrid-v0", 3, LEVEL)
-    for anchor, is_text in (("state_key", False), ("observation", True)):
-        outputs, _ = play(["go forward"] * 2, task, "turnkey.rollout.max_turns=2", f"turnkey.rollout.anchor={anchor}")
-        assert all(step["anchor"].startswith("Free steps:") is is_text for step in steps(outputs))
 
 
 def test_a_disk_that_refuses_costs_the_log_and_not_the_episode(play, tmp_path: Path, caplog):
