@@ -334,11 +334,11 @@ def test_a_turn_counts_by_the_newest_weights_that_wrote_it_if_the_server_tells(p
     """verl's client says None as long as no weights were sent."""
     generate = Script.generate
 
-    async def told(self, *args: Any, **kwargs: Any) -> TokenOutput:
+    async def with_versions(self, *args: Any, **kwargs: Any) -> TokenOutput:
         output = await generate(self, *args, **kwargs)
         return output.model_copy(update={"extra_fields": {**output.extra_fields, "min_global_steps": 3, **fields}})
 
-    monkeypatch.setattr(Script, "generate", told)
+    monkeypatch.setattr(Script, "generate", with_versions)
     outputs, _ = play(["look", "win"], awkward())
     assert [step.get("version", "none") for step in steps(outputs)] == [version or "none"] * 2
     assert [row.extra_fields["max_global_steps"] for row in outputs] == [version] * 2

@@ -347,8 +347,8 @@ TEXT = "Open the  red box\nthen leave"
 
 def test_the_first_words_of_a_hint_up_to_a_share():
     words = {0.01: "Open", 0.5: "Open the red", 0.51: "Open the red box", 1.0: "Open the red box then leave"}
-    for share, shown in words.items():
-        assert hint_line({"turnkey_hint": TEXT, "turnkey_hint_share": share}) == f"\nHint: {shown}"
+    for share, first_words in words.items():
+        assert hint_line({"turnkey_hint": TEXT, "turnkey_hint_share": share}) == f"\nHint: {first_words}"
     rows = [{}, {"turnkey_hint": TEXT}, {"turnkey_hint": TEXT, "turnkey_hint_share": 0.0}]
     rows += [{"turnkey_hint": text, "turnkey_hint_share": 1.0} for text in (None, "", " ")]
     assert [hint_line(row) for row in rows] == [""] * 6
