@@ -209,8 +209,8 @@ def schema(table: str, further: tuple[str, ...] = ()) -> pa.Schema:
             kind = pa.type_for_alias(of_list or column.type)
             fields.append(pa.field(column.name, pa.list_(kind) if of_list else kind))
             continue
-        own = sorted(name for name in further if name.startswith(column.name[:-1]))
-        fields += [pa.field(name, pa.type_for_alias(column.type)) for name in own]
+        members = sorted(name for name in further if name.startswith(column.name[:-1]))
+        fields += [pa.field(name, pa.type_for_alias(column.type)) for name in members]
     if unknown := [name for name in further if not name.startswith(families(table))]:
         raise ValueError(f"{table}: {unknown[0]!r} is in none of the families {families(table)}")
     return pa.schema(fields)

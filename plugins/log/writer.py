@@ -195,9 +195,9 @@ class Tables:
 
         if table not in TABLES:
             raise ValueError(f"there is no table {table!r}")
-        known = self._further.get(table, ())
-        own = tuple(name for name in rows if name.startswith(families(table)))
-        further = tuple(dict.fromkeys((*known, *own)))
+        earlier = self._further.get(table, ())
+        of_rows = tuple(name for name in rows if name.startswith(families(table)))
+        further = tuple(dict.fromkeys((*earlier, *of_rows)))
         fields = schema(table, further)
         columns = {}
         for name, values in rows.items():

@@ -91,12 +91,7 @@ class TextReader:
         self.instruction = instruction_of(fmt)
 
     async def read(
-        self,
-        ids: list[int],
-        text: str,
-        admissible: Sequence[str] | None,
-        prompt: Sequence[int],
-        cut: bool = False,
+        self, ids: list[int], text: str, admissible: Sequence[str] | None, prompt: Sequence[int], cut: bool = False
     ) -> ParsedAction:
         """The action in a turn.
 
@@ -145,12 +140,7 @@ class ToolCallReader:
         self.stop_token_ids = self._parser.stop_token_ids
 
     async def read(
-        self,
-        ids: list[int],
-        text: str,
-        admissible: Sequence[str] | None,
-        prompt: Sequence[int],
-        cut: bool = False,
+        self, ids: list[int], text: str, admissible: Sequence[str] | None, prompt: Sequence[int], cut: bool = False
     ) -> ParsedAction:
         """As :meth:`TextReader.read`."""
         answer = _answer(self._tokenizer, ids, prompt)
@@ -185,12 +175,7 @@ class ToolsReader:
         return ToolsReader(self._parser, self._tokenizer, tools_of(tools), as_json)
 
     async def read(
-        self,
-        ids: list[int],
-        text: str,
-        admissible: Sequence[str] | None,
-        prompt: Sequence[int],
-        cut: bool = False,
+        self, ids: list[int], text: str, admissible: Sequence[str] | None, prompt: Sequence[int], cut: bool = False
     ) -> ParsedAction:
         """As :meth:`TextReader.read`. The action is the canonical JSON of ``envs.tool_info``."""
         assert self._tools is not None
@@ -202,12 +187,10 @@ class ToolsReader:
         return replace(self._parsed(turn, content, admissible, cut), content=content)
 
     def _parsed(self, turn: TurnCalls, content: str, admissible: Sequence[str] | None, cut: bool) -> ParsedAction:
-        if turn.broken is not None:
-            return _with_feedback(ParsedAction(None, turn.broken))
-        if turn.named:
+        if turn.named and turn.broken is None:
             return _calls(turn)
-        if turn.refused is not None:
-            return _with_feedback(ParsedAction(None, turn.refused.error))
+        if reason := turn.broken or (turn.refused and turn.refused.error):
+            return _with_feedback(ParsedAction(None, reason))
         if not content.strip():
             return _with_feedback(ParsedAction(None, "neither a tool call nor any words"))
         if cut:

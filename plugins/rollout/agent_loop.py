@@ -30,7 +30,6 @@ from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep,
 from verl_turnkey.plugins.rollout.generation import Query, generate, group_member, was_cut
 from verl_turnkey.plugins.rollout.prompts import (
     ConversationPrompts,
-    Prompts,
     PromptSettings,
     TemplatePrompts,
     guarded,
@@ -105,8 +104,8 @@ class EnvAgentLoop(AgentLoopBase):
         try:
             task = self._task(kwargs)
             hint = hint_line(kwargs) + skill_line(kwargs, self.options.skill)
-            played = await self._with_policy(task, sampling_params, users)
-            trajectory = await self._play(episode, self._sampling(sampling_params), played, branching, hint)
+            with_policy = await self._with_policy(task, sampling_params, users)
+            trajectory = await self._play(episode, self._sampling(sampling_params), with_policy, branching, hint)
             await episode.apply_rewards(self.shared.rewards, kwargs, member)
             if branching is not None:
                 await branching.finished()
@@ -186,7 +185,9 @@ class EnvAgentLoop(AgentLoopBase):
             seen = Answer(running.observation, running.info)
             episode.task = seen.info["task"]
             self.turn_limit = turn_limit(self.options.max_turns, seen.info.get(TURN_LIMIT))
-            prompts = self._prompts(episode.task + hint, await self._take_tools(seen, task))
+            settings = replace(self.prompt_settings, tools=await self._take_tools(seen, task))
+            arguments = settings, episode.task + hint
+            prompts = TemplatePrompts(*arguments) if self.tail is None else ConversationPrompts(*arguments, self.tail)
             trajectory = Trajectory(
                 episode, prompts, seen, uuid4().hex, sampling_params, self.options.max_turns, running
             )
@@ -213,14 +214,14 @@ class EnvAgentLoop(AgentLoopBase):
             turn = await self._generate(trajectory, prompt)
             if forks is not None:
                 await forks.written(trajectory, turn)
-            seen, trajectory.prompt = trajectory.seen, None
+            trajectory.prompt = None
             cut = was_cut(turn, trajectory.sampling, self.ends.issuperset(turn.ids[-1:]))
-            parsed = await self.reader.read(turn.ids, turn.text, seen.info["admissible"], prompt.ids, cut)
+            admissible = trajectory.seen.info["admissible"]
+            parsed = await self.reader.read(turn.ids, turn.text, admissible, prompt.ids, cut)
             started = perf_counter()
             answer = await answer_turn(trajectory, parsed, self.worker_tools)
             seconds = perf_counter() - started
-            last = t + 1 == trajectory.turns
-            trajectory.add(self._played(t, last, prompt, turn, parsed, seen, answer, seconds), answer)
+            trajectory.add(self._step(trajectory, prompt, turn, parsed, answer, seconds), answer)
             if not (answer.terminated or answer.truncated):
                 await guarded(trajectory.prompts.heard, turn, parsed)
             if forks is not None:
@@ -240,21 +241,17 @@ class EnvAgentLoop(AgentLoopBase):
         prompt = trajectory.prompt or await self._prompt(trajectory)
         return await ask.value(Query(trajectory, prompt, row, self.tokenizer, self._generate, self.shared.room))
 
-    def _played(
+    def _step(
         self,
-        t: int,
-        last: bool,
+        trajectory: Trajectory,
         prompt: Prompt,
         turn: Generated,
         parsed: ParsedAction,
-        seen: Answer,
         answer: Answer,
         seconds: float,
     ) -> PlayedStep:
-        """Step ``t``, from the state ``seen`` to the ``answer``; its ``success`` is set when the episode ends.
-
-        ``last``: there is no turn left after it.
-        """
+        """The step from the state of ``trajectory`` to the ``answer``; its ``success`` is set when the episode ends."""
+        t, seen = len(trajectory.episode.steps), trajectory.seen
         valid = parsed.valid and not answer.info["invalid"]
         extra, next_extra = extras(seen.info, answer.info)
         # Written on every step, because the last one has no next record with the anchor of the state it led to.
@@ -271,7 +268,7 @@ class EnvAgentLoop(AgentLoopBase):
             valid=valid,
             penalty=0.0 if valid else self.options.invalid_action_penalty,
             terminated=answer.terminated,
-            truncated=answer.truncated or (not answer.terminated and last),
+            truncated=answer.truncated or (not answer.terminated and t + 1 == trajectory.turns),
             version=turn.version,
             extra=columns | ({"text": seen.observation, "images": seen.images_key} if worker.keep_texts else {}),
         )
@@ -297,18 +294,14 @@ class EnvAgentLoop(AgentLoopBase):
 
     async def _take_tools(self, first: Answer, task: Task) -> list[dict[str, Any]] | None:
         """The tools that the chat template shows in this episode, which the reader then knows."""
-        own = first.info.get("tools") or []
+        of_environment = first.info.get("tools") or []
         if isinstance(self.reader, ToolsReader):
             assert self.worker_tools is not None
-            tools = await self.worker_tools.tools(own, task)
+            tools = await self.worker_tools.tools(of_environment, task)
             if not tools:
                 raise EnvironmentFailure("tools", f"{task.env_id} gives no info['tools']: {NO_TOOLS}")
-            self.reader = self.reader.with_tools(tools, as_json=bool(own))
+            self.reader = self.reader.with_tools(tools, as_json=bool(of_environment))
         return self.reader.tools
-
-    def _prompts(self, task: str, tools: list[dict[str, Any]] | None) -> Prompts:
-        settings = replace(self.prompt_settings, tools=tools)
-        return TemplatePrompts(settings, task) if self.tail is None else ConversationPrompts(settings, task, self.tail)
 
     async def _generate(self, trajectory: Trajectory, prompt: Prompt) -> Generated:
         turn = await generate(self, trajectory.request_id, prompt, trajectory.sampling)

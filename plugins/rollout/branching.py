@@ -209,8 +209,8 @@ class Trajectory:
 
     def trade(self, other: Trajectory) -> None:
         """Exchange the last turns, taken from the same state, and their outcomes."""
-        own_steps, other_steps = self.episode.steps, other.episode.steps
-        own_steps[-1], other_steps[-1] = other_steps[-1], own_steps[-1]
+        steps, other_steps = self.episode.steps, other.episode.steps
+        steps[-1], other_steps[-1] = other_steps[-1], steps[-1]
         self.prompts, other.prompts = other.prompts, self.prompts
         self.seen, other.seen = other.seen, self.seen
         self.environment, other.environment = other.environment, self.environment
@@ -221,15 +221,10 @@ class Candidate:
     """A branch that is one candidate of several for a turn."""
 
     branch: Trajectory
-    played: asyncio.Future[bool]
+    played: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """whether it did not fail"""
-    decided: asyncio.Future[None]
+    decided: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """done when one candidate has been chosen"""
-
-    @classmethod
-    def of(cls, branch: Trajectory) -> Candidate:
-        loop = asyncio.get_running_loop()
-        return cls(branch, loop.create_future(), loop.create_future())
 
 
 # --- branches ---------------------------------------------------------------------------------------------------------
@@ -312,32 +307,28 @@ class Branching:
         turns = trajectory.turns if fork.turns is None else min(trajectory.turns, t + fork.turns)
         most = Cost((turns - t) * trajectory.sampling["max_tokens"], turns - t)
         depth, clones = trajectory.depth + fork.trained, []
-        for _ in range(await self._reserve(most, fork)):
+        allowed = self._allowance.take(fork.branches) if fork.trained else fork.branches
+        number = await self._budget.reserve(most, allowed)
+        if fork.trained:
+            self._allowance.give_back(allowed - number)
+        for _ in range(number):
             if not fork.trained:
                 await self._budget.begin()
             self._branches += fork.trained
-            number = self._branches if fork.trained else trajectory.episode.branch
-            branch = trajectory.fork(number, fork.trained, turns, most)
+            branch_number = self._branches if fork.trained else trajectory.episode.branch
+            branch = trajectory.fork(branch_number, fork.trained, turns, most)
             branch.depth = depth
             clones.append(asyncio.ensure_future(trajectory.environment.clone()))
             self._clones.append(clones[-1])
             course = partial(self._to_its_end, clones[-1])
             if self._choose is not None:
-                trajectory.candidates.append(Candidate.of(branch))
+                trajectory.candidates.append(Candidate(branch))
                 course = partial(self._to_the_choice, clones[-1], trajectory.candidates[-1])
             self._playing.append(asyncio.create_task(self._play(branch, course)))
         if clones:
             trajectory.depth = depth
             self._counts["forks"] += 1
             await asyncio.wait(clones)  # the state must not change until then
-
-    async def _reserve(self, most: Cost, fork: Fork) -> int:
-        """How many branches of ``fork`` may begin; reserves their maximum cost."""
-        allowed = self._allowance.take(fork.branches) if fork.trained else fork.branches
-        number = await self._budget.reserve(most, allowed)
-        if fork.trained:
-            self._allowance.give_back(allowed - number)
-        return number
 
     async def chosen(self, trajectory: Trajectory) -> None:
         """Choose among the candidates for the turn that ``trajectory`` has just taken; the others end there.
@@ -357,10 +348,10 @@ class Branching:
         for candidate, score in zip(candidates, scores[1:], strict=True):
             if isinstance(score, BaseException):
                 candidate.decided.set_exception(score)
-        known = [(path, score) for path, score in zip(trajectories, scores, strict=True) if isinstance(score, float)]
-        for path, score in known:
+        scored = [(path, score) for path, score in zip(trajectories, scores, strict=True) if isinstance(score, float)]
+        for path, score in scored:
             path.episode.steps[-1].record["extra"][SCORE] = score
-        winner, _ = known[self._choose([score for _, score in known])]
+        winner, _ = scored[self._choose([score for _, score in scored])]
         if winner is not trajectory:
             trajectory.trade(winner)
             winner.end(cut=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
@@ -15,6 +15,9 @@ from verl_turnkey.plugins.credit.metrics import BRANCHING
 from verl_turnkey.plugins.credit.rows import BREAK, CACHED, OBSERVED
 from verl_turnkey.plugins.log.schema import COMPONENT
 from verl_turnkey.plugins.rollout.merging import merge_rows, without_steps
+
+if TYPE_CHECKING:
+    from verl.workers.rollout.replica import TokenOutput
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,20 @@ class Generated:
     seconds: float
     stop_reason: str | None = None
     """as the server reports it"""
+
+    @classmethod
+    def of(cls, output: TokenOutput, tokenizer: Any, seconds: float) -> Generated:
+        """What the server returned, after ``seconds``."""
+        ids = list(output.token_ids)
+        return cls(
+            ids=ids,
+            log_probs=None if output.log_probs is None else list(output.log_probs),
+            text=tokenizer.decode(ids, skip_special_tokens=True),
+            extra_fields=dict(output.extra_fields),
+            num_preempted=-1 if output.num_preempted is None else output.num_preempted,
+            seconds=seconds,
+            stop_reason=output.stop_reason,
+        )
 
     @property
     def version(self) -> int | None:
@@ -235,10 +252,9 @@ class RowBuilder:
         score = float(sum(step.record["composed_reward"] for step in episode.steps))
         for t, step in enumerate(episode.steps):
             yield self._row(
-                prompt=step.prompt,
-                response_ids=step.turn.ids,
-                response_mask=[1] * len(step.turn.ids),
-                log_probs=step.turn.log_probs,
+                step.prompt,
+                step.turn.ids,
+                step.turn.log_probs,
                 score=score,
                 num_turns=2 * (t + 1),
                 metrics=AgentLoopMetrics(
@@ -266,10 +282,9 @@ class RowBuilder:
         """
         version = max(0, global_steps - 1)
         row = self._row(
-            prompt=Prompt([]),
-            response_ids=[],
-            response_mask=[],
-            log_probs=None,
+            Prompt([]),
+            [],
+            None,
             score=0.0,
             num_turns=0,
             metrics=AgentLoopMetrics(),
@@ -286,17 +301,16 @@ class RowBuilder:
 
     def _row(
         self,
-        *,
         prompt: Prompt,
         response_ids: list[int],
-        response_mask: list[int],
         log_probs: list[float] | None,
+        *,
         score: float,
         num_turns: int,
         metrics: AgentLoopMetrics,
         extra_fields: dict[str, Any],
     ) -> AgentLoopOutput:
-        prompt_ids = [*prompt.ids]
+        prompt_ids, response_mask = [*prompt.ids], [1] * len(response_ids)
         if not response_ids:  # verl accepts no empty response: one masked token replaces it
             prompt_ids, response_ids, response_mask, log_probs = prompt_ids or [self.eos], [self.eos], [0], [0.0]
         fields: dict[str, Any] = {}

@@ -17,6 +17,7 @@ from verl_turnkey.envs.rewards import GroupMember, RewardError, RewardStep
 from verl_turnkey.plugins.rollout.action_reader import OPENING
 from verl_turnkey.plugins.rollout.branching import Trajectory
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
+from verl_turnkey.plugins.rollout.token_spans import common_start
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ async def generate(loop: AgentLoopBase, request_id: str, prompt: Prompt, samplin
     Raises:
         EnvironmentFailure: the response contains the token that stands for an image.
     """
-    tokenizer: Any = loop.tokenizer
     images = {"image_data": prompt.images, "mm_processor_kwargs": loop._get_mm_processor_kwargs()}
     started = perf_counter()
     output = await loop.server_manager.generate(
@@ -46,19 +46,10 @@ async def generate(loop: AgentLoopBase, request_id: str, prompt: Prompt, samplin
         sampling_params=dict(sampling),
         **(images if prompt.images else {}),
     )
-    seconds = perf_counter() - started
-    ids = list(output.token_ids)
-    if get_processor_token_id(loop.processor, "image") in ids:
+    turn = Generated.of(output, loop.tokenizer, perf_counter() - started)
+    if get_processor_token_id(loop.processor, "image") in turn.ids:
         raise EnvironmentFailure("images", "the model wrote the token that stands for an image: no image belongs to it")
-    return Generated(
-        ids=ids,
-        log_probs=list(output.log_probs) if output.log_probs is not None else None,
-        text=tokenizer.decode(ids, skip_special_tokens=True),
-        extra_fields=dict(output.extra_fields),
-        num_preempted=-1 if output.num_preempted is None else output.num_preempted,
-        seconds=seconds,
-        stop_reason=output.stop_reason,
-    )
+    return turn
 
 
 def was_cut(turn: Generated, sampling: Mapping[str, Any], ended: bool) -> bool:
@@ -128,8 +119,7 @@ class Query:
         closing = self._closing(begun)
         before, full = self._encode(closing + _whole(begun)), self._encode(closing + begun + text)
         # A token that spans the end of ``begun`` and the beginning of ``text`` counts as the text's.
-        same = (n for n, (token, other_token) in enumerate(zip(before, full, strict=False)) if token != other_token)
-        first = next(same, min(len(before), len(full)))
+        first = common_start(before, full)
         if first == len(full):
             raise RewardError(f"the text {text!r} has no token of its own after {begun!r}")
         turn = await self._generate(full, SCORING)

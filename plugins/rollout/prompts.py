@@ -11,7 +11,7 @@ import asyncio
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError
 from verl_turnkey.envs.answers import Answer
@@ -70,7 +70,10 @@ class PromptError(RuntimeError):
     """The model's chat template, or verl's builder for it, raised an error on the messages of a prompt."""
 
 
-class Prompts(Protocol):
+_P = TypeVar("_P", bound="Prompts")
+
+
+class Prompts:
     """The prompts of one episode. Its methods tokenize, so they are called outside the event loop."""
 
     def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
@@ -84,10 +87,15 @@ class Prompts(Protocol):
 
     def heard(self, turn: Generated, parsed: ParsedAction) -> None:
         """Take the model's response to the last prompt, and the action parsed from it."""
-
-    def fork(self) -> Prompts:
-        """The prompts of a branch that begins here; both go on independently."""
         raise NotImplementedError
+
+    def fork(self: _P) -> _P:
+        """The prompts of a branch that begins here; both go on independently."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, list | Memory):  # what a list holds does not change, nor do settings and model
+                setattr(other, name, value.copy())
+        return other
 
 
 @dataclass(frozen=True)
@@ -143,7 +151,7 @@ class PromptSettings:
         return builders.first_tokens(self.builder, messages, self.tools, images)
 
 
-class TemplatePrompts:
+class TemplatePrompts(Prompts):
     """Each prompt is rendered anew, from the template and the last ``turnkey.rollout.history`` turns."""
 
     def __init__(self, settings: PromptSettings, task: str) -> None:
@@ -168,21 +176,6 @@ class TemplatePrompts:
         text = history_text(parsed, turn.text, whole)
         self._memory.add(PromptTurn(self._seen, text if whole else self._settings.control.plain(text)))
 
-    def fork(self) -> TemplatePrompts:
-        return forked(self)
-
-
-_P = TypeVar("_P")
-
-
-def forked(prompts: _P) -> _P:
-    """A copy with lists and a memory of its own; what the lists hold does not change, nor do settings and model."""
-    other = copy.copy(prompts)
-    for name, value in vars(prompts).items():
-        if isinstance(value, list | Memory):
-            setattr(other, name, value.copy())
-    return other
-
 
 async def guarded(call: Callable[..., Any], *args: Any) -> Any:
     """``call(*args)`` in a thread; an error of a template or a builder fails the episode, not its group."""
@@ -204,7 +197,7 @@ async def guarded(call: Callable[..., Any], *args: Any) -> Any:
 # turn ended with a token that begins another message than the one that followed).
 
 
-class ConversationPrompts:
+class ConversationPrompts(Prompts):
     """The conversation of one episode.
 
     A prompt that is rendered anew has at most ``prompt_length`` tokens. At most ``response_length`` tokens are appended
@@ -267,9 +260,6 @@ class ConversationPrompts:
         self._starts.append(len(before))
         self._bare.append(bare)
         self._ids = [*before, *ids, *self._tail.close(ids, self._role, bare)]
-
-    def fork(self) -> ConversationPrompts:
-        return forked(self)
 
     def _prompt(self, broke: str | None) -> Prompt:
         visible = [image for images in self._images[len(self._seen) - len(self._starts) - 1 :] for image in images]

@@ -66,15 +66,7 @@ class EpisodeRecorder:
         Raises:
             RecordError: a value of the wrong type or range.
         """
-        ids = list(output.token_ids)
-        turn = Generated(
-            ids=ids,
-            log_probs=None if output.log_probs is None else list(output.log_probs),
-            text=self._tokenizer.decode(ids, skip_special_tokens=True),
-            extra_fields=dict(output.extra_fields),
-            num_preempted=-1 if output.num_preempted is None else output.num_preempted,
-            seconds=seconds_model,
-        )
+        turn = Generated.of(output, self._tokenizer, seconds_model)
         text = {} if observation is None or not worker.keep_texts else {"text": observation}
         record = make_step(
             **{
@@ -108,7 +100,7 @@ class EpisodeRecorder:
         Raises:
             ValueError: the episode has no turn.
         """
-        if not len(self):
+        if not self._episode.steps:
             raise ValueError("EpisodeRecorder: an episode without a turn has no rows; call failed(reason)")
         self._episode.end(success)
         return self._ended(self._rows.played(self._episode))

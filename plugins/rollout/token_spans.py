@@ -43,8 +43,8 @@ def spans(tokenizer: Any, ids: Sequence[int], others: Sequence[Sequence[int]]) -
 
     whole, number, result = _decode(tokenizer, ids), range(len(ids) + 1), []
     for other in (_decode(tokenizer, variant) for variant in others):
-        start = _alike(whole, other)
-        end = len(whole) - _alike(whole[start:][::-1], other[start:][::-1])
+        start = common_start(whole, other)
+        end = len(whole) - common_start(whole[start:][::-1], other[start:][::-1])
         text = whole[start:end]
         start, end = start + len(text) - len(text.lstrip()), end - len(text) + len(text.rstrip())
         if start >= end:
@@ -58,8 +58,8 @@ def spans(tokenizer: Any, ids: Sequence[int], others: Sequence[Sequence[int]]) -
     return result
 
 
-def _alike(first: str, other: str) -> int:
-    """Number of characters with which both begin."""
+def common_start(first: Sequence[Any], other: Sequence[Any]) -> int:
+    """Number of characters or ids with which both begin."""
     pairs = enumerate(zip(first, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(other)))
 
@@ -77,28 +77,20 @@ STREAM_COLUMNS = ("switch", *(f"{word}_{stream}" for word in ("has", "from", "to
 
 def stream_columns(ids: Sequence[int], text: str, tokenizer: Any) -> dict[str, int]:
     """:data:`STREAM_COLUMNS` of the turn ``ids``, whose decoded text is ``text``."""
-    ends = _Ends(ids, tokenizer)
-    spans = stream_spans(text)
+    numbers, spans = range(1, len(ids) + 1), stream_spans(text)
+
+    def length(tokens: int) -> int:
+        """Characters of the first ``tokens`` ids, which are decoded only where a search looks."""
+        return len(tokenizer.decode(list(ids[:tokens]), skip_special_tokens=True))
+
     columns = {"switch": int(switches(text))}
     for stream in STREAMS:
         start, end = spans.get(stream, (0, 0))
         # A token that two decisions share belongs to both.
-        first, behind = (bisect_right(ends, start), bisect_left(ends, end) + 1) if end else (0, 0)
+        first = bisect_right(numbers, start, key=length) if end else 0
+        behind = bisect_left(numbers, end, key=length) + 1 if end else 0
         columns |= {f"has_{stream}": int(end > 0), f"from_{stream}": first, f"to_{stream}": min(behind, len(ids))}
     return columns
-
-
-class _Ends(Sequence[int]):
-    """Where the text of each token ends, decoded only where a search looks."""
-
-    def __init__(self, ids: Sequence[int], tokenizer: Any) -> None:
-        self._ids, self._tokenizer = list(ids), tokenizer
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __getitem__(self, at: Any) -> Any:
-        return len(self._tokenizer.decode(self._ids[: at + 1], skip_special_tokens=True))
 
 
 # --- spaces -----------------------------------------------------------------------------------------------------------

@@ -72,18 +72,23 @@ def call_parser(name: str, tokenizer: Any) -> CallParser:
     if name.startswith(VLLM):
         parser: CallParser = _VllmParser(name, tokenizer)
     else:
-        parser = _VerlParser((_own(name) if ":" in name else ToolParser._registry[name])(tokenizer), tokenizer)
-    return _MarkupParser(READERS[name], tokenizer, parser.stop_token_ids) if _is_stock(name) else parser
+        parser = _VerlParser(
+            (load_function(name, KEY) if ":" in name else ToolParser._registry[name])(tokenizer), tokenizer
+        )
+    kind = ToolParser._registry.get(name)
+    if name in READERS and (kind is None or kind.__module__ == ToolParser.__module__):  # no user's under that name
+        return _MarkupParser(READERS[name], tokenizer, parser.stop_token_ids)
+    return parser
 
 
 def check_tool_parser(name: str) -> None:
     """Raise ConfigError unless there is a tool parser of that name."""
     if name.startswith(VLLM):
-        wanted, known = name.removeprefix(VLLM), _of_vllm().list_registered()
-        if wanted not in known:
-            raise ConfigError(f"{KEY}={name} is not a tool parser of vLLM's{closest(wanted, list(known))}")
+        wanted, names = name.removeprefix(VLLM), _of_vllm().list_registered()
+        if wanted not in names:
+            raise ConfigError(f"{KEY}={name} is not a tool parser of vLLM's{closest(wanted, list(names))}")
     elif ":" in name:
-        if not callable(getattr(_own(name), "extract_tool_calls", None)):
+        if not callable(getattr(load_function(name, KEY), "extract_tool_calls", None)):
             raise ConfigError(
                 f"{KEY}={name} must be a class made with a tokenizer, with verl's method `async "
                 "extract_tool_calls(ids, tools)`, which returns the text and a list of calls with name and arguments, "
@@ -94,16 +99,6 @@ def check_tool_parser(name: str) -> None:
             f"{KEY}={name} is not a tool parser of verl's{closest(name, list(ToolParser._registry))} vLLM's are "
             f"{VLLM}<name>, one of your own is module:Class"
         )
-
-
-def _own(name: str) -> Any:
-    return load_function(name, KEY)
-
-
-def _is_stock(name: str) -> bool:
-    """Whether the markup is a family's, and no user has registered a parser of that name."""
-    kind = ToolParser._registry.get(name)
-    return name in READERS and (kind is None or kind.__module__ == ToolParser.__module__)
 
 
 class _MarkupParser:
@@ -219,27 +214,21 @@ def _of_vllm() -> Any:
 def _view(function: Mapping[str, Any]) -> SimpleNamespace:
     """A function as verl's parsers look at it, whatever keywords its schema has."""
     parameters = function.get("parameters") or {}
-    properties = {name: _Property(schema) for name, schema in (parameters.get("properties") or {}).items()}
+    properties = {name: _property(schema) for name, schema in (parameters.get("properties") or {}).items()}
     schema = SimpleNamespace(properties=properties, required=parameters.get("required") or [])
     return SimpleNamespace(
         type="function", function=SimpleNamespace(name=function["name"], description="", parameters=schema)
     )
 
 
-class _Property:
-    def __init__(self, schema: Any) -> None:
-        self._schema = schema if isinstance(schema, Mapping) else {}
-
-    def model_dump(self, **_: Any) -> dict[str, Any]:
-        return {**self._schema, "type": self._type()}
-
-    def _type(self) -> Any:
-        """One type, which parsers convert text to: of several, as in ``int | None``, the first that is not null."""
-        kinds = [self._schema.get("type")]
-        for several in ("anyOf", "oneOf"):
-            kinds += [kind.get("type") for kind in self._schema.get(several) or () if isinstance(kind, Mapping)]
-        flat = [name for kind in kinds for name in (kind if isinstance(kind, list) else [kind])]
-        return next((kind for kind in flat if kind not in (None, "null")), "string")
+def _property(schema: Any) -> SimpleNamespace:
+    """With one type, which parsers convert text to: of several, as in ``int | None``, the first that is not null."""
+    schema = schema if isinstance(schema, Mapping) else {}
+    kinds = [schema, *(kind for several in ("anyOf", "oneOf") for kind in schema.get(several) or ())]
+    types = [kind.get("type") for kind in kinds if isinstance(kind, Mapping)]
+    flat = [name for type_ in types for name in (type_ if isinstance(type_, list) else [type_])]
+    dumped = {**schema, "type": next((name for name in flat if name not in (None, "null")), "string")}
+    return SimpleNamespace(model_dump=lambda **_: {**dumped})
 
 
 # --- the calls of a turn ----------------------------------------------------------------------------------------------
@@ -284,10 +273,8 @@ async def read_calls(parser: CallParser, ids: list[int], tools: Tools, cut: bool
         turn = await parser.read(ids, tools.schemas, cut)
     except Exception as error:  # parsers may raise anything on what the model wrote
         return TurnCalls("", broken=f"the tool parser raised {type(error).__name__}: {str(error)[:200]}")
-    calls = tuple(tools.check(call) for call in turn.calls)
-    if not turn.finished:
-        return TurnCalls(turn.text, calls, f"{NOT_FINISHED}: {AT_LIMIT if cut else 'it is not closed'}")
-    return TurnCalls(turn.text, calls)
+    broken = None if turn.finished else f"{NOT_FINISHED}: {AT_LIMIT if cut else 'it is not closed'}"
+    return TurnCalls(turn.text, tuple(map(tools.check, turn.calls)), broken)
 
 
 class Tools:

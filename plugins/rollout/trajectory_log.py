@@ -43,7 +43,8 @@ class TrajectoryLog:
     def __init__(self, config: Mapping[str, Any], log: Any) -> None:
         self._shares = logged_shares(config) if log.trajectories else Shares()
         process = f"{socket.gethostname()}-{os.getpid()}"
-        self._lengths = _has_teacher(config)
+        teacher = (config.get("turnkey") or {}).get("teacher") or {}
+        self._lengths = teacher.get("source") is not None
         named = (log.trajectories, log.segment or UNNAMED, process)
         self.tables = Tables(*named, seconds=WRITE_SECONDS) if log.trajectories else None
 
@@ -73,7 +74,7 @@ class TrajectoryLog:
             return
         extra_info = row.get("extra_info") or {}
         records = [] if failed else [output.extra_fields["turnkey"] for output in outputs]
-        played = Logged(
+        logged = Logged(
             # Without the ids and log-probs of whole conversations, which would wait in memory with the episode.
             episode=replace(episode, steps=[]),
             turns=[_Turn.of(step, t, self._lengths) for t, step in enumerate(episode.steps)],
@@ -93,7 +94,7 @@ class TrajectoryLog:
             },
             decode=decode,
         )
-        self.tables.put_later(played.tables, 1 + 2 * len(episode.steps), played.size)
+        self.tables.put_later(logged.tables, 1 + 2 * len(episode.steps), logged.size)
 
     def drain(self, seconds: float) -> bool:
         """Wait until everything is written or lost; False: it took longer than ``seconds``."""
@@ -104,41 +105,39 @@ class _Turn(NamedTuple):
     """What is logged of a step."""
 
     record: Mapping[str, Any]
+    columns: Mapping[str, Any]
+    """columns of ``turns`` that the record does not have"""
     prompt: Sequence[int]
     """ids of its end; all ids for the first turn"""
-    cut: bool
-    prompt_tokens: int
-    response_tokens: int
     response: Sequence[int] | None
     """its ids where the log has their lengths"""
     text: str
     observation: str | None
     """what the agent saw before the first turn; None: the answer of the turn before"""
     answer: str
-    invalid: str | None
     oldest: int | None
-    newest: int | None
-    seconds_model: float
-    seconds_env: float
 
     @classmethod
     def of(cls, step: PlayedStep, t: int, lengths: bool) -> _Turn:
         prompt, turn = step.prompt, step.turn
+        columns = {
+            "parse_note": step.invalid,
+            "weights": turn.version,
+            "prompt_tokens": len(prompt.ids),
+            "prompt_cut": prompt.cut,
+            "response_tokens": len(turn.ids),
+            "seconds_model": turn.seconds,
+            "seconds_env": step.seconds,
+        }
         return cls(
             step.record,
+            columns,
             prompt.ids[-TAIL if t else 0 :],
-            prompt.cut,
-            len(prompt.ids),
-            len(turn.ids),
             turn.ids if lengths else None,
             turn.text,
             None if t else step.observation,
             step.answer,
-            step.invalid,
             turn.extra_fields.get("min_global_steps"),
-            turn.version,
-            turn.seconds,
-            step.seconds,
         )
 
 
@@ -189,7 +188,7 @@ class Logged:
         episode, turns, task = self.episode, self.turns, self.task
         spec = {} if task is None else spec_of(task.env_id, task.kwargs)
         oldest = [turn.oldest for turn in turns if turn.oldest is not None]
-        newest = [turn.newest for turn in turns if turn.newest is not None]
+        newest = [version for turn in turns if (version := turn.columns["weights"]) is not None]
         return {
             "episode": self.key,
             "group": self.group,
@@ -210,8 +209,8 @@ class Logged:
             "weights_max": max(newest, default=None),
             "host": socket.gethostname(),
             "started": episode.started,
-            "seconds_model": sum(turn.seconds_model for turn in turns),
-            "seconds_env": episode.seconds_start + sum(turn.seconds_env for turn in turns),
+            "seconds_model": sum(turn.columns["seconds_model"] for turn in turns),
+            "seconds_env": episode.seconds_start + sum(turn.columns["seconds_env"] for turn in turns),
             "seconds_waiting": episode.seconds_waiting,
             "turns": len(turns),
             "env_return": sum(turn.record["reward"] for turn in turns),
@@ -231,29 +230,17 @@ class Logged:
         record, extra = turn.record, dict(turn.record["extra"])
         extra.pop("text", None)  # the observation, which is among the texts
         extra.pop("images", None)
-        next_anchor = extra.pop("next_anchor", None)
         row, place = self.rows.get(record["step"], (None, None))
         return {
             "row": row,
             "turn_in_row": place,
             "trained_by": self.trained_by(t),
             "anchor": None if record["anchor"] is None else str(record["anchor"]),
-            "next_anchor": next_anchor,
-            "action": record["action"],
-            "valid": record["valid"],
-            "parse_note": turn.invalid,
-            "penalty": record["penalty"],
-            "reward": record["reward"],
+            "next_anchor": extra.pop("next_anchor", None),
             "composed_reward": record.get("composed_reward"),
             "extra": json.dumps(extra, sort_keys=True) if extra else None,
-            "terminated": record["terminated"],
-            "truncated": record["truncated"],
-            "weights": turn.newest,
-            "prompt_tokens": turn.prompt_tokens,
-            "prompt_cut": turn.cut,
-            "response_tokens": turn.response_tokens,
-            "seconds_model": turn.seconds_model,
-            "seconds_env": turn.seconds_env,
+            **{name: record[name] for name in ("action", "valid", "penalty", "reward", "terminated", "truncated")},
+            **turn.columns,
         }
 
     def _texts(self) -> dict[str, list[Any]]:
@@ -292,8 +279,3 @@ def token_lengths(ids: Sequence[int], text: str, decode: Decode) -> list[int] | 
             parts.append(part)
             begin = end
     return lengths if "".join(parts) == text else None
-
-
-def _has_teacher(config: Mapping[str, Any]) -> bool:
-    teacher = (config.get("turnkey") or {}).get("teacher") or {}
-    return teacher.get("source") is not None

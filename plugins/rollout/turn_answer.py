@@ -45,12 +45,9 @@ class VerlTools:
         try:
             content = await asyncio.wait_for(self._run(call), self._timeout)
         except (asyncio.TimeoutError, TimeoutError):  # two classes before Python 3.11
-            return {"content": f"Error: {call.name} took more than {self._timeout:g} seconds", "is_error": True}
+            return _error(f"Error: {call.name} took more than {self._timeout:g} seconds")
         except Exception as error:  # a tool of the user's may raise anything
-            return {
-                "content": f"Error: {call.name} raised {type(error).__name__}: {str(error)[:300]}",
-                "is_error": True,
-            }
+            return _error(f"Error: {call.name} raised {type(error).__name__}: {str(error)[:300]}")
         return {"content": content, "is_error": False}
 
     async def _run(self, call: Call) -> str:
@@ -81,19 +78,21 @@ class WorkerTools:
         self._verls, self._servers = verls, servers
         self._mcp: EpisodeTools | None = None
 
-    async def tools(self, own: list[dict[str, Any]], task: Task) -> list[dict[str, Any]]:
-        """All tools of an episode whose environment has the tools ``own``. Opens the episode's sessions with servers.
+    async def tools(self, environment: list[dict[str, Any]], task: Task) -> list[dict[str, Any]]:
+        """The tools of the ``environment`` and all others of an episode. Opens the episode's sessions with servers.
 
         Raises:
             EnvironmentFailure: a name has two tools, or a server does not start.
         """
-        names = {tool["function"]["name"] for tool in own}
-        if clash := sorted(names & {tool["function"]["name"] for tool in self._verls.schemas}):
-            raise EnvironmentFailure("tools", f"both the environment and verl's configuration have a tool {clash[0]!r}")
-        tools = [*own, *self._verls.schemas]
+        tools = [*environment, *self._verls.schemas]
+        names = [tool["function"]["name"] for tool in tools]
+        if clash := {*names[: len(environment)]} & {*names[len(environment) :]}:
+            raise EnvironmentFailure(
+                "tools", f"both the environment and verl's configuration have a tool {min(clash)!r}"
+            )
         if self._servers is None:
             return tools
-        self._mcp = await self._servers.episode(task, [tool["function"]["name"] for tool in tools])
+        self._mcp = await self._servers.episode(task, names)
         return [*tools, *self._mcp.schemas]
 
     def has(self, call: Call) -> bool:
@@ -140,28 +139,27 @@ async def answer_turn(trajectory: Trajectory, parsed: ParsedAction, tools: Worke
     seen = trajectory.seen
     run = [call for call in parsed.calls if call.error is None]
     elsewhere = [call for call in run if tools is not None and tools.has(call)]
-    own = [call for call in run if call not in elsewhere]
+    to_environment = [call for call in run if call not in elsewhere]
     if parsed.action is None and not parsed.calls and not parsed.feedback:
         past = {"note", "results"} & seen.info.keys()
         return Answer(seen.observation, {k: v for k, v in seen.info.items() if k not in past} if past else seen.info)
     results = [] if tools is None else [await tools.result(call) for call in elsewhere]
-    if parsed.action is None or (elsewhere and not own):
+    if parsed.action is None or (elsewhere and not to_environment):
         seen.info.setdefault("extra", {})  # one object for both: the action was not applied
         answer = Answer(seen.observation, {**seen.info, "invalid": False})  # results and note: see below
     else:
-        action = calls_text([(call.name, call.arguments) for call in own]) if elsewhere else parsed.action
+        action = calls_text([(call.name, call.arguments) for call in to_environment]) if elsewhere else parsed.action
         answer = await trajectory.step(action)
     if tools is not None:
         tools.add_state(answer)
     returned = answer.info.pop("results", None)
     notes = [f"{call.name}: {result['content']}" for call, result in zip(elsewhere, results, strict=True)]
     if parsed.calls:
-        of_own = iter(_results(len(own), answer, returned))
-        of_others = iter(results)
+        of_environment, of_others = iter(_results(len(to_environment), answer, returned)), iter(results)
         answer.info["results"] = [
             _error(f"Error: {call.error}")
             if call.error is not None
-            else next(of_others if call in elsewhere else of_own)
+            else next(of_others if call in elsewhere else of_environment)
             for call in parsed.calls
         ]
         notes += [f"Error: {call.error}" for call in parsed.calls if call.error is not None]

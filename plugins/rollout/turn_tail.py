@@ -13,6 +13,7 @@ from typing import Any
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.model_texts import FAMILIES
+from verl_turnkey.plugins.rollout.token_spans import common_start
 from verl_turnkey.plugins.verl_api import builders
 
 ASKED: dict[str, Any] = {"role": "user", "content": "q"}
@@ -119,134 +120,111 @@ def learn(builder: Any, tokenizer: Any, tools: list[dict[str, Any]] | None, role
         ConfigError: the model's template, or verl's builder for it, cannot continue after the model's turn; names the
             key to set.
     """
-    family = type(builder).__name__
-    if builders.renders_anew(builder):
-        raise ConfigError(
-            f"turnkey.rollout.prompt=conversation: verl's {family} renders the whole conversation anew, which loses "
-            f"what was sampled: {OTHERWISE}"
+    return _Learner(builder, tokenizer, tools).learn(role)
+
+
+class _Learner:
+    def __init__(self, builder: Any, tokenizer: Any, tools: list[dict[str, Any]] | None) -> None:
+        self._builder, self._tokenizer, self._tools = builder, tokenizer, tools
+        self._family = type(builder).__name__
+        if builders.renders_anew(builder):
+            raise ConfigError(
+                f"turnkey.rollout.prompt=conversation: verl's {self._family} renders the whole conversation anew, "
+                f"which loses what was sampled: {OTHERWISE}"
+            )
+        self._first = self._render([ASKED])
+
+    def learn(self, role: str) -> TurnTail:
+        tokenizer, tools = self._tokenizer, self._tools
+        user = self._between(
+            lambda content: {"role": "assistant", "content": content}, [{"role": "user", "content": NEXT}]
         )
-    user: dict[str, Any] = {"role": "user", "content": NEXT}
-    first = _render(builder, [ASKED], tools, family)
-    past, full = _common_end(
-        lambda content: [ASKED, {"role": "assistant", "content": content}, user], builder, tools, family
-    )
-    tail = _between(builder, tokenizer, first, past, [user], full, tools, family)
-    generation = _generation(builder, first, tools)
-    called: tuple[int, ...] | None = None
-    text_arguments = parallel = False
-    if tools and role != "user":
+        # The first prompts for two different messages have the generation prompt in common.
+        generation = _common_end(self._first, builders.first_tokens(self._builder, [{**ASKED, "content": "w"}], tools))
+        tool: tuple[int, ...] | None = None
+        text_arguments = parallel = False
+        if tools and role != "user":
+            try:
+                tool, text_arguments = self._tool_tail(user)
+            except ConfigError:
+                if role == "tool":
+                    raise
+            else:
+                parallel = self._parallel(text_arguments)
+        vocabulary = tokenizer.get_added_vocab()
+        ends = {vocabulary[token] for token in (ENDS if user else ENDS_BEFORE_NEXT) if token in vocabulary}
+        if not user and tokenizer.eos_token_id is not None:
+            ends.add(tokenizer.eos_token_id)
+        return TurnTail(tokenizer, user, tool, generation, frozenset(ends - set(user[:1])), text_arguments, parallel)
+
+    def _tool_tail(self, user: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+        """What stands before a tool's message, and whether the template wants arguments as text, as some do."""
+        message = {"role": "tool", "name": "act", "content": NEXT}
         try:
-            called, text_arguments = _tool_tail(builder, tokenizer, first, tools, tail, family)
-        except ConfigError:
-            if role == "tool":
-                raise
-        else:
-            parallel = _parallel(builder, tokenizer, first, tools, text_arguments, family)
-    vocabulary = tokenizer.get_added_vocab()
-    ends = {vocabulary[token] for token in (ENDS if tail else ENDS_BEFORE_NEXT) if token in vocabulary}
-    if not tail and tokenizer.eos_token_id is not None:
-        ends.add(tokenizer.eos_token_id)
-    return TurnTail(tokenizer, tail, called, generation, frozenset(ends - set(tail[:1])), text_arguments, parallel)
+            as_text, after = False, self._between(lambda content: _calls(content, False), [message])
+        except ConfigError as error:
+            try:
+                as_text, after = True, self._between(lambda content: _calls(content, True), [message])
+            except ConfigError:
+                raise error from None
+        # Before the end of the turn stands the end of the call, which is the model's own.
+        return (user if user and after[-len(user) :] == user else ()), as_text
 
-
-def _tool_tail(
-    builder: Any, tokenizer: Any, first: list[int], tools: list[dict[str, Any]], tail: tuple[int, ...], family: str
-) -> tuple[tuple[int, ...], bool]:
-    message = {"role": "tool", "name": "act", "content": NEXT}
-
-    def rest(as_text: bool) -> tuple[int, ...]:
-        past, full = _common_end(lambda content: [ASKED, _calls(content, as_text), message], builder, tools, family)
-        return _between(builder, tokenizer, first, past, [message], full, tools, family)
-
-    as_text = False
-    try:
-        after = rest(as_text)
-    except ConfigError as error:
-        as_text = True  # some templates want the arguments as text
+    def _parallel(self, as_text: bool) -> bool:
+        """Whether the builder appends the results of two calls as the template writes them."""
+        messages = [{"role": "tool", "name": name, "tool_call_id": id, "content": NEXT} for name, id in SEVERAL]
         try:
-            after = rest(as_text)
-        except ConfigError:
-            raise error from None
-    # Before the end of the turn stands the end of the call, which is the model's own.
-    return (tail if tail and after[-len(tail) :] == tail else ()), as_text
+            self._between(lambda content: _calls(content, as_text, SEVERAL), messages)
+        except ConfigError:  # Llama's template refuses a second call
+            return False
+        return True
+
+    def _render(self, messages: list[dict[str, Any]]) -> list[int]:
+        try:
+            return builders.first_tokens(self._builder, messages, self._tools)
+        except Exception as error:  # of the template, which may demand anything
+            roles = ", ".join(message["role"] for message in messages)
+            raise ConfigError(
+                f"turnkey.rollout.prompt=conversation: the model's chat template refuses the messages {roles} "
+                f"({_cause(error)}; verl's {self._family}): {_way_out(messages[-1])}"
+            ) from error
+
+    def _between(self, turn: Callable[[str], dict[str, Any]], messages: list[dict[str, Any]]) -> tuple[int, ...]:
+        """The ids between a turn of the model and ``messages`` that the builder leaves to whoever wrote the turn.
+
+        They are what whole renders with two different turns have in common at the end, without what it appends.
+        """
+        past, message = [ASKED, turn("a")], messages[-1]
+        full = _common_end(*(self._render([ASKED, turn(content), *messages]) for content in ("a", "b")))
+        runtime = [*self._first, *self._tokenizer.encode("a", add_special_tokens=False)]
+        try:
+            merged = builders.appended_tokens(self._builder, past, [*past, *messages], runtime, self._tools)
+        except Exception as error:
+            raise ConfigError(
+                f"turnkey.rollout.prompt=conversation: verl's {self._family} cannot append a {message['role']} message "
+                f"with this model's chat template ({_cause(error)}): {_way_out(message)}"
+            ) from error
+        added = tuple(merged[len(runtime) :])
+        if merged[: len(runtime)] != runtime or not added or full[-len(added) :] != added:
+            raise ConfigError(
+                f"turnkey.rollout.prompt=conversation: verl's {self._family} appends a {message['role']} message as "
+                f"{self._tokenizer.decode(added)!r}, and this model's chat template writes "
+                f"{self._tokenizer.decode(full)!r}: {_way_out(message)}"
+            )
+        return full[: -len(added)]
 
 
-def _parallel(
-    builder: Any, tokenizer: Any, first: list[int], tools: list[dict[str, Any]], as_text: bool, family: str
-) -> bool:
-    """Whether the builder appends the results of two calls as the template writes them."""
-    messages = [{"role": "tool", "name": name, "tool_call_id": id, "content": NEXT} for name, id in SEVERAL]
-    try:
-        past, full = _common_end(
-            lambda content: [ASKED, _calls(content, as_text, SEVERAL), *messages], builder, tools, family, 2
-        )
-        _between(builder, tokenizer, first, past, messages, full, tools, family)
-    except ConfigError:  # Llama's template refuses a second call
-        return False
-    return True
+def _common_end(first: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    """The ids with which both end."""
+    return tuple(first[len(first) - common_start(first[::-1], other[::-1]) :])
 
 
 def _calls(action: str, as_text: bool, calls: Sequence[tuple[str, str]] = CALLED) -> dict[str, Any]:
-    arguments: Any = {"action": action}
-    written = json.dumps(arguments) if as_text else arguments
+    arguments: Any = json.dumps({"action": action}) if as_text else {"action": action}
     tool_calls = [
-        {"id": id, "type": "function", "function": {"name": name, "arguments": written}} for name, id in calls
+        {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}} for name, id in calls
     ]
     return {"role": "assistant", "content": "", "tool_calls": tool_calls}
-
-
-def _render(builder: Any, messages: list[dict[str, Any]], tools: Any, family: str) -> list[int]:
-    try:
-        return builders.first_tokens(builder, messages, tools)
-    except Exception as error:  # of the template, which may demand anything
-        roles = ", ".join(message["role"] for message in messages)
-        raise ConfigError(
-            f"turnkey.rollout.prompt=conversation: the model's chat template refuses the messages {roles} "
-            f"({_cause(error)}; verl's {family}): {_way_out(messages[-1])}"
-        ) from error
-
-
-def _common_end(
-    messages: Callable[[str], list[dict[str, Any]]], builder: Any, tools: Any, family: str, after: int = 1
-) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
-    """Messages up to the model's turn, and the ids that renders with two different turns have in common at the end.
-
-    ``after``: how many messages come after the turn.
-    """
-    first, second = (_render(builder, messages(content), tools, family) for content in ("a", "b"))
-    n = 0
-    while n < min(len(first), len(second)) and first[-n - 1] == second[-n - 1]:
-        n += 1
-    return messages("a")[:-after], tuple(first[len(first) - n :])
-
-
-def _between(
-    builder: Any,
-    tokenizer: Any,
-    first: list[int],
-    past: list[dict[str, Any]],
-    messages: list[dict[str, Any]],
-    full: tuple[int, ...],
-    tools: Any,
-    family: str,
-) -> tuple[int, ...]:
-    """The ids of a whole render after the model's turn that the builder leaves to whoever wrote the turn."""
-    message, runtime = messages[-1], [*first, *tokenizer.encode("a", add_special_tokens=False)]
-    try:
-        merged = builders.appended_tokens(builder, past, [*past, *messages], runtime, tools)
-    except Exception as error:
-        raise ConfigError(
-            f"turnkey.rollout.prompt=conversation: verl's {family} cannot append a {message['role']} message with this "
-            f"model's chat template ({_cause(error)}): {_way_out(message)}"
-        ) from error
-    added = tuple(merged[len(runtime) :])
-    if merged[: len(runtime)] != runtime or not added or full[-len(added) :] != added:
-        raise ConfigError(
-            f"turnkey.rollout.prompt=conversation: verl's {family} appends a {message['role']} message as "
-            f"{tokenizer.decode(added)!r}, and this model's chat template writes {tokenizer.decode(full)!r}: "
-            f"{_way_out(message)}"
-        )
-    return full[: -len(added)]
 
 
 def _cause(error: BaseException) -> str:
@@ -258,12 +236,3 @@ def _cause(error: BaseException) -> str:
 
 def _way_out(message: dict[str, Any]) -> str:
     return f"set turnkey.rollout.observation_role=user, or {OTHERWISE[4:]}" if message["role"] == "tool" else OTHERWISE
-
-
-def _generation(builder: Any, first: list[int], tools: Any) -> tuple[int, ...]:
-    """The generation prompt: what the first prompts for two different messages have in common after them."""
-    other = builders.first_tokens(builder, [{**ASKED, "content": "w"}], tools)
-    n = 0
-    while n < min(len(first), len(other)) and first[-n - 1] == other[-n - 1]:
-        n += 1
-    return tuple(first[len(first) - n :])

@@ -50,13 +50,15 @@ class WorkerProcess:
         self.turnkey: TurnkeyConfig = turnkey_config(config)
         rollout = self.turnkey.rollout
         # Read once: most are interpolations, which cost a millisecond each, and every episode has a loop of its own.
-        theirs = config.actor_rollout_ref.rollout
-        self.prompt_length: int = theirs.prompt_length
-        self.response_length: int = theirs.response_length
+        verl_rollout = config.actor_rollout_ref.rollout
+        self.prompt_length: int = verl_rollout.prompt_length
+        self.response_length: int = verl_rollout.response_length
         whole = self.prompt_length + self.response_length
-        self.room = min(whole, theirs.max_model_len or whole)  # tokens that a prompt and an answer may have together
-        self.log_probs: bool = theirs.calculate_log_probs
-        self.tool_format: str = theirs.multi_turn.format
+        self.room = min(
+            whole, verl_rollout.max_model_len or whole
+        )  # tokens that a prompt and an answer may have together
+        self.log_probs: bool = verl_rollout.calculate_log_probs
+        self.tool_format: str = verl_rollout.multi_turn.format
         self.template = load_template(rollout.template)
         self.shares_memory = shares_memory(self.turnkey, self.template)
         self._examples = load_examples(rollout.examples)
@@ -68,7 +70,7 @@ class WorkerProcess:
         self.strategy: Strategy | None = None if selected is None else selected[1]
         # All rollouts of a group play in one process, at the same time.
         total = getattr(self.strategy, "trajectories", None)
-        self._branches: int | None = None if total is None else max(0, total - theirs.n)
+        self._branches: int | None = None if total is None else max(0, total - verl_rollout.n)
         self._allowances: WeakValueDictionary[str, Allowance] = WeakValueDictionary()
         self.failures = Failures()
         self.failed_branches = Failures("branch", "branches")
@@ -84,20 +86,22 @@ class WorkerProcess:
         """The environment hosts, which start with the first use: a user's own loops may need none."""
         import ray
 
-        env, selected = self.turnkey.env, self._selected
-        rollouts, at_once = self._config.actor_rollout_ref.rollout.n, self.turnkey.rollout.branches_at_once
+        env, selected, at_once = self.turnkey.env, self._selected, self.turnkey.rollout.branches_at_once
+        verl_rollout = self._config.actor_rollout_ref.rollout
+        nodes = sum(node["Alive"] and node["Resources"].get("CPU", 0) > 0 for node in ray.nodes())
         return HostPool(
             hosts=env.hosts,
             # Hosts are shared by the rollouts of one worker, under its id: its episodes end with its process.
             namespace_tag=ray.get_runtime_context().get_actor_id() or uuid4().hex,
             places=env.instances_per_host,
             calls=env.calls_per_host,
-            sharers=_workers_per_node(self._config),
+            # verl deals the workers, which share the CPUs and the memory of a node, out in turn.
+            sharers=-(-verl_rollout.agent.num_workers // max(1, nodes)),
             restarts=env.restarts,
             step_timeout=env.step_timeout,
             reset_timeout=env.reset_timeout,
             modules=self.turnkey.modules,
-            clones=0 if selected is None else most_clones(*selected, rollouts, at_once),
+            clones=0 if selected is None else most_clones(*selected, verl_rollout.n, at_once),
         )
 
     @cached_property
@@ -135,14 +139,6 @@ class WorkerProcess:
         if self._tail is None and self.turnkey.rollout.prompt == "conversation":
             self._tail = learn(builder, tokenizer, tools, self.turnkey.rollout.observation_role)
         return self._tail
-
-
-def _workers_per_node(config: DictConfig) -> int:
-    """How many agent-loop workers share the CPUs and the memory of a node: verl deals them out in turn."""
-    import ray
-
-    nodes = sum(node["Alive"] and node["Resources"].get("CPU", 0) > 0 for node in ray.nodes())
-    return -(-config.actor_rollout_ref.rollout.agent.num_workers // max(1, nodes))
 
 
 _process: WorkerProcess | None = None

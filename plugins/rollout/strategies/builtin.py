@@ -8,9 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import (
+    AtLeastOne,
+    Finite,
+    NotNegative,
+    PositiveUnit,
+    Range,
+    Ranged,
+    check,
+)
 from verl_turnkey.envs.rewards import Composition, right_answers
 from verl_turnkey.envs.rewards.composition import compose_single
 from verl_turnkey.plugins.rollout.strategies.registry import (
@@ -26,6 +34,29 @@ from verl_turnkey.plugins.rollout.strategies.registry import (
 if TYPE_CHECKING:
     from verl_turnkey.plugins.rollout.episode import Generated
 
+AtLeastTwo = Annotated[int, Range(lambda x: x >= 2, "an integer >= 2")]
+
+# --- columns of strategies --------------------------------------------------------------------------------------------
+
+
+def values_of_states(rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+    """``turn_value`` and ``value_rollouts`` from what was measured before each step, by the rule of :class:`Vine`."""
+    values: list[float | None] = [fmean(returns) if returns else None for returns in measured]
+    for t in range(1, len(values)):
+        if values[t] is None and (before := values[t - 1]) is not None:
+            values[t] = before - rewards[t - 1]
+    after, whole = 0.0, []
+    for value, reward in zip(reversed(values), reversed(rewards), strict=True):
+        after = reward + after if value is None else value
+        whole.append(after)
+    return {"turn_value": whole[::-1], "value_rollouts": [float(len(returns)) for returns in measured]}
+
+
+def no_columns(rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Of a strategy that adds none, or has added them while it chose."""
+    return {}
+
+
 # --- vine -------------------------------------------------------------------------------------------------------------
 
 
@@ -37,7 +68,7 @@ if TYPE_CHECKING:
     summary="values of states by fresh rollouts from them, which are not trained; with the method progress, alpha=0",
 )
 @dataclass(frozen=True)
-class Vine:
+class Vine(Ranged):
     """From the state before a turn K rollouts go on to their end, and their mean return is its value.
 
     ::
@@ -53,36 +84,17 @@ class Vine:
     them (``segments``).
     """
 
-    rollouts: int = 9
+    rollouts: AtLeastOne = 9
     """K: rollouts from each measured state; 9 in the paper, which also tried 3 and 1"""
-    every: int = 1
+    every: AtLeastOne = 1
     """measure the states before turns 0, every, 2 every, ...; 1: all, as in the paper"""
-    turns: int | None = None
+    turns: AtLeastOne | None = None
     """turns after which a rollout is cut, with the return so far; null: played to its end, as in the paper"""
-
-    def __post_init__(self) -> None:
-        check(self.rollouts >= 1, "rollouts", "an integer >= 1", self.rollouts)
-        check(self.every >= 1, "every", "an integer >= 1", self.every)
-        check(self.turns is None or self.turns >= 1, "turns", "null or an integer >= 1", self.turns)
 
     def fork(self, at: ForkPoint) -> Fork | None:
         return Fork(self.rollouts, trained=False, turns=self.turns) if at.turn % self.every == 0 else None
 
-    def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[float]]:
-        return values_of_states(rewards, measured)
-
-
-def values_of_states(rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> dict[str, list[float]]:
-    """``turn_value`` and ``value_rollouts`` from what was measured before each step, by the rule of :class:`Vine`."""
-    values: list[float | None] = [fmean(returns) if returns else None for returns in measured]
-    for t in range(1, len(values)):
-        if values[t] is None and (before := values[t - 1]) is not None:
-            values[t] = before - rewards[t - 1]
-    after, whole = 0.0, []
-    for value, reward in zip(reversed(values), reversed(rewards), strict=True):
-        after = reward + after if value is None else value
-        whole.append(after)
-    return {"turn_value": whole[::-1], "value_rollouts": [float(len(returns)) for returns in measured]}
+    columns = staticmethod(values_of_states)
 
 
 # --- spo_chain --------------------------------------------------------------------------------------------------------
@@ -114,14 +126,10 @@ class SpoChain(Vine):
     inside a turn is moved to its beginning. SPO also trains the unlikely tokens alone: the loss ``segment_mask``.
     """
 
-    every: int = 5
+    every: AtLeastOne = 5
     """n: unlikely tokens from one cut to the next; 5 in the paper's first experiments, which has 2 to 100"""
-    below: float = 0.9
+    below: PositiveUnit = 0.9
     """probability below which a token is unlikely"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(0 < self.below <= 1, "below", "a number in (0, 1]", self.below)
 
     def fork(self, at: ForkPoint) -> None:
         return None
@@ -144,7 +152,7 @@ class SpoChain(Vine):
     summary="forks at chosen turns into branches that are trained and fork as well; with the method tree",
 )
 @dataclass(frozen=True)
-class Tree:
+class Tree(Ranged):
     """Before turns ``first``, ``first + every``, ... a trajectory forks into ``branches``, up to ``depth`` forks deep.
 
     An episode has at most branches ** depth leaves. The method ``tree`` compares each branch with its siblings, by the
@@ -153,23 +161,17 @@ class Tree:
     The turns are chosen in advance, and not by entropy (TreeRL) or at random (Tree-GRPO): our own, as is the sampler.
     """
 
-    branches: int = 2
+    branches: AtLeastTwo = 2
     """trajectories that continue from a fork, including the one that reached it"""
-    first: int = 1
+    first: Annotated[int, Range(lambda x: x >= 0, "zero or more")] = 1
     """the first turn before which a trajectory forks; before turn 0 the rollouts of a group are siblings anyway"""
-    every: int = 2
+    every: AtLeastOne = 2
     """turns from a fork to the next one"""
-    depth: int = 2
+    depth: AtLeastOne = 2
     """most forks from the start to a leaf"""
     roots: Literal["shared", "own"] = "shared"
     """shared: the first turns of a group's rollouts are siblings; own: each rollout is a tree, which the method's
     rule=tree_grpo needs"""
-
-    def __post_init__(self) -> None:
-        check(self.branches >= 2, "branches", "an integer >= 2", self.branches)
-        check(self.first >= 0, "first", "zero or more", self.first)
-        check(self.every >= 1, "every", "an integer >= 1", self.every)
-        check(self.depth >= 1, "depth", "an integer >= 1", self.depth)
 
     @property
     def clones_at_once(self) -> int:
@@ -179,8 +181,7 @@ class Tree:
         due = at.turn >= self.first and (at.turn - self.first) % self.every == 0
         return Fork(self.branches - 1, trained=True) if due and at.depth < self.depth else None
 
-    def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[Any]]:
-        return {}
+    columns = staticmethod(no_columns)
 
 
 # --- entropy_branch ---------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ class Tree:
     "rule=arpo",
 )
 @dataclass(frozen=True)
-class EntropyBranch:
+class EntropyBranch(Ranged):
     """Where a turn t >= 1 begins with more entropy than turn 0, its trajectory forks in the state before it.
 
     ::
@@ -211,19 +212,19 @@ class EntropyBranch:
     paper and code fill up with fresh rollouts; here a group has fewer trajectories.
     """
 
-    trajectories: int = 16
+    trajectories: AtLeastTwo = 16
     """M: most trajectories of a group, of which actor_rollout_ref.rollout.n are rollouts (8 in the paper)"""
-    branches: int = 2
+    branches: AtLeastTwo = 2
     """most trajectories that continue from a fork, including the one that reached it"""
-    alpha: float = 0.5
+    alpha: Finite = 0.5
     """P of a turn that is as sure as the first one"""
-    beta: float = 0.2
+    beta: Finite = 0.2
     """weight of the entropy in P"""
     tau: float | None = 0.5
     """fork where P is above; null: with probability P"""
-    tokens: int = 20
+    tokens: AtLeastOne = 20
     """most tokens compared at the beginning of each turn"""
-    vocabulary: int = 151936
+    vocabulary: AtLeastTwo = 151936
     """size of the model's vocabulary, for the scale of the entropy; that of Qwen2.5"""
     roots: Literal["shared", "own"] = "shared"
     """as in tree"""
@@ -231,13 +232,8 @@ class EntropyBranch:
     """the first turn before which a trajectory can fork"""
 
     def __post_init__(self) -> None:
-        check(self.trajectories >= 2, "trajectories", "an integer >= 2", self.trajectories)
-        check(self.branches >= 2, "branches", "an integer >= 2", self.branches)
-        for key in ("alpha", "beta", "tau"):
-            value = getattr(self, key)
-            check(value is None or math.isfinite(value), key, "a finite number", value)
-        check(self.tokens >= 1, "tokens", "an integer >= 1", self.tokens)
-        check(self.vocabulary >= 2, "vocabulary", "an integer >= 2", self.vocabulary)
+        super().__post_init__()
+        check(self.tau is None or math.isfinite(self.tau), "tau", "a finite number", self.tau)
 
     def fork(self, at: ForkPoint) -> None:
         return None
@@ -250,8 +246,7 @@ class EntropyBranch:
         bound = random.random() if self.tau is None else self.tau
         return Fork(self.branches - 1, trained=True) if self.alpha + self.beta * more > bound else None
 
-    def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[Any]]:
-        return {}
+    columns = staticmethod(no_columns)
 
 
 # --- siblings ---------------------------------------------------------------------------------------------------------
@@ -264,7 +259,7 @@ class EntropyBranch:
     summary="tries several candidates for each turn: one goes on, all are trained; with the method siblings",
 )
 @dataclass(frozen=True)
-class Siblings:
+class Siblings(Ranged):
     """From each state k candidates for the next turn are played, and one of them goes on.
 
     ::
@@ -275,17 +270,13 @@ class Siblings:
     The score r_j is the composed reward of the turn, of an episode that is cut after it. std is the sample one.
     """
 
-    candidates: int = 5
+    candidates: AtLeastTwo = 5
     """k: candidates per turn; fewer if the budget allows fewer, or if some fail"""
-    eta: float = 0.7
+    eta: NotNegative = 0.7
     """temperature of the choice; 0: the best one continues"""
     roots: Literal["shared", "own"] = "own"
     """own: the candidates of a rollout's first turn are compared with each other; shared: with those of its group"""
     turns: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        check(self.candidates >= 2, "candidates", "an integer >= 2", self.candidates)
-        check(0 <= self.eta < math.inf, "eta", "a finite number >= 0", self.eta)
 
     @property
     def clones_at_once(self) -> int:
@@ -304,8 +295,7 @@ class Siblings:
         weights = [math.exp((score - best) / (std + 1e-6) / self.eta) for score in scores]
         return random.choices(range(len(scores)), weights)[0]
 
-    def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[Any]]:
-        return {}  # the score is there already
+    columns = staticmethod(no_columns)
 
 
 # --- probe ------------------------------------------------------------------------------------------------------------
@@ -322,7 +312,7 @@ TEXT = "The answer is "
     summary="values of states by short answers that the model is made to give there; with the method progress, alpha=0",
 )
 @dataclass(frozen=True)
-class Probe:
+class Probe(Ranged):
     """Before a turn the model is prompted for K answers, and their mean reward is the state's value.
 
     ::
@@ -334,26 +324,23 @@ class Probe:
     ``reward`` should match the reward at the end of an episode. States without a query move no credit, as in ``vine``.
     """
 
-    answers: int = 5
+    answers: AtLeastOne = 5
     """K: answers at each state; 5 in both papers"""
-    tokens: int = 10
+    tokens: AtLeastOne = 10
     """of an answer at most; 10 in SPAE, 768 in VSRM, whose answers come with a derivation"""
     text: str = TEXT
     """beginning of each answer, in the model's own turn; trailing spaces belong to the answer"""
-    temperature: float = 0.6
+    temperature: Annotated[float, Range(lambda x: x >= 0, "a number >= 0")] = 0.6
     """of the answers; 0.6 in both papers"""
     stop: list[str] = field(default_factory=lambda: ["\n"])
     """what ends an answer, besides what ends a turn"""
     reward: dict[str, Any] = field(default_factory=lambda: {"name": "answer"})
     """reward of an answer: one component of turnkey.rewards, which sees it as an episode of one turn"""
-    every: int = 1
+    every: AtLeastOne = 1
     """query before turns 0, every, 2 every, ..."""
 
     def __post_init__(self) -> None:
-        check(self.answers >= 1, "answers", "an integer >= 1", self.answers)
-        check(self.tokens >= 1, "tokens", "an integer >= 1", self.tokens)
-        check(self.temperature >= 0, "temperature", "a number >= 0", self.temperature)
-        check(self.every >= 1, "every", "an integer >= 1", self.every)
+        super().__post_init__()
         check(all(self.stop), "stop", "a list of strings that are not empty", self.stop)
         # An unknown component is an error at the start, and the parser puts its path in front.
         reward = compose_single(self.reward, "reward")
@@ -362,8 +349,7 @@ class Probe:
     def fork(self, at: ForkPoint) -> Ask | None:
         return Ask(self.answers, self.tokens, self._value) if at.turn % self.every == 0 else None
 
-    def columns(self, rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> Mapping[str, Sequence[float]]:
-        return values_of_states(rewards, measured)
+    columns = staticmethod(values_of_states)
 
     @property
     def needs_answer(self) -> bool:
@@ -390,7 +376,7 @@ class Probe:
     summary="how probable the right answer is before each turn, by one call of the server; with information_gain",
 )
 @dataclass(frozen=True)
-class ProbeGold:
+class ProbeGold(Ranged):
     """Before a turn the server scores the probability of the right answer under the model.
 
     ::
@@ -404,13 +390,10 @@ class ProbeGold:
 
     text: str = TEXT
     """beginning of the answer, in the model's own turn; trailing spaces belong to the answer"""
-    every: int = 1
+    every: AtLeastOne = 1
     """score before turns 0, every, 2 every, ..."""
     needs_answer: ClassVar[bool] = True
     """each value needs the right answer of the task"""
-
-    def __post_init__(self) -> None:
-        check(self.every >= 1, "every", "an integer >= 1", self.every)
 
     def fork(self, at: ForkPoint) -> Ask | None:
         return Ask(1, 1, self._value) if at.turn % self.every == 0 else None

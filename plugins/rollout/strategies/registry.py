@@ -39,10 +39,6 @@ class ForkPoint:
     """the steps on the way here, with the ids and log-probabilities of each turn"""
 
 
-Place = ForkPoint
-"""former name, which strategies of users may import"""
-
-
 @dataclass(frozen=True)
 class Fork:
     """What to begin at a fork point; the episode itself continues in any case."""
@@ -73,10 +69,6 @@ class QueriedState(Protocol):
             RewardError: the server gives none.
         """
         raise NotImplementedError
-
-
-Asked = QueriedState
-"""former name, which strategies of users may import"""
 
 
 @dataclass(frozen=True)
@@ -197,10 +189,10 @@ def read_strategy(value: str | Mapping[str, Any]) -> tuple[StrategySpec, Any] | 
     if name == INDEPENDENT and not entry:
         return None
     if name not in _STRATEGIES:
-        known = [INDEPENDENT, *strategies()]
+        names = [INDEPENDENT, *strategies()]
         raise ConfigError(
-            f"{KEY}: there is no strategy {name!r}{known_as(name) or did_you_mean(name, known) or '.'} There are "
-            f"{', '.join(known)}; one of your own is registered by a module of turnkey.modules"
+            f"{KEY}: there is no strategy {name!r}{known_as(name) or did_you_mean(name, names) or '.'} There are "
+            f"{', '.join(names)}; one of your own is registered by a module of turnkey.modules"
         )
     spec = _STRATEGIES[name]
     return spec, parse(spec.cls, entry, KEY)
@@ -265,35 +257,28 @@ def most_of_group(
 
     ``limits``: tokens and steps of all branches of an episode, as ``branch_tokens`` and ``branch_steps`` set them.
     """
-    ask = _forks(spec, strategy)
+    ask, steps = _forks(spec, strategy), math.inf if limits[1] is None else limits[1]
     try:
-        single = _most(ask, turns)
+        trajectories, all_turns, measured = _most(ask, turns)
     except (_DependsOnTurns, RecursionError):
-        single = Most(None, None, None) if spec.trains else Most(1, turns, None)
-    branches = _least(None if single.trajectories is None else single.trajectories - 1, limits[1])
-    of_branches = _least(None if single.turns is None else single.turns - turns, limits[1])
+        trajectories, all_turns, measured = (math.inf, math.inf, math.inf) if spec.trains else (1, turns, math.inf)
+    branches, of_branches = rollouts * min(trajectories - 1, steps), rollouts * min(all_turns - turns, steps)
     if (total := getattr(strategy, "trajectories", None)) is not None:
         remaining = max(0, total - rollouts)
-        branches = remaining if branches is None else min(remaining, rollouts * branches)
-        of_branches = _least(remaining * (turns - getattr(strategy, "first", 0)), times(rollouts, of_branches))
-    else:
-        branches, of_branches = times(rollouts, branches), times(rollouts, of_branches)
-    measured = single.measured
-    if measured is not None and not spec.trains:
+        branches = min(remaining, branches)
+        of_branches = min(remaining * (turns - getattr(strategy, "first", 0)), of_branches)
+    if measured != math.inf and not spec.trains:
         measured = _within(ask, turns, tokens, limits)
-    return Most(
-        None if branches is None else rollouts + branches,
-        None if of_branches is None else rollouts * turns + of_branches,
-        times(rollouts, measured),
-    )
+    bounds = rollouts + branches, rollouts * turns + of_branches, rollouts * measured
+    return Most(*(None if bound == math.inf else int(bound) for bound in bounds))
 
 
-def _most(ask: Callable[[ForkPoint], list[Fork | Ask]], turns: int) -> Most:
+def _most(ask: Callable[[ForkPoint], list[Fork | Ask]], turns: int) -> tuple[float, float, float]:
     """Bounds of one episode without limits: every trajectory plays all its turns and forks wherever it may."""
 
     @cache
     def walk(begins: int, depth: int, end: int) -> tuple[int, int, int]:
-        trajectories, played, measured = 1, 0, 0
+        trajectories, played_turns, measured = 1, 0, 0
         for t in range(max(0, begins), end):
             for action in ask(ForkPoint(t, int(begins >= 0), depth, _Unknown(t))) if t != begins else ():
                 if isinstance(action, Ask):
@@ -304,12 +289,12 @@ def _most(ask: Callable[[ForkPoint], list[Fork | Ask]], turns: int) -> Most:
                     depth += 1
                     below = walk(t, depth, end if action.turns is None else min(end, t + action.turns))
                     trajectories += action.branches * below[0]
-                    played += action.branches * below[1]
+                    played_turns += action.branches * below[1]
                     measured += action.branches * below[2]
-            played += 1
-        return trajectories, played, measured
+            played_turns += 1
+        return trajectories, played_turns, measured
 
-    return Most(*walk(-1, 0, turns))
+    return walk(-1, 0, turns)
 
 
 def _forks(spec: StrategySpec, strategy: Any) -> Callable[[ForkPoint], list[Fork | Ask]]:
@@ -351,10 +336,6 @@ def _within(
             ]
             begun += max(0, min([action.times if query else action.branches, *room]))
     return begun
-
-
-def _least(*numbers: int | None) -> int | None:
-    return min((number for number in numbers if number is not None), default=None)
 
 
 def times(number: int, count: int | None) -> int | None:

@@ -81,6 +81,7 @@ def test_a_reset_of_another_form(answer):
         (step(task=3), "info", "info['task'] must be text, not int 3"),
         (step(extra=[1]), "info", "info['extra'] must be a dict, not list [1]"),
         (step(extra={"x": float("nan")}), "info", "must hold finite numbers"),
+        (step(extra={"x": 10**400}), "info", "must hold finite numbers"),
         (step(images=["a painting"]), "info", "info['images'] must hold"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 import hydra
 import pytest
 from contract_tools import AWKWARD, TOOL_ENV, Compose
-from scripted import Script, Served
+from scripted import BRANCH, Script, Served
 from verl.experimental.agent_loop import agent_loop as verl_agent_loop
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap, ToolListWrap
 from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -21,6 +21,7 @@ from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.eval.player import SeededTurns
 from verl_turnkey.plugins.rollout import agent_loop
 from verl_turnkey.plugins.rollout import worker as loop_worker
+from verl_turnkey.plugins.rollout.branching import Branching, Trajectory
 
 TAGS = count()  # of the session: a tag used again would meet hosts of the last file that are about to end
 
@@ -100,3 +101,19 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
         return outputs, script
 
     return run
+
+
+@pytest.fixture
+def numbered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Each branch knows which one it is (``BRANCH``): a script can let the branches of a state try everything."""
+    begun: list[tuple[int, int, int]] = []
+    inner = Branching._play
+
+    async def play(self: Branching, branch: Trajectory, *args: Any) -> None:
+        t = len(branch.episode.steps)
+        begun.append((t, sum(before == t for before, _, _ in begun), branch.episode.branch))
+        BRANCH.set(begun[-1])
+        await inner(self, branch, *args)
+
+    monkeypatch.setattr(Branching, "_play", play)
+    return begun

@@ -1,10 +1,16 @@
-"""A tokenizer and a chat template for each builder family of verl's, with the markup of the family's models."""
+"""A tokenizer and a chat template for each builder family of verl's, with the markup of the family's models.
+
+:data:`FAMILIES` are built here; :data:`REAL` are published ones.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import real_tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -251,7 +257,7 @@ GEMMA = Family(
     thoughts=("<|channel>thought\n", "<channel|>"),
 )
 
-_START = "<|start|>assistant"
+START = "<|start|>assistant"
 GPT_OSS = Family(
     "gpt_oss",
     "GptOssContinuousTokenBuilder",
@@ -261,22 +267,22 @@ GPT_OSS = Family(
         _w("'<|start|>developer<|message|>' + tools|tojson + '<|end|>'"),
         _w("'<|start|>user<|message|>' + m.content + '<|end|>'"),
         "{%- if m.tool_calls %}"
-        + _w(f"'{_START} to=functions.act<|channel|>commentary json<|message|>'")
+        + _w(f"'{START} to=functions.act<|channel|>commentary json<|message|>'")
         + _w("m.tool_calls[0].function.arguments|tojson + '<|call|>'")
         + "{%- else %}"
-        + _w(f"'{_START}<|channel|>final<|message|>' + m.content")
+        + _w(f"'{START}<|channel|>final<|message|>' + m.content")
         + _w("'<|return|>' if loop.last and not add_generation_prompt else '<|end|>'")
         + "{%- endif %}",
         "{%- if not m.name %}{{ raise_exception('a tool message needs a name') }}{%- endif %}"
         + _w("'<|start|>functions.' + m.name + ' to=assistant<|channel|>commentary<|message|>'")
         + _w("m.content|tojson + '<|end|>'"),
-        "{%- if add_generation_prompt %}" + _w(f"'{_START}'") + "{%- endif %}",
+        "{%- if add_generation_prompt %}" + _w(f"'{START}'") + "{%- endif %}",
         _w("'<|start|>developer<|message|>' + m.content + '<|end|>'"),
     ),
     stop="<|return|>",
     end="<|end|>",
-    user=f"<|start|>user<|message|>%s<|end|>{_START}",
-    tool=f'<|start|>functions.act to=assistant<|channel|>commentary<|message|>"%s"<|end|>{_START}',
+    user=f"<|start|>user<|message|>%s<|end|>{START}",
+    tool=f'<|start|>functions.act to=assistant<|channel|>commentary<|message|>"%s"<|end|>{START}',
     call=' to=functions.act<|channel|>commentary json<|message|>{"action": "go"}<|call|>',
     thoughts=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
 )
@@ -292,3 +298,52 @@ FAMILIES = {
     "gemma": GEMMA,
     "gpt-oss": GPT_OSS,
 }
+
+
+# --- published tokenizers ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Real(Family):
+    """``thinks``: a turn with the thoughts "I am." and the answer "go north" as the family writes it."""
+
+    package: str = ""
+    thinks: str = "<think>\nI am.\n</think>\n\ngo north"
+
+    def tokenizer(self) -> Any:
+        return real_tokenizers.tokenizer(self.package)
+
+
+def _real(package: str, model_type: str, builder: str, stop: str, end: str, user: str, **more: Any) -> Real:
+    more = {"tool": "", "call": "", "special": [], "template": None, **more}
+    return Real(model_type, f"{builder}ContinuousTokenBuilder", stop=stop, end=end, user=user, package=package, **more)
+
+
+FINAL = "<|channel|>final<|message|>"
+_ANALYSIS = "<|channel|>analysis<|message|>"
+_LLAMA = "<|start_header_id|>user<|end_header_id|>\n\n%s<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+_GEMMA = "<start_of_turn>user\n%s<end_of_turn>\n<start_of_turn>model\n"
+REAL = {
+    "SmolLM2": _real("smollm2", "llama", "", "<|im_end|>", "<|im_end|>\n", CHATML_USER),
+    "Qwen3": _real("qwen3", "qwen3", "Qwen", "<|im_end|>", "<|im_end|>\n", CHATML_USER, tool=CHATML_TOOL),
+    "Llama 3.1": _real("llama3_1", "llama", "", "<|eot_id|>", "<|eot_id|>", _LLAMA),
+    "Llama 3.1 with tools": _real("llama3_1_tools", "llama", "", "<|eot_id|>", "<|eot_id|>", _LLAMA),
+    "GPT-OSS": _real(
+        *("gptoss", "gpt_oss", "GptOss", "<|return|>", "<|end|>", GPT_OSS.user),
+        tool=GPT_OSS.tool,
+        thinks=f"{_ANALYSIS}I am.<|end|>{START}{FINAL}go north",
+        thoughts=GPT_OSS.thoughts,
+    ),
+    "DeepSeek V3": _real("deepseek_v3", "deepseek_v3", "DeepSeek", EOS, EOS, DEEPSEEK.user),
+    "Gemma 3": _real("gemma3", "gemma3_text", "", "<end_of_turn>", "<end_of_turn>\n", _GEMMA),
+    "Mistral Nemo": _real("mistral_nemo", "mistral", "", "</s>", "</s>", "[INST]%s[/INST]"),
+}
+TOOL_CALLERS = ("Qwen3", "Llama 3.1 with tools", "GPT-OSS")
+
+
+def read_turn(
+    reader: Any, tokenizer: Any, text: str, prompt: Sequence[int] = (), admissible: Any = None, cut: bool = False
+) -> Any:
+    """What a reader makes of a turn, as the agent loop calls it."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return asyncio.run(reader.read(ids, tokenizer.decode(ids, skip_special_tokens=True), admissible, [*prompt], cut))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -59,12 +61,25 @@ class Served:
         return (await self.script.generate("", prompt_ids=prompt_ids, sampling_params=sampling)).token_ids
 
 
+def opening_thoughts(tokenizer: Any) -> Any:
+    """A copy whose template opens the thoughts of each turn."""
+    thinking = copy.deepcopy(tokenizer)
+    thinking.chat_template = tokenizer.chat_template.replace(
+        "assistant\n{% endif %}", "assistant\n<think>\n{% endif %}"
+    )
+    return thinking
+
+
 # --- episodes that fork -----------------------------------------------------------------------------------------------
 
 TREE = Task("contract/Tree-v0", 3)
 MOVES = "LR"
 CONVERSATION = ("turnkey.rollout.prompt=conversation", "data.max_response_length=400")
 SHORT = "turnkey.rollout.max_tokens_per_turn=8"
+
+
+BRANCH: ContextVar[tuple[int, int, int] | None] = ContextVar("BRANCH", default=None)
+"""of the branch that asks: the turn at which it began, its number among those that began there, and in its rollout"""
 
 
 def way(prompt: str) -> str:
@@ -76,6 +91,12 @@ def table(outputs: list[AgentLoopOutput]) -> StepBatch:
     keys = [f"u_0_{i}" for i in range(len(outputs))]
     mask = torch.nested.as_nested_tensor([torch.tensor(row.response_mask) for row in outputs], layout=torch.jagged)
     return read_rows(keys, [{}] * len(keys), [row.extra_fields for row in outputs], mask).steps
+
+
+def columns(batch: StepBatch, *names: str) -> tuple[list[Any], ...]:
+    """Columns of a batch in the order of steps, and of branches within a step."""
+    order = np.lexsort((batch.extra["branch"], batch.step)) if "branch" in batch.extra else np.argsort(batch.step)
+    return tuple((batch.extra[name] if name in batch.extra else getattr(batch, name))[order].tolist() for name in names)
 
 
 def trained_once(outputs: list[AgentLoopOutput], script: Script, measured: int = 0) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Callable
 from functools import partial
 
 import pytest
-from families import FAMILIES
+from families import FAMILIES, read_turn
 from verl.experimental.agent_loop.tool_parser import ToolParser
 
 from verl_turnkey.plugins.rollout.action_reader import action_reader
@@ -99,10 +98,7 @@ def tokenizer():
 
 
 def read(reader, tokenizer, text: str, prompt: str = "<|im_start|>assistant\n"):
-    ids = tokenizer.encode(text)
-    return asyncio.run(
-        reader.read(ids, tokenizer.decode(ids, skip_special_tokens=True), None, tokenizer.encode(prompt))
-    )
+    return read_turn(reader, tokenizer, text, tokenizer.encode(prompt))
 
 
 @pytest.mark.parametrize("parser", sorted(FORMS))
@@ -119,32 +115,6 @@ def test_a_call_inside_thoughts_is_no_action(parser, tokenizer):
     ):
         parsed = read(reader, tokenizer, text, prompt)
         assert (parsed.action, parsed.kind) == (None, "format")
-
-
-@pytest.mark.parametrize(
-    ("fmt", "write"), [("plain", "{}"), ("tags", "<action>{}</action>"), ("boxed", "\\boxed{{{}}}")]
-)
-def test_text_inside_thoughts_that_the_prompt_opened_is_no_action(fmt, write, tokenizer):
-    reader, opened = action_reader(fmt, "hermes", tokenizer), "<|im_start|>assistant\n<think>\n"
-    wrong, right = write.format(WRONG), write.format(RIGHT)
-    assert read(reader, tokenizer, right).action == RIGHT
-    assert read(reader, tokenizer, f"{wrong}</think>{right}", opened).action == RIGHT
-    assert read(reader, tokenizer, right, "<|im_start|>assistant\n<think>\n\n</think>\n\n").action == RIGHT
-    for text in (wrong, f"<think>{wrong}"):
-        parsed = read(reader, tokenizer, text, opened)
-        assert (parsed.action, parsed.kind) == (None, "format")
-        assert "ends before its thoughts" in parsed.reason
-
-
-@pytest.mark.parametrize("fmt", ["plain", "tags"])
-def test_channels_of_gpt_oss(fmt):
-    made = FAMILIES["gpt-oss"].tokenizer()
-    reader, right = action_reader(fmt, "hermes", made), RIGHT if fmt == "plain" else f"<action>{RIGHT}</action>"
-    thoughts = f"<|channel|>analysis<|message|>{right.replace(RIGHT, WRONG)}"
-    final = f"<|start|>assistant<|channel|>final<|message|>{right}<|return|>"
-    assert read(reader, made, f"{thoughts}<|end|>{final}").action == RIGHT
-    assert read(reader, made, final.removeprefix("<|start|>assistant")).action == RIGHT
-    assert read(reader, made, thoughts).action is None
 
 
 def test_a_parser_of_ones_own_gets_the_whole_turn(tokenizer, tmp_path):
@@ -175,8 +145,7 @@ def test_an_action_that_a_longer_turn_would_change_is_none(fmt, turn, admissible
         "def last(text, admissible):\n    return text.rpartition(': ')[2].partition(';')[0]\n"
     )
     reader = action_reader(f"{tmp_path}/own.py:last" if fmt == "own" else fmt, "hermes", tokenizer)
-    ids = tokenizer.encode(turn)
-    whole, cut = (asyncio.run(reader.read(ids, turn, admissible, [], cut)) for cut in (False, True))
+    whole, cut = (read_turn(reader, tokenizer, turn, [], admissible, cut) for cut in (False, True))
     assert whole.action in ("go to room 1", "go")
     assert (cut.action, cut.valid) == (action, action is not None)
     assert (

@@ -7,7 +7,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contract_tools import Worker
-from scripted import CONVERSATION, MOVES, SHORT, TREE, Script, table, trained_once, way
+from scripted import BRANCH, CONVERSATION, MOVES, SHORT, TREE, Script, counts, table, trained_once, way
 from verl.trainer.ppo.v1 import agent_loop_tq
 
 from verl_turnkey.advantage import compute_credit, validate_record
@@ -30,25 +29,6 @@ from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 #: Values of a policy that moves left and right alike often.
 VALUE = {"": (0.0 + 1.0 + 2.25 + 5.25) / 4, "L": 0.5, "R": 3.5}
 
-BRANCH: ContextVar[tuple[int, int] | None] = ContextVar("BRANCH", default=None)
-"""of the branch that asks: the turn at which it began, and its number among those that began there"""
-
-
-@pytest.fixture
-def numbered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Each branch knows which one it is, so that a script can let the branches of a state try everything."""
-    begun: list[tuple[int, int]] = []
-    inner = Branching._play
-
-    async def play(self: Branching, branch: Trajectory, *args: Any) -> None:
-        t = len(branch.episode.steps)
-        BRANCH.set((t, sum(before == t for before, _ in begun)))
-        begun.append(BRANCH.get())
-        await inner(self, branch, *args)
-
-    monkeypatch.setattr(Branching, "_play", play)
-    return begun
-
 
 def explorer(trunk: Sequence[str], *broken: tuple[int, int]) -> Callable[[str], str]:
     """The moves of the episode itself; four branches of a state play all that can follow, those of ``broken`` break."""
@@ -57,7 +37,7 @@ def explorer(trunk: Sequence[str], *broken: tuple[int, int]) -> Callable[[str], 
         t, branch = len(way(prompt)), BRANCH.get()
         if branch is None:
             return trunk[t]
-        return "break" if branch in broken else MOVES[branch[1] >> (1 - t) & 1]
+        return "break" if branch[:2] in broken else MOVES[branch[1] >> (1 - t) & 1]
 
     return turn
 
@@ -78,10 +58,8 @@ def test_the_credit_of_a_vine_is_that_of_the_true_values(play, numbered, env, pr
     np.testing.assert_allclose(credit, [0.25 + VALUE["R"] - VALUE[""], 2.0 - VALUE["R"]], atol=1e-12)
     trained_once(outputs, script, measured=4 * 2 + 4)
     assert len(set(map(str, numbered))) == 8
-    info = outputs[0].extra_fields["reward_extra_info"]
-    counted = {name.partition("/")[2]: value for name, value in info.items() if name.startswith("branching/")}
     measured_tokens = sum(map(len, script.answers)) - sum(sum(row.response_mask) for row in outputs)
-    assert counted == {
+    assert counts(outputs) == {
         "forks": 2, "trained": 0, "measured": 8, "failed": 0, "trained_tokens": 0, "trained_steps": 0,
         "measured_tokens": measured_tokens, "measured_steps": 12,
     }  # fmt: skip
@@ -92,8 +70,9 @@ def test_a_branch_that_fails_costs_itself(play, numbered):
     batch = table(outputs)
     np.testing.assert_allclose(batch.extra["turn_value"], [(0 + 1 + 2.25) / 3, (2 + 5 + 5) / 3])
     assert batch.extra["value_rollouts"].tolist() == [3, 3]
-    info = outputs[0].extra_fields["reward_extra_info"]
-    assert (info["branching/failed"], info["branching/measured"]) == (2, 6)
+    assert (counts(outputs)["failed"], counts(outputs)["measured"]) == (2, 6)
+    assert loop_worker._process.failures.counts == {}  # a branch is no episode
+    assert loop_worker._process.failed_branches.counts == {"step": 2}
     trained_once(outputs, script, measured=3 * 2 + 1 + 4)
 
 
@@ -101,7 +80,7 @@ def test_an_episode_that_fails_takes_its_branches_along(play, numbered):
     outputs, _ = play(explorer(["R", "break"]), TREE, VINE, SHORT)
     (row,) = outputs
     assert "the branch broke" in row.extra_fields["turnkey"]["failed"]
-    assert row.extra_fields["reward_extra_info"]["branching/measured"] == 0
+    assert counts(outputs)["measured"] == 0
 
 
 @pytest.mark.parametrize(("key", "limit", "begun"), [("steps", 5, [2, 1]), ("tokens", 24, [1, 2])])
@@ -110,9 +89,8 @@ def test_the_budget_of_an_episode_holds(play, numbered, key, limit, begun):
     limits = ("turnkey.rollout.max_turns=2", "turnkey.rollout.branches_at_once=2")
     outputs, _ = play(explorer("RL"), TREE, VINE, SHORT, *limits, f"turnkey.rollout.branch_{key}={limit}")
     assert table(outputs).extra["value_rollouts"].tolist() == begun
-    info = outputs[0].extra_fields["reward_extra_info"]
-    assert info[f"branching/measured_{key}"] <= limit
-    assert info["branching/measured_steps"] == 2 * begun[0] + begun[1]
+    assert counts(outputs)[f"measured_{key}"] <= limit
+    assert counts(outputs)["measured_steps"] == 2 * begun[0] + begun[1]
 
 
 class _Coin:
@@ -283,13 +261,7 @@ def test_the_turns_of_a_branch_that_failed_are_those_of_one_that_went_on_from_it
     batch = table(outputs)
     assert batch.n_trajectories == 7
     assert len(batch) == 11
-    assert outputs[0].extra_fields["reward_extra_info"]["branching/failed"] == 1
-
-
-def test_a_branch_that_fails_is_not_counted_as_an_episode(play, numbered):
-    play(explorer("RL", (0, 3)), TREE, VINE, SHORT)
-    assert loop_worker._process.failures.counts == {}
-    assert loop_worker._process.failed_branches.counts == {"step": 1}
+    assert counts(outputs)["failed"] == 1
 
 
 def test_an_error_that_is_nobodys_failure_is_not_lost(play, bushy, monkeypatch):

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from families import DEEPSEEK, DEFAULT, FAMILIES, GLM, GPT_OSS, MINIMAX, QWEN, Family
+from families import DEEPSEEK, DEFAULT, FAMILIES, GLM, GPT_OSS, MINIMAX, QWEN, REAL, TOOL_CALLERS, Family
 from omegaconf import OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.answers import Answer
-from verl_turnkey.envs.prompting.actions import ControlTokens, ParsedAction
+from verl_turnkey.envs.prompting.actions import Call, ControlTokens, ParsedAction
 from verl_turnkey.envs.prompting.prompts import Examples, PromptTurn, Summarize, later_template
 from verl_turnkey.plugins.config.schema import RolloutConfig, load_examples
 from verl_turnkey.plugins.rollout.action_reader import ACT
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
 from verl_turnkey.plugins.rollout.prompts import ConversationPrompts, PromptSettings
-from verl_turnkey.plugins.rollout.turn_tail import learn
+from verl_turnkey.plugins.rollout.turn_tail import ASKED, learn
+from verl_turnkey.plugins.verl_api import builders
 from verl_turnkey.plugins.verl_api.builders import BY_TYPE, builder_of
 
 TEMPLATE = "Do {task}\nBefore: {summary}\n\nSeen (step {step}): {observation}\nPossible: {admissible}\n{format}"
@@ -96,6 +98,8 @@ def later(step: int, text: str) -> str:
 
 
 each_family = pytest.mark.parametrize("name", FAMILIES)
+ALL = FAMILIES | REAL
+each_of_all = pytest.mark.parametrize("name", ALL)
 
 
 @each_family
@@ -117,21 +121,17 @@ def test_three_turns_as_the_template_writes_them(name):
     assert [prompt.broke for prompt in talk.built] == [None] * 4
 
 
-@each_family
+@each_of_all
 def test_the_tokens_of_an_observation_are_marked(name):
-    talk = Talk(FAMILIES[name])
+    talk = Talk(ALL[name])
     talk.see("a room")
     # "Seen" and "user" are words of the prompt's template and of some chat templates.
-    for text in ("two rooms and a door", "Seen", " door 2, ünlocked\nand a room ", "user"):
+    texts = ["two rooms and a door", "Seen", " door 2, ünlocked\nand a room ", "user", "is", "s"]
+    texts += ["Ein Tür-Schloß \u2014 日本語 🚪", "  <b>two</b>\n\nlines  "]
+    for text in texts:
         talk.say("go north" + talk.family.stop)
         talk.see(text)
-    assert [talk.observed(t) for t in range(5)] == [
-        [],
-        ["two rooms and a door"],
-        ["Seen"],
-        ["door 2, ünlocked\nand a room"],
-        ["user"],
-    ]
+    assert [talk.observed(t) for t in range(9)] == [[], *([text.strip()] for text in texts)]
 
 
 EXAMPLES = [
@@ -181,11 +181,11 @@ def test_examples_stay_when_the_first_turns_are_dropped():
     assert "Seen (step 1): a wall" in prompt
 
 
-@each_family
+@each_of_all
 @pytest.mark.parametrize("cut", ["go nor", "", "thinking"])
 def test_a_turn_that_was_cut_is_closed(name, cut):
     """By max_tokens or a stop string, also before its first token, and inside its thoughts."""
-    family = FAMILIES[name]
+    family = ALL[name]
     talk = Talk(family)
     expected = talk.see("a room")
     begin, end = family.thoughts
@@ -422,13 +422,10 @@ def test_tails():
     assert tail_of(QWEN) == ("<|im_end|>\n", None)
     assert tail_of(QWEN, tools=True) == ("<|im_end|>\n", "<|im_end|>\n")
     assert tail_of(GLM, tools=True) == ("", "")
-    assert tail_of(DEEPSEEK, tools=True) == (EOS_OF_DEEPSEEK, EOS_OF_DEEPSEEK)
+    assert tail_of(DEEPSEEK, tools=True) == (DEEPSEEK.stop, DEEPSEEK.stop)
     assert tail_of(MINIMAX) == ("[e~[\n", None)
     assert tail_of(GPT_OSS, tools=True) == ("<|end|>", "")
     assert tail_of(FAMILIES["gemma"], tools=True) == ("<turn|>\n", "")
-
-
-EOS_OF_DEEPSEEK = DEEPSEEK.stop
 
 
 def test_the_template_of_later_messages():
@@ -451,3 +448,109 @@ def test_control_tokens_of_the_environment_are_plain_text(name):
         again.see(evil)
         assert [i for i in again.built[-1].ids[before:] if i in talk.tokenizer.added_tokens_decoder] == control
         talk.say("go" + family.stop)
+
+
+# --- messages with the results of a turn's calls ----------------------------------------------------------------------
+
+CALLERS = {**FAMILIES, **{name: REAL[name] for name in TOOL_CALLERS}}
+ONE_CALL = ("Llama 3.1 with tools",)
+"""whose template refuses a second call in a turn"""
+each_caller = pytest.mark.parametrize("name", CALLERS)
+
+
+class Calls(Talk):
+    """A conversation of calls. What the model samples is a placeholder, which stands for calls of ``act``."""
+
+    def call(self, results: list[str]) -> list[int]:
+        """The ids that follow a turn with a call per result."""
+        end = "</think>" if self.tail.opened else ""
+        ids = self.tokenizer.encode(f"{end}go", add_special_tokens=False)
+        turn = Generated(ids, None, "go", {}, -1, 0.0)
+        self.sampled.append(ids)
+        calls = tuple(Call("act", {"action": "go"}) for _ in results)
+        self.prompts.heard(turn, ParsedAction("{}", calls=calls))
+        answers = [{"content": result, "is_error": False} for result in results]
+        self.built.append(self.prompts.next(Answer("a room", {"admissible": None, "results": answers}), None))
+        return self.built[-1].ids[len(self.built[-2].ids) + len(ids) :]
+
+
+def calling(name: str, **options: Any) -> Calls:
+    made = Calls(CALLERS[name], tools=True, **{"action_format": "tools", **options})
+    made.see("a room")
+    return made
+
+
+def whole(made: Calls, results: list[str], *after: dict[str, Any]) -> list[int]:
+    """As the template renders the calls and their results."""
+    builder = made.prompts._settings.builder
+    arguments: Any = json.dumps({"action": "go"}) if made.tail.text_arguments else {"action": "go"}
+    calls = [
+        {"id": f"call0000{n}", "type": "function", "function": {"name": "act", "arguments": arguments}}
+        for n in range(len(results))
+    ]
+    messages = [ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
+    messages += [
+        {"role": "tool", "name": "act", "tool_call_id": f"call0000{n}", "content": result}
+        for n, result in enumerate(results)
+    ]
+    return builders.first_tokens(builder, [*messages, *after], [ACT])
+
+
+RESULTS = ["Zurich is sunny", 'a "É" 日本\n\nroom', "<b>3</b>"]
+
+
+@each_caller
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_results_are_appended_as_the_template_writes_them(name, k):
+    made = calling(name)
+    assert made.tail.parallel == (name not in ONE_CALL)
+    for _ in range(2):
+        after = made.call(RESULTS[:k])
+        text = made.tokenizer.decode(after)
+        quoted = [result if result in text else json.dumps(result, ensure_ascii=False)[1:-1] for result in RESULTS[:k]]
+        places = [text.find(result) for result in quoted]
+        assert -1 not in places
+        assert places == sorted(places)
+        if k == 1 or made.tail.parallel:
+            assert whole(made, RESULTS[:k])[-len(after) :] == after
+    assert made.extends() == [True, True]
+    assert [prompt.broke for prompt in made.built] == [None] * 3
+
+
+NOT_AFTER_A_TOOL = ("deepseek", "gemma")
+"""where verl's builder and the template differ between a result and a user's message"""
+
+
+@each_caller
+def test_a_user_may_speak_after_a_result(name):
+    made = calling(name)
+    builder, past = made.prompts._settings.builder, [ASKED, made.tail.turn("tool")]
+    result = {"role": "tool", "name": "act", "tool_call_id": "call_act0", "content": "r"}
+    user = {"role": "user", "content": "and?"}
+    appended = builders.appended_tokens(builder, past, [*past, result, user], [], [ACT])
+    assert (whole(made, ["r"], user)[-len(appended) :] == appended) == (name not in NOT_AFTER_A_TOOL)
+
+
+def test_calls_have_the_ids_of_the_model_or_ones_that_every_template_takes():
+    made = calling("qwen")
+    made.prompts.heard(
+        Generated([1], None, "", {}, -1, 0.0),
+        ParsedAction("{}", calls=(Call("act", {}, "functions.act:0"), Call("look", {}))),
+    )
+    results = [{"content": "r", "is_error": False}] * 2
+    made.prompts._seen.append(Answer("a room", {"admissible": None, "results": results}))
+    made.prompts._images.append([])
+    messages = made.prompts._answers(made.prompts._seen[-1])
+    assert [(message["name"], message["tool_call_id"]) for message in messages] == [
+        ("act", "functions.act:0"),
+        ("look", "c00020001"),
+    ]
+    assert len(messages[1]["tool_call_id"]) == 9  # Mistral's template takes no others
+
+
+def test_the_oldest_turns_are_dropped_with_their_results():
+    made = calling("qwen", when_full="drop_oldest", prompt=1400, response=600)
+    for n in range(5):
+        made.call([f"result {n} of a call"] * 2)
+    assert [prompt.broke for prompt in made.built] == [None] * 5 + ["full"]
+    assert [made.text(-1).count(f"result {n} of a call") for n in range(5)] == [0, 0, 0, 2, 2]

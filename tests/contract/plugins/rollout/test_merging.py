@@ -50,12 +50,16 @@ def step(
     return AgentLoopOutput(**defaults | more)
 
 
-def conversation(*turns: tuple[list[int], list[int]], start: int = 0) -> list[AgentLoopOutput]:
-    """Steps whose prompts go on: each turn is what is shown before it, and what the model says."""
-    steps, context = [], []
-    for t, (observation, answer) in enumerate(turns, start):
-        steps.append(step(t, context + observation, answer))
-        context += observation + answer
+def spoken(text: str) -> list[AgentLoopOutput]:
+    """Steps from ``PROMPT > RESPONSE; ...``: ``+`` is all that was before, ``5-`` a masked token, ``full`` a reason."""
+    steps: list[AgentLoopOutput] = []
+    for t, part in enumerate(text.split(";")):
+        prompt, response = (words.split() for words in part.split(">"))
+        context = steps[-1].prompt_ids + steps[-1].response_ids if "+" in prompt else []
+        ids = context + [int(word) for word in prompt if word.isdigit()]
+        mask = [int(not word.endswith("-")) for word in response]
+        broken = {"extra_fields": {BREAK: "full"}} if "full" in prompt else {}
+        steps.append(step(t, ids, [int(word.rstrip("-")) for word in response], mask, **broken))
     return steps
 
 
@@ -84,7 +88,7 @@ def split(row: AgentLoopOutput) -> list[tuple[list[int], list[int], list[float],
 
 
 def test_three_turns_are_one_row():
-    steps = conversation(([1, 2], [3, 4]), ([5], [6]), ([7, 8], [9, 10, 11]))
+    steps = spoken("1 2 > 3 4; + 5 > 6; + 7 8 > 9 10 11")
     (row,) = merge_rows(steps, WITHOUT_LIMIT)
     assert row.prompt_ids == [1, 2]
     assert row.response_ids == [3, 4, 5, 6, 7, 8, 9, 10, 11]
@@ -100,7 +104,7 @@ def test_three_turns_are_one_row():
 
 
 def test_outputs_are_not_changed():
-    steps = conversation(([1], [2]), ([3], [4]))
+    steps = spoken("1 > 2; + 3 > 4")
     before = copy.deepcopy(steps)
     merge_rows(steps, WITHOUT_LIMIT)
     merge_rows(steps[:1], 1)
@@ -108,27 +112,22 @@ def test_outputs_are_not_changed():
 
 
 def test_what_is_merged_once_stays_as_it_is():
-    rows = merge_rows([*conversation(([1], [2]), ([3], [4])), step(2, [9], [5])], WITHOUT_LIMIT)
+    rows = merge_rows([*spoken("1 > 2; + 3 > 4"), step(2, [9], [5])], WITHOUT_LIMIT)
     assert why(rows) == ["first", "prefix"]
     assert merge_rows(rows, WITHOUT_LIMIT) == rows
+    assert merge_rows([]) == []
 
 
 def test_rows_of_several_turns_go_on_too():
     """A user's loop may give one row for what it played in one conversation, and continue in the next."""
-    steps = conversation(([1], [2]), ([3], [4]), ([5], [6]), ([7], [8]))
+    steps = spoken("1 > 2; + 3 > 4; + 5 > 6; + 7 > 8")
     halves = merge_rows(steps[:2]) + merge_rows(steps[2:])
     (row,) = merge_rows(halves)
     assert row == merge_rows(steps)[0]
 
 
-def test_no_outputs_no_rows():
-    assert merge_rows([]) == []
-
-
 def test_without_log_probs_the_row_has_none():
-    steps = [
-        step_row.model_copy(update={"response_logprobs": None}) for step_row in conversation(([1], [2]), ([3], [4]))
-    ]
+    steps = [step_row.model_copy(update={"response_logprobs": None}) for step_row in spoken("1 > 2; + 3 > 4")]
     for step_row in steps:
         step_row.__pydantic_fields_set__.discard("response_logprobs")
     (row,) = merge_rows(steps, WITHOUT_LIMIT)
@@ -139,81 +138,41 @@ def test_without_log_probs_the_row_has_none():
 # --- why a row ends ---------------------------------------------------------------------------------------------------
 
 
-def test_a_fresh_prompt_is_a_row_of_its_own():
-    steps = [*conversation(([1, 2], [3]), ([4], [5])), step(2, [1, 2, 7], [8]), step(3, [1, 2, 7, 8, 9], [3])]
-    rows = merge_rows(steps, WITHOUT_LIMIT)
-    assert why(rows) == ["first", "prefix"]
-    assert numbers(rows) == [[0, 1], [2, 3]]
-
-
-def test_only_the_whole_row_so_far_is_a_beginning():
-    """The prompt of the third turn holds the second, as it would when past turns are rendered anew."""
-    steps = conversation(([1], [2]), ([3], [4]))
-    rows = merge_rows([*steps, step(2, [3, 4, 5], [6]), step(3, [1, 2, 3, 9, 5], [6])], WITHOUT_LIMIT)
-    assert why(rows) == ["first", "prefix", "prefix"]
-    other_id = step(2, [1, 2, 3, 99, 5], [6])
-    assert why(merge_rows([*steps, other_id], WITHOUT_LIMIT)) == ["first", "prefix"]
-    shorter = step(2, [1, 2, 3], [6])
-    assert why(merge_rows([*steps, shorter], WITHOUT_LIMIT)) == ["first", "prefix"]
-
-
-def test_the_prompts_builder_says_why_the_prefix_broke_and_not_whether():
-    broken = {"extra_fields": {BREAK: "full"}}
-    rows = merge_rows([step(0, [1], [2]), step(1, [5], [6], **broken)], WITHOUT_LIMIT)
-    assert why(rows) == ["first", "full"]
-    rows = merge_rows([step(0, [1], [2], **broken), step(1, [1, 2, 3], [6], **broken)], WITHOUT_LIMIT)
-    assert why(rows) == ["first"]
-
-
-def test_turns_that_touch_are_two_rows():
-    rows = merge_rows([step(0, [1], [2, 3]), step(1, [1, 2, 3], [4])], WITHOUT_LIMIT)
-    assert why(rows) == ["first", "nothing"]
-    assert [row.response_mask for row in rows] == [[1, 1], [1]]
-
-
-@pytest.mark.parametrize(("before", "after"), [([1, 0], [1]), ([1, 1], [0, 1])])
-def test_a_masked_token_of_a_turn_parts_it_from_the_next(before, after):
-    """A stop token that the loop took from the server but does not train."""
-    steps = [step(0, [1], [2, 3], before), step(1, [1, 2, 3], [4, 5][: len(after)], after)]
-    (row,) = merge_rows(steps, WITHOUT_LIMIT)
-    assert row.response_mask == before + after
-
-
-def test_a_turn_without_tokens_is_a_row_of_its_own():
-    """verl cannot hold an empty response: one masked token stands for it, and its step stays in the table."""
-    steps = conversation(([1], [2]), ([3], [4]))
-    empty = step(2, [1, 2, 3, 4, 5], [0], [0])
-    after = step(3, [1, 2, 3, 4, 5, 0, 6], [7])
-    rows = merge_rows([*steps, empty, after], WITHOUT_LIMIT)
-    assert why(rows) == ["first", "empty", "empty"]
-    assert numbers(rows) == [[0, 1], [2], [3]]
-    assert rows[1].response_ids == [0]
-
-
-def test_a_gap_in_a_turn_would_count_as_two_turns():
-    steps = conversation(([1], [2]), ([3], [4, 5, 6]), ([7], [8]))
-    steps[1].response_mask = [1, 0, 1]
-    rows = merge_rows(steps, WITHOUT_LIMIT)
-    assert why(rows) == ["first", "gap", "gap"]
-    assert [row.response_mask for row in rows] == [[1], [1, 0, 1], [1]]
-
-
-def test_the_budget_is_that_of_the_response():
-    steps = conversation(([1, 2, 3], [4, 5]), ([6], [7]), ([8], [9, 10]))
-    assert why(merge_rows(steps, 7)) == ["first"]
-    rows = merge_rows(steps, 6)
-    assert why(rows) == ["first", "budget"]
-    assert [len(row.response_ids) for row in rows] == [4, 2]
-    assert rows[1].prompt_ids == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert why(merge_rows(steps, 1)) == ["first", "budget", "budget"]
-    assert [row.response_ids for row in merge_rows(steps, 1)] == [[4, 5], [7], [9, 10]]  # nothing is cut
-
-
-def test_the_budget_of_a_row_counts_from_its_own_prompt():
-    steps = conversation(*[([1], [2])] * 12)
-    rows = merge_rows(steps, 7)  # 1 + 3 x (1 + 1): four turns
-    assert [len(numbers_of_row) for numbers_of_row in numbers(rows)] == [4, 4, 4]
-    assert [len(row.response_ids) for row in rows] == [7, 7, 7]
+@pytest.mark.parametrize(
+    ("text", "budget", "expected"),
+    [
+        ("1 2 > 3; + 4 > 5; 1 2 7 > 8; + 9 > 3", 99, "first 0 1; prefix 2 3"),  # a fresh prompt
+        # The prompt of the third turn holds the second, as it would when past turns are rendered anew.
+        ("1 > 2; + 3 > 4; 3 4 5 > 6; 1 2 3 9 5 > 6", 99, "first 0 1; prefix 2; prefix 3"),
+        ("1 > 2; + 3 > 4; 1 2 3 99 5 > 6", 99, "first 0 1; prefix 2"),
+        ("1 > 2; + 3 > 4; 1 2 3 > 6", 99, "first 0 1; prefix 2"),
+        # The builder of the prompts says why the prefix broke, and not whether.
+        ("1 > 2; full 5 > 6", 99, "first 0; full 1"),
+        ("full 1 > 2; full + 3 > 6", 99, "first 0 1"),
+        ("1 > 2 3; + > 4", 99, "first 0; nothing 1"),  # turns that touch
+        ("1 > 2 3-; + > 4", 99, "first 0 1"),  # a stop token that the loop took from the server but does not train
+        ("1 > 2 3; + > 4- 5", 99, "first 0 1"),
+        # verl cannot hold an empty response: one masked token stands for it, and its step stays in the table.
+        ("1 > 2; + 3 > 4; + 5 > 0-; + 6 > 7", 99, "first 0 1; empty 2; empty 3"),
+        ("1 > 2; + 3 > 4 5- 6; + 7 > 8", 99, "first 0; gap 1; gap 2"),  # it would count as two turns
+        ("1 2 3 > 4 5; + 6 > 7; + 8 > 9 10", 7, "first 0 1 2"),
+        ("1 2 3 > 4 5; + 6 > 7; + 8 > 9 10", 6, "first 0 1; budget 2"),
+        ("1 2 3 > 4 5; + 6 > 7; + 8 > 9 10", 1, "first 0; budget 1; budget 2"),
+        ("1 > 2" + "; + 1 > 2" * 7, 7, "first 0 1 2 3; budget 4 5 6 7"),  # 1 + 3 x (1 + 1), from its own prompt on
+    ],
+)
+def test_why_a_row_ends(text: str, budget: int, expected: str):
+    """Nothing is cut: each row begins with a prompt, and holds what its steps hold."""
+    steps = spoken(text)
+    rows = merge_rows(steps, budget)
+    begun = [" ".join(map(str, [reason, *held])) for reason, held in zip(why(rows), numbers(rows), strict=True)]
+    assert "; ".join(begun) == expected
+    for row, held in zip(rows, numbers(rows), strict=True):
+        mask: list[int] = []
+        for step_row in (steps[t] for t in held):
+            mask += [0] * (len(step_row.prompt_ids) - len(row.prompt_ids) - len(mask)) + step_row.response_mask
+        assert (row.prompt_ids, row.response_mask) == (steps[held[0]].prompt_ids, mask)
+        assert row.prompt_ids + row.response_ids == steps[held[-1]].prompt_ids + steps[held[-1]].response_ids
 
 
 def picture(brightness: int) -> Image.Image:
@@ -222,7 +181,7 @@ def picture(brightness: int) -> Image.Image:
 
 def test_images_of_a_row_are_those_of_its_last_step():
     red, blue = picture(10), picture(20)
-    steps = conversation(([1], [2]), ([3], [4]), ([5], [6]))
+    steps = spoken("1 > 2; + 3 > 4; + 5 > 6")
     images_of = [[red], [red], [red, blue]]
     for step_row, images in zip(steps, images_of, strict=True):
         step_row.multi_modal_data = {"images": images}
@@ -235,7 +194,7 @@ def test_images_of_a_row_are_those_of_its_last_step():
 
 @pytest.mark.parametrize("images", [[picture(11), picture(20)], [picture(20), picture(10)], []])
 def test_another_image_under_the_same_ids(images):
-    steps = conversation(([1], [2]), ([3], [4]))
+    steps = spoken("1 > 2; + 3 > 4")
     steps[0].multi_modal_data = {"images": [picture(10)]}
     steps[1].multi_modal_data = {"images": images} if images else {}
     rows = merge_rows(steps, WITHOUT_LIMIT)
@@ -244,10 +203,10 @@ def test_another_image_under_the_same_ids(images):
 
 
 def test_images_read_otherwise_and_media_that_cannot_be_compared():
-    steps = conversation(([1], [2]), ([3], [4]))
+    steps = spoken("1 > 2; + 3 > 4")
     steps[1].mm_processor_kwargs = {"max_pixels": 4}
     assert why(merge_rows(steps, WITHOUT_LIMIT)) == ["first", "images"]
-    steps = conversation(([1], [2]), ([3], [4]))
+    steps = spoken("1 > 2; + 3 > 4")
     sound = np.zeros(3)
     for step_row in steps:
         step_row.multi_modal_data = {"audios": [sound]}
@@ -270,7 +229,7 @@ def test_images_read_otherwise_and_media_that_cannot_be_compared():
     ],
 )
 def test_columns_that_cannot_be_joined(change):
-    steps = conversation(([1], [2]), ([3], [4]), ([5], [6]))
+    steps = spoken("1 > 2; + 3 > 4; + 5 > 6")
     steps[1] = steps[1].model_copy(update=change)
     rows = merge_rows(steps, WITHOUT_LIMIT)
     assert rows[1] is steps[1]
@@ -279,7 +238,7 @@ def test_columns_that_cannot_be_joined(change):
 
 
 def test_log_probs_are_never_made_up():
-    steps = conversation(([1], [2]), ([3], [4]), ([5], [6]))
+    steps = spoken("1 > 2; + 3 > 4; + 5 > 6")
     steps[1].response_logprobs = None
     rows = merge_rows(steps, WITHOUT_LIMIT)
     assert why(rows) == ["first", "columns", "columns"]
@@ -288,7 +247,7 @@ def test_log_probs_are_never_made_up():
 
 @pytest.mark.parametrize(("name", "value"), [("response_logprobs", []), ("response_mask", [1, 1, 1])])
 def test_columns_of_another_length_are_an_error(name, value):
-    steps = conversation(([1], [2]), ([3], [4, 5]))
+    steps = spoken("1 > 2; + 3 > 4 5")
     setattr(steps[1], name, value)
     with pytest.raises(ValueError, match=rf"outputs\[1\]\.{name}: expected 2 numbers.* got {len(value)}"):
         merge_rows(steps, WITHOUT_LIMIT)
@@ -308,13 +267,14 @@ def joined(*fields: dict[str, Any]) -> dict[str, Any]:
 
 def test_versions_of_a_row():
     """The client gives None before the first weights are sent, and two versions where a turn was interrupted."""
-    spans = [(None, None), (3, 5), (4, 4), (None, None)]
-    fields = joined(*({"min_global_steps": low, "max_global_steps": high} for low, high in spans))
-    assert (fields["min_global_steps"], fields["max_global_steps"]) == (3, 5)
-    fields = joined(*({"min_global_steps": None, "max_global_steps": None} for _ in range(2)))
-    assert (fields["min_global_steps"], fields["max_global_steps"]) == (None, None)
-    fields = joined(*({"min_global_steps": n, "max_global_steps": n} for n in (0, 1)))
-    assert (fields["min_global_steps"], fields["max_global_steps"]) == (0, 1)
+    unknown = (None, None)
+    for spans, expected in (
+        ([unknown, (3, 5), (4, 4), unknown], (3, 5)),
+        ([unknown] * 2, unknown),
+        ([(0, 0), (1, 1)], (0, 1)),
+    ):
+        fields = joined(*({"min_global_steps": low, "max_global_steps": high} for low, high in spans))
+        assert (fields["min_global_steps"], fields["max_global_steps"]) == expected
 
 
 def test_counts_and_lists_of_a_row():
@@ -328,7 +288,7 @@ def test_counts_and_lists_of_a_row():
 
 @pytest.mark.parametrize(("counts", "expected"), [([0, 2], 2), ([-1, 2], -1), ([2, -1], -1)])
 def test_interruptions_that_one_server_does_not_count_are_not_known(counts, expected):
-    steps = conversation(([1], [2]), ([3], [4]))
+    steps = spoken("1 > 2; + 3 > 4")
     for step_row, count in zip(steps, counts, strict=True):
         step_row.metrics = AgentLoopMetrics(num_preempted=count)
     (row,) = merge_rows(steps, WITHOUT_LIMIT)
@@ -386,15 +346,12 @@ def test_the_prompts_reason_reaches_the_row():
     assert numbers(rows) == [[0, 1], [2, 3]]
 
 
-def test_nothing_said_in_between():
+def test_a_turn_or_an_episode_without_tokens_is_one_masked_token():
     episode = played([1], [1, 7, 8, 3], [1, 7, 8, 3, 7, 8, 3])
     episode.steps[1] = replace(episode.steps[1], turn=replace(episode.steps[1].turn, ids=[], log_probs=[]))
     rows = ROWS.played(episode)
     assert why(rows) == ["first", "empty", "empty"]
     assert [row.response_mask for row in rows] == [[1, 1], [0], [1, 1]]
-
-
-def test_an_episode_that_dies_after_turns_that_merge_is_one_masked_row():
     (row,) = ROWS.failed("it died", 3)
     assert (row.response_ids, row.response_mask, row.response_logprobs) == ([2], [0], [0.0])
     assert merge_rows([row], 12) == [row]
@@ -468,12 +425,13 @@ def test_merged_rows_can_be_split_into_the_steps(turns, budget):
     assert [number for row in numbers(rows) for number in row] == list(range(len(steps)))
     left = iter(steps)
     for row in rows:
-        own = [next(left) for _ in row.extra_fields["turnkey"]["steps"]]
+        of_row = [next(left) for _ in row.extra_fields["turnkey"]["steps"]]
         assert len(row.response_mask) == len(row.response_ids) == len(row.response_logprobs)
-        versions = [v for step_row in own if (v := step_row.extra_fields["max_global_steps"]) is not None]
+        versions = [v for step_row in of_row if (v := step_row.extra_fields["max_global_steps"]) is not None]
         assert row.extra_fields["max_global_steps"] == max(versions, default=None)
-        if len(own) == 1:
-            assert row == own[0].model_copy(update={"extra_fields": own[0].extra_fields | {BREAK: why([row])[0]}})
+        if len(of_row) == 1:
+            fields = of_row[0].extra_fields | {BREAK: why([row])[0]}
+            assert row == of_row[0].model_copy(update={"extra_fields": fields})
             continue
         assert len(row.response_ids) <= budget
         assert split(row) == [
@@ -483,12 +441,12 @@ def test_merged_rows_can_be_split_into_the_steps(turns, budget):
                 step_row.response_logprobs,
                 *step_row.extra_fields["turnkey"]["steps"],
             )
-            for step_row in own
+            for step_row in of_row
         ]
         off = [p for p, trained in zip(row.response_logprobs, row.response_mask, strict=True) if not trained]
         assert off == [0.0] * len(off)
         merged = row.multi_modal_data.get("images", [])
-        for step_row in own:
+        for step_row in of_row:
             images = step_row.multi_modal_data.get("images", [])
             assert all(map(lambda a, b: a is b, images, merged[: len(images)]))
             assert len(images) <= len(merged)
@@ -531,8 +489,7 @@ def of_branch(steps: list[AgentLoopOutput], branch: int) -> list[AgentLoopOutput
 
 @pytest.mark.parametrize("fork", [0, 1, 2, 3])
 def test_a_branch_trains_its_own_steps_in_the_context_of_all(fork):
-    talk = [([1, 2], [3, 4]), ([5], [6]), ([7, 8], [9, 10, 11]), ([12], [13])]
-    steps = of_branch(conversation(*talk), 2)
+    steps = of_branch(spoken("1 2 > 3 4; + 5 > 6; + 7 8 > 9 10 11; + 12 > 13"), 2)
     for t, step_row in enumerate(steps):
         step_row.extra_fields["turnkey_cached"] = [t / 10]
     (whole,) = merge_rows(steps)
@@ -541,7 +498,7 @@ def test_a_branch_trains_its_own_steps_in_the_context_of_all(fork):
     assert whole == before  # the argument is not changed
     assert (row.prompt_ids, row.response_ids) == (whole.prompt_ids, whole.response_ids)
     assert split(row) == split(whole)[fork:]
-    assert sum(row.response_mask) == sum(len(answer) for _, answer in talk[fork:])
+    assert sum(row.response_mask) == sum(len(step_row.response_ids) for step_row in steps[fork:])
     own = row.response_mask.index(1)
     assert row.response_logprobs == [0.0] * own + whole.response_logprobs[own:]
     assert row.extra_fields["turnkey"]["branch"] == 2
@@ -555,6 +512,6 @@ def test_rows_that_hold_only_steps_of_others_are_left_out():
 
 
 def test_rows_of_two_branches_do_not_merge():
-    steps = conversation(([1], [2]), ([3], [4]))
+    steps = spoken("1 > 2; + 3 > 4")
     rows = merge_rows([steps[0], *of_branch(steps[1:], 1)])
     assert why(rows) == ["first", "branch"]

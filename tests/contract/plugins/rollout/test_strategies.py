@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import pytest
-from scripted import CONVERSATION, MOVES, SHORT, TREE, Script, counts, table, trained_once, way
+from scripted import (
+    BRANCH,
+    CONVERSATION,
+    MOVES,
+    SHORT,
+    TREE,
+    Script,
+    columns,
+    counts,
+    opening_thoughts,
+    table,
+    trained_once,
+    way,
+)
 
 from verl_turnkey.advantage import compute_credit, validate_record
 from verl_turnkey.envs.rewards import RewardError
@@ -75,9 +86,12 @@ def test_branches_begin_before_the_turn_that_was_uncertain(play, monkeypatch, pr
     assert (counted["forks"], counted["trained"], counted["trained_steps"], counted["failed"]) == (1, 1, 1, 0)
 
 
-def test_a_turn_as_sure_as_the_first_one_makes_no_branch(play, monkeypatch):
-    outputs, script = play(Doubter(monkeypatch, second=SURE), TREE, strategy(), SHORT)
-    assert len(script.prompts) == 2
+@pytest.mark.parametrize(
+    ("second", "overrides", "turns"), [(SURE, (), 2), (UNSURE, ("turnkey.rollout.max_turns=1",), 1)]
+)
+def test_a_turn_as_sure_as_the_first_one_and_a_cut_episode_make_no_branch(play, monkeypatch, second, overrides, turns):
+    outputs, script = play(Doubter(monkeypatch, second=second), TREE, strategy(), SHORT, *overrides)
+    assert len(script.prompts) == turns
     assert counts(outputs)["forks"] == 0
 
 
@@ -95,11 +109,6 @@ def test_the_budget_of_uncertain_turns_holds(play, monkeypatch, key, limit):
     outputs, script = play(Doubter(monkeypatch), TREE, strategy(branches=5), SHORT, *limits)
     trained_once(outputs, script)
     assert counts(outputs)["trained"] == 2
-
-
-def test_an_episode_that_is_cut_before_its_second_turn_makes_no_branch(play, monkeypatch):
-    outputs, _ = play(Doubter(monkeypatch), TREE, strategy(), SHORT, "turnkey.rollout.max_turns=1")
-    assert counts(outputs)["forks"] == 0
 
 
 def test_a_group_has_no_more_trajectories_than_it_may(play, monkeypatch):
@@ -133,26 +142,20 @@ def test_spos_chain_measures_the_state_before_the_uncertain_turn(play, monkeypat
 # --- siblings ---------------------------------------------------------------------------------------------------------
 
 BEST = "turnkey.rollout.strategy={name: siblings, candidates: 3, eta: 0}"
-BRANCH: ContextVar[int] = ContextVar("BRANCH", default=0)
-"""of who asks, from 1; 0: the trajectory itself"""
+pytestmark = pytest.mark.usefixtures("numbered")
 
 
-@pytest.fixture(autouse=True)
-def numbered(monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = Branching._play
-
-    async def play(self: Branching, branch: Trajectory, *args: Any) -> None:
-        BRANCH.set(branch.episode.branch)
-        await inner(self, branch, *args)
-
-    monkeypatch.setattr(Branching, "_play", play)
+def candidate() -> int:
+    """The number among the candidates of a turn of who asks; 0: the trajectory itself."""
+    branch = BRANCH.get()
+    return 0 if branch is None or not branch[2] else (branch[2] - 1) % 2 + 1
 
 
 def moves(*turns: Sequence[str]) -> Callable[[str], str]:
     """Of each turn: what the trajectory itself plays, and its two other candidates."""
 
     def turn(prompt: str) -> str:
-        return turns[len(way(prompt))][(BRANCH.get() - 1) % 2 + 1 if BRANCH.get() else 0]
+        return turns[len(way(prompt))][candidate()]
 
     return turn
 
@@ -274,7 +277,7 @@ def player(*turns: Sequence[str]) -> Callable[[str], str]:
 
     def turn(prompt: str) -> str:
         past = re.findall(r"Action: (find|wait)\b", prompt)
-        return turns[len(past)][(BRANCH.get() - 1) % 2 + 1 if BRANCH.get() else 0]
+        return turns[len(past)][candidate()]
 
     return turn
 
@@ -285,12 +288,13 @@ def test_candidates_that_end_the_episode_and_others_are_compared(play):
     outputs, script = play(plan, Task("contract/Awkward-v0", 3), BEST, SHORT)
     trained_once(outputs, script)
     batch = table(outputs)
-    order = np.lexsort((batch.extra["branch"], batch.step))
-    assert batch.extra["branch"][order].tolist() == [0, 1, 2, 0, 3, 4]
-    assert batch.extra["candidate_score"][order].tolist() == [0.5, 0.0, 0.5, 0.5, 0.0, 0.0]
-    assert batch.terminated[order].tolist() == [False, True, True, False, False, True]
-    assert batch.truncated[order].tolist() == [False, False, False, True, True, False]
-    assert batch.success[order].tolist() == [False, False, True, False, False, False]
+    assert columns(batch, "branch", "candidate_score", "terminated", "truncated", "success") == (
+        [0, 1, 2, 0, 3, 4],
+        [0.5, 0.0, 0.5, 0.5, 0.0, 0.0],
+        [False, True, True, False, False, True],
+        [False, False, False, True, True, False],
+        [False, False, True, False, False, False],
+    )
     assert outputs[-1].reward_score == 1.0
 
 
@@ -299,12 +303,13 @@ def test_an_episode_ends_with_the_candidate_that_ends_it(play):
     outputs, script = play(player(["wait", "lose", "win"]), Task("contract/Awkward-v0", 3), BEST, SHORT, paid)
     trained_once(outputs, script)
     batch = table(outputs)
-    order = np.argsort(batch.extra["branch"])
-    assert batch.step.tolist() == [0, 0, 0]
-    assert batch.extra["candidate_score"][order].tolist() == [1.0, 0.0, 0.0]
-    assert batch.extra["leaf_outcome"][order].tolist() == [1.0, 0.0, 0.0]
-    assert batch.success[order].tolist() == [True, False, False]
-    assert batch.truncated[order].tolist() == [False, False, True]
+    assert columns(batch, "step", "candidate_score", "leaf_outcome", "success", "truncated") == (
+        [0] * 3,
+        [1.0, 0.0, 0.0],
+        [1.0, 0.0, 0.0],
+        [True, False, False],
+        [False, False, True],
+    )
 
 
 # --- queries ----------------------------------------------------------------------------------------------------------
@@ -402,17 +407,13 @@ def test_probabilities_are_those_of_the_right_answers_tokens(play, tokenizer, mo
 def test_thoughts_that_the_template_opens_end_before_an_answer(
     play, tokenizer, monkeypatch, prompt, strategy, begun, expected
 ):
-    thinking = copy.deepcopy(tokenizer)
-    thinking.chat_template = tokenizer.chat_template.replace(
-        "assistant\n{% endif %}", "assistant\n<think>\n{% endif %}"
-    )
     monkeypatch.setitem(play.__globals__, "Script", Scoring)
 
     def answering(text: str) -> str:
         return "" if "I say" in text.rpartition("<think>")[2] else f"</think>{Answering('RL').trunk[len(way(text))]}"
 
     strategy = strategy.replace("I say ", begun)
-    _, script = play(answering, UNSTEADY, strategy, SHORT, *prompt, fields=GOLD, tokenizer=thinking)
+    _, script = play(answering, UNSTEADY, strategy, SHORT, *prompt, fields=GOLD, tokenizer=opening_thoughts(tokenizer))
     queries = [text for text in map(script.text, range(len(script.prompts))) if "I say" in text]
     assert len(queries) == (8 if strategy.startswith(PROBE[:40]) else 2)
     assert {text.rpartition("<think>\n")[2].removesuffix(" the right one") for text in queries} == {expected}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from test_tools import CONVERSATION, FORMAT, LENGTHS, LOOK, PUT, REAL, reason, written
+from test_tools import shelf as shelf
 from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import load_function_tools_from_path
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse

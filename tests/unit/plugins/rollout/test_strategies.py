@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
 from verl_turnkey.envs.user_modules import import_modules
@@ -130,24 +131,24 @@ def doubted(strategy: EntropyBranch, first: Any, now: Any) -> bool:
 
 def test_arpo_forks_where_a_turn_begins_with_more_entropy_than_the_first_one():
     """log(4) is the scale, so that tokens of chance 1/4 have an entropy of 1 each, and those of chance 1 none."""
-    unsure, sure = -math.log(4), 0.0
+    unsure, sure = [-math.log(4)], [0.0]
     rule = {"vocabulary": 4, "alpha": 0.4, "beta": 0.2, "tau": 0.5}
-    assert doubted(EntropyBranch(**rule), written(sure), written(unsure))  # 0.6 > 0.5
-    assert not doubted(EntropyBranch(**rule), written(unsure), written(sure))  # 0.2
-    assert not doubted(EntropyBranch(**rule), written(unsure), written(unsure))  # 0.4
-    assert not doubted(EntropyBranch(**rule | {"tau": 0.61}), written(sure), written(unsure))
-    assert doubted(EntropyBranch(**rule | {"tau": 0.61}), written(sure, sure), written(unsure, unsure))  # summed: 0.8
-    assert not doubted(EntropyBranch(**rule | {"tau": 0.61}, tokens=1), written(sure, sure), written(unsure, unsure))
-    # Of turns of unequal length the tokens that both have count.
-    assert not doubted(EntropyBranch(**rule), written(unsure), written(unsure, unsure, unsure))
-    assert not doubted(EntropyBranch(**rule), written(sure), written())
-    # By the paper's numbers any doubt more is enough.
-    assert doubted(EntropyBranch(), written(sure), written(-1e-6))
-    assert not doubted(EntropyBranch(), written(sure), written(sure))
-    assert EntropyBranch().doubt(point(0), written(unsure)) is None
-    assert EntropyBranch(branches=3).doubt(
-        ForkPoint(1, 0, 0, [SimpleNamespace(turn=written(sure))]), written(-1)
-    ) == Fork(2, trained=True)
+    for params, first, now, forks in (
+        (rule, sure, unsure, True),  # 0.6 > 0.5
+        (rule, unsure, sure, False),  # 0.2
+        (rule, unsure, unsure, False),  # 0.4
+        (rule | {"tau": 0.61}, sure, unsure, False),
+        (rule | {"tau": 0.61}, sure * 2, unsure * 2, True),  # summed: 0.8
+        (rule | {"tau": 0.61, "tokens": 1}, sure * 2, unsure * 2, False),
+        (rule, unsure, unsure * 3, False),  # of turns of unequal length the tokens that both have count
+        (rule, sure, [], False),
+        ({}, sure, [-1e-6], True),  # by the paper's numbers any doubt more is enough
+        ({}, sure, sure, False),
+    ):
+        assert doubted(EntropyBranch(**params), written(*first), written(*now)) == forks, (params, first, now)
+    assert EntropyBranch().doubt(point(0), written(*unsure)) is None
+    at = ForkPoint(1, 0, 0, [SimpleNamespace(turn=written(0.0))])
+    assert EntropyBranch(branches=3).doubt(at, written(-1)) == Fork(2, trained=True)
 
 
 def test_arpo_forks_by_chance_as_its_code_does():
@@ -182,31 +183,49 @@ def test_a_group_begins_no_more_branches_than_it_may():
     assert free.take(100) == 100
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("vines", ": there is no strategy 'vines'; did you mean 'vine'?"),
+        ("vine rolouts=2", ".rolouts: unknown key; did you mean 'rollouts'?"),
+        ("vine rollouts=0", ".rollouts: expected an integer >= 1, got 0"),
+        ("vine every=0", ".every: expected an integer >= 1, got 0"),
+        ("vine turns=0", ".turns: expected null or an integer >= 1, got 0"),
+        ("probe answers=0", ".answers: expected an integer >= 1, got 0"),
+        ("probe tokens=0", ".tokens: expected an integer >= 1, got 0"),
+        ("probe temperature=-1", ".temperature: expected a number >= 0, got -1"),
+        ("probe stop=['']", ".stop: expected a list of strings that are not empty, got ['']"),
+        ("probe reward={name: answer, match: en}", ".reward.match"),
+        ("probe_gold answers=3", ".answers: unknown key"),
+        ("probe_gold every=0", ".every: expected an integer >= 1, got 0"),
+        ("tree branches=1", ".branches: expected an integer >= 2, got 1"),
+        ("tree first=-1", ".first: expected zero or more, got -1"),
+        ("tree depth=0", ".depth: expected an integer >= 1, got 0"),
+        ("entropy_branch tau=.nan", ".tau: expected a finite number, got"),
+        ("entropy_branch alpha=.inf", ".alpha: expected a finite number, got"),
+        ("entropy_branch vocabulary=1", ".vocabulary: expected an integer >= 2, got 1"),
+        ("spo_chain below=0", ".below: expected a number in (0, 1], got 0"),
+        ("spo_chain every=0", ".every: expected an integer >= 1, got 0"),
+        ("siblings turns=2", ".turns: unknown key"),
+        ("siblings candidates=1", ".candidates: expected an integer >= 2, got 1"),
+        ("siblings eta=-0.1", ".eta: expected a finite number >= 0, got -0.1"),
+        ("null rollouts=2", ": there is no strategy None"),
+        ("independent rollouts=2", ": there is no strategy 'independent'"),
+    ],
+)
+def test_what_no_strategy_takes(value: str, message: str):
+    name, _, param = value.partition(" ")
+    key, _, number = param.partition("=")
+    with pytest.raises(ConfigError) as error:
+        read_strategy({"name": yaml.safe_load(name), **({key: yaml.safe_load(number)} if key else {})})
+    assert f"turnkey.rollout.strategy{message}" in str(error.value)
+
+
 def test_strategies_are_read_by_name_or_with_parameters():
     assert read_strategy("independent") is None
-    spec, vine = read_strategy({"name": "vine", "rollouts": 2})
-    assert (spec.name, vine) == ("vine", Vine(rollouts=2))
-    for value, message in (
-        ("vines", "there is no strategy 'vines'; did you mean 'vine'?"),
-        ({"name": "vine", "rolouts": 2}, "turnkey.rollout.strategy.rolouts: unknown key; did you mean 'rollouts'?"),
-        ({"name": "vine", "rollouts": 0}, "turnkey.rollout.strategy.rollouts: expected an integer >= 1, got 0"),
-        ({"name": "probe", "answers": 0}, "turnkey.rollout.strategy.answers: expected an integer >= 1, got 0"),
-        ({"name": "probe", "reward": {"name": "answer", "match": "en"}}, "turnkey.rollout.strategy.reward.match"),
-        ({"name": "probe_gold", "answers": 3}, "turnkey.rollout.strategy.answers: unknown key"),
-        ({"name": "tree", "branches": 1}, "turnkey.rollout.strategy.branches: expected an integer >= 2, got 1"),
-        (
-            {"name": "entropy_branch", "tau": float("nan")},
-            "turnkey.rollout.strategy.tau: expected a finite number, got",
-        ),
-        ({"name": "spo_chain", "below": 0}, "turnkey.rollout.strategy.below: expected a number in (0, 1], got 0"),
-        ({"name": "siblings", "turns": 2}, "turnkey.rollout.strategy.turns: unknown key"),
-        ({"name": "siblings", "eta": -0.1}, "turnkey.rollout.strategy.eta: expected a finite number >= 0, got -0.1"),
-        ({"rollouts": 2}, "there is no strategy None"),
-        ({"name": "independent", "rollouts": 2}, "there is no strategy 'independent'"),
-    ):
-        with pytest.raises(ConfigError) as error:
-            read_strategy(value)
-        assert message in str(error.value)
+    for value, expected in (("vine", Vine()), ({"name": "vine", "rollouts": 2}, Vine(rollouts=2))):
+        spec, vine = read_strategy(value)
+        assert (spec.name, vine) == ("vine", expected)
 
 
 @pytest.mark.parametrize(
@@ -326,32 +345,20 @@ def test_vines_are_unbiased_in_a_tree_with_known_values():
 TEXT = "Open the  red box\nthen leave"
 
 
-@pytest.mark.parametrize(
-    ("share", "words"),
-    [(0.01, "Open"), (0.5, "Open the red"), (0.51, "Open the red box"), (1.0, "Open the red box then leave")],
-)
-def test_the_first_words_up_to_a_share(share, words):
-    assert hint_line({"turnkey_hint": TEXT, "turnkey_hint_share": share}) == f"\nHint: {words}"
+def test_the_first_words_of_a_hint_up_to_a_share():
+    words = {0.01: "Open", 0.5: "Open the red", 0.51: "Open the red box", 1.0: "Open the red box then leave"}
+    for share, first_words in words.items():
+        assert hint_line({"turnkey_hint": TEXT, "turnkey_hint_share": share}) == f"\nHint: {first_words}"
+    rows = [{}, {"turnkey_hint": TEXT}, {"turnkey_hint": TEXT, "turnkey_hint_share": 0.0}]
+    rows += [{"turnkey_hint": text, "turnkey_hint_share": 1.0} for text in (None, "", " ")]
+    assert [hint_line(row) for row in rows] == [""] * 6
 
 
-@pytest.mark.parametrize(
-    "row",
-    [{}, {"turnkey_hint": TEXT}, {"turnkey_hint": TEXT, "turnkey_hint_share": 0.0}]
-    + [{"turnkey_hint": text, "turnkey_hint_share": 1.0} for text in (None, "", " ")],
-)
-def test_nothing_without_a_hint_or_a_share(row):
-    assert hint_line(row) == ""
-
-
-@pytest.mark.parametrize("row", [{"skill": TEXT}, {"extra_info": {"skill": TEXT}}, {"skill": TEXT, "extra_info": None}])
-def test_a_skill_is_shown_whole_from_a_column_or_from_extra_info(row):
-    assert skill_line(row, "skill") == f"\n{TEXT}"
-    assert skill_line(row, None) == skill_line(row, "other") == ""
-
-
-@pytest.mark.parametrize("text", [None, "", "  ", 3, float("nan")])
-def test_nothing_without_a_skill(text):
-    assert skill_line({"skill": text}, "skill") == ""
+def test_a_skill_is_shown_whole_from_a_column_or_from_extra_info():
+    for row in ({"skill": TEXT}, {"extra_info": {"skill": TEXT}}, {"skill": TEXT, "extra_info": None}):
+        assert skill_line(row, "skill") == f"\n{TEXT}"
+        assert skill_line(row, None) == skill_line(row, "other") == ""
+    assert [skill_line({"skill": text}, "skill") for text in (None, "", "  ", 3, float("nan"))] == [""] * 5
 
 
 # --- When the rows of episodes come to the disk -----------------------------------------------------------------------
