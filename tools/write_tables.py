@@ -40,14 +40,11 @@ from verl_turnkey.plugins.cli.tables import (
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-WRITERS = {
-    "rollout": "the rollout's processes",
-    "trainer": "the trainer",
-    "actor": "the actor's processes",
-}
+WRITERS = {"rollout": "the rollout's processes", "trainer": "the trainer", "actor": "the actor's processes"}
 
-# New files, before title and parameters are filled in.
-METHOD = """\
+# New files, before title and parameters are filled in, by group of recipes.
+NEW = {
+    "": """\
 # @package _global_
 #
 defaults: [base, _self_]
@@ -55,8 +52,8 @@ algorithm:
   adv_estimator: {name}
 turnkey:
   credit: {{}}
-"""
-LOSS = """\
+""",
+    "loss": """\
 # @package _global_
 #
 actor_rollout_ref:
@@ -65,16 +62,16 @@ actor_rollout_ref:
       loss_mode: {name}
 turnkey:
   loss: {{}}
-"""
-MODIFIER = """\
+""",
+    "modifier": """\
 # @package _global_
 #
 turnkey:
   credit:
     modify:
       - name: {name}
-"""
-
+""",
+}
 
 #: Recipes of the group ``turnkey`` that combine a method with other parts; written by hand.
 COMBINED = ("istar",)
@@ -88,20 +85,16 @@ def names() -> list[str]:
     return sorted(["base", *shipped()])
 
 
-def loss_recipes() -> list[str]:
-    """Recipes of the group ``turnkey/loss``, one per policy loss of this package."""
-    return [f"loss/{name}" for name in shipped_losses()]
-
-
-def modifier_recipes() -> list[str]:
-    """Recipes of the group ``turnkey/modifier``, one per modifier of this package."""
-    return [f"modifier/{name}" for name in shipped_modifiers()]
+def recipes() -> list[str]:
+    """All that are written here: also ``loss/<name>`` per policy loss, ``modifier/<name>`` per modifier."""
+    loss, modifier = (f"loss/{name}" for name in shipped_losses()), (f"modifier/{name}" for name in shipped_modifiers())
+    return [*names(), *loss, *modifier]
 
 
 def render(recipe: str) -> str:
     """The text of a new file for a method, a policy loss (``loss/<name>``) or a modifier (``modifier/<name>``)."""
     group, _, name = recipe.rpartition("/")
-    return updated(recipe, {"": METHOD, "loss": LOSS, "modifier": MODIFIER}[group].format(name=name))
+    return updated(recipe, NEW[group].format(name=name))
 
 
 def updated(recipe: str, text: str) -> str:
@@ -131,7 +124,7 @@ def _with(text: str, key: str, params: Any, recipe: str) -> str:
 def write_recipes(root: Path) -> list[Path]:
     """Update every recipe file under ``root`` and make missing ones; returns the changed files."""
     changed = []
-    for recipe in [*names(), *loss_recipes(), *modifier_recipes()]:
+    for recipe in recipes():
         file = root / "recipe" / "config" / "turnkey" / f"{recipe}.yaml"
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
         if text != (new := updated(recipe, text) if text else render(recipe)):
@@ -234,11 +227,7 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/methods.md", "tiers", tiers),
     ("docs/modifiers.md", "modifiers", lambda: excerpt(modifiers(), ("modifier", "what it does", "source"))),
     ("docs/losses.md", "losses", lambda: excerpt(losses(), ("switch", "what it does", "source"))),
-    (
-        "docs/branching.md",
-        "strategies",
-        lambda: excerpt(strategies(), ("strategy", PARAMETERS, "source")),
-    ),
+    ("docs/branching.md", "strategies", lambda: excerpt(strategies(), ("strategy", PARAMETERS, "source"))),
     ("docs/environments.md", "envs", lambda: excerpt(environments(), ("environment", "what it is", "switch"))),
     ("docs/capabilities.md", "doors", doors),
     ("docs/trajectory_log.md", "log", log),

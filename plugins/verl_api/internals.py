@@ -1,6 +1,6 @@
 """How the package reads and changes private parts of verl's objects.
 
-The parts themselves are listed in ``seams.py``.
+The parts themselves are listed in ``seams.yaml``.
 """
 
 from __future__ import annotations

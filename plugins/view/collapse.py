@@ -136,13 +136,16 @@ def changes(curves: Mapping[str, Curve], drop: Fall) -> list[Change]:
 
 def change_rows(drop: Fall, moved: list[Change]) -> list[dict[str, Any]]:
     """Rows of a table: the changes, and among them the fall of success, in order of step."""
-    rows: list[tuple[str, Kind, float, float, int, bool]] = [
-        (change.what, change.kind, change.before, change.after, change.step, False) for change in moved
-    ]
-    rows.append(("success", "share", drop.best, drop.last, drop.turn, True))
+    success = Change("success", "share", drop.best, drop.last, drop.turn)
     return [
-        {"step": step, "what": what, "before": formatted(before, kind), "after": formatted(after, kind), "fall": falls}
-        for what, kind, before, after, step, falls in sorted(rows, key=lambda row: (row[4], not row[5]))
+        {
+            "step": change.step,
+            "what": change.what,
+            "before": formatted(change.before, change.kind),
+            "after": formatted(change.after, change.kind),
+            "fall": change is success,
+        }
+        for change in sorted([*moved, success], key=lambda change: (change.step, change is not success))
     ]
 
 
@@ -183,16 +186,9 @@ def _change(name: str, curve: Curve, drop: Fall) -> Change | None:
         return None
     before, after = float(value[:k].mean()), float(value[k:].mean())
     noise = (_scatter(value, k) / len(value)) ** 0.5
-    if abs(after - before) <= 2 * noise or not _large(before, after, kind):
-        return None
-    return Change(name, kind, before, after, int(step[k]))
-
-
-def _large(before: float, after: float, kind: Kind) -> bool:
-    if kind == "share":
-        return abs(after - before) >= POINTS
     low, high = sorted((abs(before), abs(after)))
-    return high >= TIMES * low and high > 0
+    large = abs(after - before) >= POINTS if kind == "share" else high >= TIMES * low and high > 0
+    return Change(name, kind, before, after, int(step[k])) if large and abs(after - before) > 2 * noise else None
 
 
 def _peak(name: str, step: Numbers, value: Numbers, within: NDArray[np.bool_], least: float) -> Change | None:
@@ -205,6 +201,5 @@ def _peak(name: str, step: Numbers, value: Numbers, within: NDArray[np.bool_], l
         return None
     usual = float(np.median(np.delete(value, at) if early else value[:at]))
     least *= PEAK if early else 1
-    return (
-        Change(name, "peak", usual, float(value[at]), int(step[at])) if value[at] > max(least, PEAK * usual) else None
-    )
+    largest = float(value[at])
+    return Change(name, "peak", usual, largest, int(step[at])) if largest > max(least, PEAK * usual) else None

@@ -92,7 +92,11 @@ def compare(
             f"no common budget: {late.folder} was first evaluated at {x} {start:g}, another run last at {end:g}"
         )
     summaries = [_summary(group, name, curves, (start, end), level, seed) for group in groups]
-    notes = [_few(group) for group in groups if len(group.runs) < FEWEST]
+    notes = [
+        f"{group.name}: {number} seed{'s' * (number > 1)}; an interval needs {FEWEST}"
+        for group in groups
+        if (number := len(group.runs)) < FEWEST
+    ]
     notes += [f"the runs of {group.name} differ in {', '.join(group.mixed)}" for group in groups if group.mixed]
     return {
         "metric": name,
@@ -152,10 +156,10 @@ def _costs(run: Run, x: str) -> NDArray[np.float64] | None:
 def _summary(
     group: Group, name: str, curves: dict[int, Any], budget: tuple[float, float], level: float | None, seed: int
 ) -> dict[str, Any]:
-    own = [curves[id(run)] for run in group.runs]
-    grid = np.unique(np.concatenate([x for x, _ in own]))
-    grid = grid[(grid >= max(x[0] for x, _ in own)) & (grid <= min(x[-1] for x, _ in own))]
-    heights = np.array([np.interp(grid, x, y) for x, y in own])
+    of_runs = [curves[id(run)] for run in group.runs]
+    grid = np.unique(np.concatenate([x for x, _ in of_runs]))
+    grid = grid[(grid >= max(x[0] for x, _ in of_runs)) & (grid <= min(x[-1] for x, _ in of_runs))]
+    heights = np.array([np.interp(grid, x, y) for x, y in of_runs])
     return {
         "name": group.name,
         "config": group.config,
@@ -169,7 +173,7 @@ def _summary(
                 "value": y.tolist(),
                 "collapse": _collapse(run),
             }
-            for run, (x, y) in zip(group.runs, own, strict=True)
+            for run, (x, y) in zip(group.runs, of_runs, strict=True)
         ],
         "curve": {
             "x": grid.tolist(),
@@ -177,8 +181,8 @@ def _summary(
             "low": heights.min(axis=0).tolist(),
             "high": heights.max(axis=0).tolist(),
         },
-        "final": _spread([float(np.interp(budget[1], x, y)) for x, y in own], seed),
-        "area": _spread([stats.area(x, y, *budget) for x, y in own], seed),
+        "final": _spread([float(np.interp(budget[1], x, y)) for x, y in of_runs], seed),
+        "area": _spread([stats.area(x, y, *budget) for x, y in of_runs], seed),
         "to_level": {} if level is None else _to_level(group.runs, name, level),
         "seconds_per_step": _timings(group.runs),
     }
@@ -201,18 +205,19 @@ def _collapse(run: Run) -> dict[str, Any] | None:
 
     Only the number of groups is known, so each group counts as a single independent episode.
     """
-    there = run.metrics
-    if TRAINING not in there:
+    metrics = run.metrics
+    if TRAINING not in metrics:
         return None
     size = run.config.get(GROUP_SIZE)
-    groups = np.nanmean(there.get("episode/count", np.inf)) / (size if isinstance(size, int) else 1)
-    validation = [Curve(*run.curve(name)) for name in there if VALIDATION.fullmatch(name)]
+    groups = np.nanmean(metrics.get("episode/count", np.inf)) / (size if isinstance(size, int) else 1)
+    validation = [Curve(*run.curve(name)) for name in metrics if VALIDATION.fullmatch(name)]
     success = Curve(*run.curve(TRAINING), "share", episodes=float(groups))
     drop = fall(success, validation[0] if len(validation) == 1 else None)
     if drop is None:
         return None
-    curves = {what: Curve(*run.curve(name), kind) for what, (name, kind) in TELLING.items() if name in there}
-    curves |= {what: Curve(*run.curve(name), "peak", least) for what, (name, least) in UPDATE.items() if name in there}
+    curves = {what: Curve(*run.curve(name), kind) for what, (name, kind) in TELLING.items() if name in metrics}
+    peaks = {what: update for what, update in UPDATE.items() if update[0] in metrics}
+    curves |= {what: Curve(*run.curve(name), "peak", least) for what, (name, least) in peaks.items()}
     return {
         "best": drop.best,
         "best_at": drop.best_at,
@@ -235,9 +240,8 @@ def _to_level(runs: Sequence[Run], name: str, level: float) -> dict[str, Any]:
 
 def _timings(runs: Sequence[Run]) -> dict[str, float]:
     """Seconds of each part of a step, longest first: median over steps, for the first warms up, and mean over runs."""
-    parts = sorted({name for run in runs for name in run.metrics if name.startswith(TIMING)})
     timings = {}
-    for part in parts:
+    for part in sorted({name for run in runs for name in run.metrics if name.startswith(TIMING)}):
         medians = [float(np.nanmedian(run.metrics[part])) for run in runs if part in run.metrics]
         timings[part.removeprefix(TIMING)] = float(np.mean(medians))
     return dict(sorted(timings.items(), key=lambda entry: -entry[1]))
@@ -257,11 +261,6 @@ def _pair(a: dict[str, Any], b: dict[str, Any], seed: int) -> dict[str, Any]:
         improvement = stats.improvement(a[what]["of_runs"], b[what]["of_runs"], seed=seed)
         pair[what] = {"improvement": improvement.value, "interval": list(improvement[1:]) if enough else None}
     return pair
-
-
-def _few(group: Group) -> str:
-    number = len(group.runs)
-    return f"{group.name}: {number} seed{'s' * (number > 1)}; an interval needs {FEWEST}"
 
 
 def _number(value: float) -> float | None:
@@ -287,32 +286,30 @@ class Table:
 def tables(comparison: dict[str, Any]) -> list[Table]:
     """The tables of a comparison, as texts."""
     groups, at = comparison["groups"], f"at {comparison['x'].removesuffix('s')} {comparison['range'][1]:g}"
+    names = [plain(group["name"]) for group in groups]
     rows = [
         [
-            plain(group["name"]),
+            name,
             str(len(group["runs"])),
             f"{group['final']['mean']:.3f}",
             f"{group['final']['lowest']:.3f} to {group['final']['highest']:.3f}",
             _interval(group["final"]["interval"]),
             f"{group['area']['mean']:.3f}",
         ]
-        for group in groups
+        for name, group in zip(names, groups, strict=True)
     ]
-    made = [
-        Table(plain(comparison["metric"]), ["group", "seeds", at, "lowest to highest", "95 % interval", "area"], rows)
-    ]
-    units = [x for x in SCALES if any(x in group["to_level"] for group in groups)]
-    if units:
-        costs = [
-            [plain(group["name"]), *(group["to_level"].get(x, {}).get("said", "-") for x in units)] for group in groups
-        ]
-        made.append(Table(f"to reach {comparison['level']:g}", ["group", *(SCALES[x] for x in units)], costs))
-    keys = list(groups[0]["config"])
-    if keys:
+    head = ["group", "seeds", at, "lowest to highest", "95 % interval", "area"]
+    made = [Table(plain(comparison["metric"]), head, rows)]
+    to_level = [group["to_level"] for group in groups]
+    if units := [x for x in SCALES if any(x in costs for costs in to_level)]:
+        of_groups = zip(names, to_level, strict=True)
+        reached = [[name, *(costs.get(x, {}).get("said", "-") for x in units)] for name, costs in of_groups]
+        made.append(Table(f"to reach {comparison['level']:g}", ["group", *(SCALES[x] for x in units)], reached))
+    if keys := list(groups[0]["config"]):
         values = [[plain(key), *(plain(group["config"][key]) for group in groups)] for key in keys[:KEYS]]
         if len(keys) > KEYS:
             values.append([f"{len(keys) - KEYS} more, in comparison.json", *("" for _ in groups)])
-        made.append(Table("what differs", ["key", *(plain(group["name"]) for group in groups)], values))
+        made.append(Table("what differs", ["key", *names], values))
     if comparison["pairs"]:
         pairs = [
             [plain(pair["a"]), plain(pair["b"]), *(_chance(pair[part]) for part in ("final", "area"))]
@@ -326,30 +323,26 @@ def tables(comparison: dict[str, Any]) -> list[Table]:
             f"{drop['best']:.3f} (step {drop['best_at']})",
             f"{drop['last']:.3f}",
             str(drop["step"]) if drop["back"] is None else f"{drop['step']}, back at {drop['back']}",
-            "; ".join(_changed(row) for row in drop["changes"] if not row["fall"]) or "-",
+            "; ".join(
+                f"{row['what']} {row['before']} to {row['after']} (step {row['step']})"
+                for row in drop["changes"]
+                if not row["fall"]
+            )
+            or "-",
         ]
         for group in groups
         for run in group["runs"]
         if (drop := run["collapse"])
     ]
     if fallen:
-        made.append(
-            Table(
-                "success that was lost in training", ["run", "best", "down to", "lost at", "what changed then"], fallen
-            )
-        )
+        head = ["run", "best", "down to", "lost at", "what changed then"]
+        made.append(Table("success that was lost in training", head, fallen))
     parts = list(dict.fromkeys(part for group in groups for part in list(group["seconds_per_step"])[:PARTS]))
     if parts:
-        seconds = [
-            [plain(group["name"]), *(_seconds(group["seconds_per_step"].get(part)) for part in parts)]
-            for group in groups
-        ]
+        per_step = [(plain(group["name"]), group["seconds_per_step"]) for group in groups]
+        seconds = [[name, *(f"{of[part]:.3g}" if part in of else "-" for part in parts)] for name, of in per_step]
         made.append(Table("seconds per step, median", ["group", *map(plain, parts)], seconds))
     return made
-
-
-def _changed(row: dict[str, Any]) -> str:
-    return f"{row['what']} {row['before']} to {row['after']} (step {row['step']})"
 
 
 def _interval(ends: Sequence[float] | None, digits: int = 3) -> str:
@@ -359,10 +352,6 @@ def _interval(ends: Sequence[float] | None, digits: int = 3) -> str:
 def _chance(part: dict[str, Any]) -> str:
     text = f"{part['improvement']:.2f}"
     return f"{text} ({_interval(part['interval'], 2)})" if part["interval"] else text
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
 
 
 def plain(text: str) -> str:
@@ -422,7 +411,7 @@ def draw(panels: Sequence[dict[str, Any]], path: Path) -> None:
             axes.plot(curve["x"], curve["mean"], style, color=color, linewidth=2, label=f" {group['name']}")
         axes.set_xlabel(SCALES[comparison["x"]])
         axes.set_title(plain(comparison["metric"]), parse_math=False)
-        if _is_share(comparison):
+        if comparison["metric"] == TRAINING or VALIDATION.fullmatch(comparison["metric"]):
             axes.set_ylim(0, 1)
         axes.spines[["top", "right"]].set_visible(False)
     legend = row[0][0].legend(frameon=False)
@@ -430,7 +419,3 @@ def draw(panels: Sequence[dict[str, Any]], path: Path) -> None:
         text.set(parse_math=False, text=plain(text.get_text()))
     figure.savefig(path, dpi=150)
     plt.close(figure)
-
-
-def _is_share(comparison: dict[str, Any]) -> bool:
-    return comparison["metric"] == TRAINING or bool(VALIDATION.fullmatch(comparison["metric"]))

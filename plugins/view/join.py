@@ -243,8 +243,8 @@ def read(folder: str | Path, table: str, steps: Collection[int] | None = None) -
 
     folder = Path(folder)
     tables = [rows for part in parts(folder, table, steps) if (rows := _rows(part, table)) is not None]
-    own = tuple(dict.fromkeys(n for rows in tables for n in rows.column_names if n.startswith(families(table))))
-    fields = schema(table, own).append(pa.field("step", pa.int32())).append(pa.field("segment", pa.string()))
+    names = dict.fromkeys(n for rows in tables for n in rows.column_names if n.startswith(families(table)))
+    fields = schema(table, tuple(names)).append(pa.field("step", pa.int32())).append(pa.field("segment", pa.string()))
     whole = pa.concat_tables([fields.empty_table(), *tables], promote_options="default")
     frame = whole.to_pandas()
     if TABLES[table].writer == "rollout" and frame["segment"].nunique() > 1:
@@ -306,9 +306,8 @@ def _rows(part: Part, table: str) -> pa.Table | None:
     try:
         with parquet.ParquetFile(part.path) as file:  # read_table would make a column of the folder's name
             rows = current_columns(table, file.read())
-        own = tuple(name for name in rows.column_names if name.startswith(families(table)))
-        known = schema(table, own)
-        columns = {n: rows[n].cast(known.field(n).type) if n in known.names else rows[n] for n in rows.column_names}
+        fields = schema(table, tuple(name for name in rows.column_names if name.startswith(families(table))))
+        columns = {n: rows[n].cast(fields.field(n).type) if n in fields.names else rows[n] for n in rows.column_names}
     except (OSError, pa.ArrowException) as error:
         _warn(f"left out, it cannot be read: {part.path}: {error}")
         return None

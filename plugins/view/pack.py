@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verl_turnkey.advantage import describe_part
+from verl_turnkey.plugins.log.schema import TABLES
 from verl_turnkey.plugins.view.health import findings
 from verl_turnkey.plugins.view.join import REASONS, Run, flag, parts, read
 from verl_turnkey.plugins.view.training import charts
@@ -36,66 +37,33 @@ Blocks = dict[str, bytes]
 
 MISSING = -32768
 """in the index: no credit"""
-OF_EPISODE = [
-    "episode",
-    "branch",
-    "parent",
-    "global_step",
-    "validation",
-    "split",
-    "task",
-    "env",
-    "kwargs",
-    "seed",
-    "package",
-    "weights_min",
-    "weights_max",
-    "host",
-    "started",
-    "seconds_model",
-    "seconds_env",
-    "seconds_waiting",
-    "turns",
-    "env_return",
-    "composed_return",
-    "success",
-    "truncated",
-    "failed",
-    "failed_kind",
-]
+OF_EPISODE = [column.name for column in TABLES["episodes"].columns if column.name != "group"]
 NOT_SHOWN = {"episode", "at", "reason", "trained_turn", "next_anchor"}
 REPEATING = {
-    "parent",
-    "trained_by",
-    "split",
-    "task",
-    "env",
-    "kwargs",
-    "package",
-    "host",
-    "failed",
-    "failed_kind",
-    "anchor",
-    "action",
-    "parse_note",
-    "extra",
+    column.name
+    for table in (TABLES["episodes"], TABLES["turns"])
+    for column in table.columns
+    if column.type == "string" and column.name != "episode"
 }
+"""columns of texts that several rows share"""
 
 
 def pack(run: Run, number: int, size: float) -> Blocks:
     """The blocks of a run, in base64 at most ``size`` bytes; the index is always among them."""
-    group, names = _groups(run.episodes)
+    group, uids = run.episodes["group"].factorize()
+    names = [str(uid) for uid in uids]
     ordered = order(run, group, len(names))
-    played = set(group[run.turns["at"].unique()].tolist())
+    with_turns = set(group[run.turns["at"].unique()].tolist())
     weights = weights_of(run, group, len(names))
     index = _index(run, number, group, names)
-    left = size - on_page(len(index(numbers=[], texts=[], logged_numbers=len(played), logged_texts=len(names))))
+    left = size - on_page(len(index(numbers=[], texts=[], logged_numbers=len(with_turns), logged_texts=len(names))))
     # Numbers alone cannot be read as a conversation: a group gets both; the space that is left then goes to numbers.
-    logged = [g for g in ordered if weights[g] > 0 and g in played]
+    logged = [g for g in ordered if weights[g] > 0 and g in with_turns]
     built, without, left = chosen(logged, weights, left, lambda some: _both(run, group, some))
-    rest = [g for g in ordered if g in played and g not in built]
-    alone, _, _ = chosen(rest, turns_of(run, group, len(names)), left, lambda some: _single(run, group, some))
-    kept = {"numbers": sorted(built | alone), "texts": sorted(built), "logged_numbers": len(played)}
+    rest = [g for g in ordered if g in with_turns and g not in built]
+    turns = np.bincount(group[run.turns["at"].to_numpy()], minlength=len(names)).astype(float)
+    alone, _, _ = chosen(rest, turns, left, lambda some: {g: (block,) for g, block in _numbers(run, group, some)})
+    kept = {"numbers": sorted(built | alone), "texts": sorted(built), "logged_numbers": len(with_turns)}
     blocks = {f"run-{number}": index(**kept, logged_texts=len(logged) - without)}
     blocks |= {f"numbers-{number}-{g}": (built | alone)[g][0] for g in kept["numbers"]}
     return blocks | {f"texts-{number}-{g}": built[g][1] for g in kept["texts"]}
@@ -107,18 +75,9 @@ def _both(run: Run, group: np.ndarray, some: set[int]) -> Built:
     return {g: (block, texts[g]) for g, block in _numbers(run, group, set(texts))}
 
 
-def _single(run: Run, group: np.ndarray, some: set[int]) -> Built:
-    return {g: (block,) for g, block in _numbers(run, group, some)}
-
-
 def squeeze(value: Any) -> bytes:
     """JSON, compressed; equal values give equal bytes."""
     return gzip.compress(json.dumps(value, separators=(",", ":"), allow_nan=False).encode(), 6, mtime=0)
-
-
-def _groups(episodes: pd.DataFrame) -> tuple[np.ndarray, list[str]]:
-    codes, names = episodes["group"].factorize()
-    return codes, [str(name) for name in names]
 
 
 def _index(run: Run, number: int, group: np.ndarray, names: list[str]) -> Callable[..., bytes]:
@@ -372,10 +331,6 @@ def _fitting(blocks: Mapping[int, Sequence[bytes]], left: float) -> tuple[set[in
     return chosen, left
 
 
-def turns_of(run: Run, group: np.ndarray, count: int) -> np.ndarray:
-    return np.bincount(group[run.turns["at"].to_numpy()], minlength=count).astype(float)
-
-
 def weights_of(run: Run, group: np.ndarray, count: int) -> np.ndarray:
     """Bytes of each group's texts on disk, estimated from its share of a step's turns; 0 if a step has no texts."""
     on_disk: dict[int, int] = defaultdict(int)
@@ -385,8 +340,8 @@ def weights_of(run: Run, group: np.ndarray, count: int) -> np.ndarray:
             on_disk[part.step] += part.path.stat().st_size
     at = run.turns["at"].to_numpy()
     step = run.episodes["step"].to_numpy()[at]
-    known, place, turns = np.unique(step, return_inverse=True, return_counts=True)
-    of_turn = np.array([on_disk[int(s)] for s in known]) / turns
+    steps, place, turns = np.unique(step, return_inverse=True, return_counts=True)
+    of_turn = np.array([on_disk[int(s)] for s in steps]) / turns
     return np.bincount(group[at], weights=of_turn[place], minlength=count)
 
 

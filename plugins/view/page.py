@@ -65,7 +65,7 @@ def html(data: Blocks, *, live: bool) -> str:
     if live:
         policy["connect-src"] = "'self'"
     security = "; ".join(f"{name} {value}" for name, value in policy.items())
-    *vendor, own = scripts
+    *vendor, module = scripts
     elements = {
         name: f'<script type="text/plain" id="{name}">{base64.b64encode(block).decode()}</script>'
         for name, block in ({} if live else data).items()
@@ -81,7 +81,7 @@ def html(data: Blocks, *, live: bool) -> str:
         # Scripts run while the browser still reads the rest: numbers and texts, nearly all of the file.
         *(element for name, element in elements.items() if name.startswith(("page", "run-"))),
         *(f"<script>{script}</script>" for script in vendor),
-        f'<script type="module" async>{own}</script>',
+        f'<script type="module" async>{module}</script>',
         *(element for name, element in elements.items() if not name.startswith(("page", "run-"))),
         "</body></html>",
     ]

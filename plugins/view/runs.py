@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,11 +62,11 @@ class Run:
 
     def interactions(self) -> NDArray[np.float64] | None:
         """(N,) turns played in training up to each step, including branches; None if episodes were not counted."""
-        played, length = self._played(), "episode/length/mean"
-        if played is None or length not in self.metrics:
+        episodes, length = self._finished_episodes(), "episode/length/mean"
+        if episodes is None or length not in self.metrics:
             return None
         parts = (length, "branching/trained_steps", "branching/measured_steps")
-        return np.cumsum(played * sum(map(self._logged, parts)))
+        return np.cumsum(episodes * sum(map(self._logged, parts)))
 
     def tokens(self) -> NDArray[np.float64] | None:
         """(N,) tokens that the model wrote in training up to each step; None if they were not counted.
@@ -75,10 +75,11 @@ class Run:
         """
         if "rows/trained_tokens" not in self.metrics:
             return None
-        trained, played = self._logged("rows/trained_tokens"), self._played()
-        return np.cumsum(trained + (0.0 if played is None else played * self._logged("branching/measured_tokens")))
+        trained_tokens, episodes = self._logged("rows/trained_tokens"), self._finished_episodes()
+        measured_tokens = 0.0 if episodes is None else episodes * self._logged("branching/measured_tokens")
+        return np.cumsum(trained_tokens + measured_tokens)
 
-    def _played(self) -> NDArray[np.float64] | None:
+    def _finished_episodes(self) -> NDArray[np.float64] | None:
         if not all(name in self.metrics for name in ("episode/count", "episode/failed")):
             return None
         return self._logged("episode/count") - self._logged("episode/failed")
@@ -102,11 +103,14 @@ def read(folder: Path) -> Run:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"expected the folder of a run, found {'a file' if folder.exists() else 'no'} {folder}")
-    readers: tuple[Callable[[Path], tuple[Steps, str]], ...] = (_metrics_files, _events, _console)
-    for reader in readers:
-        steps, source = reader(folder)
+    for reader in (_metrics_files, _events, _console):
+        steps: Steps = {}
+        sources: dict[str, None] = {}
+        for source, start in reader(folder):
+            _go_on(steps, start)
+            sources[source] = None
         if steps:
-            return Run(folder, source, *_table(steps), config=configuration(folder))
+            return Run(folder, ", ".join(sources), *_table(steps), config=configuration(folder))
     raise FileNotFoundError(
         f"{folder} holds no metrics: expected a .jsonl file of trainer.logger=[file], event files of tensorboard, or "
         f"the console output of verl in a file that ends in {', '.join(ENDINGS)}"
@@ -142,12 +146,10 @@ def _go_on(steps: Steps, start: Steps) -> None:
 # --- verl's metrics file ----------------------------------------------------------------------------------------------
 
 
-def _metrics_files(folder: Path) -> tuple[Steps, str]:
-    steps: Steps = {}
-    paths = [path for path in sorted(folder.rglob("*.jsonl")) if _is_metrics(path)]
-    for path in paths:  # one per start, named by number or time
-        _go_on(steps, _of_lines(path))
-    return steps, ", ".join(str(path.relative_to(folder)) for path in paths)
+def _metrics_files(folder: Path) -> Iterator[tuple[str, Steps]]:
+    for path in sorted(folder.rglob("*.jsonl")):  # one per start, named by number or time
+        if _is_metrics(path):
+            yield str(path.relative_to(folder)), _of_lines(path)
 
 
 def _is_metrics(path: Path) -> bool:
@@ -178,11 +180,10 @@ def _of_lines(path: Path) -> Steps:
 # --- tensorboard ------------------------------------------------------------------------------------------------------
 
 
-def _events(folder: Path) -> tuple[Steps, str]:
+def _events(folder: Path) -> Iterator[tuple[str, Steps]]:
     folders = sorted({path.parent for path in folder.rglob("events.out.tfevents.*")})
-    steps: Steps = {}
     if not folders:
-        return steps, ""
+        return
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ModuleNotFoundError:
@@ -194,22 +195,17 @@ def _events(folder: Path) -> tuple[Steps, str]:
         for name in events.Tags()["scalars"]:
             for event in events.Scalars(name):
                 start.setdefault(event.step, {})[name] = event.value
-        _go_on(steps, start)
-    return steps, "event files of tensorboard"
+        yield "event files of tensorboard", start
 
 
 # --- console ----------------------------------------------------------------------------------------------------------
 
 
-def _console(folder: Path) -> tuple[Steps, str]:
-    steps: Steps = {}
-    used = []
+def _console(folder: Path) -> Iterator[tuple[str, Steps]]:
     paths = (path for path in sorted(folder.rglob("*")) if path.suffix in ENDINGS and path.is_file())
     for path in paths:
         if path.stat().st_size <= LARGEST_LOG and (start := _of_console(path)):
-            _go_on(steps, start)
-            used.append(str(path.relative_to(folder)))
-    return steps, ", ".join(used)
+            yield str(path.relative_to(folder)), start
 
 
 def _of_console(path: Path) -> Steps:
@@ -220,8 +216,7 @@ def _of_console(path: Path) -> Steps:
             if match := CONSOLE.search(line):
                 step = int(match[1])
                 if steps and step < max(steps):  # another start of the run in the same log
-                    later: Steps = {step: {}}
-                    _go_on(steps, later)
+                    _go_on(steps, {step: {}})
                 steps.setdefault(step, {}).update(console_metrics(match[2]))
     return {step: data for step, data in steps.items() if data}
 
@@ -339,17 +334,13 @@ def _load(path: Path) -> Any:
 
 def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys and values of nested mappings; lists, empty mappings and those with names of users are values."""
-    if isinstance(node, dict) and node and not _named_by_users(prefix):
+    leaf = every().get(prefix)
+    has_names_of_users = leaf is not None and leaf.secret is not None  # of files and variables, which may hold dots
+    if isinstance(node, dict) and node and not has_names_of_users:
         for key, value in node.items():
             yield from flat(value, f"{prefix}.{key}" if prefix else str(key))
     elif prefix:
         yield prefix, node
-
-
-def _named_by_users(key: str) -> bool:
-    """Whether names in a mapping may hold dots, as those of files and variables."""
-    leaf = every().get(key)
-    return leaf is not None and leaf.secret is not None
 
 
 ALIASES = {
@@ -410,9 +401,9 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
     """
     keys = [ALIASES.get(key, key) for key in by]
     for key in keys:
-        known = {name: None for run in runs for name in run.config}
-        if key not in known:
-            raise LookupError(f"--by {key}: no run has this key{nearest(key, known)}")
+        run_keys = {name: None for run in runs for name in run.config}
+        if key not in run_keys:
+            raise LookupError(f"--by {key}: no run has this key{nearest(key, run_keys)}")
     members: dict[str, tuple[dict[str, str], list[Run]]] = {}
     for run in runs:
         whole = meaning(run.config)

@@ -129,9 +129,6 @@ def _plain(by_step: pd.Series) -> tuple[NDArray[np.float64], NDArray[np.float64]
 
 
 KL = ("actor/ppo_kl", "actor/kl_loss", "critic/kl", "rollout_corr/kl")
-CLIPPED = ("actor/pg_clipfrac",)
-ENTROPY = ("actor/entropy",)
-GRADIENT = ("actor/grad_norm",)
 TIMES = 5
 """most parts of a step's time in their chart"""
 
@@ -163,26 +160,19 @@ def charts(run: Run) -> list[dict[str, Any]]:
     entropy = _means("of the turns", turns["entropy"], turns["train_step"])
     share, from_zero = [0, 1], [0, None]
     history = TrainingHistory(run)
+    repetition = [_drawn("repeated in vain", history.repeated), _drawn("commonest action", history.commonest)]
     specs = [
         ("Success", "share of episodes", share, both(success)),
         ("Env return", "sum of the environment's rewards", None, both(episodes["env_return"])),
         ("Length", "turns per episode", None, both(episodes["turns"])),
         ("Invalid actions", "share of turns", from_zero, [_means("training", invalid, of_turn[train_turn])]),
-        (
-            "Repetition",
-            "share of turns",
-            from_zero,
-            [
-                _drawn("repeated in vain", history.repeated),
-                _drawn("commonest action", history.commonest),
-            ],
-        ),
+        ("Repetition", "share of turns", from_zero, repetition),
         ("Groups without signal", "share of groups", share, [_drawn("same composed return", history.without_signal)]),
         ("Credit", "mean size by part", from_zero, parts),
-        ("Clipped", "share", from_zero, [_metric(steps, CLIPPED) or clipped]),
-        ("KL", "", from_zero, [_metric(steps, KL) or kl]),
-        ("Gradient", "norm before clipping", from_zero, [_metric(steps, GRADIENT)]),
-        ("Entropy", "nats per token", from_zero, [_metric(steps, ENTROPY) or entropy]),
+        ("Clipped", "share", from_zero, [_metric(steps, "actor/pg_clipfrac") or clipped]),
+        ("KL", "", from_zero, [_metric(steps, *KL) or kl]),
+        ("Gradient", "norm before clipping", from_zero, [_metric(steps, "actor/grad_norm")]),
+        ("Entropy", "nats per token", from_zero, [_metric(steps, "actor/entropy") or entropy]),
         ("Time", "seconds per step", from_zero, _times(steps)),
     ]
     drawn = [
@@ -194,32 +184,27 @@ def charts(run: Run) -> list[dict[str, Any]]:
 
 def _means(label: str, values: pd.Series, step: Any) -> dict[str, Any] | None:
     """Mean by step of the numbers that are not missing."""
-    mean = values.astype(float).groupby(np.asarray(step, float)).mean().dropna()
-    return _series(label, mean) if len(mean) else None
+    return _drawn(label, values.astype(float).groupby(np.asarray(step, float)).mean())
 
 
-def _drawn(label: str, by_step: pd.Series) -> dict[str, Any] | None:
-    known = by_step.dropna()
-    return _series(label, known) if len(known) else None
-
-
-def _metric(steps: pd.DataFrame, names: tuple[str, ...]) -> dict[str, Any] | None:
+def _metric(steps: pd.DataFrame, *names: str) -> dict[str, Any] | None:
     """The first of the trainer's metrics ``names`` that was logged."""
-    for name in names:
-        rows = steps[steps["name"] == name].dropna(subset="value")
-        if len(rows):
-            return _series(name, rows.groupby("train_step")["value"].last())
-    return None
+    rows = (steps[steps["name"] == name].dropna(subset="value") for name in names)
+    drawn = (_drawn(name, of.groupby("train_step")["value"].last()) for name, of in zip(names, rows, strict=True))
+    return next(filter(None, drawn), None)
 
 
 def _times(steps: pd.DataFrame) -> list[dict[str, Any] | None]:
     rows = steps[steps["name"].astype(str).str.startswith("timing_s/")]
     sums = rows.groupby("name")["value"].sum().sort_values(ascending=False, kind="stable")
-    named = [_metric(steps, (name,)) for name in sums.index[:TIMES]]
+    named = [_metric(steps, name) for name in sums.index[:TIMES]]
     return [series and series | {"label": series["label"].removeprefix("timing_s/")} for series in named]
 
 
-def _series(label: str, by_step: pd.Series) -> dict[str, Any]:
+def _drawn(label: str, by_step: pd.Series) -> dict[str, Any] | None:
+    by_step = by_step.dropna()
+    if not len(by_step):
+        return None
     by_step = by_step[np.isfinite(by_step.to_numpy(float))].sort_index()
     return {
         "label": label,

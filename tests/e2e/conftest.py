@@ -21,3 +21,9 @@ def model(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
         if not (out / "model.safetensors").is_file():
             subprocess.run([sys.executable, QUICKSTART / "warm_start.py", "--out", out], check=True)
     return out
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the runs of a file."""
+    return tmp_path_factory.mktemp("runs")

@@ -25,6 +25,16 @@ from verl_turnkey.losses import turn_ids
 from verl_turnkey.plugins.view.join import read
 
 HERE = Path(__file__).parent
+POLICY = HERE / "word_policy.py"
+SEPARATE = (
+    "trainer.v1.trainer_mode=turnkey_separate_async",
+    "trainer.v1.separate_async.parameter_sync_step=2",
+    "ray_kwargs.ray_init.num_gpus=2",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    "actor_rollout_ref.hybrid_engine=false",
+)
+"""overrides for a server apart from the trainer, with a logical GPU for each, and two updates in each step"""
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,12 @@ class Run:
     def seen(self, step: int, update: int = 0) -> dict[str, Any]:
         """What the spy saw at an update of the actor; ``update``: which one, where a step has several."""
         return torch.load(self.out / "spy" / f"step{step}.{update}.pt", weights_only=False)
+
+    def rows(self, step: int, *names: str, update: int = 0) -> Iterator[Any]:
+        """These columns of what the spy saw, of each row that is no padding."""
+        seen = self.seen(step, update)
+        columns = zip(*(seen[name] for name in names), strict=True)
+        return (row for row, padding in zip(columns, seen["padding"], strict=True) if not padding)
 
     def episodes(self, split: str) -> list[dict[str, Any]]:
         """The episodes of the trajectory log, each with its ``steps`` in the table of turns, and its ``texts``."""
@@ -79,9 +95,7 @@ class Run:
 
     def agrees_with(self, naive: Callable[[list[dict[str, Any]]], Sequence[float]], step: int, update: int = 0) -> None:
         """Assert that the advantages in the queue are those of a naive twin on what the agent loop logged."""
-        seen = self.seen(step, update)
-        columns = zip(seen["keys"], seen["advantages"], seen["mask"], seen["padding"], strict=True)
-        queue = {key: (advantage, mask) for key, advantage, mask, padding in columns if not padding}
+        queue = {key: row for key, *row in self.rows(step, "keys", "advantages", "mask", update=update)}
         for failed in (f"{e['episode']}_0" for e in self.episodes("train") if e["failed"]):
             assert failed not in queue or not queue.pop(failed)[1].any(), failed
         steps = [record for record in self.steps() if record["row"] in queue]
@@ -91,9 +105,9 @@ class Run:
         for record, value in zip(steps, naive(steps), strict=True):
             advantage, mask = queue[record["row"]]
             # The tokens of the only turn may have a gap, where some were rejected.
-            own = mask.bool() if turns[record["row"]] == 1 else turn_ids(mask[None])[0] == record["turn"]
-            assert own.any()
-            credit = advantage[own].numpy()
+            tokens = mask.bool() if turns[record["row"]] == 1 else turn_ids(mask[None])[0] == record["turn"]
+            assert tokens.any()
+            credit = advantage[tokens].numpy()
             assert np.allclose(credit, value, rtol=1e-7, atol=1e-5), (
                 f"step {step}, update {update}: credit {credit}, expected {value} of {record} in the group "
                 f"{[other for other in steps if other['group'] == record['group']]}"
@@ -122,19 +136,37 @@ def _plain(table: Any) -> list[dict[str, Any]]:
     return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
-def minigrid(out: Path, *levels: dict[str, Any], train: int, val: int, seed: int) -> tuple[str, ...]:
+def data(folder: Path, batch: int) -> tuple[str, ...]:
+    return (
+        f"data.train_files={folder}/train.parquet",
+        f"data.val_files={folder}/val.parquet",
+        f"data.train_batch_size={batch}",
+    )
+
+
+def critic(model: Path, lr: float) -> tuple[str, ...]:
+    return (
+        f"critic.model.path={model}",
+        "critic.ppo_max_token_len_per_gpu=8192",
+        f"critic.optim.lr={lr}",
+        "critic.optim.weight_decay=0.0",
+    )
+
+
+def minigrid(
+    out: Path, *levels: dict[str, Any], train: int = 8, val: int = 4, seed: int, batch: int = 4
+) -> tuple[str, ...]:
     """Write tasks that go through ``levels`` in turn; the overrides that play them as the quickstart's model can."""
     out.mkdir(parents=True, exist_ok=True)
     for split, seeds in zip(("train", "val"), split_seeds(train, val, seed=seed), strict=True):
         tasks = [Task("turnkey/MiniGrid-v0", seed, levels[i % len(levels)]) for i, seed in enumerate(seeds)]
         write_parquet(out / f"{split}.parquet", tasks, "doorkey", split)
     return (
+        "+turnkey/env=babyai",
         "turnkey.rollout.template=minigrid",
         "turnkey.rollout.action_format=plain",
         f"turnkey.rollout.max_turns={max(level['max_steps'] for level in levels)}",
-        f"data.train_files={out}/train.parquet",
-        f"data.val_files={out}/val.parquet",
-        "data.train_batch_size=4",
+        *data(out, batch=batch),
     )
 
 
@@ -150,11 +182,7 @@ def questions(out: Path, source: str, question: str, rows: int) -> tuple[str, ..
             }
         )
         frame.to_parquet(out / f"{split}.parquet", index=False)
-    return (
-        f"data.train_files={out}/train.parquet",
-        f"data.val_files={out}/val.parquet",
-        f"data.train_batch_size={rows}",
-    )
+    return data(out, batch=rows)
 
 
 def short(name: str, names: Iterable[str]) -> list[Any]:
@@ -162,9 +190,27 @@ def short(name: str, names: Iterable[str]) -> list[Any]:
     return [other if other == name else pytest.param(other, marks=pytest.mark.long) for other in names]
 
 
-def train(out: Path, *overrides: str, modules: tuple[Path, ...] = (), env: dict[str, str] | None = None) -> Run:
-    """A run to its end."""
-    with started(out, *overrides, modules=modules, env=env) as process:
+def train(
+    out: Path,
+    model: Path,
+    *overrides: str,
+    steps: int = 2,
+    rollouts: int = 4,
+    mini_batch: int | None = None,
+    lr: float | None = None,
+    modules: tuple[Path, ...] = (),
+    env: dict[str, str] | None = None,
+) -> Run:
+    """A run on a CPU to its end; None: the default of the recipe."""
+    actor = {"ppo_mini_batch_size": mini_batch, "optim.lr": lr}
+    settings = [
+        "+turnkey/device=cpu",
+        f"actor_rollout_ref.model.path={model}",
+        f"actor_rollout_ref.rollout.n={rollouts}",
+        *(f"actor_rollout_ref.actor.{key}={value}" for key, value in actor.items() if value is not None),
+        f"trainer.total_training_steps={steps}",
+    ]
+    with started(out, *overrides, *settings, modules=modules, env=env) as process:
         code = process.wait(timeout=1500)
     assert code == 0, f"verl exited with {code}:\n{(out / 'log.txt').read_text()[-6000:]}"
     metrics: dict[int, dict[str, float]] = {}
@@ -182,7 +228,7 @@ def started(
     env: dict[str, str] | None = None,
     cluster: str | None = None,
 ) -> Iterator[subprocess.Popen]:
-    """``python -m verl.trainer.main_ppo +turnkey=... +turnkey/device=cpu ...`` in a process of its own.
+    """``python -m verl.trainer.main_ppo +turnkey=... ...`` in a process of its own.
 
     With a Ray of its own, too, unless the address of a ``cluster`` is given.
     """
@@ -206,14 +252,14 @@ def started(
         f"hydra.run.dir={out}/hydra",
         *overrides,  # the last word
     ]
-    own = {"VERL_FILE_LOGGER_PATH": str(metrics), "TURNKEY_SPY": str(out / "spy"), **(env or {})}
+    variables = {"VERL_FILE_LOGGER_PATH": str(metrics), "TURNKEY_SPY": str(out / "spy"), **(env or {})}
     if cluster:  # its nodes know nothing of this environment, and say themselves what they have
-        command += [f"+ray_kwargs.ray_init.runtime_env.env_vars.{name}={value}" for name, value in own.items()]
+        command += [f"+ray_kwargs.ray_init.runtime_env.env_vars.{name}={value}" for name, value in variables.items()]
         command += [f"+ray_kwargs.ray_init.address={cluster}"]
         command += [f"ray_kwargs.ray_init.{name}=null" for name in ("num_cpus", "num_gpus")]
     else:
         command += [f"+ray_kwargs.ray_init._temp_dir={ray_dir}"]
-    environment = {**os.environ, **own}
+    environment = {**os.environ, **variables}
     try:
         with (out / "log.txt").open("w") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)

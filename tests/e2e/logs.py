@@ -35,8 +35,7 @@ def turns_of(
     """
     expected: dict[tuple[str, int], float] = {}
     for update in range(updates):
-        seen = run.seen(step, update)
-        real = {key for key, padding in zip(seen["keys"], seen["padding"], strict=True) if not padding}
+        real = {key for (key,) in run.rows(step, "keys", update=update)}
         steps = [record for record in run.steps() if record["row"] in real]
         values = naive(steps) if naive else [np.nan] * len(steps)
         expected |= {(record["trajectory"], record["step"]): v for record, v in zip(steps, values, strict=True)}

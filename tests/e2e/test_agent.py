@@ -8,7 +8,7 @@ from pathlib import Path
 import naive
 import pandas as pd
 import pytest
-from launch import Run, train
+from launch import Run, data, train
 from transformers import AutoTokenizer
 
 AGENT = Path(__file__).with_name("black_box.py")
@@ -16,9 +16,8 @@ STEPS = 2
 
 
 @pytest.fixture(scope="module")
-def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(model: Path, out: Path) -> Run:
     """Of the training tasks one breaks the agent, one lets it ask nothing, and one lets it sleep."""
-    out = tmp_path_factory.mktemp("agent")
     moods = {1: "broken", 2: "idle", 4: "slow"}
     for split, count in (("train", 5), ("val", 4)):
         tasks = [{"seed": seed, "mood": moods.get(seed, "well")} for seed in range(count)]
@@ -29,22 +28,18 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         frame.to_parquet(out / f"{split}.parquet")
     return train(
         out,
+        model,
         "+turnkey=gigpo",
-        "+turnkey/device=cpu",
         f"turnkey.agent.run={AGENT}:play",
         "turnkey.agent.state=observation",
         "turnkey.agent.timeout=30",
         "turnkey.rollout.max_turns=8",
         "turnkey.rollout.max_tokens_per_turn=8",
-        f"data.train_files={out}/train.parquet",
-        f"data.val_files={out}/val.parquet",
-        "data.train_batch_size=5",
+        *data(out, batch=5),
         "data.max_prompt_length=256",
         "data.max_response_length=600",
-        f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.rollout.n=4",
-        f"trainer.total_training_steps={STEPS}",
         f"trainer.test_freq={STEPS}",
+        steps=STEPS,
     )
 
 

@@ -11,12 +11,11 @@ from typing import Any
 import naive
 import numpy as np
 import pytest
-from launch import Run, minigrid, train
+from launch import POLICY, Run, minigrid, train
 from transformers import AutoTokenizer
 
 pytestmark = pytest.mark.long
 
-POLICY = Path(__file__).with_name("word_policy.py")
 TURNS, STEPS, ROLLOUTS = 4, 2, 3
 LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": TURNS}
 
@@ -25,24 +24,21 @@ def branch(out: Path, model: Path, *overrides: str, seed: int) -> Run:
     """The reward is the number of steps ahead, so that states and leaves differ."""
     return train(
         out,
+        model,
         *overrides,
-        "+turnkey/env=babyai",
-        "+turnkey/device=cpu",
-        *minigrid(out, LEVEL, train=8, val=4, seed=seed),
+        *minigrid(out, LEVEL, seed=seed),
         f"turnkey.rewards=[{{name: '{POLICY}:forward'}}]",
-        f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.rollout.n=2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.actor.optim.lr=1e-4",
-        f"trainer.total_training_steps={STEPS}",
+        steps=STEPS,
+        rollouts=2,
+        mini_batch=4,
+        lr=1e-4,
     )
 
 
 @pytest.fixture(scope="module")
-def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(model: Path, out: Path) -> Run:
     strategy = f"turnkey.rollout.strategy={{name: vine, rollouts: {ROLLOUTS}}}"
-    out = tmp_path_factory.mktemp("branching")
-    return branch(out, model, "+turnkey=progress", "turnkey.credit.alpha=0", strategy, seed=1)
+    return branch(out / "vine", model, "+turnkey=progress", "turnkey.credit.alpha=0", strategy, seed=1)
 
 
 def vine(steps: list[dict[str, Any]]) -> list[float]:
@@ -87,15 +83,10 @@ def test_values_are_those_of_the_policy(run: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def chain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def chain(model: Path, out: Path) -> Run:
     strategy = "turnkey.rollout.strategy={name: spo_chain, rollouts: 2, every: 2}"
-    method = (
-        "+turnkey=progress",
-        "turnkey.credit.alpha=0",
-        "turnkey.credit.segments=true",
-        "+turnkey/loss=segment_mask",
-    )
-    return branch(tmp_path_factory.mktemp("chain"), model, *method, strategy, seed=3)
+    credit = ("turnkey.credit.alpha=0", "turnkey.credit.segments=true")
+    return branch(out / "chain", model, "+turnkey=progress", *credit, "+turnkey/loss=segment_mask", strategy, seed=3)
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
@@ -106,9 +97,8 @@ def test_each_turn_of_a_chain_gets_what_its_segment_adds(chain: Run, model: Path
     measured = {record["extra"]["value_rollouts"] for record in chain.steps() if record["global_step"] == step}
     assert measured <= {0, 2}
     assert 2 in measured
-    seen, played, unlikely = chain.seen(step), chain.played(), Counter()
-    columns = zip(seen["keys"], seen["rollout"], seen["mask"], seen["padding"], strict=True)
-    rows = [(played[key], scores[mask.bool()]) for key, scores, mask, padding in columns if not padding]
+    turns, unlikely = chain.played(), Counter()
+    rows = [(turns[key], scores[mask.bool()]) for key, scores, mask in chain.rows(step, "keys", "rollout", "mask")]
     for turn, scores in sorted(rows, key=lambda row: (row[0]["trajectory"], row[0]["step"])):
         before = unlikely[turn["trajectory"]]
         unlikely[turn["trajectory"]] += int((scores < np.log(0.9)).sum())
@@ -141,16 +131,15 @@ TRAINED = {
 
 
 @pytest.fixture(scope="module", params=TRAINED)
-def forest(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Run]:
+def forest(request: pytest.FixtureRequest, model: Path, out: Path) -> tuple[str, Run]:
     line, _ = TRAINED[request.param]
-    return request.param, branch(tmp_path_factory.mktemp(request.param), model, *line, seed=2)
+    return request.param, branch(out / request.param, model, *line, seed=2)
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_each_turn_of_a_tree_is_trained_once_with_the_credit_of_its_method(forest: tuple[str, Run], step: int) -> None:
     strategy, run = forest
-    credit = TRAINED[strategy][1]
-    metrics, seen = run.metrics[step], run.seen(step)
+    credit, metrics = TRAINED[strategy][1], run.metrics[step]
     assert metrics["episode/count"] == 8
     if strategy == "tree":  # each rollout goes on in two ways from its turn 1
         assert metrics["branching/trained"] == metrics["branching/forks"] > 0.5
@@ -161,8 +150,7 @@ def test_each_turn_of_a_tree_is_trained_once_with_the_credit_of_its_method(fores
         assert 0 < 8 * metrics["branching/trained"] <= 16
     assert metrics["branching/measured"] == metrics["branching/failed"] == 0
     assert metrics["actor/grad_norm"] > 0
-    columns = zip(seen["keys"], seen["advantages"], seen["mask"], seen["padding"], strict=True)
-    queue = {key: (advantage, mask.bool()) for key, advantage, mask, padding in columns if not padding}
+    queue = {key: (advantage, mask.bool()) for key, advantage, mask in run.rows(step, "keys", "advantages", "mask")}
     rollouts = {key.rpartition("_")[0] for key in queue}
     rows = [
         {

@@ -9,44 +9,36 @@ import naive
 import numpy as np
 import pytest
 import torch
-from launch import Run, minigrid, train
+from launch import POLICY, Run, critic, minigrid, train
 from naive.critics import turn_gae_returns
 from transformers import AutoTokenizer
 
 from verl_turnkey.losses import turn_ids
 
-POLICY = Path(__file__).with_name("word_policy.py")
 LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": 10}
 STEPS = 5
 TURN, BUDGET = 4, 220
 
 
 @pytest.fixture(scope="module")
-def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(model: Path, out: Path) -> Run:
     """Conversations that are full before they are over go on with their last turns, in a new row."""
-    out = tmp_path_factory.mktemp("conversation")
     return train(
         out,
+        model,
         "+turnkey=turn_gae",
-        "+turnkey/env=babyai",
-        "+turnkey/device=cpu",
-        *minigrid(out, LEVEL, train=8, val=4, seed=1),
+        *minigrid(out, LEVEL, seed=1),
         "turnkey.rollout.prompt=conversation",
         "turnkey.rollout.when_full=drop_oldest",
         f"turnkey.rollout.max_tokens_per_turn={TURN}",
         f"data.max_response_length={BUDGET}",
         f"turnkey.rewards=[{{name: step, weight: 5}}, {{name: '{POLICY}:forward', weight: 0.5}}]",
-        f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.actor.optim.lr=1e-4",
-        f"critic.model.path={model}",
-        "critic.ppo_max_token_len_per_gpu=8192",
-        "critic.optim.lr=1e-3",
-        "critic.optim.weight_decay=0.0",
+        *critic(model, lr=1e-3),
         f"turnkey.teacher.source={POLICY}:plan",
         "turnkey.teacher.max_tokens=64",
-        f"trainer.total_training_steps={STEPS}",
+        steps=STEPS,
+        mini_batch=4,
+        lr=1e-4,
     )
 
 
@@ -58,9 +50,9 @@ def valued(run: Run, step: int) -> list[dict[str, Any]]:
     for record in run.steps():
         if record["row"] in rows:
             mask, values, returns = rows[record["row"]]
-            own = torch.nonzero(turn_ids(mask[None])[0] == record["turn"])[:, 0]
-            assert 0 < len(own) <= TURN
-            turns.append(record | {"value": float(values[own[0]]), "tokens": len(own), "target": returns[own]})
+            tokens = torch.nonzero(turn_ids(mask[None])[0] == record["turn"])[:, 0]
+            assert 0 < len(tokens) <= TURN
+            turns.append(record | {"value": float(values[tokens[0]]), "tokens": len(tokens), "target": returns[tokens]})
     return turns
 
 

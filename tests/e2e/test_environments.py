@@ -10,32 +10,27 @@ from pathlib import Path
 import naive
 import numpy as np
 import pytest
-from launch import Run, short, train
+from launch import POLICY, Run, data, short, train
 from transformers import AutoTokenizer
 
 TURNKEY = Path(sys.executable).with_name("turnkey")
-POLICY = Path(__file__).with_name("word_policy.py")
 STEPS = 2
 
 
 def play(out: Path, model: Path, recipe: str, *overrides: str, env: dict[str, str] | None = None) -> Run:
     return train(
         out,
+        model,
         "+turnkey=gigpo",
         f"+turnkey/env={recipe}",
-        "+turnkey/device=cpu",
         f"turnkey.rollout.action_format={POLICY}:choose",
-        f"data.train_files={out}/tasks/train.parquet",
-        f"data.val_files={out}/tasks/val.parquet",
-        "data.train_batch_size=2",
+        *data(out / "tasks", batch=2),
         "data.max_prompt_length=1000",
-        f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "actor_rollout_ref.actor.optim.lr=1e-4",
         "trainer.test_freq=2",
-        f"trainer.total_training_steps={STEPS}",
         *overrides,
+        steps=STEPS,
+        mini_batch=2,
+        lr=1e-4,
         env=env,
     )
 
@@ -66,9 +61,9 @@ def textworld(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def alfworld(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Paid for going somewhere as well, since a random walk solves none of these, and picks nothing up in some runs."""
     out = tmp_path_factory.mktemp("alfworld")
-    data = ["--train", "6", "--valid-seen", "0", "--valid-unseen", "6"]
+    games = ["--train", "6", "--valid-seen", "0", "--valid-unseen", "6"]
     generator = [sys.executable, "-m", "verl_turnkey.envs.adapters.alfworld.generate"]
-    subprocess.run([*generator, out / "data", *data], check=True)
+    subprocess.run([*generator, out / "data", *games], check=True)
     env = {"ALFWORLD_DATA": str(out / "data")}
     tasks(out, "--env", "turnkey/ALFWorld-v0", "--val-kwargs", '{"split": "valid_unseen"}', env=env)
     rewards = f"turnkey.rewards=[{{name: step}}, {{name: '{POLICY}:going', weight: 0.1}}]"

@@ -29,18 +29,16 @@ def responses(log: Path) -> dict[str, list[str]]:
 def test_a_greedy_evaluation_is_the_trainers_validation(model: Path, tmp_path: Path) -> None:
     """One episode at a time on both sides: what is computed together changes logits in their last digits."""
     trained, evaluated = tmp_path / "trained", tmp_path / "evaluated"
-    sizes = minigrid(tmp_path, LEVEL, train=8, val=TASKS, seed=0)
+    sizes = minigrid(tmp_path, LEVEL, val=TASKS, seed=0)
     validated = train(
         trained,
+        model,
         "+turnkey=gigpo",
-        "+turnkey/env=babyai",
         *sizes,
-        "+turnkey/device=cpu",
-        f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.rollout.n=8",
         "data.val_batch_size=1",
         "trainer.val_before_train=true",
         "trainer.val_only=true",
+        rollouts=8,
     )
     words = [word for word in sizes if word.startswith("turnkey.")]
     options = ["--checkpoint", str(model), "--tasks", str(tmp_path / "val.parquet"), "--greedy", "--concurrency", "1"]

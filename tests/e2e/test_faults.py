@@ -33,9 +33,8 @@ LEVEL = {"level": "MiniGrid-DoorKey-5x5-v0", "max_steps": 5}
 def play(out: Path, model: Path, *overrides: str) -> tuple[str, ...]:
     return (
         "+turnkey=gigpo",
-        "+turnkey/env=babyai",
+        *minigrid(out, LEVEL, train=16, seed=0),
         "+turnkey/device=cpu",
-        *minigrid(out, LEVEL, train=16, val=4, seed=0),
         f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.rollout.n=2",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",

@@ -19,21 +19,18 @@ def started(model: Path, out: Path, manager: str, *overrides: str) -> Run:
     """A run of two steps with a validation after each."""
     return train(
         out,
+        model,
         "+turnkey=grpo_steps",
-        "+turnkey/device=cpu",
         *overrides,
         f"+actor_rollout_ref.rollout.agent.agent_loop_manager_class=own_manager.{manager}",
-        f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.rollout.n=8",
-        "trainer.total_training_steps=2",
         "trainer.test_freq=1",
+        rollouts=8,
         env={"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])},
     )
 
 
 def test_verls_manager_behind_another_trains_and_validates(model: Path, tmp_path: Path) -> None:
-    tasks = minigrid(tmp_path, LEVEL, train=8, val=4, seed=1)
-    run = started(model, tmp_path, "Hidden", "+turnkey/env=babyai", *tasks)
+    run = started(model, tmp_path, "Hidden", *minigrid(tmp_path, LEVEL, seed=1))
     for step in (1, 2):
         assert run.metrics[step]["episode/failed"] == 0
         assert "val-core/doorkey/acc/mean@1" in run.metrics[step]

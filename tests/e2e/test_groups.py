@@ -29,22 +29,19 @@ DECAY = 0.5
 
 def play(out: Path, model: Path, *overrides: str, level: str, turns: int, tasks: int, seed: int) -> Run:
     """Every task in every step."""
-    sizes = minigrid(out, {"level": level, "max_steps": turns}, train=tasks, val=4, seed=seed)
+    sizes = minigrid(out, {"level": level, "max_steps": turns}, train=tasks, seed=seed, batch=tasks)
     for split in ("train", "val"):
         pd.read_parquet(out / f"{split}.parquet").assign(turnkey_hint=HINT).to_parquet(out / f"{split}.parquet")
     return train(
         out,
+        model,
         *overrides,
-        "+turnkey/env=babyai",
-        "+turnkey/device=cpu",
         *sizes,
-        f"data.train_batch_size={tasks}",
-        f"actor_rollout_ref.model.path={model}",
-        f"actor_rollout_ref.rollout.n={ROLLOUTS}",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "actor_rollout_ref.actor.optim.lr=1e-4",
         "algorithm.rollout_correction.rollout_is=token",
-        f"trainer.total_training_steps={STEPS}",
+        steps=STEPS,
+        rollouts=ROLLOUTS,
+        mini_batch=2,
+        lr=1e-4,
     )
 
 
@@ -56,7 +53,7 @@ STORED = {
 
 
 @pytest.fixture(scope="module", params=STORED)
-def stored(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Run]:
+def stored(request: pytest.FixtureRequest, model: Path, out: Path) -> tuple[str, Run]:
     """With a reference policy, which has to know what it says to stored rows, too.
 
     With the history that it has learnt with, the beginner solves six of these tasks in 20 to 65 of 100 episodes: that
@@ -66,15 +63,13 @@ def stored(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest
     history = "turnkey.rollout.history=1"
     more = ("+turnkey=grpo_steps", "actor_rollout_ref.actor.use_kl_loss=true", history, *line)
     tasks = {"level": "MiniGrid-DoorKey-5x5-v0", "turns": 14, "tasks": STORED_TASKS, "seed": 5}
-    return metric, play(tmp_path_factory.mktemp(request.param), model, *more, **tasks)
+    return metric, play(out / request.param, model, *more, **tasks)
 
 
 def trained(run: Run, step: int) -> dict[str, dict[str, Any]]:
     """The real rows of an update by their keys."""
-    seen = run.seen(step)
     names = ("responses", "mask", "rollout", "rm_scores", "advantages")
-    rows = zip(seen["keys"], seen["padding"], *(seen[name] for name in names), strict=True)
-    return {key: dict(zip(names, columns, strict=True)) for key, padding, *columns in rows if not padding}
+    return {key: dict(zip(names, row, strict=True)) for key, *row in run.rows(step, "keys", *names)}
 
 
 def again(run: Run, step: int) -> dict[str, str]:
@@ -160,11 +155,11 @@ def test_something_was_stored_and_came_back(stored: tuple[str, Run]) -> None:
 
 
 @pytest.fixture(scope="module")
-def hinted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def hinted(model: Path, out: Path) -> Run:
     """Five turns are too few for some tasks."""
     hints = ("turnkey.groups.hint_high=0.5", f"turnkey.groups.decay={DECAY}", f"trainer.test_freq={STEPS}")
     tasks = {"level": "MiniGrid-Empty-Random-5x5-v0", "turns": 5, "tasks": HINTED_TASKS, "seed": 5}
-    return play(tmp_path_factory.mktemp("hinted"), model, "+turnkey=gigpo", *hints, **tasks)
+    return play(out / "hinted", model, "+turnkey=gigpo", *hints, **tasks)
 
 
 def test_tasks_that_nobody_solved_are_played_with_a_part_of_their_hint(hinted: Run) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import naive
 import pytest
-from launch import Run, train
+from launch import Run, data, train
 from transformers import AutoTokenizer
 
 AGENT = Path(__file__).with_name("sandbox_agent.py")
@@ -30,31 +30,25 @@ def harbor_task(folder: Path, modulus: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    out = tmp_path_factory.mktemp("harbor")
+def run(model: Path, out: Path) -> Run:
     for folder, modulus in (("train", 5), ("train", 7), ("val", 3)):
         harbor_task(out / folder / f"sums_{modulus}", modulus)
     command = ["-m", "verl_turnkey", "tasks", out / "data", "--harbor", out / "train", "--val-from", out / "val"]
     subprocess.run([sys.executable, *command], check=True)
     return train(
         out,
+        model,
         "+turnkey=gigpo",
-        "+turnkey/device=cpu",
         f"turnkey.agent.run=[/usr/bin/python3,{AGENT}]",
         f"turnkey.agent.readable=[{AGENT}]",
         "turnkey.agent.sandbox=bwrap",
         "turnkey.agent.state=workspace",
         "turnkey.rollout.max_turns=4",
         "turnkey.rollout.max_tokens_per_turn=8",
-        f"data.train_files={out}/data/train.parquet",
-        f"data.val_files={out}/data/val.parquet",
-        "data.train_batch_size=2",
-        "data.max_prompt_length=256",
+        *data(out / "data", batch=2),
         "data.max_response_length=256",
-        f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.rollout.n=4",
-        f"trainer.total_training_steps={STEPS}",
         "trainer.test_freq=2",
+        steps=STEPS,
     )
 
 

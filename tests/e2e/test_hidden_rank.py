@@ -6,34 +6,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import minigrid, train
+from launch import POLICY, minigrid, train
 from logs import metrics_of, of_step
 
 pytestmark = pytest.mark.long
 
 LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": 6}
-FORWARD = Path(__file__).with_name("word_policy.py")
 
 
 def test_credit_rises_by_the_rank_of_hidden_states(model: Path, tmp_path: Path) -> None:
     """Rows hold whole conversations, so that they have tokens enough; each step forward is paid."""
     run = train(
         tmp_path,
+        model,
         "+turnkey=rloo_steps",
-        "+turnkey/env=babyai",
-        "+turnkey/device=cpu",
-        *minigrid(tmp_path, LEVEL, train=8, val=4, seed=1),
+        *minigrid(tmp_path, LEVEL, seed=1),
         "turnkey.credit.modify=[{name: rank_shaping, stride: 2}]",
-        f"turnkey.rewards=[{{name: step}}, {{name: '{FORWARD}:forward', weight: 0.1}}]",
+        f"turnkey.rewards=[{{name: step}}, {{name: '{POLICY}:forward', weight: 0.1}}]",
         "turnkey.rollout.prompt=conversation",
         "turnkey.rollout.max_tokens_per_turn=8",
         "data.max_response_length=1024",
-        f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "trainer.n_gpus_per_node=2",
         "ray_kwargs.ray_init.num_gpus=2",
-        "trainer.total_training_steps=2",
+        mini_batch=4,
     )
     for step in (1, 2):
         metrics = metrics_of(run, step)

@@ -8,10 +8,9 @@ import naive
 import numpy as np
 import pytest
 import torch
-from launch import Run, minigrid, short, train
+from launch import POLICY, SEPARATE, Run, minigrid, short, train
 from safetensors.torch import load_file
 
-POLICY = Path(__file__).with_name("word_policy.py")
 STEPS = 5
 ROUNDED = {"sync": 1e-4, "separate_async": 0.02}
 """log-probabilities: verl rounds weights that are sent with the adapter in them to bfloat16"""
@@ -19,15 +18,7 @@ LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": 8}
 MODES = {
     "sync": (),
     # The server is sent the weights with the adapter in them.
-    "separate_async": (
-        "actor_rollout_ref.model.lora.merge=true",
-        "trainer.v1.trainer_mode=turnkey_separate_async",
-        "trainer.v1.separate_async.parameter_sync_step=2",
-        "ray_kwargs.ray_init.num_gpus=2",
-        "actor_rollout_ref.rollout.nnodes=1",
-        "actor_rollout_ref.rollout.n_gpus_per_node=1",
-        "actor_rollout_ref.hybrid_engine=false",
-    ),
+    "separate_async": ("actor_rollout_ref.model.lora.merge=true", *SEPARATE),
 }
 
 
@@ -37,28 +28,24 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def run(mode: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(mode: str, model: Path, out: Path) -> Run:
     """The reward is the number of steps ahead: hardly any group is constant, so the first update moves the adapter."""
-    out = tmp_path_factory.mktemp("lora")
     return train(
-        out,
+        out / mode,
+        model,
         "+turnkey=gigpo",
-        "+turnkey/env=babyai",
-        "+turnkey/device=cpu",
-        *minigrid(out, LEVEL, train=8, val=4, seed=3),
+        *minigrid(out / mode, LEVEL, seed=3),
         f"turnkey.rewards=[{{name: '{POLICY}:forward'}}]",
-        f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.model.lora_rank=8",
         "actor_rollout_ref.model.lora_alpha=16",
         "actor_rollout_ref.model.target_modules=all-linear",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "actor_rollout_ref.actor.optim.lr=3e-3",
         "actor_rollout_ref.actor.use_kl_loss=true",
-        f"trainer.total_training_steps={STEPS}",
         f"trainer.save_freq={STEPS}",
-        f"trainer.default_local_dir={out}/checkpoints",
+        f"trainer.default_local_dir={out / mode}/checkpoints",
         *MODES[mode],
+        steps=STEPS,
+        mini_batch=2,
+        lr=3e-3,
     )
 
 
@@ -71,11 +58,8 @@ def test_the_adapter_plays(run: Run, mode: str) -> None:
     """The reference is the actor without it: what the first version says, and no later one."""
     rounded, first, later = ROUNDED[mode], [], []
     for step in range(1, STEPS + 1):
-        seen = run.seen(step)
-        columns = (seen[name] for name in ("versions", "padding", "mask", "rollout", "before", "reference"))
-        for (oldest, newest), padding, mask, rollout, actor, reference in zip(*columns, strict=True):
-            if padding:
-                continue
+        names = ("versions", "mask", "rollout", "before", "reference")
+        for (oldest, newest), mask, rollout, actor, reference in run.rows(step, *names):
             (later if oldest else first).append(((rollout - reference).abs() * mask).max().item())
             if oldest == newest == step - 1:
                 assert ((rollout - actor).abs() * mask).max() < rounded

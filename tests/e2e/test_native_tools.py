@@ -10,7 +10,7 @@ from typing import Any
 
 import naive
 import pytest
-from launch import Run, train
+from launch import Run, data, train
 from tool_corridor import CALLS
 from transformers import AutoTokenizer
 
@@ -30,10 +30,9 @@ TEMPLATE = """\
 
 
 @pytest.fixture(scope="module")
-def model_with_tools(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_with_tools(model: Path, out: Path) -> Path:
     """The quickstart's model with a chat template that shows the names of tools."""
-    copied = tmp_path_factory.mktemp("model") / "model"
-    shutil.copytree(model, copied)
+    copied = shutil.copytree(model, out / "model")
     tokenizer = AutoTokenizer.from_pretrained(copied)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(copied)
@@ -41,15 +40,14 @@ def model_with_tools(model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="module")
-def run(model_with_tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    out = tmp_path_factory.mktemp("tools")
+def run(model_with_tools: Path, out: Path) -> Run:
     for split, seeds in (("train", range(8)), ("val", range(8, 12))):
         write_parquet(out / f"{split}.parquet", [Task("e2e/Corridor-v0", s) for s in seeds], "corridor", split)
     (out / "mcp.json").write_text(json.dumps({"mcpServers": {"pad": {"command": sys.executable, "args": [str(PAD)]}}}))
     return train(
         out,
+        model_with_tools,
         "+turnkey=gigpo",
-        "+turnkey/device=cpu",
         "turnkey.env.id=e2e/Corridor-v0",
         "turnkey.rollout.action_format=tools",
         f"actor_rollout_ref.rollout.multi_turn.format={CORRIDOR}:WordCalls",
@@ -59,13 +57,9 @@ def run(model_with_tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
         "turnkey.rollout.max_tokens_per_turn=4",
         "turnkey.rollout.max_turns=6",
         "data.max_response_length=400",
-        f"data.train_files={out}/train.parquet",
-        f"data.val_files={out}/val.parquet",
-        "data.train_batch_size=4",
-        f"actor_rollout_ref.model.path={model_with_tools}",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        f"trainer.total_training_steps={STEPS}",
+        *data(out, batch=4),
+        steps=STEPS,
+        mini_batch=4,
         modules=(CORRIDOR,),
     )
 

@@ -11,7 +11,7 @@ import naive
 import numpy as np
 import pytest
 import torch
-from launch import Run, minigrid, train
+from launch import SEPARATE, Run, minigrid, train
 
 from verl_turnkey.losses import turn_ids
 
@@ -20,33 +20,31 @@ LEVEL = {"level": "MiniGrid-DoorKey-5x5-v0", "max_steps": 14}
 BETA = 0.05
 
 
-def play(out: Path, model: Path, *overrides: str, recipe: str = "istar", env: dict[str, str] | None = None) -> Run:
+def play(out: Path, model: Path, *overrides: str, recipe: str = "istar", **more: Any) -> Run:
     return train(
         out,
+        model,
         f"+turnkey={recipe}",
-        "+turnkey/env=babyai",
-        "+turnkey/device=cpu",
-        *minigrid(out, LEVEL, train=4, val=4, seed=5),
+        *minigrid(out, LEVEL, train=4, seed=5),
         "turnkey.rollout.history=1",
         "turnkey.prm.optim.lr=1e-3",
-        f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.rollout.n=8",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "actor_rollout_ref.actor.optim.lr=1e-4",
         *overrides,
+        rollouts=8,
+        mini_batch=2,
+        lr=1e-4,
         modules=(SPY,),
-        env=env,
+        **more,
     )
 
 
 @pytest.fixture(scope="module")
-def sync(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def sync(model: Path, out: Path) -> Run:
     """Two steps; a third in a new process, from the checkpoint."""
-    out = tmp_path_factory.mktemp("prm")
+    out /= "sync"
     saved = (f"trainer.default_local_dir={out}/checkpoints", "trainer.save_freq=2")
-    first = play(out, model, *saved, "trainer.total_training_steps=2")
+    first = play(out, model, *saved)
     log, spy = f"turnkey.log.trajectories={out}/episodes", {"TURNKEY_SPY": f"{out}/spy"}
-    resumed = play(out / "resumed", model, *saved, log, "trainer.total_training_steps=3", env=spy)
+    resumed = play(out / "resumed", model, *saved, log, steps=3, env=spy)
     assert min(resumed.metrics) == 3
     return Run(out, first.metrics | resumed.metrics)
 
@@ -54,27 +52,14 @@ def sync(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 #: The further settings of each asynchronous mode, and the updates of its two steps.
 MODES = {
     "colocate": (["trainer.v1.trainer_mode=turnkey_colocate_async", "turnkey.prm.normalise=max"], (0,)),
-    "separate": (
-        [
-            "trainer.v1.trainer_mode=turnkey_separate_async",
-            "trainer.v1.separate_async.parameter_sync_step=2",
-            "ray_kwargs.ray_init.num_gpus=2",
-            "actor_rollout_ref.rollout.nnodes=1",
-            "actor_rollout_ref.rollout.n_gpus_per_node=1",
-            "actor_rollout_ref.hybrid_engine=false",
-            "turnkey.prm.lora_rank=8",
-            "turnkey.prm.reference=base",
-        ],
-        (0, 1),
-    ),
+    "separate": ([*SEPARATE, "turnkey.prm.lora_rank=8", "turnkey.prm.reference=base"], (0, 1)),
 }
 
 
 @pytest.fixture(scope="module", params=MODES)
-def asynchronous(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def asynchronous(request: pytest.FixtureRequest, model: Path, out: Path) -> Any:
     settings, updates = MODES[request.param]
-    out = tmp_path_factory.mktemp(request.param)
-    return play(out, model, *settings, "trainer.total_training_steps=2"), updates
+    return play(out / request.param, model, *settings), updates
 
 
 def scored(run: Run, step: int, update: int = 0) -> dict[str, Any]:
@@ -176,16 +161,15 @@ def test_the_gradient_is_that_of_one_graph_over_the_whole_batch(sync: Run, model
 
 
 @pytest.fixture(scope="module")
-def head(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def head(model: Path, out: Path) -> Run:
     """Scores of before the update, which are those that the objective saw, in the place of rewards."""
     return play(
-        tmp_path_factory.mktemp("head"),
+        out / "head",
         model,
         "turnkey.prm.kind=head",
         "turnkey.prm.objective=sum_to_outcome",
         "turnkey.prm.use=redistribute",
         "turnkey.prm.scores=before",
-        "trainer.total_training_steps=2",
         recipe="rebn",
     )
 

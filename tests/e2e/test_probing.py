@@ -13,12 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from launch import Run, minigrid, train
+from launch import POLICY, Run, minigrid, train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.long
 
-POLICY = Path(__file__).with_name("word_policy.py")
 TURNS, STEPS, ROLLOUTS = 4, 2, 4
 LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": TURNS}
 ANSWER, ANSWERS = "go forward", 4
@@ -26,28 +25,17 @@ ANSWER, ANSWERS = "go forward", 4
 
 def probe(out: Path, model: Path, *overrides: str, rollouts: int) -> Run:
     """Each task has the same right answer."""
-    tasks = minigrid(out, LEVEL, train=8, val=4, seed=3)
+    tasks = minigrid(out, LEVEL, seed=3)
     data = pd.read_parquet(out / "train.parquet")
     data["reward_model"] = [{**fields, "ground_truth": ANSWER} for fields in data["reward_model"]]
     data.to_parquet(out / "train.parquet")
-    return train(
-        out,
-        *overrides,
-        "+turnkey/env=babyai",
-        "+turnkey/device=cpu",
-        *tasks,
-        f"actor_rollout_ref.model.path={model}",
-        f"actor_rollout_ref.rollout.n={rollouts}",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.actor.optim.lr=1e-4",
-        f"trainer.total_training_steps={STEPS}",
-    )
+    return train(out, model, *overrides, *tasks, steps=STEPS, rollouts=rollouts, mini_batch=4, lr=1e-4)
 
 
 @pytest.fixture(scope="module")
-def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(model: Path, out: Path) -> Run:
     return probe(
-        tmp_path_factory.mktemp("probing"),
+        out / "probing",
         model,
         "+turnkey=information_gain",
         'turnkey.rollout.strategy={name: probe_gold, text: ""}',
@@ -57,9 +45,9 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def answering(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def answering(model: Path, out: Path) -> Run:
     return probe(
-        tmp_path_factory.mktemp("answering"),
+        out / "answering",
         model,
         "+turnkey=progress",
         "turnkey.credit.alpha=0",

@@ -11,12 +11,11 @@ from typing import Any
 import naive
 import numpy as np
 import pytest
-from launch import Run, minigrid, train
+from launch import POLICY, Run, minigrid, train
 from loopback import Refusal, serve
 
 pytestmark = pytest.mark.long
 
-POLICY = Path(__file__).with_name("word_policy.py")
 TURNS, STEPS = 8, 2
 LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": TURNS}
 EVERY = 5  # how often the scorer refuses
@@ -55,9 +54,8 @@ def models() -> Models:
 
 
 @pytest.fixture(scope="module")
-def run(model: Path, models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(model: Path, models: Models, out: Path) -> Iterator[Run]:
     """The reward is the share of steps ahead, so that outcomes are from 0 to 1 and hardly any group is constant."""
-    out = tmp_path_factory.mktemp("process_rewards")
     routes = {"/classify": models.classify, "/v1/chat/completions": models.chat}
     with serve(routes) as (url, _):
         scorer = f'name: scorer, url: "{url}/classify", model: prm, text: "{{action}}", column: turn_score'
@@ -70,18 +68,16 @@ def run(model: Path, models: Models, tmp_path_factory: pytest.TempPathFactory) -
         ]
         yield train(
             out,
+            model,
             "+turnkey=dual_granularity",
-            "+turnkey/env=babyai",
-            "+turnkey/device=cpu",
-            *minigrid(out, LEVEL, train=8, val=4, seed=1),
+            *minigrid(out, LEVEL, seed=1),
             "turnkey.rollout.invalid_action_penalty=0",
             f"turnkey.rewards=[{', '.join(f'{{{entry}}}' for entry in rewards)}]",
             f"turnkey.credit.modify=[{{name: a_grae, {_options(A_GRAE)}}}, {{name: empg, {_options(EMPG)}}}]",
-            f"actor_rollout_ref.model.path={model}",
-            "actor_rollout_ref.rollout.n=8",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-            "actor_rollout_ref.actor.optim.lr=1e-4",
-            f"trainer.total_training_steps={STEPS}",
+            steps=STEPS,
+            rollouts=8,
+            mini_batch=4,
+            lr=1e-4,
             env={"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"},
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from launch import Run, minigrid, train
+from launch import POLICY, Run, minigrid, train
 from naive.common import leave_one_out
 from naive.teacher import agent_opsd, rlsd
 from transformers import AutoTokenizer
@@ -17,18 +17,16 @@ from verl_turnkey.losses import turn_ids
 
 pytestmark = pytest.mark.long
 
-POLICY = Path(__file__).with_name("word_policy.py")
 LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": 6}
 COEFFICIENT, BETA = 0.5, 5.0
 
 
-def played(out: Path, model: Path, method: str, *overrides: str) -> Run:
+def play(out: Path, model: Path, method: str, *overrides: str) -> Run:
     return train(
         out,
+        model,
         f"+turnkey={method}",
-        "+turnkey/env=babyai",
-        "+turnkey/device=cpu",
-        *minigrid(out, LEVEL, train=8, val=4, seed=1),
+        *minigrid(out, LEVEL, seed=1),
         "turnkey.rollout.prompt=conversation",
         "turnkey.rollout.max_tokens_per_turn=8",
         "turnkey.rollout.invalid_action_penalty=0",
@@ -36,20 +34,17 @@ def played(out: Path, model: Path, method: str, *overrides: str) -> Run:
         f"turnkey.teacher.source={POLICY}:plan",
         "turnkey.teacher.max_tokens=64",
         "data.max_response_length=1024",
-        f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.actor.optim.lr=1e-3",
-        "trainer.total_training_steps=2",
         *overrides,
+        mini_batch=4,
+        lr=1e-3,
     )
 
 
 @pytest.fixture(scope="module")
-def credited(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def credited(model: Path, out: Path) -> Run:
     """A modifier of turns, one of tokens, and observations as a loss."""
-    return played(
-        tmp_path_factory.mktemp("credited"),
+    return play(
+        out,
         model,
         "rloo_steps",
         "turnkey.credit.modify=[agent_opsd, rlsd]",
@@ -60,22 +55,17 @@ def credited(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def rows_of(run: Run, step: int) -> dict[str, dict[str, Any]]:
     """What the spy saw of each row that is no padding."""
-    seen = run.seen(step)
     names = ("mask", "old", "before", "after", "advantages", "responses", "teacher_log_prob", "has_teacher")
-    columns = {name: seen[name] for name in (*names, "turnkey_observation") if name in seen}
-    return {
-        key: {name: column[i] for name, column in columns.items()}
-        for i, (key, padding) in enumerate(zip(seen["keys"], seen["padding"], strict=True))
-        if not padding
-    }
+    names += ("turnkey_observation",) * ("turnkey_observation" in run.seen(step))
+    return {key: dict(zip(names, row, strict=True)) for key, *row in run.rows(step, "keys", *names)}
 
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_the_credit_of_tokens_is_that_of_the_naive_twins(credited: Run, step: int) -> None:
     rows = rows_of(credited, step)
     steps = [record for record in credited.steps() if record["row"] in rows]
-    own = [turn_ids(rows[record["row"]]["mask"][None])[0] == record["turn"] for record in steps]
-    for record, tokens in zip(steps, own, strict=True):
+    places = [turn_ids(rows[record["row"]]["mask"][None])[0] == record["turn"] for record in steps]
+    for record, tokens in zip(steps, places, strict=True):
         row = rows[record["row"]]
         record |= {"penalty": 0.0, "gaps": (row["teacher_log_prob"] - row["old"])[tokens].double().tolist()}
         assert any(record["gaps"]) == bool(row["has_teacher"])
@@ -84,7 +74,7 @@ def test_the_credit_of_tokens_is_that_of_the_naive_twins(credited: Run, step: in
     assert not np.allclose(per_turn, base), "the gaps change the credit of turns"
     per_token = rlsd(steps, per_turn, training_step=step)
     assert any(len({round(value, 6) for value in values}) > 1 for values in per_token), "and that of tokens"
-    for record, tokens, expected in zip(steps, own, per_token, strict=True):
+    for record, tokens, expected in zip(steps, places, per_token, strict=True):
         np.testing.assert_allclose(rows[record["row"]]["advantages"][tokens], expected, atol=1e-5)
 
 
@@ -125,15 +115,15 @@ def test_what_the_environment_said_is_learned(credited: Run, model: Path, step: 
 def test_the_loss_is_that_of_its_formula(model: Path, tmp_path: Path) -> None:
     """One update a step: the ratio is 1, and PPO's loss is minus the advantage."""
     loss = ("+turnkey/loss=sdar", f"turnkey.loss.coefficient={COEFFICIENT}", f"turnkey.loss.beta={BETA}")
-    run = played(tmp_path, model, "grpo_steps", *loss)
+    run = play(tmp_path, model, "grpo_steps", *loss)
     for step in (1, 2):
         tokens, gates = [], []
         for row in rows_of(run, step).values():
-            own = row["mask"].bool()
-            gap = (row["teacher_log_prob"] - row["old"])[own]
+            mask = row["mask"].bool()
+            gap = (row["teacher_log_prob"] - row["old"])[mask]
             text = float(row["has_teacher"])
             gate = torch.sigmoid(BETA * gap)
-            tokens.append(-row["advantages"][own] + COEFFICIENT * text * gate * gap)
+            tokens.append(-row["advantages"][mask] + COEFFICIENT * text * gate * gap)
             gates += [gate] if text else []
         assert run.metrics[step]["actor/pg_loss"] == pytest.approx(torch.cat(tokens).mean().item(), abs=1e-4)
         assert run.metrics[step]["actor/teacher/gate"] == pytest.approx(torch.cat(gates).mean().item(), abs=1e-2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import Run, questions, train
+from launch import Run, critic, questions, train
 
 TOOL = Path(__file__).with_name("corridor_tool.py")
 STEPS = 5
@@ -14,31 +14,25 @@ GAMMA, LAM = 0.99, 0.9
 
 
 @pytest.fixture(scope="module")
-def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    out = tmp_path_factory.mktemp("tool")
+def run(model: Path, out: Path) -> Run:
     return train(
         out,
+        model,
         "+turnkey=turn_gae",
         "+turnkey/loss=turn_ratio",
         "turnkey.loss.ratio=product",
-        "+turnkey/device=cpu",
         *questions(out, "corridor", "A door is 6 steps away. Walk up to it, then open it.", rows=8),
         "data.max_response_length=96",
-        f"actor_rollout_ref.model.path={model}",
         "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
         "actor_rollout_ref.rollout.multi_turn.format=corridor",
         "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=4",
         f"actor_rollout_ref.rollout.multi_turn.function_tool_path={TOOL}",
         f"reward.custom_reward_function.path={TOOL}",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-        "actor_rollout_ref.actor.optim.lr=1e-4",
-        f"critic.model.path={model}",
+        *critic(model, lr=1e-3),
         "critic.ppo_mini_batch_size=4",
-        "critic.ppo_max_token_len_per_gpu=8192",
-        "critic.optim.lr=1e-3",
-        "critic.optim.weight_decay=0.0",
-        f"trainer.total_training_steps={STEPS}",
+        steps=STEPS,
+        mini_batch=8,
+        lr=1e-4,
     )
 
 

@@ -10,7 +10,7 @@ import naive
 import numpy as np
 import pytest
 import torch
-from launch import Run, minigrid, train
+from launch import Run, data, minigrid, train
 from logs import metrics_of, of_step, turns_of
 from safetensors.torch import load_file
 
@@ -23,30 +23,28 @@ STEPS, FROZEN_AFTER = 5, 3
 
 
 @pytest.fixture(scope="module")
-def learning(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def learning(model: Path, out: Path) -> Run:
     """Five steps of GiGPO under ST-PPO's loss on DoorKey; after the third the new weights no longer reach vLLM.
 
     Two epochs with a narrow clip range, so that the second optimizer step of each batch clips. Two ranks, each with a
     server of its own.
     """
-    out = tmp_path_factory.mktemp("learning")
+    out /= "learning"
     return train(
         out,
+        model,
         "+turnkey=gigpo",
-        "+turnkey/env=babyai",
-        *minigrid(out, LEVEL, train=32, val=4, seed=0),
+        *minigrid(out, LEVEL, train=32, seed=0),
         "+turnkey/loss=st_ppo",
-        "+turnkey/device=cpu",
         "turnkey.loss.clip_low=0.01",
         "turnkey.loss.clip_high=0.01",
         "actor_rollout_ref.actor.ppo_epochs=2",
-        f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.rollout.n=8",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.actor.optim.lr=1e-4",
         "trainer.n_gpus_per_node=2",
         "ray_kwargs.ray_init.num_gpus=2",
-        f"trainer.total_training_steps={STEPS}",
+        steps=STEPS,
+        rollouts=8,
+        mini_batch=4,
+        lr=1e-4,
         env={"TURNKEY_SPY_FREEZE_AFTER": str(FROZEN_AFTER)},
     )
 
@@ -55,8 +53,7 @@ def test_advantages_in_the_queue_are_those_of_the_naive_twin(learning: Run) -> N
     """By row key, from the records that the agent loop wrote to a file; nothing of the trainer takes part."""
     played = learning.played()
     for step in range(1, STEPS + 1):
-        seen = learning.seen(step)
-        real = {key for key, padding in zip(seen["keys"], seen["padding"], strict=True) if not padding}
+        real = {key for (key,) in learning.rows(step, "keys")}
         assert real == {key for key, row in played.items() if row["global_step"] == step}
         learning.agrees_with(naive.gigpo, step)
 
@@ -76,7 +73,7 @@ def test_positive_credit_becomes_more_likely_than_negative(learning: Run) -> Non
 
 def test_generation_uses_the_updated_weights(learning: Run) -> None:
     """In true fp32 vLLM and the actor agree to 1e-5, and only while the weights are sent over."""
-    difference = {step: data["training/rollout_probs_diff_max"] for step, data in learning.metrics.items()}
+    difference = {step: metrics["training/rollout_probs_diff_max"] for step, metrics in learning.metrics.items()}
     for step in range(1, FROZEN_AFTER + 2):  # the batch of the step after the last sync is still right
         assert difference[step] < 1e-5, difference
     assert difference[FROZEN_AFTER + 2] > 1e-5, difference
@@ -128,51 +125,41 @@ def test_the_log_has_credit_and_updates_of_each_trained_turn(learning: Run) -> N
 
 
 @pytest.fixture(scope="module")
-def broken(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def broken(model: Path, out: Path) -> Run:
     """One step on environments of which half break, each in its own way; nobody is ever rewarded."""
-    out = tmp_path_factory.mktemp("broken")
+    out /= "broken"
+    out.mkdir()
     # A reset that fails in an environment of the training is tried again, in a new one: it has no part in validation.
     for split, faults in (("train", ("reset", "step", "nan", "hang")), ("val", ("step", "step", "nan", "nan"))):
         tasks = [Task("test/Broken-v0", seed, {"fault": fault}) for seed, fault in enumerate(faults)]
         write_parquet(out / f"{split}.parquet", tasks, "broken", split)
+    return train_broken(out, out, model, "+turnkey=gigpo", steps=1)
+
+
+def train_broken(out: Path, tasks: Path, model: Path, *overrides: str, steps: int) -> Run:
     return train(
         out,
-        "+turnkey=gigpo",
-        *BROKEN,
-        *_broken_overrides(out, model),
-        "trainer.total_training_steps=1",
-        modules=(HERE / "broken_env.py",),
-    )
-
-
-BROKEN = (
-    "+turnkey/device=cpu",
-    "turnkey.env.probe=false",  # the first task breaks there as well
-    "turnkey.env.step_timeout=2",
-    "turnkey.rollout.max_turns=5",
-    f"turnkey.rollout.action_format={HERE / 'broken_env.py'}:walk",
-    "turnkey.rollout.invalid_action_penalty=0",
-    "turnkey.update.mini_batches=3",
-    "critic.enable=true",
-    "critic.ppo_max_token_len_per_gpu=8192",
-    "critic.optim.weight_decay=0.0",
-)
-
-
-def _broken_overrides(out: Path, model: Path) -> tuple[str, ...]:
-    return (
-        f"data.train_files={out}/train.parquet",
-        f"data.val_files={out}/val.parquet",
-        "data.train_batch_size=4",
-        f"actor_rollout_ref.model.path={model}",
+        model,
+        *overrides,
+        "turnkey.env.probe=false",  # the first task breaks there as well
+        "turnkey.env.step_timeout=2",
+        "turnkey.rollout.max_turns=5",
+        f"turnkey.rollout.action_format={HERE / 'broken_env.py'}:walk",
+        "turnkey.rollout.invalid_action_penalty=0",
+        "turnkey.update.mini_batches=3",
+        "critic.enable=true",
         f"critic.model.path={model}",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.actor.optim.lr=1e-2",
+        "critic.ppo_max_token_len_per_gpu=8192",
+        "critic.optim.weight_decay=0.0",
+        *data(tasks, batch=4),
         "actor_rollout_ref.actor.entropy_coeff=0",
         "trainer.test_freq=1",
         "trainer.save_freq=1",
-        f"trainer.default_local_dir={out}/checkpoints",
+        f"trainer.default_local_dir={tasks}/checkpoints",
+        steps=steps,
+        mini_batch=4,
+        lr=1e-2,
+        modules=(HERE / "broken_env.py",),
     )
 
 
@@ -244,14 +231,13 @@ def test_resumes_and_trains_with_an_estimator_of_verls_own(broken: Run, model: P
 
     In micro-batches of a fixed size, as ordinary scripts have them, and with episodes that weigh alike.
     """
-    run = train(
+    run = train_broken(
         broken.out.with_name("resumed"),
+        broken.out,
+        model,
         "+turnkey=base",
         "+turnkey/loss=dgpo",
         "algorithm.adv_estimator=gae",
-        *BROKEN,
-        *_broken_overrides(broken.out, model),
-        "trainer.total_training_steps=2",
         "turnkey.update.weight_by=episode",
         "actor_rollout_ref.actor.use_dynamic_bsz=false",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
@@ -259,7 +245,7 @@ def test_resumes_and_trains_with_an_estimator_of_verls_own(broken: Run, model: P
         "actor_rollout_ref.actor.use_kl_loss=true",
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
         "critic.ppo_micro_batch_size_per_gpu=2",
-        modules=(HERE / "broken_env.py",),
+        steps=2,
     )
     assert min(run.metrics) == 2, "the first step was not trained again"
     assert len(run.seen(2)["keys"]) % 60 == 0, "3 mini-batches of micro-batches of 2, forward passes in 5 and in 4"

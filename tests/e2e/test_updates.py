@@ -8,38 +8,23 @@ import naive
 import numpy as np
 import pytest
 import torch
-from launch import Run, minigrid, train
+from launch import POLICY, Run, minigrid, train
 
 pytestmark = pytest.mark.long
 
-POLICY = Path(__file__).with_name("word_policy.py")
 LEVEL = {"level": "MiniGrid-Empty-Random-5x5-v0", "max_steps": 8}
 
 
-def play(out: Path, model: Path, *overrides: str) -> Run:
-    return train(
-        out,
-        *overrides,
-        "+turnkey/device=cpu",
-        *minigrid(out, LEVEL, train=8, val=4, seed=1),
-        f"turnkey.rewards=[{{name: step}}, {{name: '{POLICY}:forward', weight: 0.1}}]",
-        f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.rollout.n=8",
-        "actor_rollout_ref.actor.optim.lr=3e-4",
-    )
+def play(out: Path, model: Path, *overrides: str, mini_batch: int, steps: int) -> Run:
+    """Each step ahead is paid, so that hardly any group is constant."""
+    rewards = f"turnkey.rewards=[{{name: step}}, {{name: '{POLICY}:forward', weight: 0.1}}]"
+    settings = (*overrides, *minigrid(out, LEVEL, seed=1), rewards)
+    return train(out, model, *settings, rollouts=8, mini_batch=mini_batch, lr=3e-4, steps=steps)
 
 
 @pytest.fixture(scope="module")
-def seeupo(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two steps; each step ahead is paid, so that hardly any group is constant."""
-    return play(
-        tmp_path_factory.mktemp("seeupo"),
-        model,
-        "+turnkey=seeupo",
-        "+turnkey/env=babyai",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "trainer.total_training_steps=2",
-    )
+def seeupo(model: Path, out: Path) -> Run:
+    return play(out, model, "+turnkey=seeupo", mini_batch=4, steps=2)
 
 
 @pytest.mark.parametrize("step", [1, 2])
@@ -50,10 +35,7 @@ def test_each_turn_is_an_update_weighed_by_what_the_later_ones_did(seeupo: Run, 
     assert seeupo.metrics[step]["actor/phases"] == max(map(len, episodes.values()))
     seen = seeupo.seen(step)
     weighed = []
-    columns = (seen[name] for name in ("keys", "padding", "mask", "advantages", "advantages_after"))
-    for key, padding, mask, before, after in zip(*columns, strict=True):
-        if padding:
-            continue
+    for key, mask, before, after in seeupo.rows(step, "keys", "mask", "advantages", "advantages_after"):
         on = mask.bool()
         np.testing.assert_allclose(before[on], expected[key], atol=1e-5)
         if not expected[key]:
@@ -79,21 +61,16 @@ def test_rebel_moves_log_ratios_towards_differences_of_outcomes(model: Path, tmp
         tmp_path,
         model,
         "+turnkey=grpo_steps",
-        "+turnkey/env=babyai",
         "+turnkey/loss=rebel",
         "turnkey.loss.eta=10",  # differences that four steps do not reach, let alone pass
         "actor_rollout_ref.actor.ppo_epochs=2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "trainer.total_training_steps=1",
+        mini_batch=2,
+        steps=1,
     )
-    seen = run.seen(1)
     change: dict[str, float] = {}
-    for key, padding, mask, before, after in zip(
-        *(seen[name] for name in ("keys", "padding", "mask", "before", "after")), strict=True
-    ):
-        if not padding:
-            trajectory = key.rsplit("_", 1)[0]
-            change[trajectory] = change.get(trajectory, 0.0) + ((after - before) * mask).sum().item()
+    for key, mask, before, after in run.rows(1, "keys", "mask", "before", "after"):
+        trajectory = key.rsplit("_", 1)[0]
+        change[trajectory] = change.get(trajectory, 0.0) + ((after - before) * mask).sum().item()
     outcome = {e["episode"]: e["composed_return"] for e in run.episodes("train")}
     product = 0.0
     for group in {key.rsplit("_", 1)[0] for key in change}:

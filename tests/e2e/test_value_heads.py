@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from launch import Run, minigrid, train
+from launch import POLICY, Run, critic, minigrid, train
 from naive.critics import streams
 from transformers import AutoModelForTokenClassification
 
@@ -23,34 +23,26 @@ STEPS = (1, 2)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(out: Path) -> Run:
     """Every turn is paid, so that targets are far from the values that the critic begins with."""
-    out = tmp_path_factory.mktemp("heads")
     model = out / "model"
     subprocess.run([sys.executable, HERE / "hiper_model.py", model], check=True)
     return train(
         out,
+        model,
         "+turnkey=hae",
-        "+turnkey/env=babyai",
-        "+turnkey/device=cpu",
-        *minigrid(out, LEVEL, train=8, val=4, seed=1),
+        *minigrid(out, LEVEL, seed=1),
         "turnkey.rollout.action_format=hiper",
         "turnkey.rollout.history=1",
-        f"turnkey.rewards=[{{name: step}}, {{name: '{HERE}/word_policy.py:forward', weight: 0.5}}]",
+        f"turnkey.rewards=[{{name: step}}, {{name: '{POLICY}:forward', weight: 0.5}}]",
         "turnkey.credit.normalise=false",
         "data.max_response_length=32",
-        f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.actor.optim.lr=1e-4",
         "critic.enable=true",
-        f"critic.model.path={model}",
-        "critic.ppo_max_token_len_per_gpu=8192",
-        "critic.optim.lr=1e-3",
-        "critic.optim.weight_decay=0.0",
+        *critic(model, lr=1e-3),
         f"trainer.default_local_dir={out}/checkpoints",
         "trainer.save_freq=1",
-        "trainer.total_training_steps=2",
+        mini_batch=4,
+        lr=1e-4,
         modules=(HERE / "heads_spy.py",),
     )
 
@@ -77,8 +69,7 @@ def decided(run: Run, step: int) -> list[dict[str, Any]]:
     return turns
 
 
-def critic(run: Run, step: int) -> dict[str, torch.Tensor]:
-    """Its weights after a step."""
+def critic_weights(run: Run, step: int) -> dict[str, torch.Tensor]:
     path = run.out / "checkpoints" / f"global_step_{step}" / "critic" / "model_world_size_1_rank_0.pt"
     state = torch.load(path, map_location="cpu", weights_only=False)
     return {name: getattr(tensor, "_local_tensor", tensor) for name, tensor in state.items()}
@@ -118,7 +109,7 @@ def test_targets_and_advantages_are_those_of_the_naive_twin(run: Run, step: int)
 def test_the_three_values_are_those_of_three_rows_of_the_head(run: Run) -> None:
     """transformers with the weights that the first step saved, on the rows of the second."""
     network = AutoModelForTokenClassification.from_pretrained(run.out / "model", num_labels=3, dtype=torch.float32)
-    network.load_state_dict(critic(run, 1))
+    network.load_state_dict(critic_weights(run, 1))
     network.eval()
     apart = []
     for row in seen(run, 2).values():
@@ -131,7 +122,7 @@ def test_the_three_values_are_those_of_three_rows_of_the_head(run: Run) -> None:
 
 
 def test_each_head_learns(run: Run) -> None:
-    before, after = (critic(run, step)["score.weight"] for step in STEPS)
+    before, after = (critic_weights(run, step)["score.weight"] for step in STEPS)
     assert before.shape[0] == 3
     moved = after - before
     assert all(row.abs().max() > 1e-4 for row in moved), "Adam moves what has a gradient by the learning rate"

@@ -11,7 +11,7 @@ import yaml
 from verl_turnkey.plugins.cli import tables
 from verl_turnkey.plugins.config.recipe_files import config_dir
 
-RECIPES = [*write_tables.names(), *write_tables.loss_recipes(), *write_tables.modifier_recipes()]
+RECIPES = write_tables.recipes()
 METHODS = [name for name in write_tables.names() if name != "base"]
 
 

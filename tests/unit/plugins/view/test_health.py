@@ -55,19 +55,52 @@ def test_a_sound_run_has_no_findings():
     assert health.findings(make(1)) == []
 
 
-def test_groups_without_signal_are_told_with_the_steps_from_which_on():
-    run = make(8, lambda step, n: {"composed_return": 0.0, "success": False} if step >= 6 and n < SIZE else {})
-    finding = only_finding(run, "no_signal")
-    assert finding.steps == [6, 7, 8]
-    assert "50 % of the groups have no signal in steps 6 to 8" in finding.message
-    assert "all lost" in finding.message
-    assert "too hard" in finding.message
-    easy = make(8, lambda step, n: {"composed_return": 1.0, "success": True} if step >= 6 and n < SIZE else {})
-    assert "too easy" in only_finding(easy, "no_signal").message
-    assert (
-        only_finding(make(8, lambda step, n: {"composed_return": 0.0} if step == 6 and n < SIZE else {}), "no_signal")
-        is None
-    )
+def metrics(name: str, *values: float) -> dict[str, Any]:
+    """A metric in steps 1, 2, ..."""
+    return {"metrics": [(step, name, value) for step, value in enumerate(values, 1)]}
+
+
+LOST, WON = ({"composed_return": float(won), "success": won} for won in (False, True))
+PROBABILITIES, VALIDATION = "training/rollout_probs_diff_mean", "val-aux/lake/failed/mean@1"
+
+
+@pytest.mark.parametrize(
+    ("rule", "steps", "run", "holds", "words"),
+    [
+        ("no_signal", 8, {"episode": lambda step, n: LOST if step >= 6 and n < SIZE else {}}, [6, 7, 8],
+         ["50 % of the groups have no signal in steps 6 to 8", "all lost", "too hard"]),
+        ("no_signal", 8, {"episode": lambda step, n: WON if step >= 6 and n < SIZE else {}}, [6, 7, 8], ["too easy"]),
+        ("no_signal", 8, {"episode": lambda step, n: {"composed_return": 0.0} if step == 6 and n < SIZE else {}},
+         None, []),
+        ("states_do_not_repeat", 4, {"turn": lambda step, n, t: {"anchor": f"{n}.{t}"}}, [1, 2, 3, 4], ["Only 0 %"]),
+        # the first state of a group is always the same: it does not count
+        ("states_do_not_repeat", 4, {"turn": lambda step, n, t: {"anchor": f"{n}.{t}" if t else "start"}},
+         [1, 2, 3, 4], []),
+        ("states_do_not_repeat", 4, {"turn": lambda step, n, t: {"anchor": None}}, None, []),
+        ("entropy_collapse", 8, metrics("actor/entropy", *[1.0] * 6, 0.1, 0.1), [7, 8], []),
+        ("entropy_collapse", 8, metrics("actor/entropy", *[1.0] * 6, 0.3, 0.3), None, []),
+        ("repetition", 4, {"turn": lambda step, n, t: {"anchor": "s0", "action": "a"} if step > 2 and t < 2 else {}},
+         [3, 4], []),
+        # the same action in another state, and in another episode, is none
+        ("repetition", 4, {"turn": lambda step, n, t: {"action": "a"}}, None, []),
+        ("prompts_cut", 4, {"turn": lambda step, n, t: {"prompt_cut": step > 2 and t < 1}}, [3, 4], []),
+        ("prompts_cut", 4, {"turn": lambda step, n, t: {"prompt_cut": False}}, None, []),
+        ("invalid_rising", 8, {"turn": lambda step, n, t: {"valid": step < 7 or t > 0}}, [7, 8], ["from 0 % to 20 %"]),
+        ("invalid_rising", 8, {"turn": lambda step, n, t: {"valid": t > 0}}, None, []),
+        ("invalid", 8, {"turn": lambda step, n, t: {"valid": t > 1}}, None, []),  # 40 %
+        ("too_long", 4, {"episode": lambda step, n: {"truncated": n > 2}}, [1, 2, 3, 4], []),
+        ("too_long", 4, {"episode": lambda step, n: {"truncated": n > 4}}, None, []),
+        ("probabilities_differ", 4, metrics(PROBABILITIES, 0.01, 0.01, 0.2, 0.2), [3, 4], []),
+        ("probabilities_differ", 4, metrics(PROBABILITIES, *[0.04] * 4), None, []),
+        ("validation_failures", 4, metrics(VALIDATION, 0.0, 0.25, 0.0, 0.0), [2],
+         ["25 % of the validation episodes failed at step 2"]),
+        ("validation_failures", 4, metrics(VALIDATION, 0.0, 0.0), None, []),
+    ],
+)  # fmt: skip
+def test_a_rule_holds_beyond_its_threshold(rule, steps, run, holds, words):
+    finding = only_finding(make(steps, **run), rule)
+    assert (finding and finding.steps) == holds
+    assert all(word in finding.message for word in words)
 
 
 def test_a_group_of_one_finished_episode_is_no_group_without_signal():
@@ -81,23 +114,6 @@ def test_a_group_of_one_finished_episode_is_no_group_without_signal():
     pairs = make(8, lambda step, n: {"group": f"{step}-{n // 2 if n < 4 else n}", "composed_return": float(n == 0)})
     [message] = [finding["message"] for finding in health.findings(pairs) if finding["rule"] == "no_signal"]
     assert "50 % of the groups" in message
-
-
-def test_states_that_do_not_repeat():
-    alone = make(4, turn=lambda step, n, t: {"anchor": f"{n}.{t}"})
-    assert "Only 0 %" in only_finding(alone, "states_do_not_repeat").message
-    # the first state of a group is always the same: it does not count
-    first = make(4, turn=lambda step, n, t: {"anchor": f"{n}.{t}" if t else "start"})
-    assert only_finding(first, "states_do_not_repeat").steps == [1, 2, 3, 4]
-    without = make(4, turn=lambda step, n, t: {"anchor": None})
-    assert only_finding(without, "states_do_not_repeat") is None
-
-
-@pytest.mark.parametrize(("last", "steps"), [(0.1, [7, 8]), (0.3, None)])
-def test_entropy_that_collapses(last, steps):
-    metrics = [(step, "actor/entropy", 1.0 if step < 7 else last) for step in range(1, 9)]
-    finding = only_finding(make(8, metrics=metrics), "entropy_collapse")
-    assert (finding and finding.steps) == steps
 
 
 def test_a_collapse_names_its_step():
@@ -181,28 +197,6 @@ def test_a_collapse_tells_what_changed_and_what_came_first():
     assert [row["what"] for row in finding.evidence if row["fall"]] == ["success"]
 
 
-def test_actions_repeated_in_vain():
-    def stuck(step, n, t):
-        return {"anchor": "s0", "action": "a"} if step > 2 and t < 2 else {}
-
-    assert only_finding(make(4, turn=stuck), "repetition").steps == [3, 4]
-    # the same action in another state, and in another episode, is none
-    assert only_finding(make(4, turn=lambda step, n, t: {"action": "a"}), "repetition") is None
-
-
-@pytest.mark.parametrize(("share", "steps"), [(1, [3, 4]), (0, None)])
-def test_prompts_cut(share, steps):
-    finding = only_finding(make(4, turn=lambda step, n, t: {"prompt_cut": step > 2 and t < share}), "prompts_cut")
-    assert (finding and finding.steps) == steps
-
-
-def test_invalid_actions_that_rise():
-    finding = only_finding(make(8, turn=lambda step, n, t: {"valid": step < 7 or t > 0}), "invalid_rising")
-    assert finding.steps == [7, 8]
-    assert "from 0 % to 20 %" in finding.message
-    assert only_finding(make(8, turn=lambda step, n, t: {"valid": t > 0}), "invalid_rising") is None
-
-
 def test_failures_by_kind():
     def failing(step, n):
         return {"failed": "hung", "failed_kind": "timeout", "success": None} if n == 0 and step in (2, 3) else {}
@@ -249,11 +243,6 @@ def test_failed_episodes_of_groups_that_were_not_logged_are_no_rate():
     assert health.findings(join.Run("made", Path(), {}, logged, joined, run.steps)) != []
 
 
-def test_episodes_that_end_at_a_limit():
-    assert only_finding(make(4, lambda step, n: {"truncated": n > 2}), "too_long").steps == [1, 2, 3, 4]
-    assert only_finding(make(4, lambda step, n: {"truncated": n > 4}), "too_long") is None
-
-
 def test_what_the_rules_look_at_is_drawn():
     def turn(step, n, t):
         return {"anchor": "s0", "action": "a0"} if step == 2 and t < 2 else {}
@@ -288,30 +277,12 @@ def test_invalid_actions_from_the_first_step_come_before_hard_tasks():
     assert finding.steps == [1, 2, 3]
     assert "80 % of the turns in steps 1 to 3 have no valid action, most often: no <action>" in finding.message
     assert "100 % of them end at 4 tokens" in finding.message
-    assert only_finding(make(8, turn=lambda step, n, t: {"valid": t > 1}), "invalid") is None  # 40 %
 
     lost = make(8, lambda step, n: {"composed_return": 0.0, "success": False}, lambda step, n, t: {"valid": False})
     messages = {finding["rule"]: finding["message"] for finding in health.findings(lost)}
     assert "100 % of their turns have no valid action: fix that first" in messages["no_signal"]
     assert "too hard" not in messages["no_signal"]
     assert "tokens" not in messages["invalid"]
-
-
-def test_probabilities_that_differ_between_rollout_and_trainer():
-    name = "training/rollout_probs_diff_mean"
-    finding = only_finding(
-        make(4, metrics=[(s, name, 0.01 if s < 3 else 0.2) for s in range(1, 5)]), "probabilities_differ"
-    )
-    assert finding.steps == [3, 4]
-    assert only_finding(make(4, metrics=[(s, name, 0.04) for s in range(1, 5)]), "probabilities_differ") is None
-
-
-def test_validation_episodes_that_failed():
-    name = "val-aux/lake/failed/mean@1"
-    finding = only_finding(make(4, metrics=[(2, name, 0.25), (4, name, 0.0)]), "validation_failures")
-    assert finding.steps == [2]
-    assert "25 % of the validation episodes failed at step 2" in finding.message
-    assert only_finding(make(4, metrics=[(2, name, 0.0)]), "validation_failures") is None
 
 
 # --- Statistics of evaluations: against naive twins, published numbers, and the coverage of intervals in simul --------

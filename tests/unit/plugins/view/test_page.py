@@ -174,7 +174,7 @@ def test_groups_of_which_the_log_has_no_texts_have_numbers(run, tmp_path):
 def test_of_each_step_a_group_stays_then_mixed_outcomes_and_the_newest(tmp_path):
     synthetic_run.write(tmp_path / "run", episodes=300, turns=8, steps=5, skill=0.6, validate=False)
     loaded = load(tmp_path / "run")
-    group, names = pack._groups(loaded.episodes)
+    group, names = loaded.episodes["group"].factorize()
     order = pack.order(loaded, group, len(names))
     assert sorted(order) == list(range(len(names)))
     won = loaded.episodes["success"].eq(True).groupby(group).mean()
