@@ -70,45 +70,42 @@ def text(source: Any, of: TeacherRow) -> Any:
     return read_source(source)[1](of)
 
 
-TRUTH = {"reward_model": {"ground_truth": ["seven", "7"]}}
-FIRST = episode("b_0", 0.0, ["right"], gold_answer="the key")
-SLOW = row(CLOSE)
-SLOW.reward_info = {"feedback": "too slow"}
-BARE = TeacherEpisode("c_0", 1.0, True, (), lambda: ["<think>so</think> 42"])
+def test_a_skill_is_a_column_or_a_key_of_extra_info():
+    assert text("task_skill", row(WON, skill="look first")) == "look first"
+    assert text("task_skill", row(WON, skill=None, extra_info={"skill": "key"})) == "key"
+    assert text({"name": "task_skill", "column": "plan"}, row(WON, skill="no", plan="yes")) == "yes"
+    assert read_source({"name": "task_skill", "column": "plan"})[1].columns == ("plan",)
+    for nothing in ({}, {"skill": math.nan}, {"skill": " "}, {"extra_info": None}):
+        assert text("task_skill", row(WON, **nothing)) is None
 
 
-@pytest.mark.parametrize(
-    ("source", "of", "expected"),
-    [
-        ("task_skill", row(WON, skill="look first"), "look first"),
-        ("task_skill", row(WON, skill=None, extra_info={"skill": "key"}), "key"),
-        ({"name": "task_skill", "column": "plan"}, row(WON, skill="no", plan="yes"), "yes"),
-        *(("task_skill", row(WON, **data), None) for data in ({}, {"skill": math.nan}, {"skill": " "})),
-        ("task_skill", row(WON, extra_info=None), None),
-        ("gold_answer", row(WON, **TRUTH), "seven"),
-        ("gold_answer", row(WON), None),
-        ("gold_answer", row(FIRST, group=[FIRST], **TRUTH), "the key"),  # the environment's
-        ("feedback", row(LOST), "fell into the lake"),
-        ("feedback", row(CLOSE), None),
-        ("feedback", SLOW, "too slow"),
-        ({"name": "feedback", "key": "gold_answer"}, row(LOST), "the key"),
-        ("group_success", row(LOST), "jump"),  # the best one
-        ("group_success", row(BEST), "Turn 1: left\nTurn 2: up"),  # not its own, and without thoughts
-        ({"name": "group_success", "episodes": 5}, row(LOST), "jump\n\nTurn 1: left\nTurn 2: up"),
-        ("group_success", row(LOST, group=[LOST, CLOSE]), None),
-        ("group_failures", row(WON), "stay"),
-        ("group_failures", row(CLOSE), "Turn 1: right\nTurn 2: down"),
-        ("group_failures", row(LOST, group=[LOST, WON]), None),
-        ("next_observation", row(LOST, 0), "saw a_21"),
-        ("next_observation", row(LOST, 1), None),
-        ("outcome", row(WON), "The task was solved.\nsaw a_01\nLast action: up"),
-        ("outcome", row(LOST), "The task was solved.\nsaw a_10\nLast action: jump"),
-        ("outcome", row(LOST, group=[LOST, CLOSE]), None),
-        ("outcome", TeacherRow("c_0_0", {}, (), BARE), "The task was solved.\nLast action: 42"),
-    ],
-)
-def test_the_text_of_a_source(source, of, expected):
-    assert text(source, of) == expected
+def test_the_right_answer_is_the_environments_or_the_data_rows():
+    truth = {"reward_model": {"ground_truth": ["seven", "7"]}}
+    assert text("gold_answer", row(WON, **truth)) == "seven"
+    assert text("gold_answer", row(WON)) is None
+    first = episode("b_0", 0.0, ["right"], gold_answer="the key")
+    assert text("gold_answer", row(first, group=[first], **truth)) == "the key"
+
+
+def test_feedback_is_the_last_text_of_the_own_episode():
+    assert text("feedback", row(LOST)) == "fell into the lake"
+    assert text("feedback", row(CLOSE)) is None
+    with_feedback = row(CLOSE)
+    with_feedback.reward_info = {"feedback": "too slow"}
+    assert text("feedback", with_feedback) == "too slow"
+    assert text({"name": "feedback", "key": "gold_answer"}, row(LOST)) == "the key"
+
+
+def test_other_episodes_of_the_group_leave_out_the_own_one_and_thoughts():
+    assert text("group_success", row(LOST)) == "jump", "the best one"
+    assert text("group_success", row(BEST)) == "Turn 1: left\nTurn 2: up", "not its own"
+    assert text({"name": "group_success", "episodes": 5}, row(LOST)) == "jump\n\nTurn 1: left\nTurn 2: up"
+    assert text("group_failures", row(WON)) == "stay"
+    assert text("group_failures", row(CLOSE)) == "Turn 1: right\nTurn 2: down"
+    assert text("group_success", row(LOST, group=[LOST, CLOSE])) is None
+    assert text("group_failures", row(LOST, group=[LOST, WON])) is None
+    with pytest.raises(ConfigError, match=r"turnkey\.teacher\.source\.episodes: expected positive"):
+        read_source({"name": "group_success", "episodes": 0})
 
 
 def test_of_the_rows_in_the_queue_a_texts_writer_sees_the_other_played_episodes_of_the_group():
@@ -131,6 +128,20 @@ def test_of_the_rows_in_the_queue_a_texts_writer_sees_the_other_played_episodes_
         "b_0_0": [],
     }
     assert {keys[i]: of.episode.name for i, of in rows.items()}["a_0_2"] == "a_0.1"
+
+
+def test_the_next_observation_is_that_of_the_rows_own_turn():
+    assert text("next_observation", row(LOST, 0)) == "saw a_21"
+    assert text("next_observation", row(LOST, 1)) is None
+
+
+def test_the_outcome_is_the_own_success_or_the_groups_best():
+    assert text("outcome", row(WON)) == "The task was solved.\nsaw a_01\nLast action: up"
+    assert text("outcome", row(LOST)) == "The task was solved.\nsaw a_10\nLast action: jump"
+    assert text("outcome", row(LOST, group=[LOST, CLOSE])) is None
+    bare = TeacherEpisode("c_0", 1.0, True, (), lambda: ["<think>so</think> 42"])
+    alone = TeacherRow("c_0_0", {}, (), bare)
+    assert text("outcome", alone) == "The task was solved.\nLast action: 42"
 
 
 def placebo(of: Any, row: TeacherRow) -> Any:
@@ -182,9 +193,6 @@ def test_unknown_sources_and_options_are_named():
     with pytest.raises(ModuleImportError, match="no_such_module"):
         read_source("no_such_module:text")
     assert read_source("json:dumps")[0] is None
-    assert read_source({"name": "task_skill", "column": "plan"})[1].columns == ("plan",)
-    with pytest.raises(ConfigError, match=r"turnkey\.teacher\.source\.episodes: expected positive"):
-        read_source({"name": "group_success", "episodes": 0})
 
 
 def test_a_source_of_ones_own():
