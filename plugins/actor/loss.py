@@ -13,11 +13,11 @@ rows as far as the ranks need equal numbers), and none when no rank has a clippe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -55,13 +55,13 @@ clipped_rows = ClippedRows()
 def install(worker: Any, spec: LossSpec, params: Any) -> None:
     """Run inside an actor worker: its optimizer steps are scaled from now on."""
     engine = internals.actor_worker(worker).actor.engine
-    own = type(engine).train_batch.__get__(engine)
-    engine.train_batch = partial(train_batch, engine, own, spec, params)
+    verls = type(engine).train_batch.__get__(engine)
+    engine.train_batch = partial(train_batch, engine, verls, spec, params)
 
 
 def train_batch(
     engine: Any,
-    own: Callable[..., Any],
+    verls: Callable[..., Any],
     spec: LossSpec,
     params: Any,
     data: TensorDict,
@@ -75,11 +75,8 @@ def train_batch(
     data[ROW] = torch.arange(len(data))
 
     def first_pass(model_output: Any, data: TensorDict, dp_group: Any = None) -> Any:
-        clipped_rows.of_micro_batch = data[ROW]
-        try:
+        with patch.object(clipped_rows, "of_micro_batch", data[ROW]):
             return loss_function(model_output=model_output, data=data, dp_group=dp_group)
-        finally:
-            clipped_rows.of_micro_batch = None
 
     step = engine.optimizer_step
 
@@ -88,8 +85,8 @@ def train_batch(
         return step()
 
     clipped_rows.rows.clear()
-    with _replaced(engine, "optimizer_step", scaled_step):
-        outputs = own(data, first_pass)
+    with patch.object(engine, "optimizer_step", scaled_step):
+        outputs = verls(data, first_pass)
     if engine.is_mp_src_rank_with_outputs():
         outputs["metrics"] |= {f"actor/clipping_bias/{key}": [value] for key, value in extra.items()}
     return outputs
@@ -182,18 +179,6 @@ def _total_norm(engine: Any) -> float:
         norm = square.sqrt()
     scaler = getattr(engine, "scaler", None)
     return norm.item() / (scaler.get_scale() if scaler is not None else 1.0)
-
-
-@contextmanager
-def _replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(thing).get(name)
-    setattr(thing, name, value)
-    try:
-        yield
-    finally:
-        delattr(thing, name)  # uncovers the class's attribute
-        if before is not None:
-            setattr(thing, name, before)
 
 
 _params: dict[str, Any] = {}

@@ -100,11 +100,6 @@ def group_outcome(batch: Batch) -> torch.Tensor:
     return _per_row(batch, mean[steps.group])
 
 
-def no_log_ratio(batch: Batch) -> torch.Tensor:
-    """(B,) zeros: before the first optimizer step all log-ratios are 0 (:mod:`.update_order` writes the later ones)."""
-    return torch.zeros(len(batch.tags))
-
-
 def _per_row(batch: Batch, per_step: np.ndarray) -> torch.Tensor:
     column = torch.zeros(len(batch.tags))
     column[torch.from_numpy(batch.table().row)] = torch.tensor(per_step, dtype=torch.float32)
@@ -115,7 +110,8 @@ PROVIDERS: dict[str, Callable[[Batch], torch.Tensor]] = {
     STALENESS: staleness,
     "rewards": outcome,
     "group_reward": group_outcome,
-    GROUP_LOG_RATIO: no_log_ratio,
+    # Before the first optimizer step all log-ratios are 0; update_order.py writes the later ones.
+    GROUP_LOG_RATIO: lambda batch: torch.zeros(len(batch.tags)),
 }
 """Inputs that the trainer computes; any other comes from the estimator (``Credit.extra``), one value per step."""
 
@@ -166,9 +162,9 @@ def columns(spec: LossSpec, batch: Batch) -> TensorDict:
 
 def read(data: TensorDict, names: Sequence[str]) -> dict[str, torch.Tensor]:
     """The columns among ``names`` that the rows have, as a loss takes them: (B,) or (B, L) each."""
-    there = [name for name in names if queue_name(name) in data]
-    padded = data.select(*map(queue_name, there)).to_padded_tensor() if there else {}
-    return {name: padded[queue_name(name)] for name in there}
+    present = {name: queue_name(name) for name in names if queue_name(name) in data}
+    padded = data.select(*present.values()).to_padded_tensor() if present else {}
+    return {name: padded[column] for name, column in present.items()}
 
 
 def hand_over(worker: Any, names: Sequence[str]) -> None:

@@ -1,9 +1,10 @@
-"""Bins with equal numbers of rows and about equal work."""
+"""The order of an update: bins of about equal work, and updates on parts of a batch, by turn or by group."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -130,7 +131,7 @@ def reverse_turns(
     ratio = torch.ones(table.steps.n_trajectories)
     trajectory = torch.from_numpy(table.steps.trajectory.copy())
     numbers = np.unique(table.steps.step[table.steps.tokens > 0])[::-1]
-    gathered = _Gathered()
+    updates: list[tuple[Metrics, int]] = []
     for done, number in enumerate(numbers):
         at = np.flatnonzero(table.steps.step == number)
         phase = Phase(batch, table, at, dp_size, calls)
@@ -138,13 +139,13 @@ def reverse_turns(
             phase.write(old_log_probs=phase.log_probs())
         old = phase.read("old_log_probs")
         phase.scale_advantages(ratio[trajectory[at]])
-        gathered.add(phase.update(), len(at))
+        updates.append((phase.update(), len(at)))
         if done + 1 < len(numbers):
             before, mask = (old[name].to_padded_tensor(0) for name in ("old_log_probs", "response_mask"))
             after = phase.log_probs().to_padded_tensor(0.0)
             clip = {"clip_low": options.ratio_clip, "clip_high": options.ratio_clip}
             ratio[trajectory[at]] = accumulated_ratio(ratio[trajectory[at]], before, after, mask, **clip)
-    return gathered.metrics() | {
+    return _means(updates) | {
         "actor/phases": float(len(numbers)),
         "actor/accumulated_ratio/mean": ratio.mean().item(),
         "actor/accumulated_ratio/max": ratio.max().item(),
@@ -163,7 +164,7 @@ def group_log_ratios(
     """
     steps = table.steps
     parts = np.array_split(np.arange(steps.n_groups), min(mini_batches, steps.n_groups))
-    gathered = _Gathered()
+    updates: list[tuple[Metrics, int]] = []
     moved = not current
     _, rows = np.unique(table.row, return_index=True)  # one step of each row; a row may hold several
     for _ in range(epochs):
@@ -172,36 +173,31 @@ def group_log_ratios(
             phase = Phase(batch, table, at, dp_size, calls)
             if moved:
                 phase.write(**{queue_name(GROUP_LOG_RATIO): _group_log_ratio(phase, table)})
-            gathered.add(phase.update(), len(at))
+            updates.append((phase.update(), len(at)))
             moved = True
-    return gathered.metrics()
+    return _means(updates)
 
 
 def _group_log_ratio(phase: Phase, table: Rows) -> torch.Tensor:
     now = phase.log_probs().to_padded_tensor(0.0)
     data = phase.read("old_log_probs")
     mask = data["response_mask"].to_padded_tensor(0).bool()
-    own = torch.where(mask, now - data["old_log_probs"].to_padded_tensor(0.0), 0.0).sum(1).double().numpy()
+    log_ratio = torch.where(mask, now - data["old_log_probs"].to_padded_tensor(0.0), 0.0).sum(1).double().numpy()
     _, trajectory = np.unique(table.steps.trajectory[phase.steps], return_inverse=True)
     groups, group = np.unique(table.steps.group[phase.steps], return_inverse=True)
-    whole = np.bincount(trajectory, weights=own)
+    whole = np.bincount(trajectory, weights=log_ratio)
     group_of = np.zeros(len(whole), dtype=np.int64)
     group_of[trajectory] = group
     mean = np.bincount(group_of, weights=whole, minlength=len(groups)) / np.bincount(group_of, minlength=len(groups))
-    return torch.tensor(mean[group] - (whole[trajectory] - own), dtype=torch.float32)
+    return torch.tensor(mean[group] - (whole[trajectory] - log_ratio), dtype=torch.float32)
 
 
-class _Gathered:
-    """Combines verl's metrics of several updates: means weighted by rows."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._rows: dict[str, int] = {}
-
-    def add(self, metrics: Metrics, rows: int) -> None:
+def _means(updates: Sequence[tuple[Metrics, int]]) -> Metrics:
+    """verl's metrics of several updates, each with its number of rows, as means weighted by rows."""
+    sums: dict[str, float] = defaultdict(float)
+    numbers: dict[str, int] = defaultdict(int)
+    for metrics, rows in updates:
         for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + float(value) * rows
-            self._rows[name] = self._rows.get(name, 0) + rows
-
-    def metrics(self) -> Metrics:
-        return {name: total / self._rows[name] for name, total in self._sums.items()}
+            sums[name] += float(value) * rows
+            numbers[name] += rows
+    return {name: total / numbers[name] for name, total in sums.items()}

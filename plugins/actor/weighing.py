@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from tensordict import TensorDict
@@ -76,23 +77,20 @@ def weighed(weight: torch.Tensor, mini_batches: int) -> Iterator[None]:
         mini_batches: number of mini-batches of the batch. The weights of one sum to about 1 / ``mini_batches``, so its
             loss is multiplied by this number.
     """
-    modules: list[Any] = [importlib.import_module(name) for name in BINDINGS]
-    originals = [module.agg_loss for module in modules]
+    verls: Any = importlib.import_module(BINDINGS[0])
+    original = verls.agg_loss
 
     def agg_loss(
         loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str, dp_size: int = 1, **_: Any
     ) -> torch.Tensor:
         # verl multiplies token-sum by dp_size, because gradients are averaged over the ranks.
         scaled = loss_mat * (weight * mini_batches)
-        return originals[0](loss_mat=scaled, loss_mask=loss_mask, loss_agg_mode="token-sum", dp_size=dp_size)
+        return original(loss_mat=scaled, loss_mask=loss_mask, loss_agg_mode="token-sum", dp_size=dp_size)
 
-    for module in modules:
-        module.agg_loss = agg_loss
-    try:
+    with ExitStack() as stack:
+        for name in BINDINGS:
+            stack.enter_context(patch(f"{name}.agg_loss", agg_loss))
         yield
-    finally:
-        for module, original in zip(modules, originals, strict=True):
-            module.agg_loss = original
 
 
 COLUMN = "turnkey_weight"

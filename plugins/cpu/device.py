@@ -11,35 +11,13 @@ import resource
 from types import SimpleNamespace
 
 import torch
-from torch.cpu import Stream, current_device, current_stream, device_count, is_available, stream, synchronize
-
-__all__ = [
-    "Stream",
-    "current_device",
-    "current_stream",
-    "device_count",
-    "empty_cache",
-    "get_device_capability",
-    "get_device_name",
-    "get_device_properties",
-    "get_rng_state",
-    "ipc_collect",
-    "is_available",
-    "manual_seed",
-    "manual_seed_all",
-    "max_memory_allocated",
-    "max_memory_reserved",
-    "mem_get_info",
-    "memory_allocated",
-    "memory_reserved",
-    "reset_accumulated_memory_stats",
-    "reset_peak_memory_stats",
-    "set_device",
-    "set_per_process_memory_fraction",
-    "set_rng_state",
-    "stream",
-    "synchronize",
-]
+from torch.cpu import Stream as Stream
+from torch.cpu import current_device as current_device
+from torch.cpu import current_stream as current_stream
+from torch.cpu import device_count as device_count
+from torch.cpu import is_available as is_available
+from torch.cpu import stream as stream
+from torch.cpu import synchronize as synchronize
 
 # verl saves and restores the device's generator beside the CPU's (checkpoint_manager.py); here both are the same one.
 get_rng_state = torch.get_rng_state

@@ -57,7 +57,11 @@ class SparseLogitsEngine(FreesMemory, FSDPEngineWithLMHead):
         if not self._hooked:
             self.module.get_output_embeddings().register_forward_pre_hook(self._select)  # pyright: ignore[reportAttributeAccessIssue]
             self._hooked = True
-        self._positions = None if self._other_path(micro_batch) else used_positions(micro_batch)
+        settings = (
+            tensordict_utils.get_non_tensor_data(micro_batch, key=key, default=default)
+            for key, default in OTHER_PATHS.items()
+        )
+        self._positions = None if any(settings) else used_positions(micro_batch)
         return super().prepare_model_inputs(micro_batch)  # pyright: ignore[reportAttributeAccessIssue]
 
     def prepare_model_outputs(
@@ -83,12 +87,6 @@ class SparseLogitsEngine(FreesMemory, FSDPEngineWithLMHead):
         if tensordict_utils.get_non_tensor_data(micro_batch, key="calculate_sum_pi_squared", default=False):
             outputs["sum_pi_squared"] = spread(verl_functional.calculate_sum_pi_squared_from_logits(logits))
         return outputs
-
-    def _other_path(self, micro_batch: TensorDict) -> bool:
-        return any(
-            tensordict_utils.get_non_tensor_data(micro_batch, key=key, default=default)
-            for key, default in OTHER_PATHS.items()
-        )
 
     def _select(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
         """Before the output layer: (rows, longest, width) becomes (1, positions, width)."""

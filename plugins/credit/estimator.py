@@ -64,9 +64,9 @@ def stream_advantages(credit: Credit, batch: StepBatch, step: Ints) -> Floats | 
     place[order] = np.arange(len(step)) - np.searchsorted(step[order], step[order])
     result = np.zeros(len(step))
     for stream, name in STREAMS.items():
-        own = credit.advantage if name is None else credit.extra[name]
+        advantage = credit.advantage if name is None else credit.extra[name]
         first, behind = (np.nan_to_num(batch.extra[f"{word}_{stream}"])[step] for word in ("from", "to"))
-        result = np.where((first <= place) & (place < behind), own[step], result)
+        result = np.where((first <= place) & (place < behind), advantage[step], result)
     return result
 
 
@@ -135,11 +135,26 @@ class CreditStep:
 
         ``needs``: the columns that are needed; the others are as in :func:`rows.read_rows`.
         """
-        rows = played = self._read(self.tags, scores, kl, needs, before)
+
+        def table(tags: Sequence[Mapping[str, Any]]) -> Rows:
+            return read_rows(
+                self.keys,
+                tags,
+                self.extra_fields,
+                self.response_mask,
+                scores=scores,
+                kl=kl,
+                values=self.values,
+                lists=self.lists,
+                supply=trainer_columns.supply(needs, self.data),
+                heads=partial(head_values, self.heads, self.data) if self.heads else None,
+                before=before,
+            )
+
+        self.rows = played = table(self.tags)
         if any(tag.get(REPLAYED) for tag in self.tags):
             # Padding is left out, and so are episodes of earlier steps, which were counted in theirs.
-            own = [{**tag, "is_padding": True} if tag.get(REPLAYED) else tag for tag in self.tags]
-            played = self._read(own, scores, kl, needs, before)
+            played = table([{**tag, "is_padding": True} if tag.get(REPLAYED) else tag for tag in self.tags])
         self.metrics = (
             episode_metrics(played)
             | signal_metrics(played)
@@ -149,30 +164,7 @@ class CreditStep:
             | agent_metrics(played, self.keys, self.extra_fields)
         )
         warn_of_branches(self.metrics)
-        self.rows = rows
-        return rows
-
-    def _read(
-        self,
-        tags: Sequence[Mapping[str, Any]],
-        scores: torch.Tensor | None,
-        kl: torch.Tensor | None,
-        needs: Sequence[str],
-        before: Collection[str],
-    ) -> Rows:
-        return read_rows(
-            self.keys,
-            tags,
-            self.extra_fields,
-            self.response_mask,
-            scores=scores,
-            kl=kl,
-            values=self.values,
-            lists=self.lists,
-            supply=trainer_columns.supply(needs, self.data),
-            heads=partial(head_values, self.heads, self.data) if self.heads else None,
-            before=before,
-        )
+        return self.rows
 
     def _rewarded(self, rows: Rows) -> Rows:
         """With the scores of a process reward model in the rewards, where they are for that."""

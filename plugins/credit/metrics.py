@@ -114,16 +114,10 @@ class Signals(NamedTuple):
 
 def signals(calls: Sequence[int], valid: Sequence[bool], exhausted: bool) -> Signals:
     """``calls``: for each turn a number, equal where state and action are the same."""
-    return Signals(len(valid) - sum(valid), _repeated(calls) + _alternated(calls), bool(exhausted))
-
-
-def _repeated(calls: Sequence[int]) -> int:
-    return _stretches([a == b for a, b in pairwise(calls)], REPEATS - 1)
-
-
-def _alternated(calls: Sequence[int]) -> int:
-    back = [calls[t] == calls[t - 2] != calls[t - 1] for t in range(2, len(calls))]
-    return _stretches(back, 2 * CYCLES - 2)
+    repeats = [a == b for a, b in pairwise(calls)]
+    returns = [calls[t] == calls[t - 2] != calls[t - 1] for t in range(2, len(calls))]
+    loops = _stretches(repeats, REPEATS - 1) + _stretches(returns, 2 * CYCLES - 2)
+    return Signals(len(valid) - sum(valid), loops, bool(exhausted))
 
 
 def _stretches(marks: Sequence[bool], least: int) -> int:
@@ -152,19 +146,16 @@ def signal_metrics(rows: Rows) -> dict[str, float]:
         way = [row]
         while (row := following[row]) >= 0:
             way.append(row)
-        seen = signals(calls[way].tolist(), steps.valid[way].tolist(), bool(steps.truncated[way].any()))
-        number = int(steps.trajectory[way[0]])
-        whole = per_episode[number]
-        failures, loops = whole.failures + seen.failures, whole.loops + seen.loops
-        per_episode[number] = Signals(failures, loops, whole.exhausted or seen.exhausted)
-    episodes = list(per_episode.values())
-    return {
-        "episode/signals/failures": float(np.mean([episode.failures for episode in episodes])),
-        "episode/signals/loops": float(np.mean([episode.loops for episode in episodes])),
-        "episode/signals/exhausted": float(np.mean([episode.exhausted for episode in episodes])),
-        "episode/signals/share": float(np.mean([any(episode) for episode in episodes])),
-        "episode/signals/score": float(np.mean([episode.score for episode in episodes])),
-    }
+        failures, loops, exhausted = signals(
+            calls[way].tolist(), steps.valid[way].tolist(), bool(steps.truncated[way].any())
+        )
+        episode = int(steps.trajectory[way[0]])
+        so_far = per_episode[episode]
+        per_episode[episode] = Signals(so_far.failures + failures, so_far.loops + loops, so_far.exhausted or exhausted)
+    episodes = per_episode.values()
+    values = {name: [getattr(episode, name) for episode in episodes] for name in Signals._fields}
+    values |= {"share": [any(episode) for episode in episodes], "score": [episode.score for episode in episodes]}
+    return {f"episode/signals/{name}": float(np.mean(numbers)) for name, numbers in values.items()}
 
 
 LEARNED = "turnkey_observation"
@@ -186,16 +177,13 @@ def reward_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mappi
     reward_info: dict[str, Mapping[str, Any]] = {}
     for row in rows.row[rows.branch == 0].tolist():
         reward_info.setdefault(split_key(keys[int(row)])[1], extra_fields[row].get("reward_extra_info") or {})
-    names = {
-        name
-        for info in reward_info.values()
-        for name in info
-        if name.startswith((COMPONENT, BRANCHING)) or name == "unparsed_rate"
-    }
-    means = {
-        name: float(np.mean([info[name] for info in reward_info.values() if name in info])) for name in sorted(names)
-    }
-    return {_metric_name(name): mean for name, mean in means.items()}
+    metrics = {}
+    for name in sorted({name for info in reward_info.values() for name in info}):
+        if name.startswith((COMPONENT, BRANCHING)) or name == "unparsed_rate":
+            metric = f"episode/{name}/mean" if name.startswith(COMPONENT) else f"episode/{name}"
+            metric = name if name.startswith(BRANCHING) else metric
+            metrics[metric] = float(np.mean([info[name] for info in reward_info.values() if name in info]))
+    return metrics
 
 
 def agent_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -206,12 +194,6 @@ def agent_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mappin
             counts.setdefault(split_key(keys[int(row)])[1], extra_fields[row][AGENT])
     names = sorted({name for count in counts.values() for name in count})
     return {f"agent/{name}": float(np.mean([count.get(name, 0.0) for count in counts.values()])) for name in names}
-
-
-def _metric_name(name: str) -> str:
-    if name.startswith(BRANCHING):
-        return name
-    return f"episode/{name}/mean" if name.startswith(COMPONENT) else f"episode/{name}"
 
 
 def warn_of_branches(metrics: Mapping[str, float]) -> None:

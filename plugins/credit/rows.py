@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -167,15 +167,16 @@ def pop_extra_fields(data: TensorDict) -> list[Mapping[str, Any]]:
     An entry of the column ``extra_fields`` comes before a column of its name. None stands for an entry that is not
     there.
     """
-    columns = {name: _entries(data.pop(name)) for name in FLAT if name in data}
-    nested = _entries(data.pop(EXTRA_COLUMN)) if EXTRA_COLUMN in data else [{}] * len(data)
+    columns = {name: entries(data.pop(name)) for name in FLAT if name in data}
+    nested = entries(data.pop(EXTRA_COLUMN)) if EXTRA_COLUMN in data else [{}] * len(data)
     flat = ({name: values[i] for name, values in columns.items() if values[i] is not None} for i in range(len(data)))
     return [
-        {**own, **(fields if isinstance(fields, Mapping) else {})} for own, fields in zip(flat, nested, strict=True)
+        {**single, **(fields if isinstance(fields, Mapping) else {})}
+        for single, fields in zip(flat, nested, strict=True)
     ]
 
 
-def _entries(column: Any) -> list[Any]:
+def entries(column: Any) -> list[Any]:
     """One entry per row; numbers arrive as tensors, all else as verl wrote it."""
     return [value.tolist() for value in column.unbind()] if isinstance(column, torch.Tensor) else column.tolist()
 
@@ -442,8 +443,13 @@ def _read_records(
     keys: Sequence[str], real: Sequence[int], records: Sequence[Any], turns: Sequence[int], before: Collection[str]
 ) -> ParsedRows:
     """The steps of the rows ``real`` from their ``records``; ``turns``: number of turns in each row of the batch."""
-    if any(record is None for record in records):
-        _raise_missing([keys[i] for i in real], records)
+    missing = [keys[i] for i, record in zip(real, records, strict=True) if record is None]
+    if missing:
+        other = next(keys[i] for i, record in zip(real, records, strict=True) if record is not None)
+        raise RecordError(
+            f"row {missing[0]} carries no turnkey record, row {other} does: either every output of an agent loop sets "
+            "extra_fields['turnkey'] (a failed one make_record([], failed=reason)), or none does"
+        )
     parsed, group, trajectory = ParsedRows(), [], []
     steps: list[Mapping[str, Any]] = []
     for i, record in zip(real, records, strict=True):
@@ -464,15 +470,6 @@ def _read_records(
     parsed.version = [step.get("version", np.nan) for step in steps]
     parsed.reward = [step["reward"] for step in steps]
     return parsed
-
-
-def _raise_missing(keys: Sequence[str], records: Sequence[Any]) -> NoReturn:
-    without = next(key for key, record in zip(keys, records, strict=True) if record is None)
-    other = next(key for key, record in zip(keys, records, strict=True) if record is not None)
-    raise RecordError(
-        f"row {without} carries no turnkey record, row {other} does: either every output of an agent loop sets "
-        "extra_fields['turnkey'] (a failed one make_record([], failed=reason)), or none does"
-    )
 
 
 def _check_row(key: str, record: Any, turns: int) -> None:

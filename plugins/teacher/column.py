@@ -189,6 +189,10 @@ class Teacher:
         self._gaps: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
         """by key of the rows with a text: teacher minus old log-probabilities (L,), and those of the placebo"""
 
+    def after_advantage(self, batch: KVBatchMeta) -> dict[str, float]:
+        """How far the gaps and the advantages agree."""
+        return self.contrast(batch, self._trainer.advantage_step.untaught)
+
     def contrast(self, batch: KVBatchMeta, credit: torch.Tensor | None = None) -> dict[str, float]:
         """The metric ``teacher/contrast``, once the advantages are in the queue.
 
@@ -205,7 +209,7 @@ class Teacher:
         value = contrast(gap, signs, data["response_mask"].values(), placebo)
         return {} if value is None else {"teacher/contrast": value}
 
-    def score(self, batch: KVBatchMeta) -> dict[str, float]:
+    def after_old_log_probs(self, batch: KVBatchMeta) -> dict[str, float]:
         """Write the columns of a batch whose old log-probabilities verl has just computed; returns metrics."""
         started, writer = perf_counter(), self._writer
         self._gaps = {}
@@ -213,10 +217,9 @@ class Teacher:
             return {}
         self._learn()
         queue = partition_of(batch)
-        known = {*FIELDS, *writer.columns, *MODEL_INPUTS, "log_probs"}
-        every = queue.fields(batch.keys)
-        wanted = [name for name in every if name in known or writer.spec is None]  # a function may read any column
-        data = queue.read(batch.keys, wanted)
+        needed = {*FIELDS, *writer.columns, *MODEL_INPUTS, "log_probs"}
+        names = queue.fields(batch.keys)  # of which a function may read any
+        data = queue.read(batch.keys, [name for name in names if name in needed or writer.spec is None])
         mask = data["response_mask"]
         old = list(response_from_nested(data.pop("log_probs"), mask).unbind())
         inputs = [name for name in MODEL_INPUTS if name in data]
@@ -226,11 +229,11 @@ class Teacher:
         chosen = selected(rows, self._options.rows)
         self._check_turns(chosen, writer)
         began = perf_counter()
-        texts = writer.write(chosen)
+        texts, errors = writer.write(chosen)
         source_seconds = perf_counter() - began
         at = dict(zip(rows, places([batch.keys[i] for i in rows], [prompts[i] for i in rows], self._tail), strict=True))
         assert self._ids is not None
-        encoded = {i: self._ids.ids(text) for i, text in texts.by_row.items() if at[i] is not None}
+        encoded = {i: self._ids.ids(text) for i, text in texts.items() if at[i] is not None}
         plain = {i: {name: column[i] for name, column in columns.items()} for i in encoded}
         sent: dict[str, Row] = {}
         for i, (ids, _) in encoded.items():
@@ -255,8 +258,8 @@ class Teacher:
         return {
             "teacher/rows_with_text": float(len(encoded)),
             "teacher/rows_without_text": float(len(rows) - len(encoded)),
-            "teacher/no_place": float(len(texts.by_row) - len(encoded)),
-            "teacher/text_errors": float(texts.errors),
+            "teacher/no_place": float(len(texts) - len(encoded)),
+            "teacher/text_errors": float(errors),
             "teacher/cut_texts": float(sum(cut for _, cut in encoded.values())),
             "teacher/text_tokens": float(sum(len(ids) for ids, _ in encoded.values())),
             **gap_metrics([(self._gaps[batch.keys[i]][0], masks[i]) for i in encoded], control if self._noisy else []),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from verl_turnkey.plugins.credit.rows import (
     EXTRA_FIELDS,
     Runs,
     branch_name,
+    entries,
     failure,
     pop_extra_fields,
     record_of,
@@ -31,7 +32,7 @@ from verl_turnkey.plugins.credit.rows import (
     token_counts,
 )
 from verl_turnkey.plugins.notices import logger
-from verl_turnkey.plugins.teacher.sources import NEUTRAL, Source, TeacherEpisode, TeacherRow, TeacherSource, read_source
+from verl_turnkey.plugins.teacher.sources import NEUTRAL, TeacherEpisode, TeacherRow, read_source
 
 # --- where a text goes ------------------------------------------------------------------------------------------------
 
@@ -117,10 +118,10 @@ def splice(row: Mapping[str, Any], ids: Sequence[int], place: int) -> Row:
     move by their number. Of ``multi_modal_inputs``, what has an entry per token gets zeros, the type of text.
     """
     n, position = len(ids), row["position_ids"]
-    own = torch.as_tensor(list(ids), dtype=row["input_ids"].dtype)
+    text = torch.as_tensor(list(ids), dtype=row["input_ids"].dtype)
     new = position[..., place : place + 1] + torch.arange(n, dtype=position.dtype)
     result = dict(row) | {
-        name: torch.cat([row[name][:place], own, row[name][place:]]) for name in ("input_ids", "prompts")
+        name: torch.cat([row[name][:place], text, row[name][place:]]) for name in ("input_ids", "prompts")
     }
     result["position_ids"] = torch.cat([position[..., :place], new, position[..., place:] + n], -1)
     if media := row.get("multi_modal_inputs"):
@@ -190,12 +191,13 @@ def read_rows(
     real = [i for i, tag in enumerate(tags) if not tag.get("is_padding", False)]
     played = [i for i in real if counts[i] and failure(extra_fields[i], True) is None]
     played.sort(key=lambda i: split_key(keys[i])[1:])
-    columns = {name: _values(column) for name, column in data.items() if not _of_tokens(column)}
+    by_token = [name for name, column in data.items() if isinstance(column, torch.Tensor) and column.dim() > 1]
+    columns = {name: entries(column) for name, column in data.items() if name not in by_token}
     runs, responses, scores = Runs.of(mask), data["responses"].unbind(), data.get("rm_scores", None)
-    members: dict[str, list[int]] = {}
+    records: dict[int, Mapping[str, Any]] = {i: record_of(extra_fields[i]) or {} for i in played}
+    members: dict[str, list[int]] = defaultdict(list)
     for i in played:
-        branch = (record_of(extra_fields[i]) or {}).get("branch", 0)
-        members.setdefault(branch_name(split_key(keys[i])[1], branch), []).append(i)
+        members[branch_name(split_key(keys[i])[1], records[i].get("branch", 0))].append(i)
 
     def turns(rows: Sequence[int]) -> list[str]:
         return [
@@ -204,23 +206,21 @@ def read_rows(
             for start, length in runs_of(runs, i)
         ]
 
-    episodes = {
-        name: _episode(
-            name,
-            [step for i in rows for step in (record_of(extra_fields[i]) or {}).get("steps", ())],
-            0.0 if scores is None else float(scores[rows[-1]].sum()),
-            lambda rows=rows: turns(rows),
-        )
-        for name, rows in members.items()
-    }
-    groups: dict[str, list[TeacherEpisode]] = {}
+    episodes: dict[str, TeacherEpisode] = {}
+    groups: dict[str, list[TeacherEpisode]] = defaultdict(list)
     for name, rows in members.items():
-        groups.setdefault(split_key(keys[rows[0]])[0], []).append(episodes[name])
+        steps = [step for i in rows for step in records[i].get("steps", ())]
+        score = 0.0 if scores is None else float(scores[rows[-1]].sum())
+        if steps:
+            score = math.fsum(step.get("composed_reward", step["reward"]) for step in steps)
+        success = any(step["success"] for step in steps) if steps else score > 0
+        episodes[name] = TeacherEpisode(name, score, success, steps, lambda rows=rows: turns(rows))
+        groups[split_key(keys[rows[0]])[0]].append(episodes[name])
     return {
         i: TeacherRow(
             key=keys[i],
             data={name: column[i] for name, column in columns.items()},
-            steps=(record_of(extra_fields[i]) or {}).get("steps", ()),
+            steps=records[i].get("steps", ()),
             episode=episodes[name],
             others=[other for other in groups[split_key(keys[i])[0]] if other is not episodes[name]],
             reward_info=extra_fields[i].get("reward_extra_info") or {},
@@ -238,21 +238,6 @@ def runs_of(runs: Runs, row: int) -> list[tuple[int, int]]:
     return [(int(runs.start[n]) - offset, int(runs.length[n])) for n in numbers]
 
 
-def _episode(name: str, steps: list[Mapping[str, Any]], score: float, turns: Any) -> TeacherEpisode:
-    if steps:
-        score = math.fsum(step.get("composed_reward", step["reward"]) for step in steps)
-    success = any(step["success"] for step in steps) if steps else score > 0
-    return TeacherEpisode(name, score, success, steps, turns)
-
-
-def _of_tokens(column: Any) -> bool:
-    return isinstance(column, torch.Tensor) and (column.is_nested or column.dim() > 1)
-
-
-def _values(column: Any) -> list[Any]:
-    return [value.tolist() for value in column.unbind()] if isinstance(column, torch.Tensor) else column.tolist()
-
-
 def selected(rows: Mapping[int, TeacherRow], which: str) -> dict[int, TeacherRow]:
     """The rows that may get a text, by ``turnkey.teacher.rows``."""
     if which == "failed":
@@ -260,15 +245,6 @@ def selected(rows: Mapping[int, TeacherRow], which: str) -> dict[int, TeacherRow
     if which == "mixed_groups":
         return {i: r for i, r in rows.items() if any(o.success != r.episode.success for o in r.others)}
     return dict(rows)
-
-
-@dataclass
-class Texts:
-    """The texts of a batch's rows, and what went wrong."""
-
-    by_row: dict[int, str]
-    errors: int = 0
-    """rows of which the source raised an error"""
 
 
 class TextWriter:
@@ -280,14 +256,12 @@ class TextWriter:
     def __init__(self, config: DictConfig, turnkey: TurnkeyConfig) -> None:
         source = turnkey.teacher.source
         assert source is not None
-        self.spec: TeacherSource | None
-        self._call: Source
         self.spec, self._call = read_source(source)
         self.columns: tuple[str, ...] = tuple(getattr(self._call, "columns", ()))
         self._reported: set[str] = set()
 
-    def write(self, rows: Mapping[int, TeacherRow]) -> Texts:
-        """The text of each row that has one.
+    def write(self, rows: Mapping[int, TeacherRow]) -> tuple[dict[int, str], int]:
+        """The text of each row that has one, and the number of rows of which the source raised an error.
 
         Raises:
             RuntimeError: the source raised for every row.
@@ -307,7 +281,7 @@ class TextWriter:
                 f"turnkey.teacher.source raised an error for all {len(rows)} rows of a batch; for {rows[first].key}: "
                 f"{type(errors[first]).__name__}: {errors[first]}"
             ) from errors[first]
-        return Texts({i: t for i, t in results.items() if isinstance(t, str) and t.strip()}, len(errors))
+        return {i: text for i, text in results.items() if isinstance(text, str) and text.strip()}, len(errors)
 
     def _attempt(self, row: TeacherRow) -> Any:
         try:

@@ -165,8 +165,7 @@ class TaskSkill:
         return (self.column,)
 
     def __call__(self, row: TeacherRow) -> str | None:
-        own = _text(row.data.get(self.column))
-        return own if own is not None else _text((row.data.get("extra_info") or {}).get(self.column))
+        return _text(row.data.get(self.column)) or _text((row.data.get("extra_info") or {}).get(self.column))
 
 
 @register_teacher_source("gold_answer")
@@ -199,6 +198,11 @@ class Feedback:
         return last or _text(row.reward_info.get(self.key))
 
 
+def _best(row: TeacherRow, success: bool) -> list[TeacherEpisode]:
+    """The other episodes of the group that solved the task, or did not, the best first."""
+    return sorted((other for other in row.others if other.success == success), key=lambda episode: -episode.score)
+
+
 @dataclass(frozen=True)
 class _OfGroup:
     episodes: int = 1
@@ -207,9 +211,8 @@ class _OfGroup:
     def __post_init__(self) -> None:
         check(self.episodes > 0, "episodes", "positive", self.episodes)
 
-    def _join(self, episodes: Sequence[TeacherEpisode]) -> str | None:
-        texts = [transcript(episode) for episode in episodes[: self.episodes]]
-        return "\n\n".join(texts) or None
+    def _join(self, row: TeacherRow, success: bool) -> str | None:
+        return "\n\n".join(map(transcript, _best(row, success)[: self.episodes])) or None
 
 
 @register_teacher_source("group_success")
@@ -218,7 +221,7 @@ class GroupSuccess(_OfGroup):
     """What the model wrote in another episode of the group that solved the task, without its thoughts (SDPO)."""
 
     def __call__(self, row: TeacherRow) -> str | None:
-        return self._join(sorted((e for e in row.others if e.success), key=lambda e: -e.score))
+        return self._join(row, success=True)
 
 
 @register_teacher_source("group_failures")
@@ -227,7 +230,7 @@ class GroupFailures(_OfGroup):
     """What the model wrote in other episodes of the group that did not solve the task, without its thoughts."""
 
     def __call__(self, row: TeacherRow) -> str | None:
-        return self._join(sorted((e for e in row.others if not e.success), key=lambda e: -e.score))
+        return self._join(row, success=False)
 
 
 @register_teacher_source("next_observation", per_turn=True, observations=True)
@@ -252,8 +255,7 @@ class Outcome:
     """
 
     def __call__(self, row: TeacherRow) -> str | None:
-        solved = sorted((e for e in row.others if e.success), key=lambda e: -e.score)
-        episode = row.episode if row.episode.success else next(iter(solved), None)
+        episode = row.episode if row.episode.success else next(iter(_best(row, success=True)), None)
         if episode is None:
             return None
         last: Mapping[str, Any] = episode.steps[-1] if episode.steps else {}

@@ -110,10 +110,10 @@ def lay_out(dealt: Sequence[np.ndarray], weights: np.ndarray, ranks: int, micro:
     for part in dealt:
         of_row = even(weights[part], ranks)
         for rank, rank_rows in enumerate(of_rank):
-            own = part[of_row == rank]
+            rows = part[of_row == rank]
             if micro > 1:
-                own = own[even(weights[own], len(own) // micro).argsort(kind="stable")]
-            rank_rows.append(own)
+                rows = rows[even(weights[rows], len(rows) // micro).argsort(kind="stable")]
+            rank_rows.append(rows)
     return np.concatenate([rows for rank_rows in of_rank for rows in rank_rows])
 
 
@@ -207,15 +207,10 @@ class Batching:
         rank_tokens = rank_tokens / rank_tokens.mean(0)
         mini_batch_tokens = np.bincount(self._mini_batch, weights=np.append(trained, np.zeros(size - real))[order])
         mini_batch_tokens /= max(mini_batch_tokens.mean(), 1)
-        metrics.update(
-            {
-                "dealing/padding": (size - real) / size,
-                "dealing/rank_tokens/min": float(rank_tokens.min()),
-                "dealing/rank_tokens/max": float(rank_tokens.max()),
-                "dealing/mini_batch_tokens/min": float(mini_batch_tokens.min()),
-                "dealing/mini_batch_tokens/max": float(mini_batch_tokens.max()),
-            }
-        )
+        metrics["dealing/padding"] = (size - real) / size
+        for name, tokens in (("rank_tokens", rank_tokens), ("mini_batch_tokens", mini_batch_tokens)):
+            metrics[f"dealing/{name}/min"] = float(tokens.min())
+            metrics[f"dealing/{name}/max"] = float(tokens.max())
         return batch
 
     def dealt_mask(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:

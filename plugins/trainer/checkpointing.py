@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
@@ -47,15 +47,16 @@ def save_state(folder: Path, method: str, state: Mapping[str, float], name: str 
     write_text(folder / name, json.dumps({"method": method, "state": values}, allow_nan=False))
 
 
-def load_state(folder: Path, method: str, name: str = FILE) -> dict[str, float] | str:
-    """The state of ``method`` in ``folder``, or why there is none.
+def restore_state(folder: Path, method: str, without: str, name: str = FILE) -> dict[str, float] | None:
+    """The state of ``method`` in ``folder``; None, and a warning of what happens ``without``, if there is none.
 
     Raises:
-        ConfigError: the file is not one of :func:`save`.
+        ConfigError: the file is not one of :func:`save_state`.
     """
     file = folder / name
     if not file.is_file():
-        return f"there is no {file}"
+        logger.warning("there is no %s: %s", file, without)
+        return None
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         saved_method, state = content["method"], {str(key): float(value) for key, value in content["state"].items()}
@@ -66,30 +67,19 @@ def load_state(folder: Path, method: str, name: str = FILE) -> dict[str, float] 
         ) from error
     if not all(map(math.isfinite, state.values())):
         raise ConfigError(f"{file}: expected finite numbers, got {state}; without the file the method starts over")
-    return state if saved_method == method else f"{file} is of the method {saved_method!r}"
-
-
-def restore_state(folder: Path, method: str, without: str, name: str = FILE) -> dict[str, float] | None:
-    """The state of ``method`` in ``folder``; None, and a warning of what happens ``without``, if there is none."""
-    state = load_state(folder, method, name)
-    if isinstance(state, str):
-        logger.warning("%s: %s", state, without)
+    if saved_method != method:
+        logger.warning("%s is of the method %r: %s", file, saved_method, without)
         return None
     return state
 
 
-class Saved(Protocol):
-    """A part of the trainer with state in the folder of a checkpoint."""
-
-    def save(self, folder: Path) -> None: ...
-
-    def load(self, folder: Path) -> None: ...
-
-
 class Checkpointing:
-    """verl's checkpoints with what ``parts`` save; ``remembers``: whether the method has a state among it."""
+    """verl's checkpoints with what ``parts`` save (``save`` and ``load`` of :mod:`.parts`).
 
-    def __init__(self, trainer: PPOTrainer, parts: Sequence[Saved], remembers: bool) -> None:
+    ``remembers``: whether the method has a state among it.
+    """
+
+    def __init__(self, trainer: PPOTrainer, parts: Sequence[Any], remembers: bool) -> None:
         self._trainer, self._parts, self._remembers = trainer, parts, remembers
         self._marks = {PANEL: validation_panel(trainer.config), DATA: data_mark(trainer.config)}
         self.saved: int | None = None

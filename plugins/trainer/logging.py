@@ -236,31 +236,23 @@ class TrainingLog:
     # --- metrics ------------------------------------------------------------------------------------------------------
 
     def _log_metrics(self, data: Mapping[str, Any], step: int) -> Mapping[str, Any]:
-        """Write the metrics of a step to the log; returns them with those of the log itself."""
+        """Write the metrics of a step to the log, and delete old texts; returns them with those of the log itself."""
         assert self.tables is not None
-        data = {**data, **self._metrics_of_log()}
+        self._gather()
+        # Rows and seconds of the trainer and, from their last answers, of all other processes.
+        totals = map(sum, zip(self.tables.counts, *self._counts.values(), strict=True))
+        of_log = {f"{METRICS}{name}": float(total) for name, total in zip(Counts._fields, totals, strict=True)}
+        data = {**data, **of_log}
         numbers = {name: number for name, value in data.items() if (number := _number(value)) is not None}
         columns: dict[str, Any] = {"train_step": np.full(len(numbers), step, np.int32), "name": [*numbers]}
         columns["value"] = np.array([*numbers.values()], np.float64)
         self.tables.put("steps", step, columns)
-        self._tidy(step)
-        return data
-
-    def _tidy(self, step: int) -> None:
-        """Delete old texts, in the background: the disk may hang."""
-        log = self._options
-        if log.keep_texts is not None and not (self.tidying and self.tidying.is_alive()):
-            texts = (log.trajectories, step, log.keep_texts)
+        keep = self._options.keep_texts
+        if keep is not None and not (self.tidying and self.tidying.is_alive()):  # in the background: the disk may hang
+            texts = (self._options.trajectories, step, keep)
             self.tidying = threading.Thread(target=bounds.keep_texts, args=texts, daemon=True)
             self.tidying.start()
-
-    def _metrics_of_log(self) -> dict[str, float]:
-        """Rows and seconds of the trainer and, from their last answers, of all other processes."""
-        self._gather()
-        assert self.tables is not None
-        own = self.tables.counts
-        total = [sum(column) for column in zip(own, *self._counts.values(), strict=True)]
-        return {f"{METRICS}{name}": float(value) for name, value in zip(own._fields, total, strict=True)}
+        return data
 
     def flush(self, drain: float = 0.0) -> list[Any]:
         """Make the ranks write what they recorded and all processes report counts; returns the outstanding answers."""

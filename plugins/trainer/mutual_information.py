@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,13 +31,13 @@ def prompt_information(log_probs: NDArray[np.float64], lengths: NDArray[np.int64
     ``per_token`` replaces the sums by means over tokens: it is less noisy, but not a mutual information. RAGEN-2's
     z-score is left out: it divides by the standard deviation of the same sample.
     """
-    own, number = np.diag(log_probs), len(log_probs)
+    after_own, number = np.diag(log_probs), len(log_probs)
     means = log_probs / lengths[:, None]
     return {
-        "sequence": float((own - _log_mean(log_probs)).mean()),
+        "sequence": float((after_own - _log_mean(log_probs)).mean()),
         "per_token": float((np.diag(means) - _log_mean(means)).mean()),
         "bound": float(np.log(number)),
-        "entropy": float(-own.mean()),
+        "entropy": float(-after_own.mean()),
         "retrieval": float((log_probs.argmax(1) == np.arange(number)).mean()),
         "chance": 1 / number,
     }
@@ -98,11 +98,12 @@ class MutualInformation:
         return [tasks[task][rng.integers(len(tasks[task]))] for task in chosen]
 
 
-class _Turn:
+class _Turn(NamedTuple):
     """A first turn: its row, the ids of its response up to the last scored one, and which of them are scored."""
 
-    def __init__(self, row: Row, ids: torch.Tensor, scored: slice) -> None:
-        self.row, self.ids, self.scored = row, ids, scored
+    row: Row
+    ids: torch.Tensor
+    scored: slice
 
     def after(self, other: _Turn) -> Row:
         """This response after the other's prompt, as a row of the queue."""

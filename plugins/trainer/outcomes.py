@@ -137,8 +137,12 @@ def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
     """The played episodes of each group; a group whose episodes all failed has none."""
     reasons = failures(batch.keys, partition_of(batch).name)
     by_group: dict[str, list[Outcome]] = {split_key(key)[0]: [] for key in batch.keys}
-    last = last_rows([key for key in batch.keys if not reasons[key]])
-    if last:
+    last_rows: dict[str, tuple[int, str]] = {}
+    for key in batch.keys:
+        if not reasons[key]:
+            _, episode, index = split_key(key)
+            last_rows[episode] = max(last_rows.get(episode, (-1, "")), (index, key))
+    if last := [last_rows[episode][1] for episode in sorted(last_rows)]:
         data = partition_of(batch).read(last, ["rm_scores", *EXTRA_FIELDS])
         extra_fields = pop_extra_fields(data)
         for key, scores, extra in zip(last, data["rm_scores"].unbind(), extra_fields, strict=True):
@@ -179,12 +183,3 @@ def of_groups(batch: KVBatchMeta, groups: Iterable[str], fields: Sequence[str]) 
     row_of = {split_key(key)[0]: key for key in batch.keys}
     data = partition_of(batch).read([row_of[group] for group in groups], fields)
     return {name: list(data[name]) for name in fields if name in data}
-
-
-def last_rows(keys: Sequence[str]) -> list[str]:
-    """The last row of each episode, sorted by episode."""
-    last: dict[str, tuple[int, str]] = {}
-    for key in keys:
-        _, episode, index = split_key(key)
-        last[episode] = max(last.get(episode, (-1, "")), (index, key))
-    return [last[episode][1] for episode in sorted(last)]

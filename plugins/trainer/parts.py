@@ -20,23 +20,11 @@ from verl_turnkey.plugins.actor.hidden_rank import RankPass
 from verl_turnkey.plugins.teacher.column import Teacher
 from verl_turnkey.plugins.trainer.mutual_information import MutualInformation
 from verl_turnkey.plugins.trainer.process_reward import ProcessReward
-from verl_turnkey.plugins.verl_api.queue import KVBatchMeta
-
-
-class TeacherColumns(Teacher):
-    """The teacher's columns, and how far its gaps and the advantages agree."""
-
-    def after_old_log_probs(self, batch: KVBatchMeta) -> dict[str, float]:
-        return self.score(batch)
-
-    def after_advantage(self, batch: KVBatchMeta) -> dict[str, float]:
-        return self.contrast(batch, self._trainer.advantage_step.untaught)
-
 
 #: Attribute of the trainer -> the part, made for the trainer.
 PARTS: dict[str, Callable[[Any], Any]] = {
     "rank_pass": lambda trainer: RankPass(trainer.advantage_step.modify),
-    "teacher": lambda trainer: TeacherColumns(trainer, trainer.turnkey),
+    "teacher": lambda trainer: Teacher(trainer, trainer.turnkey),
     "information": lambda trainer: MutualInformation(trainer, trainer.turnkey.mutual_information),
     "process_reward": lambda trainer: ProcessReward(trainer, trainer.turnkey),
 }

@@ -47,24 +47,22 @@ class ProcessReward:
         self._calls: WorkerCalls | None = None
         self._learnt = False
         """whether the model may have other weights than at the start of the run"""
-        prm = self._options
-        implicit = self._kind == "implicit"
-        self._params = ObjectiveParams(prm.beta if implicit else 1.0, prm.over, prm.weigh, prm.positive)
-        own = ":" in prm.objective
+        prm, beta = self._options, self._options.beta if self._kind == "implicit" else 1.0
+        self._params = ObjectiveParams(beta, prm.over, prm.weigh, prm.positive)
         self._objective: Any = prm.objective
-        if prm.kind is not None:
-            key = "turnkey.prm.objective"
-            self._objective = load_function(prm.objective, key) if own else objective_spec(prm.objective).fn
+        if prm.kind is not None and ":" in prm.objective:
+            self._objective = load_function(prm.objective, "turnkey.prm.objective")
+        elif prm.kind is not None:
+            self._objective = objective_spec(prm.objective).fn
 
     def joined(self, pools: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
         """verl's workers of each resource pool, with the model's worker added to the actor's processes."""
         if self._options.kind is not None:
             config = worker_config(self._config, self._options, offload=self._options.offload and not cpu.opted_in())
-            known = config.model_config.tokenizer.get_vocab()
-            if known != (actors := self._trainer.tokenizer.get_vocab()):
-                raise ConfigError(
-                    rule_words("prm-vocabulary", path=self._options.path, own=len(known), actors=len(actors))
-                )
+            vocabulary, actors = config.model_config.tokenizer.get_vocab(), self._trainer.tokenizer.get_vocab()
+            if vocabulary != actors:
+                sizes = {"own": len(vocabulary), "actors": len(actors)}
+                raise ConfigError(rule_words("prm-vocabulary", path=self._options.path, **sizes))
             pool = internals.training_pool(self._trainer)
             pools[pool][PRM_FOLDER] = RayClassWithInitArgs(cls=ray.remote(PrmWorker), config=config)
         return pools
@@ -121,7 +119,10 @@ class ProcessReward:
         if self._untouched:
             numbers = like(torch.zeros_like(numbers.values()), mask)
         derivative = self._gradient(numbers, learnt)
-        metrics = {} if derivative is None else {"prm/loss": derivative.loss, **_prefixed(derivative.metrics)}
+        metrics: dict[str, float] = {}
+        if derivative is not None:
+            of_objective = {f"prm/{name}": float(value) for name, value in derivative.metrics.items()}
+            metrics = {"prm/loss": derivative.loss, **of_objective}
         metrics |= {"prm/updates": 0.0, "timing_s/prm_score": perf_counter() - started}
         if derivative is not None and self._is_due:
             started = perf_counter()
@@ -205,18 +206,14 @@ class ProcessReward:
     def _score_metrics(self, scores: np.ndarray, rows: Rows) -> dict[str, float]:
         """Of the turns with tokens; others have no score."""
         of = Trajectories.of(torch.from_numpy(scores), rows.steps, self._params)
-        known = rows.steps.tokens > 0
-        scores, tokens = scores[known], rows.steps.tokens[known]
+        has_tokens = rows.steps.tokens > 0
+        scores, tokens = scores[has_tokens], rows.steps.tokens[has_tokens]
         if not len(scores):
             return {}
-        good = of.positive.numpy()[rows.steps.trajectory[known]]
+        good = of.positive.numpy()[rows.steps.trajectory[has_tokens]]
         metrics = {"mean": scores.mean(), "std": scores.std(), "max_abs": np.abs(scores).max()}
         if good.any() and not good.all():
             metrics["success_minus_failure"] = scores[good].mean() - scores[~good].mean()
         if scores.std() > 0 and tokens.std() > 0:
             metrics["tokens_correlation"] = np.corrcoef(scores, tokens)[0, 1]
         return {f"prm/score/{name}": float(value) for name, value in metrics.items()}
-
-
-def _prefixed(metrics: Any) -> dict[str, float]:
-    return {f"prm/{name}": float(value) for name, value in metrics.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -34,12 +34,6 @@ class Stored:
     """of the rows in verl's queue"""
 
 
-@dataclass
-class _Task:
-    ends: dict[bool, list[Stored]] = field(default_factory=lambda: {True: [], False: []})
-    """its solved and its unsolved episodes, the newest last"""
-
-
 class Memory:
     """The newest solved and the newest unsolved episodes of the tasks that were played last.
 
@@ -51,7 +45,8 @@ class Memory:
 
     def __init__(self, outcomes: int, tasks: int, age: int) -> None:
         self._outcomes, self._most, self._age = outcomes, tasks, age
-        self._tasks: OrderedDict[str, _Task] = OrderedDict()
+        self._tasks: OrderedDict[str, dict[bool, list[Stored]]] = OrderedDict()
+        """the solved and the unsolved episodes of each task, the newest last"""
 
     def __len__(self) -> int:
         """Number of tasks."""
@@ -59,30 +54,24 @@ class Memory:
 
     def learn(self, task: str, solved: Sequence[Stored], unsolved: Sequence[Stored]) -> None:
         """Store episodes of ``task``, the newest last."""
-        history = self._tasks.setdefault(task, _Task())
+        stored = self._tasks.setdefault(task, {True: [], False: []})
         self._tasks.move_to_end(task)
-        for end, played in ((True, solved), (False, unsolved)):
-            history.ends[end] = [*history.ends[end], *played][-self._outcomes :]
+        for end, episodes in ((True, solved), (False, unsolved)):
+            stored[end] = [*stored[end], *episodes][-self._outcomes :]
         while len(self._tasks) > self._most:
             self._tasks.popitem(last=False)
 
     def take(self, task: str, solved: bool, step: int) -> list[Stored]:
         """Stored episodes of ``task`` from before ``step`` with this outcome that are not too old; they stay stored."""
-        history = self._tasks.get(task)
-        return (
-            []
-            if history is None
-            else [episode for episode in history.ends[solved] if episode.step < step <= episode.step + self._age]
-        )
+        episodes = self._tasks[task][solved] if task in self._tasks else []
+        return [episode for episode in episodes if episode.step < step <= episode.step + self._age]
 
     def forget(self, step: int) -> None:
         """Drop what is too old at ``step``."""
-        for task, history in list(self._tasks.items()):
-            history.ends = {
-                end: [episode for episode in ends if step <= episode.step + self._age]
-                for end, ends in history.ends.items()
-            }
-            if not any(history.ends.values()):
+        for task, stored in list(self._tasks.items()):
+            for end, episodes in stored.items():
+                stored[end] = [episode for episode in episodes if step <= episode.step + self._age]
+            if not any(stored.values()):
                 del self._tasks[task]
 
 
@@ -198,8 +187,8 @@ class Replay:
         """
         joining: dict[str, Sequence[Stored]] = {}
         served: set[str] = set()
-        for group, played in by_group.items():
-            ended = all_ended([outcome.solved for outcome in played])
+        for group, episodes in by_group.items():
+            ended = all_ended([episode.solved for episode in episodes])
             if ended is None or tasks[group] in served:
                 continue
             if stored := memory.take(tasks[group], not ended, self._trainer.global_steps):

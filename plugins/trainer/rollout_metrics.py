@@ -109,7 +109,7 @@ class RolloutCounter:
 
     def __init__(self, buffer: Any, prompts: int, rollouts: int) -> None:
         self._prompts, self._rollouts = prompts, rollouts
-        self._own: dict[str, int] = {}
+        self._of_prompt: dict[str, int] = {}
         self._varies = False
         self._sampled: list[str] = []
         self._materialize = getattr(buffer, "_materialize_batch", None)
@@ -120,9 +120,9 @@ class RolloutCounter:
         """Store the numbers of rollouts that the prompts of ``batch`` set."""
         if ROLLOUTS in batch:
             self._varies = True
-            self._own.update(zip(map(str, batch["uid"]), map(int, batch[ROLLOUTS]), strict=True))
-            while len(self._own) > REMEMBERED:
-                del self._own[next(iter(self._own))]
+            self._of_prompt.update(zip(map(str, batch["uid"]), map(int, batch[ROLLOUTS]), strict=True))
+            while len(self._of_prompt) > REMEMBERED:
+                del self._of_prompt[next(iter(self._of_prompt))]
 
     def _on_batch(self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: Any) -> Any:
         assert self._materialize is not None
@@ -147,7 +147,7 @@ class RolloutCounter:
         expected = self._rollouts * max(0, self._prompts - len(prompts))
         for uid in prompts:
             # After a resume, the number that a prompt had set is unknown.
-            expected += self._own.pop(uid, with_rows[uid] if self._varies else self._rollouts)
+            expected += self._of_prompt.pop(uid, with_rows[uid] if self._varies else self._rollouts)
         missing = max(0, expected - with_rows.total())
         if missing:
             logger.warning(

@@ -123,12 +123,8 @@ class StarvationGuard:
                 Partition(partition_id).clear(batch.keys)
             number = len(batch) or "the"
             self._lose(f"all {number} episodes of a batch failed:\n{listed(reasons)}")
-            self._refill(batch_size)
-
-    def _refill(self, prompts: int) -> None:
-        """Request prompts for those whose episodes all failed; verl provides multiples of ``gen_batch_size``."""
-        size = self._trainer.config.data.get("gen_batch_size") or self._groups
-        self._trainer._add_prompts_to_generate(math.ceil(prompts / size) * size)
+            size = self._trainer.config.data.get("gen_batch_size") or self._groups  # verl provides multiples of it
+            self._trainer._add_prompts_to_generate(math.ceil(batch_size / size) * size)
 
     def _rowless(self, partition_id: str) -> KVBatchMeta:
         """An empty batch, after prompts without rows are cleared: verl's synchronous buffer raises an error on them."""

@@ -113,8 +113,11 @@ class Validation:
         Raises:
             StarvedError: more than half of the episodes failed.
         """
-        failed = failed_of(infos, len(uids))
-        infos = of_played(infos, failed)
+        failed = [bool(value) for value in infos.get("failed", [False] * len(uids))]
+        infos = {  # None, which verl's metrics leave out, for the values of failed episodes
+            name: [None if lost and name != "failed" else value for value, lost in zip(values, failed, strict=True)]
+            for name, values in infos.items()
+        }
         turns = [number for number, lost in zip(turns, failed, strict=True) if not lost]
         metrics = validation_metrics(verls, sources, uids, infos, turns, expected_acc_counts)
         samples = self._trainer.config.actor_rollout_ref.rollout.val_kwargs.n
@@ -133,19 +136,6 @@ class Validation:
         return metrics
 
 
-def failed_of(infos: Mapping[str, Sequence[Any]], count: int) -> list[bool]:
-    """Which of ``count`` validation episodes failed; ``infos``: verl's ``reward_extra_info`` as lists by name."""
-    return [bool(value) for value in infos.get("failed", [False] * count)]
-
-
-def of_played(infos: Mapping[str, Sequence[Any]], failed: Sequence[bool]) -> dict[str, list[Any]]:
-    """``infos`` with None for the values of failed episodes, which verl's metrics leave out."""
-    return {
-        name: [None if lost and name != "failed" else value for value, lost in zip(values, failed, strict=True)]
-        for name, values in infos.items()
-    }
-
-
 def unsplit(
     metrics: Mapping[str, float], sources: Sequence[str], infos: Mapping[str, Sequence[Any]], expected: int
 ) -> dict[str, float]:
@@ -157,7 +147,7 @@ def unsplit(
     Args:
         metrics: verl's of this validation.
         sources: data source of each episode.
-        infos: as :func:`of_played` leaves them.
+        infos: verl's ``reward_extra_info`` as lists by name, with None for the values of failed episodes.
         expected: episodes of each task.
     """
     metrics = dict(metrics)

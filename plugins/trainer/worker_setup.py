@@ -104,10 +104,6 @@ def weigh(actors: Sequence[Any], critics: Sequence[Any]) -> None:
     ray.get(calls + [worker.__ray_call__.remote(weighing.weigh_critic) for worker in critics])
 
 
-def _nothing(method: str, batch: KVBatchMeta) -> None:
-    pass
-
-
 class WorkerCalls:
     """Wraps a worker group: calls on a batch send only the fields that workers use; ``before`` and ``after`` run around
     each call.
@@ -120,8 +116,8 @@ class WorkerCalls:
     def __init__(
         self,
         group: Any,
-        before: Hook = _nothing,
-        after: Hook = _nothing,
+        before: Hook = lambda method, batch: None,
+        after: Hook = lambda method, batch: None,
         *,
         also: frozenset[str] = frozenset(),
         without: frozenset[str] = frozenset(),

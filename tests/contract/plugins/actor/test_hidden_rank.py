@@ -7,15 +7,15 @@ import json
 import math
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import one_process_engine
 import pytest
 import torch
+from one_process_engine import VOCABULARY, engine
 from tensordict import TensorDict
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl_turnkey.plugins.actor.hidden_rank import STRIDE, WINDOW, final_norm, measure, own_states, rank_numbers
@@ -64,40 +64,15 @@ def test_float32_noise_is_no_rank() -> None:
     assert rank_numbers(states, 4, 512).tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-5)
 
 
-SHAPE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
+SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
 MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, num_attention_heads=2, num_key_value_heads=1)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=97, n_positions=64, n_embd=32, n_layer=2, n_head=2)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=2)),
 }
 
 
-def nested(rows: list[list[int]]) -> torch.Tensor:
-    return torch.nested.nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
-
-
-def micro_batch(rows: list[tuple[int, list[int]]], **settings: Any) -> TensorDict:
-    generator = torch.Generator().manual_seed(0)
-    ids = [torch.randint(97, (prompt + len(mask),), generator=generator).tolist() for prompt, mask in rows]
-    mask = nested([mask for _, mask in rows])
-    columns = {
-        "input_ids": nested(ids),
-        "position_ids": nested([list(range(len(row))) for row in ids]),
-        "loss_mask": mask,
-        "response_mask": mask,
-        "temperature": torch.ones(len(rows)),
-    }
-    batch = TensorDict(columns, batch_size=len(rows))
-    tu.assign_non_tensor(batch, use_remove_padding=False, calculate_entropy=True, **settings)
-    return batch
-
-
-def engine(kind: type[FSDPEngineWithLMHead], model: torch.nn.Module) -> FSDPEngineWithLMHead:
-    """An engine in one process: what its forward step reads."""
-    made = kind.__new__(kind)
-    made.module, made.pad_to_length, made._autocast_dtype = model, None, torch.float32
-    made.engine_config = SimpleNamespace(entropy_checkpointing=False)
-    made.get_data_parallel_group = lambda: None
-    return made
+def micro_batch(**settings: Any) -> TensorDict:
+    return one_process_engine.micro_batch(ROWS, torch.ones(len(ROWS)), **settings)
 
 
 @pytest.mark.parametrize("kind", [FSDPEngineWithLMHead, SparseLogitsEngine])
@@ -107,10 +82,10 @@ def test_the_engine_returns_the_numbers_of_the_models_last_hidden_states(name: s
     model = MODELS[name]().eval()
     measured = engine(kind, copy.deepcopy(model))
     measure(measured)
-    batch = micro_batch(ROWS, **{STRIDE: 4, WINDOW: 16})
+    batch = micro_batch(**{STRIDE: 4, WINDOW: 16})
     with torch.no_grad():
         output = measured.forward_step(batch, None, forward_only=True)[1]["model_output"]
-        plain = measured.forward_step(micro_batch(ROWS), None, forward_only=True)[1]["model_output"]
+        plain = measured.forward_step(micro_batch(), None, forward_only=True)[1]["model_output"]
         expected = []
         for ids, (prompt, mask) in zip(batch["input_ids"].unbind(), ROWS, strict=True):
             states = model(input_ids=ids[None], output_hidden_states=True).hidden_states[-1][0]
@@ -124,7 +99,7 @@ def test_the_engine_returns_the_numbers_of_the_models_last_hidden_states(name: s
 
 
 def test_packed_rows_have_the_states_of_padded_ones() -> None:
-    batch = micro_batch(ROWS)
+    batch = micro_batch()
     lengths = batch["input_ids"].offsets().diff().tolist()
     packed = torch.arange(sum(lengths) * 2.0).reshape(1, -1, 2)
     padded = torch.zeros(len(ROWS), max(lengths), 2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from contract_tools import nested
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig
@@ -28,10 +29,6 @@ ROWS: list[tuple[list[int], list[list[tuple[int, int]]]]] = [
     ([0], []),
 ]
 MARKED = [[0, 0, 0, 1, 1, 0, 0, 1, 1, 0], [0, 1, 0, 1, 1, 0, 0], [0, 0], [0]]
-
-
-def nested(rows: list[Any], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.nested.as_nested_tensor([torch.as_tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
 
 
 def written(rows: list[tuple[list[int], list[Any]]], *, padding: int | None = None) -> tuple[torch.Tensor, float]:

@@ -6,15 +6,16 @@ import asyncio
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
+import one_process_engine
 import pytest
 import torch
+from contract_tools import nested
+from one_process_engine import VOCABULARY, engine
 from tensordict import TensorDict
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 from verl.checkpoint_engine import CheckpointEngineRegistry
-from verl.utils import tensordict_utils
 from verl.utils.import_utils import import_external_libs
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import response_from_nested
@@ -23,7 +24,7 @@ from verl_turnkey.plugins.cpu.engine import SparseLogitsEngine, used_positions
 from verl_turnkey.plugins.credit.metrics import LEARNED
 
 SHAPE = {
-    "vocab_size": 97,
+    "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -38,37 +39,8 @@ MODELS = {
 ROWS = [(3, [1, 1, 0, 0, 1]), (5, [0, 1, 1]), (2, [1])]  # tokens of the prompt, loss mask of the response
 
 
-def nested(rows: list[list[float]], dtype: torch.dtype = torch.long) -> torch.Tensor:
-    return torch.nested.nested_tensor([torch.tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
-
-
-def micro_batch(rows: list[tuple[int, list[int]]] = ROWS, **settings: Any) -> TensorDict:
-    generator = torch.Generator().manual_seed(0)
-    ids = [torch.randint(97, (prompt + len(mask),), generator=generator).tolist() for prompt, mask in rows]
-    mask = nested([mask for _, mask in rows])
-    batch = TensorDict(
-        {
-            "input_ids": nested(ids),
-            "position_ids": nested([list(range(len(row))) for row in ids]),
-            "loss_mask": mask,
-            "response_mask": mask,
-            "temperature": torch.linspace(0.7, 1.3, len(rows)),
-        },
-        batch_size=len(rows),
-    )
-    tensordict_utils.assign_non_tensor(
-        batch, **{"use_remove_padding": False, "calculate_entropy": True, "calculate_sum_pi_squared": True, **settings}
-    )
-    return batch
-
-
-def engine(kind: type[FSDPEngineWithLMHead], model: torch.nn.Module) -> FSDPEngineWithLMHead:
-    """An engine in one process: what its forward step reads."""
-    made = kind.__new__(kind)
-    made.module, made.pad_to_length, made._autocast_dtype = model, None, torch.float32
-    made.engine_config = SimpleNamespace(entropy_checkpointing=False)
-    made.get_data_parallel_group = lambda: None
-    return made
+def micro_batch(rows: list[tuple[int, list[int]]] = ROWS) -> TensorDict:
+    return one_process_engine.micro_batch(rows, torch.linspace(0.7, 1.3, len(rows)), calculate_sum_pi_squared=True)
 
 
 def step(kind: type[FSDPEngineWithLMHead], model: torch.nn.Module, batch: TensorDict) -> tuple[Any, list[torch.Tensor]]:

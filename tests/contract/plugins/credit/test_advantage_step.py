@@ -350,7 +350,7 @@ def test_the_numbers_of_prompts_whose_groups_were_dropped_are_forgotten(monkeypa
     counter = rollout_metrics.RolloutCounter(SimpleNamespace(), 2, 4)
     for uids in ("ab", "cd"):
         counter.submit(list_of_dict_to_tensordict([{"uid": uid, "__rollout_n__": 2} for uid in uids]))
-    assert [*counter._own] == ["b", "c", "d"]
+    assert [*counter._of_prompt] == ["b", "c", "d"]
 
 
 # --- what is wrong is named -------------------------------------------------------------------------------------------

@@ -81,15 +81,19 @@ class Manager:
         self.marked.append(VALIDATION in prompts and prompts[VALIDATION])
 
 
+def train_and_validate(manager: Any) -> None:
+    for validate in (False, True):
+        batch = TensorDict({"prompt": torch.arange(2)}, batch_size=[2])
+        if validate:
+            tensordict_utils.assign_non_tensor_data(batch, "validate", True)
+        manager.generate_sequences(batch)
+
+
 def test_a_manager_of_ones_own_needs_no_workers(ray_queue, trainer, monkeypatch, caplog, tmp_path: Path):
     manager, steps = Manager(), []
 
     def fit(self: PPOTrainer, manager: Any) -> None:
-        for validate in (False, True):
-            batch = TensorDict({"prompt": torch.arange(2)}, batch_size=[2])
-            if validate:
-                tensordict_utils.assign_non_tensor_data(batch, "validate", True)
-            manager.generate_sequences(batch)
+        train_and_validate(manager)
         self.hosts.ask()
         steps.append(self.hosts.read())
         self.log.flush()
@@ -164,15 +168,7 @@ def test_an_episode_can_tell_that_it_is_of_a_validation_and_the_log_of_which_sta
     """As verl's validation asks for episodes, after a checkpoint of step 3 was loaded."""
     manager: Any = AgentLoopManagerTQ.__new__(AgentLoopManagerTQ)
     (worker,) = manager.agent_loop_workers = [Worker.remote()]
-
-    def fit(self: PPOTrainer, manager: Any) -> None:
-        for validate in (False, True):
-            batch = TensorDict({"prompt": torch.arange(2)}, batch_size=[2])
-            if validate:
-                tensordict_utils.assign_non_tensor_data(batch, "validate", True)
-            manager.generate_sequences(batch)
-
-    monkeypatch.setattr(PPOTrainer, "fit", fit)
+    monkeypatch.setattr(PPOTrainer, "fit", lambda self, manager: train_and_validate(manager))
     made = trainer(f"turnkey.log.trajectories={tmp_path}/log")
     made.global_steps, made.actor_rollout_wg = 3, SimpleNamespace(workers=[])
     made.fit(manager)

@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_tables import nested
 
 from verl_turnkey.advantage import (
     ConfigError,
@@ -96,10 +97,6 @@ def padded(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def jagged(rows: list[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.sampled_from([STEPS, TRAJECTORY, EMPTY, FAILED, PADDING]), min_size=1, max_size=6),
@@ -121,12 +118,12 @@ def test_each_token_carries_what_the_walk_says(kinds, seed, kl_in_reward):
         keys=batch.keys,
         tags=batch.tags,
         extra_fields=batch.extra_fields,
-        response_mask=jagged(masks),
-        scores=jagged(scores) if kl_in_reward else None,
-        values=jagged(values),
+        response_mask=nested(masks),
+        scores=nested(scores) if kl_in_reward else None,
+        values=nested(values),
     )
     if not batch.steps:
-        step.read(jagged(scores))
+        step.read(nested(scores))
         assert len(step.rows.row) == 0
         return
     advantages, returns = step.run("unit_echo", padded(rewards), padded(left))
@@ -154,20 +151,16 @@ def test_each_token_carries_what_the_walk_says(kinds, seed, kl_in_reward):
 
 
 def test_the_first_token_of_a_turn():
-    turns = Turns.of(jagged([torch.tensor([0, 1, 1, 0, 1]), torch.tensor([1])]))
+    turns = Turns.of(nested([[0, 1, 1, 0, 1], [1]]))
     assert turns.first().tolist() == [1, 4, 5]
-    left = jagged([torch.tensor([0, 0, 1])])  # of two turns the first lost its tokens
-    assert Turns.of(left, jagged([torch.tensor([0, -1, 1])])).first().tolist() == [3, 2]
+    left = nested([[0, 0, 1]])  # of two turns the first lost its tokens
+    assert Turns.of(left, nested([[0, -1, 1]])).first().tolist() == [3, 2]
 
 
 SPA = json.loads((Path(__file__).parents[3] / "data" / "oracle" / "learned_check_values.json").read_text())["spa"]
 REWARDS = [[0.0, 0.25, 0.75], [0.5, -0.25]]
 """of two episodes of a group, a row each with turns of two tokens and one masked token behind each"""
 BETWEEN = [1, 1, 0]
-
-
-def jagged_rows(rows: list[list[float]], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.nested.as_nested_tensor([torch.tensor(row, dtype=dtype) for row in rows], layout=torch.jagged)
 
 
 def step_of(scored: str, method: str, shaping: float = 0.0) -> CreditStep:
@@ -182,8 +175,8 @@ def step_of(scored: str, method: str, shaping: float = 0.0) -> CreditStep:
         keys=["g_0_0", "g_1_0"],
         tags=[{"seq_len": 3 * len(of)} for of in REWARDS],
         extra_fields=[{"turnkey": record} for record in records],
-        response_mask=jagged_rows([BETWEEN * len(of) for of in REWARDS], torch.int64),
-        data={SCORE: jagged_rows(tokens)},
+        response_mask=nested([BETWEEN * len(of) for of in REWARDS]),
+        data={SCORE: nested(tokens, torch.float32)},
         scored=scored,
     )
 
@@ -211,7 +204,7 @@ def test_the_rewards_of_the_table(scored, expected):
 def test_the_kl_penalty_of_a_turn_is_without_the_scores(scored):
     step = step_of(scored, "grpo_steps", shaping=2.0)
     mask = step.response_mask.to_padded_tensor(0)
-    step.scores = jagged_rows([[0.0] * 3 * len(of) for of in REWARDS])
+    step.scores = nested([[0.0] * 3 * len(of) for of in REWARDS])
     step.run("grpo_steps", -0.5 * mask, mask)
     assert step.rows is not None
     assert step.rows.kl is not None
@@ -232,10 +225,7 @@ def test_which_tokens_and_which_outputs_a_number_is_of():
     implicit, head = (own_tokens(rows.turns, kind) for kind in ("implicit", "head"))
     assert [row.tolist() for row in implicit.unbind()] == [[True, True, False] * 3, [True, True, False] * 2]
     assert [row.tolist() for row in head.unbind()] == [[False, True, False] * 3, [False, True, False] * 2]
-    output, response = (
-        jagged_rows([[0, 1, 2, 3, 4], [10, 11, 12]]),
-        jagged_rows([[0, 0], [0]]),
-    )
+    output, response = nested([[0, 1, 2, 3, 4], [10, 11, 12]]), nested([[0, 0], [0]])
     assert [row.tolist() for row in of_response(output, response, 1).unbind()] == [[2, 3], [11]]
     assert [row.tolist() for row in of_response(output, response, 0).unbind()] == [[3, 4], [12]]
 
@@ -284,7 +274,6 @@ def test_without_the_tokens_of_decisions_a_turn_has_one_advantage():
     step = np.array([0, 0, 1])
     assert stream_advantages(compute_credit("hae", bare), bare, step) is None
     assert stream_advantages(compute_credit("grpo_steps", batch), batch, step) is None
-    batch = batch_of([[(0, 1), (1, 2), (2, 3)]] * 2)
     credit = replace(compute_credit("hae", batch), tokens=np.zeros(3))
     with pytest.raises(ConfigError, match="drop its modifiers of tokens"):
-        stream_advantages(credit, batch, np.array([0, 0, 1]))
+        stream_advantages(credit, batch, step)

@@ -3,10 +3,11 @@
 import math
 import re
 import statistics
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from step_tables import nested, table
 
 from verl_turnkey.advantage import RecordError, make_record, make_step
 from verl_turnkey.plugins import notices
@@ -23,7 +24,7 @@ from verl_turnkey.plugins.credit.metrics import (
     warn_of_branches,
     warn_of_turn_limit,
 )
-from verl_turnkey.plugins.credit.rows import read_rows
+from verl_turnkey.plugins.credit.rows import Rows, read_rows
 
 
 def batch(lengths: list[int], solved: int, failed: int, groups: int, seed: int) -> tuple[dict[str, float], np.ndarray]:
@@ -101,27 +102,22 @@ def test_one_batch_stays_as_it_is():
     assert combine([]) == {}
 
 
-def rows(*episodes: list[bool] | str, mask: int = 0):
-    """A row per step that says whether the task is solved, or of an episode that failed, with this response mask."""
-    keys, extra_fields, masks = [], [], []
+def played(*episodes: list[dict[str, Any]], branch: dict[str, Any] | None = None, groups: str = "g") -> Rows:
+    """A row per step in any order, one that failed beside, and of each episode a ``branch``, if it is given."""
+    records = {"g_99_0": make_record([], failed="it died")}
     for session, episode in enumerate(episodes):
-        if isinstance(episode, str):
-            records = [make_record([], failed=episode)]
-        else:
-            records = [make_record([make_step(step=t, reward=0.0, success=s)]) for t, s in enumerate(episode)]
-        for index, record in enumerate(records):
-            keys.append(f"g_{session}_{index}")
-            extra_fields.append({"turnkey": record})
-            masks.append([mask if record["failed"] else 1])
-    return read_rows(keys, [{}] * len(keys), extra_fields, jagged(masks))
-
-
-def jagged(masks: list[list[int]]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor([torch.tensor(mask) for mask in masks], layout=torch.jagged)
+        name = f"{groups[session % len(groups)]}_{session}"
+        for t in reversed(range(len(episode))):
+            records[f"{name}_{t}"] = make_record([make_step(**{"step": t, "reward": 0.0, **episode[t]})])
+        if branch is not None:
+            away = {"step": 0, "reward": session % 3, "anchor": episode[0].get("anchor"), **branch}
+            records[f"{name}_98"] = make_record([make_step(**away)], branch=1)
+    return table(records)
 
 
 def test_a_failed_episode_counts_as_not_solved():
-    metrics = episode_metrics(rows([False, True, True], [False, False], [False], "it died"))
+    ends = ([False, True, True], [False, False], [False])
+    metrics = episode_metrics(played(*([{"success": solved} for solved in episode] for episode in ends)))
     assert metrics["episode/success_rate"] == 1 / 4
     assert (metrics["episode/count"], metrics["episode/failed"]) == (4, 1)
     assert (metrics["episode/length/mean"], metrics["episode/length/max"]) == (2, 3)
@@ -136,22 +132,23 @@ def test_of_a_rollout_that_forked_the_first_trajectory_counts():
     infos = [{"branching/branches": 2.0, "composed_return.step": float(i)} for i in (0, 1, 2, 0)]
     extra_fields = [{"turnkey": record, "reward_extra_info": info} for record, info in zip(records, infos, strict=True)]
     keys = ["g_0_0", "g_0_1", "g_0_2", "g_1_0"]
-    table = read_rows(keys, [{}] * 4, extra_fields, jagged([[1], [1, 0, 1, 0, 1, 0, 1], [1, 0, 1, 0, 1], [1]]))
-    assert table.steps.ids["trajectory"] == ["g_0.1", "g_0.2", "g_0", "g_1"]
-    assert (table.steps.n_groups, table.branch.tolist()) == (1, [1, 2, 2, 2, 2, 0, 0, 0, 0])
-    metrics = episode_metrics(table)
+    masks = [[1], [1, 0, 1, 0, 1, 0, 1], [1, 0, 1, 0, 1], [1]]
+    rows = table(dict(zip(keys, records, strict=True)), nested(masks))
+    assert rows.steps.ids["trajectory"] == ["g_0.1", "g_0.2", "g_0", "g_1"]
+    assert (rows.steps.n_groups, rows.branch.tolist()) == (1, [1, 2, 2, 2, 2, 0, 0, 0, 0])
+    metrics = episode_metrics(rows)
     assert (metrics["episode/count"], metrics["episode/success_rate"]) == (2, 0.5)
     assert (metrics["episode/length/mean"], metrics["episode/composed_return/mean"]) == (2, 1.75)
-    assert reward_metrics(table, keys, extra_fields) == {
+    assert reward_metrics(rows, keys, extra_fields) == {
         "episode/composed_return.step/mean": 1.0,
         "branching/branches": 2.0,
     }
     tags = [{"seq_len": 9}] * 4
-    assert row_metrics(table, tags, extra_fields)["rows/per_episode"] == 2
-    assert "branching/cached_prompt_share" not in row_metrics(table, tags, extra_fields)
+    assert row_metrics(rows, tags, extra_fields)["rows/per_episode"] == 2
+    assert "branching/cached_prompt_share" not in row_metrics(rows, tags, extra_fields)
     for fields, shares in zip(extra_fields, ([0.5], [0.9, 0, 0, 0], [0, 0, 0], [0]), strict=True):
         fields["turnkey_cached"] = shares
-    of_rows = row_metrics(table, tags, extra_fields)
+    of_rows = row_metrics(rows, tags, extra_fields)
     assert of_rows["branching/cached_prompt_share"] == 0.7  # of the branches' first turns
     assert of_rows["rows/cached_prompt_share"] == pytest.approx(1.4 / 9)
 
@@ -165,11 +162,11 @@ def test_what_rows_hold():
         {"turnkey": record, "turnkey_break": why}
         for record, why in zip(records, ["first", "prefix", "first", None, "first"], strict=True)
     ]
-    masks = jagged([[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
+    masks = nested([[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
     tags = [{"seq_len": n, "is_padding": n == 1000} for n in (5, 7, 9, 100, 1000)]
-    table = read_rows(["g_0_0", "g_0_1", "g_1_0", "g_2_0", "pad_0_0"], tags, extra_fields, masks)
+    rows = read_rows(["g_0_0", "g_0_1", "g_1_0", "g_2_0", "pad_0_0"], tags, extra_fields, masks)
     extra_fields[0]["turnkey_cached"], extra_fields[2]["turnkey_cached"] = [0.0], [0.5, 1.0]
-    assert row_metrics(table, tags, extra_fields) == {
+    assert row_metrics(rows, tags, extra_fields) == {
         "rows/per_episode": 1.5,
         "rows/trained_tokens": 6.0,
         "rows/masked_tokens": 15.0,
@@ -178,8 +175,8 @@ def test_what_rows_hold():
     }
     for fields in extra_fields:  # of a loop that says nothing
         del fields["turnkey_break"]
-    assert not [name for name in row_metrics(table, tags, extra_fields) if "break" in name]
-    nothing = read_rows(["g_2_0"], tags[3:4], extra_fields[3:4], jagged([[0] * 4]))
+    assert not [name for name in row_metrics(rows, tags, extra_fields) if "break" in name]
+    nothing = read_rows(["g_2_0"], tags[3:4], extra_fields[3:4], nested([[0] * 4]))
     assert row_metrics(nothing, tags[3:4], extra_fields[3:4]) == {}
 
 
@@ -199,7 +196,7 @@ def test_rows_of_several_batches():
 
 def test_a_failed_episode_has_nothing_to_train():
     with pytest.raises(RecordError, match="g_1_0: a failed episode must be fully masked"):
-        rows([True], "it died", mask=1)
+        table({"g_1_0": make_record([], failed="it died")}, nested([[1]]))
 
 
 def test_a_batch_whose_branches_all_failed_is_said(monkeypatch: pytest.MonkeyPatch):
@@ -258,18 +255,9 @@ def test_equals_a_loop_over_all_turns(seed):
 
 
 def made(*episodes: list[tuple[str, str, float]]) -> dict[str, float]:
-    """The turns of each episode, as state, action and reward, in a row each, and a branch; one episode failed."""
-    keys, records = ["g_99_0"], [make_record([], failed="it died")]
-    for session, episode in enumerate(episodes):
-        for t, (anchor, action, reward) in reversed([*enumerate(episode)]):
-            keys.append(f"{'gh'[session % 2]}_{session}_{t}")
-            records.append(make_record([make_step(step=t, reward=reward, anchor=anchor, action=action)]))
-        keys.append(f"{'gh'[session % 2]}_{session}_98")
-        away = make_step(step=0, reward=session % 3, anchor=episode[0][0], action="away")
-        records.append(make_record([away], branch=1))
-    masks = [torch.tensor([int(record["failed"] is None)]) for record in records]
-    mask = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
-    return decision_metrics(read_rows(keys, [{}] * len(keys), [{"turnkey": record} for record in records], mask))
+    """The turns of each episode, as state, action and reward."""
+    named = ([dict(zip(("anchor", "action", "reward"), turn, strict=True)) for turn in turns] for turns in episodes)
+    return decision_metrics(played(*named, branch={"action": "away"}, groups="gh"))
 
 
 def test_metrics_of_rows():
@@ -283,11 +271,7 @@ def test_metrics_of_rows():
 
 
 def test_rows_without_states_or_episodes_have_none():
-    keys, record = ["g_0_0"], make_record([make_step(step=0, reward=1.0, action="on")])
-    rows = read_rows(
-        keys, [{}], [{"turnkey": record}], torch.nested.as_nested_tensor([torch.ones(1)], layout=torch.jagged)
-    )
-    assert decision_metrics(rows) == {}
+    assert decision_metrics(played([{"action": "on"}])) == {}
     assert made() == {}
 
 
@@ -341,20 +325,8 @@ def test_the_score_of_the_released_port():
     assert Signals(9, 0, False).score == 0
 
 
-def signals_made(*episodes: list[dict]) -> dict[str, float]:
-    """The steps of each row in any order, one row per step; each rollout has a branch, and one failed beside."""
-    keys, held = [], []
-    for session, episode in enumerate(episodes):
-        for t in reversed(range(len(episode))):
-            keys.append(f"g_{session}_{t}")
-            held.append(make_record([make_step(step=t, reward=0.0, **episode[t])]))
-        keys.append(f"g_{session}_98")
-        held.append(make_record([make_step(step=9, reward=0.0, valid=False, truncated=True)], branch=1))
-    keys.append("g_99_0")
-    held.append(make_record([], failed="it died"))
-    masks = [torch.tensor([int(record["failed"] is None)]) for record in held]
-    mask = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
-    return signal_metrics(read_rows(keys, [{}] * len(keys), [{"turnkey": record} for record in held], mask))
+def signals_made(*episodes: list[dict[str, Any]]) -> dict[str, float]:
+    return signal_metrics(played(*episodes, branch={"step": 9, "anchor": None, "valid": False, "truncated": True}))
 
 
 def test_signals_of_rows():

@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from step_tables import nested, table
 
 from verl_turnkey.advantage import ConfigError, Credit, RecordError, ValueHead, make_record, make_step
 from verl_turnkey.advantage.methods.hae import HEADS
@@ -35,12 +37,7 @@ from verl_turnkey.plugins.credit.trainer_columns import (
     value_field,
 )
 
-
-def nested(*rows: list[float]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
-
-
-MASK = nested([1, 1, 0, 1], [0], [1, 0, 1], [1, 1])
+MASK = nested([[1, 1, 0, 1], [0], [1, 0, 1], [1, 1]])
 
 
 @pytest.fixture
@@ -84,22 +81,21 @@ def test_a_row_for_each_turn_with_all_that_the_method_tells(rows):
 
 def test_what_is_not_chosen_has_no_row_but_counts_in_the_sizes_of_groups(rows):
     credit = Credit(np.arange(3.0), np.arange(3.0) + 5, groups={"all": np.array([3, 3, 3])})
-    table = columns(rows, credit, chosen=np.array([False, True, False]), kl=np.array([0.1, 0.2, 0.3]))
-    assert (table["turn"], table["advantage"], table["value_target"], table["size.all"]) == ([1], [1.0], [6.0], [3])
-    assert table["kl"] == pytest.approx([0.2])
+    logged = columns(rows, credit, chosen=np.array([False, True, False]), kl=np.array([0.1, 0.2, 0.3]))
+    assert (logged["turn"], logged["advantage"], logged["value_target"], logged["size.all"]) == ([1], [1.0], [6.0], [3])
+    assert logged["kl"] == pytest.approx([0.2])
 
 
 def test_under_an_estimator_of_verls_a_turn_has_the_means_of_its_tokens(rows):
-    scores = nested([0.0, 0.0, 0.0, 1.0], [0.0], [0.0, 9.0, 2.0], [0.0, 0.0])
     data = {
-        "advantages": nested([1.0, 3.0, 50.0, 5.0], [70.0], [1.0, 50.0, 2.0], [9.0, 9.0]),
-        "returns": nested([1.0, 1.0, 50.0, 1.0], [70.0], [2.0, 50.0, 2.0], [9.0, 9.0]),
-        "rm_scores": scores,
+        "advantages": nested([[1.0, 3.0, 50.0, 5.0], [70.0], [1.0, 50.0, 2.0], [9.0, 9.0]]),
+        "returns": nested([[1.0, 1.0, 50.0, 1.0], [70.0], [2.0, 50.0, 2.0], [9.0, 9.0]]),
+        "rm_scores": nested([[0.0, 0.0, 0.0, 1.0], [0.0], [0.0, 9.0, 2.0], [0.0, 0.0]]),
     }
     credit, kl = of_verl(rows, data, critic=False)
     assert credit.advantage.tolist() == [2.0, 5.0, 1.5]
     assert credit.returns is kl is None
-    data["token_level_rewards"] = nested([-0.25, -0.5, 0.0, 1.0], [0.0], [0.0, 1.0, 1.5], [0.0, 0.0])
+    data["token_level_rewards"] = nested([[-0.25, -0.5, 0.0, 1.0], [0.0], [0.0, 1.0, 1.5], [0.0, 0.0]])
     credit, kl = of_verl(rows, data, critic=True)
     assert credit.returns.tolist() == [1.0, 1.0, 2.0]
     assert kl.tolist() == [0.75, 0.0, 0.5]
@@ -121,24 +117,23 @@ def test_groups_are_numbered_on_from_batch_to_batch_and_zero_is_a_group():
 
 
 def test_the_progress_advantage_is_a_difference_of_means(rows):
-    old = nested([-1.0, -2.0, 9.0, -0.5], [0.0], [-1.0, 9.0, -3.0], [0.0, 0.0])
-    reference = nested([-2.0, -2.0, 0.0, -0.25], [0.0], [-1.0, 0.0, -1.0], [0.0, 0.0])
+    old = nested([[-1.0, -2.0, 9.0, -0.5], [0.0], [-1.0, 9.0, -3.0], [0.0, 0.0]])
+    reference = nested([[-2.0, -2.0, 0.0, -0.25], [0.0], [-1.0, 0.0, -1.0], [0.0, 0.0]])
     data = {"old_log_probs": old, "ref_log_prob": reference}
     progress = progress_advantage(rows, data)
     assert progress.tolist() == pytest.approx([0.5, -0.25, -1.0])
     logged = columns(rows, Credit(np.zeros(3)), progress=progress)["progress_advantage"]
     assert logged == pytest.approx([0.5, -0.25, -1.0])
     assert progress_advantage(rows, {"old_log_probs": old}) is None
-    silent = read_rows(["g_0_0"], [{}], [{"turnkey": make_record([make_step(step=0, reward=0.0)])}], nested([0]))
-    assert np.isnan(progress_advantage(silent, {name: nested([0.5]) for name in data})).all()
+    silent = table({"g_0_0": make_record([make_step(step=0, reward=0.0)])}, nested([[0]]))
+    assert np.isnan(progress_advantage(silent, {name: nested([[0.5]]) for name in data})).all()
 
 
 # --- Rows of the queue: their keys and records, and the runs of ones in a response mask, against loops over th --------
 ROWS = st.lists(st.lists(st.integers(0, 1), max_size=9), min_size=1, max_size=6).filter(any)
 
 
-def jagged(rows: list[list[int]]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor([torch.tensor(row, dtype=torch.int64) for row in rows], layout=torch.jagged)
+jagged = partial(nested, dtype=torch.int64)  # a row may be empty
 
 
 def naive(rows: list[list[int]]) -> list[tuple[int, int, int]]:
@@ -215,9 +210,7 @@ def test_an_answer_is_an_empty_text_on_the_steps_before_it():
     def extra(*answers):
         extras = [{} if answer is None else {"answer": answer} for answer in answers]
         steps = [make_step(step=t, reward=0.0, action="go", extra=more) for t, more in enumerate(extras)]
-        rows = [{"turnkey": make_record([step])} for step in steps]
-        mask = torch.nested.as_nested_tensor([torch.ones(1)] * len(rows), layout=torch.jagged)
-        return read_rows([f"a_0_{t}" for t in range(len(rows))], [{}] * len(rows), rows, mask).steps.extra
+        return table({f"a_0_{t}": make_record([step]) for t, step in enumerate(steps)}).steps.extra
 
     assert extra("", "", "Paris")["answer"].tolist() == ["", "", "Paris"]
     assert extra(7.0, 7.0)["answer"].tolist() == [7.0, 7.0]
@@ -230,12 +223,11 @@ def test_a_step_without_an_action_may_leave_out_what_its_answer_would_say():
     """A 0, or None for a text, is right of what nothing changed, and wrong of whose move it was."""
     full = {"turn_score": 1.0, "said": "yes", "role": "white", "turn_value": 0.5}
     steps = [make_step(step=0, reward=0.0), make_step(step=1, reward=0.0, action="go", extra=full)]
-    rows = [{"turnkey": make_record([step])} for step in steps]
-    mask = torch.nested.as_nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
+    records = {f"a_0_{t}": make_record([step]) for t, step in enumerate(steps)}
     answer = {"turn_score": [0.0, 1.0], "said": [None, "yes"]}
 
     def columns(*before):
-        extra = read_rows(["a_0_0", "a_0_1"], [{}, {}], rows, mask, before=before).steps.extra
+        extra = table(records, nested([[1, 1], [1]]), before=before).steps.extra
         return {name: column.tolist() for name, column in extra.items()}
 
     assert columns("role", "turn_value") == answer
@@ -271,23 +263,15 @@ def test_steps_have_the_ranks_of_their_rows():
 
 def test_a_step_without_tokens_or_text_has_no_number_of_them():
     """Three steps: one without a token, one in a row without a text, and one of two tokens."""
-
-    def jagged_of(*rows):
-        return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
-
-    records = [make_record([make_step(step=0, reward=0.0)])] * 3
+    records = {f"g_{session}_0": make_record([make_step(step=0, reward=0.0)]) for session in range(3)}
     columns = (f"extra.{name}" for name in ("entropy", "teacher_gap", "teacher_gap_mean", "teacher_log_prob_mean"))
     data = {
-        "entropy": jagged_of([7.0], [0.5], [0.5, 1.0]),
+        "entropy": nested([[7.0], [0.5], [0.5, 1.0]]),
         "has_teacher": torch.tensor([True, False, True]),
+        "old_log_probs": nested([[-9.0], [-1.0], [-1.0, -2.0]]),
+        "teacher_log_prob": nested([[-1.0], [-1.0], [0.0] * 2]),
     }
-    data |= {
-        "old_log_probs": jagged_of([-9.0], [-1.0], [-1.0, -2.0]),
-        "teacher_log_prob": jagged_of([-1.0], [-1.0], [0.0] * 2),
-    }
-    mask, keys = jagged_of([0], [1], [1, 1]), ["g_0_0", "g_1_0", "g_2_0"]
-    extra_fields = [{"turnkey": record} for record in records]
-    rows = read_rows(keys, [{}] * 3, extra_fields, mask, supply=supply(columns, data))
+    rows = table(records, nested([[0], [1], [1, 1]]), supply=supply(columns, data))
     nan = np.nan
     expected = {
         "entropy": [nan, 0.5, 0.75],
@@ -358,10 +342,6 @@ def test_entropies_that_verl_does_not_compute():
 LOW, HIGH, TERM = HEADS
 
 
-def jagged_of(rows):
-    return torch.nested.as_nested_tensor([torch.as_tensor(row) for row in rows], layout=torch.jagged)
-
-
 def drawn(seed):
     """Masks of rows with turns, and of each turn its row, its tokens, and where its switch and its subgoal end."""
     rng, masks, turns = random.Random(seed), [], []
@@ -389,17 +369,17 @@ def place(head, turn):
 @pytest.mark.parametrize("seed", range(20))
 def test_values_and_targets_stand_at_the_token_of_each_head(seed):
     masks, turns = drawn(seed)
-    mask = jagged_of(masks)
+    mask = nested(masks)
     draw = np.random.default_rng(seed)
     values = {value_field(HEADS, head): [draw.normal(size=len(row)) for row in masks] for head in HEADS}
     extra = {"to_switch": [turn[2] for turn in turns], "to_subgoal": [turn[3] for turn in turns]}
-    table, row = Turns.of(mask), np.array([turn[0] for turn in turns])
-    columns = head_values(HEADS, {name: jagged_of(rows) for name, rows in values.items()}, table, row, extra)
+    by_token, row = Turns.of(mask), np.array([turn[0] for turn in turns])
+    columns = head_values(HEADS, {name: nested(rows) for name, rows in values.items()}, by_token, row, extra)
     targets = {head.name: draw.normal(size=len(turns)) for head in HEADS}
     targets["high"][::2] = np.nan  # the turns inside segments
     trained = [[x and draw.random() < 0.8 for x in row] for row in masks]
     credit = Credit(np.zeros(len(turns)), targets=targets)
-    written = target_columns(HEADS, credit, table, extra, jagged_of([np.array(row, dtype=np.int64) for row in trained]))
+    written = target_columns(HEADS, credit, by_token, extra, nested(trained, torch.int64))
     assert list(columns) == ["value_low", "value_high", "value_term"]
     for head in HEADS:
         expected = [np.full(len(row), np.nan) for row in masks]
@@ -419,10 +399,10 @@ def test_fields_are_distinct_and_the_first_is_verls():
 
 def test_where_heads_are_read():
     """A row's only turn may have masked tokens inside; behind two of its own is the token 4 of the row."""
-    turns = Turns.of(jagged_of([[1, 0, 1, 0, 1, 1]]), jagged_of([[0] * 6]))
+    turns = Turns.of(nested([[1, 0, 1, 0, 1, 1]]), nested([[0] * 6]))
     assert positions(LOW, turns, {"to_subgoal": [2]}).tolist() == [4]
     assert positions(HIGH, turns, {"to_subgoal": [2]}).tolist() == [0]
-    turns = Turns.of(jagged_of([[0, 1, 1, 0, 1]]))
+    turns = Turns.of(nested([[0, 1, 1, 0, 1]]))
     for head in HEADS:
         assert positions(head, turns, {}).tolist() == [1, 4]
 
@@ -434,17 +414,9 @@ def step(number, **extra):
 def test_a_record_with_values_keeps_its_own_and_a_turn_without_tokens_has_that_of_its_row():
     heads = (LOW, ValueHead("own"))
     records = [make_record([step(0, to_switch=1, value_own=7.0)]), make_record([step(1, to_switch=0, value_own=8.0)])]
-    fields = {
-        VALUES: jagged_of([[0.5, 1.5], [2.5, 3.5]]),
-        "turnkey_value_own": jagged_of([[0.0] * 2] * 2),
-    }
-    rows = read_rows(
-        ["g_0_0", "g_0_1"],
-        [{}, {}],
-        [{"turnkey": record} for record in records],
-        jagged_of([[1, 1], [0, 0]]),
-        values=fields[VALUES],
-        heads=lambda *arguments: head_values(heads, fields, *arguments),
-    )
+    fields = {VALUES: nested([[0.5, 1.5], [2.5, 3.5]]), "turnkey_value_own": nested([[0.0] * 2] * 2)}
+    of_heads = partial(head_values, heads, fields)
+    by_key = dict(zip(("g_0_0", "g_0_1"), records, strict=True))
+    rows = table(by_key, nested([[1, 1], [0, 0]]), values=fields[VALUES], heads=of_heads)
     assert rows.steps.extra["value_own"].tolist() == [7.0, 8.0]
     assert rows.steps.extra["value_low"].tolist() == rows.steps.value.tolist() == [1.5, 2.5]

@@ -29,7 +29,6 @@ from verl_turnkey.plugins.teacher import (
 from verl_turnkey.plugins.teacher.column import contrast, gap_metrics
 from verl_turnkey.plugins.teacher.rows import (
     TextIds,
-    Texts,
     TextWriter,
     place_in,
     places,
@@ -260,15 +259,15 @@ def rows(*groups: list[TeacherEpisode]) -> dict[int, TeacherRow]:
     }
 
 
-def written(server: JudgeServer, of: dict[int, TeacherRow], **options: Any) -> Texts:
+def written(server: JudgeServer, of: dict[int, TeacherRow], **options: Any) -> tuple[dict[int, str], int]:
     source = {"name": "reflection", "url": server.url, "model": "m", "retries": 0, **options}
     config = OmegaConf.create({"turnkey": {"teacher": {"source": source}}})
     return TextWriter(config, turnkey_config(config)).write(of)
 
 
 def test_a_group_with_both_outcomes_is_compared_once(server: JudgeServer):
-    texts = written(server, rows(ATTEMPTS, ALIKE), episodes=1)
-    assert texts.by_row == dict.fromkeys(range(5), "DO look first")
+    texts, _ = written(server, rows(ATTEMPTS, ALIKE), episodes=1)
+    assert texts == dict.fromkeys(range(5), "DO look first")
     (question,) = server.questions
     assert question["model"] == "m"
     (prompt,) = [message["content"] for message in question["messages"]]
@@ -278,8 +277,8 @@ def test_a_group_with_both_outcomes_is_compared_once(server: JudgeServer):
 
 
 def test_an_episode_is_shown_without_thoughts(server: JudgeServer):
-    texts = written(server, rows(ATTEMPTS[:2]), about="episode", prompt="Judge: {attempts}")
-    assert set(texts.by_row) == {0, 1}
+    texts, _ = written(server, rows(ATTEMPTS[:2]), about="episode", prompt="Judge: {attempts}")
+    assert set(texts) == {0, 1}
     prompts = sorted(question["messages"][0]["content"] for question in server.questions)
     assert prompts == [
         f"Judge: This attempt did not solve the task:\n{SEEN}Turn 1: down",
@@ -298,8 +297,8 @@ def test_batch_after_batch(server: JudgeServer):
 
 def test_a_request_that_fails_costs_its_rows_their_text(server: JudgeServer):
     server.replies = [(500, {}, "down")]
-    texts = written(server, rows(ATTEMPTS[:2]), about="episode")
-    assert (len(texts.by_row), texts.errors) == (1, 1)
+    texts, errors = written(server, rows(ATTEMPTS[:2]), about="episode")
+    assert (len(texts), errors) == (1, 1)
     server.replies = [(500, {}, "down")] * 2
     with pytest.raises(RuntimeError, match=r"the model of reflections at .* gave no answer in 1 attempt"):
         written(server, rows(ATTEMPTS[:2]), about="episode")

@@ -162,7 +162,7 @@ def test_a_state_comes_back_to_the_last_bit(tmp_path: Path):
     folder = tmp_path / "global_step_3"
     checkpointing.save_state(folder, "rae", {"white": 1.0})
     checkpointing.save_state(folder, "rae", STATE)
-    assert checkpointing.load_state(folder, "rae") == STATE
+    assert checkpointing.restore_state(folder, "rae", "starts over") == STATE
     assert [file.name for file in folder.iterdir()] == ["turnkey_credit.json"]
 
 
@@ -170,30 +170,23 @@ def test_a_write_that_breaks_off_leaves_the_file_before(tmp_path: Path):
     checkpointing.save_state(tmp_path, "rae", STATE)
     with pytest.raises(ValueError, match="not JSON compliant"):
         checkpointing.save_state(tmp_path, "rae", {"white": float("nan")})
-    assert checkpointing.load_state(tmp_path, "rae") == STATE
+    assert checkpointing.restore_state(tmp_path, "rae", "starts over") == STATE
 
 
-def test_a_state_of_another_method_or_none_says_why(tmp_path: Path):
-    assert checkpointing.load_state(tmp_path, "rae") == f"there is no {tmp_path}/turnkey_credit.json"
+def test_a_state_of_another_method_or_none_says_why(tmp_path: Path, caplog):
+    assert checkpointing.restore_state(tmp_path, "rae", "starts over") is None
     checkpointing.save_state(tmp_path, "rae", STATE)
-    assert checkpointing.load_state(tmp_path, "other") == f"{tmp_path}/turnkey_credit.json is of the method 'rae'"
+    assert checkpointing.restore_state(tmp_path, "other", "starts over") is None
+    file = tmp_path / "turnkey_credit.json"
+    assert caplog.messages == [f"there is no {file}: starts over", f"{file} is of the method 'rae': starts over"]
 
 
-@pytest.mark.parametrize(
-    "held",
-    [
-        "{",
-        "[]",
-        json.dumps({"method": "rae"}),
-        json.dumps({"method": "rae", "state": [1.0]}),
-        json.dumps({"method": "rae", "state": {"white": "much"}}),
-        json.dumps({"method": "rae", "state": {"white": float("nan")}}),
-    ],
-)
-def test_a_file_that_holds_something_else_is_refused_by_name(tmp_path: Path, held: str):
-    (tmp_path / checkpointing.FILE).write_text(held)
-    with pytest.raises(ConfigError, match=r"turnkey_credit.json: expected .*the method starts over"):
-        checkpointing.load_state(tmp_path, "rae")
+@pytest.mark.parametrize("state", ["", ', "state": [1.0]', ', "state": {"white": "much"}', ', "state": {"white": NaN}'])
+def test_a_file_that_holds_something_else_is_refused_by_name(tmp_path: Path, state: str):
+    for text in ("{", "[]", f'{{"method": "rae"{state}}}'):
+        (tmp_path / checkpointing.FILE).write_text(text)
+        with pytest.raises(ConfigError, match=r"turnkey_credit.json: expected .*the method starts over"):
+            checkpointing.restore_state(tmp_path, "rae", "starts over")
 
 
 def test_the_folder_is_the_one_that_verl_resumed_from():
