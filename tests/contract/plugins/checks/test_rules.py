@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import pickle
 import shlex
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from copy import deepcopy
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
+from driving import composing, groups_of
 from hydra import compose, initialize_config_module
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from launch_lines import TABLE, filled, write_files
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic
+from verl.workers.config.actor import McoreActorConfig
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.checks import validate
 from verl_turnkey.plugins.checks.driver import resolve_and_check
 from verl_turnkey.plugins.checks.findings import EXPECTED, RuleWarning, collecting, id_of
 from verl_turnkey.plugins.checks.rules import RANGE, rules
@@ -30,7 +27,6 @@ from verl_turnkey.plugins.config.recipe_files import rule_texts
 LINES = {id: texts for id, texts in rule_texts().items() if "trips" in texts}
 """id -> ``trips``, ``trips_too`` (of another key) and ``passes``, what follows ``BASE``; no ``passes``: plain recipe"""
 PLAIN = "+turnkey=gigpo"
-SWITCHES = ("+turnkey", "++turnkey", "turnkey/")
 # Rules that no launch line alone trips, and what they need.
 WITHOUT_A_LINE = TABLE["without_a_line"]
 
@@ -41,43 +37,14 @@ Ids = Callable[[str], set[str]]
 def ids(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ids]:
     """``ids(line)``: those of the rules that ``BASE`` and the line trip; the environment is played if the line says."""
     files = write_files(tmp_path_factory.mktemp("rules"), model_dir)
-    parser, composed, known, check, load = OverridesParser.create(), {}, {}, validate.check, OmegaConf.load
-    parsed: dict[str, Any] = {}
+    with composing() as compose_line:
 
-    def load_once(file: Any) -> Any:
-        """Each file of a group once for all compositions, of which parsing takes most of the time."""
-        name = str(getattr(file, "name", file))
-        if name not in parsed:
-            parsed[name] = load(file)
-        return deepcopy(parsed[name])
+        @cache
+        def tripped(line: str) -> set[str]:
+            words = shlex.split(filled(line, files))
+            return ids_of(compose_line(["turnkey.env.probe=false", *words] if groups_of(words) else words))
 
-    def frozen(config: DictConfig, *, use_critic: bool) -> None:
-        OmegaConf.set_readonly(config, True)
-        check(config, use_critic=use_critic)
-
-    def composed_line(words: list[str]) -> DictConfig:
-        groups = tuple(word for word in words if word.startswith(SWITCHES) and "." not in word.split("=")[0])
-        if groups not in composed:
-            composed[groups] = pickle.dumps(compose("ppo_trainer", overrides=[*groups]))
-        config = pickle.loads(composed[groups])  # faster than a deep copy
-        if groups:
-            OmegaConf.update(config, "turnkey.env.probe", False)
-        ConfigLoaderImpl._apply_overrides_to_config(
-            parser.parse_overrides([word for word in words if word not in groups]), config
-        )
-        return config
-
-    def tripped(line: str) -> set[str]:
-        if line not in known:
-            known[line] = ids_of(composed_line(shlex.split(filled(line, files))))
-        return known[line]
-
-    validate.check, OmegaConf.load = frozen, load_once
-    try:
-        with initialize_config_module("verl.trainer.config", version_base=None):
-            yield tripped
-    finally:
-        validate.check, OmegaConf.load = check, load
+        yield tripped
 
 
 def ids_of(config: DictConfig) -> set[str]:
@@ -129,3 +96,39 @@ def test_a_value_out_of_the_range_trips_and_one_within_does_not(row: Range):
 
 def test_the_plain_recipe_trips_nothing(ids: Ids):
     assert ids(PLAIN) == set()
+
+
+# --- verl's configuration for Megatron: what needs FSDP is refused, the rest is called untested -----------------------
+WAYS = (("ppo_megatron_trainer", ()), ("ppo_trainer", ("model_engine=megatron",)))
+
+
+def megatron(stock_overrides: list[str], *words: str, way: tuple[str, tuple[str, ...]] = WAYS[1]) -> DictConfig:
+    name, choice = way
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose(name, overrides=[*words, *choice, *stock_overrides])
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way[0])
+@pytest.mark.parametrize("recipe", ["gigpo", "turn_gae"])
+def test_it_composes_and_is_called_untested(stock_overrides, way, recipe):
+    config = megatron(stock_overrides, f"+turnkey={recipe}", way=way)
+    assert config.actor_rollout_ref.actor._target_.endswith(McoreActorConfig.__name__)
+    assert config.actor_rollout_ref.actor.strategy == config.critic.strategy == "megatron"
+    ids = ids_of(config)
+    assert "strategy-untested" in ids
+    assert {id for id in ids if rules()[id].level == "error"} == set()
+
+
+@pytest.mark.parametrize(
+    ("refused_by", "words"),
+    [
+        ("strategy-unusable", ["+turnkey=gigpo", "actor_rollout_ref.actor.strategy=fsdp2"]),
+        ("loss-strategy", ["+turnkey=gigpo", "actor_rollout_ref.actor.policy_loss.loss_mode=st_ppo"]),
+        ("rank-engine", ["+turnkey=gigpo", "turnkey.credit.modify=[rank_shaping]"]),
+        ("prm-engine", ["+turnkey=istar"]),
+        ("lora-megatron", ["+turnkey=gigpo", "actor_rollout_ref.model.lora_rank=8"]),
+    ],
+)
+def test_what_needs_fsdp_is_refused(stock_overrides, refused_by, words):
+    assert rules()[refused_by].level == "error"
+    assert refused_by in ids_of(megatron(stock_overrides, *words))
