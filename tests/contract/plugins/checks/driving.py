@@ -6,7 +6,6 @@ As a program it drives lines without torch: a JSON list of them on stdin, a JSON
 from __future__ import annotations
 
 import json
-import pickle
 import shlex
 import sys
 import warnings
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from copy import deepcopy
 from io import StringIO
-from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -27,76 +25,53 @@ from verl_turnkey.plugins.config.composing import verls_config_dir
 Driver = Callable[[str], str]
 
 
-def groups_of(words: list[str]) -> tuple[str, ...]:
-    """The words that choose files."""
-    return tuple(word for word in words if word.lstrip("+").startswith("turnkey") and "." not in word.split("=")[0])
-
-
-@contextmanager
-def composing() -> Iterator[Callable[[list[str]], DictConfig]]:
-    """As Hydra composes: the files that the groups choose, once for all lines, and then the line's values.
-
-    Meanwhile the checks see a configuration that cannot be written to.
-    """
-    from verl_turnkey.plugins.checks import validate
-
-    parser, composed, parsed, check, load = OverridesParser.create(), {}, {}, validate.check, OmegaConf.load
-
-    def load_once(file: Any) -> Any:
-        """Each file of a group once for all compositions, of which parsing takes most of the time."""
-        name = str(getattr(file, "name", file))
-        if name not in parsed:
-            parsed[name] = load(file)
-        return deepcopy(parsed[name])
-
-    def frozen(config: DictConfig, *, use_critic: bool) -> None:
-        OmegaConf.set_readonly(config, True)
-        check(config, use_critic=use_critic)
-        OmegaConf.set_readonly(config, None)
-
-    def compose_line(words: list[str]) -> DictConfig:
-        if (groups := groups_of(words)) not in composed:
-            composed[groups] = pickle.dumps(compose("ppo_trainer", overrides=[*groups]))
-        config = pickle.loads(composed[groups])  # faster than a deep copy
-        values = parser.parse_overrides([word for word in words if word not in groups])
-        ConfigLoaderImpl._apply_overrides_to_config(values, config)
-        return config
-
-    validate.check, OmegaConf.load = frozen, load_once
-    try:
-        with initialize_config_dir(str(verls_config_dir()), version_base=None):
-            yield compose_line
-    finally:
-        validate.check, OmegaConf.load = check, load
-
-
 @contextmanager
 def driving() -> Iterator[Driver]:
     """``driver(line)`` does what ``main_ppo`` does with a whole line; returns what it says."""
     import verl.trainer.main_ppo as main_ppo
 
-    argv = sys.argv
-    with composing() as compose_line:
+    from verl_turnkey.plugins.checks import validate
 
-        def drive(line: str) -> str:
-            sys.argv = ["main_ppo", *shlex.split(line)]
-            printed = StringIO()
-            with warnings.catch_warnings(record=True) as caught, redirect_stdout(printed):
-                warnings.simplefilter("always")
-                command_line.check(sys.argv[1:])  # as our search path does when Hydra asks for it
-                config = compose_line(sys.argv[1:])
-                main_ppo.auto_set_device(config)
-                main_ppo.validate_config(
-                    config=config,
-                    use_reference_policy=main_ppo.need_reference_policy(config),
-                    use_critic=main_ppo.need_critic(config),
-                )
-            return "\n".join([printed.getvalue(), *(str(warning.message) for warning in caught)])
+    argv, composed, check = sys.argv, {}, validate.check
 
-        try:
+    def frozen(config: DictConfig, *, use_critic: bool) -> None:
+        """The checks on a configuration that cannot be written to."""
+        OmegaConf.set_readonly(config, True)
+        check(config, use_critic=use_critic)
+        OmegaConf.set_readonly(config, None)
+
+    def compose_line(words: list[str]) -> DictConfig:
+        """As Hydra composes: the files that the groups choose, once for all lines, and then the line's values."""
+        groups = [word for word in words if word.lstrip("+").startswith("turnkey") and "." not in word.split("=")[0]]
+        key = tuple(groups)
+        if key not in composed:
+            composed[key] = compose("ppo_trainer", overrides=groups)
+        config = deepcopy(composed[key])
+        values = OverridesParser.create().parse_overrides([word for word in words if word not in groups])
+        ConfigLoaderImpl._apply_overrides_to_config(values, config)
+        return config
+
+    def drive(line: str) -> str:
+        sys.argv = ["main_ppo", *shlex.split(line)]
+        printed = StringIO()
+        with warnings.catch_warnings(record=True) as caught, redirect_stdout(printed):
+            warnings.simplefilter("always")
+            command_line.check(sys.argv[1:])  # as our search path does when Hydra asks for it
+            config = compose_line(sys.argv[1:])
+            main_ppo.auto_set_device(config)
+            main_ppo.validate_config(
+                config=config,
+                use_reference_policy=main_ppo.need_reference_policy(config),
+                use_critic=main_ppo.need_critic(config),
+            )
+        return "\n".join([printed.getvalue(), *(str(warning.message) for warning in caught)])
+
+    validate.check = frozen
+    try:
+        with initialize_config_dir(str(verls_config_dir()), version_base=None):
             yield drive
-        finally:
-            sys.argv = argv
+    finally:
+        sys.argv, validate.check = argv, check
 
 
 def printed_by(drive: Driver, line: str) -> str:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import pickle
 import shlex
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
-from driving import composing, groups_of
+from hydra import compose, initialize_config_module
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from launch_lines import TABLE, filled, write_files
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks import validate
 from verl_turnkey.plugins.checks.driver import resolve_and_check
 from verl_turnkey.plugins.checks.findings import EXPECTED, RuleWarning, collecting, id_of
 from verl_turnkey.plugins.checks.rules import RANGE, rules
@@ -25,6 +30,7 @@ from verl_turnkey.plugins.config.recipe_files import rule_texts
 LINES = {id: texts for id, texts in rule_texts().items() if "trips" in texts}
 """id -> ``trips``, ``trips_too`` (of another key) and ``passes``, what follows ``BASE``; no ``passes``: plain recipe"""
 PLAIN = "+turnkey=gigpo"
+SWITCHES = ("+turnkey", "++turnkey", "turnkey/")
 # Rules that no launch line alone trips, and what they need.
 WITHOUT_A_LINE = TABLE["without_a_line"]
 
@@ -35,14 +41,43 @@ Ids = Callable[[str], set[str]]
 def ids(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ids]:
     """``ids(line)``: those of the rules that ``BASE`` and the line trip; the environment is played if the line says."""
     files = write_files(tmp_path_factory.mktemp("rules"), model_dir)
-    with composing() as compose_line:
+    parser, composed, known, check, load = OverridesParser.create(), {}, {}, validate.check, OmegaConf.load
+    parsed: dict[str, Any] = {}
 
-        @cache
-        def tripped(line: str) -> set[str]:
-            words = shlex.split(filled(line, files))
-            return ids_of(compose_line(["turnkey.env.probe=false", *words] if groups_of(words) else words))
+    def load_once(file: Any) -> Any:
+        """Each file of a group once for all compositions, of which parsing takes most of the time."""
+        name = str(getattr(file, "name", file))
+        if name not in parsed:
+            parsed[name] = load(file)
+        return deepcopy(parsed[name])
 
-        yield tripped
+    def frozen(config: DictConfig, *, use_critic: bool) -> None:
+        OmegaConf.set_readonly(config, True)
+        check(config, use_critic=use_critic)
+
+    def composed_line(words: list[str]) -> DictConfig:
+        groups = tuple(word for word in words if word.startswith(SWITCHES) and "." not in word.split("=")[0])
+        if groups not in composed:
+            composed[groups] = pickle.dumps(compose("ppo_trainer", overrides=[*groups]))
+        config = pickle.loads(composed[groups])  # faster than a deep copy
+        if groups:
+            OmegaConf.update(config, "turnkey.env.probe", False)
+        ConfigLoaderImpl._apply_overrides_to_config(
+            parser.parse_overrides([word for word in words if word not in groups]), config
+        )
+        return config
+
+    def tripped(line: str) -> set[str]:
+        if line not in known:
+            known[line] = ids_of(composed_line(shlex.split(filled(line, files))))
+        return known[line]
+
+    validate.check, OmegaConf.load = frozen, load_once
+    try:
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            yield tripped
+    finally:
+        validate.check, OmegaConf.load = check, load
 
 
 def ids_of(config: DictConfig) -> set[str]:
