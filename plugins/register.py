@@ -62,5 +62,5 @@ def _claim_functions(
     for name in names:
         for alias in (name, f"turnkey/{name}"):
             # One function per name for the life of the process: verl compares them by identity.
-            known = registry.get(alias)
-            claim(kind, alias, registry, known if getattr(known, "turnkey", False) else make(name))
+            function = registry.get(alias)
+            claim(kind, alias, registry, function if getattr(function, "turnkey", False) else make(name))

@@ -12,14 +12,15 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.agents.function import is_url
 from verl_turnkey.envs.errors import SandboxError
 from verl_turnkey.envs.http import check_url
-from verl_turnkey.envs.prompting.actions import TOOLS
+from verl_turnkey.envs.prompting.actions import CALLS, FORMATS, TOOLS, instruction_of, load_parser
+from verl_turnkey.envs.prompting.prompts import check_examples, load_template
 from verl_turnkey.envs.rewards import LOOPS_OWN
 from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.rewards import check_columns, supplied_columns
 from verl_turnkey.plugins.checks.run import ACTOR, AGENT, OURS, ROLLOUT, Run
 from verl_turnkey.plugins.config.agent import ANYWHERE, COLUMNS, OWN_REWARD, STATES, AgentConfig, sandbox_of
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, load_examples
+from verl_turnkey.plugins.config.schema import load_examples
 
 
 def check_agent_loop(run: Run, reward_columns: tuple[str, ...], strategy_columns: tuple[str, ...] = ()) -> None:
@@ -38,15 +39,6 @@ def check_agent_loop(run: Run, reward_columns: tuple[str, ...], strategy_columns
         check_columns(run, probe(run.config, run.turnkey, parquet[0]), reward_columns, strategy_columns)
 
 
-def _warn_of_silence(turnkey: TurnkeyConfig, template: str, instruction: str) -> None:
-    """Warn if no part of the prompt explains an action format of the user's own."""
-    options = turnkey.rollout
-    if instruction and "{format}" not in template:
-        warn("instruction-not-shown", template=options.template, action_format=options.action_format)
-    elif not instruction and options.system is None and "{format}" in template:
-        warn("format-not-told", action_format=options.action_format)
-
-
 def check_routing(config: DictConfig, loop: str) -> None:
     """Refuse replay of routed experts: the rows of our agent loops do not carry them."""
     replayed = {f"{ROLLOUT}.enable_rollout_routing_replay": "false"}
@@ -59,10 +51,6 @@ def check_routing(config: DictConfig, loop: str) -> None:
 
 def _check_prompts(run: Run) -> None:
     """Check the prompt template, and load the functions and parsers that the agent loop will call."""
-    from verl_turnkey.envs.prompting.actions import CALLS, FORMATS, instruction_of, load_parser
-    from verl_turnkey.envs.prompting.prompts import check_examples, load_template
-    from verl_turnkey.envs.user_modules import load_function
-
     options = run.turnkey.rollout
     try:
         template = load_template(options.template)
@@ -82,8 +70,12 @@ def _check_prompts(run: Run) -> None:
         check_examples(examples, options.action_format)
     except ConfigError as error:
         refuse("examples-invalid", error=str(error))
-    if options.action_format not in (*FORMATS, *CALLS) and not examples:
-        _warn_of_silence(run.turnkey, template, instruction_of(options.action_format))
+    if options.action_format not in (*FORMATS, *CALLS) and not examples:  # does the prompt explain the user's own?
+        instruction = instruction_of(options.action_format)
+        if instruction and "{format}" not in template:
+            warn("instruction-not-shown", template=options.template, action_format=options.action_format)
+        elif not instruction and options.system is None and "{format}" in template:
+            warn("format-not-told", action_format=options.action_format)
     if options.summary is not None:
         load_function(options.summary, "turnkey.rollout.summary")
         if "{summary}" not in template:
@@ -107,13 +99,12 @@ def check_agent(run: Run) -> None:
     if agent.run is None:
         refuse("agent-missing")
         return
-    _check_run(turnkey)
+    _check_run(agent)
     if agent.state not in STATES:
         load_function(agent.state, "turnkey.agent.state")
     elif agent.state == "workspace" and agent.cwd is not None:
         refuse("agent-state-workspace", cwd=agent.cwd)
-    own = [entry["name"] == OWN_REWARD for entry in turnkey.rewards if entry.get("column") is None]
-    if agent.reward == "none" and all(own):
+    if agent.reward == "none" and all(e["name"] == OWN_REWARD for e in turnkey.rewards if e.get("column") is None):
         refuse("agent-without-reward")
     check_routing(run.config, AGENT)
     if not agent.listen.startswith(LOCAL):
@@ -125,11 +116,15 @@ def check_agent(run: Run) -> None:
     for key in (*UNREAD, "anchor"):
         if (value := getattr(turnkey.rollout, key)) != getattr(default, key):
             warn("agent-prompt-keys", key=key, value=value)
-    _warn_of_columns(run)
+    if spec := run.estimator:
+        rewards = [entry["column"] for entry in turnkey.rewards if entry.get("column")]
+        columns = {f"extra.{name}" for name in (*COLUMNS, *LOOPS_OWN, *rewards)} | supplied_columns(run)
+        wanted = [column for column in spec.columns(run.params) if column.startswith("extra.")]
+        if lacking := [column for column in wanted if column not in columns]:
+            warn("agent-column", method=spec.name, lacking=lacking[0], name=lacking[0].removeprefix("extra."))
 
 
-def _check_run(turnkey: TurnkeyConfig) -> None:
-    agent = turnkey.agent
+def _check_run(agent: AgentConfig) -> None:
     assert agent.run is not None
     kind = "a command" if not isinstance(agent.run, str) else "a service" if is_url(agent.run) else "a function"
     if agent.in_process and kind != "a function":
@@ -137,7 +132,14 @@ def _check_run(turnkey: TurnkeyConfig) -> None:
     if agent.reward == "exit_code" and kind != "a command":
         refuse("agent-exit-code", run=agent.run, kind=kind)
     if isinstance(agent.run, str):
-        _check_service(agent) if is_url(agent.run) else load_function(agent.run, RUN)
+        if kind == "a function":
+            load_function(agent.run, RUN)
+            return
+        host = urlsplit(check_url(agent.run, RUN)).hostname or ""
+        if agent.listen.startswith(LOCAL) and not host.startswith(LOCAL):
+            refuse("agent-remote-listen", run=agent.run, listen=agent.listen)
+        if agent.state == "workspace":
+            refuse("agent-remote-workspace", run=agent.run)
         return
     try:
         sandbox = sandbox_of(agent)
@@ -146,23 +148,6 @@ def _check_run(turnkey: TurnkeyConfig) -> None:
         return
     if sandbox.name == "none" and "{" not in agent.run[0] and shutil.which(agent.run[0]) is None:
         refuse("agent-command-missing", command=agent.run[0])
-
-
-def _check_service(agent: AgentConfig) -> None:
-    host = urlsplit(check_url(agent.run, RUN)).hostname or ""
-    if agent.listen.startswith(LOCAL) and not host.startswith(LOCAL):
-        refuse("agent-remote-listen", run=agent.run, listen=agent.listen)
-    if agent.state == "workspace":
-        refuse("agent-remote-workspace", run=agent.run)
-
-
-def _warn_of_columns(run: Run) -> None:
-    spec = run.estimator
-    wanted = () if spec is None else spec.columns(run.params)
-    rewards = [entry["column"] for entry in run.turnkey.rewards if entry.get("column")]
-    known = {f"extra.{name}" for name in (*COLUMNS, *LOOPS_OWN, *rewards)} | supplied_columns(run)
-    if spec and (lacking := [column for column in wanted if column.startswith("extra.") and column not in known]):
-        warn("agent-column", method=spec.name, lacking=lacking[0], name=lacking[0].removeprefix("extra."))
 
 
 SERVERS = "turnkey.mcp.servers"
@@ -190,10 +175,8 @@ def check_mcp(run: Run) -> None:
             server.check()
         except ValueError as error:
             problems.append(str(error))
+    unshared = [server.name for server in servers if server.name not in mcp.shared]
     if problems:
-        error = "; ".join(problems)
-        refuse("mcp-servers", error=error)
-        return
-    own = [server.name for server in servers if server.name not in mcp.shared]
-    if own and run.strategy and run.strategy.clones:
-        refuse("mcp-branches", strategy=run.strategy.name, server=own[0])
+        refuse("mcp-servers", error="; ".join(problems))
+    elif unshared and run.strategy and run.strategy.clones:
+        refuse("mcp-branches", strategy=run.strategy.name, server=unshared[0])

@@ -14,17 +14,7 @@ from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.rewards import check_bounds, supplied_columns
-from verl_turnkey.plugins.checks.run import (
-    ACTOR,
-    ESTIMATOR,
-    FILTER,
-    LOG_PROBS,
-    OURS,
-    Run,
-    heads_of,
-    needs_name,
-    needs_on,
-)
+from verl_turnkey.plugins.checks.run import ACTOR, ESTIMATOR, FILTER, LOG_PROBS, OURS, Run, heads_of
 from verl_turnkey.plugins.checks.update import warn_ignored
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
@@ -75,7 +65,7 @@ def _check_correction(run: Run) -> None:
     if loss == "bypass_mode":
         _check_bypass_loss(run, correction)
     if correction.get("bypass_mode"):
-        needs_on("bypass-without-log-probs", run, LOG_PROBS)
+        run.needs_on("bypass-without-log-probs", LOG_PROBS)
     bypass = correction.get("bypass_mode") and loss != "bypass_mode"
     if bypass and (kind := correction.get("loss_type", BYPASS_LOSSES[0])) != BYPASS_LOSSES[0]:
         refuse("loss-type-without-bypass", kind=kind, loss=loss)
@@ -83,7 +73,7 @@ def _check_correction(run: Run) -> None:
         if bypass:
             because = " (+turnkey/loss=a3po sets it)" if loss == "a3po" else ""
             refuse("correction-with-bypass", key=key, value=correction[key], because=because)
-        needs_on("correction-without-log-probs", run, LOG_PROBS, key=key, value=correction[key])
+        run.needs_on("correction-without-log-probs", LOG_PROBS, key=key, value=correction[key])
     _check_thresholds(correction)
 
 
@@ -91,14 +81,12 @@ def _check_bypass_loss(run: Run, correction: DictConfig | dict) -> None:
     """Refuse settings for verl's loss ``bypass_mode`` that differ from those that verl's V1 trainers read."""
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
 
-    needs_on("bypass-loss-without-bypass", run, BYPASS)
-    node, default = f"{ACTOR}.policy_loss.rollout_correction", RolloutCorrectionConfig()
-    if (own := run.get(node)) is None:
-        return
-    for key, value in ((str(key), value) for key, value in correction.items()):
-        is_default = value == getattr(default, key, value)
-        if key != "bypass_mode" and not is_default and own.get(key, getattr(default, key)) != value:
-            refuse("correction-given-twice", key=key, value=value, other=own.get(key))
+    run.needs_on("bypass-loss-without-bypass", BYPASS)
+    of_loss, default = run.get(f"{ACTOR}.policy_loss.rollout_correction"), RolloutCorrectionConfig()
+    for key, value in () if of_loss is None else correction.items():
+        is_default = value == getattr(default, str(key), value)
+        if key != "bypass_mode" and not is_default and of_loss.get(key, getattr(default, str(key))) != value:
+            refuse("correction-given-twice", key=key, value=value, other=of_loss.get(key))
 
 
 def _check_thresholds(correction: DictConfig | dict) -> None:
@@ -107,13 +95,12 @@ def _check_thresholds(correction: DictConfig | dict) -> None:
 
     level, rejection = correction.get("rollout_is"), correction.get("rollout_rs")
     if level is not None and level not in IS_LEVELS:
-        refuse(
-            "unknown-rollout-is", level=level, closest=closest(str(level), [*IS_LEVELS]), choices=", ".join(IS_LEVELS)
-        )
+        hint, choices = closest(str(level), [*IS_LEVELS]), ", ".join(IS_LEVELS)
+        refuse("unknown-rollout-is", level=level, closest=hint, choices=choices)
     options = [part.strip() for part in str(rejection).split(",")] if rejection is not None else []
-    known = sorted(helper.SUPPORTED_ROLLOUT_RS_OPTIONS)
-    for option in (option for option in options if option not in known):
-        refuse("unknown-rollout-rs", option=option, closest=closest(option, known), choices=", ".join(known))
+    supported = sorted(helper.SUPPORTED_ROLLOUT_RS_OPTIONS)
+    for option in (option for option in options if option not in supported):
+        refuse("unknown-rollout-rs", option=option, closest=closest(option, supported), choices=", ".join(supported))
     for key, read in {
         "rollout_is_threshold": lambda value: level and helper._parse_rollout_is_threshold(value),
         "rollout_rs_threshold": lambda value: options and helper._parse_rollout_rs_thresholds(options, value),
@@ -129,18 +116,13 @@ def _check_filter(run: Run) -> None:
     if not run.get(FILTER):
         return
     metric = run.get(METRIC)
-    known = [name for name in METRICS if name != "reward" or name == internals.reward_metric()]
+    metrics = [name for name in METRICS if name != "reward" or name == internals.reward_metric()]
     if not metric:
-        refuse("filter-metric-missing", metric=known[0])
-    elif {*run.loops} <= {*AGENT_LOOPS} and metric not in known and not str(metric).startswith("composed_return."):
-        refuse(
-            "unknown-filter-metric",
-            metric=metric,
-            loop=min(run.loops),
-            version=internals.verl_version(),
-            closest=closest(str(metric), known),
-            choices=", ".join(known),
-        )
+        refuse("filter-metric-missing", metric=metrics[0])
+    elif {*run.loops} <= {*AGENT_LOOPS} and metric not in metrics and not str(metric).startswith("composed_return."):
+        loop, version = min(run.loops), internals.verl_version()
+        hint, choices = closest(str(metric), metrics), ", ".join(metrics)
+        refuse("unknown-filter-metric", metric=metric, loop=loop, version=version, closest=hint, choices=choices)
 
 
 def _check_kl(run: Run) -> None:
@@ -148,11 +130,11 @@ def _check_kl(run: Run) -> None:
     algorithm = run.config.algorithm
     used = {f"{ACTOR}.kl_loss_type": run.actor.use_kl_loss, "algorithm.kl_penalty": algorithm.use_kl_in_reward}
     for key in (key for key, on in used.items() if on):
-        needs_name("unknown-kl-penalty", str(run.get(key)).removesuffix("+"), KL_PENALTIES, key=key)
+        run.needs_name("unknown-kl-penalty", str(run.get(key)).removesuffix("+"), KL_PENALTIES, key=key)
     if not algorithm.use_kl_in_reward:
         return
     key, kind = "algorithm.kl_ctrl.type", str(algorithm.kl_ctrl.type)
-    needs_name("unknown-kl-controller", kind, ("fixed", "adaptive"))
+    run.needs_name("unknown-kl-controller", kind, ("fixed", "adaptive"))
     if kind != "adaptive" or not run.our_loops or run.turnkey.rollout.rows_hold_turns:
         return
     # verl multiplies the coefficient by 1 +- 0.2 x rows / horizon, which must stay positive.
@@ -189,7 +171,7 @@ def check_estimator(run: Run) -> None:
 def check_trainer(run: Run) -> None:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-    needs_name("unknown-turnkey-trainer", run.mode, ledger.TRAINERS)
+    run.needs_name("unknown-turnkey-trainer", run.mode, ledger.TRAINERS)
     if not run.config.trainer.use_v1:
         refuse("trainer-v1", mode=run.mode)
     if run.config.algorithm.adv_estimator is None:
@@ -208,12 +190,8 @@ def check_warm_up(run: Run) -> None:
 def check_recorded(run: Run) -> None:
     """Refuse batches that mix rows with and without records, and methods that need records where there are none."""
     if run.verls_loops and run.our_loops:
-        refuse(
-            "mixed-agent-loops",
-            method=run.value_text(ESTIMATOR),
-            recorded=run.our_loops[0],
-            unrecorded=run.verls_loops[0],
-        )
+        method, recorded, unrecorded = run.value_text(ESTIMATOR), run.our_loops[0], run.verls_loops[0]
+        refuse("mixed-agent-loops", method=method, recorded=recorded, unrecorded=unrecorded)
     for loop in run.verls_loops:
         _check_derived(run, loop)
 
@@ -253,42 +231,32 @@ BY_TOKENS = ("gae", "reinforce_plus_plus")
 
 def warn_of_combinations(run: Run) -> None:
     """Warn of each such combination."""
-    for message in (*_rows(run), *_discounts(run), *_histories(run)):
+    method, options = run.estimator, run.turnkey.rollout
+    for message in _combinations(run):
         warn("combination", message=message)
-    if run.loss_name.removeprefix("turnkey/") == "rebel" and run.trains_branches:
-        assert run.strategy is not None
+    if run.loss_name.removeprefix("turnkey/") == "rebel" and run.strategy and run.strategy.trains:
         warn("rebel-branches", strategy=run.strategy.name)
-    if run.our_loops and run.estimator is not None and run.estimator.name == "loo_td":
-        turns, horizon = run.turnkey.rollout.max_turns, run.params.horizon
-        if horizon is not None and horizon > turns:
-            warn("horizon-beyond-turns", horizon=horizon, turns=turns)
+    if run.our_loops and method is not None and method.name == "loo_td":
+        horizon = run.params.horizon
+        if horizon is not None and horizon > options.max_turns:
+            warn("horizon-beyond-turns", horizon=horizon, turns=options.max_turns)
 
 
-def _rows(run: Run) -> Iterator[str]:
-    name = str(run.config.algorithm.adv_estimator)
-    if name in BY_ROWS and run.our_loops and not run.turnkey.rollout.rows_hold_turns:
+def _combinations(run: Run) -> Iterator[str]:
+    method, options, name = run.estimator, run.turnkey.rollout, str(run.config.algorithm.adv_estimator)
+    if name in BY_ROWS and run.our_loops and not options.rows_hold_turns:
         yield (
             f"algorithm.adv_estimator={name} treats each row as a rollout, and {run.our_loops[0]} writes a row per "
             f"step: a long episode counts as often as it has steps. To compare episodes use +turnkey={BY_ROWS[name]}"
         )
-
-
-def _discounts(run: Run) -> Iterator[str]:
-    method, name = run.estimator, str(run.config.algorithm.adv_estimator)
-    if name in BY_TOKENS:
-        return
     discounts = method is not None and method.name in DISCOUNTED
-    own = float(getattr(run.params, "gamma", 1.0)) if discounts else 1.0
-    outcomes = f"turnkey.credit.gamma={own}" if discounts else "outcomes without a discount"
-    for entry in run.turnkey.rewards:
-        if entry.get("name") == "potential" and not entry.get("column") and entry.get("gamma") != own:
+    gamma = float(getattr(run.params, "gamma", 1.0)) if discounts else 1.0
+    outcomes = f"turnkey.credit.gamma={gamma}" if discounts else "outcomes without a discount"
+    for entry in run.turnkey.rewards if name not in BY_TOKENS else ():
+        if entry.get("name") == "potential" and not entry.get("column") and entry.get("gamma") != gamma:
             changes = f"potential with gamma={entry.get('gamma')} changes which policy is best"
             compares = f"{method.name if method else name} compares {outcomes}"
-            yield f"turnkey.rewards: {changes}, since {compares}: set its gamma to {own}"
-
-
-def _histories(run: Run) -> Iterator[str]:
-    method, options = run.estimator, run.turnkey.rollout
+            yield f"turnkey.rewards: {changes}, since {compares}: set its gamma to {gamma}"
     if method is None or method.name != "hgpo" or OURS not in run.loops or options.prompt != "template":
         return
     if (compared := run.params.history) != options.history:
@@ -301,13 +269,13 @@ def check_value_heads(run: Run) -> None:
     """Refuse a critic that cannot have the heads that the method reads."""
     if not run.use_critic or not (heads := heads_of(run.config, run.turnkey)):
         return
-    critic = run.config.critic
+    critic, method, number = run.config.critic, run.value_text(ESTIMATOR), len(heads)
     if (strategy := str(critic.strategy)) not in FSDP:
-        refuse("heads-engine", method=run.value_text("algorithm.adv_estimator"), number=len(heads), strategy=strategy)
+        refuse("heads-engine", method=method, number=number, strategy=strategy)
     if rank := run.get("critic.model.lora_rank"):
-        refuse("heads-lora", method=run.value_text("algorithm.adv_estimator"), number=len(heads), rank=rank)
+        refuse("heads-lora", method=method, number=number, rank=rank)
     if (mean := str(critic.loss_agg_mode)) != "token-mean":
-        warn("heads-aggregation", mean=mean, method=run.value_text("algorithm.adv_estimator"), number=len(heads))
+        warn("heads-aggregation", mean=mean, method=method, number=number)
 
 
 def check_streams(run: Run) -> None:

@@ -48,15 +48,10 @@ def check_checkpoints(config: DictConfig, *, use_critic: bool) -> None:
         unsaved = [name for name in NAMES if name in contents and name not in saved]
         if resumable and unsaved and saves:
             warn("load-not-saved", key=key, contents=[*contents], unsaved=" and ".join(unsaved), saved=[*saved])
-        if resumable and (lacking := [name for name in NAMES if name not in contents]):
-            consequence = "the weights are the initial ones" if "model" in lacking else "they start over"
-            warn(
-                "load-incomplete",
-                key=key,
-                contents=[*contents],
-                lacking=" and no ".join(lacking),
-                consequence=consequence,
-            )
+        if resumable and (unloaded := [name for name in NAMES if name not in contents]):
+            consequence = "the weights are the initial ones" if "model" in unloaded else "they start over"
+            lacking = " and no ".join(unloaded)
+            warn("load-incomplete", key=key, contents=[*contents], lacking=lacking, consequence=consequence)
     check_resume(config, use_critic=use_critic)
 
 
@@ -65,11 +60,16 @@ def check_resume(config: DictConfig, *, use_critic: bool, remembers: bool | None
 
     ``remembers``: whether the method stores a file of its own in checkpoints; None: as its parameters say.
     """
-    trainer = config.trainer
-    _check_mode(trainer)
-    folder = None
-    if trainer.resume_mode == "resume_path" and isinstance(trainer.resume_from_path, str):
-        folder = Path(trainer.resume_from_path).absolute()
+    trainer, folder = config.trainer, None
+    mode, path = trainer.resume_mode, trainer.resume_from_path
+    if mode not in RESUME_MODES:  # as for the path, verl says so only after loading the models
+        refuse("unknown-resume-mode", mode=mode, choices=", ".join(RESUME_MODES))
+    if mode != "resume_path" and path is not None:
+        warn("resume-path-without-effect", path=path, mode=mode)
+    if mode == "resume_path" and not (isinstance(path, str) and re.search(r"global_step_\d+$", path)):
+        refuse("resume-path-missing", path=path)
+    if mode == "resume_path" and isinstance(path, str):
+        folder = Path(path).absolute()
         if joins_cluster(config) and not folder.is_dir():
             return
         remembers = has_memory(config) if remembers is None else remembers
@@ -89,22 +89,22 @@ def check_resumed_data(config: DictConfig) -> None:
     if folder is None or (now := data_mark(config)) is None:
         return
     state, mark = folder / "data.pt", folder / DATA
-    played = None if damage(state) else _played(state)
-    if played is not None and now["tasks"] < played:
-        refuse("data-fewer-than-played", folder=folder, played=played, tasks=now["tasks"], state=state)
+    tasks_played = None if damage(state) else _tasks_played(state)
+    if tasks_played is not None and now["tasks"] < tasks_played:
+        refuse("data-fewer-than-played", folder=folder, played=tasks_played, tasks=now["tasks"], state=state)
         return
-    before = None if damage(mark) else json.loads(read_text(mark))
-    files = [Path(file).expanduser() for file in listed(config, "train_files")]
+    before, then = None if damage(mark) else json.loads(read_text(mark)), ""
     if before is None and state.is_file():  # of a former version
+        files = [Path(file).expanduser() for file in listed(config, "train_files")]
         newer = [str(file) for file in files if file.stat().st_mtime > state.stat().st_mtime]
         then = f"{' and '.join(newer)} is newer" if newer else ""
-    else:
-        then = f"{before['tasks']} tasks then, {now['tasks']} now" if before and before != now else ""
+    elif before and before != now:
+        then = f"{before['tasks']} tasks then, {now['tasks']} now"
     if then:
-        warn("data-changed", folder=folder, then=then, played=played or 0)
+        warn("data-changed", folder=folder, then=then, played=tasks_played or 0)
 
 
-def _played(state: Path) -> int | None:
+def _tasks_played(state: Path) -> int | None:
     """How many tasks of its epoch verl's data loader had given when it wrote ``state``; None: another loader did."""
     import torch
 
@@ -117,17 +117,6 @@ def _played(state: Path) -> int | None:
         return yielded(torch.load(state, weights_only=True))
     except pickle.UnpicklingError:  # a loader of the user's
         return None
-
-
-def _check_mode(trainer: DictConfig) -> None:
-    """Refuse modes and paths that verl rejects only after loading the models."""
-    mode, path = trainer.resume_mode, trainer.resume_from_path
-    if mode not in RESUME_MODES:
-        refuse("unknown-resume-mode", mode=mode, choices=", ".join(RESUME_MODES))
-    if mode != "resume_path" and path is not None:
-        warn("resume-path-without-effect", path=path, mode=mode)
-    if mode == "resume_path" and not (isinstance(path, str) and re.search(r"global_step_\d+$", path)):
-        refuse("resume-path-missing", path=path)
 
 
 def check_resumed_heads(folder: Path, config: DictConfig) -> None:
@@ -157,12 +146,5 @@ def check_steps(config: DictConfig) -> None:
         return
     every = {"checkpoint": trainer.save_freq, "validation": trainer.test_freq}
     lost = [name for name, steps in every.items() if steps > 0 and reachable % steps]
-    without = f" without a last {' and '.join(lost)}" if lost else ""
-    warn(
-        "training-steps-not-reached",
-        total=total,
-        epochs=epochs,
-        reachable=reachable,
-        without=without,
-        enough=-(-total * epochs // max(1, reachable)),
-    )
+    without, enough = f" without a last {' and '.join(lost)}" if lost else "", -(-total * epochs // max(1, reachable))
+    warn("training-steps-not-reached", total=total, epochs=epochs, reachable=reachable, without=without, enough=enough)

@@ -31,7 +31,7 @@ from verl_turnkey.plugins.checks.files import (
 )
 from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse, warn
 from verl_turnkey.plugins.checks.resources import absent
-from verl_turnkey.plugins.checks.run import FILTER, Run, needs_off, needs_our_loop
+from verl_turnkey.plugins.checks.run import FILTER, Run
 from verl_turnkey.plugins.config.agent import AgentConfig, sandbox_of
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.playing import differing
@@ -61,7 +61,10 @@ def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str])
             if Path(name).is_file() and not glob(name):  # verl would read no file
                 refuse("data-brackets", key=key, name=name, argument=override(f"data.{key}", escape(name)))
         local[key] = [file for file in files if _readable(config, f"data.{key}", file)]
-        _check_named(f"data.{key}", local[key])
+        by_presence = {LOOP_COLUMN in columns(file): file for file in local[key]}
+        if len(by_presence) > 1:  # verl joins the files, and rows without an entry have no loop
+            key_of_file, without = f"data.{key}", by_presence[False]
+            refuse("agent-name-in-some-files", key=key_of_file, with_column=by_presence[True], without=without)
         number = sum(_check_file(config, turnkey, f"data.{key}", file, loops) for file in local[key])
         if len(local[key]) == len(files):  # else some are elsewhere and cannot be counted
             _check_number(config, key, number)
@@ -88,13 +91,6 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
         refuse("data-unreadable", key=key, file=file, suffix=path.suffix, kind=type(error).__name__, error=error)
         return False
     return True
-
-
-def _check_named(key: str, files: Sequence[str]) -> None:
-    """Refuse a column of agent loops in some files only: verl joins them, and rows without an entry have no loop."""
-    file_by_presence = {LOOP_COLUMN in columns(file): file for file in files}
-    if len(file_by_presence) > 1:
-        refuse("agent-name-in-some-files", key=key, with_column=file_by_presence[True], without=file_by_presence[False])
 
 
 def without_tasks(file: str, file_columns: Sequence[str]) -> Refusal:
@@ -199,10 +195,8 @@ def check_cells(
         refuse("extra-info-not-mapping", key=key, file=file, row=other[0], kind=other[1])
     elif "data_source" not in columns:
         _check_tools(config, key, file, columns)
-    reader = next(
-        (name for name in ("answer", "function") if name in [entry.get("name") for entry in turnkey.rewards]), None
-    )
-    reader = f"turnkey.rewards ({reader})" if reader else verls
+    names = [entry.get("name") for entry in turnkey.rewards]
+    reader = next((f"turnkey.rewards ({name})" for name in ("answer", "function") if name in names), verls)
     if reader and "reward_model" in columns and (other := _first_other(file, "reward_model", (MAPPING, NULL))):
         refuse("reward-model-not-mapping", key=key, file=file, row=other[0], kind=other[1], reader=reader)
     _check_places(config, key, file, columns, prompt)
@@ -341,32 +335,29 @@ def _of_validation(config: DictConfig) -> Panel | None:
     return panel_of(files[0]) if len(files) == 1 else None
 
 
-HINTS, SKILL = "turnkey.groups.hint_high", "turnkey.rollout.skill"
+HINTS = "turnkey.groups.hint_high"
 
 
 def check_hints(run: Run) -> None:
-    needs_our_loop("hints-agent-loop", run, hint_high=run.value_text(HINTS))
-    if not _shows_task(run):
-        refuse("hints-template", hint_high=run.value_text(HINTS), template=run.value_text("turnkey.rollout.template"))
+    hint_high, template = run.value_text(HINTS), run.turnkey.rollout.template
+    run.needs_our_loop("hints-agent-loop", hint_high=hint_high)
+    if "{task}" not in load_template(template):
+        refuse("hints-template", hint_high=hint_high, template=template)
     if lacking := [file for file in run.files if HINT not in columns(file)]:
-        refuse("hints-missing", hint_high=run.value_text(HINTS), file=lacking[0])
-    needs_off("hints-filter-groups", run, FILTER, hint_high=run.value_text(HINTS))
+        refuse("hints-missing", hint_high=hint_high, file=lacking[0])
+    run.needs_off("hints-filter-groups", FILTER, hint_high=hint_high)
 
 
 def check_skill(run: Run) -> None:
     """Refuse a text of the data that no prompt would show."""
-    name = run.turnkey.rollout.skill
-    if name is None:
+    skill, template = run.turnkey.rollout.skill, run.turnkey.rollout.template
+    if skill is None:
         return
-    needs_our_loop("skill-agent-loop", run, skill=run.value_text(SKILL))
-    if not _shows_task(run):
-        refuse("skill-template", skill=run.value_text(SKILL), template=run.value_text("turnkey.rollout.template"))
-    if lacking := [file for file in run.files if not has_text(file, name)]:
-        refuse("skill-missing", skill=run.value_text(SKILL), file=lacking[0])
-
-
-def _shows_task(run: Run) -> bool:
-    return "{task}" in load_template(run.turnkey.rollout.template)
+    run.needs_our_loop("skill-agent-loop", skill=skill)
+    if "{task}" not in load_template(template):
+        refuse("skill-template", skill=skill, template=template)
+    if lacking := [file for file in run.files if not has_text(file, skill)]:
+        refuse("skill-missing", skill=skill, file=lacking[0])
 
 
 def has_text(file: str, name: str) -> bool:

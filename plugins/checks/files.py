@@ -84,7 +84,8 @@ def tasks(config: DictConfig, key: str) -> int | None:
     files = [Path(file).expanduser() for file in listed(config, key)]
     if (config.data.get("custom_cls") or {}).get("path") or not all(file.is_file() for file in files):
         return None
-    return taken(config, key, sum(map(_number_of_rows, files)))
+    numbers = (int(open_parquet(f).metadata.num_rows) if f.suffix == ".parquet" else len(json_rows(f)) for f in files)
+    return taken(config, key, sum(numbers))
 
 
 def data_mark(config: DictConfig) -> dict[str, Any] | None:
@@ -92,12 +93,6 @@ def data_mark(config: DictConfig) -> dict[str, Any] | None:
     if (number := tasks(config, "train_files")) is None:
         return None
     return {"tasks": number, "files": [sha256(Path(file).expanduser()) for file in listed(config, "train_files")]}
-
-
-def _number_of_rows(path: Path) -> int:
-    if path.suffix != ".parquet":
-        return len(json_rows(path))
-    return int(open_parquet(path).metadata.num_rows)
 
 
 def taken(config: DictConfig, key: str, rows: int) -> int:
@@ -128,8 +123,8 @@ def shared_tasks(config: DictConfig) -> tuple[int, int]:
     per split, whatever the seed: there a validation task counts if training uses its split.
     """
     train, val = (_of_config(config, key) for key in ("train_files", "val_files"))
-    known = set(train)
-    return sum(start in known for start in val), len(val)
+    trained = set(train)
+    return sum(start in trained for start in val), len(val)
 
 
 def task_environments(config: DictConfig) -> Counter[str]:
@@ -143,18 +138,17 @@ def _of_config(config: DictConfig, key: str) -> list[tuple[str, str, int]]:
         return []
     node = OmegaConf.select(config, "turnkey.env") or {}
     kwargs = json.dumps(OmegaConf.to_container(node.get("kwargs") or OmegaConf.create()), sort_keys=True)
-    return _starts(_local(config, key), node.get("id"), kwargs)
-
-
-def _local(config: DictConfig, key: str) -> tuple[tuple[str, int], ...]:
-    """The files of ``data.<key>`` with tasks that are on this machine, each with the time of its last change."""
     paths = [(file, Path(file).expanduser()) for file in listed(config, key)]
-    return tuple((file, path.stat().st_mtime_ns) for file, path in paths if path.is_file() and COLUMN in columns(file))
+    local = [(file, path) for file, path in paths if path.is_file() and COLUMN in columns(file)]
+    return _starts(tuple((file, path.stat().st_mtime_ns) for file, path in local), node.get("id"), kwargs)
 
 
 @lru_cache(maxsize=2)  # warnings and the header count the same
 def _starts(files: tuple[tuple[str, int], ...], env_id: str | None, kwargs: str) -> list[tuple[str, str, int]]:
-    """Environment, arguments and seed of each task; ``env_id``, ``kwargs`` (JSON): the configuration's defaults."""
+    """Environment, arguments and seed of each task; ``env_id``, ``kwargs`` (JSON): the configuration's defaults.
+
+    ``files``: each with the time of its last change.
+    """
     defaults, starts = json.loads(kwargs), []
     for file, _ in files:
         for (text,) in rows(file, [COLUMN]):

@@ -52,11 +52,10 @@ def measure(config: DictConfig, turnkey: TurnkeyConfig, observation: str, info: 
         if turnkey.rollout.prompt == "conversation":
             learn(builder, tokenizer, tools, turnkey.rollout.observation_role)
 
-    template, goal = load_template(turnkey.rollout.template), info["task"]
-    instruction = instruction_of(fmt)
-    turns = load_examples(turnkey.rollout.examples)
-    examples = Examples(turns, fmt, template, instruction, turnkey.rollout.prompt == "conversation")
-    system = [{"role": "system", "content": turnkey.rollout.system}] if turnkey.rollout.system else []
+    options, goal, instruction = turnkey.rollout, info["task"], instruction_of(fmt)
+    template, turns = load_template(options.template), load_examples(options.examples)
+    examples = Examples(turns, fmt, template, instruction, options.prompt == "conversation")
+    system = [{"role": "system", "content": options.system}] if options.system else []
 
     def encode(past: PromptHistory) -> list[int]:
         now = build_messages(

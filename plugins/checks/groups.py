@@ -5,16 +5,7 @@ from __future__ import annotations
 from verl_turnkey.plugins.checks.data import check_hints
 from verl_turnkey.plugins.checks.files import ROLLOUTS, columns
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.run import (
-    FILTER,
-    LOG_PROBS,
-    ROLLOUT,
-    Run,
-    needs_off,
-    needs_on,
-    needs_our_trainer,
-    updates_of_a_step,
-)
+from verl_turnkey.plugins.checks.run import FILTER, LOG_PROBS, ROLLOUT, Run, updates_of_a_step
 from verl_turnkey.plugins.config.checkpoint_files import remembering
 from verl_turnkey.plugins.config.training import GroupsConfig
 from verl_turnkey.plugins.credit.trainer_columns import BYPASS
@@ -28,7 +19,7 @@ def check_groups(run: Run) -> None:
     groups = run.turnkey.groups
     if groups == GroupsConfig():
         return
-    needs_our_trainer("groups-trainer", run)
+    run.needs_our_trainer("groups-trainer")
     if groups.keep < 1:
         _check_kept(run)
     if groups.allocation != "even":
@@ -91,13 +82,11 @@ def _check_stored(run: Run) -> None:
         refuse("stored-hints", setting=setting, hint_high=run.value_text("turnkey.groups.hint_high"))
     if groups.buffer and run.rollout.n < 2:
         refuse("stored-single-rollout", buffer=groups.buffer, n=run.rollout.n)
-    needs_off("stored-filter-groups", run, FILTER, setting=setting)
+    run.needs_off("stored-filter-groups", FILTER, setting=setting)
     if run.strategy:
         refuse("stored-branching", setting=setting, strategy=run.strategy.name)
-    if run.rollout.get("enable_rollout_routing_replay", False):
-        key = f"{ROLLOUT}.enable_rollout_routing_replay"
-        refuse("stored-routing", setting=setting)
-    needs_on("stored-log-probs", run, LOG_PROBS, setting=setting)
+    run.needs_off("stored-routing", f"{ROLLOUT}.enable_rollout_routing_replay", setting=setting)
+    run.needs_on("stored-log-probs", LOG_PROBS, setting=setting)
     corrections = (BYPASS, "algorithm.rollout_correction.rollout_is", "turnkey.update.importance")
     if not any(run.get(key) for key in corrections):
         warn("stored-uncorrected", setting=setting)

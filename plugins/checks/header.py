@@ -25,9 +25,6 @@ from verl_turnkey.plugins.config.schema import RolloutConfig, load_examples, tur
 from verl_turnkey.plugins.credit.rows import VERLS_LOOPS
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 
-Lines = tuple[tuple[str, Callable[[Run], str]], ...]
-"""label and text; a line without text is left out"""
-
 
 def plural(number: int | str, noun: str) -> str:
     return f"{number} {noun}" + ("" if str(number) == "1" else "es" if noun.endswith("batch") else "s")
@@ -62,19 +59,11 @@ def _estimator(run: Run) -> str:
     return f"{name} (verl's)" if run.estimator is None else f"{name}: {changed(run.params)}"
 
 
-def _modified(run: Run) -> str:
-    return "; then ".join(f"{modifier.spec.name}: {changed(modifier.params)}" for modifier in run.modifiers)
-
-
 def _loss(run: Run) -> str:
     if run.loss is not None:
         return f"{run.loss_name}: {changed(run.loss_params)}"
     kind = run.get(f"{ACTOR}.policy_loss.rollout_correction.loss_type")
     return f"{run.loss_name} (verl's)" + (f": loss_type={kind}" if kind and run.loss_name == "bypass_mode" else "")
-
-
-def _trainer(run: Run) -> str:
-    return run.mode if run.our_trainer else f"{run.mode} (verl's)"
 
 
 def _device(run: Run) -> str:
@@ -105,20 +94,8 @@ def _lora(run: Run) -> str:
     if rank := model.get("lora_rank", 0):
         start = f", from {model.lora_adapter_path}" if model.get("lora_adapter_path") else ""
         return f"rank {rank}, alpha {model.lora_alpha}, on {model.target_modules}{start}"
-    rank = run.get(f"{MODEL}.lora.rank") or 0
+    rank = run.get(f"{MODEL}.lora.rank")
     return f"rank {rank}, alpha {run.get(f'{MODEL}.lora.alpha')}" if rank else ""
-
-
-RUN: Lines = (
-    ("preset", _preset),
-    ("estimator", _estimator),
-    ("modified by", _modified),
-    ("loss", _loss),
-    ("trainer", _trainer),
-    ("device", _device),
-    ("lora", _lora),
-    ("steps", _steps),
-)
 
 
 def _agent_loops(run: Run) -> str:
@@ -132,15 +109,12 @@ def _agent_loop(loop: str, run: Run) -> str:
         return f"{loop}: a row per {'conversation' if run.turnkey.rollout.rows_hold_turns else 'step'}"
     if loop == AGENT:
         rows = "a row per conversation" if run.turnkey.rollout.rows_hold_turns else "a row per turn"
-        return f"{loop}: {rows} of the agent {_run(run)}, at most {plural(run.turnkey.rollout.max_turns, 'turn')}"
+        command = run.turnkey.agent.run or ()
+        agent = command if isinstance(command, str) else " ".join(command)
+        return f"{loop}: {rows} of the agent {agent}, at most {plural(run.turnkey.rollout.max_turns, 'turn')}"
     if loop in VERLS_LOOPS:
         return f"{loop} (verl's): a row per episode, with turns separated by the response mask"
     return f"{loop} (your own): rows as in its records"
-
-
-def _run(run: Run) -> str:
-    agent = run.turnkey.agent.run
-    return agent if isinstance(agent, str) else " ".join(agent or ())
 
 
 def _environment(run: Run) -> str:
@@ -154,16 +128,13 @@ def _environment(run: Run) -> str:
     return f"{source}{kwargs}; at most {plural(run.turnkey.rollout.max_turns, 'turn')} (turnkey.rollout.max_turns)"
 
 
-def _sampling(run: Run) -> str:
-    return _sampled(run.rollout.temperature, run.rollout.top_p, run.rollout.top_k)
-
-
-def _sampled(temperature: float, top_p: float, top_k: int) -> str:
-    if temperature == 0:
+def _sampling(options: Any) -> str:
+    """``options``: verl's node of the training rollout, or of the validation."""
+    if options.temperature == 0:
         return "greedy (temperature 0)"
-    parts = [f"temperature {temperature}"]
-    parts += [f"top_p {top_p}"] if top_p != 1 else []
-    return ", ".join([*parts, f"top_k {top_k}"] if top_k not in (-1, 0) else parts)
+    parts = [f"temperature {options.temperature}"]
+    parts += [f"top_p {options.top_p}"] if options.top_p != 1 else []
+    return ", ".join([*parts, f"top_k {options.top_k}"] if options.top_k not in (-1, 0) else parts)
 
 
 def _strategy(run: Run) -> str:
@@ -281,27 +252,9 @@ def _validation(run: Run) -> str:
         return "none"
     number = tasks(run.config, "val_files")
     total = "all tasks" if number is None else plural(number, "task")
-    shared, known = shared_tasks(run.config)
-    both = f" ({shared} of them also in training)" if known else ""
-    sampled = _sampled(kwargs.temperature, kwargs.top_p, kwargs.top_k)
-    return f"{' and '.join(often)}: {total}{both} x {plural(kwargs.n, 'episode')}, {sampled}"
-
-
-ROLLOUT: Lines = (
-    ("agent loop", _agent_loops),
-    ("environment", _environment),
-    ("examples", _examples),
-    ("sampling", _sampling),
-    ("strategy", _strategy),
-    ("per step", _per_step),
-    ("filter", _filter),
-    ("trained", _kept),
-    ("replay", _stored),
-    ("hints", _hints),
-    ("reward", _reward),
-    ("columns", _columns),
-    ("validation", _validation),
-)
+    shared, readable = shared_tasks(run.config)
+    both = f" ({shared} of them also in training)" if readable else ""
+    return f"{' and '.join(often)}: {total}{both} x {plural(kwargs.n, 'episode')}, {_sampling(kwargs)}"
 
 
 MEANS = {
@@ -321,8 +274,7 @@ def _kl(run: Run) -> str:
     parts = []
     if algorithm.get("use_kl_in_reward"):
         control = algorithm.kl_ctrl
-        kind = f"{algorithm.kl_penalty} in the reward"
-        parts.append(f"{control.kl_coef} x {kind} ({control.type})")
+        parts.append(f"{control.kl_coef} x {algorithm.kl_penalty} in the reward ({control.type})")
     if actor.use_kl_loss:
         parts.append(f"{actor.kl_loss_coef} x {actor.kl_loss_type} in the loss")
     if actor.get("entropy_coeff"):
@@ -340,18 +292,14 @@ def _correction(run: Run) -> str:
 
 def _importance(run: Run) -> list[str]:
     options = run.turnkey.update
-    if options.importance is None:
-        return []
     level, high = options.importance, options.importance_high
+    if level is None:
+        return []
     kind = "per token" if level == "token" else f"per {level} ({options.importance_ratio})"
     if options.importance_outside == "truncate":
         return [f"importance weight {kind}, at most {high}"]
     result = {"zero_weight": "weighs 0", "clear_mask": "is not trained"}[options.importance_outside]
     return [f"importance weight {kind}; a {level} outside [{options.importance_low or 0}, {high}] {result}"]
-
-
-def _update(run: Run) -> str:
-    return _optimizer_steps(run, "actor") if run.our_trainer and run.trains else ""
 
 
 def _critic(run: Run) -> str:
@@ -379,20 +327,17 @@ def _mean(run: Run) -> str:
     """Over what the losses of actor and critic are averaged."""
     if not run.our_trainer or not run.trains:
         return ""
-    by, actor = run.turnkey.update.weight_by, run.actor
+    by, mode = run.turnkey.update.weight_by, str(run.actor.loss_agg_mode)
     if by != "token":
         heads = heads_of(run.config, run.turnkey)
         losses = "policy loss, entropy and KL" if heads else "policy loss, entropy, KL and the critic's loss"
         return f"over {by}s of the whole batch, for the {losses} (weight_by={by})"
-    mode = str(actor.loss_agg_mode)
-    name = run.loss_name
-    norm = actor.get("loss_scale_factor") or "the longest response of a micro-batch"
+    norm = run.actor.get("loss_scale_factor") or "the longest response of a micro-batch"
     mean = f"{MEANS[mode].format(norm=norm)} ({mode})"
-    if name in ROWS_THEMSELVES:
-        return f"{mean}; {name}: over rows"
-    if run.loss is not None and weighs(run.loss, run.loss_params):
-        return f"{mean}; {name} weights the tokens itself"
-    return mean
+    if run.loss_name in ROWS_THEMSELVES:
+        return f"{mean}; {run.loss_name}: over rows"
+    itself = run.loss is not None and weighs(run.loss, run.loss_params)
+    return f"{mean}; {run.loss_name} weights the tokens itself" if itself else mean
 
 
 def ignored(run: Run) -> Iterator[str]:
@@ -417,14 +362,36 @@ def _log(run: Run) -> str:
     return "no turns; turnkey.log.trajectories=FOLDER logs each one, for turnkey view"
 
 
-UPDATE: Lines = (
+LINES: tuple[tuple[str, Callable[[Run], str]], ...] = (
+    ("preset", _preset),
+    ("estimator", _estimator),
+    ("modified by", lambda run: "; then ".join(f"{m.spec.name}: {changed(m.params)}" for m in run.modifiers)),
+    ("loss", _loss),
+    ("trainer", lambda run: run.mode if run.our_trainer else f"{run.mode} (verl's)"),
+    ("device", _device),
+    ("lora", _lora),
+    ("steps", _steps),
+    ("agent loop", _agent_loops),
+    ("environment", _environment),
+    ("examples", _examples),
+    ("sampling", lambda run: _sampling(run.rollout)),
+    ("strategy", _strategy),
+    ("per step", _per_step),
+    ("filter", _filter),
+    ("trained", _kept),
+    ("replay", _stored),
+    ("hints", _hints),
+    ("reward", _reward),
+    ("columns", _columns),
+    ("validation", _validation),
     ("kl", _kl),
     ("correction", _correction),
     ("critic", _critic),
-    ("update", _update),
+    ("update", lambda run: _optimizer_steps(run, "actor") if run.our_trainer and run.trains else ""),
     ("loss mean", _mean),
     ("log", _log),
 )
+"""label and text; a line without text is left out"""
 
 
 _WIDTH = 116
@@ -445,7 +412,7 @@ def header(config: DictConfig, warnings: Sequence[str] = ()) -> list[str]:
     # As verl.trainer.ppo.utils.need_critic decides, without its warning.
     use_critic = str(config.algorithm.adv_estimator) == "gae" if enabled is None else bool(enabled)
     run = Run(config, turnkey_config(config), loops, use_critic)
-    entries = [(label, text) for label, line in (*RUN, *ROLLOUT, *UPDATE) if (text := line(run))]
+    entries = [(label, text) for label, line in LINES if (text := line(run))]
     entries += [("ignored", text) for text in ignored(run)]
     entries += [("warning", text) for text in warnings]
     lines = [f"verl-turnkey {version('verl-turnkey')}: this run"]

@@ -37,12 +37,7 @@ from verl_turnkey.plugins.verl_api.ledger import TRAINERS
 
 # Nodes of plain keys. `actor_rollout_ref` holds those of the next list.
 READ_BY_KEY = (
-    "data",
-    "trainer",
-    "trainer.v1",
-    "algorithm",
-    "algorithm.rollout_correction",
-    "reward",
+    *("data", "trainer", "trainer.v1", "algorithm", "algorithm.rollout_correction", "reward"),
     "actor_rollout_ref",
 )
 # Keys that verl's code reads although its YAML files do not list them.
@@ -70,10 +65,9 @@ def dataclasses(*, use_critic: bool, use_reference: bool) -> list[str]:
 def check_accepted(config: DictConfig, node: str) -> None:
     """Refuse a key at which verl's workers would fail, with the closest one."""
     for key, target, parameters in unaccepted(config, node):
-        hint, argument = _closest(key, parameters), override(key, OmegaConf.select(config, key))
-        refuse(
-            "unknown-dataclass-key", argument=argument, kind=target.rpartition(".")[2], hint=f"; {hint}" if hint else ""
-        )
+        argument, kind = override(key, OmegaConf.select(config, key)), target.rpartition(".")[2]
+        hint = _closest(key, parameters)
+        refuse("unknown-dataclass-key", argument=argument, kind=kind, hint=f"; {hint}" if hint else "")
 
 
 def check_unknown(config: DictConfig) -> None:
@@ -86,13 +80,11 @@ def check_unknown(config: DictConfig) -> None:
 def unaccepted(config: DictConfig, node: str) -> Iterator[tuple[str, str, Collection[str]]]:
     """The keys of ``node``, and of dataclasses below it, that their class does not take: key, class, its arguments."""
     section, target = OmegaConf.select(config, node), OmegaConf.select(config, f"{node}._target_")
-    if not isinstance(section, DictConfig) or target is None:
-        return
-    if (parameters := _parameters(str(target))) is None:
+    if not isinstance(section, DictConfig) or target is None or (parameters := _parameters(str(target))) is None:
         return
     for name in map(str, section):
         key = f"{node}.{name}"
-        if name != "_target_" and name not in parameters and key not in known():
+        if name != "_target_" and name not in parameters and key not in verls_keys():
             yield key, str(target), parameters
         if isinstance(section._get_node(name), DictConfig):
             yield from unaccepted(config, key)
@@ -107,23 +99,22 @@ def _parameters(target: str) -> Collection[str] | None:
         parameters = inspect.signature(get_class(target)).parameters
     except (ImportError, ValueError):  # verl itself reports it
         return None
-    return (
-        None if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()) else list(parameters)
-    )
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return None if takes_any else list(parameters)
 
 
 def _unread(config: DictConfig) -> Iterator[tuple[str, Any]]:
     """The keys that verl does not have, with their values; of an unknown node, all keys below it."""
-    if not known():
+    if not verls_keys():
         return
     exempt = {f"trainer.v1.{config.trainer.v1.trainer_mode}"}  # the parameters of a trainer of the user's own
     nodes = [node for node in READ_BY_KEY if node != "data" or not OmegaConf.select(config, "data.custom_cls.path")]
     for node in nodes:
         section = OmegaConf.select(config, node)
         for name in section if isinstance(section, DictConfig) else ():
-            if (key := f"{node}.{name}") not in known() | UNLISTED | exempt:
+            if (key := f"{node}.{name}") not in verls_keys() | UNLISTED | exempt:
                 yield from _leaves(section, str(name), key)
-    roots = {key for key in known() if "." not in key}
+    roots = {key for key in verls_keys() if "." not in key}
     for name in sorted({*map(str, config)} - roots - UNLISTED):
         # A node of another name is of the user's own code.
         plain = not isinstance(config._get_node(name), DictConfig)
@@ -141,23 +132,21 @@ def _closest(key: str, siblings: Collection[str] = ()) -> str:
     parent, _, name = key.rpartition(".")
     root = key.partition(".")[0]
     below = f"{root}." if parent else ""
-    keys = known() if parent else known() | {*beside_parameters("base")}
-    moved = [known_key for known_key in keys if known_key.startswith(below) and known_key.endswith(f".{name}")]
+    keys = verls_keys() if parent else verls_keys() | {*beside_parameters("base")}
+    moved = [other for other in keys if other.startswith(below) and other.endswith(f".{name}")]
     if len(moved) == 1:
         return f"did you mean {moved[0]}?"
-    roots = {known_key.partition(".")[0] for known_key in known()}
+    roots = {other.partition(".")[0] for other in verls_keys()}
     if root not in roots:
-        return "".join(
-            f"did you mean {closest}{key[len(root) :]}?"
-            for closest in difflib.get_close_matches(root, roots, n=1, cutoff=0.8)
-        )
-    names = [known_key.removeprefix(f"{parent}.") for known_key in known() if known_key.rpartition(".")[0] == parent]
+        close = difflib.get_close_matches(root, roots, n=1, cutoff=0.8)
+        return f"did you mean {close[0]}{key[len(root) :]}?" if close else ""
+    names = [other.removeprefix(f"{parent}.") for other in verls_keys() if other.rpartition(".")[0] == parent]
     close = difflib.get_close_matches(name, [*names, *siblings], n=1, cutoff=0.7)
     return f"did you mean {parent}.{close[0]}?" if close else ""
 
 
 @cache
-def known() -> frozenset[str]:
+def verls_keys() -> frozenset[str]:
     """Every key of verl's own configurations, whatever the training engine; empty if this verl has no such files."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     files = verls_config_dir().glob("_generated_ppo*_trainer.yaml")
@@ -192,7 +181,10 @@ def check_unread(run: Run) -> None:
         if run.get(key) not in (default, None):
             warn("key-without-effect", setting=run.setting(key), instead=instead)
     _check_elsewhere(run)
-    _check_trace(run)
+    if backend := run.get(f"{ROLLOUT}.trace.backend"):  # V1 trainers trace nothing, and each worker imports it
+        if backend in TRACERS and find_spec(backend) is None:
+            refuse("trace-package-missing", backend=backend)
+        warn("trace-without-effect", backend=backend)
     saves, strategy = run.config.trainer.save_freq > 0, str(run.actor.strategy)
     if saves and strategy != "megatron" and (folder := run.config.trainer.get("default_hdfs_dir")):
         refuse("hdfs-dir", folder=folder, strategy=strategy)
@@ -219,14 +211,6 @@ def _check_elsewhere(run: Run) -> None:
         warn("clip-ratio-without-effect", ratio=ratio, low=low, high=high)
 
 
-def _check_trace(run: Run) -> None:
-    """verl's V1 trainers trace nothing, but each agent-loop worker imports the package."""
-    if backend := run.get(f"{ROLLOUT}.trace.backend"):
-        if backend in TRACERS and find_spec(backend) is None:
-            refuse("trace-package-missing", backend=backend)
-        warn("trace-without-effect", backend=backend)
-
-
 LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 
 
@@ -251,19 +235,14 @@ def replaced(config: DictConfig, arguments: Sequence[str]) -> list[str]:
         value = OmegaConf.select(config, key)
         if user_value in (value, OmegaConf.select(stock, key)):
             continue
+        lost = f"your file has {key}={user_value}, and +turnkey would make it {value}: write {key}="
         if key == MODE and value != (matching := f"turnkey_{str(user_value).removeprefix('turnkey_')}"):
-            refuse("group-replaces-override", message=_lost(key, user_value, value, matching))
+            refuse("group-replaces-override", message=f"{lost}{matching} on the launch line")
         if key == LOOP:
-            refuse("group-replaces-choice", message=_lost(key, user_value, value, f"{user_value} or {value}"))
+            refuse("group-replaces-choice", message=f"{lost}{user_value} or {value} on the launch line")
         if key != MODE:
             replacements.append(f"{key}={user_value} of your file, now {value}")
     return replacements
-
-
-def _lost(key: str, user_value: Any, value: Any, choice: str) -> str:
-    return (
-        f"your file has {key}={user_value}, and +turnkey would make it {value}: write {key}={choice} on the launch line"
-    )
 
 
 def uses_us(config: DictConfig) -> bool:
@@ -271,7 +250,7 @@ def uses_us(config: DictConfig) -> bool:
 
     Another plugin may use the names of our estimators and losses: they count only beside a ``turnkey:`` node.
     """
-    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
+    mode = str(OmegaConf.select(config, MODE))
     loop = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
     if mode.startswith("turnkey_") or loop.startswith("turnkey_"):
         return True
@@ -294,22 +273,19 @@ def check_selection(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     _check_preset(config, turnkey)
     if not uses_us(config):
         refuse("nothing-selected")
-    _check_trainer_name(str(OmegaConf.select(config, "trainer.v1.trainer_mode")))
+    mode, verls_modes = str(OmegaConf.select(config, MODE)), {name.removeprefix("turnkey_") for name in TRAINERS}
+    close = difflib.get_close_matches(mode, TRAINERS, n=1, cutoff=0.8)
+    if mode not in TRAINERS and mode not in verls_modes and close:  # else it would pass for another plugin's
+        refuse("unknown-trainer-mode", mode=mode, instead=close[0])
     parameters = [key for key, value in turnkey.credit.items() if key != MODIFY or value]
     if parameters and estimator_of(config) is None:
         name = str(config.algorithm.adv_estimator)
-        refuse(
-            "credit-without-method",
-            parameters=", ".join(parameters),
-            name=name,
-            hint=did_you_mean(name, estimators()) or ".",
-        )
-    nodes = {key: value_at(config, key) for key in FOREIGN}
-    values = {
-        leaf: value
-        for key, node in nodes.items()
-        for leaf, value in (leaves(node, f"{key}.") if isinstance(node, DictConfig) else [(key, node)])
-    }
+        hint = did_you_mean(name, estimators()) or "."
+        refuse("credit-without-method", parameters=", ".join(parameters), name=name, hint=hint)
+    values: dict[str, Any] = {}
+    for key in FOREIGN:
+        node = value_at(config, key)
+        values.update(leaves(node, f"{key}.") if isinstance(node, DictConfig) else {key: node})
     if foreign_values := [(f"{key}={value}", foreign(key) or "") for key, value in values.items() if value is not None]:
         refuse("method-clash", message=refusal(foreign_values))
 
@@ -329,14 +305,6 @@ def _check_preset(config: DictConfig, turnkey: TurnkeyConfig) -> None:
     env_id = next((adapter.id for adapter in ADAPTERS if preset.env and adapter.recipe == preset.env), None)
     if env_id not in (None, turnkey.env.id):
         warn("preset-of-another-environment", switch=switch, env_id=env_id, id=turnkey.env.id)
-
-
-def _check_trainer_name(mode: str) -> None:
-    """Refuse a misspelt trainer of ours, which would pass for another plugin's trainer."""
-    verls_modes = {name.removeprefix("turnkey_") for name in TRAINERS}
-    close = difflib.get_close_matches(mode, TRAINERS, n=1, cutoff=0.8)
-    if mode not in TRAINERS and mode not in verls_modes and close:
-        refuse("unknown-trainer-mode", mode=mode, instead=close[0])
 
 
 def check_root_keys(config: DictConfig) -> None:

@@ -21,11 +21,11 @@ from verl_turnkey.plugins.checks.run import (
     FILTER,
     LOSS,
     MODE,
+    MODEL,
     REF,
     ROLLOUT,
     N,
     Run,
-    needs_name,
     spread_of,
     updates_of_a_step,
 )
@@ -67,8 +67,10 @@ def check_limits(run: Run) -> None:
     if number is not None and number > episodes:
         refuse("mini-batches-episodes", number=number, episodes=episodes)
     _check_micro_batches(run)
-    if run.use_critic:
-        _check_ranks(run)
+    # Actor and critic take the same mini-batches of whole episodes, cut for as many data-parallel ranks.
+    key, spread = f"critic.fsdp.{SPREAD}", spread_of(run.actor) if str(run.actor.strategy) in FSDP else None
+    if run.use_critic and run.our_trainer and spread not in (None, run.get(key)):
+        refuse("critic-ranks", setting=run.setting(key), spread=spread)
     response, described = check_turns(run)
     prompt = run.rollout.prompt_length
     longest = prompt + response
@@ -117,13 +119,6 @@ def check_counts(config: DictConfig) -> None:
         refuse("gen-batch-size", fetch=fetch, batch=batch)
 
 
-def _check_ranks(run: Run) -> None:
-    """Actor and critic take the same mini-batches of whole episodes, cut for as many data-parallel ranks."""
-    key = f"critic.fsdp.{SPREAD}"
-    if run.our_trainer and str(run.actor.strategy) in FSDP and run.get(key) != (spread := spread_of(run.actor)):
-        refuse("critic-ranks", setting=run.setting(key), spread=spread)
-
-
 def _check_micro_batches(run: Run) -> None:
     """With fixed micro-batches the trainer pads to their sizes, which verl does not choose itself."""
     (actor, _), (rollout, _), _ = MICRO_BATCHES
@@ -155,26 +150,19 @@ def _check_tokens(run: Run, longest: int, row_size: str) -> None:
     used = [(f"{ACTOR}.ppo_max_token_len_per_gpu", parts.actor.use_dynamic_bsz, spread)]
     used.append((f"{ROLLOUT}.log_prob_max_token_len_per_gpu", parts.rollout.log_prob_use_dynamic_bsz, spread))
     if run.use_reference:
-        own = (f"{REF}.log_prob_max_token_len_per_gpu", parts.ref.log_prob_use_dynamic_bsz, spread_of(parts.ref))
-        used.append(own)
+        key = f"{REF}.log_prob_max_token_len_per_gpu"
+        used.append((key, parts.ref.log_prob_use_dynamic_bsz, spread_of(parts.ref)))
     if run.use_critic:
-        own_key = run.get(CRITIC_TOKENS) not in (None, critic.ppo_max_token_len_per_gpu)
-        used.append((f"+{CRITIC_TOKENS}" if own_key else TOKENS, True, critic.fsdp.ulysses_sequence_parallel_size))
-        fixed = ("ppo_micro_batch_size_per_gpu", "forward_micro_batch_size_per_gpu")  # the second follows the first
-        if key := next((key for key in fixed if critic.get(key) is not None), None):
+        differs = run.get(CRITIC_TOKENS) not in (None, critic.ppo_max_token_len_per_gpu)
+        used.append((f"+{CRITIC_TOKENS}" if differs else TOKENS, True, critic.fsdp.ulysses_sequence_parallel_size))
+        sizes = ("ppo_micro_batch_size_per_gpu", "forward_micro_batch_size_per_gpu")  # which follows the first
+        if key := next((key for key in sizes if critic.get(key) is not None), None):
             warn("critic-micro-batch-without-effect", key=key, value=critic[key])
     for key, dynamic, gpus in used:
         limit = run.get(key.lstrip("+")) or 0
         if dynamic and limit * gpus < longest:
-            together = f" on each of {gpus} GPUs ({SPREAD})" if gpus > 1 else ""
-            refuse(
-                "micro-batch-tokens",
-                key=key,
-                limit=limit,
-                together=together,
-                row_size=row_size,
-                least=-(-longest // gpus),
-            )
+            together, least = f" on each of {gpus} GPUs ({SPREAD})" if gpus > 1 else "", -(-longest // gpus)
+            refuse("micro-batch-tokens", key=key, limit=limit, together=together, row_size=row_size, least=least)
 
 
 FUNCTION = "reward.custom_reward_function"
@@ -194,7 +182,7 @@ def check_late(run: Run) -> None:
     threshold = sampler.max_off_policy_threshold
     if threshold is not None and not (isinstance(threshold, int) and threshold > 0):
         refuse("off-policy-threshold", threshold=threshold)
-    needs_name("unknown-off-policy-strategy", str(sampler.max_off_policy_strategy), ("drop", "wait"))
+    run.needs_name("unknown-off-policy-strategy", str(sampler.max_off_policy_strategy), ("drop", "wait"))
 
 
 def _check_reward_code(run: Run) -> None:
@@ -204,12 +192,8 @@ def _check_reward_code(run: Run) -> None:
 
     name, source = str(run.config.reward.reward_manager.name), run.config.reward.reward_manager.source
     if source == "register" and name not in REWARD_MANAGER:
-        refuse(
-            "unknown-reward-manager",
-            name=name,
-            closest=closest(name, [*REWARD_MANAGER]),
-            choices=", ".join(REWARD_MANAGER),
-        )
+        choices = ", ".join(REWARD_MANAGER)
+        refuse("unknown-reward-manager", name=name, closest=closest(name, [*REWARD_MANAGER]), choices=choices)
     path = run.get(f"{FUNCTION}.path")
     if not path or "://" in path or {*run.loops} <= {*AGENT_LOOPS}:  # which does not call it, or as a component
         return
@@ -219,13 +203,8 @@ def _check_reward_code(run: Run) -> None:
     try:
         get_custom_reward_fn(run.config)
     except Exception as error:  # the user's own code runs here
-        refuse(
-            "reward-function-unloadable",
-            path=path,
-            name=run.get(f"{FUNCTION}.name"),
-            kind=type(error).__name__,
-            error=error,
-        )
+        name, kind = run.get(f"{FUNCTION}.name"), type(error).__name__
+        refuse("reward-function-unloadable", path=path, name=name, kind=kind, error=error)
 
 
 def _check_optimizers(run: Run) -> None:
@@ -233,7 +212,7 @@ def _check_optimizers(run: Run) -> None:
         if run.get(f"{role}.strategy") not in FSDP:
             continue
         schedule = f"{role}.optim.lr_scheduler_type"
-        needs_name("unknown-schedule", run.get(schedule), SCHEDULES, role=role)
+        run.needs_name("unknown-schedule", run.get(schedule), SCHEDULES, role=role)
         module, name = run.get(f"{role}.optim.optimizer_impl"), run.get(f"{role}.optim.optimizer")
         if not module:
             continue
@@ -265,8 +244,8 @@ def _check_length(run: Run) -> None:
     positions = model.get("max_position_embeddings")
     rope = model.get("rope_scaling") or model.get("rope_parameters") or {}
     stretched = rope and rope.get("rope_type", rope.get("type")) != "default"
-    own = run.config.actor_rollout_ref.model.get("override_config") or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
-    if limit and positions and limit > positions and not stretched and not own:
+    allowed = run.get(f"{MODEL}.override_config") or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
+    if limit and positions and limit > positions and not stretched and not allowed:
         refuse("max-model-len", limit=limit, positions=positions)
 
 

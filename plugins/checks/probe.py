@@ -28,13 +28,7 @@ from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse
 from verl_turnkey.plugins.checks.first_prompt import measure
 from verl_turnkey.plugins.checks.resources import check_takes_images
 from verl_turnkey.plugins.config.playing import several_roles, shares_memory
-from verl_turnkey.plugins.config.schema import (
-    EnvConfig,
-    TurnkeyConfig,
-    credit_modify,
-    estimator_of,
-    turnkey_config,
-)
+from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, credit_modify, estimator_of, turnkey_config
 from verl_turnkey.plugins.rollout.columns import countable
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 
@@ -80,9 +74,9 @@ def probe_nodes(turnkey: TurnkeyConfig, file: str) -> None:
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
     places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
     playing = [player.options(scheduling_strategy=place).remote(turnkey, task) for place in places]
-    for node, played in zip(nodes, playing, strict=True):
+    for node, answer in zip(nodes, playing, strict=True):
         try:
-            ray.get(played)
+            ray.get(answer)
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, EnvironmentFailure) else error
             raise _refusal(task, cause, f" on node {node['NodeManagerAddress']} ({node['NodeName']})") from None
@@ -133,9 +127,8 @@ async def play(
             if tools:
                 action = random_call(tools, rng)
             if copies:
-                copied = await process.call(
-                    "step_clone", (action,), env.step_timeout, f"clone before {action!r}", STEP_KEY
-                )
+                doing = f"clone before {action!r}"
+                copied = await process.call("step_clone", (action,), env.step_timeout, doing, STEP_KEY)
             step = await process.call("step", (action,), env.step_timeout, f"step({action!r})", STEP_KEY)
             previous_info, (observation, _, terminated, truncated, info) = info, step
             if copies and fingerprint(*copied) != fingerprint(observation, info):
@@ -151,19 +144,14 @@ async def play(
             await _replay(process, env, start, actions_taken, states)
     finally:
         await process.retire(CLOSE_SECONDS)
-    _check_roles(turnkey, [Answer(*state) for state in (states[:-1] if terminated or truncated else states)])
+    answers = [Answer(*state) for state in (states[:-1] if terminated or truncated else states)]
+    roles = [answer.role for answer in answers if answer.role is not None]  # those who are prompted
+    other = next((role for role in roles if role != roles[0]), None)
+    if other is not None and shares_memory(turnkey, load_template(turnkey.rollout.template)):
+        refuse("roles-share-memory", reason=several_roles(roles[0], other))
     if turnkey.rollout.action_format == TOOLS:
         first[1]["tools"] = await with_servers(turnkey, task, tools or [])
     return *first, common
-
-
-def _check_roles(turnkey: TurnkeyConfig, states: list[Answer]) -> None:
-    """Refuse states of several roles, which are prompted, with prompts that have one memory."""
-    roles = [state.role for state in states if state.role is not None]
-    other = next((role for role in roles if role != roles[0]), None)
-    if other is not None and shares_memory(turnkey, load_template(turnkey.rollout.template)):
-        reason = several_roles(roles[0], other)
-        refuse("roles-share-memory", reason=reason)
 
 
 async def _replay(
@@ -176,17 +164,15 @@ async def _replay(
     for action in actions:
         observation, *_, info = await process.call("step", (action,), env.step_timeout, f"step({action!r})", STEP_KEY)
         replayed.append((observation, info))
+    how = "when they were replayed: not all of its randomness comes from the seed of its reset"
     for n, (again, first_time) in enumerate(zip(replayed, states, strict=True)):
         if fingerprint(*again) != fingerprint(*first_time):
-            raise _another_state(
-                n, "when they were replayed: not all of its randomness comes from the seed of its reset"
-            )
+            raise _another_state(n, how)
 
 
 def _another_state(actions: int, how: str) -> EnvironmentFailure:
-    return EnvironmentFailure(
-        "clone", f"it reached another state after {actions} actions {how}: turnkey.rollout.strategy cannot fork it"
-    )
+    reached = f"it reached another state after {actions} actions {how}"
+    return EnvironmentFailure("clone", f"{reached}: turnkey.rollout.strategy cannot fork it")
 
 
 def preview(config: DictConfig) -> str:
@@ -203,16 +189,16 @@ def preview(config: DictConfig) -> str:
     return f"the first prompt, {number} of {limit} tokens (data.max_prompt_length):\n{text}"
 
 
-async def with_servers(turnkey: TurnkeyConfig, task: Task, own: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All tools of the first episode: ``own``, its environment's, and those of MCP servers, which start for it."""
+async def with_servers(turnkey: TurnkeyConfig, task: Task, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All tools of the first episode: ``tools``, its environment's, and those of MCP servers, which start for it."""
     from verl_turnkey.plugins.rollout.tool_calls import tools_of
 
     servers = turnkey.mcp.opened(turnkey.env.reset_timeout, turnkey.env.step_timeout)
     if servers is None:
-        return own
+        return tools
     try:
-        episode = await servers.episode(task, [tool["function"]["name"] for tool in own])
+        episode = await servers.episode(task, [tool["function"]["name"] for tool in tools])
         await episode.close()
     finally:
         await servers.close()
-    return [*own, *tools_of(episode.schemas).schemas]
+    return [*tools, *tools_of(episode.schemas).schemas]

@@ -44,7 +44,12 @@ def check_paths(run: Run) -> None:
         folders["trainer.default_local_dir"] = trainer.default_local_dir
     for key, folder in folders.items():
         check_address(key, folder)
-        if folder and (reason := _unwritable(Path(folder).expanduser().absolute())):
+        if not folder:
+            continue
+        path = Path(folder).expanduser().absolute()
+        at = next(path for path in (path, *path.parents) if path.exists())
+        if not (at.is_dir() and os.access(at, os.W_OK | os.X_OK)):
+            reason = f"no permission to write to {at}" if at.is_dir() else f"{at} is a file"
             absent(config, f"{key}={folder} cannot be written to: {reason}")
 
 
@@ -63,13 +68,14 @@ def check_log_folder(run: Run) -> None:
     folder, trainer = run.turnkey.log.trajectories, run.config.trainer
     if not folder or not (starts := [_trainer(differences) for differences in read_segments(Path(folder)).values()]):
         return
-    earlier, resumes = starts[-1], _resumes(run.config)
+    earlier, auto = starts[-1], trainer.resume_mode == "auto" and (Path(trainer[CHECKPOINTS]) / TRACKER).is_file()
+    resumes = auto or trainer.resume_mode == "resume_path"
     log, at = (earlier.get(key) for key in (LOG, CHECKPOINTS))
     with_it = log and at and os.path.relpath(at, log) == os.path.relpath(trainer.get(CHECKPOINTS), folder)
     compared = NAMES if resumes or with_it else (*NAMES, CHECKPOINTS)  # both may have been moved or copied
-    own = {key: masked(trainer.get(key)) for key in compared}
-    if different := {key: earlier[key] for key in compared if key in earlier and earlier[key] != own[key]}:
-        differences = ", ".join(f"trainer.{key}={value}, here {own[key]}" for key, value in different.items())
+    here = {key: masked(trainer.get(key)) for key in compared}
+    if different := [key for key in compared if key in earlier and earlier[key] != here[key]]:
+        differences = ", ".join(f"trainer.{key}={earlier[key]}, here {here[key]}" for key in different)
         refuse("log-of-another-run", folder=folder, differences=differences)
     if not resumes:
         warn("log-of-earlier-start", folder=folder, resume_mode=trainer.resume_mode)
@@ -83,21 +89,13 @@ def _trainer(segment: dict[str, Any]) -> dict[str, Any]:
         return {}
 
 
-def _resumes(config: DictConfig) -> bool:
-    mode = config.trainer.resume_mode
-    return mode == "resume_path" or (mode == "auto" and (Path(config.trainer[CHECKPOINTS]) / TRACKER).is_file())
-
-
 def check_joining(config: DictConfig) -> None:
     """Refuse options that Ray accepts only when it starts a cluster; its own error names no key."""
     options = config.ray_kwargs.ray_init
     keys = [f"ray_kwargs.ray_init.{key}" for key in ("num_cpus", "num_gpus") if options.get(key) is not None]
     if keys and joins_cluster(config):
-        refuse(
-            "joined-cluster-resources",
-            settings=" and ".join(f"{key}={OmegaConf.select(config, key)}" for key in keys),
-            unset=" ".join(f"{key}=null" for key in keys),
-        )
+        settings = " and ".join(f"{key}={OmegaConf.select(config, key)}" for key in keys)
+        refuse("joined-cluster-resources", settings=settings, unset=" ".join(f"{key}=null" for key in keys))
 
 
 def absent(config: DictConfig, message: str) -> None:
@@ -127,11 +125,9 @@ def positions(config: DictConfig) -> tuple[int | None, str]:
     """How many tokens the rollout's model takes, None if unknown on this machine; and the key that sets it."""
     if (limit := config.actor_rollout_ref.rollout.max_model_len) is not None:
         return limit, f"{ROLLOUT}.max_model_len"
-    model = config.actor_rollout_ref.model
-    limit = (model.get("override_config") or {}).get("max_position_embeddings")
-    if limit is None:
-        limit = model_config(config).get("max_position_embeddings")
-    return limit, f"max_position_embeddings of {MODEL}.path={model.path}"
+    model, name = config.actor_rollout_ref.model, "max_position_embeddings"
+    limit = (model.get("override_config") or {}).get(name)
+    return model_config(config).get(name) if limit is None else limit, f"{name} of {MODEL}.path={model.path}"
 
 
 def model_config(config: DictConfig) -> dict[str, Any]:
@@ -206,14 +202,6 @@ def _typed(path: str) -> str | None:
     except Exception as error:  # offline
         return f"there is no such folder, and the hub cannot be asked for a model of that name ({error}){hint}"
     return None
-
-
-def _unwritable(folder: Path) -> str | None:
-    """Why ``folder`` cannot be created or written to; None if it can."""
-    at = next(path for path in (folder, *folder.parents) if path.exists())
-    if not at.is_dir():
-        return f"{at} is a file"
-    return None if os.access(at, os.W_OK | os.X_OK) else f"no permission to write to {at}"
 
 
 RAY = "ray_kwargs.ray_init"
@@ -367,12 +355,9 @@ def check_lora(run: Run) -> None:
         refuse("lora-adapter-without-rank", path=path)
     if rank and run.mode.endswith("separate_async") and not of_megatron.get("merge", False):
         refuse("lora-trainer", rank=rank, mode=run.mode)
-    if run.use_critic and (rank := run.config.critic.model.get("lora_rank", 0)) and not _builds_critic():
-        refuse("lora-critic", rank=rank)
+    if run.use_critic and (rank := run.config.critic.model.get("lora_rank", 0)):
+        from transformers import PreTrainedModel
 
-
-def _builds_critic() -> bool:
-    """Whether peft can build verl's kind of adapter for a token classifier; it cannot since transformers 4.50."""
-    from transformers import PreTrainedModel
-
-    return hasattr(PreTrainedModel, "prepare_inputs_for_generation")
+        # Since 4.50 peft cannot build verl's kind of adapter for a token classifier.
+        if not hasattr(PreTrainedModel, "prepare_inputs_for_generation"):
+            refuse("lora-critic", rank=rank)

@@ -9,7 +9,7 @@ from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
 from verl_turnkey.advantage.registry import how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, Composition, column_clash, compose, rewards
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.run import KL, Run, heads_of, needs_off
+from verl_turnkey.plugins.checks.run import KL, Run, heads_of
 from verl_turnkey.plugins.checks.scorers import OF_GROUPS
 from verl_turnkey.plugins.checks.values import is_number
 from verl_turnkey.plugins.config.schema import reward_entries
@@ -30,16 +30,15 @@ def check_rewards(run: Run) -> Composition:
     turnkey, method = run.turnkey, run.estimator
     if {*run.loops} <= {*AGENT_LOOPS}:
         _check_verls(run)
-    needs_off("distillation-agent-loop", run, "distillation.enabled")
+    run.needs_off("distillation-agent-loop", "distillation.enabled")
     composition = compose(reward_entries(run.config, turnkey))
     late = {name for name, reward in rewards().items() if reward.hindsight}
-    for i, entry in enumerate(turnkey.rewards):
-        if entry["name"] in late and (column := entry.get("column")) in run.columns_before:
-            refuse("reward-of-outcome-as-state", i=i, name=entry["name"], column=column)
     penalty = 0.0 if method is None else turnkey.rollout.invalid_action_penalty  # verl's estimators never see it
     for i, entry in enumerate(turnkey.rewards):
-        pays = entry.get("column") is None and entry.get("weight")  # a column is not part of the reward
-        if entry["name"] == "invalid" and pays and penalty:
+        name, column = entry["name"], entry.get("column")
+        if name in late and column in run.columns_before:
+            refuse("reward-of-outcome-as-state", i=i, name=name, column=column)
+        if name == "invalid" and column is None and entry.get("weight") and penalty:  # a column adds nothing to it
             refuse("invalid-counted-twice", i=i, weight=entry["weight"], penalty=penalty)
     return composition
 
@@ -121,10 +120,7 @@ def supplied_columns(run: Run) -> set[str]:
 
 
 def check_columns(
-    run: Run,
-    env_columns: set[str] | None,
-    reward_columns: Collection[str],
-    strategy_columns: Collection[str] = (),
+    run: Run, env_columns: set[str] | None, reward_columns: Collection[str], strategy_columns: Collection[str] = ()
 ) -> None:
     """Refuse a column that a method reads and nothing provides, and one that has two sources.
 
@@ -141,10 +137,10 @@ def check_columns(
     needs: list[tuple[str, Sequence[str]]] = [] if method is None else [(method.name, method.columns(run.params))]
     needs += [(f"{modifier.spec.name} (turnkey.credit.modify)", modifier.columns) for modifier in run.modifiers]
     of_format = STREAM_COLUMNS if run.turnkey.rollout.action_format == STREAM_FORMAT else ()
-    known = {f"extra.{name}" for name in (*env_columns, *reward_columns, *strategy_columns, *LOOPS_OWN, *of_format)}
-    known |= supplied_columns(run)
+    names = (*env_columns, *reward_columns, *strategy_columns, *LOOPS_OWN, *of_format)
+    columns = {f"extra.{name}" for name in names} | supplied_columns(run)
     for reader, needed in needs:
-        if lacking := [column for column in needed if column.startswith("extra.") and column not in known]:
+        if lacking := [column for column in needed if column.startswith("extra.") and column not in columns]:
             fix = how_to_set(lacking[0], run.columns_before)
             refuse("reward-column-missing", reader=reader, column=lacking[0], fix=fix)
     if run.get(BYPASS):

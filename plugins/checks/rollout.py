@@ -14,17 +14,8 @@ from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.plugins.checks.findings import ignored, refuse, warn
 from verl_turnkey.plugins.checks.keys import unaccepted
 from verl_turnkey.plugins.checks.resources import absent, searched
-from verl_turnkey.plugins.checks.run import (
-    FILTER,
-    KL,
-    LOG_PROBS,
-    ROLLOUT,
-    Run,
-    needs_name,
-    needs_off,
-    needs_on,
-    needs_our_loop,
-)
+from verl_turnkey.plugins.checks.run import ESTIMATOR, FILTER, KL, LOG_PROBS, ROLLOUT, Run
+from verl_turnkey.plugins.checks.values import short_text
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.schema import RolloutConfig, closest
 from verl_turnkey.plugins.rollout.strategies import BRANCH_COLUMNS, KEY, read_strategy
@@ -48,20 +39,23 @@ LOGGERS["vemlp_wandb"] = "volcengine_ml_platform"
 
 def check_rollout(run: Run) -> None:
     """Refuse engines, loops, modes and loggers that cannot work; warn of untested engines."""
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
     config, rollout = run.config, run.rollout
     _check_strategy(run)
     _check_engine(run)
     if own_manager(config) is None:
         loop = str(rollout.agent.default_agent_loop)
-        needs_name("unknown-agent-loop", loop, agent_loops(config))
+        run.needs_name("unknown-agent-loop", loop, agent_loops(config))
     _check_gpus(run)
     _check_tools(run)
     if rollout.get("full_determinism") and rollout.name == "vllm" and (rollout.n > 1 or run.strategy):
         refuse("full-determinism")
     if run.mode == "turnkey_separate_async":
         _check_separate(run)
-    _check_loss_name(run)
-    _check_loggers(config)
+    if (name := run.loss_name) not in POLICY_LOSS_REGISTRY:
+        refuse("unknown-loss", name=name, instead=known_as(name, of="loss") or closest(name, [*POLICY_LOSS_REGISTRY]))
+    _check_loggers(run)
     if config.trainer.get("val_only") and not config.trainer.get("val_before_train", True):
         refuse("val-only-without-validation")
     validation = rollout.val_kwargs
@@ -116,12 +110,12 @@ def _check_tools(run: Run) -> None:
 
 def _check_strategy(run: Run) -> None:
     kind = str(run.actor.get("_target_", "")).rpartition(".")[2]
-    known, strategy = STRATEGIES.get(kind), str(run.actor.strategy)
+    usable, strategy = STRATEGIES.get(kind), str(run.actor.strategy)
     if kind == "FSDPActorConfig" and strategy == "fsdp_turbo" and find_spec(TURBO):
-        known = (*FSDP, strategy)
-    if known is not None and strategy not in known:
+        usable = (*FSDP, strategy)
+    if usable is not None and strategy not in usable:
         owner = next((ENGINES.get(actor_class) for actor_class, names in STRATEGIES.items() if strategy in names), None)
-        way_out = f": it needs model_engine={owner}" if owner else closest(strategy, list(known))
+        way_out = f": it needs model_engine={owner}" if owner else closest(strategy, list(usable))
         refuse("strategy-unusable", strategy=strategy, way_out=way_out)
     if strategy not in FSDP:
         warn("strategy-untested", strategy=strategy)
@@ -132,22 +126,20 @@ def _check_engine(run: Run) -> None:
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     rollout, options = run.rollout, run.turnkey.rollout
-    known = [*RolloutReplicaRegistry._registry]
+    engines = [*RolloutReplicaRegistry._registry]
     if OmegaConf.is_missing(rollout, "name"):
-        alternatives = ", ".join(name for name in known if name != "vllm")
-        refuse("rollout-name-missing", alternatives=alternatives)
+        refuse("rollout-name-missing", alternatives=", ".join(name for name in engines if name != "vllm"))
     name = str(rollout.name)
-    needs_name("unknown-rollout-name", name, known)
+    run.needs_name("unknown-rollout-name", name, engines)
     if name != "vllm":
         warn("rollout-untested", name=name)
     forked = read_strategy(options.strategy)
     if name == "sglang" and rollout.skip_tokenizer_init:
-        ways = {
-            "turnkey.rollout.stop": (options.stop, "use turnkey.rollout.stop_token_ids"),
-            f"{KEY}.stop": (forked and getattr(forked[1], "stop", None), f"set {KEY}.stop=[]"),
-        }
-        for key, (stop, instead) in ((key, way) for key, way in ways.items() if way[0]):
-            refuse("skip-tokenizer-init", key=key, stop=stop, instead=instead)
+        of_strategy = forked and getattr(forked[1], "stop", None)
+        ways = [("turnkey.rollout.stop", options.stop, "use turnkey.rollout.stop_token_ids")]
+        for key, stop, instead in [*ways, (f"{KEY}.stop", of_strategy, f"set {KEY}.stop=[]")]:
+            if stop:
+                refuse("skip-tokenizer-init", key=key, stop=stop, instead=instead)
     short = options.max_tokens_per_turn
     if name == "trtllm" and run.our_loops and short not in (None, rollout.response_length):
         lower = "" if options.prompt == "conversation" else "lower that instead, or "
@@ -159,13 +151,10 @@ def _check_engine(run: Run) -> None:
     try:  # as the workers do, but only after they have loaded the models
         omega_conf_to_dataclass(rollout)  # within the whole tree, so that an error names the key of the value
     except Exception as error:
-        refuse("rollout-invalid", reason=_last_cause(error))
-
-
-def _last_cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        last: BaseException = error
+        while last.__cause__ is not None:
+            last = last.__cause__
+        refuse("rollout-invalid", reason=short_text(last))
 
 
 def _check_gpus(run: Run) -> None:
@@ -192,24 +181,16 @@ def _check_separate(run: Run) -> None:
     if run.get(backend) == "naive":
         refuse("separate-weights-naive")
     elif not rollout.checkpoint_engine.get("custom_backend_module"):
-        needs_name("unknown-weights-engine", str(run.get(backend)), SENDERS)
+        run.needs_name("unknown-weights-engine", str(run.get(backend)), SENDERS)
 
 
-def _check_loss_name(run: Run) -> None:
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-    if (name := run.loss_name) not in POLICY_LOSS_REGISTRY:
-        instead = known_as(name, of="loss") or closest(name, [*POLICY_LOSS_REGISTRY])
-        refuse("unknown-loss", name=name, instead=instead)
-
-
-def _check_loggers(config: DictConfig) -> None:
+def _check_loggers(run: Run) -> None:
     from verl.utils.tracking import Tracking
 
-    loggers: Any = config.trainer.logger
+    loggers: Any = run.config.trainer.logger
     names: Iterable[str] = [loggers] if isinstance(loggers, str) else loggers or []
     for name in names:
-        needs_name("unknown-logger", name, Tracking.supported_backend)
+        run.needs_name("unknown-logger", name, Tracking.supported_backend)
         if name in LOGGERS and find_spec(LOGGERS[name]) is None:
             refuse("logger-missing", name=name, package=LOGGERS[name])
 
@@ -219,8 +200,8 @@ def _warn_turns(run: Run) -> None:
     multi_turn, turns = run.rollout.multi_turn, "turnkey.rollout.max_turns"
     replacements = {"max_assistant_turns": turns, "max_user_turns": turns}
     if run.turnkey.rollout.action_format != "tools":
-        own = "an environment, which has its own actions, unless turnkey.rollout.action_format=tools"
-        replacements |= {"tool_config_path": own, "function_tool_path": own}
+        actions = "an environment, which has its own actions, unless turnkey.rollout.action_format=tools"
+        replacements |= {"tool_config_path": actions, "function_tool_path": actions}
     for key, instead in replacements.items():
         if multi_turn.get(key) is not None:
             warn("multi-turn-without-effect", key=key, value=multi_turn[key], instead=instead)
@@ -246,31 +227,33 @@ def check_branching(run: Run, reward_columns: tuple[str, ...]) -> tuple[str, ...
         return ()
     (spec, strategy), options, rollout = selected, run.turnkey.rollout, run.rollout
     setting, method = f"{KEY}={spec.name}", run.estimator
-    needs_our_loop("branching-agent-loop", run, strategy=spec.name)
+    run.needs_our_loop("branching-agent-loop", strategy=spec.name)
     if method is None:
-        refuse("branching-estimator", strategy=spec.name, method=run.value_text("algorithm.adv_estimator"))
-    if method is not None and method.independent:
+        refuse("branching-estimator", strategy=spec.name, method=run.value_text(ESTIMATOR))
+    elif method.independent:
         refuse("branching-independent", strategy=spec.name, method=method.name)
     if spec.log_probs:
-        needs_on("branching-log-probs", run, LOG_PROBS, strategy=spec.name)
+        run.needs_on("branching-log-probs", LOG_PROBS, strategy=spec.name)
     total = getattr(strategy, "trajectories", None)
     if total is not None and total <= rollout.n:
         refuse("branching-trajectories", total=total, n=rollout.n)
-    turn = options.max_tokens_per_turn or rollout.response_length
-    least, unit = turn, f"branch: one turn may take {turn} tokens"
+    least = turn = options.max_tokens_per_turn or rollout.response_length
+    unit = f"branch: one turn may take {turn} tokens"
     if not spec.clones:
         least = getattr(strategy, "tokens", 1)
         unit = f"answer: one may take {least} tokens"
         _check_room(run, least)
     if options.branch_tokens is not None and options.branch_tokens < least:
         refuse("branching-tokens", branch_tokens=options.branch_tokens, unit=unit)
-    if spec.scores:
-        _check_scores(run, setting)
+    if spec.scores and run.mode != "turnkey_sync":
+        refuse("branching-scores-trainer", setting=setting, mode=run.mode)
+    if spec.scores and (server := str(rollout.name)) not in SCORING_SERVERS:
+        refuse("branching-scores-server", setting=setting, server=server)
     columns = (*BRANCH_COLUMNS, *spec.gives)
     if clash := sorted({*columns} & {*reward_columns}):
         refuse("branching-column-clash", strategy=spec.name, column=clash[0])
     if spec.trains:  # branches by their own outcome
-        needs_off("branching-filter-groups", run, FILTER, strategy=spec.name)
+        run.needs_off("branching-filter-groups", FILTER, strategy=spec.name)
     if spec.trains and run.get(KL):
         refuse("branching-kl-in-reward", strategy=spec.name)
     if spec.clones:
@@ -295,30 +278,19 @@ def _check_room(run: Run, tokens: int) -> None:
         refuse("branching-no-room", tokens=tokens, keys=keys, room=room)
 
 
-def _check_scores(run: Run, setting: str) -> None:
-    """Refuse trainers and servers that return no log-probabilities of a given text."""
-    server = str(run.rollout.name)
-    if run.mode != "turnkey_sync":
-        refuse("branching-scores-trainer", setting=setting, mode=run.mode)
-    if server not in SCORING_SERVERS:
-        refuse("branching-scores-server", setting=setting, server=server)
-
-
 def _warn_budget(options: RolloutConfig, turn: int, turns: int | None) -> None:
     """Warn of a budget that is too small for a branch from the first turns."""
     longest = min(options.max_turns, turns or options.max_turns)
-    for key, limit, per_turn in (
-        ("branch_tokens", options.branch_tokens, turn),
-        ("branch_steps", options.branch_steps, 1),
-    ):
-        if limit is not None and limit < longest * per_turn:
+    for key, per_turn in {"branch_tokens": turn, "branch_steps": 1}.items():
+        limit, needed = getattr(options, key), longest * per_turn
+        if limit is not None and limit < needed:
             before = options.max_turns - limit // per_turn
             warn(
                 "branching-budget",
                 key=key,
                 limit=limit,
                 before=before,
-                needed=longest * per_turn,
+                needed=needed,
                 turns=longest,
                 per_turn=per_turn,
             )

@@ -71,6 +71,32 @@ class Run:
         """``key=value``, as on the launch line."""
         return f"{key}={self.value_text(key)}"
 
+    def needs_our_trainer(self, id: str, /, **values: object) -> None:
+        """Refuse what the rule is about with a trainer of verl."""
+        if not self.our_trainer:
+            refuse(id, mode=self.mode, **values)
+
+    def needs_our_loop(self, id: str, /, **values: object) -> None:
+        """Refuse what the rule is about where turnkey_env plays no training row."""
+        if OURS not in self.loops:
+            refuse(id, loop=min(self.loops), **values)
+
+    def needs_on(self, id: str, key: str, /, **values: object) -> None:
+        """Refuse ``key=false``."""
+        if not self.get(key):
+            refuse(id, **values)
+
+    def needs_off(self, id: str, key: str, /, **values: object) -> None:
+        """Refuse ``key=true``."""
+        if self.get(key):
+            refuse(id, **values)
+
+    @staticmethod
+    def needs_name(id: str, name: Any, names: Iterable[str], /, **values: object) -> None:
+        """Refuse a ``name`` that is not among ``names``, with the closest one."""
+        if name not in names:
+            refuse(id, name=name, choices=closest(str(name), [*names]), **values)
+
     @property
     def mode(self) -> str:
         return str(self.get(MODE))
@@ -86,7 +112,6 @@ class Run:
 
     @cached_property
     def sizes(self) -> Sizes:
-
         return sizes(self.config, self.turnkey, self.loops)
 
     @property
@@ -168,36 +193,6 @@ def spread_of(engine: Any) -> int:
     return max(engine.ulysses_sequence_parallel_size, engine.fsdp_config.ulysses_sequence_parallel_size)
 
 
-def needs_our_trainer(id: str, run: Run, /, **values: object) -> None:
-    """Refuse what the rule is about with a trainer of verl."""
-    if not run.our_trainer:
-        refuse(id, mode=run.mode, **values)
-
-
-def needs_on(id: str, run: Run, key: str, /, **values: object) -> None:
-    """Refuse ``key=false``."""
-    if not run.get(key):
-        refuse(id, **values)
-
-
-def needs_off(id: str, run: Run, key: str, /, **values: object) -> None:
-    """Refuse ``key=true``."""
-    if run.get(key):
-        refuse(id, **values)
-
-
-def needs_name(id: str, name: Any, known: Iterable[str], /, **values: object) -> None:
-    """Refuse a ``name`` that is not ``known``, with the closest one."""
-    if name not in known:
-        refuse(id, name=name, choices=closest(str(name), [*known]), **values)
-
-
-def needs_our_loop(id: str, run: Run, /, **values: object) -> None:
-    """Refuse what the rule is about where turnkey_env plays no training row."""
-    if OURS not in run.loops:
-        refuse(id, loop=min(run.loops), **values)
-
-
 def heads_of(config: DictConfig, turnkey: TurnkeyConfig) -> tuple[ValueHead, ...]:
     """The heads that the method reads of a critic; none: verl's one value is enough."""
     spec = estimator_of(config)
@@ -258,7 +253,7 @@ def sizes(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) ->
     """``loops``: the agent loops of the training rows."""
     from verl_turnkey.plugins.credit.rows import VERLS_LOOPS
 
-    groups, updates = turnkey.groups, updates_of_a_step(config)
+    groups, updates, rollout = turnkey.groups, updates_of_a_step(config), turnkey.rollout
     tasks, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
     rollouts = _rollouts(config, turnkey)
     even = groups.allocation != "even" or rollouts == Span(n, n)
@@ -275,9 +270,13 @@ def sizes(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) ->
     if {*loops} - {*AGENT_LOOPS, *VERLS_LOOPS}:
         return Sizes(tasks, rollouts, episodes, trained_groups, stored, Span(fewest_rows, None), None, 0)
     our_loop = bool({*AGENT_LOOPS} & {*loops})
-    turns = turnkey.rollout.max_turns if our_loop else 1
+    turns = rollout.max_turns if our_loop else 1
     of_group = n if even else rollouts.most
-    group = _group(config, turnkey, of_group, turns) if our_loop else Most(of_group, of_group, 0)
+    group = Most(of_group, of_group * turns, 0)
+    if our_loop and (strategy := read_strategy(rollout.strategy)):
+        tokens = rollout.max_tokens_per_turn or config.data.max_response_length
+        limits = (rollout.branch_tokens, rollout.branch_steps)
+        group = most_of_group(*strategy, of_group, turns, tokens=tokens, limits=limits)
     trajectories, trained = most_trained, most_trained * turns
     if group.trajectories != of_group:  # with trained branches all groups are kept
         trajectories, trained = times(tasks, group.trajectories), times(tasks, group.turns)
@@ -301,17 +300,6 @@ def _rollouts(config: DictConfig, turnkey: TurnkeyConfig) -> Span:
     files = [file for file in local_parquet(config) if ROLLOUTS in columns(file)]
     numbers = [number for file in files for (number,) in rows(file, [ROLLOUTS])]
     return Span(min(numbers), max(numbers)) if numbers and all(isinstance(k, int) for k in numbers) else Span(n, n)
-
-
-def _group(config: DictConfig, turnkey: TurnkeyConfig, n: int, turns: int) -> Most:
-    """``n``: rollouts of the group."""
-    rollout = turnkey.rollout
-    strategy = read_strategy(rollout.strategy)
-    if strategy is None:
-        return Most(n, n * turns, 0)
-    tokens = rollout.max_tokens_per_turn or config.data.max_response_length
-    limits = (rollout.branch_tokens, rollout.branch_steps)
-    return most_of_group(*strategy, n, turns, tokens=tokens, limits=limits)
 
 
 @dataclass(frozen=True)

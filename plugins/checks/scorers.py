@@ -11,18 +11,7 @@ from verl_turnkey.plugins.checks.files import columns
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.limits import check_turns
 from verl_turnkey.plugins.checks.resources import positions
-from verl_turnkey.plugins.checks.run import (
-    ACTOR,
-    ESTIMATOR,
-    LOG_PROBS,
-    REF,
-    ROLLOUT,
-    Run,
-    needs_off,
-    needs_on,
-    needs_our_trainer,
-    spread_of,
-)
+from verl_turnkey.plugins.checks.run import ACTOR, ESTIMATOR, LOG_PROBS, REF, ROLLOUT, Run, spread_of
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.scorers import (
     MUTUAL_INFORMATION,
@@ -67,11 +56,7 @@ def check_teacher(run: Run) -> None:
 def _check_readers(run: Run) -> None:
     """Refuse readers of a teacher's log-probabilities in a run without a teacher."""
     method, loss = run.estimator, run.loss
-    readers = [
-        f"the modifier {modification.spec.name}"
-        for modification in run.modifiers
-        if OF_TEACHER & {*modification.columns}
-    ]
+    readers = [f"the modifier {m.spec.name}" for m in run.modifiers if OF_TEACHER & {*m.columns}]
     if method and OF_TEACHER & {*method.columns(run.params)}:
         readers.append(f"the method {method.name}")
     if loss and TEACHER.keys() & {*loss.needs}:
@@ -82,8 +67,8 @@ def _check_readers(run: Run) -> None:
 
 def check_pass(run: Run, key: str) -> None:
     """Refuse settings that rule out a further pass of the actor over rows with other prompts; ``key`` turns it on."""
-    needs_our_trainer("teacher-trainer", run, key=key)
-    needs_off("teacher-bypass", run, BYPASS, key=key)
+    run.needs_our_trainer("teacher-trainer", key=key)
+    run.needs_off("teacher-bypass", BYPASS, key=key)
     modes = [f"{ACTOR}.{engine}router_replay.mode" for engine in ("", "fsdp_config.", "megatron.", "veomni.")]
     for routing, off in ((f"{ROLLOUT}.enable_rollout_routing_replay", False), *((mode, "disabled") for mode in modes)):
         if (value := run.get(routing)) not in (None, off):
@@ -133,7 +118,7 @@ def check_hidden_rank(run: Run) -> None:
     readers = [modification.spec.name for modification in run.modifiers if OF_RANK & {*modification.columns}]
     if not readers:
         return
-    needs_off("rank-bypass", run, BYPASS, modifier=readers[0])
+    run.needs_off("rank-bypass", BYPASS, modifier=readers[0])
     if str(run.actor.strategy) not in FSDP:
         refuse("rank-engine", modifier=readers[0], strategy=run.actor.strategy)
     if (spread := spread_of(run.actor)) > 1:
@@ -150,7 +135,7 @@ def check_prm(run: Run) -> None:
         if prm != PrmConfig():
             warn("prm-without-effect")
         return
-    needs_our_trainer("prm-trainer", run)
+    run.needs_our_trainer("prm-trainer")
     if (strategy := str(run.actor.strategy)) not in FSDP:
         refuse("prm-engine", kind=prm.kind, strategy=strategy)
     _check_objective(prm)
@@ -173,9 +158,8 @@ def _check_objective(prm: PrmConfig) -> None:
         return
     spec = objective_spec(prm.objective)
     if prm.kind not in spec.kinds:
-        refuse(
-            "prm-objective", objective=spec.name, kinds=" or ".join(spec.kinds), kind=prm.kind, instead=spec.kinds[0]
-        )
+        kinds = " or ".join(spec.kinds)
+        refuse("prm-objective", objective=spec.name, kinds=kinds, kind=prm.kind, instead=spec.kinds[0])
     default = ObjectiveParams()
     unread = [key for key in ("over", "weigh", "positive") if key not in spec.reads]
     if changed := [key for key in unread if getattr(prm, key) != getattr(default, key)]:
@@ -190,11 +174,11 @@ def _check_reference(run: Run) -> None:
         refuse("prm-reference-policy")
     if prm.reference == "base" and not prm.lora_rank:
         refuse("prm-reference-base")
-    fixed = prm.reference in ("ref", "base")
-    if fixed and not prm.every and prm.starts_as_reference(run.config.actor_rollout_ref.model.path, None):
+    stays = not prm.every and prm.reference in ("ref", "base")
+    if stays and prm.starts_as_reference(run.config.actor_rollout_ref.model.path, None):
         refuse("prm-reference-same", reference=prm.reference)
     if prm.reference == "rollout":
-        needs_on("prm-reference-rollout", run, LOG_PROBS)
+        run.needs_on("prm-reference-rollout", LOG_PROBS)
 
 
 def _check_head(prm: PrmConfig) -> None:
@@ -237,22 +221,22 @@ def _check_scores_read(run: Run) -> None:
 
 def _check_vocabulary(run: Run) -> None:
     """Of folders on this machine; the trainer compares the others before it builds a model."""
-    prm, model = run.turnkey.prm, run.config.actor_rollout_ref.model
-    own = model.get("tokenizer_path") or model.path
-    if prm.path is None or not all(Path(path).expanduser().is_dir() for path in (prm.path, own)):
+    path, model = run.turnkey.prm.path, run.config.actor_rollout_ref.model
+    folders = [Path(name).expanduser() for name in (path or "", model.get("tokenizer_path") or model.path)]
+    if path is None or not all(folder.is_dir() for folder in folders):
         return
     from transformers import AutoTokenizer
 
-    first, second = (AutoTokenizer.from_pretrained(Path(path).expanduser()).get_vocab() for path in (prm.path, own))
-    if first != second:
-        refuse("prm-vocabulary", path=prm.path, own=len(first), actors=len(second))
+    of_prm, of_actor = (AutoTokenizer.from_pretrained(folder).get_vocab() for folder in folders)
+    if of_prm != of_actor:
+        refuse("prm-vocabulary", path=path, own=len(of_prm), actors=len(of_actor))
 
 
 def _check_tokens(run: Run) -> None:
     """A micro-batch has to hold the longest row."""
-    own, spread = run.turnkey.prm.max_token_len_per_gpu, spread_of(run.actor)
+    limit, spread, source = run.turnkey.prm.max_token_len_per_gpu, spread_of(run.actor), ""
     longest = run.rollout.prompt_length + check_turns(run)[0]
-    limit = own or run.actor.ppo_max_token_len_per_gpu
+    if limit is None:
+        limit, source = run.actor.ppo_max_token_len_per_gpu, f", which is {ACTOR}.ppo_max_token_len_per_gpu,"
     if limit * spread < longest:
-        source = "" if own else f", which is {ACTOR}.ppo_max_token_len_per_gpu,"
         refuse("prm-tokens", limit=limit, source=source, longest=longest, least=-(-longest // spread))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
-
-from omegaconf import DictConfig
 
 from verl_turnkey.advantage import EstimatorSpec
 from verl_turnkey.envs.catalog import ADAPTERS
@@ -15,21 +12,10 @@ from verl_turnkey.losses import LossSpec, losses
 from verl_turnkey.losses.registry import TEACHER, scales_gradient, weighs
 from verl_turnkey.plugins.checks.files import task_environments
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.run import (
-    ACTOR,
-    LOG_PROBS,
-    LOSS,
-    OURS,
-    Run,
-    needs_name,
-    needs_off,
-    needs_on,
-    needs_our_trainer,
-)
+from verl_turnkey.plugins.checks.run import ACTOR, ESTIMATOR, LOG_PROBS, LOSS, OURS, Run
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.presets import Preset, shipped
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
-from verl_turnkey.plugins.config.resolve import CORRECTION
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 from verl_turnkey.plugins.credit.trainer_columns import BYPASS
 from verl_turnkey.plugins.verl_api import ledger
@@ -52,7 +38,7 @@ WEIGHTS, BY_TURN = "algorithm.rollout_correction.rollout_is", "turnkey.update.or
 def check_update(run: Run) -> None:
     """Refuse updates that cannot work, warn of combinations that are hardly intended."""
     _check_loss(run)
-    needs_name("unknown-loss-aggregation", str(run.actor.loss_agg_mode), ("token-mean", *OTHER_MODES))
+    run.needs_name("unknown-loss-aggregation", str(run.actor.loss_agg_mode), ("token-mean", *OTHER_MODES))
     _warn_departures(run)
     if run.our_trainer:
         check_migrated(run)
@@ -72,10 +58,10 @@ def warn_ignored(
     node: Any, name: str, keys: dict[str, tuple[Any, str]], spec: EstimatorSpec | LossSpec, our_node: str
 ) -> None:
     """Warn of verl's keys in the ``node`` of that ``name`` that were changed although ``spec`` does not read them."""
-    known = {field.name for field in fields(spec.params)}
-    for key, (default, own) in keys.items():
+    names = {field.name for field in fields(spec.params)}
+    for key, (default, ours) in keys.items():
         if node.get(key, default) != default:
-            instead = f", which reads {our_node}.{own}" if own in known else ", which has no such parameter"
+            instead = f", which reads {our_node}.{ours}" if ours in names else ", which has no such parameter"
             warn("algorithm-key-without-effect", name=name, key=key, value=node[key], loss=spec.name, instead=instead)
 
 
@@ -85,17 +71,13 @@ def _warn_departures(run: Run) -> None:
     if estimator is None:
         return
     for key, value in beside_parameters(estimator.name).items():
-        if (own := run.get(key)) != value:
-            warn("not-as-published", key=key, value=own, estimator=estimator.name, published=value)
+        if (current := run.get(key)) != value:
+            warn("not-as-published", key=key, value=current, estimator=estimator.name, published=value)
     loss_inputs = () if run.loss is None else run.loss.inputs
     readers = [name for name, spec in losses().items() if {*spec.inputs} & {*estimator.gives}]
     if readers and not {*loss_inputs} & {*estimator.gives}:
-        warn(
-            "departures-unread",
-            estimator=estimator.name,
-            gives=", ".join(estimator.gives),
-            readers=" or ".join(f"+turnkey/loss={name}" for name in readers),
-        )
+        switches = " or ".join(f"+turnkey/loss={name}" for name in readers)
+        warn("departures-unread", estimator=estimator.name, gives=", ".join(estimator.gives), readers=switches)
 
 
 def _check_loss(run: Run) -> None:
@@ -112,9 +94,9 @@ def _check_loss(run: Run) -> None:
     provided = {*PROVIDED, *TEACHER, *(estimator.gives if estimator else ())}
     if lacking := {key: provider for key, provider in spec.needs.items() if key not in provided}:
         missing = "; ".join(f"{key!r}: {provider}" for key, provider in lacking.items())
-        refuse("loss-input", name=name, method=run.value_text("algorithm.adv_estimator"), missing=missing)
+        refuse("loss-input", name=name, method=run.value_text(ESTIMATOR), missing=missing)
     if {*spec.needs} - {"staleness", *TEACHER} and estimator is None and run.verls_loops:
-        refuse("loss-steps", name=name, method=run.value_text("algorithm.adv_estimator"), loop=run.verls_loops[0])
+        refuse("loss-steps", name=name, method=run.value_text(ESTIMATOR), loop=run.verls_loops[0])
     if "staleness" in spec.needs and not (run.get(BYPASS) and run.rollout.calculate_log_probs):
         refuse("loss-own-log-probs", name=name)
     params = run.loss_params
@@ -141,7 +123,10 @@ def _check_order(run: Run) -> None:
     loss, update = run.loss, run.turnkey.update
     compares = loss is not None and loss.compares_groups
     if compares or update.order == "reverse_turns":
-        _warn_schedule(run, "a policy loss that compares groups" if compares else BY_TURN)
+        optim = run.actor.optim
+        warm_up = max(optim.get("lr_warmup_steps_ratio") or 0, optim.get("lr_warmup_steps") or 0)
+        if optim.get("lr_scheduler_type", "constant") != "constant" or warm_up > 0:
+            warn("learning-rate-schedule", cause="a policy loss that compares groups" if compares else BY_TURN)
     if update.order == "batch":
         return
     if not run.our_trainer:
@@ -164,13 +149,6 @@ def _check_order(run: Run) -> None:
         warn("order-stale-weights", weights=weights)
 
 
-def _warn_schedule(run: Run, cause: str) -> None:
-    optim = run.actor.optim
-    warm_up = max(optim.get("lr_warmup_steps_ratio") or 0, optim.get("lr_warmup_steps") or 0)
-    if optim.get("lr_scheduler_type", "constant") != "constant" or warm_up > 0:
-        warn("learning-rate-schedule", cause=cause)
-
-
 def _warn_levels(run: Run) -> None:
     """Warn of pairs of importance ratio and advantage that hardly fit together; they are chosen separately."""
     name, method = run.loss_name, str(run.config.algorithm.adv_estimator)
@@ -181,8 +159,7 @@ def _warn_levels(run: Run) -> None:
         warn("ratio-of-token-advantages", method=method, name=name)
 
 
-WEIGHT, IMPORTANCE = "turnkey.update.weight_by", "turnkey.update.importance"
-OBSERVATIONS = "turnkey.update.observation_coefficient"
+WEIGHT = "turnkey.update.weight_by"
 # How verl's other modes weight tokens; the weights replace token-mean, the default.
 OTHER_MODES = {
     "token-sum": "is a sum that grows with the number of tokens",
@@ -197,16 +174,15 @@ TAKE_WEIGHTS += ("dro", "gpg", "gspo", "kl_cov", "sapo")
 
 def check_weights(run: Run) -> None:
     """Refuse settings that conflict with weights by step, episode or task."""
-    if run.turnkey.update.weight_by == "token":
+    weight_by = run.turnkey.update.weight_by
+    if weight_by == "token":
         return
-    needs_our_trainer("weights-trainer", run, weight_by=run.value_text(WEIGHT))
+    run.needs_our_trainer("weights-trainer", weight_by=weight_by)
     if reason := _without_weights(run):
-        refuse("weights-unusable", weight_by=run.value_text(WEIGHT), reason=reason)
+        refuse("weights-unusable", weight_by=weight_by, reason=reason)
     for part in (ACTOR, *(["critic"] if run.use_critic else [])):
         if (mean := run.get(f"{part}.loss_agg_mode")) in OTHER_MODES:
-            refuse(
-                "weights-aggregation", weight_by=run.value_text(WEIGHT), part=part, mean=mean, effect=OTHER_MODES[mean]
-            )
+            refuse("weights-aggregation", weight_by=weight_by, part=part, mean=mean, effect=OTHER_MODES[mean])
 
 
 def _without_weights(run: Run) -> str | None:
@@ -244,37 +220,33 @@ def _verls_without_weights(run: Run) -> str | None:
 
 def check_importance(run: Run) -> None:
     """Refuse importance weights that cannot be computed, or that another setting would replace or distort."""
-    if run.turnkey.update.importance is None:
+    importance = run.turnkey.update.importance
+    if importance is None:
         return
-    weights = f"{CORRECTION}.rollout_is"
-    needs_our_trainer("importance-trainer", run, importance=run.value_text(IMPORTANCE))
-    needs_off("importance-bypass", run, BYPASS, importance=run.value_text(IMPORTANCE))
-    if not run.get(BYPASS) and run.get(weights) is not None:
-        refuse("importance-twice", importance=run.value_text(IMPORTANCE), setting=run.setting(weights))
-    needs_on("importance-log-probs", run, LOG_PROBS, importance=run.value_text(IMPORTANCE))
+    run.needs_our_trainer("importance-trainer", importance=importance)
+    run.needs_off("importance-bypass", BYPASS, importance=importance)
+    if not run.get(BYPASS) and run.get(WEIGHTS) is not None:
+        refuse("importance-twice", importance=importance, setting=run.setting(WEIGHTS))
+    run.needs_on("importance-log-probs", LOG_PROBS, importance=importance)
     if run.loss_name == "geo_mean" or (run.loss is not None and run.loss.per_row):
-        refuse("importance-row-loss", loss_name=run.loss_name, importance=run.value_text(IMPORTANCE))
+        refuse("importance-row-loss", loss_name=run.loss_name, importance=importance)
 
 
 def check_observations(run: Run) -> None:
     """Refuse the term where no row has an observation between two turns, or an update is not a mean over the batch."""
-    rollout = run.turnkey.rollout
-    if not run.turnkey.update.observation_coefficient:
+    rollout, update = run.turnkey.rollout, run.turnkey.update
+    if not update.observation_coefficient:
         return
-    needs_our_trainer("observations-trainer", run, observation_coefficient=run.value_text(OBSERVATIONS))
+    text = run.value_text("turnkey.update.observation_coefficient")
+    run.needs_our_trainer("observations-trainer", observation_coefficient=text)
     if others := sorted({*run.loops} - {OURS}):
-        refuse("observations-loop", observation_coefficient=run.value_text(OBSERVATIONS), others=", ".join(others))
+        refuse("observations-loop", observation_coefficient=text, others=", ".join(others))
     if not rollout.rows_hold_turns:
-        refuse(
-            "observations-rows",
-            observation_coefficient=run.value_text(OBSERVATIONS),
-            prompt=rollout.prompt,
-            layout=rollout.layout,
-        )
-    if run.turnkey.update.order != "batch" or (run.loss is not None and run.loss.compares_groups):
-        order = run.setting("turnkey.update.order")
-        parts = order if run.turnkey.update.order != "batch" else f"the loss {run.loss_name}"
-        refuse("observations-phases", observation_coefficient=run.value_text(OBSERVATIONS), parts=parts)
+        prompt, layout = rollout.prompt, rollout.layout
+        refuse("observations-rows", observation_coefficient=text, prompt=prompt, layout=layout)
+    if update.order != "batch" or (run.loss is not None and run.loss.compares_groups):
+        parts = f"turnkey.update.order={update.order}" if update.order != "batch" else f"the loss {run.loss_name}"
+        refuse("observations-phases", observation_coefficient=text, parts=parts)
 
 
 SIZE, NUMBER = "actor_rollout_ref.actor.ppo_mini_batch_size", "turnkey.update.mini_batches"
@@ -289,16 +261,12 @@ def check_migrated(run: Run) -> None:
     number = tasks * n * turns // size
     if size <= tasks or number <= 1 or update.mini_batches is not None or update.order != "batch":
         return
-    preset = _published(config, run.turnkey)
+    # The first published settings of the run's method in one of its environments.
+    method, ids = str(config.algorithm.adv_estimator).removeprefix("turnkey/"), {*task_environments(config)}
+    recipes = {adapter.recipe for adapter in ADAPTERS if adapter.id in (ids or {run.turnkey.env.id})}
+    preset = next((preset for preset in shipped() if preset.method == method and preset.env in recipes), None)
     published = _settings(preset, run.turnkey) if preset else ""
     warn("migrated-mini-batch", size=size, tasks=tasks, n=n, rows=tasks * n * turns, number=number, published=published)
-
-
-def _published(config: DictConfig, turnkey: TurnkeyConfig) -> Preset | None:
-    """The first published settings of the run's method in one of its environments."""
-    method, ids = str(config.algorithm.adv_estimator).removeprefix("turnkey/"), {*task_environments(config)}
-    recipes = {adapter.recipe for adapter in ADAPTERS if adapter.id in (ids or {turnkey.env.id})}
-    return next((preset for preset in shipped() if preset.method == method and preset.env in recipes), None)
 
 
 def _settings(preset: Preset, turnkey: TurnkeyConfig) -> str:
@@ -306,9 +274,6 @@ def _settings(preset: Preset, turnkey: TurnkeyConfig) -> str:
     values = {setting.key: setting.value for setting in preset.settings}
     parts = [f"{NUMBER}={values[NUMBER]}"] if NUMBER in values else []
     if (rewards := values.get("turnkey.rewards", turnkey.rewards)) != turnkey.rewards:
-        parts.append(f"'turnkey.rewards=[{', '.join(map(_component, rewards))}]'")
+        components = [f"{{{', '.join(f'{key}: {value}' for key, value in entry.items())}}}" for entry in rewards]
+        parts.append(f"'turnkey.rewards=[{', '.join(components)}]'")
     return f"; +turnkey/preset={preset.name} sets {' and '.join(parts)}" if parts else ""
-
-
-def _component(entry: Mapping[str, Any]) -> str:
-    return f"{{{', '.join(f'{key}: {value}' for key, value in entry.items())}}}"

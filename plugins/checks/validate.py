@@ -12,51 +12,25 @@ from dataclasses import replace
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins import register
-from verl_turnkey.plugins.checks.agent_loop import check_agent, check_agent_loop, check_mcp
-from verl_turnkey.plugins.checks.algorithm import (
-    check_algorithm,
-    check_estimator,
-    check_recorded,
-    check_streams,
-    check_trainer,
-    check_value_heads,
-    check_warm_up,
-    warn_of_combinations,
+from verl_turnkey.plugins.checks import (
+    agent_loop,
+    algorithm,
+    checkpoints,
+    data,
+    groups,
+    keys,
+    limits,
+    resources,
+    rewards,
+    rollout,
+    rules,
+    scorers,
+    update,
+    values,
 )
-from verl_turnkey.plugins.checks.checkpoints import check_checkpoints, check_resumed_data, check_steps
-from verl_turnkey.plugins.checks.data import check_data, check_panel, check_skill, warn_of_shared
 from verl_turnkey.plugins.checks.files import training_loops
 from verl_turnkey.plugins.checks.findings import Findings, collecting, warn
-from verl_turnkey.plugins.checks.groups import check_groups
-from verl_turnkey.plugins.checks.keys import (
-    check_accepted,
-    check_root_keys,
-    check_selection,
-    check_unknown,
-    check_unread,
-    dataclasses,
-)
-from verl_turnkey.plugins.checks.limits import check_counts, check_late, check_limits
-from verl_turnkey.plugins.checks.resources import (
-    check_address,
-    check_joining,
-    check_log_folder,
-    check_lora,
-    check_paths,
-    check_resources,
-    hint_without_gpu,
-)
-from verl_turnkey.plugins.checks.rewards import (
-    check_compared,
-    check_rewards,
-    check_success,
-)
-from verl_turnkey.plugins.checks.rollout import agent_loops, check_branching, check_rollout
-from verl_turnkey.plugins.checks.rules import check_ignored
 from verl_turnkey.plugins.checks.run import MODE, OURS, Run
-from verl_turnkey.plugins.checks.scorers import check_hidden_rank, check_prm, check_teacher
-from verl_turnkey.plugins.checks.update import check_update
-from verl_turnkey.plugins.checks.values import check_ranges
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, estimator_of, loss_of, turnkey_config
 from verl_turnkey.plugins.verl_api import internals, ledger
 
@@ -85,10 +59,10 @@ def check_values(config: DictConfig, *, use_critic: bool) -> None:
         ConfigError: one line per key.
     """
     with collecting(config) as findings:
-        findings.run(check_ignored, config)
-        findings.run(check_root_keys, config)
+        findings.run(rules.check_ignored, config)
+        findings.run(keys.check_root_keys, config)
         if involved(config):
-            findings.run(check_ranges, config, use_critic=use_critic)
+            findings.run(values.check_ranges, config, use_critic=use_critic)
         findings.run(turnkey_config, config)
 
 
@@ -99,7 +73,7 @@ def involved(config: DictConfig) -> bool:
 
 def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     switched, turnkey = involved(config), turnkey_config(config)
-    check_selection(config, turnkey)
+    keys.check_selection(config, turnkey)
     if "verl.trainer.ppo.core_algos" in sys.modules:
         register.register_estimators()
         register.register_losses()
@@ -114,53 +88,56 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     check, loops = findings.run, training_loops(config)
     run = Run(config, turnkey, loops, use_critic, bool(need_reference_policy(config)))
     if ours:
-        check(check_estimator, run)
+        check(algorithm.check_estimator, run)
     if warning := internals.unsupported_verl():
         warn("verl-version", warning=warning)
     ledger.verify(("config",))
     if run.our_trainer:
-        check(check_trainer, run)
-        check(check_warm_up, run)
-        for node in dataclasses(use_critic=use_critic, use_reference=run.use_reference):
-            check(check_accepted, config, node)
-        check(check_unknown, config)
-        check(check_counts, config)
-        check(check_rollout, run)
-        check(check_joining, config)
-        check(check_paths, run)
-        check(check_lora, run)
-        check(check_checkpoints, config, use_critic=use_critic)
-        for check_run in (check_log_folder, check_algorithm, warn_of_combinations, check_unread, check_limits):
-            check(check_run, run)
-        check(check_late, run)
-        check(check_resources, run)
+        check(algorithm.check_trainer, run)
+        check(algorithm.check_warm_up, run)
+        for node in keys.dataclasses(use_critic=use_critic, use_reference=run.use_reference):
+            check(keys.check_accepted, config, node)
+        check(keys.check_unknown, config)
+        check(limits.check_counts, config)
+        check(rollout.check_rollout, run)
+        check(resources.check_joining, config)
+        check(resources.check_paths, run)
+        check(resources.check_lora, run)
+        check(checkpoints.check_checkpoints, config, use_critic=use_critic)
+        check(resources.check_log_folder, run)
+        check(algorithm.check_algorithm, run)
+        check(algorithm.warn_of_combinations, run)
+        check(keys.check_unread, run)
+        check(limits.check_limits, run)
+        check(limits.check_late, run)
+        check(resources.check_resources, run)
     elif turnkey.log.trajectories:
-        check(check_address, "turnkey.log.trajectories", turnkey.log.trajectories)
+        check(resources.check_address, "turnkey.log.trajectories", turnkey.log.trajectories)
         warn("log-without-credit", mode=run.mode)
-    check(check_update, run)
-    run = replace(run, files=check(check_data, config, turnkey, agent_loops(config)) or [])
+    check(update.check_update, run)
+    run = replace(run, files=check(data.check_data, config, turnkey, rollout.agent_loops(config)) or [])
     if run.files and OURS in loops:
-        check(warn_of_shared, config)
-        check(check_panel, config)
+        check(data.warn_of_shared, config)
+        check(data.check_panel, config)
     if run.trains and run.files:
-        check(check_resumed_data, config)
-    check(check_steps, config)
-    for check_run in (check_groups, check_skill, check_teacher, check_hidden_rank):
+        check(checkpoints.check_resumed_data, config)
+    check(checkpoints.check_steps, config)
+    for check_run in (groups.check_groups, data.check_skill, scorers.check_teacher, scorers.check_hidden_rank):
         check(check_run, run)
-    for check_run in (check_value_heads, check_streams, check_prm, check_success):
+    for check_run in (algorithm.check_value_heads, algorithm.check_streams, scorers.check_prm, rewards.check_success):
         check(check_run, run)
     if not run.our_loops and turnkey.rewards != TurnkeyConfig().rewards:
         warn("rewards-without-effect", loop=min(loops), ours=" and ".join(ledger.AGENT_LOOPS))
     reward_columns: tuple[str, ...] = ()
-    if run.our_loops and (rewards := check(check_rewards, run)) is not None:
-        check(check_compared, run, rewards)
-        reward_columns = rewards.columns
-    strategy_columns = check(check_branching, run, reward_columns) or ()
+    if run.our_loops and (composition := check(rewards.check_rewards, run)) is not None:
+        check(rewards.check_compared, run, composition)
+        reward_columns = composition.columns
+    strategy_columns = check(rollout.check_branching, run, reward_columns) or ()
     if ours:
-        check(check_recorded, run)
-    check(check_agent, run)
-    check(check_mcp, run)
+        check(algorithm.check_recorded, run)
+    check(agent_loop.check_agent, run)
+    check(agent_loop.check_mcp, run)
     if OURS in loops and not findings.errors:
         run = run if loops == {OURS} else replace(run, files=[])
-        check_agent_loop(run, reward_columns, strategy_columns)
-    hint_without_gpu(config)
+        agent_loop.check_agent_loop(run, reward_columns, strategy_columns)
+    resources.hint_without_gpu(config)

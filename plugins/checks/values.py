@@ -149,18 +149,20 @@ def value_at(config: DictConfig, key: str, absent: Any = None) -> Any:
 
 def unreadable(config: DictConfig, error: Exception, line: str) -> str:
     """A message for an ``error`` of a check that could not process a value; ``line``: where in the source."""
+    base = beside_parameters("base")
     mismatched = [
-        f"{mismatch.key}={'null' if mismatch.value is None else mismatch.value} (expected "
-        f"{EXPECTED[mismatch.expected]})"
-        for mismatch in mismatches(config)
-        if beside_parameters("base").get(mismatch.key, mismatch) != mismatch.value
+        f"{other.key}={'null' if other.value is None else other.value} (expected {EXPECTED[other.expected]})"
+        for other in mismatches(config)
+        if base.get(other.key, other) != other.value
     ]
     if mismatched:
-        return f"{', '.join(mismatched)}: verl's default has another type, and a check fails on it: {_short(error)}"
-    return f"a check cannot read the configuration: {_short(error)} ({line}). HYDRA_FULL_ERROR=1 shows all of the error"
+        return f"{', '.join(mismatched)}: verl's default has another type, and a check fails on it: {short_text(error)}"
+    text = f"{short_text(error)} ({line})"
+    return f"a check cannot read the configuration: {text}. HYDRA_FULL_ERROR=1 shows all of the error"
 
 
-def _short(error: Exception) -> str:
+def short_text(error: BaseException) -> str:
+    """The error's class, and the first line of its message."""
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
@@ -209,9 +211,7 @@ RANGES = (
     Range(f"{ACTOR}.ppo_max_token_len_per_gpu", 1, whole=True, read_with=f"{ACTOR}.use_dynamic_bsz"),
     Range(f"{CRITIC}.ppo_max_token_len_per_gpu", 1, whole=True),
     Range(CRITIC_TOKENS, 1, whole=True),
-    Range(f"{ACTOR}.clip_ratio", 0),
-    Range(f"{ACTOR}.clip_ratio_low", 0),
-    Range(f"{ACTOR}.clip_ratio_high", 0),
+    *(Range(f"{ACTOR}.clip_ratio{side}", 0) for side in ("", "_low", "_high")),
     Range(f"{ACTOR}.clip_ratio_c", 1, above=True),
     Range(f"{ACTOR}.kl_loss_coef", 0, read_with=f"{ACTOR}.use_kl_loss"),
     Range(f"{CRITIC}.cliprange_value", 0, above=True),
@@ -224,8 +224,7 @@ RANGES = (
     *(Range(f"{ROLLOUT}.{at}top_k", -1, whole=True) for at in ("", "val_kwargs.")),
     *(Range(f"{ROLLOUT}.max_num_{what}", 1, whole=True) for what in ("batched_tokens", "seqs")),
     Range(f"{ROLLOUT}.log_prob_max_token_len_per_gpu", 1, whole=True, read_with=f"{ROLLOUT}.log_prob_use_dynamic_bsz"),
-    Range("algorithm.gamma", 0, 1),
-    Range("algorithm.lam", 0, 1),
+    *(Range(f"algorithm.{name}", 0, 1) for name in ("gamma", "lam")),
     Range("algorithm.kl_ctrl.kl_coef", 0, read_with="algorithm.use_kl_in_reward"),
     *(Range(f"trainer.{what}_freq", -1, whole=True, null=False, note=NEVER) for what in ("save", "test")),
     Range("trainer.critic_warmup", 0, whole=True),
@@ -240,14 +239,14 @@ TEMPERATURE = f"{ROLLOUT}.temperature"
 """of training alone"""
 OTHERWISE = ("algorithm.rollout_correction.",)
 """where verl accepts a text with two numbers, and checks it itself"""
+TRUTHS = {**dict.fromkeys(("true", "on", "yes", "y"), "true"), **dict.fromkeys(("false", "off", "no", "n"), "false")}
+"""what may be meant by a text in place of a truth value"""
 
 
 def check_ranges(config: DictConfig, *, use_critic: bool) -> None:
     """Refuse values of another kind than verl's default, and numbers out of range, all at once."""
-    idle = () if use_critic else ("critic.",)
-    wrong = [*_out_of_range(config), *_of_another_kind(config)]
-    for key, text in wrong:
-        if not key.startswith(idle):
+    for key, text in [*_out_of_range(config), *_of_another_kind(config)]:
+        if use_critic or not key.startswith("critic."):
             refuse_with(f"range:{key}", text)
 
 
@@ -266,11 +265,11 @@ def _of_another_kind(config: DictConfig) -> Iterator[tuple[str, str]]:
     for mismatch in mismatches(config):
         if mismatch.works or mismatch.key in in_table or mismatch.key.startswith(OTHERWISE):
             continue
-        hint = ""
+        hint = _meant(mismatch.value) if mismatch.expected == "number" else ""
         if mismatch.expected == "truth":
-            hint = f", and any text is true for verl{_meant_truth(mismatch.value)}"
-        elif mismatch.expected == "number":
-            hint = _meant(mismatch.value)
+            text = str(mismatch.value).strip().lower()
+            meant = f"; did you mean {TRUTHS[text]}?" if text in TRUTHS else ""
+            hint = f", and any text is true for verl{meant}"
         yield mismatch.key, f"{mismatch.key}={mismatch.value}: expected {EXPECTED[mismatch.expected]}{hint}"
 
 
@@ -279,9 +278,3 @@ def _meant(value: Any) -> str:
     if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)-e(\d+)\s*", value)):
         return f"; did you mean {match[1]}e-{match[2]}?"
     return "; without quotes?" if isinstance(value, str) and re.fullmatch(r"[-+]?\d[\d.]*(e-?\d+)?", value) else ""
-
-
-def _meant_truth(value: Any) -> str:
-    synonyms = {"off": "false", "no": "false", "n": "false", "on": "true", "yes": "true", "y": "true"}
-    truth = synonyms.get(str(value).strip().lower(), str(value).strip().lower())
-    return f"; did you mean {truth}?" if truth in ("true", "false") else ""

@@ -106,8 +106,8 @@ class AgentConfig:
         )
         for rule in self.leave_out:
             kinds = {"no_tools": bool, "system": str, "model": str}
-            known = bool(rule) and all(isinstance(rule[key], kinds.get(key, ())) and rule[key] != "" for key in rule)
-            check(known, "leave_out", "mappings of no_tools: true or false, system: text, model: name", rule)
+            valid = bool(rule) and all(isinstance(rule[key], kinds.get(key, ())) and rule[key] != "" for key in rule)
+            check(valid, "leave_out", "mappings of no_tools: true or false, system: text, model: name", rule)
         check(bool(self.run) or self.run is None, "run", "null, module:function or a command", self.run)
 
     @property

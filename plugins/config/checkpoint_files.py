@@ -117,12 +117,9 @@ def fault(
         for file in _expected(folder / role, node, config.trainer.nnodes, config.trainer.n_gpus_per_node):
             if problem := damage(file):
                 return f"{file} {problem}"
-    data = folder / "data.pt"
-    files = [data] if complete or data.exists() else []
-    files += [folder / CREDIT] if remembers and (folder / CREDIT).exists() else []
-    known = turnkey_config(config).groups.remembers
-    files += [folder / GROUPS] if known and (folder / GROUPS).exists() else []
-    queue = folder / "transfer_queue"
+    data, queue = folder / "data.pt", folder / "transfer_queue"
+    written = {data: True, folder / CREDIT: remembers, folder / GROUPS: turnkey_config(config).groups.remembers}
+    files = [file for file, used in written.items() if used and (file.exists() or (complete and file == data))]
     files += [queue / name for name in ("metadata.json", "controller_state.pkl") if queue.is_dir()]
     return next((f"{file} {problem}" for file in files if (problem := damage(file))), None)
 
@@ -189,7 +186,7 @@ def _tracked(root: Path) -> str | None:
 def _candidates(root: Path, tracked: str | None) -> list[Path]:
     """The checkpoint ``tracked``, then the older ones, newest first; all if the tracker is damaged."""
     names = [path.name for path in root.glob("global_step_*") if re.fullmatch(STEP_FOLDER, path.name)]
-    older = sorted((name for name in names if tracked is None or _step(name) < _step(tracked)), key=_step, reverse=True)
+    older = [name for name in sorted(names, key=_step, reverse=True) if tracked is None or _step(name) < _step(tracked)]
     return [root / name for name in ([] if tracked is None else [tracked]) + older]
 
 

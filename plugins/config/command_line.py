@@ -58,10 +58,9 @@ class CommandLine:
         matches = [(text, _OVERRIDE.fullmatch(text)) for text in arguments]
         self.overrides = [_Override(text, *match.group("plus", "key", "value")) for text, match in matches if match]
 
-    @property
-    def methods(self) -> list[_Override]:
-        """The switches that choose a method."""
-        return [override for override in self.overrides if override.key == "turnkey"]
+    def of(self, key: str) -> list[_Override]:
+        """The overrides of ``key``."""
+        return [override for override in self.overrides if override.key == key]
 
     @property
     def ours(self) -> list[_Override]:
@@ -142,10 +141,8 @@ def check(arguments: Sequence[str], main: str = "") -> None:
         root = re.split(r"[./@]", override.key)[0]
         if near_miss(root):
             rest = override.key[len(root) :]
-            plus = "" if rest.startswith(".") else "+"
-            raise ConfigError(
-                f"{override.text}: there is no {root!r}; did you mean {plus}turnkey{rest}={override.value}?"
-            )
+            key = f"{'' if rest.startswith('.') else '+'}turnkey{rest}"
+            raise ConfigError(f"{override.text}: there is no {root!r}; did you mean {key}={override.value}?")
     if not line.ours:
         return
     if main.startswith(OTHER_PROGRAMS):
@@ -160,16 +157,20 @@ def check(arguments: Sequence[str], main: str = "") -> None:
     _check_loss(line)
     check_modifiers([(override.text, override.key) for override in line.overrides])
     _check_foreign(line)
+    from verl_turnkey.plugins.config.schema import TurnkeyConfig
+
+    default = TurnkeyConfig()
+    nodes = [entry.name for entry in fields(default) if is_dataclass(getattr(default, entry.name))]
     for override in line.ours:
         if not line.own_files:
-            check_node(override.text, override.key, override.value, groups(), _nodes())
+            check_node(override.text, override.key, override.value, groups(), nodes)
         if line.own_files and not override.key.startswith(("turnkey.credit.", "turnkey.loss.")):
             continue
         if f"{override.key}.".startswith(f"{KWARGS}.") and not override.plus:
             chosen = [(other.key, other.value) for other in line.overrides if other.key.startswith("turnkey")]
             check_argument(override.text, override.key, chosen, [other.key for other in line.overrides if other.plus])
         elif override.key.startswith("turnkey.") and not override.plus:
-            _check_key(override, line)
+            _check_key(override, line, default)
 
 
 def near_miss(root: str) -> bool:
@@ -186,23 +187,23 @@ def groups() -> dict[str, list[str]]:
 
 
 def _check_groups(line: CommandLine) -> None:
-    known = groups()
+    choices = groups()
     for override in line.overrides:
         key, value = override.key, override.value
         if not key.startswith(("turnkey/", "turnkey@")) and key != "turnkey":
             continue
-        if key not in known and not line.own_files:
-            raise ConfigError(f"there is no config group {key!r}{did_you_mean(key, known)}\n{_listed(list(known))}")
+        if key not in choices and not line.own_files:
+            raise ConfigError(f"there is no config group {key!r}{did_you_mean(key, choices)}\n{_listed(choices)}")
         if value.startswith("["):
             raise ConfigError(f"{override.text}: one choice at a time; write {override.plus}{key}=<one of them>")
-        if line.own_files and (key not in known or line.has_own(key, value)):
+        if line.own_files and (key not in choices or line.has_own(key, value)):
             continue
         if override.plus != "+" and not line.own_files:
             raise ConfigError(f"{override.text}: write +{key}={value}, with one plus: stock verl has no such group")
-        if value not in known[key]:
-            raise ConfigError(_no_choice(key, value, known[key]))
-    for group in dict.fromkeys(override.key for override in line.overrides if override.key in known):
-        if len(texts := [override.text for override in line.overrides if override.key == group]) > 1:
+        if value not in choices[key]:
+            raise ConfigError(_no_choice(key, value, choices[key]))
+    for group in dict.fromkeys(override.key for override in line.overrides if override.key in choices):
+        if len(texts := [override.text for override in line.of(group)]) > 1:
             raise ConfigError(f"{' and '.join(texts)}: one {_noun(group)} at a time, keep one of them")
 
 
@@ -220,26 +221,25 @@ def _noun(group: str) -> str:
     return {"turnkey": "method", "turnkey/env": "environment"}.get(group, group.removeprefix("turnkey/"))
 
 
-def _listed(choices: Sequence[str]) -> str:
+def _listed(choices: Iterable[str]) -> str:
     return f"choices: {', '.join(choices)}"
 
 
 def _check_order(line: CommandLine) -> None:
     """Later groups override earlier ones: a method after its environment would restore the defaults."""
     for first, followers in _ORDER.items():
-        stands = [i for i, override in enumerate(line.overrides) if override.key == first]
-        early = [o.text for o in line.overrides[: stands[0]] if o.key in followers] if stands else []
-        if early:
-            text = line.overrides[stands[0]].text
+        place = next((i for i, override in enumerate(line.overrides) if override.key == first), 0)
+        if early := [o.text for o in line.overrides[:place] if o.key in followers]:
+            text = line.overrides[place].text
             raise ConfigError(f"write {text} before {', '.join(early)}: later groups override earlier ones")
 
 
 def _check_estimator(line: CommandLine) -> None:
     """verl's key overrides the method's estimator at any position, so the method would have no effect."""
-    chosen = [override for override in line.overrides if override.key == _ESTIMATOR_KEY]
-    if not (line.methods and chosen) or line.methods[0].value == "base":
+    methods, keys = line.of("turnkey"), line.of(_ESTIMATOR_KEY)
+    if not (methods and keys) or methods[0].value == "base":
         return
-    method, key = line.methods[0], chosen[-1]
+    method, key = methods[0], keys[-1]
     name = key.value.strip("'\"")
     if name.removeprefix("turnkey/") != method.value and method.value in estimators():
         instead = f"+turnkey={name}" if name in estimators() else f"+turnkey=base {key.text}"
@@ -252,8 +252,7 @@ def _check_estimator(line: CommandLine) -> None:
 
 def _check_loss(line: CommandLine) -> None:
     """As with the estimator, verl's key overrides the switch at any position."""
-    switches = [override for override in line.overrides if override.key == "turnkey/loss"]
-    keys = [override for override in line.overrides if override.key == _LOSS_KEY]
+    switches, keys = line.of("turnkey/loss"), line.of(_LOSS_KEY)
     if not (switches and keys):
         return
     switch, key = switches[-1], keys[-1]
@@ -269,28 +268,16 @@ def _check_foreign(line: CommandLine) -> None:
     settings = [(override.text, our_name) for override in line.overrides if (our_name := foreign(override.key))]
     # Other environment keys of verl-agent; with a plus the root key may be the user's own.
     rest = "turnkey.env.kwargs, or the tasks' own arguments (`turnkey tasks --kwargs`)"
-    known = {text for text, _ in settings}
     if not line.own_files:
-        settings += [(o.text, BARE[o.key]) for o in line.overrides if o.key in BARE and not o.plus]
-        bare = [o.text for o in line.overrides if o.key.startswith("env.") and not o.plus and o.text not in known]
-        settings += [(text, rest) for text in bare]
+        bare = [override for override in line.overrides if not (override.plus or foreign(override.key))]
+        settings += [(override.text, BARE[override.key]) for override in bare if override.key in BARE]
+        settings += [(override.text, rest) for override in bare if override.key.startswith("env.")]
     if settings:
         raise ConfigError(refusal(settings))
 
 
-def _nodes() -> list[str]:
-    """The keys below ``turnkey`` that have keys of their own."""
-    from verl_turnkey.plugins.config.schema import TurnkeyConfig
-
-    config = TurnkeyConfig()
-    return [entry.name for entry in fields(config) if is_dataclass(getattr(config, entry.name))]
-
-
-def _check_key(override: _Override, line: CommandLine) -> None:
-    """Check a key of the node without a plus: for a misspelt one, Hydra would recommend to add a plus."""
-    from verl_turnkey.plugins.config.schema import TurnkeyConfig
-
-    node: Any = TurnkeyConfig()
+def _check_key(override: _Override, line: CommandLine, node: Any) -> None:
+    """Check a key below ``node`` without a plus: for a misspelt one, Hydra would recommend to add a plus."""
     where = "turnkey"
     for part in override.key.split(".")[1:]:
         if where in ("turnkey.credit", "turnkey.loss"):
@@ -312,12 +299,12 @@ def _check_parameter(override: _Override, name: str, line: CommandLine, group: s
 
     if group == "turnkey" and name == MODIFY:
         return
-    chosen = [o.value for o in line.overrides if o.key == group]
-    if not chosen:
+    switches = line.of(group)
+    if not switches:
         return
-    known = params_by_name("credit" if group == "turnkey" else "loss")
-    if chosen[0] in known and name not in known[chosen[0]]:
-        raise ConfigError(not_a_parameter(override.key, chosen[0], known))
+    chosen, names = switches[0].value, params_by_name("credit" if group == "turnkey" else "loss")
+    if chosen in names and name not in names[chosen]:
+        raise ConfigError(not_a_parameter(override.key, chosen, names))
 
 
 KWARGS = "turnkey.env.kwargs"
@@ -378,23 +365,17 @@ def check_argument(text: str, key: str, recipes: Sequence[tuple[str, str]], adde
     Raises:
         ConfigError: the override with its plus, and the closest argument.
     """
-    known = OmegaConf.merge(*({}, *(_arguments(*recipe) for recipe in recipes)))
-    for name in _names(text, key):
-        if name in known or {KWARGS, f"{KWARGS}.{name}"} & {*added}:
+    arguments = OmegaConf.merge(*({}, *(_arguments(*recipe) for recipe in recipes)))
+    value = read(text)[1] if key == KWARGS else {key.removeprefix(f"{KWARGS}.").split(".")[0]: None}
+    for name in value if isinstance(value, dict) else ():
+        if name in arguments or {KWARGS, f"{KWARGS}.{name}"} & {*added}:
             continue
-        listed = ", ".join(map(str, known)) or "none"
+        listed = ", ".join(map(str, arguments)) or "none"
         raise ConfigError(
-            f"{text}: no recipe of this line sets the argument {name!r}{did_you_mean(name, known) or '.'} An argument "
-            f"that they do not set ({listed}) needs a plus: +{f'{KWARGS}.{name}=...' if key == KWARGS else text}"
+            f"{text}: no recipe of this line sets the argument {name!r}{did_you_mean(name, arguments) or '.'} An "
+            f"argument that they do not set ({listed}) needs a plus: "
+            f"+{f'{KWARGS}.{name}=...' if key == KWARGS else text}"
         )
-
-
-def _names(text: str, key: str) -> list[str]:
-    """The arguments that an override of ``turnkey.env.kwargs``, or of a key below it, sets."""
-    if key != KWARGS:
-        return [key.removeprefix(f"{KWARGS}.").split(".")[0]]
-    value = read(text)[1]
-    return list(value) if isinstance(value, dict) else []
 
 
 def _arguments(group: str, choice: str) -> Any:
@@ -404,5 +385,5 @@ def _arguments(group: str, choice: str) -> Any:
         return {}
     node: Any = OmegaConf.load(file)
     bases = [base for base in node.get("defaults") or [] if base != "_self_"]
-    own = OmegaConf.select(node, KWARGS) or OmegaConf.select(node, "env.kwargs") or {}  # by the file's package
-    return OmegaConf.merge(*({}, *(_arguments(group, base) for base in bases), own))
+    kwargs = OmegaConf.select(node, KWARGS) or OmegaConf.select(node, "env.kwargs") or {}  # by the file's package
+    return OmegaConf.merge(*({}, *(_arguments(group, base) for base in bases), kwargs))

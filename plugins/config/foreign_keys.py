@@ -123,14 +123,7 @@ WITHOUT_INPUT = {
 
 def foreign(key: str) -> str | None:
     """The name of ``key`` here, or None if it does not belong to another framework."""
-    return next(
-        (
-            our_name
-            for foreign_key, our_name in FOREIGN.items()
-            if key == foreign_key or key.startswith(f"{foreign_key}.")
-        ),
-        None,
-    )
+    return next((our_name for other, our_name in FOREIGN.items() if f"{key}.".startswith(f"{other}.")), None)
 
 
 def refusal(settings: list[tuple[str, str]]) -> str:

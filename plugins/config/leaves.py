@@ -7,17 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from verl_turnkey.plugins.config.roles import (
-    FileOfVerl,
-    Hosted,
-    Leaf,
-    Played,
-    Sampled,
-    Trained,
-    Use,
-    leaves,
-    read,
-)
+from verl_turnkey.plugins.config.roles import FileOfVerl, Hosted, Leaf, Played, Sampled, Trained, Use, leaves, read
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -41,14 +31,15 @@ VERLS: Mapping[str, Any] = {
 @cache
 def every() -> Mapping[str, Leaf]:
     """All leaves by their keys."""
-    own = {leaf.key: leaf for leaf in leaves(TurnkeyConfig, "turnkey")}
-    return own | {key: Leaf.of(key, hint) for key, hint in VERLS.items()}
+    of_turnkey = {leaf.key: leaf for leaf in leaves(TurnkeyConfig, "turnkey")}
+    return of_turnkey | {key: Leaf.of(key, hint) for key, hint in VERLS.items()}
 
 
 def leaf_of(key: str) -> Leaf | None:
     """The leaf that ``key`` is, or lies in; None: a key of verl's that plays no part."""
-    known, parts = every(), key.split(".")
-    return next((known[at] for end in range(len(parts), 0, -1) if (at := ".".join(parts[:end])) in known), None)
+    while key and key not in every():
+        key = key.rpartition(".")[0]
+    return every().get(key)
 
 
 def uses(*chosen: Use) -> Iterator[Leaf]:

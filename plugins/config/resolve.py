@@ -52,14 +52,13 @@ def absolute_paths(config: DictConfig) -> Change | None:
 
 def home_folders(config: DictConfig, _use_critic: bool) -> Change | None:
     """Expand ``~`` in the folders that verl writes to: verl does not."""
-    changed = {}
+    settings = []
     for key in FOLDERS:
         folder = OmegaConf.select(config, key)
         if isinstance(folder, str) and folder.startswith("~"):
             OmegaConf.update(config, key, expanded := str(Path(folder).expanduser()))
-            changed[key] = expanded
-    settings = ", ".join(f"{key}={folder}" for key, folder in changed.items())
-    return change("home-folder-expanded", settings=settings) if changed else None
+            settings.append(f"{key}={expanded}")
+    return change("home-folder-expanded", settings=", ".join(settings)) if settings else None
 
 
 def critic_model(config: DictConfig, use_critic: bool) -> Change | None:

@@ -52,13 +52,9 @@ def gaps(root: Path, registered: Registered) -> list[str]:
 
 def _estimators(root: Path, names: dict[str, str]) -> Iterator[str]:
     here = "advantage/methods"
-    modules = _modules(root / here)
-    for module in sorted(modules - set(names.values())):
-        yield (
-            f"{here}/{module}.py registers no estimator: decorate its function with @register_estimator, and import it "
-            f"in {here}/__init__.py"
-        )
-    names = names | {module: module for module in modules - set(names.values())}
+    unregistered = sorted(_modules(root / here) - set(names.values()))
+    yield from (_registers_none(here, module, "estimator") for module in unregistered)
+    names = names | dict(zip(unregistered, unregistered, strict=True))
     files = {path: list(_tests([path])) for path in sorted((root / f"tests/unit/{here}").glob("test_*.py"))}
     for name, module in names.items():
         yield from _absent(root, f"docs/methods/{name}.md", f"write the page of the estimator {name}")
@@ -82,14 +78,10 @@ def _estimators(root: Path, names: dict[str, str]) -> Iterator[str]:
 
 def _modifiers(root: Path, names: dict[str, str]) -> Iterator[str]:
     here = "advantage/modifiers"
-    modules = _modules(root / here)
-    for module in sorted(modules - set(names.values())):
-        yield (
-            f"{here}/{module}.py registers no modifier: decorate its function with @register_modifier, and import it "
-            f"in {here}/__init__.py"
-        )
+    unregistered = sorted(_modules(root / here) - set(names.values()))
+    yield from (_registers_none(here, module, "modifier") for module in unregistered)
     tests = list(_tests((root / f"tests/unit/{here}").glob("test_*.py")))
-    for name in names | {module: module for module in modules - set(names.values())}:
+    for name in [*names, *unregistered]:
         yield from _without(root, "docs/modifiers.md", f"\n## {name}\n", "write its section")
         yield from _without(root, "docs/modifiers.md", f"| [`{name}`](#{name}) |", WRITE)
         if not any(_says(test, name) and _compares(test) for test in tests):
@@ -100,20 +92,13 @@ def _modifiers(root: Path, names: dict[str, str]) -> Iterator[str]:
 
 
 def _losses(root: Path, names: dict[str, str]) -> Iterator[str]:
-    modules = _modules(root / "losses") - SHARED
-    for module in sorted(modules - set(names.values())):
-        yield (
-            f"losses/{module}.py registers no loss: decorate its function with @register_loss, and import it in "
-            "losses/__init__.py; or, shared by several losses, name it in SHARED of tests/unit/completeness.py"
-        )
-    names = names | {module: module for module in modules - set(names.values())}
+    unregistered = sorted(_modules(root / "losses") - SHARED - set(names.values()))
+    shared = "; or, shared by several losses, name it in SHARED of tests/unit/completeness.py"
+    yield from (_registers_none("losses", module, "loss") + shared for module in unregistered)
+    names = names | dict(zip(unregistered, unregistered, strict=True))
     tests = list(_tests((root / "tests/unit/losses").glob("test_*.py")))
-    headings = {
-        word
-        for line in (root / "docs/losses.md").read_text(encoding="utf-8").splitlines()
-        if line.startswith("## ")
-        for word in line[3:].split(", ")
-    }
+    page = (root / "docs/losses.md").read_text(encoding="utf-8").splitlines()
+    headings = {word for line in page if line.startswith("## ") for word in line[3:].split(", ")}
     for name in names:
         if name not in headings:
             yield f"docs/losses.md has no section on {name}: write it under the heading `## {name}`"
@@ -130,12 +115,12 @@ def _losses(root: Path, names: dict[str, str]) -> Iterator[str]:
 def _adapters(root: Path, adapters: tuple[Adapter, ...]) -> Iterator[str]:
     here = "envs/adapters"
     modules = _modules(root / here)
-    known = {adapter.module for adapter in adapters}
-    for module in sorted(modules - known):
+    in_catalog = {adapter.module for adapter in adapters}
+    for module in sorted(modules - in_catalog):
         yield f"{here}/{module} is not in the catalog: add its environments to ADAPTERS in envs/catalog.py"
-    for module in sorted(known - modules):
+    for module in sorted(in_catalog - modules):
         yield f"{here}/{module}.py is not there: write it, or take its environments out of envs/catalog.py"
-    for module in sorted(modules | known):
+    for module in sorted(modules | in_catalog):
         yield from _absent(root, f"docs/envs/{module}.md", f"write the page of the adapter {module}")
         if not any((root / "tests").rglob(f"test_{module}*.py")):
             yield f"tests/unit/{here}/test_{module}.py is missing: test the adapter, with an episode that is won"
@@ -156,6 +141,11 @@ def _adapters(root: Path, adapters: tuple[Adapter, ...]) -> Iterator[str]:
         for test in sorted((root / f"tests/{part}/{here}").glob("test_*.py")):
             if not any(f"{test.stem}_".startswith(f"test_{module}_") for module in modules):
                 yield f"{test.relative_to(root)} belongs to no adapter: delete it, or name it test_<adapter>.py"
+
+
+def _registers_none(here: str, module: str, kind: str) -> str:
+    way_out = f"decorate its function with @register_{kind}, and import it in {here}/__init__.py"
+    return f"{here}/{module}.py registers no {kind}: {way_out}"
 
 
 def _modules(folder: Path) -> set[str]:

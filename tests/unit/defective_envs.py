@@ -61,14 +61,45 @@ class Corridor(TextEnv):
         )
 
 
-def with_results(name: str, **fields: Callable[[Corridor, StepResult], Any]) -> type[Corridor]:
+def with_results(name: str, base: type[Corridor] = Corridor, **fields: Callable[[Any, StepResult], Any]) -> Any:
     """A corridor whose results have other ``fields``, made of the environment and its healthy result."""
 
     def result(self: Corridor, **outcome: Any) -> StepResult:
-        healthy = Corridor.result(self, **outcome)
+        healthy = base.result(self, **outcome)
         return replace(healthy, **{field: value(self, healthy) for field, value in fields.items()})
 
-    return type(name, (Corridor,), {"result": result, "__module__": __name__})
+    return type(name, (base,), {"result": result, "__module__": __name__})
+
+
+def with_answers(name: str, change: Callable[..., Any]) -> type[Corridor]:
+    """A corridor whose steps return something else, made of the five parts of the healthy answer."""
+
+    def step(self: Corridor, action: str) -> Any:
+        return change(*Corridor.step(self, action))
+
+    return type(name, (Corridor,), {"step": step, "__module__": __name__})
+
+
+def before_acting(name: str, do: Callable[[Corridor, str], Any]) -> type[Corridor]:
+    """A corridor that does something else before it acts."""
+
+    def act(self: Corridor, action: str) -> StepResult:
+        do(self, action)
+        return Corridor.act(self, action)
+
+    return type(name, (Corridor,), {"act": act, "__module__": __name__})
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+class _Numbered(Corridor):
+    numbers = itertools.count()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = next(self.numbers)
 
 
 FRUIT = {"fig", "pear", "plum", "apple", "nut"}
@@ -89,45 +120,40 @@ KeyWithoutTheDoor = with_results(
     admissible=lambda env, _: list(MOVES) if env.taken else ["right"],
 )
 
+KeyOfTheInstance = with_results(
+    "KeyOfTheInstance", _Numbered, state_key=lambda env, seen: f"{env.number} {seen.state_key}"
+)
+ShortAnswer = with_answers("ShortAnswer", lambda *answer: answer[:4])
+RewardInWords = with_answers("RewardInWords", lambda seen, reward, *rest: (seen, str(reward), *rest))
+BothFlags = with_answers("BothFlags", lambda seen, reward, end, cut, info: (seen, reward, end, end or cut, info))
+SuccessInWords = with_answers(
+    "SuccessInWords", lambda *answer: (*answer[:4], {**answer[4], "success": "yes" if answer[4]["success"] else ""})
+)
+KeyOnlyAtTheStart = with_answers(
+    "KeyOnlyAtTheStart", lambda *answer: (*answer[:4], {k: v for k, v in answer[4].items() if k != "state_key"})
+)
+Raises = before_acting("Raises", lambda env, _: env.position == 2 and fail(KeyError("no such room")))
+Exits = before_acting("Exits", lambda *_: fail(SystemExit(3)))
+RaisesOnLongText = before_acting("RaisesOnLongText", lambda _, text: len(text) > 1000 and fail(ValueError("too long")))
+Slow = before_acting("Slow", lambda env, _: time.sleep(0.05 * (env.position == 3)))
+Hangs = before_acting("Hangs", lambda env, _: time.sleep(3600 * (env.position == 2)))
+GlobalRandom = before_acting("GlobalRandom", lambda *_: random.random())
+Prints = before_acting("Prints", lambda _, action: print("step", action[:10]))
+PrintsFromC = before_acting("PrintsFromC", lambda *_: os.write(1, b"libgame says hello\n"))
+CRY = b"assertion failed in game.c"
+Dies = before_acting(
+    "Dies", lambda env, _: env.position == 2 and os.write(2, CRY) and os.kill(os.getpid(), signal.SIGABRT)
+)
+
 
 class Unmakeable(Corridor):
     def __init__(self) -> None:
         raise RuntimeError("found 0 games")
 
 
-class Raises(Corridor):
-    def act(self, action: str) -> StepResult:
-        if self.position == 2:
-            raise KeyError("no such room")
-        return super().act(action)
-
-
-class Exits(Corridor):
-    def act(self, action: str) -> StepResult:
-        raise SystemExit(3)
-
-
-class ShortAnswer(Corridor):
-    def step(self, action: str) -> Any:
-        return super().step(action)[:4]
-
-
 class CannotClose(Corridor):
     def close(self) -> None:
         raise OSError("still in use")
-
-
-class RaisesOnLongText(Corridor):
-    def act(self, action: str) -> StepResult:
-        if len(action) > 1000:
-            raise ValueError("too long")
-        return super().act(action)
-
-
-class Slow(Corridor):
-    def act(self, action: str) -> StepResult:
-        time.sleep(0.05 * (self.position == 3))
-        return super().act(action)
 
 
 class NoGenerator(Corridor):
@@ -141,18 +167,6 @@ class NarrowSpace(Corridor):
     def __init__(self) -> None:
         super().__init__()
         self.observation_space = gymnasium.spaces.Text(5)
-
-
-class SuccessInWords(Corridor):
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        *answer, info = super().step(action)
-        return *answer, {**info, "success": "yes" if info["success"] else ""}
-
-
-class BothFlags(Corridor):
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = super().step(action)
-        return observation, reward, terminated, terminated or truncated, info
 
 
 class GoesOn(Corridor):
@@ -169,14 +183,6 @@ class AnotherTask(Corridor):
     def begin(self, seed: int) -> tuple[StepResult, str]:
         result, task = super().begin(seed)
         return result, f"{task} ({next(self.wordings)})"
-
-
-class _Numbered(Corridor):
-    numbers = itertools.count()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.number = next(self.numbers)
 
 
 class InstancesDiffer(_Numbered):
@@ -217,19 +223,6 @@ class Drawn(NoKey):
         return "You see:", *flags, {**info, "images": [picture]}
 
 
-class KeyOnlyAtTheStart(Corridor):
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        *answer, info = super().step(action)
-        del info["state_key"]
-        return *answer, info
-
-
-class KeyOfTheInstance(_Numbered):
-    def result(self, **outcome: Any) -> StepResult:
-        result = super().result(**outcome)
-        return replace(result, state_key=f"{self.number} {result.state_key}")
-
-
 class KeyCountsSteps(Corridor):
     def result(self, **outcome: Any) -> StepResult:
         result = super().result(**outcome)
@@ -254,12 +247,6 @@ class KeyCountsMoves(Corridor):
     def result(self, **outcome: Any) -> StepResult:
         result = super().result(**outcome)
         return replace(result, state_key=f"{self._moves} {result.state_key}")
-
-
-class RewardInWords(Corridor):
-    def step(self, action: str) -> Any:
-        observation, reward, *rest = super().step(action)
-        return observation, str(reward), *rest
 
 
 class RunningSum(Corridor):
@@ -305,20 +292,8 @@ class BadOracle(Corridor):
         return ["right"] * (self.goal - 1)
 
 
-class GlobalRandom(Corridor):
-    def act(self, action: str) -> StepResult:
-        random.random()
-        return super().act(action)
-
-
 class GlobalRandomAndThreads(GlobalRandom):
     metadata: ClassVar[dict[str, Any]] = {**Corridor.metadata, "thread_safe": True}
-
-
-class Prints(Corridor):
-    def act(self, action: str) -> StepResult:
-        print("step", action[:10])
-        return super().act(action)
 
 
 class SharedPosition(Corridor):
@@ -337,29 +312,8 @@ class SharedPosition(Corridor):
         time.sleep(0.0005)  # the others' turn
 
 
-class PrintsFromC(Corridor):
-    def act(self, action: str) -> StepResult:
-        os.write(1, b"libgame says hello\n")
-        return super().act(action)
-
-
 class Greedy(Corridor):
     metadata: ClassVar[dict[str, Any]] = {**Corridor.metadata, "memory_mb": 5}
-
-
-class Hangs(Corridor):
-    def act(self, action: str) -> StepResult:
-        if self.position == 2:
-            time.sleep(3600)
-        return super().act(action)
-
-
-class Dies(Corridor):
-    def act(self, action: str) -> StepResult:
-        if self.position == 2:
-            os.write(2, b"assertion failed in game.c")
-            os.kill(os.getpid(), signal.SIGABRT)
-        return super().act(action)
 
 
 class DiesElsewhere(Corridor):

@@ -470,11 +470,3 @@ def test_verls_loss_of_bypass_mode_reads_what_algorithm_says(compose: Compose):
     loss, _ = core_algos.get_policy_loss_fn("bypass_mode")(old, new, advantages, mask, "token-mean", actor)
     ratio = torch.tensor([[math.e, 1 / math.e]]).clamp(max=config.algorithm.rollout_correction.rollout_is_threshold)
     torch.testing.assert_close(loss, -(ratio * new * advantages).mean())
-
-
-def test_the_key_of_an_adapter_is_that_of_the_engine(compose: Compose):
-    lines = ("+turnkey=gigpo", "model_engine=megatron", "actor_rollout_ref.model.lora_rank=16")
-    with pytest.raises(
-        ConfigError, match=r"lora_rank=16 is not read by Megatron.*set actor_rollout_ref\.model\.lora\.rank"
-    ):
-        checked(compose(*lines))

@@ -22,13 +22,13 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
 from verl_turnkey.plugins.checks import driver
-from verl_turnkey.plugins.checks.keys import FORMER, READ_BY_KEY, UNLISTED, known
+from verl_turnkey.plugins.checks.keys import FORMER, READ_BY_KEY, UNLISTED, verls_keys
 from verl_turnkey.plugins.config.foreign_keys import foreign
 from verl_turnkey.plugins.config.recipe_files import leaves
 
 VALUES = (None, "off the rails", -3, [1])
 # Those that go through all of verl's keys, and treat them alike: a rule of theirs is tested in test_kinds.py.
-GENERAL = ("values.py", "unknown_keys.py")
+GENERAL = ("values.py", "unverls_keys.py")
 LINES = {name: line.split() for name, line in TABLE["any_value"].items()}
 FEWEST = {"gigpo": 200, "critic": 30, "separate": 5}
 """keys that a line has at least, beyond those of the first"""
@@ -154,20 +154,20 @@ def keys_read() -> set[str]:
 def test_what_verl_reads_is_known():
     read = {key for key in keys_read() if key.rpartition(".")[0] in READ_BY_KEY}
     assert len(read) >= 60
-    assert read - known() - UNLISTED == set()
+    assert read - verls_keys() - UNLISTED == set()
 
 
 def test_what_verls_dataset_reads_is_known():
     text = (SOURCE / "utils/dataset/rl_dataset.py").read_text(encoding="utf-8")
     read = {f"data.{name}" for name in re.findall(r"\bconfig\.get\(\s*\"([a-z_]+)\"", text)}
     assert len(read) >= 15
-    assert read - known() <= UNLISTED
+    assert read - verls_keys() <= UNLISTED
 
 
 @pytest.mark.parametrize("key", sorted({*UNLISTED, *FORMER}))
 def test_the_tables_hold_no_key_of_verls_files(key):
-    assert key not in known()
+    assert key not in verls_keys()
 
 
 def test_no_key_of_verls_is_taken_for_another_frameworks():
-    assert [key for key in known() if foreign(key)] == []
+    assert [key for key in verls_keys() if foreign(key)] == []

@@ -6,6 +6,7 @@ import itertools
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from omegaconf import OmegaConf
@@ -22,6 +23,7 @@ from verl_turnkey.plugins.config.agent import McpConfig
 from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig, turnkey_config
 from verl_turnkey.plugins.config.training import GroupsConfig
 
+ARENA = {"name": "arena", "compare": "operator:eq"}
 COLUMNS = ("parent", "branch", "depth", "leaf_outcome", "turn_value", "value_rollouts")
 
 
@@ -76,12 +78,7 @@ def test_the_columns_of_a_strategy_are_known():
         ({}, {"strategy": {"name": "vine", "k": 3}}, (), "turnkey.rollout.strategy.k: unknown key"),
         ({}, {"strategy": "probe", "branch_tokens": 9}, (), "allows no answer: one may take 10 tokens"),
         ({}, {"strategy": {"name": "probe", "reward": {"name": "answr"}}}, (), "did you mean 'answer'"),
-        (
-            {"mode": "turnkey_colocate_async"},
-            {"strategy": "probe_gold"},
-            (),
-            "=turnkey_colocate_async drops",
-        ),
+        ({"mode": "turnkey_colocate_async"}, {"strategy": "probe_gold"}, (), "=turnkey_colocate_async drops"),
         ({"name": "trtllm"}, {"strategy": "probe_gold"}, (), "rollout.name=trtllm does not give"),
         ({"name": "sglang"}, {"strategy": "probe_gold"}, (), "rollout.name=sglang does not give: set it to vllm, or"),
         ({}, {"strategy": {"name": "probe", "stop": ["\n", ""]}}, (), "stop: expected a list of strings that are not"),
@@ -100,17 +97,19 @@ def test_the_columns_of_a_strategy_are_known():
             "strategy.trajectories=8 leaves no branch besides the actor_rollout_ref.rollout.n=8",
         ),
         ({}, {}, ("turn_value",), "vine adds the column turn_value, and so does a component of turnkey.rewards"),
+        (
+            {"method": "grpo"},
+            {"strategy": "tree"},
+            (),
+            "adv_estimator=grpo does not read: it knows one score per rollout",
+        ),
+        ({}, {"strategy": {"name": "probe", "reward": ARENA}}, (), "reward: expected a component of one episode alone"),
     ],
 )
 def test_a_strategy_that_cannot_work_is_refused(rollout, options, columns, message):
     with pytest.raises(ConfigError) as error:
         check_branching(config(**rollout), turnkey(**options), columns)
     assert message in str(error.value)
-
-
-def test_an_estimator_of_verls_knows_no_branches():
-    with pytest.raises(ConfigError, match="adv_estimator=grpo does not read: it knows one score per rollout"):
-        check_branching(config("grpo"), turnkey("tree"), ())
 
 
 @pytest.mark.parametrize("key", ["filter_groups", "use_kl_in_reward"])
@@ -121,9 +120,16 @@ def test_what_knows_one_outcome_per_rollout_is_refused_with_trained_branches(key
         check_branching(config("tree", algorithm), turnkey("tree"), ())
 
 
-def test_branches_that_a_method_compares_with_whole_episodes_are_said():
-    with pytest.warns(UserWarning, match=r"the method gigpo reads no extra\.parent"):
-        check_branching(config("gigpo"), turnkey("tree"), ())
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ("tree", r"the method gigpo reads no extra\.parent"),
+        ("vine", "measures turn_value, value_rollouts, and the method gigpo reads none"),
+    ],
+)
+def test_what_the_method_does_not_read_is_said(strategy, words):
+    with pytest.warns(UserWarning, match=words):
+        check_branching(config("gigpo"), turnkey(strategy), ())
 
 
 @pytest.mark.parametrize(
@@ -143,11 +149,6 @@ def test_a_budget_without_room_for_early_branches_is_said(options, turn):
         short = {"name": "vine", "turns": 2}
         check_branching(config(), turnkey(short, max_turns=10, **options), ())
     assert [f"before turn {turn}" in str(warning.message) for warning in caught] == ([] if turn is None else [True])
-
-
-def test_measuring_for_nobody_is_said():
-    with pytest.warns(UserWarning, match="measures turn_value, value_rollouts, and the method gigpo reads none"):
-        check_branching(config("gigpo"), turnkey(), ())
 
 
 @pytest.mark.parametrize("key", ["branch_tokens", "branch_steps", "branches_at_once"])
@@ -179,10 +180,7 @@ class Rooms:
 
 
 def played(monkeypatch: pytest.MonkeyPatch, rooms: Rooms, seed: int | None, forks: bool = True) -> int:
-    async def spawn(modules: Any) -> Rooms:
-        return rooms
-
-    monkeypatch.setattr(probe.ProcessWorker, "spawn", spawn)
+    monkeypatch.setattr(probe.ProcessWorker, "spawn", AsyncMock(return_value=rooms))
     asyncio.run(probe.play(TurnkeyConfig(), Task("own/Rooms-v0", seed), forks=forks))
     return rooms.resets
 
@@ -208,11 +206,7 @@ def test_what_cannot_be_cloned_is_refused_before_training(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("n", "strategy", "message"),
     [
-        (
-            1,
-            "independent",
-            r"turnkey\.rewards\[0\] \(arena\) compares .*: set actor_rollout_ref\.rollout\.n to 2 or more",
-        ),
+        (1, "independent", r"rewards\[0\] \(arena\) compares .*: set actor_rollout_ref\.rollout\.n to 2 or more"),
         (4, "vine", r"turnkey\.rewards\[0\] \(arena\) .* turnkey\.rollout\.strategy=vine plays branches"),
         (4, "tree", "strategy=tree plays branches"),
         (4, "independent", None),
@@ -222,9 +216,7 @@ def test_what_cannot_be_cloned_is_refused_before_training(monkeypatch: pytest.Mo
 def test_rollouts_are_compared_where_there_are_some_and_no_branches(n, strategy, message):
     whole = config(n=n)
     whole.reward = {"reward_model": {"enable": False}, "reward_manager": {"name": "naive", "source": "register"}}
-    compared = TurnkeyConfig(
-        rollout=RolloutConfig(strategy=strategy), rewards=[{"name": "arena", "compare": "operator:eq"}]
-    )
+    compared = TurnkeyConfig(rollout=RolloutConfig(strategy=strategy), rewards=[ARENA])
     composed = check_rewards(Run(whole, compared))  # all that an evaluation asks for: it compares nobody
     assert composed.labels == ("arena", "arena_calls")
     if message is None:
@@ -234,22 +226,13 @@ def test_rollouts_are_compared_where_there_are_some_and_no_branches(n, strategy,
             check_compared(Run(whole, compared), composed)
 
 
-def test_a_probe_has_no_group():
-    with pytest.raises(ConfigError, match="reward: expected a component of one episode alone"):
-        check_branching(config(), turnkey({"name": "probe", "reward": {"name": "arena", "compare": "operator:eq"}}), ())
-
-
 # --- What the driver refuses of ``turnkey.groups`` --------------------------------------------------------------------
 def checked(groups: dict[str, Any], mode: str = "turnkey_sync", **changes: Any) -> None:
     config = OmegaConf.create(
         {
             "turnkey": {"groups": groups, **changes.get("turnkey", {})},
             "algorithm": {"adv_estimator": changes.get("method", "gigpo")} | changes.get("algorithm", {}),
-            "actor_rollout_ref": {
-                "rollout": {
-                    "n": changes.get("n", 8),
-                }
-            },
+            "actor_rollout_ref": {"rollout": {"n": changes.get("n", 8)}},
             "data": {"train_batch_size": changes.get("tasks", 8)},
             "trainer": {"v1": {"trainer_mode": mode, "separate_async": {"parameter_sync_step": 4}}},
         }
@@ -269,9 +252,18 @@ def test_what_works_is_left_alone():
         checked({"allocation": "variance"}, n=3)
 
 
-def test_groups_of_one_are_said():
-    with pytest.warns(UserWarning, match="may play a task once"):
-        checked({"allocation": "variance", "n_low": 1, "n_high": 3}, n=2)
+@pytest.mark.parametrize(
+    ("groups", "changes", "words"),
+    [
+        ({"allocation": "variance", "n_low": 1, "n_high": 3}, {"n": 2}, "may play a task once"),
+        ({"n_low": 2}, {}, "n_low and n_high have no effect with allocation=even"),
+        ({"keep": 0.5}, {"method": "shrinkage"}, "shrinkage then remembers only the kept groups of earlier batches"),
+        ({"hint_high": 0.5}, {"method": "shrinkage"}, "shrinkage remembers of earlier batches includes outcomes with"),
+    ],
+)
+def test_what_is_hardly_meant_is_said(groups, changes, words):
+    with pytest.warns(UserWarning, match=words):
+        checked(groups, **changes)
 
 
 @pytest.mark.parametrize(
@@ -314,24 +306,12 @@ def test_what_cannot_work_is_refused(groups, changes, message):
     assert message in str(error.value)
 
 
-def test_what_a_method_remembers_of_kept_groups_is_said():
-    with pytest.warns(UserWarning, match="shrinkage then remembers only the kept groups of earlier batches"):
-        checked({"keep": 0.5}, method="shrinkage")
-    with pytest.warns(UserWarning, match="what shrinkage remembers of earlier batches includes outcomes with hints"):
-        checked({"hint_high": 0.5}, method="shrinkage")
-
-
 def test_data_that_say_how_often_themselves_are_refused(tmp_path: Path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": [], "__rollout_n__": 3}\n')
     checked({"keep": 0.5}, files=[str(rows)])
     with pytest.raises(ConfigError, match=r"rows\.jsonl has a column __rollout_n__, which .* would overwrite"):
         checked({"allocation": "variance"}, files=[str(rows)])
-
-
-def test_bounds_without_an_allocation_are_said():
-    with pytest.warns(UserWarning, match="n_low and n_high have no effect with allocation=even"):
-        checked({"n_low": 2})
 
 
 @pytest.mark.parametrize(("n", "low", "high"), [(16, 8, 24), (5, 3, 7), (3, 2, 4)])

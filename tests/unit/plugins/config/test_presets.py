@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from intervals import around
 from omegaconf import OmegaConf
 
 from verl_turnkey.advantage import ConfigError, estimators
@@ -134,59 +135,54 @@ def test_what_is_missing_or_leads_nowhere_is_left_out():
 
 
 # --- What the node ``turnkey:`` takes at the edges of its ranges, and under which names methods are found -------------
+NUMBERS = {
+    "rollout.invalid_action_penalty": "[0, inf]",
+    "env.step_timeout": "(0, inf]",
+    "env.reset_timeout": "(0, inf]",
+    "update.ratio_clip": "(0, 1)",
+    "groups.keep": "(0, 1]",
+    "groups.hint_high": "[0, 1]",
+    "groups.hint_low": "[0, 0]",  # no more than hint_high
+    "groups.decay": "[0, 1]",
+    "log.share": "[0, 1]",
+}
+WHOLE = {
+    **dict.fromkeys(("rollout.history", "env.restarts"), "[0, inf)"),
+    **dict.fromkeys(("rollout.max_turns", "rollout.max_tokens_per_turn", "env.hosts"), "[1, inf)"),
+    **dict.fromkeys(("update.mini_batches", "log.episodes_per_step", "log.keep_texts"), "[1, inf)"),
+    **dict.fromkeys(("groups.n_low", "groups.n_high"), "[1, inf)"),
+}
+
+
+@pytest.mark.parametrize(("key", "interval"), [*NUMBERS.items(), *WHOLE.items()])
+def test_what_is_just_possible_and_what_is_just_not(key, interval):
+    part, name = key.split(".")
+    inside, outside = around(interval, whole=key in WHOLE)
+    for value in inside:
+        assert getattr(getattr(turnkey_config({"turnkey": {part: {name: value}}}), part), name) == value
+    for value in outside:
+        message = rf"^turnkey\.{part}\.{name}: expected .*, got {re.escape(str(value))}$"
+        with pytest.raises(ConfigError, match=message):
+            turnkey_config({"turnkey": {part: {name: value}}})
+
+
 @pytest.mark.parametrize(
     "node",
     [
-        {"rollout": {"history": 0, "invalid_action_penalty": 0.0, "max_turns": 1, "max_tokens_per_turn": 1}},
-        {"env": {"hosts": 1, "restarts": 0, "step_timeout": 0.1}},
-        {"update": {"mini_batches": 1, "ratio_clip": 0.99}},
-        {"log": {"share": 0.0, "episodes_per_step": 1, "keep_texts": 1}},
-        {"log": {"share": 1.0, "episodes_per_step": None, "keep_texts": None}},
+        {"log": {"episodes_per_step": None, "keep_texts": None}},
         {"update": {"order": "reverse_turns", "mini_batches": None}},
         {"groups": {"keep": 0.01, "keep_by": "spread"}},
     ],
 )
-def test_what_is_just_possible(node):
+def test_what_goes_together(node):
     parsed = turnkey_config({"turnkey": node})
     for part, values in node.items():
         assert {key: getattr(getattr(parsed, part), key) for key in values} == values
 
 
-@pytest.mark.parametrize(
-    ("part", "key", "value"),
-    [
-        ("rollout", "history", -1),
-        ("rollout", "invalid_action_penalty", -0.1),
-        ("rollout", "max_turns", 0),
-        ("rollout", "stop", [""]),
-        ("rollout", "max_tokens_per_turn", 0),
-        ("env", "hosts", 0),
-        ("env", "restarts", -1),
-        ("env", "step_timeout", 0.0),
-        ("env", "reset_timeout", 0.0),
-        ("update", "mini_batches", 0),
-        ("log", "share", -0.1),
-        ("log", "share", 1.1),
-        ("log", "episodes_per_step", 0),
-        ("log", "keep_texts", 0),
-        ("update", "ratio_clip", 0.0),
-        ("update", "ratio_clip", 1.0),
-        ("groups", "keep", 0.0),
-        ("groups", "keep", 1.01),
-        ("groups", "n_low", 0),
-        ("groups", "n_high", 0),
-        ("groups", "hint_high", 1.1),
-        ("groups", "hint_low", 0.1),
-        ("groups", "decay", -0.1),
-        ("groups", "decay", 1.1),
-    ],
-)
-def test_what_is_just_not(part, key, value):
-    with pytest.raises(ConfigError, match=rf"^turnkey\.{part}\.{key}: expected .*, got {re.escape(str(value))}$"):
-        turnkey_config({"turnkey": {part: {key: value}}})
-
-
 def test_what_excludes_each_other():
+    with pytest.raises(ConfigError, match=r"^turnkey\.rollout\.stop: expected .*, got \[''\]$"):
+        turnkey_config({"turnkey": {"rollout": {"stop": [""]}}})
     with pytest.raises(ConfigError, match=r"^turnkey\.update\.mini_batches: expected null with order=reverse_turns"):
         turnkey_config({"turnkey": {"update": {"order": "reverse_turns", "mini_batches": 2}}})
     with pytest.raises(ConfigError, match=r"^turnkey\.groups\.keep_by: expected groups with keep=1, got 'spread'"):
@@ -194,14 +190,9 @@ def test_what_excludes_each_other():
 
 
 @pytest.mark.parametrize("name", ["gigpo", "turnkey/gigpo"])
-def test_an_estimator_is_ours_under_both_names(name):
+def test_an_estimator_is_ours_under_both_names_and_modifiers_are_no_parameters_of_it(name):
     config = {"algorithm": {"adv_estimator": name}}
     assert estimator_of(config).name == "gigpo"
-    assert credit_params(config, TurnkeyConfig(credit={"gamma": 0.5})).gamma == 0.5
-
-
-def test_modifiers_are_no_parameters_of_the_method():
-    config = {"algorithm": {"adv_estimator": "gigpo"}}
     turnkey = TurnkeyConfig(credit={"gamma": 0.5, "modify": [{"name": "a_grae", "alpha": 0.5}, "empg"]})
     assert credit_params(config, turnkey).gamma == 0.5
     assert [modifier.spec.name for modifier in credit_modify(config, turnkey)] == ["a_grae", "empg"]
@@ -236,31 +227,22 @@ def flags(monkeypatch, *names):
     monkeypatch.setattr(machine, "_flags", lambda: frozenset(names))
 
 
-@pytest.mark.parametrize("flag", ["avx512_bf16", "amx_bf16"])
-def test_a_large_model_computes_in_bfloat16_where_the_processor_does(monkeypatch, model, flag):
-    folder = model(hidden_size=576)
-    for names, expected in (((flag, "avx2"), ("bf16", "bfloat16")), (("avx2",), ("fp32", "float32"))):
-        flags(monkeypatch, *names)
-        assert (machine.choose("param_dtype", folder), machine.choose("rollout_dtype", folder)) == expected
-
-
-def test_a_small_model_stays_in_float32_on_a_thread(monkeypatch, model):
-    flags(monkeypatch, "avx512_bf16")
-    folder = model(hidden_size=64)
-    assert [machine.choose(choice, folder) for choice in ("param_dtype", "rollout_dtype", "threads")] == [
-        "fp32",
-        "float32",
-        "1",
-    ]
-
-
-@pytest.mark.parametrize("config", [{"hidden_size": 576}, {"text_config": {"hidden_size": 576}}, {}])
-def test_a_large_model_gets_all_cores(model, config):
-    assert machine.choose("threads", model(**config)) == str(len(os.sched_getaffinity(0)))
-
-
-def test_a_model_on_the_hub_counts_as_large():
-    assert machine.choose("threads", "someone/model") == str(len(os.sched_getaffinity(0)))
+@pytest.mark.parametrize(
+    ("flag", "config", "dtypes"),
+    [
+        ("avx512_bf16", {"hidden_size": 576}, ["bf16", "bfloat16"]),
+        ("amx_bf16", {"text_config": {"hidden_size": 576}}, ["bf16", "bfloat16"]),
+        ("amx_bf16", {}, ["bf16", "bfloat16"]),
+        ("avx2", {"hidden_size": 576}, ["fp32", "float32"]),
+        ("avx512_bf16", {"hidden_size": 64}, ["fp32", "float32"]),
+    ],
+)
+def test_a_large_model_has_all_cores_and_bfloat16_where_the_processor_does(monkeypatch, model, flag, config, dtypes):
+    flags(monkeypatch, flag, "sse2")
+    threads = "1" if config.get("hidden_size") == 64 else str(len(os.sched_getaffinity(0)))
+    choices = [machine.choose(choice, model(**config)) for choice in ("param_dtype", "rollout_dtype", "threads")]
+    assert choices == [*dtypes, threads]
+    assert machine.choose("threads", "someone/model") == str(len(os.sched_getaffinity(0)))  # of the hub
 
 
 def test_choices_are_written_down_and_a_value_of_the_user_stays(monkeypatch, model):
