@@ -20,6 +20,7 @@ from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.agents.function import is_url
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.tasks import json_object
+from verl_turnkey.plugins.config.overrides import override, read
 
 if TYPE_CHECKING:
     from verl_turnkey.plugins.gateway.rehearsal import Rehearsal, RehearsedTurn
@@ -69,8 +70,6 @@ def agent(
 
 def _settings(words: Sequence[str]) -> dict[str, Any]:
     """The node ``turnkey`` that overrides set."""
-    from verl_turnkey.plugins.config.overrides import read
-
     settings: dict[str, Any] = {}
     for word in words:
         key, value = read(word)
@@ -86,12 +85,12 @@ def _settings(words: Sequence[str]) -> dict[str, Any]:
 
 def lines(episode: Rehearsal, run: str | list[str]) -> Iterator[str]:
     """The report of an episode."""
-    from verl_turnkey.plugins.config.overrides import override
     from verl_turnkey.plugins.gateway.rehearsal import WHY
 
     for number, turn in enumerate(episode.turns):
         yield f"turn {number}  {_place(turn, number)}"
-        yield f"        reply  {_short(turn.reply)}"
+        reply = " ".join(turn.reply.split())
+        yield f"        reply  {reply[:REPLY_WIDTH]}{'...' * (len(reply) > REPLY_WIDTH)}"
         if turn.trained:
             yield f"        state  {turn.state}  reward  {turn.reward:g}"
         else:
@@ -115,17 +114,12 @@ def lines(episode: Rehearsal, run: str | list[str]) -> Iterator[str]:
 
 
 def _place(turn: RehearsedTurn, number: int) -> str:
-    sent = f"{_number(turn.messages, 'message')}, {_number(turn.tools, 'tool')}"
-    if turn.after is None:
-        return sent if number == 0 else f"{sent}, a new row ({turn.broke})"
-    place = f"{sent}, {turn.new} new after turn {turn.after}"
-    return f"{place}, a new row ({turn.broke})" if turn.broke else place
+    place = f"{_number(turn.messages, 'message')}, {_number(turn.tools, 'tool')}"
+    if turn.after is not None:
+        place += f", {turn.new} new after turn {turn.after}"
+    starts_row = number > 0 if turn.after is None else turn.broke
+    return f"{place}, a new row ({turn.broke})" if starts_row else place
 
 
 def _number(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= REPLY_WIDTH else f"{text[:REPLY_WIDTH]}..."

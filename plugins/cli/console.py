@@ -142,12 +142,10 @@ def _show(process: subprocess.Popen[bytes], log: TextIO, reader: Reader, verbose
         running = process.poll() is None
         raw = (unfinished + log.read()).splitlines(keepends=True)
         unfinished = raw.pop() if raw and running and not raw[-1].endswith("\n") else ""
-        for line in (text.rstrip("\n") for text in raw) if verbose else reader.lines(raw):
+        relevant = [*reader.lines(raw)]  # read for the last line, too, where all are shown
+        for line in [text.rstrip("\n") for text in raw] if verbose else relevant:
             typer.echo(line)
             printed = time.monotonic()
-        if verbose:
-            for _ in reader.lines(raw):  # for the last line
-                pass
         if not running:
             return
         if not terminal and time.monotonic() - printed > LINE_EVERY:
@@ -170,9 +168,9 @@ def _failure(path: Path, began: int, code: int, folder: Path) -> None:
     with path.open(encoding="utf-8", errors="replace") as log:
         log.seek(began)
         lines = log.readlines()[-FAILURE_LINES:]
-    own = [place for place, line in enumerate(lines) if line.startswith("verl-turnkey: ") and "To resume:" in line]
-    lines = lines[own[-1] :] if own else lines  # Ray's own report on the killed processes is a page long
-    if own and any(folder.rglob(".hydra/hydra.yaml")):  # verl's command would show all of its output
+    ends = [place for place, line in enumerate(lines) if line.startswith("verl-turnkey: ") and "To resume:" in line]
+    lines = lines[ends[-1] :] if ends else lines  # Ray's own report on the killed processes is a page long
+    if ends and any(folder.rglob(".hydra/hydra.yaml")):  # verl's command would show all of its output
         mode = [word for word in lines[1].split()[-1:] if word == "trainer.resume_mode=auto"]
         lines[1] = " ".join(["turnkey", "resume", shlex.quote(os.path.relpath(folder)), *mode]) + "\n"
     typer.echo("".join(lines), err=True, nl=False)

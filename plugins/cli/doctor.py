@@ -11,7 +11,8 @@ import tempfile
 import textwrap
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
@@ -67,17 +68,20 @@ class Report:
         return bad_points + bad_plugins + moved + [f"{module} cannot be imported" for module in self.broken_imports]
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """verl warns of every training engine that is not installed, and few installations have them all."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
+        yield
+
+
+@_quiet()
 def inspect_process(place: str) -> Report:
     """Inspect this process: import verl and its registries, read the ledger, load every plugin of verl."""
-    with warnings.catch_warnings():
-        # verl warns of every training engine that is not installed, and few installations have them all.
-        warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
-        return _inspect(Report(place))
-
-
-def _inspect(report: Report) -> Report:
     import verl  # noqa: F401 - runs the entry points
 
+    report = Report(place)
     entry = sys.modules.get("verl_turnkey.plugins.entry")
     if entry is None:  # importing it here would hide the fault from this report
         policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
@@ -158,8 +162,7 @@ def run_verl() -> int:
     console = packages.console()
     if _lacks_verl(console):
         return 1
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
+    with _quiet():
         moved = seams.moved()
     if moved:
         columns = ("part of verl", "expected", "found", "used for")
@@ -207,11 +210,10 @@ def versions() -> list[dict[str, str]]:
     for name, tested in RANGES.items():
         try:
             installed = version(name)
+            fits = SpecifierSet(tested, prereleases=True).contains(installed)
+            status = "ok" if fits else "outside the tested range"
         except PackageNotFoundError:
-            rows.append({"package": name, "installed": "-", "tested": tested, "status": "not installed"})
-            continue
-        fits = SpecifierSet(tested, prereleases=True).contains(installed)
-        status = "ok" if fits else "outside the tested range"
+            installed, status = "-", "not installed"
         rows.append({"package": name, "installed": installed, "tested": tested, "status": status})
     return rows
 
@@ -240,13 +242,10 @@ def _show(console: Console, report: Report) -> None:
             style = "yellow" if point["status"] == "clash" else "red"
             line = f"  {point['kind']} {point['name']}: {point['status']}. {reason}"
             console.print(line, markup=False, style=style)
-    for point in points:
-        if point["status"] == "failed":
-            console.print(point["detail"], markup=False, style="red")
-    for name, trace in report.broken_imports.items():
-        console.print(f"{name}:\n{trace}", markup=False, style="red")
-    for problem in report.seams:
-        console.print(f"verl changed: {problem}", markup=False, style="red")
+    details = [point["detail"] for point in points if point["status"] == "failed"]
+    details += [f"{name}:\n{trace}" for name, trace in report.broken_imports.items()]
+    for detail in [*details, *(f"verl changed: {problem}" for problem in report.seams)]:
+        console.print(detail, markup=False, style="red")
 
 
 def one_per_name(points: Sequence[dict[str, str]]) -> list[dict[str, str]]:

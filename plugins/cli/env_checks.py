@@ -32,9 +32,10 @@ def write_tasks(
 
     ``val_folder``: the tasks of validation; None: a tenth of those in ``folder``, at most 128.
     """
-    own, others = (None if path is None else _rows(path, ignore_dockerfile) for path in (folder, val_folder))
+    others = None if val_folder is None else _rows(val_folder, ignore_dockerfile)
+    splits = split_rows(_rows(folder, ignore_dockerfile), others, train, val, seed)
     lines = []
-    for split, rows in zip(("train", "val"), split_rows(own or [], others, train, val, seed), strict=True):
+    for split, rows in zip(("train", "val"), splits, strict=True):
         path = out / f"{split}.parquet"
         tasks = [Task(ENV_ID, 0, row.kwargs) for row in rows]
         write_parquet(path, tasks, data_source or ENV_ID, split, prompts=[row.prompt for row in rows])
@@ -44,11 +45,8 @@ def write_tasks(
 
 def _rows(folder: Path, ignore_dockerfile: bool) -> list[TaskRow]:
     further: dict[str, Any] = {"ignore_dockerfile": True} if ignore_dockerfile else {}
-    rows = []
-    for path in find_tasks(folder):
-        kwargs = {"path": str(path), **further}
-        rows.append(TaskRow(kwargs, prompt=HarborTask.load(**kwargs).instruction))
-    return rows
+    tasks = [{"path": str(path), **further} for path in find_tasks(folder)]
+    return [TaskRow(kwargs, prompt=HarborTask.load(**kwargs).instruction) for kwargs in tasks]
 
 
 def check_tasks(
@@ -78,9 +76,7 @@ def check_tasks(
         if not as_json:
             write(f"{path.name}: {'; '.join(problems) or 'right'}")
     if as_json:
-        write(
-            json.dumps([{"task": name, "ok": not problems, "problems": problems} for name, problems in results.items()])
-        )
+        write(json.dumps([{"task": name, "ok": not faults, "problems": faults} for name, faults in results.items()]))
     return not any(results.values())
 
 

@@ -13,18 +13,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from omegaconf import OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import whole_file
+from verl_turnkey.envs import make
+from verl_turnkey.envs.tasks import (
+    HELD_OUT,
+    HELD_OUT_SPLITS,
+    PLACES,
+    Panel,
+    Task,
+    held_out_seeds,
+    task_of,
+    write_parquet,
+)
+from verl_turnkey.envs.user_modules import import_modules
+from verl_turnkey.plugins.checks.files import columns, shared_tasks
+from verl_turnkey.plugins.checks.files import rows as parquet_rows
+from verl_turnkey.plugins.cli import launch
+from verl_turnkey.plugins.cli import panel as panels
 from verl_turnkey.plugins.cli.console import LINE_EVERY
 from verl_turnkey.plugins.cli.packages import require_verl
+from verl_turnkey.plugins.cli.run_folder import RunFolder
+from verl_turnkey.plugins.config import playing
+from verl_turnkey.plugins.config.composing import composed
+from verl_turnkey.plugins.config.overrides import override, values
+from verl_turnkey.plugins.eval import checkpoint as checkpoints
+from verl_turnkey.plugins.eval.result import remarks, rows
+from verl_turnkey.plugins.shutdown.run_files import locked
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-    from verl_turnkey.envs.tasks import Panel
-    from verl_turnkey.plugins.cli.launch import Played
-    from verl_turnkey.plugins.cli.run_folder import RunFolder
 
 app = typer.Typer()
 
@@ -57,69 +77,46 @@ class Model:
     @property
     def short_name(self) -> str:
         """For the folder of the evaluation."""
-        from verl_turnkey.plugins.eval import checkpoint as checkpoints
-
         if self.checkpoint is not None:
             return checkpoints.name(self.checkpoint)
         return (self.name or "").rstrip("/").rpartition("/")[2]
 
 
 @dataclass(frozen=True)
-class Line:
-    """The launch line of an evaluation but for the model and its last overrides."""
+class Evaluation:
+    """A model on the tasks of an environment, a run or a panel."""
 
-    environment: Played
+    environment: launch.Played
     method: str
     folder: Path
     device: str
     gpus: int
-    on_server: bool
-
-    def words(self, model: str, further: Sequence[str]) -> list[str]:
-        from verl_turnkey.plugins.cli import launch
-        from verl_turnkey.plugins.config.overrides import override
-
-        lines = launch.overrides(
-            self.environment,
-            model=model,
-            method=self.method,
-            device=self.device,
-            gpus=max(1, self.gpus),
-            steps=1,
-            tasks=self.folder,
-            out=self.folder,
-            sizes="gpu" if self.on_server else None,  # the model runs there, whatever this machine has
-            further=[override("turnkey.log.trajectories", self.folder / "turnkey_log"), *further],
-        )
-        return [word for line in lines for word in line]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A model on the tasks of an environment, a run or a panel."""
-
-    line: Line
     model: Model
     run: RunFolder | None
     """the run that trained the model, whose settings are taken"""
     panel: Panel | None
     further: Sequence[str]
     """overrides, the last ones win"""
-    samples: int
-    """per task"""
 
     def words(self, weights: Path | None = None) -> list[str]:
         """The whole launch line; without ``weights`` with the model that has the tokenizer."""
-        model = weights or self.model.tokenizer or self.model.name or self.model.checkpoint
-        return self.line.words(str(model), self.further)
+        lines = launch.overrides(
+            self.environment,
+            model=str(weights or self.model.tokenizer or self.model.name or self.model.checkpoint),
+            method=self.method,
+            device=self.device,
+            gpus=max(1, self.gpus),
+            steps=1,
+            tasks=self.folder,
+            out=self.folder,
+            sizes="gpu" if self.model.server else None,  # the model runs there, whatever this machine has
+            further=[override("turnkey.log.trajectories", self.folder / "turnkey_log"), *self.further],
+        )
+        return [word for line in lines for word in line]
 
     def with_settings_of_run(self, environment: str) -> Evaluation:
         """With the run's rollout settings before the overrides, if it trained on the same environment."""
-        from verl_turnkey.envs.tasks import HELD_OUT_SPLITS, PLACES
-        from verl_turnkey.plugins.cli import launch
-        from verl_turnkey.plugins.config.composing import composed
-
-        run, played = self.run, self.line.environment
+        run, played = self.run, self.environment
         if run is None:
             return self
         if run.env_id != played.id:
@@ -127,48 +124,41 @@ class Evaluation:
             typer.echo(f"the run trained on {of_run}, not on {of_line}: its settings are ignored", err=True)
             return self
         plain = composed(replace(self, further=()).words())
-        own = run.playing(plain, HELD_OUT_SPLITS.get(played.id, {}).get("test", {}))
+        settings = run.playing(plain, HELD_OUT_SPLITS.get(played.id, {}).get("test", {}))
         for line in run.differing(self.further):
             typer.echo(f"differs from the run: {line}", err=True)
         if self.panel is not None:  # its own arguments of the environment, in the run's place
-            kept = tuple(f"++turnkey.env.kwargs.{name}=" for name in PLACES)
-            own = [word for word in own if not word.startswith("++turnkey.env.kwargs.") or word.startswith(kept)]
-        further = [*own, *self.further]
-        return replace(self, further=further, line=replace(self.line, environment=launch.played(environment, further)))
+            kwargs = "++turnkey.env.kwargs."
+            kept = tuple(f"{kwargs}{name}=" for name in PLACES)
+            settings = [word for word in settings if not word.startswith(kwargs) or word.startswith(kept)]
+        further = [*settings, *self.further]
+        return replace(self, further=further, environment=launch.played(environment, further))
 
     def checked(self) -> DictConfig:
         """The configuration. A misspelt key and a wrong folder are refused before anything is written or merged."""
-        from verl_turnkey.plugins.cli.panel import check_unchanged
-        from verl_turnkey.plugins.config.composing import composed
-        from verl_turnkey.plugins.eval import checkpoint as checkpoints
-
         config = composed(self.words())
         if self.panel is not None:
-            check_unchanged(self.panel, config)
+            panels.check_unchanged(self.panel, config)
         if self.model.checkpoint is not None:
             checkpoints.find(self.model.checkpoint)
         return config
 
     def weights(self, config: DictConfig, new: bool) -> Path | None:
         """The Hugging Face folder of the checkpoint; None for a model on a server."""
-        from verl_turnkey.plugins.eval import checkpoint as checkpoints
-
         if self.model.checkpoint is None:
             return None
         if not new:
-            checkpoints.check_shards(self.model.checkpoint, self.line.folder)
+            checkpoints.check_shards(self.model.checkpoint, self.folder)
         trusted = bool(config.actor_rollout_ref.model.get("trust_remote_code"))
-        return checkpoints.resolve(self.model.checkpoint, self.line.folder, trusted)
+        return checkpoints.resolve(self.model.checkpoint, self.folder, trusted)
 
     def tasks(self, tasks: str | None, config: DictConfig) -> Path:
         """The file of tasks: the panel's, or those that ``tasks`` asks for."""
-        from verl_turnkey.plugins.config.overrides import values
-
         if self.panel is not None:
-            return panel_file(self.panel, config, self.line.folder)
+            return panel_file(self.panel, config, self.folder)
         files = values(self.further, "data.val_files")[-1:] or (self.run.task_files("val") if self.run else [])
         files = files[0] if files and isinstance(files[0], list) else files
-        return task_file(tasks or "128", self.line.environment, self.line.folder, files)
+        return task_file(tasks or "128", self.environment, self.folder, files)
 
 
 @app.command("eval")
@@ -211,14 +201,8 @@ def evaluate(
     """
     require_verl("eval")
     os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
-    from verl_turnkey.envs.user_modules import import_modules
-    from verl_turnkey.plugins.cli import launch
-    from verl_turnkey.plugins.cli.run_folder import RunFolder
-    from verl_turnkey.plugins.config import playing
-    from verl_turnkey.plugins.eval import checkpoint as checkpoints
     from verl_turnkey.plugins.eval.run import EvalSettings
     from verl_turnkey.plugins.eval.run import evaluate as play
-    from verl_turnkey.plugins.shutdown.run_files import locked
 
     environment, further, panel = _played_by(environment, overrides or (), panel_name, fixed=bool(tasks or samples))
     if panel is not None:
@@ -227,7 +211,8 @@ def evaluate(
     run = RunFolder.of(Path(environment)) if environment else None
     name = "" if run is None else run.folder.name
     if run is not None:
-        environment, further = run.env_id, [*_agent_of(run), *further]
+        agent = [override("turnkey.agent.run", run.agent)] if run.agent else []
+        environment, further = run.env_id, [*agent, *further]
         checkpoint = run.checkpoints if checkpoint is None and server is None else checkpoint
     elif checkpoint:
         run = RunFolder.of(checkpoint)
@@ -249,10 +234,10 @@ def evaluate(
     device, gpus = launch.device_here()
     if device == "cpu":
         os.environ["TURNKEY_DEVICE"] = "cpu"  # before verl is imported
-    line = Line(played, method, folder, device, gpus, on_server=bool(server))
     if model.checkpoint is not None:
         model = replace(model, checkpoint=checkpoints.downloaded(model.checkpoint))
-    evaluation = Evaluation(line, model, run, panel, further, samples).with_settings_of_run(environment)
+    evaluation = Evaluation(played, method, folder, device, gpus, model, run, panel, further)
+    evaluation = evaluation.with_settings_of_run(environment)
     config = evaluation.checked()
     for text in _header(config, model.checkpoint, run):
         typer.echo(text, err=True)
@@ -283,8 +268,6 @@ def _played_by(
     environment: str, overrides: Sequence[str], panel_name: str | None, *, fixed: bool
 ) -> tuple[str, list[str], Panel | None]:
     """What is played: the first argument, the overrides, and the panel. ``fixed``: tasks or samples are chosen."""
-    from verl_turnkey.plugins.cli import panel as panels
-
     further = list(overrides)
     if "=" in environment and not Path(environment).exists():
         further, environment = [environment, *further], ""
@@ -296,17 +279,8 @@ def _played_by(
     return environment or (panel.env_id if panel is not None else ""), further, panel
 
 
-def _agent_of(run: RunFolder) -> list[str]:
-    """The override that lets the run's agent play; none if it had none."""
-    from verl_turnkey.plugins.config.overrides import override
-
-    return [override("turnkey.agent.run", run.agent)] if run.agent else []
-
-
 def _header(config: DictConfig, checkpoint: Path | None, run: RunFolder | None) -> Iterator[str]:
     """Weights, settings, sampling and limits of the evaluation."""
-    from verl_turnkey.plugins.eval import checkpoint as checkpoints
-
     if checkpoint is not None:
         yield f"weights   {checkpoints.locate(checkpoint)}"
     if run is not None:
@@ -334,8 +308,6 @@ def _method(overrides: Sequence[str]) -> tuple[str, list[str], list[str]]:
 
 def _sampling(greedy: bool, temperature: float | None, samples: int) -> list[str]:
     """The sampling options as overrides; none: sample as in training."""
-    from verl_turnkey.plugins.config.overrides import override
-
     if greedy and temperature is not None:
         raise typer.BadParameter("--greedy and --temperature exclude each other")
     if samples > 1 and (greedy or temperature == 0):
@@ -389,9 +361,7 @@ def _print(result: dict[str, Any], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from verl_turnkey.plugins.eval.result import remarks, rows
-
-    table = Table("", "mean", "95 % interval", title=_counted(result))
+    table = Table("", "mean", "95 % interval", title=f"{len(result['tasks'])} tasks, {result['samples']} samples")
     for line in rows(result):
         table.add_row(*line)
     console = Console(highlight=False, markup=False)
@@ -401,21 +371,15 @@ def _print(result: dict[str, Any], folder: Path) -> None:
     console.print(f"{folder / 'result.json'}", soft_wrap=True)
 
 
-def _counted(result: dict[str, Any]) -> str:
-    return f"{len(result['tasks'])} tasks, {result['samples']} samples"
-
-
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def task_file(tasks: str, played: Played, folder: Path, val_files: Sequence[str] = ()) -> Path:
+def task_file(tasks: str, played: launch.Played, folder: Path, val_files: Sequence[str] = ()) -> Path:
     """The file of tasks. A number of them is written to ``folder``.
 
     Those of an environment get seeds that no training task has; those of an agent are the first of ``val_files``.
     """
-    from verl_turnkey.envs import make
-    from verl_turnkey.envs.tasks import HELD_OUT, Task, held_out_seeds, write_parquet
-    from verl_turnkey.plugins.checks.probe import first_task
+    from verl_turnkey.plugins.checks.probe import first_task  # imports torch
 
     if not tasks.isdecimal():
         file = Path(tasks).expanduser().absolute()
@@ -430,9 +394,9 @@ def task_file(tasks: str, played: Played, folder: Path, val_files: Sequence[str]
     if played.agent:
         _write_first(int(tasks), val_files, file)
         return file
-    own = played.held_out("test")
-    make(played.id, {**played.kwargs, **own}).close()
-    write_parquet(file, [Task(played.id, seed, own) for seed in held_out_seeds(int(tasks))], played.name, "test")
+    held_out = played.held_out("test")
+    make(played.id, {**played.kwargs, **held_out}).close()
+    write_parquet(file, [Task(played.id, seed, held_out) for seed in held_out_seeds(int(tasks))], played.name, "test")
     return file
 
 
@@ -440,11 +404,11 @@ def panel_file(panel: Panel, config: DictConfig, folder: Path) -> Path:
     """Write the tasks of ``panel`` to ``folder``, after a look at the start of each."""
     from verl_turnkey.plugins.checks.data import check_starts
     from verl_turnkey.plugins.checks.findings import collecting
-    from verl_turnkey.plugins.config.playing import places
 
-    tasks = panel.tasks(places(config))
+    places = playing.places(config)
+    tasks = panel.tasks(places)
     with collecting(config):
-        check_starts(panel, tasks, places(config))
+        check_starts(panel, tasks, places)
     panel.write_parquet(folder / "tasks.parquet", tasks)
     return folder / "tasks.parquet"
 
@@ -466,26 +430,20 @@ def _write_first(number: int, val_files: Sequence[str], file: Path) -> None:
 
 def _rows(patterns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The rows of those files that are on this machine."""
-    from verl_turnkey.plugins.checks.files import columns, rows
-
     for file in (file for pattern in patterns for file in sorted(glob(pattern, recursive=True))):
         names = columns(file)
-        yield from (dict(zip(names, values, strict=True)) for values in rows(file, names))
+        yield from (dict(zip(names, cells, strict=True)) for cells in parquet_rows(file, names))
 
 
 def counted(config: DictConfig, tasks: Path, run: RunFolder | None, samples: int) -> str:
     """The number of tasks, and how many of them the run trained on."""
-    from omegaconf import OmegaConf
-
-    from verl_turnkey.envs.tasks import task_of
-    from verl_turnkey.plugins.checks.files import shared_tasks
     from verl_turnkey.plugins.eval.run import read_rows
 
     of_training = run.task_files("train") if run else []
     if config.turnkey.agent.run:
-        known = [task_of(row) for row in _rows(of_training)]
-        rows = read_rows(tasks, agent=True)
-        shared, total = sum(task_of(row) in known for row in rows), len(rows)
+        trained = [task_of(row) for row in _rows(of_training)]
+        played = read_rows(tasks, agent=True)
+        shared, total = sum(task_of(row) in trained for row in played), len(played)
     else:
         files = {"train_files": of_training, "val_files": [str(tasks)]}
         shared, total = shared_tasks(OmegaConf.create({"data": files, "turnkey": {"env": config.turnkey.env}}))

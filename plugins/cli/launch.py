@@ -15,11 +15,18 @@ from pathlib import Path
 from time import strftime
 from typing import Any, cast
 
+import gymnasium
+from omegaconf import OmegaConf
+
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.envs import make
+from verl_turnkey.envs.tasks import HELD_OUT_SPLITS, Task, split_seeds, write_parquet
+from verl_turnkey.envs.user_modules import environments_of, import_installed, import_modules
 from verl_turnkey.plugins.config import command_line, presets
 from verl_turnkey.plugins.config.machine import is_small, model_config
 from verl_turnkey.plugins.config.overrides import override, read, values
+from verl_turnkey.plugins.config.recipe_files import config_dir
 
 TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 """of a micro-batch of the update; of log-probabilities, too, unless verl's other keys say something else"""
@@ -47,11 +54,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "actor_rollout_ref.actor.optim.lr": 1e-5,
     },
 }
-SIZES["cpu_small"] = {
-    **SIZES["cpu"],
-    TOKENS: 8192,
-    "actor_rollout_ref.actor.optim.lr": 1e-4,
-}
+SIZES["cpu_small"] = {**SIZES["cpu"], TOKENS: 8192, "actor_rollout_ref.actor.optim.lr": 1e-4}
 ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
 LOGGER_FOLDERS = {"tensorboard": "TENSORBOARD_DIR", "wandb": "WANDB_DIR"}
 """loggers of verl's that write to the current folder unless a variable names another"""
@@ -87,8 +90,6 @@ class Played:
 
     def held_out(self, split: str) -> Mapping[str, str]:
         """The arguments of the tasks of ``split`` (val, test); none where the command line chose the tasks."""
-        from verl_turnkey.envs.tasks import HELD_OUT_SPLITS
-
         arguments = HELD_OUT_SPLITS.get(self.id, {}).get(split, {})
         return {} if self.chosen & arguments.keys() else arguments
 
@@ -104,8 +105,6 @@ def resolve(environment: str, further: Sequence[str] = ()) -> Played:
     A file that registers several environments is followed by the one that is meant: ``my_env.py:my/Env-v0``.
     ``further`` overrides may hold arguments of the environment: ``turnkey.env.kwargs.size=4``.
     """
-    from omegaconf import OmegaConf
-
     played = _named(environment)
     node = OmegaConf.create({"kwargs": dict(played.kwargs)})
     chosen: set[str] = set()
@@ -135,10 +134,6 @@ def agent_of(words: Sequence[str]) -> Played | None:
 
 
 def _named(environment: str) -> Played:
-    import gymnasium
-
-    from verl_turnkey.envs.user_modules import environments_of, import_installed, import_modules
-
     file, _, chosen = environment.partition(".py:") if ".py:" in environment else (environment, "", "")
     if environment.endswith(".py") or chosen:
         module = Path(f"{file}.py" if chosen else file).expanduser().absolute()
@@ -170,10 +165,6 @@ def _named(environment: str) -> Played:
 
 
 def _recipes() -> dict[str, dict[str, Any]]:
-    from omegaconf import OmegaConf
-
-    from verl_turnkey.plugins.config.recipe_files import config_dir
-
     folder = config_dir() / "turnkey" / "env"
     nodes = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in sorted(folder.glob("*.yaml"))}
     return cast("dict[str, dict[str, Any]]", nodes)
@@ -184,8 +175,6 @@ def write_tasks(played: Played, folder: Path, train: int, val: int, seed: int = 
 
     Arguments in existing tasks are meant, and win over the recipe's.
     """
-    from verl_turnkey.envs import make
-    from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
     from verl_turnkey.plugins.checks.data import first_task
 
     files = {split: folder / f"{split}.parquet" for split in ("train", "val")}

@@ -11,7 +11,14 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
+import gymnasium
 import typer
+
+from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.envs.registry import listing
+from verl_turnkey.envs.user_modules import import_installed, import_modules
+from verl_turnkey.plugins.cli import tables
+from verl_turnkey.plugins.config.presets import names, read
 
 app = typer.Typer(help="List methods, losses, environments, presets, keys.", no_args_is_help=True)
 
@@ -26,17 +33,12 @@ def envs(
     markdown: Markdown = False,
 ) -> None:
     """List the environments. Shows how each is chosen, whether it is installed, and what else it needs."""
-    import gymnasium
-
-    from verl_turnkey.envs.registry import listing
-    from verl_turnkey.envs.user_modules import import_modules
-
-    known = set(gymnasium.registry)
+    before = set(gymnasium.registry)
     import_modules(module or [], "--module", ("envs",))
     if markdown:
         _show("environments", markdown)
         return
-    rows = listing(known)
+    rows = listing(before)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -65,11 +67,9 @@ def methods(
 ) -> None:
     """List the methods, or explain NAME. Shows switch, tier, parameters and the columns that each needs."""
     if name is not None:
-        from verl_turnkey.plugins.cli.tables import explain
-
         _stand_in_for_torch()
         _own("estimators")
-        typer.echo(explain(name))
+        typer.echo(tables.explain(name))
         return
     _show("overview" if short else "methods", markdown, as_json, _own("estimators"))
 
@@ -103,10 +103,6 @@ def presets(
     if name is None:
         _show("presets", markdown, as_json)
         return
-    from verl_turnkey.advantage.params import did_you_mean
-    from verl_turnkey.plugins.cli import tables
-    from verl_turnkey.plugins.config.presets import names, read
-
     if name not in names():
         raise typer.BadParameter(
             f"no preset {name!r}{did_you_mean(name, names()) or ';'} `turnkey list presets` lists them"
@@ -132,14 +128,9 @@ def _stand_in_for_torch() -> None:
 
 def _own(kind: Literal["estimators", "modifiers", "losses"]) -> dict[str, Any]:
     """What installed packages register of ``kind``."""
-    from verl_turnkey.envs.user_modules import import_installed
-    from verl_turnkey.plugins.cli import tables
-
     import_installed([kind.replace("modifiers", "estimators")])
     return tables.own(kind)
 
 
 def _show(name: str, markdown: bool, as_json: bool = False, *own: Any) -> None:
-    from verl_turnkey.plugins.cli import tables  # it imports all methods and losses, which other commands do not need
-
     tables.show(getattr(tables, name)(*own), markdown, as_json)

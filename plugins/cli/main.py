@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from verl_turnkey.plugins.cli import agent, evaluate, listing, panel, prm, report, tasks, train, view
+from verl_turnkey.plugins.cli import agent, env_checks, evaluate, listing, panel, prm, report, tasks, train, view
+from verl_turnkey.plugins.cli.new import KINDS, own_file
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.tasks import json_object
 
@@ -146,17 +147,11 @@ def env_check(
     if (env is not None) + all_installed + (harbor is not None) + (mcp is not None) != 1:
         raise typer.BadParameter("give either the id of an environment, --all-installed, --harbor or --mcp")
     if mcp is not None:
-        from verl_turnkey.plugins.cli.env_checks import show_tools
-
-        right = show_tools(mcp, start_timeout=reset_timeout, as_json=as_json, write=typer.echo)
+        right = env_checks.show_tools(mcp, start_timeout=reset_timeout, as_json=as_json, write=typer.echo)
         raise typer.Exit(0 if right else 1)
     if harbor is not None:
-        from verl_turnkey.plugins.cli.env_checks import check_tasks
-
-        right = check_tasks(
-            harbor, ignore_dockerfile=ignore_dockerfile, as_json=as_json, write=typer.echo, inherit=inherit or ()
-        )
-        raise typer.Exit(0 if right else 1)
+        options: dict[str, Any] = {"ignore_dockerfile": ignore_dockerfile, "as_json": as_json, "inherit": inherit or ()}
+        raise typer.Exit(0 if env_checks.check_tasks(harbor, write=typer.echo, **options) else 1)
     from verl_turnkey.envs.checking.report import check, check_installed, table
 
     budget = {"modules": module or [], "seeds": seeds, "rollouts": rollouts, "steps": steps, "processes": processes}
@@ -192,8 +187,6 @@ def new(
     summary: Annotated[str | None, typer.Option(help="what it does, in one line for the tables")] = None,
 ) -> None:
     """Write a new estimator, loss or environment that works. One file of your own."""
-    from verl_turnkey.plugins.cli.new import KINDS, own_file
-
     if kind not in KINDS:
         raise typer.BadParameter(f"expected one of {', '.join(KINDS)}, got {kind!r}")
     typer.echo("\n".join(own_file(kind, name, out or Path(f"{name}.py"), summary)))

@@ -16,6 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
+from verl_turnkey.advantage import estimators
+from verl_turnkey.envs.catalog import ADAPTERS
+from verl_turnkey.envs.user_modules import import_installed
+from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS
+from verl_turnkey.plugins.config.overrides import override
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -56,8 +62,6 @@ KINDS = {
 
 def own_file(kind: str, name: str, path: Path, summary: str | None = None) -> list[str]:
     """Write one file of the user's own to ``path``; returns what to say of it."""
-    from verl_turnkey.plugins.config.overrides import override
-
     template = own_template(kind)
     check_name(kind, name, [template])
     if path.suffix != ".py":
@@ -94,22 +98,16 @@ def check_name(kind: str, name: str, templates: Iterable[str]) -> None:
 
 def _holder(kind: str, name: str, templates: Iterable[str]) -> str | None:
     """What uses the name already; None: nothing."""
-    from verl_turnkey.envs.user_modules import import_installed
-    from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS
-
     import_installed([f"{kind}s"])
     if kind == "estimator" and name in VERLS_ESTIMATORS:
         return "an estimator of verl's"
     if {name, camel(name)} & _used(kind, templates):
         return "a name that the file of a new one uses itself"
     if kind == "env":
-        from verl_turnkey.envs.catalog import ADAPTERS
-
         return next((entry.id for entry in ADAPTERS if name == entry.module or camel(name) == entry.name), None)
+    registered = estimators
     if kind == "loss":
         from verl_turnkey.losses import losses as registered
-    else:
-        from verl_turnkey.advantage import estimators as registered
     return f"the {kind} of {registered()[name].fn.__module__}" if name in registered() else None
 
 

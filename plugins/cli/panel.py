@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.advantage.text_files import read_text, write_text
+from verl_turnkey.envs.tasks import Panel, make_panel
+from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.packages import require_verl
+from verl_turnkey.plugins.config import playing
+from verl_turnkey.plugins.config.composing import composed
+from verl_turnkey.plugins.config.overrides import override
+from verl_turnkey.plugins.config.recipe_files import config_dir
+from verl_turnkey.plugins.config.schema import turnkey_config
 
-if TYPE_CHECKING:
-    from verl_turnkey.envs.tasks import Panel
-    from verl_turnkey.plugins.cli.launch import Played
-
-    Made = tuple[Panel, dict[str, Any]]
-    """a panel, and the arguments that say where its environment is here"""
-
+Made = tuple[Panel, dict[str, Any]]
+"""a panel, and the arguments that say where its environment is here"""
 app = typer.Typer()
 PROMPT = 2048
 """``data.max_prompt_length`` of a new panel"""
@@ -76,15 +78,11 @@ def panel(
 
 def published() -> Path:
     """The folder of the panels that this package ships."""
-    from verl_turnkey.plugins.config.recipe_files import config_dir
-
     return config_dir().parent / "panels"
 
 
 def find(name: str) -> Panel:
     """A published panel by its name, or one of a file."""
-    from verl_turnkey.envs.tasks import Panel
-
     names = [file.stem for file in sorted(published().glob("*.json"))]
     file = published() / f"{name}.json" if name in names else Path(name).expanduser()
     if not file.is_file():
@@ -98,12 +96,6 @@ def find(name: str) -> Panel:
 
 def new(name: str, environment: str, overrides: Sequence[str], **options: Any) -> Made:
     """A panel of an environment with the settings of its recipe; ``options``: as of ``make_panel``."""
-    from verl_turnkey.envs.tasks import make_panel
-    from verl_turnkey.plugins.cli import launch
-    from verl_turnkey.plugins.config.composing import composed
-    from verl_turnkey.plugins.config.playing import places, settings
-    from verl_turnkey.plugins.config.schema import turnkey_config
-
     played = launch.resolve(environment, overrides)
     line = [*_switches(played), f"data.max_prompt_length={PROMPT}"]
     kind = turnkey_config(composed([*line, *overrides])).rollout.prompt
@@ -111,35 +103,27 @@ def new(name: str, environment: str, overrides: Sequence[str], **options: Any) -
     held_out = played.held_out("test")
     options["split"] = options["split"] or next(iter(held_out.values()), None)
     kwargs = {**turnkey_config(config).env.kwargs, **held_out}
-    return make_panel(name, played.id, kwargs, settings(config), **options), places(config)
+    return make_panel(name, played.id, kwargs, playing.settings(config), **options), playing.places(config)
 
 
 def remade(panel: Panel, overrides: Sequence[str], starts: bool) -> Made:
     """The panel made anew on this machine; ``overrides`` say where its environment is."""
-    from verl_turnkey.envs.tasks import make_panel
-    from verl_turnkey.plugins.cli import launch
-    from verl_turnkey.plugins.config.composing import composed
-    from verl_turnkey.plugins.config.playing import places, settings, words
-    from verl_turnkey.plugins.config.schema import turnkey_config
-
-    config = composed([*_switches(launch.resolve(panel.env_id)), *words(panel), *overrides])
+    config = composed([*_switches(launch.resolve(panel.env_id)), *playing.words(panel), *overrides])
     check_unchanged(panel, config)
     content = panel.content
     made = make_panel(
         panel.name,
         panel.env_id,
         turnkey_config(config).env.kwargs,
-        settings(config),
+        playing.settings(config),
         number=len(content["tasks"]),
         with_starts=starts and content["tasks"][0]["start"] is not None,
         **{name: content[name] for name in ("samples", "split", "returns")},
     )
-    return made, places(config)
+    return made, playing.places(config)
 
 
-def _switches(played: Played) -> list[str]:
-    from verl_turnkey.plugins.config.overrides import override
-
+def _switches(played: launch.Played) -> list[str]:
     env = f"+turnkey/env={played.recipe}" if played.recipe else override("turnkey.env.id", played.id)
     modules = [override("turnkey.modules", [played.module])] if played.module else []
     return ["+turnkey=base", env, *modules]
@@ -147,9 +131,7 @@ def _switches(played: Played) -> list[str]:
 
 def check_unchanged(panel: Panel, config: Any) -> None:
     """Refuse a configuration that plays the tasks of the panel in another way."""
-    from verl_turnkey.plugins.config.playing import differing
-
-    if lines := differing(panel, config):
+    if lines := playing.differing(panel, config):
         raise ConfigError(
             f"panel {panel.name} fixes what these overrides change:\n  "
             + "\n  ".join(lines)

@@ -15,6 +15,8 @@ import typer
 from verl_turnkey.advantage.params import ConfigError
 from verl_turnkey.advantage.text_files import whole_file
 from verl_turnkey.plugins.cli.packages import require_pandas
+from verl_turnkey.plugins.config.machine import choose
+from verl_turnkey.plugins.view.join import find_log
 
 if TYPE_CHECKING:
     from verl_turnkey.plugins.eval.prm import Episodes, Label
@@ -62,12 +64,11 @@ def prm_data(
     if balanced and kind != "judge":
         raise typer.BadParameter("--balance goes with --kind judge")
     from verl_turnkey.plugins.eval import prm as data
-    from verl_turnkey.plugins.view.join import find_log
 
     logged = data.read_episodes(find_log(run), validation=validation)
     episodes, turn_labels = logged.episodes, _labels(logged, kind, label or "state", labels)
-    pairs = kind == "pairs"
-    rows = [*(data.pairs(episodes, turn_labels) if pairs else data.scored(episodes, turn_labels, kind, max_chars))]
+    in_pairs = kind == "pairs"
+    rows = [*(data.pairs(episodes, turn_labels) if in_pairs else data.scored(episodes, turn_labels, kind, max_chars))]
     for reason, number in logged.left_out.items():
         typer.echo(f"left out: {number} episodes, {reason}", err=True)
     if not rows:
@@ -80,11 +81,11 @@ def prm_data(
     for file, part in ((out, train), (test_file, test)):
         if part:
             _write(file, part)
-            number = f"{len(part)} {'pairs' if kind == 'pairs' else 'examples'}"
+            number = f"{len(part)} {'pairs' if in_pairs else 'examples'}"
             typer.echo(f"{number} of {len({row['task'] for row in part})} tasks in {file}{_share(part)}")
     if not test:
         typer.echo("no held-out tasks: the log has one task alone, or --held-out is 0")
-    if kind == "pairs":
+    if in_pairs:
         typer.echo("verl has no trainer for pairs; the columns are those of TRL's DPOTrainer: prompt, chosen, rejected")
         return
     folder = out.with_name(f"{out.stem}_model")
@@ -119,25 +120,19 @@ def train_command(
     words += [f"data.val_files={test}"] if test and not on_cpu else []
     words += [f"data.max_length={length}", f"data.max_token_len_per_gpu={length}"]
     words += [f"optim.lr={'2e-5' if on_cpu else '1e-5'}", *(_on_cpu(model) if on_cpu else ())]
-    words += [
-        f"trainer.total_epochs={1 if on_cpu else 2}",
-        "trainer.logger=[console]",
-        f"trainer.default_local_dir={folder}",
-    ]
-    return [*words, "checkpoint.save_contents=[model,optimizer,extra,hf_model]"]
+    words += [f"trainer.total_epochs={1 if on_cpu else 2}", "trainer.logger=[console]"]
+    return [*words, f"trainer.default_local_dir={folder}", "checkpoint.save_contents=[model,optimizer,extra,hf_model]"]
 
 
 def _on_cpu(model: str) -> list[str]:
     """What ``+turnkey/device=cpu`` sets in a run of verl's, for its SFT trainer."""
-    from verl_turnkey.plugins.config.machine import choose
-
-    precision = choose("param_dtype", model)
-    engine = {"strategy": "fsdp2", "use_torch_compile": "false", "dtype": "float32"}
-    words = [f"engine.{key}={value}" for key, value in engine.items()]
-    words += [f"++engine.mixed_precision={{param_dtype:{precision},reduce_dtype:fp32,buffer_dtype:fp32}}"]
-    words += ["model.use_remove_padding=false", "model.enable_gradient_checkpointing=false"]
-    words += ["++model.override_config.attn_implementation=sdpa", "trainer.device=cpu", "data.num_workers=0"]
-    return words
+    precision = f"{{param_dtype:{choose('param_dtype', model)},reduce_dtype:fp32,buffer_dtype:fp32}}"
+    return [
+        *("engine.strategy=fsdp2", "engine.use_torch_compile=false", "engine.dtype=float32"),
+        f"++engine.mixed_precision={precision}",
+        *("model.use_remove_padding=false", "model.enable_gradient_checkpointing=false"),
+        *("++model.override_config.attn_implementation=sdpa", "trainer.device=cpu", "data.num_workers=0"),
+    ]
 
 
 @app.command("eval")
@@ -163,7 +158,10 @@ def prm_eval(
     rows = pd.read_parquet(held_out)
     _require_columns(held_out, rows, ("messages", "label", "episode", "turn", "task"))
     if url is not None:
-        _require_answers(held_out, rows["messages"], binary)
+        answers = {messages[-1]["content"] for messages in rows["messages"]}
+        if binary != (answers <= {"0", "1"}):
+            expected, fix = (f"like {min(answers)}", "leave out") if binary else ("1 or 0", "add")
+            raise ConfigError(f"{held_out} was written for answers {expected}: {fix} --binary")
         rows[SCORE] = asyncio.run(_ask(rows["messages"], url, model, binary, samples))
         if out is not None:
             _write(out, rows[["episode", "turn", SCORE]])
@@ -191,21 +189,11 @@ async def _ask(examples: Any, url: str, model: str, binary: bool, samples: int) 
     config = JudgeConfig(url=url, model=model, score_range=(0.0, 10.0), binary=binary and not samples)
     if binary and samples:
         config = replace(config, score_pattern=r"^\s*([01])\b", score_range=(0.0, 1.0))
+    sampled = [replace(config, params={"temperature": 1, "seed": seed}) for seed in range(samples)]
     passes = []
-    for seed in range(samples) if samples else [None]:  # equal questions are asked once, hence the seeds
-        sampled = config if seed is None else replace(config, params={"temperature": 1, "seed": seed})
-        judge = Judge(sampled)
+    for judge in map(Judge, sampled or [config]):  # equal questions are asked once, hence the seeds
         passes.append(await gather(judge.score(question) for question in questions))
     return [sum(scores) / len(scores) for scores in zip(*passes, strict=True)]
-
-
-def _require_answers(file: Path, examples: Any, binary: bool) -> None:
-    answers = {messages[-1]["content"] for messages in examples}
-    if binary != (answers <= {"0", "1"}):
-        raise ConfigError(
-            f"{file} was written for answers {'like ' + min(answers) if binary else '1 or 0'}: "
-            f"{'leave out' if binary else 'add'} --binary"
-        )
 
 
 def _labels(logged: Episodes, kind: str, label: str, file: Path | None) -> Label:
@@ -222,12 +210,11 @@ def _nothing(logged: Episodes, kind: str, validation: bool) -> str:
     if not logged.episodes:
         which = "of validations" if validation else "of training (--validation takes those of validations)"
         return f"no episode {which} with all of its texts: log the run with {WHOLE_LOG}"
-    reason = {
+    return {
         "judge": "no turn has a label: the file of --labels is of other episodes",
         "progress": "no episode was solved, so no task has a recipe",
         "pairs": "no two responses to one prompt have different labels",
-    }
-    return reason[kind]
+    }[kind]
 
 
 def _share(rows: Sequence[Mapping[Any, Any]]) -> str:

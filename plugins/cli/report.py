@@ -11,19 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from omegaconf import OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import read_text, write_text
 from verl_turnkey.plugins.cli.packages import require_pandas
 from verl_turnkey.plugins.cli.run_folder import METRICS, MISSING, RunFolder
+from verl_turnkey.plugins.config.composing import composed
+from verl_turnkey.plugins.config.machine import git, hardware, versions
 from verl_turnkey.plugins.config.overrides import literal, override, read
 from verl_turnkey.plugins.log.masking import MASK, masked
-from verl_turnkey.plugins.view.runs import OUTPUTS, SEED, rebased
+from verl_turnkey.plugins.log.writer import read_segments, sha256
+from verl_turnkey.plugins.view import runs, stats
+from verl_turnkey.plugins.view.join import Run, flag, load
+from verl_turnkey.plugins.view.runs import OUTPUTS, SEED, flat, rebased
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from verl_turnkey.plugins.view.join import Run
 
 app = typer.Typer(help="Write all that it takes to repeat a run; repeat one.", no_args_is_help=True)
 MAIN = "python -m verl.trainer.main_ppo"
@@ -88,9 +92,7 @@ def repeat(
 def described(folder: Path) -> dict[str, Any]:
     """The report of a run."""
     require_pandas("report")
-    from verl_turnkey.plugins.log.writer import read_segments
-    from verl_turnkey.plugins.view import compare, runs
-    from verl_turnkey.plugins.view.join import load
+    from verl_turnkey.plugins.view import compare
 
     trained = RunFolder.of(folder)
     if trained is None:
@@ -100,8 +102,8 @@ def described(folder: Path) -> dict[str, Any]:
     start: Mapping[str, Any] = starts[-1] if starts else {}
     measured = [name for name in logged.metrics if compare.VALIDATION.fullmatch(name) or name == compare.TRAINING]
     numbers = [compare.compare([logged], metric=name) for name in measured]
-    own = {comparison["metric"]: comparison["groups"][0]["runs"][0] for comparison in numbers}
-    curves = {name: {"step": curve["x"], "value": curve["value"]} for name, curve in own.items()}
+    curve_of = {comparison["metric"]: comparison["groups"][0]["runs"][0] for comparison in numbers}
+    curves = {name: {"step": curve["x"], "value": curve["value"]} for name, curve in curve_of.items()}
     notes = [OF_ONE_RUN]
     if len({json.dumps(segment.get("versions"), sort_keys=True) for segment in starts}) > 1:
         notes.append("the versions changed between the starts of this run; those of the last one are listed")
@@ -137,9 +139,6 @@ def results(run: Run) -> list[dict[str, Any]]:
         ``what``, ``steps`` (first, last), ``value``, ``low``, ``high``, ``failed`` (episodes left out) and ``tasks``,
         id of a task -> solved, finished episodes.
     """
-    from verl_turnkey.plugins.view import stats
-    from verl_turnkey.plugins.view.join import flag
-
     episodes = run.episodes[run.whole & run.first_ways]
     validates = flag(episodes["validation"])
     measured = []
@@ -159,8 +158,6 @@ def results(run: Run) -> list[dict[str, Any]]:
 
 
 def _by_task(episodes: pd.DataFrame) -> dict[str, tuple[int, int]]:
-    from verl_turnkey.plugins.view.join import flag
-
     names = episodes[["env", "kwargs", "seed", "task"]].astype(object)
     texts = names.where(names.notna(), None).to_numpy().tolist()
     ids = [hashlib.sha256(json.dumps(text, default=str).encode()).hexdigest()[:16] for text in texts]
@@ -173,20 +170,18 @@ def _by_task(episodes: pd.DataFrame) -> dict[str, tuple[int, int]]:
 
 def line(original: Mapping[str, Any], out: Path) -> list[str]:
     """The words after ``python -m verl.trainer.main_ppo`` that repeat a report, with ``out`` as the run's folder."""
-    words, own = [], dict(FOLDERS)
+    words, folders = [], dict(FOLDERS)
     for word in _at_home(original["launch"]):
         key = word.lstrip("+").partition("=")[0]
         if key in DROPPED:
             continue
-        name = own.pop(key, "metrics" if METRICS in word else None)
+        name = folders.pop(key, "metrics" if METRICS in word else None)
         words.append(override(word.partition("=")[0], out / name) if name else word)
-    return words + [override(key, out / name) for key, name in own.items()]
+    return words + [override(key, out / name) for key, name in folders.items()]
 
 
 def differing(original: Mapping[str, Any]) -> list[str]:
     """Differences between this machine and the report's, one line each."""
-    from verl_turnkey.plugins.config.machine import git, hardware, versions
-
     here, machine = versions(), hardware()
     lines = [
         f"{name} {here.get(name) or 'is not installed'}, the report has {value}"
@@ -207,25 +202,21 @@ def differing(original: Mapping[str, Any]) -> list[str]:
 
 
 def _files(original: Mapping[str, Any]) -> list[str]:
-    from verl_turnkey.plugins.log.writer import sha256
-
+    """Files of the launch line by their keys, and whatever else the run read: agents, servers, templates."""
     digests: dict[str, str] = _at_home(original["files"])
-    words = [read(word) for word in _at_home(original["launch"]) if word.startswith(INPUTS)]
-    lines = []
-    for key, values in words:
+    named = []
+    for key, values in (read(word) for word in _at_home(original["launch"]) if word.startswith(INPUTS)):
         for path in values if isinstance(values, list) else [values]:
-            if not (key.startswith("data.") or path.startswith(("/", "./", "../"))) or "*" in path:
-                continue
-            if not Path(path).exists():
-                lines.append(f"{key}: {path} is missing; its sha256 is {digests.get(path, 'not recorded')}")
-            elif path in digests and sha256(Path(path)) != digests[path]:
-                lines.append(f"{key}: {path} differs; the report's sha256 is {digests[path]}")
-            digests.pop(path, None)
-    for path, digest in digests.items():  # of agents, servers, templates and whatever else the run read
+            if (key.startswith("data.") or path.startswith(("/", "./", "../"))) and "*" not in path:
+                named.append((f"{key}: {path}", path, digests.get(path)))
+    inputs = {path for _, path, _ in named}
+    named += [(path, path, digest) for path, digest in digests.items() if path not in inputs]
+    lines = []
+    for what, path, digest in named:
         if not Path(path).exists():
-            lines.append(f"{path} is missing; its sha256 is {digest}")
-        elif sha256(Path(path)) != digest:
-            lines.append(f"{path} differs; the report's sha256 is {digest}")
+            lines.append(f"{what} is missing; its sha256 is {digest or 'not recorded'}")
+        elif digest is not None and sha256(Path(path)) != digest:
+            lines.append(f"{what} differs; the report's sha256 is {digest}")
     return lines
 
 
@@ -233,17 +224,11 @@ def _from_defaults(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | No
     """Key -> value of the run, verl's default, where they differ; None without verl."""
     if find_spec("verl") is None:
         return None
-    from omegaconf import OmegaConf
-
-    from verl_turnkey.plugins.config.composing import composed
-    from verl_turnkey.plugins.view.runs import flat
-
     defaults = dict(flat(OmegaConf.to_container(composed([]), resolve=False)))
-    pairs = {key: (value, defaults.get(key, MISSING)) for key, value in config.items() if not OUTPUTS.search(key)}
     return {
-        key: (value, None if default is MISSING else default)
-        for key, (value, default) in pairs.items()
-        if value != default
+        key: (value, defaults.get(key))
+        for key, value in config.items()
+        if not OUTPUTS.search(key) and value != defaults.get(key, MISSING)
     }
 
 

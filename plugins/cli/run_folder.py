@@ -106,12 +106,12 @@ class RunFolder:
             options += ["--config-name", record["job"]["config_name"]]
         if "command-line" in sources:
             options += ["--config-dir", sources["command-line"]]
-        words = [self._here(word) for word in (*record["overrides"]["task"], *record["overrides"]["hydra"])]
+        words = [self._moved(word) for word in (*record["overrides"]["task"], *record["overrides"]["hydra"])]
         stamp = f"/{strftime('%Y%m%d-%H%M%S')}"  # verl overwrites its metrics file: a folder for each start
         words = [re.sub(r"/\d{8}-\d{6}$", stamp, word) if METRICS in word else word for word in words]
         return self.last.cwd, [*options, *words]
 
-    def _here(self, word: str) -> str:
+    def _moved(self, word: str) -> str:
         """An override with the paths of where the run is now."""
         here = rebased(word, self.last.moved)
         if here == word or "${" in word:
@@ -125,12 +125,11 @@ class RunFolder:
         """
         kept = {f"turnkey.env.kwargs.{name}" for name in held_out}
         there = dict(flat(OmegaConf.to_container(base, resolve=False)))
-        own = {
-            key: value
+        return [
+            f"++{key}={_written(value)}"
             for key, value in self.config.items()
             if _is_playing(key) and key not in kept and there.get(key, MISSING) != value and value != {}
-        }
-        return [f"++{key}={_written(value)}" for key, value in own.items()]
+        ]
 
     def differing(self, words: Sequence[str]) -> list[str]:
         """``key=value (the run: value)`` for each override in ``words`` that changes a rollout setting of the run."""
@@ -138,8 +137,8 @@ class RunFolder:
         for word in words:
             if "=" in word and not word.startswith("~"):
                 key, value = read(word)
-                if _is_playing(key) and (own := self.config.get(key, MISSING)) is not MISSING and own != value:
-                    lines.append(f"{key}={literal(value)} (the run: {literal(own)})")
+                if _is_playing(key) and key in self.config and self.config[key] != value:
+                    lines.append(f"{key}={literal(value)} (the run: {literal(self.config[key])})")
         return lines
 
 

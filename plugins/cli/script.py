@@ -98,9 +98,8 @@ def read(script: Path) -> Call:
         except subprocess.TimeoutExpired:
             raise ConfigError(f"{script} takes more than {SECONDS} s where nothing trains: {by_hand}") from None
         records: list[dict[str, Any]] = [json.loads(line) for line in (Path(folder) / "calls").read_text().splitlines()]
-    calls = {
-        json.dumps(words[words.index(MAIN) + 1 :]): entry for entry in records if MAIN in (words := entry["words"])
-    }
+    words_of_calls = [(entry, entry["words"]) for entry in records if MAIN in entry["words"]]
+    calls = {json.dumps(words[words.index(MAIN) + 1 :]): entry for entry, words in words_of_calls}
     skipped = [shlex.join(entry["words"]) for entry in records if MAIN not in entry["words"]]
     if len(calls) != 1:
         last = done.stderr.strip().splitlines()[-1:] if done.returncode or not calls else []
@@ -126,9 +125,9 @@ def enter(call: Call, script: str) -> None:
     for name, value in call.env.items():
         if name not in ("PATH", "PYTHONPATH", "BASH_ENV", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_", STOPS):
             os.environ[name] = value
-    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    here = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = [path for path in call.env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", f"{INSIDE}/bin")]
-    sys.path[:0] = [os.path.abspath(path) for path in paths if path not in known]
+    sys.path[:0] = [os.path.abspath(path) for path in paths if path not in here]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
@@ -141,12 +140,9 @@ def _command(script: Path, folder: str) -> list[str]:
 
 
 def _env() -> dict[str, str]:
-    def first(own: str, name: str) -> str:
-        return os.pathsep.join(filter(None, (own, os.environ.get(name))))
-
-    own = {"PATH": first(f"{INSIDE}/bin", "PATH"), "PYTHONPATH": first(f"{INSIDE}/bin", "PYTHONPATH")}
-    own["TMPDIR"] = f"{INSIDE}/tmp"
-    return {**os.environ, **own, "BASH_ENV": f"{INSIDE}/bin/.functions", STOPS: "1"}
+    stubs, names = f"{INSIDE}/bin", ("PATH", "PYTHONPATH")
+    paths = {name: os.pathsep.join(filter(None, (stubs, os.environ.get(name)))) for name in names}
+    return {**os.environ, **paths, "TMPDIR": f"{INSIDE}/tmp", "BASH_ENV": f"{stubs}/.functions", STOPS: "1"}
 
 
 def _write_stubs(folder: Path) -> None:

@@ -82,9 +82,8 @@ def _of_package(specs: Mapping[str, Spec], this: bool = True) -> dict[str, Spec]
 def attribute_docs(cls: type) -> dict[str, str]:
     """The documentation of a dataclass's fields: the string below a field, or the comment behind it."""
     source = textwrap.dedent(inspect.getsource(cls))
-    comments = {
-        token.start[0]: token.string.lstrip("# ") for token in _tokens(source) if token.type == tokenize.COMMENT
-    }
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
     body = ast.parse(source).body[0]
     assert isinstance(body, ast.ClassDef)
     docs = {}
@@ -96,10 +95,6 @@ def attribute_docs(cls: type) -> dict[str, str]:
         elif before.lineno in comments:
             docs[before.target.id] = comments[before.lineno]
     return docs
-
-
-def _tokens(source: str) -> Iterator[tokenize.TokenInfo]:
-    return tokenize.generate_tokens(io.StringIO(source).readline)
 
 
 def scalar(value: Any) -> str:
@@ -122,19 +117,15 @@ def table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
 
 def methods(own: Mapping[str, EstimatorSpec] = NONE) -> str:
     """One row per estimator, the core ones first; last those that modules of the user registered."""
-    head = ("switch", "tier", "what it does", PARAMETERS, "needs", "source")
-    return table(head, ((*row, spec.summary, defaults(spec.params()), *needs(spec)) for row, spec in _switches(own)))
+    specs = [(f"[`+turnkey={name}`](methods/{name}.md)", spec.tier, spec) for name, spec in by_tier()]
+    specs += [(f"`adv_estimator={name}`", "own", spec) for name, spec in own.items()]
+    rows = ((switch, tier, spec.summary, defaults(spec.params()), *needs(spec)) for switch, tier, spec in specs)
+    return table(("switch", "tier", "what it does", PARAMETERS, "needs", "source"), rows)
 
 
 def overview(own: Mapping[str, EstimatorSpec] = NONE) -> str:
     """One short row per estimator."""
     return excerpt(methods(own), ("switch", "tier", "what it does", "needs"))
-
-
-def _switches(own: Mapping[str, EstimatorSpec]) -> Iterator[tuple[tuple[str, str], EstimatorSpec]]:
-    """Switch and tier of each estimator, and its spec."""
-    yield from (((f"[`+turnkey={name}`](methods/{name}.md)", spec.tier), spec) for name, spec in by_tier())
-    yield from (((f"`adv_estimator={name}`", "own"), spec) for name, spec in own.items())
 
 
 def by_tier() -> list[tuple[str, EstimatorSpec]]:
@@ -301,13 +292,13 @@ def explain(name: str) -> str:
         lines = [first, "", f"    +turnkey=base algorithm.adv_estimator={name}"]
         return _text([*lines, *_part("method", spec, spec.params, "+turnkey.credit.")])
     ours = {plain_name(method): method for method in shipped()}.get(plain_name(name))
-    entry = _of_ours(ours) if ours else paper_name(name)
+    entry = _entry_of(ours) if ours else paper_name(name)
     if entry is None and (missing := absent(name)):
         return "\n".join(_wrapped(f"{name} is not here: {missing.why}"))
     if entry is None:
         aliases = (alias for entry in PAPER_NAMES for alias in entry.names.split(" / "))
-        known = [*shipped(), *own("estimators"), *aliases]
-        raise ConfigError(f"no method, loss, strategy or modifier is called {name!r}{did_you_mean(name, known)}")
+        names = [*shipped(), *own("estimators"), *aliases]
+        raise ConfigError(f"no method, loss, strategy or modifier is called {name!r}{did_you_mean(name, names)}")
     others = ", ".join(other for other in entry.names.split(" / ") if plain_name(other) != plain_name(name))
     first = f"{ours} is a method of this package" if ours else entry.equivalent(name)
     lines = [f"{first} (also: {others})" if others else first, "", f"    {entry.line}"]
@@ -332,7 +323,7 @@ def _text(lines: Iterable[str]) -> str:
     return "\n".join(wrapped for line in lines for wrapped in _wrapped(line))
 
 
-def _of_ours(method: str) -> PaperName:
+def _entry_of(method: str) -> PaperName:
     """The entry of a method by our own name, with the names of its papers."""
     same = [entry for entry in PAPER_NAMES if entry.exact and entry.ours == method]
     names = " / ".join(entry.names for entry in same) or method

@@ -72,10 +72,10 @@ def task_rows(source: str, accepted: Mapping[str, Any], columns: Mapping[str, st
     held = list(dict.fromkeys(name for row in rows for name in row))
     accepted = {name: kind for name, kind in accepted.items() if name != "seed"}
     for target, column in columns.items():
-        known = [*accepted, *BY_NAME]
-        if target not in known:
-            hint = did_you_mean(target, known) or "."
-            raise ConfigError(f"--columns: nobody reads {target!r}{hint} Targets are {', '.join(known)}")
+        targets = [*accepted, *BY_NAME]
+        if target not in targets:
+            hint = did_you_mean(target, targets) or "."
+            raise ConfigError(f"--columns: nobody reads {target!r}{hint} Targets are {', '.join(targets)}")
         if column.partition(".")[0] not in held:
             hint = did_you_mean(column, held) or "."
             raise ConfigError(f"--columns: {source} has no column {column!r}{hint} It has {', '.join(held)}")
@@ -85,9 +85,9 @@ def task_rows(source: str, accepted: Mapping[str, Any], columns: Mapping[str, st
         for target, names in BY_NAME.items()
     }
     if not any((*kwargs.values(), *other.values())):
-        known = ", ".join(dict.fromkeys((*accepted, *(name for names in BY_NAME.values() for name in names))))
+        usable = ", ".join(dict.fromkeys((*accepted, *(name for names in BY_NAME.values() for name in names))))
         raise ConfigError(
-            f"{source}: tasks use none of its columns ({', '.join(held)}). They use {known}; map others with --columns"
+            f"{source}: tasks use none of its columns ({', '.join(held)}). They use {usable}; map others with --columns"
         )
     tasks = [_task(row, kwargs, other, accepted, f"{source}, row {n}") for n, row in enumerate(rows)]
     used = [f"{column} -> {target}" for target, column in [*kwargs.items(), *other.items()] if column]

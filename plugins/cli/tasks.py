@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from verl_turnkey.plugins.cli.task_rows import TaskRow
+from verl_turnkey.envs import make
+from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
+from verl_turnkey.envs.user_modules import import_modules
+from verl_turnkey.plugins.cli.env_checks import write_tasks
+from verl_turnkey.plugins.cli.task_rows import TaskRow, arguments_of, split_rows, task_rows
 
 app = typer.Typer()
 
@@ -40,21 +43,12 @@ def tasks(
     if (env is None) == (harbor is None):
         raise typer.BadParameter("give either --env or --harbor")
     if harbor is not None:
-        from verl_turnkey.plugins.cli.env_checks import write_tasks
-
         val_folder = None if val_source is None else Path(val_source)
-        numbers = {"train": train, "val": val, "seed": seed}
-        for line in write_tasks(
-            out, harbor, val_folder, ignore_dockerfile=ignore_dockerfile, data_source=data_source, **numbers
-        ):
-            typer.echo(line)
+        options: dict[str, Any] = {"train": train, "val": val, "seed": seed, "data_source": data_source}
+        lines = write_tasks(out, harbor, val_folder, ignore_dockerfile=ignore_dockerfile, **options)
+        typer.echo("\n".join(lines))
         return
     assert env is not None
-    from verl_turnkey.envs import make
-    from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
-    from verl_turnkey.envs.user_modules import import_modules
-    from verl_turnkey.plugins.cli.task_rows import TaskRow
-
     import_modules(module or [], "--module", ("envs",))
     arguments = {"train": json_object(kwargs)}
     arguments["val"] = arguments["train"] | json_object(val_kwargs, "--val-kwargs")
@@ -64,7 +58,7 @@ def tasks(
         numbers = (train or NUMBERS["train"], val or NUMBERS["val"])
         rows = {split: [TaskRow()] * number for split, number in zip(arguments, numbers, strict=True)}
     else:
-        rows = _rows(env, source, val_source, json_object(columns, "--columns"), train, val, seed)
+        rows = _rows(env, source, val_source, json_object(columns, "--columns"), train=train, val=val, seed=seed)
     seeds = dict(zip(rows, split_seeds(len(rows["train"]), len(rows["val"]), seed), strict=True))
     written = {
         split: [
@@ -85,22 +79,14 @@ def tasks(
 
 
 def _rows(
-    env: str,
-    source: str,
-    val_source: str | None,
-    columns: dict[str, Any],
-    train: int | None,
-    val: int | None,
-    seed: int,
+    env: str, source: str, val_source: str | None, columns: dict[str, Any], **numbers: Any
 ) -> dict[str, list[TaskRow]]:
-    """The rows of training and of validation, without an equal one in both."""
-    from verl_turnkey.plugins.cli.task_rows import arguments_of, split_rows, task_rows
-
+    """The rows of training and of validation, without an equal one in both; ``numbers``: of :func:`split_rows`."""
     accepted = arguments_of(env)
-    own, summary = task_rows(source, accepted, columns)
+    rows, summary = task_rows(source, accepted, columns)
     typer.echo(summary)
     others = None if val_source is None else task_rows(val_source, accepted, columns)[0]
-    return dict(zip(("train", "val"), split_rows(own, others, train, val, seed), strict=True))
+    return dict(zip(("train", "val"), split_rows(rows, others, **numbers), strict=True))
 
 
 def json_object(text: str, option: str = "--kwargs") -> dict[str, Any]:

@@ -11,7 +11,9 @@ from typing import Annotated
 import typer
 
 from verl_turnkey.advantage.text_files import write_text
+from verl_turnkey.plugins.cli import console, launch, run_folder
 from verl_turnkey.plugins.cli.packages import require_verl
+from verl_turnkey.plugins.shutdown.run_files import locked
 
 app = typer.Typer()
 
@@ -39,12 +41,11 @@ def train(
     turnkey train babyai --model Qwen/Qwen2.5-1.5B-Instruct --steps 200 turnkey.credit.gamma=0.9
     """
     require_verl("train")
-    from verl_turnkey.plugins.cli import console, launch, run_folder
-
     here, gpus = launch.device_here()
     if device not in (None, "cpu", "gpu"):
         raise typer.BadParameter(f"--device must be gpu or cpu, not {device!r}")
-    played = launch.resolve(environment, overrides or ())
+    further = overrides or []
+    played = launch.resolve(environment, further)
     folder = (out or Path("runs") / played.name).absolute()
     tasks = (task_folder or folder / "tasks").absolute()
     lines = launch.overrides(
@@ -56,7 +57,7 @@ def train(
         steps=steps,
         tasks=tasks,
         out=folder,
-        further=overrides or (),
+        further=further,
     )
     with nullcontext() if print_only else _alone(folder):
         if launch.write_tasks(played, tasks, n_train, n_val):
@@ -88,10 +89,7 @@ def resume(
     turnkey resume runs/babyai --steps 300
     """
     require_verl("resume")
-    from verl_turnkey.plugins.cli import console, launch, run_folder
-    from verl_turnkey.plugins.cli.run_folder import RunFolder
-
-    trained = RunFolder.of(run)
+    trained = run_folder.RunFolder.of(run)
     if trained is None:
         raise typer.BadParameter(f"{run} is not the folder of a run: it contains no .hydra folder")
     folder, words = trained.launch()
@@ -111,7 +109,5 @@ def resume(
 
 def _alone(folder: Path) -> AbstractContextManager[None]:
     """Hold the folder of the run as long as this process follows it."""
-    from verl_turnkey.plugins.shutdown.run_files import locked
-
     taken = f"{folder}: another turnkey train or resume is at work there"
     return locked(folder, taken, "; wait for its end, or choose another --out")

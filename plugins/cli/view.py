@@ -14,6 +14,8 @@ import typer
 from verl_turnkey.advantage.params import ConfigError
 from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.plugins.cli.packages import require_pandas
+from verl_turnkey.plugins.view.join import NoLog, find_log, load
+from verl_turnkey.plugins.view.runs import read
 
 app = typer.Typer()
 
@@ -32,7 +34,6 @@ def compare(
     """Compare runs. Groups the seeds of a configuration; curves, intervals, steps to a level, time by part."""
     from verl_turnkey.plugins.view import compare
     from verl_turnkey.plugins.view.compare import compare as numbers
-    from verl_turnkey.plugins.view.runs import read
 
     logged = []
     for folder in runs:  # runs/* may hold other things
@@ -60,8 +61,6 @@ def compare(
 
 def refuse_other_panels(folders: Sequence[Path]) -> None:
     """Refuse runs that validate on different panels; those without a panel are compared with any."""
-    from verl_turnkey.plugins.view.join import NoLog, find_log
-
     first: dict[str, tuple[Path, str]] = {}
     for folder in folders:
         try:
@@ -93,7 +92,6 @@ def view(
 
     require_pandas("view")
     from verl_turnkey.plugins.view import page
-    from verl_turnkey.plugins.view.join import load
 
     if serve:
         made, address = page.server(page.Data(runs), port)
@@ -103,9 +101,9 @@ def view(
         with made, suppress(KeyboardInterrupt):
             made.serve_forever()
         return
-    read = [load(folder) for folder in runs]
-    text = page.html(page.blocks(read, max_mb), live=False)
+    loaded = [load(folder) for folder in runs]
+    text = page.html(page.blocks(loaded, max_mb), live=False)
     write_text(out, text)
-    typer.echo(f"{sum(len(run.episodes) for run in read)} episodes in {out.resolve()} ({len(text) / 1e6:.1f} MB)")
+    typer.echo(f"{sum(len(run.episodes) for run in loaded)} episodes in {out.resolve()} ({len(text) / 1e6:.1f} MB)")
     if open_it and not webbrowser.open(address := out.resolve().as_uri()):
         typer.echo(f"no browser could be started here: open {address}")

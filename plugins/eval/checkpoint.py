@@ -78,12 +78,14 @@ def find(checkpoint: Path) -> tuple[Path, str | None]:
     for place in (folder, folder / "huggingface"):
         if weights(place):
             return _whole(place), None
-    if (backend := _backend(folder)) is None:
-        raise ConfigError(
-            f"--checkpoint {checkpoint}: neither a Hugging Face folder (config.json and *.safetensors) nor a "
-            "verl checkpoint (global_step_N with actor/model_world_size_*.pt)"
-        )
-    return folder, backend
+    if any(folder.glob("model_world_size_*_rank_*.pt")):
+        return folder, "fsdp"
+    if any((folder / place).is_dir() for place in ("dist_ckpt", "model/dist_ckpt")):
+        return folder, "megatron"
+    raise ConfigError(
+        f"--checkpoint {checkpoint}: neither a Hugging Face folder (config.json and *.safetensors) nor a "
+        "verl checkpoint (global_step_N with actor/model_world_size_*.pt)"
+    )
 
 
 def resolve(checkpoint: Path, out: Path, trust_remote_code: bool = False) -> Path:
@@ -153,12 +155,6 @@ def _whole(folder: Path) -> Path:
                 f"  AutoTokenizer.from_pretrained({base!r}).save_pretrained({merged!r})"
             )
     return folder
-
-
-def _backend(folder: Path) -> str | None:
-    if any(folder.glob("model_world_size_*_rank_*.pt")):
-        return "fsdp"
-    return "megatron" if any((folder / place).is_dir() for place in ("dist_ckpt", "model/dist_ckpt")) else None
 
 
 def _merged(folder: Path, backend: str, target: Path, trust_remote_code: bool) -> Path:

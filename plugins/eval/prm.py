@@ -259,12 +259,12 @@ def split(rows: Sequence[dict[str, Any]], share: float) -> tuple[list[dict[str, 
 def balance(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Equal numbers of positive and negative examples; the larger class keeps those with the lowest hash."""
     classes = [[row for row in rows if (row["label"] > POSITIVE) is positive] for positive in (True, False)]
+
+    def lot(row: Mapping[str, Any]) -> bytes:
+        return hashlib.sha256(json.dumps([row["episode"], row["turn"]]).encode()).digest()
+
     number = min(map(len, classes))
-    return [row for rows_of in classes for row in sorted(rows_of, key=_lot)[:number]]
-
-
-def _lot(row: Mapping[str, Any]) -> bytes:
-    return hashlib.sha256(json.dumps([row["episode"], row["turn"]]).encode()).digest()
+    return [row for of_class in classes for row in sorted(of_class, key=lot)[:number]]
 
 
 Floats = NDArray[np.float64]

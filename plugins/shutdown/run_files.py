@@ -157,16 +157,13 @@ def find() -> list[Leftover]:
     for path, kind in there:
         with suppress(FileNotFoundError):
             status, (size, changed), inside = path.lstat(), _extent(path), f"{path}/"
-            users = (
-                process.began for process in processes.values() if kind.users and kind.users.search(process.command)
-            )
-            if now - changed < QUIET_SECONDS or any(began <= changed for began in users):
+            users = [process for process in processes.values() if kind.users and kind.users.search(process.command)]
+            if now - changed < QUIET_SECONDS or any(process.began <= changed for process in users):
                 continue
             if any(place == str(path) or place.startswith(inside) for place in used):
                 continue
-            if kind.type == stat.S_IFSOCK and _answers(path):
-                continue
-            unused.append(Leftover(path, kind.what, size, now - changed, (status.st_dev, status.st_ino)))
+            if not (kind.type == stat.S_IFSOCK and _answers(path)):
+                unused.append(Leftover(path, kind.what, size, now - changed, (status.st_dev, status.st_ino)))
     return sorted(unused, key=lambda leftover: -leftover.bytes)
 
 

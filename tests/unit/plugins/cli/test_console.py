@@ -51,20 +51,21 @@ def test_header_warnings_once_a_line_a_step_and_the_end(tmp_path, capfd, monkeyp
     assert "noise of vLLM" in (tmp_path / "run" / "train.log").read_text()
 
 
-def test_verbose_shows_all(tmp_path, capfd):
+def test_verbose_shows_all_and_a_sampled_validation_is_not_called_greedy(tmp_path, capfd):
     assert run(RUN, tmp_path, verbose=True) == 0
     output = capfd.readouterr().out
     assert "noise of vLLM" in output
     assert "validation (greedy): success 0.250 after step 0, 0.750 after step 2" in output
-
-
-def test_a_sampled_validation_is_not_called_greedy(tmp_path, capfd):
     sampled = RUN.replace("greedy (temperature 0)", "temperature 0.7").replace("temperature 1.0", "greedy")
     assert run(sampled, tmp_path) == 0
     assert "validation: success 0.250 after step 0, 0.750 after step 2" in capfd.readouterr().out
 
 
-def test_a_dead_process_is_told_without_the_page_that_ray_writes_about_it(tmp_path, capfd):
+def test_a_failure_shows_its_last_lines_without_the_page_that_ray_writes_about_a_dead_process(tmp_path, capfd):
+    assert run("print('why it ended'); raise SystemExit(69)", tmp_path) == 69
+    errors = capfd.readouterr().err
+    assert "why it ended" in errors
+    assert "exit code 69" in errors
     text = "'Eviction Stats:', 'verl-turnkey: a process of the run is dead: out of memory. To resume:', 'python -m x'"
     assert run(f"for line in ({text}): print(line)\nraise SystemExit(69)", tmp_path) == 69
     errors = capfd.readouterr().err
@@ -77,20 +78,11 @@ def test_a_run_with_hydras_record_is_resumed_on_this_console(tmp_path, capfd, mo
     record = tmp_path / "my run" / "hydra" / ".hydra" / "hydra.yaml"
     record.parent.mkdir(parents=True)
     record.touch()
-    for further, repeated in (("", ""), (" trainer.resume_mode=auto", " trainer.resume_mode=auto")):
-        program = f"print('verl-turnkey: SIGTERM: stopped. To resume:\\npython -m x{further}'); raise SystemExit(75)"
+    stopped = "verl-turnkey: SIGTERM: stopped. To resume:"
+    for mode in ("", " trainer.resume_mode=auto"):
+        program = f"print('{stopped}\\npython -m x{mode}'); raise SystemExit(75)"
         assert run(program, tmp_path / "my run") == 75
-        errors = capfd.readouterr().err
-        assert errors.startswith(
-            f"verl-turnkey: SIGTERM: stopped. To resume:\nturnkey resume 'my run'{repeated}\nthe run"
-        )
-
-
-def test_a_failure_shows_its_last_lines_and_keeps_the_exit_code(tmp_path, capfd):
-    assert run("print('why it ended'); raise SystemExit(69)", tmp_path) == 69
-    errors = capfd.readouterr().err
-    assert "why it ended" in errors
-    assert "exit code 69" in errors
+        assert capfd.readouterr().err.startswith(f"{stopped}\nturnkey resume 'my run'{mode}\nthe run")
 
 
 def test_an_earlier_start_in_the_same_log_is_not_shown_again(tmp_path, capfd):
@@ -125,16 +117,10 @@ def test_a_start_names_its_phases():
 
 def test_a_start_without_validation_or_from_a_checkpoint():
     text = START.read_text(encoding="utf-8").replace("before the first step and every", "every")
-    text = text.replace("Checkpoint tracker file does not exist: ", "Found checkpoint: %s ").replace(
-        "| 0/6 [", "| 4/6 ["
-    )
+    text = text.replace("Checkpoint tracker file does not exist: ", "Found checkpoint: %s ").replace("| 0/6", "| 4/6")
     lines = [line for line in Reader().lines(text.splitlines()) if line.endswith(" ...")]
-    assert lines[4:] == [
-        "starting vLLM ...",
-        "starting the agent loops ...",
-        "loading the checkpoint ...",
-        "step 5/6 ...",
-    ]
+    phases = ["starting vLLM", "starting the agent loops", "loading the checkpoint", "step 5/6"]
+    assert lines[4:] == [f"{phase} ..." for phase in phases]
 
 
 def test_a_run_of_minutes_says_what_it_is_doing(tmp_path, capfd, monkeypatch):

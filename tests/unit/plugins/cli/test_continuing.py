@@ -80,19 +80,15 @@ def test_of_two_in_a_folder_the_second_is_refused(run: Path) -> None:
 @pytest.mark.parametrize(("steps", "end"), [(9, " of 9"), (None, "")])
 def test_steps_left(run: Path, capsys: pytest.CaptureFixture[str], steps: int | None, end: str) -> None:
     assert announce(line(run, steps), "runs/x", started=True)
-    assert (
-        capsys.readouterr().out == f"continues runs/x after step 3{end}; turnkey train --out FOLDER starts a new run\n"
-    )
-
-
-def test_no_steps_left(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not announce(line(run, 3), "runs/x", started=True)
-    assert capsys.readouterr().out.startswith("nothing was trained: runs/x has ended: its last checkpoint is of step 3")
+    says = f"continues runs/x after step 3{end}; turnkey train --out FOLDER starts a new run\n"
+    assert capsys.readouterr().out == says
 
 
 def test_changed_files_are_a_warning_while_steps_are_left_and_then_an_error(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert not announce(line(run, 3), "runs/x", started=True)
+    assert capsys.readouterr().out.startswith("nothing was trained: runs/x has ended: its last checkpoint is of step 3")
     (run.parents[1] / "examples.yaml").write_text("- new")
     assert announce(line(run, 9), "runs/x", started=True)
     assert "warning: examples.yaml changed after the last checkpoint" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """``turnkey eval``: what it refuses before it writes anything, and which tasks it plays."""
 
 import warnings
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -40,24 +41,20 @@ def test_what_is_refused_before_anything_is_written(tmp_path, arguments, message
     assert not out.exists()
 
 
+def tasks_of(number: str, folder: Path, environment: str, *words: str) -> list[Task]:
+    file = evaluate.task_file(number, launch.resolve(environment, words), folder)
+    return [Task.from_json(text) for (text,) in rows(str(file), [COLUMN])]
+
+
 def test_tasks_are_none_of_training(tmp_path):
-    """However many training had."""
-    played = launch.resolve("frozenlake")
-    tasks = [Task.from_json(text) for (text,) in rows(str(evaluate.task_file("200", played, tmp_path)), [COLUMN])]
-    assert {task.env_id for task in tasks} == {played.id}
+    """However many training had; of a split that it does not use, unless one is named."""
+    tasks = tasks_of("200", tmp_path, "frozenlake")
+    assert {task.env_id for task in tasks} == {"turnkey/FrozenLake-v0"}
     assert not {task.seed for task in tasks} & {seed for split in split_seeds(20_000, 128, 0) for seed in split}
-    fewer = [Task.from_json(text) for (text,) in rows(str(evaluate.task_file("3", played, tmp_path)), [COLUMN])]
-    assert fewer == tasks[:3]
-
-
-def test_tasks_are_of_a_split_that_training_does_not_use_unless_one_is_named(tmp_path):
-    def kwargs(*words: str) -> dict:
-        file = evaluate.task_file("3", launch.resolve("search", words), tmp_path)
-        (text,) = next(iter(rows(str(file), [COLUMN])))
-        return dict(Task.from_json(text).kwargs)
-
-    assert kwargs() == kwargs("turnkey.env.kwargs.topk=2") == {"split": "test"}
-    assert kwargs("turnkey.env.kwargs.split=train") == {}
+    assert tasks_of("3", tmp_path, "frozenlake") == tasks[:3]
+    for words, kwargs in (((), {"split": "test"}), (("topk=2",), {"split": "test"}), (("split=train",), {})):
+        task = tasks_of("3", tmp_path, "search", *(f"turnkey.env.kwargs.{word}" for word in words))[0]
+        assert task.kwargs == kwargs
 
 
 @pytest.mark.parametrize("val", [["turnkey.env.kwargs.split=all"], []])

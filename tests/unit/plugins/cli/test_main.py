@@ -4,13 +4,16 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.cli import launch, tables
+from verl_turnkey.plugins.cli import doctor, launch
+from verl_turnkey.plugins.cli.doctor import Report, _show, one_per_name
 from verl_turnkey.plugins.cli.main import SECTIONS, app, main
 
 LAKE = "turnkey/FrozenLake-v0"
@@ -57,16 +60,11 @@ def test_train_refuses_a_line_before_it_writes_tasks(tmp_path, arguments, words)
             "frozenlake",
             {"size": 5},
             ["turnkey.env.kwargs.size=6"],
-            "train.parquet holds tasks with size=5, which override turnkey.env.kwargs.size=6",
+            "train.parquet holds tasks with size=5, which",
         ),
         ("babyai", {"level": "MiniGrid-DoorKey-5x5-v0", "max_steps": 20}, [], None),
         ("search", None, [], None),
-        (
-            "search",
-            None,
-            ["turnkey.env.kwargs.split=all"],
-            "val.parquet holds tasks with split='test', which override turnkey.env.kwargs.split=all",
-        ),
+        ("search", None, ["turnkey.env.kwargs.split=all"], "val.parquet holds tasks with split='test', which"),
         ("search", {"split": "all"}, [], None),
         ("search", {}, [], "val.parquet lack the arguments of their split, turnkey.env.kwargs.split=test"),
         ("search", {}, ["turnkey.env.kwargs.split=all"], None),
@@ -82,22 +80,31 @@ def test_tasks_that_exist(tmp_path, environment, written, line, message):
         id = launch.resolve(environment).id
         first = ["tasks", folder, "--env", id, *sizes, "--kwargs", json.dumps(written)]
     assert CliRunner().invoke(app, first, catch_exceptions=False).exit_code == 0
+    done = CliRunner().invoke(app, [*words, *line])
     if message is None:
-        done = CliRunner().invoke(app, [*words, *line], catch_exceptions=False)
-        assert done.stdout.startswith("python -m")
+        assert done.stdout.startswith("python -m"), done.exception
     else:
-        with pytest.raises(ConfigError, match=message):
-            CliRunner().invoke(app, [*words, *line], catch_exceptions=False)
+        assert isinstance(done.exception, ConfigError)
+        assert message in str(done.exception)
+        assert line == [] or f"which override {line[0]}: choose" in str(done.exception)
 
 
-def test_errors_of_servers_are_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    url = "turnkey.env.kwargs.url=http://127.0.0.1:9"
-    monkeypatch.setattr(sys, "argv", ["turnkey", "panel", "mine", "turnkey/WebShop-v0", url])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys) -> Callable[..., str]:
+    """``refused(*words)``: what ``turnkey`` says on stderr of words that it refuses, in an empty folder."""
+
+    def run(*words: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["turnkey", *words])
+        with pytest.raises(SystemExit, match=r"^2$"):
+            main()
+        return capsys.readouterr().err
+
+    return run
+
+
+def test_errors_of_servers_are_one_line(refused):
+    (line,) = refused("panel", "mine", "turnkey/WebShop-v0", "turnkey.env.kwargs.url=http://127.0.0.1:9").splitlines()
     assert line.startswith("turnkey: the server at http://127.0.0.1:9")
 
 
@@ -113,62 +120,10 @@ def test_no_folder_without_tasks_in_it(tmp_path, option):
 
 @pytest.mark.parametrize("command", [["tasks", "OUT", "--env"], ["env-check", "--processes", "0"]])
 @pytest.mark.parametrize("module", [[], ["--module", "absent_xyz.py"]])
-def test_a_module_is_advised_by_the_option_of_the_command(tmp_path, monkeypatch, capsys, command, module):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["turnkey", *command, "absent/Env-v0", *module])
-    with pytest.raises(SystemExit) as exit:
-        main()
-    assert exit.value.code == 2
-    errors = capsys.readouterr().err
+def test_a_module_is_advised_by_the_option_of_the_command(tmp_path, refused, command, module):
+    errors = refused(*command, "absent/Env-v0", *module)
     assert "--module: cannot import 'absent_xyz.py'" in errors if module else "by --module in the commands" in errors
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("command", ["methods", "modifiers", "losses", "keys", "envs", "presets"])
-def test_lists_are_for_a_terminal_for_a_page_or_json_for_scripts(command):
-    output = CliRunner().invoke(app, ["list", command], catch_exceptions=False).output
-    page = CliRunner().invoke(app, ["list", command, "--markdown"], catch_exceptions=False).output
-    assert page.startswith("| ")
-    assert "|---|" in page
-    assert "|" not in output
-    assert max(map(len, output.splitlines())) <= 190
-    rows = json.loads(CliRunner().invoke(app, ["list", command, "--json"], catch_exceptions=False).output)
-    page = CliRunner().invoke(app, ["list", command, "--markdown"], catch_exceptions=False).output
-    assert len(rows) == len(page.splitlines()) - 2
-    assert all(row.keys() == rows[0].keys() for row in rows)
-
-
-def test_environments_fit_80_columns(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = CliRunner().invoke(app, ["list", "envs"], catch_exceptions=False).output.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "turnkey/ALFWorld-v0  +turnkey/env=alfworld" in lines
-    assert len(lines) < 90
-
-
-def test_a_preset_is_shown_with_switches_values_and_sources():
-    output = CliRunner().invoke(app, ["list", "presets", "gigpo_webshop_7b"], catch_exceptions=False).output
-    assert "+turnkey=gigpo +turnkey/env=webshop +turnkey/preset=gigpo_webshop_7b" in output
-    assert re.search(r"turnkey\.credit\.gamma +0\.95 ", output)
-    assert "paper: GiGPO, arXiv:2505.10978" in output
-    page = CliRunner().invoke(app, ["list", "presets", "gigpo_webshop_7b", "--markdown"], catch_exceptions=False).output
-    assert "| `turnkey.credit.gamma` | `0.95` |" in page
-    unknown = CliRunner().invoke(app, ["list", "presets", "gigpo_webshp_7b"])
-    assert unknown.exit_code == 2
-    assert "did you mean 'gigpo_webshop_7b'?" in unknown.output
-
-
-def test_a_narrow_terminal_shows_the_whole_table():
-    markdown = tables.methods()
-    narrow = tables.on_terminal(markdown, 80)
-    assert max(map(len, narrow.splitlines())) <= 80
-    assert "…" not in narrow
-    assert all(f" +turnkey={name} " in narrow for name in tables.shipped())
-    wide = tables.on_terminal(markdown, 400)
-    row = next(line for line in wide.splitlines() if "+turnkey=rebn " in line)
-    assert "normalizes each step" in row
-    assert "arXiv:2510.01051" in row
-    assert "gamma=0.9, std=sample, epsilon=1.0e-09" in wide
 
 
 @pytest.mark.parametrize(
@@ -181,3 +136,61 @@ def test_loggers_write_into_the_folder_of_the_run(tmp_path, logger, folders):
     done = CliRunner().invoke(app, ["train", "frozenlake", *small, *line], catch_exceptions=False)
     named = [name for name in ("WANDB_DIR", "TENSORBOARD_DIR") if f"env_vars.{name}={tmp_path}" in done.output]
     assert named == folders
+
+
+# --- what ``turnkey doctor`` makes of what it found; the looking itself is a contract test ----------------------------
+
+
+def point(kind: str, name: str, status: str) -> dict[str, str]:
+    return {"kind": kind, "name": name, "status": status, "detail": ""}
+
+
+POINTS = [
+    point("estimator", "gigpo", "registered"),
+    point("estimator", "turnkey/gigpo", "registered"),
+    point("estimator", "salt", "clash"),
+    point("estimator", "turnkey/salt", "registered"),
+    point("loss", "psft", "missing"),
+    point("loss", "turnkey/psft", "missing"),
+]
+
+
+def test_one_row_per_name_and_one_more_where_the_second_name_fares_otherwise():
+    assert [p["name"] for p in one_per_name(POINTS)] == ["gigpo", "salt", "turnkey/salt", "psft"]
+
+
+def test_problems_are_named():
+    report = Report(
+        "here",
+        points=POINTS,
+        plugins=[point("plugin of verl", "theirs", "failed"), point("own package", "ours", "loaded")],
+        seams=["verl.x.y is gone (used for: z)"],
+        broken_imports={"verl.a": "..."},
+    )
+    assert report.problems == [
+        "loss psft is missing",
+        "plugin of verl theirs failed to load",
+        "verl changed: verl.x.y is gone",
+        "verl.a cannot be imported",
+    ]
+
+
+def test_it_fits_a_screen_of_80_columns_and_names_what_is_wrong(capsys):
+    names = [f"method_{i}" for i in range(40)]
+    points = [point("estimator", name, "registered") for name in names]
+    points += [point("loss", "psft", "failed") | {"detail": "Traceback\nImportError: no"}, *POINTS[2:3]]
+    _show(Console(width=80), Report("a place", points=points))
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) < 20
+    assert max(map(len, text.splitlines())) <= 80
+    parts = [*names, "40 registered", "loss psft: failed. ImportError: no", "estimator salt: clash."]
+    assert [part for part in parts if part not in text] == []
+
+
+def test_json_is_for_scripts(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "inspect_process", lambda place: Report(place, points=POINTS))
+    assert doctor.run(in_ray=False, address=None, as_json=True) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert result["problems"] == ["this process: loss psft is missing"]
+    assert {row["package"] for row in result["versions"]} >= {"verl", "torch"}
+    assert result["places"][0]["points"] == POINTS

@@ -24,11 +24,18 @@ FURTHER = (
 )
 
 
-def words(folder: Path, environment: str = "frozenlake", further=FURTHER) -> list[str]:
-    played = launch.resolve(environment, further)
+def words(folder: Path, further=FURTHER) -> list[str]:
+    """The launch line, without words for Hydra itself."""
+    played = launch.resolve("frozenlake", further)
     sizes = {"model": "a/b", "method": "gigpo", "device": "cpu", "gpus": 1, "steps": 3}
     lines = launch.overrides(played, **sizes, tasks=folder / "tasks", out=folder, further=further)
-    return [word for line in lines for word in line]
+    return [word for line in lines for word in line if not word.startswith("hydra.")]
+
+
+def run_in(folder: Path) -> RunFolder:
+    run = RunFolder.of(folder)
+    assert run is not None
+    return run
 
 
 @pytest.fixture
@@ -38,13 +45,10 @@ def run(tmp_path: Path) -> Path:
     record = folder / "hydra" / ".hydra"
     record.mkdir(parents=True)
     line = words(folder)
-    OmegaConf.save(composed([word for word in line if not word.startswith("hydra.")]), record / "config.yaml")
+    OmegaConf.save(composed(line), record / "config.yaml")
     sources = [{"path": str(verls_config_dir()), "schema": "file", "provider": "main"}]
     hydra = {
-        "overrides": {
-            "task": [word for word in line if not word.startswith("hydra.")],
-            "hydra": [word for word in line if word.startswith("hydra.")],
-        },
+        "overrides": {"task": line, "hydra": [f"hydra.run.dir={folder / 'hydra'}"]},
         "job": {"config_name": "ppo_trainer"},
         "runtime": {"cwd": str(tmp_path), "config_sources": sources},
     }
@@ -56,22 +60,20 @@ def run(tmp_path: Path) -> Path:
 
 def test_it_is_found_by_its_folder_and_by_its_checkpoints(run: Path) -> None:
     for path in (run, run / "checkpoints", run / "checkpoints" / "global_step_3"):
-        trained = RunFolder.of(path)
-        assert trained is not None
-        assert (trained.folder, trained.checkpoints) == (run, run / "checkpoints")
-        assert trained.env_id == launch.resolve("frozenlake").id
+        folder = run_in(path)
+        assert (folder.folder, folder.checkpoints) == (run, run / "checkpoints")
+        assert folder.env_id == launch.resolve("frozenlake").id
     assert RunFolder.of(run.parent / "elsewhere") is None
     (run.parent / "other").mkdir()
     assert RunFolder.of(run.parent / "other") is None
 
 
 def test_what_it_plays_with_is_exactly_what_differs_from_the_recipe(run: Path) -> None:
-    trained = RunFolder.of(run)
-    assert trained is not None
-    plain = words(run, further=())
-    overrides = trained.playing(composed([word for word in plain if not word.startswith("hydra.")]))
+    overrides = run_in(run).playing(composed(words(run, further=())))
     assert sorted(word.lstrip("+") for word in overrides) == sorted(FURTHER)
-    assert trained.playing(composed([w for w in words(run) if not w.startswith("hydra.")])) == []
+    assert run_in(run).playing(composed(words(run))) == []
+    changed = run_in(run).differing(["turnkey.rollout.max_turns=9", "turnkey.env.kwargs.size=5", "trainer.save_freq=1"])
+    assert changed == ["turnkey.rollout.max_turns=9 (the run: 7)"]
 
 
 TOOLS = (
@@ -86,13 +88,11 @@ TOOLS = (
 
 def test_it_plays_with_the_tools_of_the_run_and_without_what_only_trains(run: Path) -> None:
     record = run / "hydra" / ".hydra" / "config.yaml"
-    plain = [word for word in words(run, further=()) if not word.startswith("hydra.")]
+    plain = words(run, further=())
     OmegaConf.save(composed([*plain, *TOOLS]), record)
-    trained = RunFolder.of(run)
-    assert trained is not None
-    overrides = trained.playing(composed(plain))
+    overrides = run_in(run).playing(composed(plain))
     assert sorted(word.lstrip("+") for word in overrides) == sorted(word.lstrip("+") for word in TOOLS[:-1])
-    assert trained.playing(composed([*plain, *overrides])) == []
+    assert run_in(run).playing(composed([*plain, *overrides])) == []
 
 
 @pytest.mark.parametrize("how", ["copied", "moved", "moved with all", "relative", "linked"])
@@ -120,24 +120,15 @@ def test_a_run_elsewhere_goes_on_where_it_is(run: Path, tmp_path: Path, monkeypa
             file.write_text(file.read_text().replace(str(tmp_path), f"{tmp_path}/gone"))
     else:
         shutil.copytree(run, there)
-    trained = RunFolder.of(there)
-    assert trained is not None
-    assert trained.checkpoints.resolve() == (there / "checkpoints").resolve()
-    assert trained.task_files("val") == [str((run if how == "linked" else there) / "tasks" / "val.parquet")]
-    folder, line = trained.launch()
+    assert run_in(there).checkpoints.resolve() == (there / "checkpoints").resolve()
+    assert run_in(there).task_files("val") == [str((run if how == "linked" else there) / "tasks" / "val.parquet")]
+    folder, line = run_in(there).launch()
     assert folder == cwd
     assert {*rest} <= {*line}
     named = {read(word)[1] for word in line if word.partition("=")[0] in FOLDERS}
     assert named == {str((run if how == "linked" else there) / name) for name in FOLDERS.values()}
     if how != "linked":
         assert not [word for word in line if f"{run}/" in word]
-
-
-def test_what_the_command_changes_is_named(run: Path) -> None:
-    trained = RunFolder.of(run)
-    assert trained is not None
-    changed = trained.differing(["turnkey.rollout.max_turns=9", "turnkey.env.kwargs.size=5", "trainer.save_freq=1"])
-    assert changed == ["turnkey.rollout.max_turns=9 (the run: 7)"]
 
 
 def test_an_evaluation_of_a_run_says_what_it_takes_from_it(run: Path, monkeypatch) -> None:

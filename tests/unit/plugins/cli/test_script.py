@@ -1,15 +1,24 @@
 """`turnkey check launch.sh` checks the words that bash passes to verl's main program, and nothing else happens."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
 import sys
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli import script
+from verl_turnkey.plugins.cli.check import may_sweep
+from verl_turnkey.plugins.cli.without_torch import Absent, Mark, NeedsVerl, possible
 
 SCRIPTS = [
     "python -m verl.trainer.main_ppo +turnkey=gigpo data.train_batch_size=16",
@@ -87,16 +96,16 @@ def test_programs_that_do_something_are_not_run_and_are_named(tmp_path: Path, mo
     assert "    not run: ray start --head" in lines
 
 
-def test_a_job_of_ray_is_the_command_that_it_runs(tmp_path: Path):
-    call = run("ray job submit --no-wait -- bash -c 'python3 -m verl.trainer.main_ppo a=$((1 + 1))'", tmp_path)
-    assert call.arguments == ["a=2"]
-    call = run("torchrun --nproc_per_node=2 -m verl.trainer.main_ppo a=3", tmp_path)
-    assert call.arguments == ["a=3"]
-
-
-def test_there_is_no_network(tmp_path: Path):
-    call = run("(echo > /dev/tcp/127.0.0.1/22) 2>&1 || A=none\npython -m verl.trainer.main_ppo a=$A", tmp_path)
-    assert call.arguments == ["a=none"]
+@pytest.mark.parametrize(
+    ("text", "argument"),
+    [
+        ("ray job submit --no-wait -- bash -c 'python3 -m verl.trainer.main_ppo a=$((1 + 1))'", "a=2"),
+        ("torchrun --nproc_per_node=2 -m verl.trainer.main_ppo a=3", "a=3"),
+        ("(echo > /dev/tcp/127.0.0.1/22) 2>&1 || A=none\npython -m verl.trainer.main_ppo a=$A", "a=none"),  # no network
+    ],
+)
+def test_what_a_job_of_ray_and_a_launcher_start_is_read_without_a_network(text: str, argument: str, tmp_path: Path):
+    assert run(text, tmp_path).arguments == [argument]
 
 
 def test_folder_and_variables_of_the_call_are_those_of_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -133,13 +142,64 @@ def test_a_script_without_one_call_is_refused(text: str, message: str, tmp_path:
         run(text, tmp_path)
 
 
-def test_a_script_that_waits_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_script_that_waits_or_has_no_sandbox_is_run_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(script, "SECONDS", 1)
     with pytest.raises(ConfigError, match=r"takes more than 1 s where nothing trains: run `TURNKEY_CHECK=1 bash"):
         run("while ! ray status | grep -q ready; do sleep 5; done\npython -m verl.trainer.main_ppo", tmp_path)
-
-
-def test_without_a_sandbox_the_way_by_hand_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(script, "bwrap_problem", lambda: "bwrap is not installed")
     with pytest.raises(ConfigError, match=r"bwrap is not installed. Install it, or run `TURNKEY_CHECK=1 bash .*launch"):
         run("python -m verl.trainer.main_ppo", tmp_path)
+
+
+# --- without torch: names without values pass through definitions, and whoever computes with one hears of it ----------
+
+
+TORCH = Absent("torch")
+
+
+def test_definitions_pass():
+    tensor = TORCH.Tensor
+    assert tensor in (tensor, Any)
+
+    @Mark("torch.no_grad")()
+    def double(values: tensor | None, others: tensor | None = None) -> tuple[tensor, dict[str, tensor]]:
+        return values, {}
+
+    @dataclass
+    class Row:
+        values: tensor  # pyright: ignore[reportInvalidTypeForm]
+        kind: Any = field(default=TORCH.float32)
+
+    assert Row(3).kind is not None
+    assert double(3) == (3, {})
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda: TORCH.cuda.is_available(),
+        lambda: bool(TORCH.version),
+        lambda: TORCH.float32 == "float32",
+        lambda: isinstance(3, TORCH.Tensor),
+        lambda: issubclass(int, TORCH.Tensor),
+        lambda: types.new_class("Net", (TORCH.nn.Module,)),
+        lambda: [*TORCH.devices],
+        lambda: len(TORCH.devices),
+        lambda: 3 in TORCH.devices,
+        lambda: TORCH.count > 1,
+        lambda: setattr(TORCH, "threads", 1),
+    ],
+)
+def test_to_compute_with_one_needs_verl(compute: Callable[[], Any]):
+    with pytest.raises(NeedsVerl), suppress(Exception):  # which checks turn into findings
+        compute()
+
+
+def test_a_class_of_verl_on_the_line_needs_verl():
+    assert not possible(["+trainer.checkpoint_callback_class=verl.trainer.Callback"])
+
+
+@pytest.mark.parametrize("word", ["--multirun", "hydra.mode=MULTIRUN", "+hydra.sweep.dir=a", "hydra/launcher=basic"])
+def test_words_of_hydra_may_start_several_runs(word: str):
+    assert may_sweep(["+turnkey=gigpo", "hydra.run.dir=/runs/1", word])
+    assert not may_sweep(["+turnkey=gigpo", "hydra.run.dir=/runs/1", "trainer.experiment_name=hydra"])

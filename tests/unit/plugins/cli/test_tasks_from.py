@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,8 @@ def test_columns_are_taken_by_their_names(run, name):
     assert "question -> question, level -> level, answers -> answer, question -> prompt; not used: id" in output
     assert "3 tasks in out/train.parquet" in output
     rows = written() | written("val")
-    assert {question: row["reward_model"]["ground_truth"].tolist() for question, row in rows.items()} == {
-        row["question"]: row["answers"] for row in ROWS
-    }
+    truths = {question: row["reward_model"]["ground_truth"].tolist() for question, row in rows.items()}
+    assert truths == {row["question"]: row["answers"] for row in ROWS}
     kwargs = {question: Task.from_json(row["turnkey_task"]).kwargs for question, row in rows.items()}
     assert kwargs["H2O?"] == {"question": "H2O?", "level": 3}
     assert kwargs["Not available?"] == {"question": "Not available?"}
@@ -202,19 +202,14 @@ def test_tables_are_read_by_their_byte_order_mark(typed, encoding):
     assert [task.kwargs for task in tasks] == [{"text": "Tür\r\nzu", "whole": 7}, {"text": "auf"}]
 
 
-def test_columns_are_chosen_by_options(run):
-    rows = [
-        {"q": "2 + 2?", "gold": {"text": ["4"]}, "s": 7, "tip": "count"},
-        {"q": "3?", "gold": {"text": ["3"]}, "s": 8, "tip": ""},
-    ]
+def test_columns_are_chosen_by_options_and_nested_ones_are_named_with_dots(run):
+    texts = (("2 + 2?", "4", 7, "count"), ("3?", "3", 8, ""))
+    rows = [{"q": q, "gold": {"text": [gold]}, "s": seed, "tip": tip} for q, gold, seed, tip in texts]
     columns = {"question": "q", "prompt": "q", "answer": "gold", "seed": "s", "hint": "tip"}
     run("--from", write("q.jsonl", rows), "--columns", json.dumps(columns), "--val-from", write("v.jsonl", rows[1:]))
     row = written()["2 + 2?"]
     assert row["reward_model"]["ground_truth"].tolist() == ["4"]
     assert (Task.from_json(row["turnkey_task"]).seed, row["turnkey_hint"]) == (7, "count")
-
-
-def test_nested_columns_are_named_with_dots(run):
     rows = [{"ask": {"text": f"{n}?"}, "answer": n} for n in range(3)]
     run("--from", write("q.jsonl", rows), "--columns", '{"question": "ask.text"}', "--val", "1")
     assert {*written(), *written("val")} == {"0?", "1?", "2?"}
@@ -233,7 +228,7 @@ def test_equal_rows_are_never_in_both(run):
     assert (len(written()), len(written("val"))) == (17, 3)
 
 
-def test_a_data_set_of_the_library_is_read_by_name_and_split(run, tmp_path):
+def test_a_data_set_of_the_library_is_read_by_name_and_split(run, monkeypatch):
     Path("mine").mkdir()
     write("mine/train.jsonl", [{"question": f"{n}?", "answer": str(n)} for n in range(4)])
     write("mine/test.jsonl", [{"question": "9?", "answer": "9"}])
@@ -241,10 +236,7 @@ def test_a_data_set_of_the_library_is_read_by_name_and_split(run, tmp_path):
     assert (len(written()), {*written("val")}) == (4, {"9?"})
     with pytest.raises(ConfigError, match="choose a split, mine@train or mine@test"):
         read_rows("mine")
-
-
-def test_without_the_library_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingPackageError, match="pip install datasets"):
         read_rows("rajpurkar/squad@train")
 
@@ -267,8 +259,5 @@ def test_what_cannot_be_read_is_refused_before_anything_is_written(run, words, e
     Path("bad.jsonl").write_text("{")
     with pytest.raises(error, match=message.replace("(", r"\(")):
         run(*words)
-    assert not Path("out").exists()
-
-
-def test_options_of_rows_need_rows(run):
     assert "go with --from" in run("--columns", '{"answer": "a"}')
+    assert not Path("out").exists()

@@ -197,9 +197,10 @@ def test_a_server_that_never_answers_is_not_waited_for_for_ever(tmp_path):
 ROWS = [{COLUMN: Task("e", seed).to_json()} for seed in (1, 2, 3)]
 
 
-def came(success: bool) -> dict[str, Any]:
+def sample(success: bool, turns: int = 2) -> dict[str, Any]:
     zeros = dict.fromkeys(("env_return", "composed_return", "invalid_rate", "unparsed_rate"), 0.0)
-    return {**zeros, "success": success, "turns": 1, "truncated": False, "tokens": 1, "seconds": 0.1}
+    numbers = {"turns": turns, "truncated": not success, "tokens": 3, "composed_return.step": 0.5}
+    return {**zeros, "success": success, **numbers}
 
 
 @pytest.fixture
@@ -213,7 +214,7 @@ def test_every_task_has_its_first_sample_before_a_second(kept):
     todo = jobs(ROWS, 2, kept)
     assert [(job.number, job.task) for job in todo] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     assert len({job.key for job in todo}) == 6
-    kept.add(todo[1].key, came(True))
+    kept.add(todo[1].key, sample(True))
     assert [job.key for job in jobs(ROWS, 2, kept)] == [job.key for i, job in enumerate(todo) if i != 1]
     groups = {job.row["uid"] for job in todo}
     assert len(groups) == 3, "samples of a task are a group in the log"
@@ -229,7 +230,7 @@ def test_no_more_at_once_than_asked_for(kept, concurrency):
         most = max(most, now)
         await asyncio.sleep(0)
         now -= 1
-        return came(True)
+        return sample(True)
 
     assert asyncio.run(play_all(jobs(ROWS, 2, kept), play, kept, concurrency=concurrency)) == []
     assert most == min(concurrency, 6)
@@ -245,14 +246,13 @@ def test_a_failed_episode_is_played_again_and_then_left_out(kept):
         task = Task.from_json(row[COLUMN]).seed
         tries[task] = tries.get(task, 0) + 1
         sessions.append(row["session_id"])
-        return "EnvironmentFailure: it died" if task == 1 or (task == 2 and tries[2] < ATTEMPTS) else came(task == 3)
+        return "EnvironmentFailure: it died" if task == 1 or (task == 2 and tries[2] < ATTEMPTS) else sample(task == 3)
 
     failures = asyncio.run(play_all(jobs(ROWS, 1, kept), play, kept, concurrency=1, advance=outcomes.append))
     assert tries == {1: ATTEMPTS, 2: ATTEMPTS, 3: 1}
     assert sessions == [0, "0-1", "0-2"] * 2 + [0], "each attempt has a key of its own in the log"
-    assert [(failure["task"], failure["seed"], failure["reason"]) for failure in failures] == [
-        (0, 1, "EnvironmentFailure: it died")
-    ]
+    reasons = [(failure["task"], failure["seed"], failure["reason"]) for failure in failures]
+    assert reasons == [(0, 1, "EnvironmentFailure: it died")]
     assert outcomes == [None, False, True]
     numbers = finish(kept, ROWS, 1, failures)
     assert (numbers["samples"], numbers["failed"]["samples"], numbers["complete"]) == (2, 1, False)
@@ -280,18 +280,6 @@ def test_where_nothing_can_succeed_any_more_it_stops(kept):
 TASKS = [{"env_id": "e", "seed": seed, "kwargs": {}} for seed in (5, 6, 7)]
 
 
-def sample(success: bool, turns: int = 2) -> dict[str, Any]:
-    zeros = dict.fromkeys(("env_return", "composed_return", "invalid_rate", "unparsed_rate"), 0.0)
-    return {
-        **zeros,
-        "success": success,
-        "turns": turns,
-        "truncated": not success,
-        "tokens": 3,
-        "composed_return.step": 0.5,
-    }
-
-
 def of(*solved: int, samples: int = 4) -> dict[int, list[dict[str, Any]]]:
     return {task: [sample(i < c, turns=task + 1) for i in range(samples)] for task, c in enumerate(solved)}
 
@@ -307,11 +295,8 @@ def test_success_and_pass_at_k():
     assert numbers["turns"]["value"] == pytest.approx(2.0)
     assert numbers["truncated"]["value"] == pytest.approx(7 / 12)
     assert numbers["composed_return.step"]["value"] == 0.5
-    assert [(task["seed"], task["solved"], task["samples"]) for task in numbers["tasks"]] == [
-        (5, 0, 4),
-        (6, 1, 4),
-        (7, 4, 4),
-    ]
+    tasks = [(task["seed"], task["solved"], task["samples"]) for task in numbers["tasks"]]
+    assert tasks == [(5, 0, 4), (6, 1, 4), (7, 4, 4)]
 
 
 def test_failed_samples_are_in_no_number_and_make_it_incomplete():
@@ -322,11 +307,8 @@ def test_failed_samples_are_in_no_number_and_make_it_incomplete():
     numbers = result(samples, failures, tasks=TASKS, samples_per_task=4)
     assert not numbers["complete"]
     assert numbers["success"]["value"] == 1.0
-    assert {k: (rate["value"], rate["tasks"]) for k, rate in numbers["pass_at"].items()} == {
-        "1": (1.0, 2),
-        "2": (1.0, 1),
-        "4": (1.0, 1),
-    }
+    pass_at = {k: (rate["value"], rate["tasks"]) for k, rate in numbers["pass_at"].items()}
+    assert pass_at == {"1": (1.0, 2), "2": (1.0, 1), "4": (1.0, 1)}
     assert numbers["failed"]["samples"] == 7
     assert numbers["failed"]["share"] == pytest.approx(7 / 12)
     assert numbers["failed"]["kinds"] == {"timeout": 4, "ServerError": 3}
@@ -354,10 +336,8 @@ def test_samples_that_were_not_played_make_it_incomplete():
 
 
 def test_the_table_has_shares_in_percent():
-    lines = {
-        what: (value, interval)
-        for what, value, interval in rows(result(of(2, 2, 2), [], tasks=TASKS, samples_per_task=4))
-    }
+    numbers = result(of(2, 2, 2), [], tasks=TASKS, samples_per_task=4)
+    lines = {what: (value, interval) for what, value, interval in rows(numbers)}
     assert lines["success"][0] == "50.0 %"
     assert "pass@1" not in lines, "it is the success"
     assert lines["pass@4"][0] == "100.0 %"

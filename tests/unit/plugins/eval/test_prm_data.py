@@ -7,6 +7,7 @@ import random
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,8 @@ from synthetic_run import write
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.rewards.components import RewardStep
+from verl_turnkey.envs.tasks import Panel
+from verl_turnkey.plugins.config import playing
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.leaves import every
 from verl_turnkey.plugins.eval import prm as data
@@ -43,13 +46,8 @@ def naive_state_labels(episodes, visits):
     for e in episodes:
         for k, turn in enumerate(e.turns):
             state = turn.next_anchor or (e.turns[k + 1].anchor if k + 1 < len(e.turns) else None)
-            came = [
-                other
-                for other in episodes
-                if other.group == e.group
-                and state is not None
-                and any(state in (t.anchor, t.next_anchor) for t in other.turns)
-            ]
+            group = [other for other in episodes if other.group == e.group and state is not None]
+            came = [other for other in group if any(state in (t.anchor, t.next_anchor) for t in other.turns)]
             share = sum(other.success for other in came) / len(came) if len(came) >= visits else float(e.success)
             labels[e.episode, k] = share
     return labels
@@ -61,9 +59,8 @@ def test_state_labels_are_those_of_a_loop_over_all_episodes():
     for i in range(40):
         length = rng.randrange(1, 6)
         states = [rng.choice(["a", "b", "c", "d", None]) for _ in range(length + 1)]
-        episodes.append(
-            episode(str(i), rng.random() < 0.4, ["x"] * length, states=states, group=rng.choice(["g", "h", "i"]))
-        )
+        group, success = rng.choice(["g", "h", "i"]), rng.random() < 0.4
+        episodes.append(episode(str(i), success, ["x"] * length, states=states, group=group))
     for visits in (1, 3, 9):
         assert data.state_labels(episodes, visits) == pytest.approx(naive_state_labels(episodes, visits))
     labels = data.state_labels(episodes)
@@ -92,13 +89,10 @@ def test_progress_labels_are_the_check_values():
     assert ("other", 0) not in labels
 
 
-def test_the_best_of_the_shortest_successes_counts():
+def test_the_best_of_the_shortest_successes_counts_and_a_refused_action_is_no_progress():
     episodes = [episode("0", True, ["a", "b"]), episode("1", True, ["c", None, "d"]), episode("2", False, ["c", "a"])]
     assert data.progress_labels(episodes)["2", 1] == 0.5
     assert data.progress_labels(episodes)["1", 2] == 1.0
-
-
-def test_a_refused_action_is_no_progress():
     refused = episode("1", False, ["a", "b"])
     refused.turns[1] = replace(refused.turns[1], valid=False)
     labels = data.progress_labels([episode("0", True, ["a", "b"]), refused])
@@ -148,11 +142,14 @@ def test_held_out_tasks_are_whole_and_the_draw_repeats():
     assert {row["episode"] for row in balanced if row["label"] > 0.5} == {str(i) for i in range(100) if i % 5 > 2}
 
 
-def test_episodes_without_all_texts_are_counted(tmp_path: Path):
+def test_episodes_without_all_texts_are_counted_and_validations_are_read_alone(tmp_path: Path):
     log = write(tmp_path)
     whole = data.read_episodes(log)
     table = read(log, "episodes")
-    trained = table[~table["validation"].astype(bool)]
+    validates = table["validation"].astype(bool)
+    assert {e.episode for e in data.read_episodes(log, validation=True).episodes} == {*table[validates]["episode"]}
+    assert not {e.episode for e in whole.episodes} & {*table[validates]["episode"]}
+    trained = table[~validates]
     failed = int(trained["failed"].notna().sum())
     assert whole.left_out == {"failed": failed}
     assert len(whole.episodes) == len(trained) - failed
@@ -168,24 +165,13 @@ def test_episodes_without_all_texts_are_counted(tmp_path: Path):
     assert any(re.search("earlier version", reason) for reason in earlier.left_out)
 
 
-def test_validations_are_read_alone(tmp_path: Path):
-    log = write(tmp_path)
-    table = read(log, "episodes")
-    validations = {*table[table["validation"].astype(bool)]["episode"]}
-    assert {e.episode for e in data.read_episodes(log, validation=True).episodes} == validations
-    assert not {e.episode for e in data.read_episodes(log).episodes} & validations
-
-
 # --- Accuracy, AUC and calibration of scores: against pairs, loops and the check values -------------------------------
-ORACLE = Path(__file__).parents[3] / "data" / "oracle" / "learned_check_values.json"
-SCORE_VALUES = json.loads(ORACLE.read_text())
 
 
 def naive_auc(scores, labels):
     """The share of pairs of a positive and a negative in which the positive has the higher score, ties half."""
-    pairs = [
-        (a, b) for a, x in zip(scores, labels, strict=True) for b, y in zip(scores, labels, strict=True) if x > 0.5 >= y
-    ]
+    rows = list(zip(scores, labels, strict=True))
+    pairs = [(a, b) for a, x in rows for b, y in rows if x > 0.5 >= y]
     return sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs) / len(pairs) if pairs else math.nan
 
 
@@ -206,10 +192,9 @@ def test_measures_are_those_of_the_twins(seed: int):
     values = measure(scores, labels)
     assert values["auc"] == pytest.approx(naive_auc(scores, labels))
     assert values["calibration_error"] == pytest.approx(naive_calibration_error(scores, labels))
-    assert values["accuracy"] == np.mean([(s > 0.5) == (y > 0.5) for s, y in zip(scores, labels, strict=True)])
-    assert values["squared_error"] == pytest.approx(
-        np.mean([(s - y) ** 2 for s, y in zip(scores, labels, strict=True)])
-    )
+    rows = list(zip(scores, labels, strict=True))
+    assert values["accuracy"] == np.mean([(s > 0.5) == (y > 0.5) for s, y in rows])
+    assert values["squared_error"] == pytest.approx(np.mean([(s - y) ** 2 for s, y in rows]))
 
 
 def test_a_weight_is_a_number_of_copies():
@@ -220,7 +205,7 @@ def test_a_weight_is_a_number_of_copies():
 
 
 def test_the_cross_entropy_is_gui_shepherds():
-    values = SCORE_VALUES["gui_shepherd"]
+    values = CHECK_VALUES["gui_shepherd"]
     positive = [1.0 - label for label in values["label"]]
     measured = measure(values["p(positive)"], positive)
     assert measured["cross_entropy"] == pytest.approx(values["loss"], abs=1e-7)
@@ -246,16 +231,13 @@ def test_intervals_are_over_tasks():
     assert (number, mean_score, mean_label) == (2, pytest.approx(0.35), 0.5)
 
 
-def test_one_class_alone_has_no_auc():
-    result = evaluate([0.2, 0.9], [1.0, 1.0], ["a", "b"])
-    assert math.isnan(result["auc"].value)
-    assert result["accuracy"].value == 0.5
-
-
-@pytest.mark.parametrize("scores", [[], [1.2], [float("nan")]])
-def test_scores_are_from_0_to_1(scores):
-    with pytest.raises(ValueError, match="expected scores from 0 to 1"):
-        evaluate(scores, scores, ["t"] * len(scores))
+def test_one_class_alone_has_no_auc_and_scores_are_from_0_to_1():
+    of_one_class = evaluate([0.2, 0.9], [1.0, 1.0], ["a", "b"])
+    assert math.isnan(of_one_class["auc"].value)
+    assert of_one_class["accuracy"].value == 0.5
+    for scores in ([], [1.2], [float("nan")]):
+        with pytest.raises(ValueError, match="expected scores from 0 to 1"):
+            evaluate(scores, scores, ["t"] * len(scores))
 
 
 # --- The folder of an evaluation: one identity, and every finished sample once ----------------------------------------
@@ -263,29 +245,21 @@ FIELDS = {"model": {"sha256": "ab"}, "sampling": {"temperature": 1.0, "top_p": 1
 TASK = '{"env_id": "e", "kwargs": {}, "seed": 1}'
 
 
-def test_the_id_is_that_of_the_fields_in_any_order():
+def test_the_id_is_that_of_the_fields_in_any_order_and_differing_ones_are_named_down_to_the_leaf():
     turned = {name: FIELDS[name] for name in reversed(FIELDS)}
     assert eval_id(turned) == eval_id(FIELDS)
     assert re.fullmatch("[0-9a-f]{16}", eval_id(FIELDS))
     other = copy.deepcopy(FIELDS)
     other["sampling"]["top_p"] = 0.9
     assert eval_id(other) != eval_id(FIELDS)
-
-
-def test_differing_fields_are_named_down_to_the_leaf():
-    other = copy.deepcopy(FIELDS)
-    other["sampling"]["top_p"] = 0.9
     other["rewards"].append({"name": "length"})
     other["more"] = 1
     fields = differing(FIELDS, other)
     assert [*fields] == ["more", "rewards", "sampling.top_p"]
     assert (fields["more"], fields["sampling.top_p"]) == ((None, 1), (FIELDS["sampling"]["top_p"], 0.9))
     assert differing(FIELDS, copy.deepcopy(FIELDS)) == {}
-
-
-def test_a_file_is_a_field_whatever_dots_its_name_has():
-    fields = differing({"modules": {"my_env.py": "a1"}}, {"modules": {"my_env.py": "b2"}})
-    assert fields == {"modules.my_env.py": ("a1", "b2")}
+    files = [{"modules": {"my_env.py": digest}} for digest in ("a1", "b2")]
+    assert differing(*files) == {"modules.my_env.py": ("a1", "b2")}
 
 
 def test_a_digest_is_of_names_and_contents(tmp_path):
@@ -318,14 +292,9 @@ def test_samples_of_an_earlier_version_count_by_their_current_names(tmp_path):
     sample = {"key": "a", "success": True, "return": 1.0, "score": 0.5, "rewards": {"step": 1.0, "length": -0.5}}
     (tmp_path / "samples.jsonl").write_text(json.dumps(sample) + "\n")
     kept = Samples(tmp_path, FIELDS)
-    assert kept.done["a"] == {
-        "key": "a",
-        "success": True,
-        "env_return": 1.0,
-        "composed_return": 0.5,
-        "composed_return.step": 1.0,
-        "composed_return.length": -0.5,
-    }
+    returns = {"env_return": 1.0, "composed_return": 0.5}
+    returns |= {"composed_return.step": 1.0, "composed_return.length": -0.5}
+    assert kept.done["a"] == {"key": "a", "success": True, **returns}
     kept.close()
 
 
@@ -350,9 +319,8 @@ def test_another_evaluation_is_refused_and_stays(tmp_path):
     kept.add("a", {"success": True})
     kept.close()
     other = {**FIELDS, "sampling": {"temperature": 0.0, "top_p": 1.0}}
-    with pytest.raises(
-        ConfigError, match=r"differs in\n  sampling.temperature: 1.0 there, 0.0 now\nGive another --out"
-    ):
+    line = r"sampling.temperature: 1.0 there, 0.0 now"
+    with pytest.raises(ConfigError, match=rf"differs in\n  {line}\nGive another --out"):
         Samples(tmp_path, other)
     again = Samples(tmp_path, FIELDS)
     assert [*again.done] == ["a"]
@@ -363,18 +331,19 @@ def test_another_evaluation_is_refused_and_stays(tmp_path):
     assert json.loads((tmp_path / "eval.json").read_text())["eval_id"] == eval_id(other)
 
 
-def test_secrets_are_told_apart_but_neither_written_nor_shown(tmp_path):
-    def fields(key):
-        config = composed(
-            ["+turnkey=base", "turnkey.env.id=turnkey/FrozenLake-v0", f"+turnkey.env.kwargs.api_key={key}"]
-        )
-        return result.identity(config, {"name": "m", "tag": None}, None)
+LAKE = ["+turnkey=base", "turnkey.env.id=turnkey/FrozenLake-v0"]
 
-    Samples(tmp_path, fields("hunter2")).close()
-    with pytest.raises(
-        ConfigError, match=r"environment.kwargs.api_key: '\*\*\* \(\w+\)' there, '\*\*\* \(\w+\)' now"
-    ) as raised:
-        Samples(tmp_path, fields("hunter3"))
+
+def fields_of(*words: str) -> dict[str, Any]:
+    """The identity of an evaluation with these overrides."""
+    return result.identity(composed([*LAKE, *words]), {"name": "m", "tag": None}, None)
+
+
+def test_secrets_are_told_apart_but_neither_written_nor_shown(tmp_path):
+    Samples(tmp_path, fields_of("+turnkey.env.kwargs.api_key=hunter2")).close()
+    line = r"environment.kwargs.api_key: '\*\*\* \(\w+\)' there, '\*\*\* \(\w+\)' now"
+    with pytest.raises(ConfigError, match=line) as raised:
+        Samples(tmp_path, fields_of("+turnkey.env.kwargs.api_key=hunter3"))
     assert "hunter" not in (tmp_path / "eval.json").read_text() + str(raised.value)
 
 
@@ -392,7 +361,7 @@ def test_files_of_the_user_count_by_name_and_content(tmp_path):
     assert identities[0] == [{"weight": 2.0, "note": "a .py: file"}, {"name": "tags"}]
 
 
-ROLLOUT = "actor_rollout_ref.rollout"
+VERLS_TOOLS = "actor_rollout_ref.rollout.multi_turn."
 
 
 @pytest.mark.parametrize(
@@ -400,14 +369,8 @@ ROLLOUT = "actor_rollout_ref.rollout"
     [
         ("turnkey.mcp.servers={here}/mcp.json", r"turnkey.mcp.servers: None there, 'mcp.json \(\w{16}\)' now"),
         ("turnkey.mcp.tools=[look]", r"turnkey.mcp.tools: None there, \['look'\] now"),
-        (
-            ROLLOUT + ".multi_turn.tool_config_path={here}/mcp.json",
-            r"tool_config_path: None there, 'mcp.json \(\w{16}\)' now",
-        ),
-        (
-            ROLLOUT + ".multi_turn.function_tool_path={here}/a.py",
-            r"function_tool_path: None there, 'a.py \(\w{16}\)' now",
-        ),
+        (VERLS_TOOLS + "tool_config_path={here}/mcp.json", r"tool_config_path: None there, 'mcp.json \(\w{16}\)' now"),
+        (VERLS_TOOLS + "function_tool_path={here}/a.py", r"function_tool_path: None there, 'a.py \(\w{16}\)' now"),
         ("turnkey.modules=[{here}/a.py]", r"turnkey.modules: \[\] there, \['a.py \(\w{16}\)'\] now"),
         ("data.max_prompt_length=99", r"data.max_prompt_length: \d+ there, 99 now"),
     ],
@@ -417,41 +380,28 @@ def test_what_is_played_is_part_of_the_identity(tmp_path, word, line):
     (tmp_path / "out").mkdir()
     for name in ("mcp.json", "a.py"):
         (tmp_path / name).write_text("{}")
-
-    def fields(*words):
-        config = composed(["+turnkey=base", "turnkey.env.id=turnkey/FrozenLake-v0", *words])
-        return result.identity(config, {"name": "m"}, None)
-
     changed = word.format(here=tmp_path)
-    Samples(tmp_path / "out", fields()).close()
-    Samples(tmp_path / "out", fields("turnkey.rollout.layout=steps", "turnkey.env.step_timeout=9")).close()
+    Samples(tmp_path / "out", fields_of()).close()
+    Samples(tmp_path / "out", fields_of("turnkey.rollout.layout=steps", "turnkey.env.step_timeout=9")).close()
     with pytest.raises(ConfigError, match=rf"differs in\n  \S*{line}\nGive"):
-        Samples(tmp_path / "out", fields(changed))
+        Samples(tmp_path / "out", fields_of(changed))
     if str(tmp_path) in changed:
-        before = fields(changed)
+        before = fields_of(changed)
         for name in ("mcp.json", "a.py"):
             (tmp_path / name).write_text("{} ")
-        assert len(differing(before, fields(changed))) == 1
+        assert len(differing(before, fields_of(changed))) == 1
 
 
 def test_a_panel_has_the_tools_and_is_as_before_without_any(tmp_path):
-    from verl_turnkey.envs.tasks import Panel
-    from verl_turnkey.plugins.config.playing import differing as differing_from
-    from verl_turnkey.plugins.config.playing import settings, words
-
     (tmp_path / "mcp.json").write_text("{}")
-    plain = ["+turnkey=base", "turnkey.env.id=turnkey/FrozenLake-v0", "+turnkey.env.kwargs.size=4"]
+    plain = [*LAKE, "+turnkey.env.kwargs.size=4"]
     tools = [f"turnkey.mcp.servers={tmp_path}/mcp.json", "turnkey.mcp.shared=[pad]"]
-    panels = [
-        Panel({"settings": settings(composed(line)), "environment": {"kwargs": {"size": 4}}})
-        for line in (plain, [*plain, *tools])
-    ]
+    environment, lines = {"kwargs": {"size": 4}}, (plain, [*plain, *tools])
+    panels = [Panel({"settings": playing.settings(composed(line)), "environment": environment}) for line in lines]
     assert [*panels[0].content["settings"]] == ["rollout", "template_sha256", "examples_sha256", "tokens", "rewards"]
-    assert [name.partition(":")[0] for name in differing_from(panels[0], composed([*plain, *tools]))] == [
-        "turnkey.mcp.servers",
-        "turnkey.mcp.shared",
-    ]
-    again = [*plain, *words(panels[1])]
-    [line] = differing_from(panels[1], composed(again))
+    names = [name.partition(":")[0] for name in playing.differing(panels[0], composed([*plain, *tools]))]
+    assert names == ["turnkey.mcp.servers", "turnkey.mcp.shared"]
+    again = [*plain, *playing.words(panels[1])]
+    [line] = playing.differing(panels[1], composed(again))
     assert re.fullmatch(r"turnkey.mcp.servers: None, not 'mcp.json \(\w{16}\)'", line)
-    assert differing_from(panels[1], composed([*again, tools[0]])) == []
+    assert playing.differing(panels[1], composed([*again, tools[0]])) == []

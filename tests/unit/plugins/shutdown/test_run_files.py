@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -28,7 +29,7 @@ with own_folder({"default_local_dir": sys.argv[1], "save_freq": 1}):
 
 def test_a_folder_is_one_runs_until_its_process_ends(tmp_path: Path):
     folder = tmp_path / "checkpoints"
-    mine = {"default_local_dir": str(folder), "save_freq": 10}
+    mine: dict[str, Any] = {"default_local_dir": str(folder), "save_freq": 10}
     with subprocess.Popen(
         [sys.executable, "-c", OTHER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
@@ -38,10 +39,9 @@ def test_a_folder_is_one_runs_until_its_process_ends(tmp_path: Path):
             pytest.fail("began")
         with pytest.raises(ConfigError, match=message):
             guarded(lambda *_, **__: pytest.fail("began"))({"trainer": mine}, None)
-        with own_folder({**mine, "save_freq": -1}):  # writes nothing
-            pass
-        with own_folder({**mine, "default_local_dir": str(tmp_path / "another")}):
-            pass
+        for free in ({"save_freq": -1}, {"default_local_dir": str(tmp_path / "another")}):  # the first writes nothing
+            with own_folder(mine | free):
+                pass
         other.kill()
     with own_folder(mine):
         assert (folder / OF_CHECKPOINTS).read_text().startswith(f"process {os.getpid()} on ")
@@ -49,15 +49,11 @@ def test_a_folder_is_one_runs_until_its_process_ends(tmp_path: Path):
         pass
 
 
-def test_a_folder_that_cannot_be_made_is_left_to_another_check(tmp_path: Path):
+def test_a_folder_that_cannot_be_made_is_left_to_another_check_and_a_program_may_lack_the_keys(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
-    with own_folder({"default_local_dir": str(tmp_path / "file" / "checkpoints"), "save_freq": 1}):
-        pass
-
-
-def test_a_program_without_the_keys_of_verl_goes_on():
-    with own_folder({}):
-        pass
+    for trainer in ({"default_local_dir": str(tmp_path / "file" / "checkpoints"), "save_freq": 1}, {}):
+        with own_folder(trainer):
+            pass
 
 
 LONG_AGO = 2 * run_files.QUIET_SECONDS
@@ -146,6 +142,8 @@ def test_what_nobody_uses_is_found_and_nothing_else(place: Path):
     assert names(place) == set(LEFT)
     size = {leftover.path.name: leftover.bytes for leftover in run_files.find()}
     assert size[SESSION] >= 5000
+    os.utime(place / LEFT[6] / "raylet.out")  # a session whose logs are written
+    assert names(place) == set(LEFT) - {LEFT[6]}
 
 
 def test_what_is_new_may_not_be_open_yet(place: Path):
@@ -155,46 +153,33 @@ def test_what_is_new_may_not_be_open_yet(place: Path):
     assert names(place) == set()
 
 
+LISTENS = "import socket; held = socket.socket(socket.AF_UNIX); held.bind('{}'); held.listen()"
+
+
 @pytest.mark.parametrize(
-    ("used", "code"),
+    ("used", "code", "word"),
     [
-        (LEFT[0], "held = open('{}')"),
-        (LEFT[0], "import mmap, os; f = open('{}', 'rb+'); held = mmap.mmap(f.fileno(), 0); os.closerange(3, 64)"),
-        (LEFT[6], "held = open('{}/raylet.out')"),
+        (LEFT[0], "held = open('{}')", ""),
+        (LEFT[0], "import mmap, os; f = open('{}', 'rb+'); held = mmap.mmap(f.fileno(), 0); os.closerange(3, 64)", ""),
+        (LEFT[6], "held = open('{}/raylet.out')", ""),
+        (LEFT[3], LISTENS, ""),
+        (LEFT[8], LISTENS.replace("{}", "{}/s"), ""),  # a gateway
+        (LEFT[6], "pass", "--log-dir={}/logs"),  # a Ray whose processes name its folder
+        (LEFT[7], "import os; os.chdir('{}')", ""),  # an agent in the folder of its episode
     ],
 )
-def test_what_a_process_has_open_or_mapped_stays(place: Path, process, used: str, code: str):
-    running = process(code.format(place / used))
+def test_what_a_process_uses_stays(place: Path, process, used: str, code: str, word: str):
+    path = place / used
+    if code == LISTENS:
+        path.unlink()
+    running = process(code.format(path), word.format(path))
+    for changed in (path / "s", path):
+        if changed.exists():
+            age(changed)
     assert names(place) == set(LEFT) - {used}
     running.kill()
     running.wait()
     assert names(place) == set(LEFT)
-
-
-def test_a_socket_that_a_process_listens_at_stays(place: Path, process):
-    path = place / LEFT[3]
-    path.unlink()
-    process(f"import socket; held = socket.socket(socket.AF_UNIX); held.bind({str(path)!r}); held.listen()")
-    age(path)
-    assert names(place) == set(LEFT) - {LEFT[3]}
-
-
-def test_a_ray_whose_processes_name_its_folder_stays(place: Path, process):
-    process("pass", f"--log-dir={place / LEFT[6]}/logs")
-    assert names(place) == set(LEFT) - {LEFT[6]}
-
-
-def test_the_folder_of_an_episode_stays_while_its_agent_is_in_it(place: Path, process):
-    process(f"import os; os.chdir({str(place / LEFT[7])!r})")
-    assert names(place) == set(LEFT) - {LEFT[7]}
-
-
-def test_the_folder_of_a_gateway_that_listens_stays(place: Path, process):
-    path = place / LEFT[8] / "s"
-    process(f"import socket; held = socket.socket(socket.AF_UNIX); held.bind({str(path)!r}); held.listen()")
-    age(path)
-    age(path.parent)
-    assert names(place) == set(LEFT) - {LEFT[8]}
 
 
 @pytest.mark.parametrize("command", ["ray::AgentLoopWorker", "/usr/bin/turnkey eval"])
@@ -239,11 +224,6 @@ def test_nothing_is_removed_where_the_files_of_a_process_cannot_be_seen(place: P
     assert result.exit_code == 1
     assert "process 7 (python) cannot be seen" in " ".join(result.output.split())
     assert all(os.path.lexists(name) for name in LEFT)
-
-
-def test_a_session_whose_logs_are_written_stays(place: Path):
-    os.utime(place / LEFT[6] / "raylet.out")
-    assert names(place) == set(LEFT) - {LEFT[6]}
 
 
 def test_what_was_made_anew_since_is_not_removed(place: Path):
