@@ -83,7 +83,9 @@ def _check_bypass_loss(run: Run, correction: DictConfig | dict) -> None:
 
     run.needs_on("bypass-loss-without-bypass", BYPASS)
     of_loss, default = run.get(f"{ACTOR}.policy_loss.rollout_correction"), RolloutCorrectionConfig()
-    for key, value in () if of_loss is None else correction.items():
+    if of_loss is None:
+        return
+    for key, value in correction.items():
         is_default = value == getattr(default, str(key), value)
         if key != "bypass_mode" and not is_default and of_loss.get(key, getattr(default, str(key))) != value:
             refuse("correction-given-twice", key=key, value=value, other=of_loss.get(key))

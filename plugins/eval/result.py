@@ -105,7 +105,8 @@ def _pass_at(solved: Sequence[int], numbers: Sequence[int], k: int) -> dict[str,
     counts = [(c, n) for c, n in zip(solved, numbers, strict=True) if n >= k]
     if not counts:
         return None
-    return {**_interval(stats.bootstrap(stats.pass_at_k(*zip(*counts, strict=True), k))), "tasks": len(counts)}
+    at_k = stats.pass_at_k([c for c, _ in counts], [n for _, n in counts], k)
+    return {**_interval(stats.bootstrap(at_k)), "tasks": len(counts)}
 
 
 def _mean(values: Sequence[Sequence[float]]) -> dict[str, float] | None:
