@@ -21,6 +21,7 @@ Ints = NDArray[np.int64]
 Values = TypeVar("Values", NDArray[np.float64], NDArray[np.int64])
 Norm = Literal["mean_std", "mean"]
 Std = Literal["sample", "population"]
+EPSILON = 1e-6  # added to standard deviations
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ def discounted_returns(reward: Floats, runs: Runs, gamma: float | Floats) -> Flo
         total = reward.copy()
         discount = np.broadcast_to(gamma, reward.shape)
         for rows in runs.tree.levels[:0:-1]:
-            parents, stats = _of_parents(total, runs.tree, rows[runs.tree.main[rows]])
+            rows = rows[runs.tree.main[rows]]
+            parents, stats = stats_by(runs.tree.parent[rows], total[rows])
             total[parents] += discount[parents] * stats.mean
         return total
     total = reward[runs.order]
@@ -182,15 +184,17 @@ def conversation_rewards(reward: Floats, outcome: Floats, runs: Runs, gamma: flo
     tree = runs.tree
     if tree is None:
         return reward
-    own = reward - outcome
-    below, aside = own.copy(), np.zeros_like(own)  # rewards from the step on; those that no longest way leads to
+    of_step = reward - outcome
+    below = of_step.copy()  # rewards from the step on
+    aside = np.zeros_like(of_step)  # those that no longest way leads to
     for rows in tree.levels[:0:-1]:
-        parents, every = _of_parents(below, tree, rows)
-        longest = _of_parents(below, tree, rows[tree.main[rows]])[1]  # of the same parents
+        parents, every = stats_by(tree.parent[rows], below[rows])
+        main = rows[tree.main[rows]]
+        _, longest = stats_by(tree.parent[main], below[main])  # of the same parents
         aside[parents] = gamma * np.where(every.size == 1, 0.0, every.size * every.mean - longest.mean)
         below[parents] += gamma * every.size * every.mean
     ends = at_the_end(np.repeat(run_sums(outcome, runs), runs.lengths)[np.argsort(runs.order)], runs, gamma)
-    return own + aside + ends
+    return of_step + aside + ends
 
 
 def at_the_end(values: Floats, runs: Runs, gamma: float) -> Floats:
@@ -203,10 +207,10 @@ def at_the_end(values: Floats, runs: Runs, gamma: float) -> Floats:
     return result
 
 
-def _of_parents(values: Floats, tree: Conversations, rows: Ints) -> tuple[Ints, GroupStats]:
-    """The parents of ``rows``, and the statistics of ``values`` over the rows of each."""
-    parents, place = np.unique(tree.parent[rows], return_inverse=True)
-    return parents, group_stats(values[rows], place.reshape(-1), len(parents))
+def stats_by(keys: Ints, values: Floats) -> tuple[Ints, GroupStats]:
+    """The different ``keys``, sorted, and the statistics of the ``values`` of each."""
+    distinct, codes = np.unique(keys, return_inverse=True)
+    return distinct, group_stats(values, codes.reshape(-1), len(distinct))
 
 
 def cut_runs(runs: Runs, ends: Bools) -> Runs:
@@ -254,7 +258,7 @@ def next_values(values: Values, runs: Runs, last: Values | float | int) -> Value
                 following[tree.parent[rows]] = np.iinfo(np.int64).max
                 np.minimum.at(following, tree.parent[rows], values[rows])
             else:
-                parents, stats = _of_parents(cast("Floats", values), tree, rows)
+                parents, stats = stats_by(tree.parent[rows], cast("Floats", values)[rows])
                 following[parents] = stats.mean
         return following
     result = np.empty_like(values)
@@ -308,7 +312,7 @@ def equal(a: Floats | float, b: Floats | float) -> Bools:
     return np.abs(a - b) <= ROUNDING * np.maximum(1.0, np.maximum(np.abs(a), np.abs(b)))
 
 
-def mean(values: Floats) -> float:
+def mean(values: Floats | Bools) -> float:
     """The mean of ``values``, whatever their order; 0 of none."""
     return float(np.sort(values).mean()) if len(values) else 0.0
 
@@ -373,6 +377,13 @@ def normalize(values: Floats, codes: Ints, stats: GroupStats, norm: Norm, epsilo
         return centred
     spread = stats.std[codes]
     return np.where(spread > 0, centred / (spread + epsilon), 0.0)
+
+
+def compared(
+    values: Floats, codes: Ints, n: int, norm: Norm = "mean_std", epsilon: float = EPSILON, std: Std = "sample"
+) -> Floats:
+    """``values`` (S,) against all others of their groups ``codes``: :func:`normalize`, by their own statistics."""
+    return normalize(values, codes, group_stats(values, codes, n, std), norm, epsilon)
 
 
 def describe(name: str, part: Floats) -> dict[str, float]:

@@ -17,7 +17,7 @@ import numpy as np
 from verl_turnkey.advantage.batch import OPTIONAL_COLUMNS, Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, describe
 from verl_turnkey.advantage.paper_names import known_as
-from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
+from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen, require_new
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def with_tokens(
     parts, metrics = dict(credit.parts), dict(credit.metrics)
     for modification in modify:
         spec, before = modification.spec, advantage
-        own = (state_of(spec.name),) if spec.stateful else ()
-        advantage = np.asarray(spec.of_tokens(before, tokens, batch, modification.params, *own), np.float64)
+        memory = (state_of(spec.name),) if spec.stateful else ()
+        advantage = np.asarray(spec.of_tokens(before, tokens, batch, modification.params, *memory), np.float64)
         _check_tokens(spec.name, advantage, len(before))
         moved = tokens.means(advantage - before, len(batch))
         of_step, parts[spec.name] = of_step + moved, parts[spec.name] + moved
@@ -197,11 +197,7 @@ def register_modifier(
         ValueError: the name is taken or contains a slash, ``params`` is not a frozen dataclass or has a field ``name``,
             or ``needs`` or ``before`` names an unknown column.
     """
-    if name in _MODIFIERS:
-        holder = _MODIFIERS[name].fn
-        raise ValueError(
-            f"modifier {name!r} is already registered by {holder.__module__}.{holder.__qualname__}; choose another name"
-        )
+    require_new(f"modifier {name!r}", _MODIFIERS.get(name), "; choose another name")
     if "/" in name:
         raise ValueError(f"modifier {name!r}: a name cannot contain a slash, which separates names of metrics")
     require_frozen(f"modifier {name!r}", params)
@@ -234,8 +230,8 @@ def register_token_modifier(
         def steps(batch: StepBatch, params: Any, estimate: Estimate) -> Credit:
             return estimate(batch)
 
-        own = {"params": params, "needs": needs, "paper": paper, "summary": summary}
-        register_modifier(name, of_tokens=fn, **own)(update_wrapper(steps, fn))
+        decorate = register_modifier(name, params=params, needs=needs, of_tokens=fn, paper=paper, summary=summary)
+        decorate(update_wrapper(steps, fn))
         return fn
 
     return register
@@ -327,8 +323,8 @@ def _wrapped(estimate: Estimate, modification: Modification, state: Mapping[str,
             inner.append(estimate(table))
             return replace(inner[-1], metrics={}, state={})
 
-        own = _own_state(state, spec.name)
-        credit = spec.fn(batch, modification.params, inside, *((own,) if spec.stateful else ()))
+        memory = (_own_state(state, spec.name),) if spec.stateful else ()
+        credit = spec.fn(batch, modification.params, inside, *memory)
         if not isinstance(credit, Credit) or not inner:
             got = "without a call of estimate" if inner == [] else type(credit).__name__
             raise ValueError(f"modifier {spec.name!r}: expected a Credit made of estimate(batch), got one {got}")

@@ -124,6 +124,13 @@ def require_frozen(what: str, params: object) -> None:
         raise ValueError(f"{what}: expected params to be a class with @dataclass(frozen=True), got {params!r}")
 
 
+def require_new(what: str, holder: Any, instead: str = "") -> None:
+    """Raise ValueError if the name of ``what`` has a ``holder``, a spec with its function ``fn``."""
+    if holder is not None:
+        by = f"{holder.fn.__module__}.{holder.fn.__qualname__}"
+        raise ValueError(f"{what} is already registered by {by}{instead}")
+
+
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """``; did you mean 'x'?`` for what ``name`` is called here, or for the closest of ``known``; empty without any.
 
@@ -224,27 +231,18 @@ def _value(value: Any, hint: Any, where: str) -> Any:
     if kind in _UNIONS:
         return _union(value, hint, where)
     if kind is Literal:
-        return _choice(value, hint, where)
+        for choice in get_args(hint):
+            if value == choice and isinstance(value, bool) == isinstance(choice, bool):
+                return choice
+        raise _wrong(value, hint, where, get_args(hint))
     if kind in _LISTS:
         return _items(value, hint, where)
     if kind in _MAPPINGS:
         return _mapping(value, hint, where)
-    return _scalar(value, hint, where)
-
-
-def _scalar(value: Any, hint: Any, where: str) -> Any:
     takes, _ = _SCALARS.get(hint, ((), ""))
     if not isinstance(value, takes) or isinstance(value, bool) != (hint is bool):
         raise _wrong(value, hint, where)
     return hint(value) if hint in (int, float) else value
-
-
-def _choice(value: Any, hint: Any, where: str) -> Any:
-    choices = get_args(hint)
-    for choice in choices:
-        if value == choice and isinstance(value, bool) == isinstance(choice, bool):
-            return choice
-    raise _wrong(value, hint, where, choices)
 
 
 def _items(value: Any, hint: Any, where: str) -> list[Any] | tuple[Any, ...]:

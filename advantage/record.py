@@ -23,6 +23,7 @@ plain Python values: the record travels through msgpack and pickle.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import inf
 from typing import Any, NoReturn
 
 from verl_turnkey.advantage.columns import LARGEST_REWARD
@@ -31,30 +32,29 @@ from verl_turnkey.advantage.params import did_you_mean
 RECORD_VERSION = 3
 READ_VERSIONS = (1, 2, 3)
 
-_NUMBER = (float, int)
-_REWARD = (_NUMBER, "a float from -1e18 to 1e18")
-_FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "step": ((int,), "an int >= 0"),
+_BOOL = ((bool,), 0, 1, "a bool")
+_REWARD = ((float, int), -LARGEST_REWARD, LARGEST_REWARD, "a float from -1e18 to 1e18")
+#: The types of each field, the bounds of its numbers, and both in words.
+_FIELDS: dict[str, tuple[tuple[type, ...], float | None, float, str]] = {
+    "step": ((int,), 0, inf, "an int >= 0"),
     "reward": _REWARD,
-    "anchor": ((str, int, type(None)), "a str, an int or None (hash a structured state to a str)"),
-    "action": ((str, type(None)), "a str or None"),
-    "valid": ((bool,), "a bool"),
-    "penalty": (_NUMBER, "a float from 0 to 1e18 (it is subtracted)"),
-    "terminated": ((bool,), "a bool"),
-    "truncated": ((bool,), "a bool"),
-    "success": ((bool,), "a bool"),
-    "extra": ((dict,), "a dict of float or str by name"),
+    "anchor": ((str, int, type(None)), None, inf, "a str, an int or None (hash a structured state to a str)"),
+    "action": ((str, type(None)), None, inf, "a str or None"),
+    "valid": _BOOL,
+    "penalty": ((float, int), 0, LARGEST_REWARD, "a float from 0 to 1e18 (it is subtracted)"),
+    "terminated": _BOOL,
+    "truncated": _BOOL,
+    "success": _BOOL,
+    "extra": ((dict,), None, inf, "a dict of float or str by name"),
 }
 _OPTIONAL = {
     "composed_reward": _REWARD,
-    "version": ((int,), "an int >= 0, or left out"),
-    "after": ((int,), "an int >= -1, or left out"),
-    "request": ((int,), "an int >= 0, or left out"),
+    "version": ((int,), 0, inf, "an int >= 0, or left out"),
+    "after": ((int,), -1, inf, "an int >= -1, or left out"),
+    "request": ((int,), 0, inf, "an int >= 0, or left out"),
     "outcome": _REWARD,
 }
-_LEAST = {"version": 0, "after": -1, "request": 0}
 _ALL = _FIELDS | _OPTIONAL
-_TYPES = tuple((name, types) for name, (types, _) in _FIELDS.items())
 
 
 class RecordError(ValueError):
@@ -140,8 +140,8 @@ def validate_record(record: Any, row_key: str) -> None:
     if type(record) is not dict:
         raise RecordError(f"{row_key}: expected the record to be a dict, got {_got(record)}; build it with make_record")
     if (version := record.get("version")) not in READ_VERSIONS:
-        known = " or ".join(map(str, READ_VERSIONS))
-        raise RecordError(f"{row_key}: version: expected {known}, got {_got(version)}")
+        expected = " or ".join(map(str, READ_VERSIONS))
+        raise RecordError(f"{row_key}: version: expected {expected}, got {_got(version)}")
     if record.keys() - {"branch"} != {"version", "failed", "steps"}:
         _raise_fields(record, ("version", "failed", "steps"), row_key, ("branch",))
     if type(branch := record.get("branch", 0)) is not int or branch < 0:
@@ -162,9 +162,8 @@ def validate_record(record: Any, row_key: str) -> None:
     for i, entry in enumerate(steps):
         _check_step(entry, f"{row_key}: steps[{i}]" if len(steps) > 1 else row_key)
     if len(steps) > 1 and len(numbers := {entry["step"] for entry in steps}) < len(steps):
-        raise RecordError(
-            f"{row_key}: steps: expected each step number once, got {len(steps)} steps, {len(numbers)} numbers"
-        )
+        got = f"got {len(steps)} steps, {len(numbers)} numbers"
+        raise RecordError(f"{row_key}: steps: expected each step number once, {got}")
 
 
 def _check_step(entry: Any, where: str) -> None:
@@ -173,37 +172,21 @@ def _check_step(entry: Any, where: str) -> None:
     if not _FIELDS.keys() <= entry.keys() <= _ALL.keys():
         _raise_fields(entry, _FIELDS, where, _OPTIONAL)
     # type(...) and not isinstance: a bool is not a step number, and a numpy scalar would not survive msgpack
-    for name, types in _TYPES:
-        if type(entry[name]) not in types:
-            _raise_value(entry, name, where)
-    if entry["step"] < 0:
-        _raise_value(entry, "step", where)
-    if not -LARGEST_REWARD <= entry["reward"] <= LARGEST_REWARD:  # nan neither
-        _raise_value(entry, "reward", where)
-    for name in ("composed_reward", "outcome"):
-        amount = entry.get(name, 0.0)
-        if type(amount) not in _NUMBER or not -LARGEST_REWARD <= amount <= LARGEST_REWARD:
-            _raise_value(entry, name, where)
-    for name, least in _LEAST.items():
-        if type(number := entry.get(name, 0)) is not int or number < least:
-            _raise_value(entry, name, where)
-    if not 0 <= entry["penalty"] <= LARGEST_REWARD:
-        _raise_value(entry, "penalty", where)
+    for name, value in entry.items():
+        types, low, high, expected = _ALL[name]
+        if type(value) not in types or (low is not None and not low <= value <= high):  # nan neither
+            raise RecordError(f"{where}: {name}: expected {expected}, got {_got(value)}")
     for name, value in entry["extra"].items():
         if type(name) is not str or type(value) not in (float, int, str):
             raise RecordError(f"{where}: extra.{name}: expected a float or a str under a str name, got {_got(value)}")
 
 
-def _raise_value(entry: dict[str, Any], name: str, where: str) -> NoReturn:
-    raise RecordError(f"{where}: {name}: expected {_ALL[name][1]}, got {_got(entry[name])}")
-
-
 def _raise_fields(entry: dict[str, Any], required: Iterable[str], where: str, optional: Iterable[str] = ()) -> NoReturn:
-    known = [*required, *optional]
+    names = [*required, *optional]
     for name in entry:
-        if name not in known:
+        if name not in names:
             raise RecordError(
-                f"{where}: {name}: unknown field{did_you_mean(name, known) or ';'} known: {', '.join(known)}"
+                f"{where}: {name}: unknown field{did_you_mean(name, names) or ';'} known: {', '.join(names)}"
             )
     missing = ", ".join(name for name in required if name not in entry)
     raise RecordError(f"{where}: {missing}: missing field")

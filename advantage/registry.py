@@ -19,7 +19,7 @@ from verl_turnkey.advantage.modifying import (
     parse_modify,
 )
 from verl_turnkey.advantage.paper_names import known_as
-from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
+from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen, require_new
 
 Estimator = TypeVar("Estimator", bound=Callable[..., Credit])
 
@@ -61,10 +61,10 @@ def how_to_set(column: str, before: Collection[str] = ()) -> str:
     if column in FROM_TRAINER or not column.startswith("extra."):
         return HOW_TO_SET.get(column, f"pass it to StepBatch ({column})")
     key = column.removeprefix("extra.")
-    when, own = (" with the reset and every step", " of your own") if key in before else ("", "")
+    when, whose = (" with the reset and every step", " of your own") if key in before else ("", "")
     return (
         f'the environment must set info["extra"]["{key}"]{when}, or your own agent loop "{key}" in the record field '
-        f'"extra", on every step; or a component{own} in turnkey.rewards gives it (column: {key})'
+        f'"extra", on every step; or a component{whose} in turnkey.rewards gives it (column: {key})'
         + (", or a model beside the policy (turnkey.prm.kind=implicit)" if key == "turn_score" else "")
     )
 
@@ -114,8 +114,8 @@ class EstimatorSpec:
 
     def columns(self, params: Any, modify: Sequence[Modification] = ()) -> tuple[str, ...]:
         """The columns that it cannot do without under ``params``, and those of the modifiers."""
-        own = (*self.needs, *getattr(params, "also_needs", ()))
-        return tuple(dict.fromkeys((*own, *(column for modification in modify for column in modification.columns))))
+        needs = (*self.needs, *getattr(params, "also_needs", ()))
+        return tuple(dict.fromkeys((*needs, *(column for modification in modify for column in modification.columns))))
 
     @staticmethod
     def heads(params: Any) -> tuple[ValueHead, ...]:
@@ -165,31 +165,16 @@ def register_estimator(
     """
     if tier not in TIERS:
         raise ValueError(f"estimator {name!r}: tier: expected one of {', '.join(map(repr, TIERS))}, got {tier!r}")
-    if name in _ESTIMATORS:
-        holder = _ESTIMATORS[name].fn
-        raise ValueError(
-            f"estimator {name!r} is already registered by {holder.__module__}.{holder.__qualname__}; choose another "
-            f"name"
-        )
+    require_new(f"estimator {name!r}", _ESTIMATORS.get(name), "; choose another name")
     require_frozen(f"estimator {name!r}", params)
     if taken := [entry.name for entry in fields(params) if entry.name in RESERVED]:
         raise ValueError(f"estimator {name!r}: a parameter cannot be called {taken[0]!r}; choose another name for it")
     check_columns(f"estimator {name!r}", needs, before)
 
     def register(fn: Estimator) -> Estimator:
+        source = (tuple(needs), tuple(gives), paper, summary, fn)
         _ESTIMATORS[name] = EstimatorSpec(
-            name,
-            params,
-            tuple(needs),
-            tuple(gives),
-            paper,
-            summary,
-            fn,
-            stateful=stateful,
-            before=tuple(before),
-            bounded_outcomes=bounded_outcomes,
-            independent=independent,
-            tier=tier,
+            name, params, *source, stateful, tuple(before), bounded_outcomes, independent, tier
         )
         return fn
 
@@ -234,14 +219,17 @@ def compute_credit(
     parsed = parse(spec.params, params, where=name)
     chosen = parse_modify(modify, method=name)
     before = spec.names_before(chosen)
-    _check_given(f"estimator {name!r}", spec.columns(parsed), batch, before)
-    for modification in chosen:
-        _check_given(f"modifier {modification.spec.name!r}", modification.columns, batch, before)
+    readers = [(f"modifier {modification.spec.name!r}", modification.columns) for modification in chosen]
+    for reader, columns in ((f"estimator {name!r}", spec.columns(parsed)), *readers):
+        for column in columns:
+            if column not in batch.given:
+                how = how_to_set(column, before)
+                raise ConfigError(f"{reader} needs the column {column!r}, which this batch does not have: {how}")
     state = state or {}
 
     def estimate(table: StepBatch) -> Credit:
-        own = (estimators_state(state),) if spec.stateful else ()
-        return _checked(spec, spec.fn(table, parsed, *own), len(batch), parsed)
+        memory = (estimators_state(state),) if spec.stateful else ()
+        return _checked(spec, spec.fn(table, parsed, *memory), len(batch), parsed)
 
     credit = modified(estimate, chosen, batch, state, tokens)
     anchors = describe_groups("anchor", *batch.anchor_groups) if "anchor" in batch.given else {}
@@ -250,14 +238,6 @@ def compute_credit(
         key: value for described in (anchors, *described_parts, credit.metrics) for key, value in described.items()
     }
     return replace(credit, metrics=metrics | describe("advantage", credit.advantage))
-
-
-def _check_given(reader: str, columns: Sequence[str], batch: StepBatch, before: Collection[str]) -> None:
-    for column in columns:
-        if column not in batch.given:
-            raise ConfigError(
-                f"{reader} needs the column {column!r}, which this batch does not have: {how_to_set(column, before)}"
-            )
 
 
 def _checked(spec: EstimatorSpec, credit: Any, steps: int, params: Any) -> Credit:

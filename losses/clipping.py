@@ -7,7 +7,7 @@ the loss a sequence ratio with PPO's clip (``turn_ratio`` on rows of one turn, v
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,29 +36,6 @@ def surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float, dual_c
     return loss
 
 
-def describe(
-    inputs: LossInputs, ratio: Tensor, low: float, high: float, dual_clip: float | None = None
-) -> dict[str, Any]:
-    """Clip fractions and KL in verl's terms, as means over the tokens of the mask; the range of the ratio."""
-    with torch.no_grad():
-        tokens = inputs.mask.sum().clamp(min=1)
-        log_ratio = (inputs.log_prob - inputs.old_log_prob) * inputs.mask
-        # All keys are always present: verl adds metrics up over micro-batches and ranks, and one may hold no model
-        # token.
-        of_tokens = ratio[inputs.mask] if inputs.mask.any() else ratio.new_ones(1)
-        metrics = {
-            "pg_clipfrac": (clipped(ratio, inputs.advantages, low, high) & inputs.mask).sum() / tokens,
-            "ppo_kl": -log_ratio.sum() / tokens,
-            "ratio/min": of_tokens.min(),
-            "ratio/max": of_tokens.max(),
-            "ratio/mean": of_tokens.mean(),
-        }
-        if dual_clip is not None:
-            lower = (inputs.advantages < 0) & (ratio > dual_clip)
-            metrics["pg_clipfrac_lower"] = (lower & inputs.mask).sum() / tokens
-        return {key: value.item() for key, value in metrics.items()}
-
-
 def ratio_loss(
     inputs: LossInputs,
     loss: Tensor,
@@ -68,9 +45,29 @@ def ratio_loss(
     dual_clip: float | None = None,
     bias: Tensor | None = None,
 ) -> TokenLoss:
-    """The result of a loss over importance ratios ``ratio`` (B, L) with these bounds, with its metrics."""
+    """The result of a loss over importance ratios ``ratio`` (B, L) with these bounds.
+
+    Its metrics: clip fractions and KL in verl's terms, as means over the tokens of the mask; the range of the ratio.
+    """
     outside = clipped(ratio, inputs.advantages, low, high) & inputs.mask
-    return TokenLoss(loss, describe(inputs, ratio, low, high, dual_clip), bias, ratio.detach(), outside)
+    with torch.no_grad():
+        tokens = inputs.mask.sum().clamp(min=1)
+        log_ratio = (inputs.log_prob - inputs.old_log_prob) * inputs.mask
+        # All keys are always present: verl adds metrics up over micro-batches and ranks, and one may hold no model
+        # token.
+        of_tokens = ratio[inputs.mask] if inputs.mask.any() else ratio.new_ones(1)
+        metrics = {
+            "pg_clipfrac": outside.sum() / tokens,
+            "ppo_kl": -log_ratio.sum() / tokens,
+            "ratio/min": of_tokens.min(),
+            "ratio/max": of_tokens.max(),
+            "ratio/mean": of_tokens.mean(),
+        }
+        if dual_clip is not None:
+            lower = (inputs.advantages < 0) & (ratio > dual_clip)
+            metrics["pg_clipfrac_lower"] = (lower & inputs.mask).sum() / tokens
+        numbers = {key: value.item() for key, value in metrics.items()}
+    return TokenLoss(loss, numbers, bias, ratio.detach(), outside)
 
 
 Level = Literal["token", "turn", "sequence"]

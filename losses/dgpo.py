@@ -45,10 +45,10 @@ def dgpo(inputs: LossInputs, params: DgpoParams) -> TokenLoss:
     Source: released code (DGPO-RL, 2026).
     """
     log_ratio = clamp_log_ratio(inputs.log_prob - inputs.old_log_prob)
-    fixed = log_ratio.detach()
+    constant = log_ratio.detach()
     low, high = 1 - params.clip_low, 1 + params.clip_high
     # Outside the range a term without gradient reduces the log-ratio.
-    below, above = params.n * (fixed - math.log(low)), (math.log(high) - fixed) / params.m
+    below, above = params.n * (constant - math.log(low)), (math.log(high) - constant) / params.m
     bend = torch.where(inputs.advantages < 0, below, above).clamp(max=0)
     surrogate = (log_ratio + bend).exp()
     loss = -surrogate * inputs.advantages

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from verl_turnkey.advantage import StepBatch
-from verl_turnkey.advantage.params import ConfigError, Range, Ranged, did_you_mean
+from verl_turnkey.advantage.params import ConfigError, Range, Ranged, did_you_mean, require_new
 
 Kind = Literal["implicit", "head"]
 """of a scorer; implicit: a language model, ``q`` is the sum of its log-ratios; head: a scalar of a token classifier"""
@@ -91,12 +91,10 @@ def register_objective(
     Raises:
         ValueError: the name is taken, or ``reads`` names no field of :class:`ObjectiveParams`.
     """
-    if name in _OBJECTIVES:
-        holder = _OBJECTIVES[name].fn
-        raise ValueError(f"objective {name!r} is already registered by {holder.__module__}.{holder.__qualname__}")
-    known = ObjectiveParams.__dataclass_fields__
-    if unknown := [entry for entry in reads if entry not in known]:
-        raise ValueError(f"objective {name!r}: reads: expected fields among {', '.join(known)}, got {unknown[0]!r}")
+    require_new(f"objective {name!r}", _OBJECTIVES.get(name))
+    readable = ObjectiveParams.__dataclass_fields__
+    if unknown := [entry for entry in reads if entry not in readable]:
+        raise ValueError(f"objective {name!r}: reads: expected fields among {', '.join(readable)}, got {unknown[0]!r}")
 
     def register(fn: Decorated) -> Decorated:
         _OBJECTIVES[name] = ObjectiveSpec(name, tuple(kinds), tuple(reads), paper, summary, fn)
@@ -178,16 +176,12 @@ class Trajectories:
             value = value / torch.bincount(of_step, minlength=number)
         first = torch.tensor(table.first_rows)
         outcome = torch.tensor(table.score, dtype=torch.float64)[first]
-        return cls(value, torch.tensor(table.group)[first], outcome, _positive(outcome, of_step, table, params))
-
-
-def _positive(outcome: Tensor, of_step: Tensor, table: StepBatch, params: ObjectiveParams) -> Tensor:
-    if params.positive != "success":
-        return outcome > params.positive
-    if "success" not in table.given:
-        return outcome > 0
-    solved = torch.tensor(table.success)
-    return torch.zeros(len(outcome), dtype=torch.int64).index_add(0, of_step, solved.long()) > 0
+        if params.positive == "success" and "success" in table.given:
+            solved = torch.tensor(table.success).long()
+            positive = torch.zeros(number, dtype=torch.int64).index_add(0, of_step, solved) > 0
+        else:
+            positive = outcome > (0 if params.positive == "success" else params.positive)
+        return cls(value, torch.tensor(table.group)[first], outcome, positive)
 
 
 # --- the objectives ---------------------------------------------------------------------------------------------------

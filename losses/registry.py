@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verl_turnkey.advantage.paper_names import known_as
-from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen
+from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen, require_new
 
 GROUP_LOG_RATIO = "group_log_ratio"
 """further input of losses that compare the rows of a group with each other"""
@@ -207,9 +207,7 @@ def register_loss(
         ValueError: the name is taken, ``params`` is not a frozen dataclass, ``needs`` not a dict or ``accepts`` not a
             tuple of names.
     """
-    if name in _LOSSES:
-        holder = _LOSSES[name].fn
-        raise ValueError(f"loss {name!r} is already registered by {holder.__module__}.{holder.__qualname__}")
+    require_new(f"loss {name!r}", _LOSSES.get(name))
     require_frozen(f"loss {name!r}", params)
     if not isinstance(needs, Mapping | None):
         raise ValueError(
@@ -285,15 +283,8 @@ def policy_loss(
     """
     spec = loss_spec(name)
     extra = {key: params.pop(key) for key in spec.inputs if key in params}
-    term = token_loss(
-        spec,
-        parse(spec.params, params, where=name),
-        log_prob=log_prob,
-        old_log_prob=old_log_prob,
-        advantages=advantages,
-        response_mask=response_mask,
-        extra=extra,
-    )
+    parsed = parse(spec.params, params, where=name)
+    term = token_loss(spec, parsed, log_prob, old_log_prob, advantages, response_mask, extra)
     mask = response_mask.bool().to(term.loss.dtype)
     share = mask / mask.sum(1, keepdim=True).clamp(min=1) if spec.per_row else mask
     return (term.loss * share).sum() / share.sum().clamp(min=torch.finfo(share.dtype).tiny), term.metrics
@@ -302,7 +293,6 @@ def policy_loss(
 def token_loss(
     spec: LossSpec,
     params: Any,
-    *,
     log_prob: Tensor,
     old_log_prob: Tensor,
     advantages: Tensor,
@@ -333,7 +323,6 @@ def token_loss(
 def weight_share(
     spec: LossSpec,
     params: Any,
-    *,
     old_log_prob: Tensor,
     advantages: Tensor,
     response_mask: Tensor,
@@ -350,9 +339,7 @@ def weighs(spec: LossSpec, params: Any) -> bool:
     if spec.weight is None:
         return False
     two = torch.zeros(1, 2)
-    log_probs = {"old_log_prob": two, "advantages": two}
-    extra = {key: torch.zeros(1) for key in spec.inputs}
-    return weight_share(spec, params, **log_probs, response_mask=two == 0, extra=extra) is not None
+    return weight_share(spec, params, two, two, two == 0, {key: torch.zeros(1) for key in spec.inputs}) is not None
 
 
 def _weight(spec: LossSpec, params: Any, inputs: LossInputs) -> Tensor | None:

@@ -6,19 +6,9 @@ from typing import Literal
 
 import numpy as np
 
+from verl_turnkey.advantage import group_ops as ops
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import (
-    Bools,
-    Floats,
-    GroupStats,
-    Ints,
-    Norm,
-    Std,
-    against_others,
-    equal,
-    group_stats,
-    normalize,
-)
+from verl_turnkey.advantage.group_ops import EPSILON, Bools, Floats, GroupStats, Ints, Norm
 from verl_turnkey.advantage.params import ConfigError
 
 Scope = Literal["trajectories", "steps", "outcomes"]
@@ -37,7 +27,13 @@ def penalties(batch: StepBatch, scope: Scope) -> tuple[Floats, Floats]:
     return (nothing, batch.penalty) if scope == "outcomes" else (batch.penalty, nothing)
 
 
-def episode_level(batch: StepBatch, *, norm: Norm, scope: Scope, singleton: Singleton, epsilon: float) -> Floats:
+def episode_level(
+    batch: StepBatch,
+    norm: Norm = "mean_std",
+    scope: Scope = "outcomes",
+    singleton: Singleton = "zero",
+    epsilon: float = EPSILON,
+) -> Floats:
     """``A_E(i) = (R_i - mean_g) / F_g`` for every step row -> (S,); ``F`` is the sample std plus epsilon, or 1.
 
     With ``scope="outcomes"`` a row's own value is its score, and each trajectory counts once; the caller subtracts the
@@ -49,19 +45,19 @@ def episode_level(batch: StepBatch, *, norm: Norm, scope: Scope, singleton: Sing
     A group of one value gives 0, or the row's own value with ``singleton="score"``. A group whose counted values are
     all equal gives 0 (with ``norm="mean"`` minus the penalty, for a penalised row that is not counted).
     """
-    own, stats = outcomes(batch, scope)
-    advantage = normalize(own, batch.group, stats, norm, epsilon)
-    return of_singletons(own, batch, stats, singleton, advantage)
+    outcome, stats = outcomes(batch, scope)
+    advantage = ops.normalize(outcome, batch.group, stats, norm, epsilon)
+    return of_singletons(outcome, batch, stats, singleton, advantage)
 
 
 def outcomes(batch: StepBatch, scope: Scope) -> tuple[Floats, GroupStats]:
     """The value of every row (S,), and the statistics of its group over the values that ``scope`` counts."""
-    own = batch.score - penalties(batch, scope)[0]
+    outcome = batch.score - penalties(batch, scope)[0]
     counted = np.arange(len(batch)) if scope == "steps" else batch.first_rows
-    return own, group_stats(own[counted], batch.group[counted], batch.n_groups)
+    return outcome, ops.group_stats(outcome[counted], batch.group[counted], batch.n_groups)
 
 
-def refuse_outcomes(batch: StepBatch, own: Floats, bad: Bools, expected: str, mend: str) -> None:
+def refuse_outcomes(batch: StepBatch, outcome: Floats, bad: Bools, expected: str, mend: str) -> None:
     """Refuse the first of the rows (S,) whose outcome is ``bad``: what was ``expected``, what came, what to change.
 
     Raises:
@@ -69,14 +65,15 @@ def refuse_outcomes(batch: StepBatch, own: Floats, bad: Bools, expected: str, me
     """
     if bad.any():
         row = int(bad.argmax())
-        raise ConfigError(
-            f"{expected}, got {own[row]:g} for trajectory {batch.ids['trajectory'][batch.trajectory[row]]!r}: {mend}"
-        )
+        trajectory = batch.ids["trajectory"][batch.trajectory[row]]
+        raise ConfigError(f"{expected}, got {outcome[row]:g} for trajectory {trajectory!r}: {mend}")
 
 
-def of_singletons(own: Floats, batch: StepBatch, stats: GroupStats, singleton: Singleton, advantage: Floats) -> Floats:
-    """``advantage`` (S,), but in groups of one counted value 0, or the row's ``own`` value."""
-    return np.where(stats.size[batch.group] == 1, own if singleton == "score" else 0.0, advantage)
+def of_singletons(
+    outcome: Floats, batch: StepBatch, stats: GroupStats, singleton: Singleton, advantage: Floats
+) -> Floats:
+    """``advantage`` (S,), but in groups of one counted value 0, or the row's ``outcome`` value."""
+    return np.where(stats.size[batch.group] == 1, outcome if singleton == "score" else 0.0, advantage)
 
 
 def outcome_credit(batch: StepBatch, episode: Floats, penalty: Floats, **metrics: float) -> Credit:
@@ -89,21 +86,13 @@ def outcome_credit(batch: StepBatch, episode: Floats, penalty: Floats, **metrics
     )
 
 
-def leave_one_out(batch: StepBatch, *, scope: Scope, singleton: Singleton) -> Floats:
+def leave_one_out(batch: StepBatch, scope: Scope = "outcomes", singleton: Singleton = "zero") -> Floats:
     """``A(i) = n/(n-1) (R_i - mean_g)`` -> (S,): the value against the mean of the other n - 1 counted ones.
 
     ``scope`` and ``singleton`` as in :func:`episode_level`; n counts what enters the statistics.
     """
-    own, stats = outcomes(batch, scope)
-    return of_singletons(own, batch, stats, singleton, against_others(own, batch.group, stats))
-
-
-EPSILON = 1e-6  # added to standard deviations
-
-
-def z_scores(values: Floats, codes: Ints, n: int, std: Std = "sample", epsilon: float = EPSILON) -> Floats:
-    """``(x - mean) / (std + epsilon)`` of ``values`` (S,) in their groups ``codes``; 0 alone or without spread."""
-    return normalize(values, codes, group_stats(values, codes, n, std), "mean_std", epsilon)
+    outcome, stats = outcomes(batch, scope)
+    return of_singletons(outcome, batch, stats, singleton, ops.against_others(outcome, batch.group, stats))
 
 
 def token_counts(batch: StepBatch) -> Ints | None:
@@ -130,8 +119,8 @@ def solved_trajectories(batch: StepBatch, above: float | None = None) -> Bools:
     With ``above``, and by ``above=0`` where the batch has no column ``success``: whether its ``env_return`` is larger.
     """
     if above is not None or "success" not in batch.given:
-        own, least = batch.env_return[batch.first_rows], above or 0.0
-        return (own > least) & ~equal(own, least)
+        outcome, least = batch.env_return[batch.first_rows], above or 0.0
+        return (outcome > least) & ~ops.equal(outcome, least)
     return np.bincount(batch.trajectory, weights=batch.success, minlength=batch.n_trajectories) > 0
 
 
@@ -143,5 +132,5 @@ def among_solved(batch: StepBatch, values: Floats, counted: Bools, epsilon: floa
     rows = np.flatnonzero(counted)
     group = batch.group[batch.first_rows][rows]
     result = np.zeros(batch.n_trajectories)
-    result[rows] = normalize(values[rows], group, group_stats(values[rows], group, batch.n_groups), "mean_std", epsilon)
+    result[rows] = ops.compared(values[rows], group, batch.n_groups, "mean_std", epsilon)
     return result

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from verl_turnkey.advantage import group_ops as ops
 from verl_turnkey.advantage.batch import StepBatch
-from verl_turnkey.advantage.group_ops import (
-    Bools,
-    Floats,
-    Ints,
-    at_the_end,
-    discounted_returns,
-    distances,
-    equal,
-    group_stats,
-    joint_codes,
-    next_values,
-)
+from verl_turnkey.advantage.group_ops import Bools, Floats, Ints
 from verl_turnkey.advantage.methods._step_columns import key_column
 
 TERMINAL = -1  # code of the state after the last step
@@ -32,7 +22,7 @@ def next_anchors(batch: StepBatch) -> Ints:
     in which no step of the batch was taken has a code of its own.
     """
     if "extra.next_anchor" not in batch.given:
-        return next_values(batch.anchor, batch.runs, TERMINAL)
+        return ops.next_values(batch.anchor, batch.runs, TERMINAL)
     codes, ids = key_column(batch, "next_anchor")
     anchors = {key: code for code, key in enumerate(batch.ids["anchor"])}
     anchors = {str(key): code for key, code in anchors.items()} | anchors
@@ -53,7 +43,7 @@ def distance_to_success(batch: StepBatch, solved: Bools) -> tuple[Floats, Floats
     wins = np.zeros(len(batch), dtype=bool)
     wins[ends] = solved[batch.trajectory[ends]]
     state = np.concatenate([batch.anchor, following]) - TERMINAL
-    node, n = joint_codes(np.tile(batch.group, 2), state)
+    node, n = ops.joint_codes(np.tile(batch.group, 2), state)
     tail, head = np.split(node, 2)
     head = np.where(wins, n, head)  # n: success; TERMINAL, of the others, leads nowhere
 
@@ -87,16 +77,16 @@ def state_values(batch: StepBatch, gamma: float) -> tuple[Floats, Floats, float]
     adds ``gamma V(next) - V(s)``, exactly 0 where the two are the same but for rounding.
     """
     state, n = batch.anchor_groups
-    following = next_values(state, batch.runs, TERMINAL)
+    following = ops.next_values(state, batch.runs, TERMINAL)
     last = np.flatnonzero(following == TERMINAL)
     largest, group = np.zeros(batch.n_groups), np.zeros(n, dtype=np.int64)
     np.maximum.at(largest, batch.group[last], np.abs(batch.score[last]))
     group[state] = batch.group
     unit = np.ldexp(1.0, np.frexp(largest)[1])[batch.group]  # a power of two: no score is above it, nor any value
     score = batch.score / unit
-    outcome = at_the_end(gamma * score, batch.runs, gamma)
-    value = group_stats(discounted_returns(outcome, batch.runs, gamma), state, n).mean
-    end = np.power(gamma, distances(batch.runs)) * score
+    outcome = ops.at_the_end(gamma * score, batch.runs, gamma)
+    value = ops.group_stats(ops.discounted_returns(outcome, batch.runs, gamma), state, n).mean
+    end = np.power(gamma, ops.distances(batch.runs)) * score
 
     edge, times = np.unique((state * n + following)[following != TERMINAL], return_counts=True)
     tail, head = edge // max(n, 1), edge % max(n, 1)
@@ -106,14 +96,14 @@ def state_values(batch: StepBatch, gamma: float) -> tuple[Floats, Floats, float]
     moving = np.zeros(batch.n_groups, dtype=bool)
     for _ in range(SWEEPS):
         new = ends + _exact_sums(chance * value[head], tail, n)
-        moving = np.bincount(group, ~equal(new, value), batch.n_groups) > 0
+        moving = np.bincount(group, ~ops.equal(new, value), batch.n_groups) > 0
         if not moving.any():
             break
         value = np.where(moving[group], new, value)
     before = value[state]
-    after = gamma * next_values(before, batch.runs, end)
+    after = gamma * ops.next_values(before, batch.runs, end)
     converged = float(np.mean(~moving)) if batch.n_groups else 1.0
-    return unit * before, unit * np.where(equal(after, before), 0.0, after - before), converged
+    return unit * before, unit * np.where(ops.equal(after, before), 0.0, after - before), converged
 
 
 def visit_values(batch: StepBatch, gamma: float, end: Floats) -> tuple[Floats, Floats]:
@@ -122,10 +112,10 @@ def visit_values(batch: StepBatch, gamma: float, end: Floats) -> tuple[Floats, F
     ``V(s) = mean of gamma^k R over the visits of s``: k steps, the one taken in s included, lead to the end of the
     visitor's trajectory, whose score is R. After the last step comes ``end`` (S,).
     """
-    outcome = at_the_end(gamma * batch.score, batch.runs, gamma)
+    outcome = ops.at_the_end(gamma * batch.score, batch.runs, gamma)
     state, n = batch.anchor_groups
-    value = group_stats(discounted_returns(outcome, batch.runs, gamma), state, n).mean[state]
-    return value, next_values(value, batch.runs, np.power(gamma, distances(batch.runs)) * end)
+    value = ops.group_stats(ops.discounted_returns(outcome, batch.runs, gamma), state, n).mean[state]
+    return value, ops.next_values(value, batch.runs, np.power(gamma, ops.distances(batch.runs)) * end)
 
 
 def _exact_sums(terms: Floats, codes: Ints, n: int) -> Floats:

@@ -84,8 +84,8 @@ class _Clusters:
         total = len(text) + self.lengths[:n]
 
         possible = np.arange(n)
-        for q, own in enumerate(counts, 1):
-            common = np.minimum(own, self.counts[q - 1][possible]).sum(1)
+        for q, grams in enumerate(counts, 1):
+            common = np.minimum(grams, self.counts[q - 1][possible]).sum(1)
             matched = (common + (q - 1) * (total[possible] + 1)) / (2 * q - 1)
             kept = 2.0 * matched >= self.threshold * total[possible] - 1e-6
             possible, common = possible[kept], common[kept]
@@ -112,8 +112,8 @@ class _Clusters:
             self.counts = [np.pad(table, ((0, n), (0, 0))) for table in self.counts]
         self.codes.append(code)
         self.lengths[n] = len(text)
-        for table, own in zip(self.counts, counts, strict=True):
-            table[n] = own
+        for table, grams in zip(self.counts, counts, strict=True):
+            table[n] = grams
         self.references.append(Reference(text))
         self.subsequences.add(text)
 

@@ -7,18 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from verl_turnkey.advantage import group_ops as ops
 from verl_turnkey.advantage.batch import StepBatch
 from verl_turnkey.advantage.columns import Bools, encode
-from verl_turnkey.advantage.group_ops import (
-    Floats,
-    Ints,
-    Runs,
-    group_stats,
-    joint_codes,
-    previous_values,
-    run_sums,
-    sort_runs,
-)
+from verl_turnkey.advantage.group_ops import Floats, Ints, Runs
 from verl_turnkey.advantage.params import ConfigError
 
 
@@ -42,7 +34,9 @@ def step_column(
     column = batch.extra[name]
     rows = np.arange(len(batch)) if rows is None else rows
     column = column[rows]
-    numbers = column if column.dtype != object else np.array([_number(value) for value in column], np.float64)
+    numbers = column
+    if column.dtype == object:
+        numbers = np.array([float(x) if isinstance(x, int | float) else np.nan for x in column], np.float64)
     good = np.isfinite(numbers) & (low <= numbers) & (numbers <= high)
     bad = np.flatnonzero(~(good | np.isnan(numbers) if gaps else good))
     if len(bad):
@@ -93,10 +87,6 @@ def first_filled(batch: StepBatch, name: str) -> Ints:
     return rows[np.unique(batch.trajectory[rows], return_index=True)[1]]
 
 
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else np.nan
-
-
 def value_after(batch: StepBatch, method: str, name: str, low: float = -np.inf, high: float = np.inf) -> Floats:
     """:func:`step_column` of a value of the state *after* the step.
 
@@ -104,7 +94,7 @@ def value_after(batch: StepBatch, method: str, name: str, low: float = -np.inf, 
     0 has the value of the last step that has one.
     """
     result = step_column(batch, method, name, low, high)
-    before = previous_values(np.arange(len(batch)), batch.runs, -1)
+    before = ops.previous_values(np.arange(len(batch)), batch.runs, -1)
     for row in batch.runs.order[(~batch.valid & (result == 0))[batch.runs.order]].tolist():
         result[row] = result[before[row]] if before[row] >= 0 else 0.0
     return result
@@ -113,7 +103,8 @@ def value_after(batch: StepBatch, method: str, name: str, low: float = -np.inf, 
 def refuse_trees(batch: StepBatch, what: str) -> None:
     """Raises ConfigError: a trajectory is a tree of steps, which ``what`` does not follow."""
     if (tree := batch.runs.tree) is not None:
-        row = int(np.argmax(tree.parent != previous_values(np.arange(len(batch)), replace(batch.runs, tree=None), -1)))
+        before = ops.previous_values(np.arange(len(batch)), replace(batch.runs, tree=None), -1)
+        row = int(np.argmax(tree.parent != before))
         raise ConfigError(
             f"{what} follows one conversation per episode, but calls of trajectory "
             f"{batch.ids['trajectory'][batch.trajectory[row]]!r} ran side by side: choose another method"
@@ -122,7 +113,7 @@ def refuse_trees(batch: StepBatch, what: str) -> None:
 
 def tool_calls(batch: StepBatch, method: str) -> Floats:
     """The sum of ``extra.tool_calls`` over each trajectory -> (n_trajectories,)."""
-    return run_sums(step_column(batch, method, "tool_calls", 0.0), batch.runs)
+    return ops.run_sums(step_column(batch, method, "tool_calls", 0.0), batch.runs)
 
 
 @dataclass(frozen=True)
@@ -151,8 +142,8 @@ def read_roles(batch: StepBatch) -> Roles:
     role, ids = key_column(batch, "role")
     if len(role) and role.max() >= len(ids):
         role, ids = np.minimum(role, len(ids)), [*ids, None]
-    episode, _ = joint_codes(batch.trajectory, role)
-    runs = sort_runs(episode, batch.step)
+    episode, _ = ops.joint_codes(batch.trajectory, role)
+    runs = ops.sort_runs(episode, batch.step)
     return Roles(role, _texts(ids), runs, episode, runs.order[runs.starts])
 
 
@@ -172,12 +163,12 @@ def _texts(ids: list[Any]) -> list[str]:
 
 def episode_outcomes(batch: StepBatch, roles: Roles) -> Floats:
     """Outcome of each role's episode (E,): the score of its earliest step when given, else the sum of its rewards."""
-    return batch.score[roles.first] if "score" in batch.given else run_sums(batch.reward, roles.runs)
+    return batch.score[roles.first] if "score" in batch.given else ops.run_sums(batch.reward, roles.runs)
 
 
 def role_metrics(name: str, values: Floats, codes: Ints, roles: Roles) -> dict[str, float]:
     """Number of roles, and the mean of ``values`` per role, as metrics."""
-    means = group_stats(values, codes, len(roles.ids)).mean
+    means = ops.group_stats(values, codes, len(roles.ids)).mean
     return {
         "credit/roles": float(len(roles.ids)),
         **{f"credit/{name}/{role}": float(mean) for role, mean in zip(roles.ids, means, strict=True)},

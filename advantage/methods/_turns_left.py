@@ -122,9 +122,9 @@ def state_values(paths: Paths, gamma: float) -> tuple[Floats, Floats]:
     One pass over the steps for each number of turns left: O(steps x turns).
     """
     s, to, n = paths.state, paths.to, int(max(paths.state.max(initial=-1), paths.to.max(initial=-1))) + 1
-    own, n_own = paths.visits
-    steps, own_steps = np.bincount(s, minlength=n), np.bincount(own, minlength=n_own)
-    gain, own_gain = np.bincount(s, paths.reward, n), np.bincount(own, paths.reward, n_own)
+    visit, n_own = paths.visits
+    steps, own_steps = np.bincount(s, minlength=n), np.bincount(visit, minlength=n_own)
+    gain, own_gain = np.bincount(s, paths.reward, n), np.bincount(visit, paths.reward, n_own)
     tip, stays = to[paths.cut], s[paths.cut]
     tips = np.bincount(tip, minlength=n)
     # Reached at the limit alone, and no step begins there: worth what the states before it are, as if all had stayed.
@@ -135,11 +135,11 @@ def state_values(paths: Paths, gamma: float) -> tuple[Floats, Floats]:
     for turns in range(1, len(ends)):
         here = by_left[ends[turns - 1] : ends[turns]]
         ahead = np.where(paths.leads, gamma * value[to], 0.0)
-        sums, own_sums = gain + np.bincount(s, ahead, n), own_gain + np.bincount(own, ahead, n_own)
+        sums, own_sums = gain + np.bincount(s, ahead, n), own_gain + np.bincount(visit, ahead, n_own)
         value = sums / np.maximum(steps, 1)
         value[beyond] = np.bincount(tip, value[stays], n)[beyond] / tips[beyond]
         after[here] = ahead[here]
-        before[here] = (sums[s[here]] - own_sums[own[here]]) / np.maximum(steps[s[here]] - own_steps[own[here]], 1)
+        before[here] = (sums[s[here]] - own_sums[visit[here]]) / np.maximum(steps[s[here]] - own_steps[visit[here]], 1)
     return before, after
 
 

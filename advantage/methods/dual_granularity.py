@@ -46,7 +46,7 @@ def dual_granularity(batch: StepBatch, params: DualGranularityParams) -> Credit:
     Its score is a process reward model's plus 1 for a well-formed step and minus 2 for another; its outcome is 2 F1 (0
     below 0.2) plus or minus 1 for the format. ``weight="steps"`` and the penalty are ours.
     """
-    outcome = episode_level(batch, norm="mean_std", scope="outcomes", singleton="zero", epsilon=EPSILON)
+    outcome = episode_level(batch)
     score = step_column(batch, "dual_granularity", "turn_score")
     weights = token_counts(batch) if params.weight == "tokens" else None
     stats = group_stats(score, batch.group, batch.n_groups, "population", weights)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import joint_codes, ordinals
-from verl_turnkey.advantage.methods._episode_level import EPSILON, Singleton, episode_level, two_levels, z_scores
+from verl_turnkey.advantage.group_ops import compared, joint_codes, ordinals
+from verl_turnkey.advantage.methods._episode_level import Singleton, episode_level, two_levels
 from verl_turnkey.advantage.params import NotNegative, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
 
@@ -49,9 +49,9 @@ def dual_level(batch: StepBatch, params: DualLevelParams) -> Credit:
     gets 0, and the penalty, are our reading.
     """
     returns = batch.returns(params.gamma)
-    trajectory = episode_level(batch, norm="mean_std", scope="outcomes", singleton=params.singleton, epsilon=EPSILON)
+    trajectory = episode_level(batch, singleton=params.singleton)
     ordinal, n = joint_codes(batch.group, ordinals(batch.runs))
-    turn = z_scores(returns, ordinal, n)
+    turn = compared(returns, ordinal, n)
     if params.singleton == "score":
         turn = np.where(np.bincount(ordinal, minlength=n)[ordinal] == 1, returns, turn)
     return two_levels(batch, params.trajectory_w * trajectory, params.turn_w * turn, ordinal, returns)

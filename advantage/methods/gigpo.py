@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Norm, describe_groups, group_stats, normalize
+from verl_turnkey.advantage.group_ops import Norm, compared, describe_groups
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
 from verl_turnkey.advantage.methods._similarity import similar_states
 from verl_turnkey.advantage.params import NotNegative, Positive, Range, Ranged, Unit
@@ -71,17 +71,15 @@ def gigpo(batch: StepBatch, params: GigpoParams) -> Credit:
     """
     returns = batch.returns(params.gamma)
     inside, after = penalties(batch, params.scope)
-    episode = episode_level(
-        batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
-    )
+    episode = episode_level(batch, params.norm, params.scope, params.singleton, params.epsilon)
     if params.similarity is None:
         anchor_group, n = batch.anchor_groups
         groups = {}  # every method logs those of equal states
     else:
         anchor_group, n = similar_states(batch, params.similarity)
         groups = describe_groups("anchor", anchor_group, n)
-    own = returns - inside
-    step = normalize(own, anchor_group, group_stats(own, anchor_group, n), params.norm, params.epsilon)
+    earned = returns - inside
+    step = compared(earned, anchor_group, n, params.norm, params.epsilon)
     metrics = {
         "credit/groups": float(batch.n_groups),
         **groups,

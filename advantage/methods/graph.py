@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Floats, Norm, equal, group_stats, normalize
+from verl_turnkey.advantage.group_ops import Floats, Norm, compared, equal
 from verl_turnkey.advantage.methods._episode_level import (
     Scope,
     Singleton,
@@ -112,25 +112,21 @@ def _g2po(batch: StepBatch, params: GraphParams) -> Credit:
     end = np.where(solved_trajectories(batch)[batch.trajectory], success, 0.0)
     before, after = visit_values(batch, params.gamma, end)
     gain = np.where(equal(after, before), 0.0, after - before)
-    stats = group_stats(gain, batch.group, batch.n_groups)
-    rise = params.step_advantage_w * normalize(gain, batch.group, stats, params.norm, params.epsilon)
+    rise = params.step_advantage_w * compared(gain, batch.group, batch.n_groups, params.norm, params.epsilon)
     step = _same_state(batch, params, after - penalties(batch, params.scope)[0])
     return _with_episodes(batch, params, step, {"edge_level": rise}, {"state_value": before})
 
 
 def _same_state(batch: StepBatch, params: GraphParams, values: Floats) -> Floats:
     """``values`` (S,) of the steps, compared among those taken from the same state -> (S,)."""
-    stats = group_stats(values, *batch.anchor_groups)
-    return normalize(values, batch.anchor_groups[0], stats, params.norm, params.epsilon)
+    return compared(values, *batch.anchor_groups, params.norm, params.epsilon)
 
 
 def _with_episodes(
     batch: StepBatch, params: GraphParams, step: Floats, more: dict[str, Floats], levels: dict[str, Floats]
 ) -> Credit:
     """The episode level, the ``step`` level (S,) with its weight, and further parts over the whole group."""
-    episode = episode_level(
-        batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
-    )
+    episode = episode_level(batch, params.norm, params.scope, params.singleton, params.epsilon)
     return Credit.of_parts(
         {"episode_level": episode, "step_level": params.step_advantage_w * step, **more},
         penalties(batch, params.scope)[1],

@@ -40,7 +40,5 @@ def grpo_steps(batch: StepBatch, params: GrpoStepsParams) -> Credit:
     statistics over step rows with penalties inside (``scope="steps"``) and gives a group of one its raw score
     (``singleton="score"``).
     """
-    episode = episode_level(
-        batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
-    )
+    episode = episode_level(batch, params.norm, params.scope, params.singleton, params.epsilon)
     return outcome_credit(batch, episode, penalties(batch, params.scope)[1])

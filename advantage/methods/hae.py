@@ -7,18 +7,9 @@ from typing import Literal
 
 import numpy as np
 
+from verl_turnkey.advantage import group_ops as ops
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import (
-    Bools,
-    Floats,
-    Ints,
-    Runs,
-    cut_runs,
-    discounted_returns,
-    group_stats,
-    next_values,
-    normalize,
-)
+from verl_turnkey.advantage.group_ops import Bools, Floats, Ints, Runs
 from verl_turnkey.advantage.methods._step_columns import refuse_trees
 from verl_turnkey.advantage.params import ConfigError, NotNegative, Ranged, Unit
 from verl_turnkey.advantage.registry import ValueHead, register_estimator
@@ -89,31 +80,32 @@ def hae(batch: StepBatch, params: HaeParams) -> Credit:
     refuse_trees(batch, "hae")
     low, term = _column(batch, "value_low"), _column(batch, "value_term")
     switches = np.nan_to_num(_column(batch, "switch", read=[])) != 0
-    episodes = cut_runs(batch.runs, batch.terminated)
+    episodes = ops.cut_runs(batch.runs, batch.terminated)
     opens = switches.copy()
     opens[episodes.order[episodes.starts]] = True
-    segments = cut_runs(episodes, next_values(opens.astype(np.int64), episodes, 1).astype(bool))
+    segments = ops.cut_runs(episodes, ops.next_values(opens.astype(np.int64), episodes, 1).astype(bool))
     first = segments.order[segments.starts]
     last = segments.last
     high = _column(batch, "value_high", read=first)
     reward = batch.reward - _keep_penalties(batch, ~switches, params)
 
-    def after(own: Floats) -> Floats:
+    def after(last_value: Floats) -> Floats:
         """V_high of the next segment, or what follows the end of the episode: for the last turns of segments."""
-        return next_values(high, episodes, np.where(batch.terminated | (not params.bootstrap_truncated), 0.0, own))
+        ended = batch.terminated | (not params.bootstrap_truncated)
+        return ops.next_values(high, episodes, np.where(ended, 0.0, last_value))
 
-    following = next_values(low, segments, after(low))
-    a_low = discounted_returns(reward + params.gamma * following - low, segments, params.gamma * params.lam_turn)
+    following = ops.next_values(low, segments, after(low))
+    a_low = ops.discounted_returns(reward + params.gamma * following - low, segments, params.gamma * params.lam_turn)
 
     of_segment = np.empty(len(batch))
     of_segment[segments.order] = np.repeat(high[first], segments.lengths)
     bootstrapped = reward.copy()
     bootstrapped[last] += params.gamma * after(of_segment)[last]
-    target = discounted_returns(bootstrapped, segments, params.gamma)
+    target = ops.discounted_returns(bootstrapped, segments, params.gamma)
     starts = np.searchsorted(segments.starts, episodes.starts)  # the first segment of each episode
     chain = Runs(np.arange(len(first)), starts, np.diff(starts, append=len(first)))
     a_high, returns_high = np.zeros(len(batch)), np.full(len(batch), np.nan)
-    a_high[first] = discounted_returns(
+    a_high[first] = ops.discounted_returns(
         target[first] - high[first], chain, np.power(params.gamma, segments.lengths) * params.lam_seg
     )
     returns_high[first] = a_high[first] + high[first]
@@ -166,6 +158,6 @@ def _finish(advantage: Floats, counted: Bools, params: HaeParams) -> Floats:
     """A stream's advantages, 0 for the turns that have none of its tokens."""
     if params.normalise:
         whole = np.zeros(len(advantage), dtype=np.int64)  # the batch as a single group
-        stats = group_stats(advantage[counted], whole[counted], 1, "population")
-        advantage = normalize(advantage, whole, stats, "mean_std", STD_EPSILON)
+        stats = ops.group_stats(advantage[counted], whole[counted], 1, "population")
+        advantage = ops.normalize(advantage, whole, stats, "mean_std", STD_EPSILON)
     return np.where(counted, advantage, 0.0)

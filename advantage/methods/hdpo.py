@@ -43,7 +43,7 @@ def hdpo(batch: StepBatch, params: HdpoParams) -> Credit:
     Source: arXiv:2604.08545 and its released code. A comment there requires that tools were used; the code, and this,
     also include T = 0. The outcome R is the environment's score; the paper's mixes answer and format 0.9 to 0.1.
     """
-    episode = episode_level(batch, norm="mean_std", scope="outcomes", singleton="zero", epsilon=params.epsilon)
+    episode = episode_level(batch, epsilon=params.epsilon)
     calls = tool_calls(batch, "hdpo")
     solved = solved_trajectories(batch)
     tool = among_solved(batch, 1.0 / (calls + 1.0), solved, params.epsilon)[batch.trajectory]

@@ -73,7 +73,7 @@ def hgpo(batch: StepBatch, params: HgpoParams) -> Credit:
     """
     returns = batch.returns(params.gamma)
     inside, after = penalties(batch, params.scope)
-    own = returns - inside
+    earned = returns - inside
     metrics = {"credit/groups": float(batch.n_groups)}
     levels: dict[str, Floats] = {}
     groups: dict[str, Ints] = {}
@@ -94,15 +94,13 @@ def hgpo(batch: StepBatch, params: HgpoParams) -> Credit:
         level = np.zeros(len(batch))
         if reaches.any():
             rows = np.flatnonzero(reaches)
-            stats = group_stats(own[rows], context[rows], n, params.std)
-            level[rows] = normalize(own[rows], context[rows], stats, params.norm, params.epsilon)
+            stats = group_stats(earned[rows], context[rows], n, params.std)
+            level[rows] = normalize(earned[rows], context[rows], stats, params.norm, params.epsilon)
             shared = np.count_nonzero(stats.size[context[rows]] >= 2) / len(batch)
             metrics[f"credit/level_{k}/share_steps_in_groups"] = float(shared)
         add(f"level_{k}", level, (k + first_weight) ** params.alpha, np.where(reaches, context, -1))
     if params.episode_level:
-        episode = episode_level(
-            batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
-        )
+        episode = episode_level(batch, params.norm, params.scope, params.singleton, params.epsilon)
         add("episode_level", episode, 1.0, batch.group)
 
     weight = sum(weights.values())

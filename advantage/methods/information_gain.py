@@ -7,19 +7,9 @@ from typing import Literal
 
 import numpy as np
 
+from verl_turnkey.advantage import group_ops as ops
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import (
-    Floats,
-    Ints,
-    at_the_end,
-    discounted_returns,
-    distances,
-    equal,
-    group_stats,
-    next_values,
-    normalize,
-    ordinals,
-)
+from verl_turnkey.advantage.group_ops import Floats
 from verl_turnkey.advantage.methods._episode_level import EPSILON
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.params import ConfigError, Ranged, Unit
@@ -69,22 +59,25 @@ def information_gain(batch: StepBatch, params: InformationGainParams) -> Credit:
     value = step_column(batch, "information_gain", "gold_probability", 0.0, 1.0)
     if params.gain == "log_probability":
         value = _logarithm(batch, value)
-    last = next_values(np.zeros(len(batch)), batch.runs, 1.0) > 0
-    reward = np.where(last, batch.score, next_values(value, batch.runs, 0.0) - value)
+    last = ops.next_values(np.zeros(len(batch)), batch.runs, 1.0) > 0
+    reward = np.where(last, batch.score, ops.next_values(value, batch.runs, 0.0) - value)
     pool = batch.group if params.pool == "joint" else 2 * batch.group + last
     counted = np.append(np.flatnonzero(~last), batch.runs.last)  # each outcome once
-    z = _normalized(reward, pool, 2 * batch.n_groups, counted)
+    stats = ops.group_stats(reward[counted], pool[counted], 2 * batch.n_groups, "population")
+    spread = stats.std[pool]
+    centred = ops.normalize(reward, pool, stats, "mean", EPSILON)
+    z = np.where(spread > 0, centred / (np.sqrt(spread**2 + VARIANCE_EPSILON) + EPSILON), 0.0)
     gains = reward[~last]
-    outcomes = at_the_end(z[batch.runs.last][batch.trajectory], batch.runs, params.gamma)
+    outcomes = ops.at_the_end(z[batch.runs.last][batch.trajectory], batch.runs, params.gamma)
     z = np.where(last, 0.0, z) + outcomes
-    total = discounted_returns(z, batch.runs, params.gamma)
+    total = ops.discounted_returns(z, batch.runs, params.gamma)
     return Credit.of_parts(
         {
-            "episode_level": discounted_returns(outcomes, batch.runs, params.gamma),
-            "step_level": discounted_returns(z - outcomes, batch.runs, params.gamma),
+            "episode_level": ops.discounted_returns(outcomes, batch.runs, params.gamma),
+            "step_level": ops.discounted_returns(z - outcomes, batch.runs, params.gamma),
         },
         batch.penalty,
-        total=np.where(equal(total, np.zeros_like(total)), 0.0, total),
+        total=np.where(ops.equal(total, np.zeros_like(total)), 0.0, total),
         metrics={
             "credit/groups": float(batch.n_groups),
             "credit/information_gain/mean": float(gains.mean()) if len(gains) else 0.0,
@@ -94,16 +87,9 @@ def information_gain(batch: StepBatch, params: InformationGainParams) -> Credit:
     )
 
 
-def _normalized(values: Floats, codes: Ints, n: int, counted: Ints) -> Floats:
-    stats = group_stats(values[counted], codes[counted], n, "population")
-    spread = stats.std[codes]
-    centred = normalize(values, codes, stats, "mean", EPSILON)
-    return np.where(spread > 0, centred / (np.sqrt(spread**2 + VARIANCE_EPSILON) + EPSILON), 0.0)
-
-
 def _logarithm(batch: StepBatch, value: Floats) -> Floats:
     """``log(value)`` where a gain reads it: not of a trajectory's only turn."""
-    zero = np.flatnonzero((ordinals(batch.runs) + distances(batch.runs) > 0) & (value == 0))
+    zero = np.flatnonzero((ops.ordinals(batch.runs) + ops.distances(batch.runs) > 0) & (value == 0))
     if len(zero):
         row = int(zero[0])
         raise ConfigError(

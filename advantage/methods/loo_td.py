@@ -11,38 +11,35 @@ from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, mean
 from verl_turnkey.advantage.methods._turns_left import Paths, baseline, state_values
 from verl_turnkey.advantage.methods._words import fit_shares, word_values
-from verl_turnkey.advantage.params import check
+from verl_turnkey.advantage.params import AtLeastOne, NotNegative, PositiveUnit, Ranged, Unit, check
 from verl_turnkey.advantage.registry import register_estimator
 
 PRIORS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 @dataclass(frozen=True)
-class LooTdParams:
+class LooTdParams(Ranged):
     """Parameters of ``loo_td``."""
 
-    gamma: float = 1.0
+    gamma: PositiveUnit = 1.0
     """discount, one factor per step; 0.98 to 0.995 at high success, where only the speed of a solution still differs"""
-    lam: float = 0.6
+    lam: Unit = 0.6
     """0: targets are the group's values; 1: the trajectory's own return, unbiased whatever the states hide"""
-    horizon: int | None = None
+    horizon: AtLeastOne | None = None
     """turn limit; null: the column extra.turn_limit, else the longest trajectory of a group in which a limit ended one,
     else that of the batch, else twice the longest of the batch"""
     prior: float | Literal["averaged"] | None = None
     """visits that the expectation without the state's own value counts for; null: the best of 0.3, 1, 3, 10, 30 and 100
     at predicting returns that the prediction has not seen; averaged: all of them, by how well they predict"""
-    lone: float = 1.0  # visits below which the credit of a step is toned down; 0: never
+    lone: NotNegative = 1.0  # visits below which the credit of a step is toned down; 0: never
     scale: Literal["rms", "none"] = "rms"  # divide by the root mean square over the batch
     text: Literal["words", "none"] = "words"
     """words: where there are observation texts, values also by their words, as far as they predict unseen outcomes"""
 
     def __post_init__(self) -> None:
-        check(0 < self.gamma <= 1, "gamma", "a number in (0, 1]", self.gamma)
-        check(0 <= self.lam <= 1, "lam", "a number in [0, 1]", self.lam)
-        check(self.horizon is None or self.horizon >= 1, "horizon", "null or an integer >= 1", self.horizon)
+        super().__post_init__()
         number = not isinstance(self.prior, str) and self.prior is not None
         check(not number or 0 < self.prior < np.inf, "prior", "null, averaged or a finite number > 0", self.prior)  # pyright: ignore[reportOperatorIssue]
-        check(0 <= self.lone < np.inf, "lone", "a finite number >= 0", self.lone)
 
     @property
     def compares_texts(self) -> bool:
@@ -108,7 +105,7 @@ def loo_td(batch: StepBatch, params: LooTdParams) -> Credit:
 
     met = np.append(others[1:], 0.0)
     met = np.where(paths.last, 0.0, np.where(met > 0, met + 1, 0.0))
-    lone = mean((others == 0)[paths.in_company].astype(float))
+    lone = mean((others == 0)[paths.in_company])
     lone += (1 - lone) * trust
     weight = (others + params.lone * lone) / (others + params.lone) if params.lone else np.ones(len(others))
     credit, value, target_share = np.zeros(len(others)), np.zeros(len(others)), np.zeros(len(others))
@@ -139,11 +136,11 @@ def loo_td(batch: StepBatch, params: LooTdParams) -> Credit:
             "credit/groups": float(batch.n_groups),
             "credit/prior": float(np.exp(np.sum(share * np.log(priors)))) if len(batch) else 0.0,
             "credit/text_trust": trust,
-            "credit/share_steps_met": mean((others > 0).astype(float)),
+            "credit/share_steps_met": mean(others > 0),
             "credit/share_from_values": mean(target_share),
             "credit/rms": rms,
             "credit/turn_limit": mean((paths.left + paths.position).astype(float)),
-            "credit/share_cut_early": mean(paths.cut_early[paths.last].astype(float)),
+            "credit/share_cut_early": mean(paths.cut_early[paths.last]),
         },
         levels={"state_value": as_given(value)},
         groups={"step_level": batch.anchor_groups[0], "state_value": batch.anchor_groups[0]},

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Floats, Ints, discounted_returns, equal, group_stats, normalize
+from verl_turnkey.advantage.group_ops import Floats, Ints, compared, discounted_returns, equal, group_stats
 from verl_turnkey.advantage.methods._gae import WHITEN_EPSILON, whiten_tokens
 from verl_turnkey.advantage.methods._step_columns import read_roles, role_metrics
 from verl_turnkey.advantage.params import Ranged, Unit
@@ -89,7 +89,7 @@ def marshal(batch: StepBatch, params: MarshalParams) -> Credit:
 
 
 def _against(values: Floats, codes: Ints, n: int, norm: Literal["none", "mean", "mean_std"]) -> Floats:
-    return values if norm == "none" else normalize(values, codes, group_stats(values, codes, n), norm, STD_EPSILON)
+    return values if norm == "none" else compared(values, codes, n, norm, STD_EPSILON)
 
 
 def _token_std(reward: Floats, batch: StepBatch) -> float:

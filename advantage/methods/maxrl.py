@@ -41,15 +41,15 @@ def maxrl(batch: StepBatch, params: MaxrlParams) -> Credit:
     taken here; the authors' code divides the score of a group of one by 1e-6, and both others flip all signs under a
     negative mean.
     """
-    own, stats = outcomes(batch, "outcomes")
+    outcome, stats = outcomes(batch, "outcomes")
     lowest = np.zeros(batch.n_groups)
-    np.minimum.at(lowest, batch.group, own)
+    np.minimum.at(lowest, batch.group, outcome)
     negative = ~equal(lowest, 0.0)
     solved = ~negative & ~equal(stats.mean, 0.0)
     mean = stats.mean[batch.group]
-    centred = normalize(own, batch.group, stats, "mean", 0.0)
+    centred = normalize(outcome, batch.group, stats, "mean", 0.0)
     advantage = np.divide(centred, mean + params.epsilon, out=np.zeros(len(batch)), where=solved[batch.group])
-    advantage = of_singletons(own, batch, stats, params.singleton, advantage)
+    advantage = of_singletons(outcome, batch, stats, params.singleton, advantage)
     return outcome_credit(
         batch,
         advantage,

@@ -45,8 +45,8 @@ def mc_grpo(batch: StepBatch, params: McGrpoParams) -> Credit:
     than half agree, and the plain formula divides by epsilon alone: 0, 0, 0, 0, 1 would give the last 5000. The floor
     is our reading.
     """
-    own, stats = outcomes(batch, "outcomes")
-    values, group = own[batch.first_rows], batch.group[batch.first_rows]
+    outcome, stats = outcomes(batch, "outcomes")
+    values, group = outcome[batch.first_rows], batch.group[batch.first_rows]
     median = _medians(values, group, batch.n_groups)
     off = ~equal(values, median[group])
     deviation = _medians(np.where(off, np.abs(values - median[group]), 0.0), group, batch.n_groups)
@@ -54,9 +54,9 @@ def mc_grpo(batch: StepBatch, params: McGrpoParams) -> Credit:
     others = np.maximum(np.bincount(group, weights=off, minlength=batch.n_groups), 1.0)
     constant = stats.std == 0
     factor = np.where(constant, 0.0, np.maximum(stats.size, 1) / others / scale)
-    centred = np.where(equal(own, median[batch.group]), 0.0, own - median[batch.group])
+    centred = np.where(equal(outcome, median[batch.group]), 0.0, outcome - median[batch.group])
     advantage = centred * factor[batch.group]
-    share = mean((equal(deviation, 0.0) & ~constant).astype(np.float64))
+    share = mean(equal(deviation, 0.0) & ~constant)
     return outcome_credit(batch, advantage, batch.penalty, share_groups_without_mad=share)
 
 

@@ -37,7 +37,7 @@ def _method(spec: ModifierSpec, norm: Norm) -> Callable[..., Credit]:
     """The estimator: ``spec`` on ``(R - mean_g) / F_g``, each trajectory once; a group of one has 0."""
 
     def base(batch: StepBatch) -> Credit:
-        episode = episode_level(batch, norm=norm, scope="outcomes", singleton="zero", epsilon=1e-6)
+        episode = episode_level(batch, norm)
         return Credit(episode, parts={"episode_level": episode}, groups={"episode_level": batch.group})
 
     def estimator(batch: StepBatch, params: Any, *state: Mapping[str, float]) -> Credit:

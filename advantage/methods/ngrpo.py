@@ -37,16 +37,16 @@ def ngrpo(batch: StepBatch, params: NgrpoParams) -> Credit:
     Source: the authors' code. The paper also clips asymmetrically and drops groups that are all correct; both are
     settings of verl.
     """
-    own, _ = outcomes(batch, "outcomes")
-    bad = own > params.r_max + ROUNDING * max(1.0, abs(params.r_max))
+    outcome, _ = outcomes(batch, "outcomes")
+    bad = outcome > params.r_max + ROUNDING * max(1.0, abs(params.r_max))
     expected = f"ngrpo: expected outcomes of at most r_max={params.r_max:g}"
-    refuse_outcomes(batch, own, bad, expected, "set r_max to the largest outcome possible")
-    values = np.concatenate([own[batch.first_rows], np.full(batch.n_groups, params.r_max)])
+    refuse_outcomes(batch, outcome, bad, expected, "set r_max to the largest outcome possible")
+    values = np.concatenate([outcome[batch.first_rows], np.full(batch.n_groups, params.r_max)])
     groups = np.concatenate([batch.group[batch.first_rows], np.arange(batch.n_groups)])
     stats = group_stats(values, groups, batch.n_groups)
-    advantage = normalize(own, batch.group, stats, "mean_std", params.epsilon)
+    advantage = normalize(outcome, batch.group, stats, "mean_std", params.epsilon)
     best = np.full(batch.n_groups, -np.inf)
-    np.maximum.at(best, batch.group, own)
+    np.maximum.at(best, batch.group, outcome)
     failed = ~equal(best, params.r_max)
-    share = mean(failed.astype(np.float64))
+    share = mean(failed)
     return outcome_credit(batch, advantage, batch.penalty, share_groups_without_r_max=share)

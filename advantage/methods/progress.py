@@ -69,29 +69,26 @@ def progress(batch: StepBatch, params: ProgressParams) -> Credit:
     end are our reading. ``segments``: SPO's chain (arXiv:2505.23564), whose segments are of tokens and not of turns.
     VinePPO and SPO whiten over tokens, ``whiten`` over turns.
     """
-    value = step_column(batch, "progress", "turn_value", *_range(params))
+    bounds = (0.0, 1.0) if params.prover == "best_of_k" else ()
+    value = step_column(batch, "progress", "turn_value", *bounds)
     by_column = params.prover == "given" and "extra.prover_value" in batch.given
     prover = step_column(batch, "progress", "prover_value") if by_column else value
     if params.prover == "best_of_k":
         prover = best_of_k(value, params.k)
     reward = batch.rewards(1.0)
-    own = reward + next_values(value, batch.runs, 0.0) - value
-    gain = reward + next_values(prover, batch.runs, 0.0) - prover
+    rise = reward + next_values(value, batch.runs, 0.0) - value
+    prover_rise = reward + next_values(prover, batch.runs, 0.0) - prover
     if params.segments is True or (params.segments == "auto" and "extra.value_rollouts" in batch.given):
         refuse_trees(batch, "progress.segments")
         measured = step_column(batch, "progress", "value_rollouts", 0.0) > 0
-        own, gain = (over_segments(change, measured, batch.runs) for change in (own, gain))
-    mean, std = moments(own + params.alpha * gain, batch, params.whiten)
+        rise, prover_rise = (over_segments(change, measured, batch.runs) for change in (rise, prover_rise))
+    mean, std = moments(rise + params.alpha * prover_rise, batch, params.whiten)
     return Credit.of_parts(
-        {"episode_level": (own - mean) / std, "step_level": params.alpha * gain / std},
+        {"episode_level": (rise - mean) / std, "step_level": params.alpha * prover_rise / std},
         batch.penalty,
         metrics={"credit/groups": float(batch.n_groups)},
         levels={"turn_value": value, "prover_value": prover},
     )
-
-
-def _range(params: ProgressParams) -> tuple[float, float]:
-    return (0.0, 1.0) if params.prover == "best_of_k" else (-np.inf, np.inf)
 
 
 def over_segments(values: Floats, begins: NDArray[np.bool_], runs: Runs) -> Floats:

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import (
-    Bools,
-    Floats,
-    Ints,
-    Norm,
-    equal,
-    group_stats,
-    joint_codes,
-    ordinals,
-)
+from verl_turnkey.advantage.group_ops import Bools, Floats, Ints, Norm, equal, group_stats, joint_codes, ordinals
 from verl_turnkey.advantage.methods._episode_level import Scope, Singleton, episode_level, penalties
 from verl_turnkey.advantage.methods._similarity import step_texts, within_images
 from verl_turnkey.advantage.params import ConfigError, NotNegative, Positive, Range, Ranged, Unit
@@ -91,9 +82,7 @@ def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
     """
     returns = batch.returns(params.gamma)
     inside, after = penalties(batch, params.scope)
-    episode = episode_level(
-        batch, norm=params.norm, scope=params.scope, singleton=params.singleton, epsilon=params.epsilon
-    )
+    episode = episode_level(batch, params.norm, params.scope, params.singleton, params.epsilon)
     rate, success = success_rates(batch, batch.score - inside, params.success_rate)
     weight = outcome_weight(rate[batch.group], success, params.alpha, params.beta)
     neighbourhood = batch.group
@@ -117,12 +106,12 @@ def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
     )
 
 
-def success_rates(batch: StepBatch, own: Floats, how: str) -> tuple[Floats, Bools]:
-    """Success rate of each group (n_groups,), and whether each row counts as a success (S,); ``own``: row scores."""
+def success_rates(batch: StepBatch, score: Floats, how: str) -> tuple[Floats, Bools]:
+    """Success rate of each group (n_groups,), and whether each row counts as a success (S,); ``score``: row scores."""
     if how == "clamped_score":
-        stats = group_stats(own, batch.group, batch.n_groups)
+        stats = group_stats(score, batch.group, batch.n_groups)
         alone = stats.size == 1  # the released code takes 0 there
-        return np.where(alone, 0.0, np.clip(stats.mean, 0.0, 1.0)), (own > 0.5) & ~equal(own, np.float64(0.5))
+        return np.where(alone, 0.0, np.clip(stats.mean, 0.0, 1.0)), (score > 0.5) & ~equal(score, np.float64(0.5))
     if "success" not in batch.given:
         raise ConfigError(
             'proxmo.success_rate="trajectories" needs the column "success": the agent loop must set the record field '
@@ -144,15 +133,15 @@ def proximity_level(batch: StepBatch, returns: Floats, neighbourhood: Ints, para
     """``A_S`` (S,); rows with equal text have equal weights, so similarities are taken between distinct texts."""
     step = np.zeros(len(batch))
     texts = step_texts(batch)
-    known = np.flatnonzero([text is not None for text in texts])
-    named = [str(texts[row]) for row in known]
+    with_text = np.flatnonzero([text is not None for text in texts])
+    named = [str(texts[row]) for row in with_text]
     index = {text: code for code, text in enumerate(sorted(set(named)))}  # sorted: whatever the order of the rows
     vectors = _tf_idf(named, list(index), params.max_features)
     if vectors is None:
         return step
     text = np.full(len(batch), -1)
-    text[known] = [index[name] for name in named]
-    order = known[np.lexsort((returns[known], text[known], neighbourhood[known]))]
+    text[with_text] = [index[name] for name in named]
+    order = with_text[np.lexsort((returns[with_text], text[with_text], neighbourhood[with_text]))]
     borders = np.flatnonzero(np.diff(neighbourhood[order], prepend=-1))
     for chunk in _chunks(np.split(order, borders[1:])):
         codes = np.unique(text[np.concatenate(chunk)])

@@ -83,10 +83,10 @@ def _over_all_orders(
     stats = group_stats(outcome, role, len(before))
     n = np.maximum(stats.size, 1)
     kept = decay**n
-    own = np.ones(len(before)) if decay == 1 else (1 - kept) / (n * (1 - decay))
+    weight = np.ones(len(before)) if decay == 1 else (1 - kept) / (n * (1 - decay))
     others = (stats.mean * n)[role] - outcome
     others = np.where(equal(stats.mean[role], outcome), stats.mean[role], others / np.maximum(n[role] - 1, 1))
-    baseline = own[role] * before[role] + (1 - own[role]) * others
+    baseline = weight[role] * before[role] + (1 - weight[role]) * others
     return np.where(n[role] == 1, before[role], baseline), kept * before + (1 - kept) * stats.mean
 
 

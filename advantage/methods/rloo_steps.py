@@ -40,5 +40,5 @@ def rloo_steps(batch: StepBatch, params: RlooStepsParams) -> Credit:
     Source: RLOO (Ahmadian et al., arXiv:2402.14740); on step rows as in verl-agent, which counts step rows
     (``scope="steps"``), with penalties inside. LOOP (arXiv:2502.01600) has the same advantage beside a loss of its own.
     """
-    advantage = leave_one_out(batch, scope=params.scope, singleton=params.singleton)
+    advantage = leave_one_out(batch, params.scope, params.singleton)
     return outcome_credit(batch, advantage, penalties(batch, params.scope)[1])

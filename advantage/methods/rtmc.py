@@ -9,19 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from verl_turnkey.advantage import group_ops as ops
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.columns import encode
-from verl_turnkey.advantage.group_ops import (
-    Ints,
-    at_the_end,
-    discounted_returns,
-    distances,
-    equal,
-    group_stats,
-    joint_codes,
-    ordinals,
-    previous_values,
-)
+from verl_turnkey.advantage.group_ops import Ints
 from verl_turnkey.advantage.methods._step_columns import key_column
 from verl_turnkey.advantage.params import ConfigError, NotNegative, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
@@ -89,28 +80,28 @@ def rtmc(batch: StepBatch, params: RtmcParams) -> Credit:
     Raises:
         ConfigError: ``signature`` failed for a key, or returned something that cannot be a key.
     """
-    action, known = action_codes(batch, params.actions == "column", params.signature)
+    action, n_keys = action_codes(batch, params.actions == "column", params.signature)
     if params.states == "actions":
-        state = past_actions(batch, action, known)
+        state = past_actions(batch, action, n_keys)
     else:
         state = batch.anchor if params.states == "anchor" else key_column(batch, "state_signature")[0]
-    state, n_states = joint_codes(batch.group, state)
-    pair, n_pairs = joint_codes(state, action)
+    state, n_states = ops.joint_codes(batch.group, state)
+    pair, n_pairs = ops.joint_codes(state, action)
 
     last = batch.runs.last
-    returns = discounted_returns(at_the_end(batch.score, batch.runs, params.gamma), batch.runs, params.gamma)
-    order = np.lexsort((-distances(batch.runs), ordinals(batch.runs), batch.trajectory))
-    visit, _ = joint_codes(batch.trajectory, pair)
+    returns = ops.discounted_returns(ops.at_the_end(batch.score, batch.runs, params.gamma), batch.runs, params.gamma)
+    order = np.lexsort((-ops.distances(batch.runs), ops.ordinals(batch.runs), batch.trajectory))
+    visit, _ = ops.joint_codes(batch.trajectory, pair)
     first = order[np.unique(visit[order], return_index=True)[1]]
 
-    q = group_stats(returns[first], pair[first], n_pairs).mean[pair]
-    of_state = group_stats(returns[first], state[first], n_states)
-    prior = group_stats(batch.score[last], batch.group[last], batch.n_groups).mean[batch.group]
+    q = ops.group_stats(returns[first], pair[first], n_pairs).mean[pair]
+    of_state = ops.group_stats(returns[first], state[first], n_states)
+    prior = ops.group_stats(batch.score[last], batch.group[last], batch.n_groups).mean[batch.group]
     visits = of_state.size[state]
     value = (visits * of_state.mean[state] + params.n_prior * prior) / np.maximum(visits + params.n_prior, 1e-300)
-    credit = np.where(equal(q, value), 0.0, q - value)
+    credit = np.where(ops.equal(q, value), 0.0, q - value)
     if params.divide_by_std:
-        spread = group_stats(credit, batch.group, batch.n_groups, "population").std[batch.group]
+        spread = ops.group_stats(credit, batch.group, batch.n_groups, "population").std[batch.group]
         credit = np.where(spread > SMALLEST_STD, credit / np.maximum(spread, SMALLEST_STD), credit)
     _, state_of_pair = np.unique(pair, return_index=True)
     actions = np.bincount(state[state_of_pair], minlength=n_states)
@@ -148,17 +139,17 @@ def action_codes(batch: StepBatch, column: bool, path: str | None) -> tuple[Ints
     return codes, len(ids)
 
 
-def past_actions(batch: StepBatch, action: Ints, known: int) -> Ints:
-    """Code (S,) of the set of actions below ``known`` that the trajectory took before each step."""
+def past_actions(batch: StepBatch, action: Ints, n_keys: int) -> Ints:
+    """Code (S,) of the set of actions below ``n_keys`` that the trajectory took before each step."""
     codes: dict[frozenset[int], int] = {}
     result = np.zeros(len(batch), dtype=np.int64)
     taken = action.tolist()
-    before = previous_values(np.arange(len(batch)), batch.runs, -1).tolist()
+    before = ops.previous_values(np.arange(len(batch)), batch.runs, -1).tolist()
     past: dict[int, frozenset[int]] = {-1: frozenset()}  # up to a row, its own action included
     for row in batch.runs.order.tolist():
         so_far = past[before[row]]
         result[row] = codes.setdefault(so_far, len(codes))
-        past[row] = so_far | {taken[row]} if taken[row] < known and taken[row] not in so_far else so_far
+        past[row] = so_far | {taken[row]} if taken[row] < n_keys and taken[row] not in so_far else so_far
     return result
 
 

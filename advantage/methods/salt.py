@@ -8,14 +8,7 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import (
-    Floats,
-    Ints,
-    Norm,
-    group_stats,
-    joint_codes,
-    previous_values,
-)
+from verl_turnkey.advantage.group_ops import Norm, group_stats, joint_codes, previous_values
 from verl_turnkey.advantage.methods._episode_level import episode_level, leave_one_out
 from verl_turnkey.advantage.methods._graph import TERMINAL, next_anchors
 from verl_turnkey.advantage.params import Count, Positive, Ranged
@@ -60,8 +53,11 @@ def salt(batch: StepBatch, params: SaltParams) -> Credit:
     Source: arXiv:2510.20022, from a restatement in a competing paper; no code was available to us. Exact equality of
     edges, the average over occurrences and ``history`` are our reading.
     """
-    trajectory_credit = _base(batch, params)
-    edge = _edges(batch)
+    grpo = params.base == "grpo"
+    trajectory_credit = episode_level(batch, params.norm, epsilon=params.epsilon) if grpo else leave_one_out(batch)
+    edge = batch.anchor  # a None among the columns has a code of its own: its edge matches none
+    for column in (batch.action, next_anchors(batch) - TERMINAL, batch.terminated.astype(np.int64)):
+        edge, _ = joint_codes(edge, column)
     path, n = joint_codes(batch.group, edge)
     earlier = edge
     for _ in range(params.history):  # one more preceding edge; -1 is the beginning
@@ -91,17 +87,3 @@ def salt(batch: StepBatch, params: SaltParams) -> Credit:
         metrics=metrics,
         groups={"trajectory_credit": batch.group, "edge_level": path},
     )
-
-
-def _base(batch: StepBatch, params: SaltParams) -> Floats:
-    if params.base == "rloo":
-        return leave_one_out(batch, scope="outcomes", singleton="zero")
-    return episode_level(batch, norm=params.norm, scope="outcomes", singleton="zero", epsilon=params.epsilon)
-
-
-def _edges(batch: StepBatch) -> Ints:
-    """Codes of (state, action, next state, terminated), (S,). A None has a code of its own: its edge matches none."""
-    edge, _ = joint_codes(batch.anchor, batch.action)
-    edge, _ = joint_codes(edge, next_anchors(batch) - TERMINAL)
-    edge, _ = joint_codes(edge, batch.terminated.astype(np.int64))
-    return edge

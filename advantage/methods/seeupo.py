@@ -46,7 +46,7 @@ def seeupo(batch: StepBatch, params: SeeupoParams) -> Credit:
     trajectories are padded to the longest with empty turns, so that the statistics of every turn are over all
     trajectories, as they are here.
     """
-    centred = episode_level(batch, norm="mean", scope="outcomes", singleton=params.singleton, epsilon=1.0)
+    centred = episode_level(batch, "mean", singleton=params.singleton)
     everything = np.zeros(len(batch), dtype=np.int64)
     stats = group_stats(centred[batch.first_rows], everything[batch.first_rows], 1)
     norm = "mean_std" if stats.std[0] > SMALLEST_STD else "mean"

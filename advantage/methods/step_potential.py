@@ -6,18 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from verl_turnkey.advantage import group_ops as ops
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import (
-    Bools,
-    Floats,
-    Ints,
-    Runs,
-    equal,
-    group_stats,
-    normalize,
-    previous_values,
-    running_sums,
-)
+from verl_turnkey.advantage.group_ops import Bools, Floats, Ints, Runs
 from verl_turnkey.advantage.methods._episode_level import EPSILON, episode_level, token_counts
 from verl_turnkey.advantage.methods._step_columns import value_after
 from verl_turnkey.advantage.params import Finite, NotNegative, Ranged, Unit
@@ -61,12 +52,12 @@ def step_potential(batch: StepBatch, params: StepPotentialParams) -> Credit:
     phi = value_after(batch, "step_potential", "potential")
     factor = saturation_factor(saturated_before(phi > params.saturation, batch.runs), params.alpha)
     everything = np.zeros(len(batch), np.int64)
-    gain = np.exp(_unit_interval(phi - previous_values(phi, batch.runs, 0)))
-    gain = normalize(gain, everything, group_stats(gain, everything, 1), "mean", EPSILON)
-    outcome = episode_level(batch, norm="mean", scope="outcomes", singleton="zero", epsilon=EPSILON)
+    gain = np.exp(_unit_interval(phi - ops.previous_values(phi, batch.runs, 0)))
+    gain = ops.compared(gain, everything, 1, "mean")
+    outcome = episode_level(batch, "mean")
     shaped = factor * outcome + params.xi * gain
-    stats = group_stats(shaped, everything, 1, weights=token_counts(batch))
-    advantage = normalize(shaped, everything, stats, "mean_std", EPSILON)
+    stats = ops.group_stats(shaped, everything, 1, weights=token_counts(batch))
+    advantage = ops.normalize(shaped, everything, stats, "mean_std", EPSILON)
     scale = stats.std[0] + EPSILON if stats.std[0] else np.inf
     parts = {"episode_level": factor * outcome / scale, "step_level": params.xi * gain / scale}
     return Credit.of_parts(
@@ -85,7 +76,7 @@ def potential(accuracy: Floats, confidence: Floats) -> Floats:
 
 def saturated_before(saturated: Bools, runs: Runs) -> Ints:
     """Number of earlier saturated steps of the same trajectory, (S,)."""
-    return running_sums(saturated.astype(np.int64), runs) - saturated
+    return ops.running_sums(saturated.astype(np.int64), runs) - saturated
 
 
 def saturation_factor(count: Ints, alpha: float) -> Floats:
@@ -94,6 +85,6 @@ def saturation_factor(count: Ints, alpha: float) -> Floats:
 
 
 def _unit_interval(values: Floats) -> Floats:
-    if not len(values) or equal(values.min(), values.max()):
+    if not len(values) or ops.equal(values.min(), values.max()):
         return np.zeros(len(values))
     return (values - values.min()) / (values.max() - values.min())

@@ -7,18 +7,9 @@ from typing import Literal
 
 import numpy as np
 
+from verl_turnkey.advantage import group_ops as ops
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import (
-    Floats,
-    Ints,
-    Norm,
-    cut_runs,
-    equal,
-    group_stats,
-    joint_codes,
-    next_values,
-    normalize,
-)
+from verl_turnkey.advantage.group_ops import Floats, Ints, Norm
 from verl_turnkey.advantage.methods._step_columns import key_column, refuse_trees, step_column
 from verl_turnkey.advantage.params import ConfigError, NotNegative, Positive, Ranged
 from verl_turnkey.advantage.registry import register_estimator
@@ -85,18 +76,18 @@ def tree(batch: StepBatch, params: TreeParams) -> Credit:
     value, leaves = leaf_means(nodes, outcome)
 
     def against(members: Ints, codes: Ints, values: Floats) -> Floats:
-        stats = group_stats(values[members], codes[members], n)
-        return normalize(value, codes, stats, params.norm, params.epsilon)
+        stats = ops.group_stats(values[members], codes[members], n)
+        return ops.normalize(value, codes, stats, params.norm, params.epsilon)
 
     steps = np.unique(nodes.node)
     of_group = against(nodes.leaf, nodes.group, outcome)
     if params.rule == "treerl":
-        root = group_stats(outcome[nodes.leaf], nodes.group[nodes.leaf], batch.n_groups).mean[nodes.group]
+        root = ops.group_stats(outcome[nodes.leaf], nodes.group[nodes.leaf], batch.n_groups).mean[nodes.group]
         parent = value[nodes.up]
         scale = np.sqrt(np.maximum(leaves, 1))
         parts = {
-            "root_level": np.where(equal(value, root), 0.0, value - root) / scale,
-            "parent_level": np.where(equal(value, parent), 0.0, value - parent) / scale,
+            "root_level": np.where(ops.equal(value, root), 0.0, value - root) / scale,
+            "parent_level": np.where(ops.equal(value, parent), 0.0, value - parent) / scale,
         }
         groups = {"root_level": nodes.group, "parent_level": nodes.up}
     elif params.rule == "tree_grpo":
@@ -162,11 +153,11 @@ def read_tree(batch: StepBatch) -> Tree:
     parent, ids = key_column(batch, "parent")
     if len(nowhere := np.flatnonzero(parent >= len(ids))):
         raise _error(batch, int(nowhere[0]), "it has no key")
-    origin, known = joint_codes(batch.group, parent)
-    following = next_values(origin, batch.runs, -1)
-    visits = cut_runs(batch.runs, following != origin)  # steps at one place, of which the last one gets on
+    origin, n_keys = ops.joint_codes(batch.group, parent)
+    following = ops.next_values(origin, batch.runs, -1)
+    visits = ops.cut_runs(batch.runs, following != origin)  # steps at one place, of which the last one gets on
     last = visits.last
-    leads_to = np.where(following < 0, known + np.arange(len(batch)), following)  # the end: a node of its own
+    leads_to = np.where(following < 0, n_keys + np.arange(len(batch)), following)  # the end: a node of its own
     node = np.empty_like(origin)
     node[visits.order] = np.repeat(leads_to[last], visits.lengths)
     distinct, codes = np.unique(np.concatenate([origin, node]), return_inverse=True)
@@ -209,11 +200,11 @@ def leaf_outcomes(batch: StepBatch, tree: Tree) -> Floats:
         return outcome
     if "score" in batch.given:
         return outcome
-    visit, visits = joint_codes(tree.node, batch.trajectory)
+    visit, visits = ops.joint_codes(tree.node, batch.trajectory)
     node = np.zeros(visits, dtype=np.int64)
     node[visit] = tree.node
-    stats = group_stats(batch.reward, visit, visits)
-    total = group_stats(stats.mean * stats.size, node, n).mean
+    stats = ops.group_stats(batch.reward, visit, visits)
+    total = ops.group_stats(stats.mean * stats.size, node, n).mean
     for nodes in tree.levels[1:]:
         total[nodes] += total[tree.up[nodes]]
     outcome[tree.node[last]] += total[tree.origin[batch.first_rows]]
@@ -226,8 +217,7 @@ def leaf_means(tree: Tree, outcome: Floats) -> tuple[Floats, Ints]:
     total, count = np.zeros(n), np.zeros(n, dtype=np.int64)
     total[tree.leaf], count[tree.leaf] = outcome[tree.leaf], 1
     for nodes in tree.levels[:0:-1]:  # from the deepest up to the first steps
-        above, place = np.unique(tree.up[nodes], return_inverse=True)
-        stats = group_stats(total[nodes], place.reshape(-1), len(above))
+        above, stats = ops.stats_by(tree.up[nodes], total[nodes])
         total[above] += stats.mean * stats.size
         np.add.at(count, tree.up[nodes], count[nodes])
     return total / np.maximum(count, 1), count
@@ -237,8 +227,8 @@ def child_means(tree: Tree, outcome: Floats) -> Floats:
     """The outcome of each leaf, and of each other node the mean over its children, each counted once (N,)."""
     value = np.where(np.isin(np.arange(len(tree.up)), tree.leaf), outcome, 0.0)
     for nodes in tree.levels[:0:-1]:  # from the deepest up to the first steps
-        above, place = np.unique(tree.up[nodes], return_inverse=True)
-        value[above] = group_stats(value[nodes], place.reshape(-1), len(above)).mean
+        above, stats = ops.stats_by(tree.up[nodes], value[nodes])
+        value[above] = stats.mean
     return value
 
 

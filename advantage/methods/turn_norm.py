@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Floats, distances, group_stats, normalize, ordinals, run_sums
-from verl_turnkey.advantage.methods._episode_level import two_levels, z_scores
+from verl_turnkey.advantage.group_ops import Floats, compared, distances, group_stats, normalize, ordinals, run_sums
+from verl_turnkey.advantage.methods._episode_level import two_levels
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.params import NotNegative, Ranged, Unit
 from verl_turnkey.advantage.registry import register_estimator
@@ -67,7 +67,7 @@ def _gtpo(batch: StepBatch, params: TurnNormParams) -> Credit:
     returns = batch.returns(params.gamma)
     codes, n = (batch.group, batch.n_groups) if params.over == "group" else (np.zeros(len(batch), np.int64), 1)
     return Credit.of_parts(
-        {"step_level": z_scores(returns, codes, n)},
+        {"step_level": compared(returns, codes, n)},
         batch.penalty,
         returns - batch.penalty,
         metrics={"credit/groups": float(batch.n_groups)},
@@ -82,9 +82,7 @@ def _mt_grpo(batch: StepBatch, params: TurnNormParams) -> Credit:
     def z(values: Floats) -> Floats:
         first = batch.first_rows
         stats = group_stats(values[first], batch.group[first], batch.n_groups)
-        return np.where(
-            stats.size[batch.group] > 1, normalize(values, batch.group, stats, "mean_std", MT_GRPO_EPSILON), 0.0
-        )
+        return normalize(values, batch.group, stats, "mean_std", MT_GRPO_EPSILON)
 
     first = ordinals(batch.runs) == 0
     only = first & (distances(batch.runs) == 0)

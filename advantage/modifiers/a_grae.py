@@ -44,11 +44,11 @@ def a_grae(batch: StepBatch, params: AGraeParams, estimate: Estimate) -> Credit:
     over the means of groups, and applies all of it in the first training step alone.
     """
     credit = estimate(batch)
-    own, stats = outcomes(batch, "outcomes")
-    bad = (own < -ROUNDING) | (own > 1 + ROUNDING)
+    outcome, stats = outcomes(batch, "outcomes")
+    bad = (outcome < -ROUNDING) | (outcome > 1 + ROUNDING)
     expected = "a_grae: expected outcomes in [0, 1], which are read as success rates"
-    refuse_outcomes(batch, own, bad, expected, "change the environment's rewards or turnkey.rewards")
-    w = mean(own[batch.first_rows])
+    refuse_outcomes(batch, outcome, bad, expected, "change the environment's rewards or turnkey.rewards")
+    w = mean(outcome[batch.first_rows])
     p = stats.mean[batch.group]
     mixed = ~(equal(p, 0.0) | equal(p, 1.0))
     least = 1 / np.maximum(stats.size[batch.group], 2)

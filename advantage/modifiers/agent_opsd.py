@@ -8,7 +8,15 @@ from typing import Literal
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import Floats, Ints, group_stats, normalize, previous_values, running_sums
+from verl_turnkey.advantage.group_ops import (
+    Floats,
+    Ints,
+    compared,
+    group_stats,
+    normalize,
+    previous_values,
+    running_sums,
+)
 from verl_turnkey.advantage.methods._episode_level import solved_trajectories
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, Tokens, register_modifier
@@ -85,8 +93,7 @@ def agent_opsd(batch: StepBatch, params: AgentOpsdParams, estimate: Estimate) ->
     moved = running_sums(gaps, batch.runs)
     before = previous_values(moved, batch.runs, np.nan)
     change = _changes(moved, _prior(batch, params), before, np.flatnonzero(np.isnan(before)))
-    stats = group_stats(change, batch.trajectory, batch.n_trajectories, std="population")
-    z = normalize(change, batch.trajectory, stats, "mean_std", _EPSILON)
+    z = compared(change, batch.trajectory, batch.n_trajectories, std="population")
     return replace(credit, advantage=_scaled(credit.advantage, z, params), levels={"belief_change": change})
 
 

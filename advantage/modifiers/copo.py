@@ -8,7 +8,7 @@ import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.columns import encode
-from verl_turnkey.advantage.group_ops import Floats, Ints, group_stats, joint_codes, mean, normalize
+from verl_turnkey.advantage.group_ops import Floats, Ints, compared, joint_codes, mean
 from verl_turnkey.advantage.methods._episode_level import outcomes
 from verl_turnkey.advantage.methods._step_columns import filled
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
@@ -51,7 +51,7 @@ def copo(batch: StepBatch, params: CopoParams, estimate: Estimate) -> Credit:
     entropy = _entropies(batch.group[batch.first_rows], _answers(batch), batch.n_groups)
     w = 1 / (1 + np.exp(np.clip(-params.gamma * (entropy - params.rho), -500, 500)))
     whole = np.zeros(batch.n_groups, dtype=np.int64)  # the batch as a single group
-    between = normalize(stats.mean, whole, group_stats(stats.mean, whole, 1), "mean_std", 1e-6)
+    between = compared(stats.mean, whole, 1)
     weight = w[batch.group]
     advantage = weight * credit.advantage + (1 - weight) * between[batch.group]
     metrics = {"weight/mean": mean(w), "entropy/mean": mean(entropy)}

@@ -50,16 +50,16 @@ def dynamo_modulation(batch: StepBatch, params: DynamoModulationParams, estimate
     """
     credit = estimate(batch)
     entropy = step_column(batch, "dynamo_modulation", "entropy", gaps=True)
-    known = ~np.isnan(entropy)
+    has_entropy = ~np.isnan(entropy)
     log_p = step_column(batch, "dynamo_modulation", "log_prob", high=ROUNDING) / np.maximum(batch.tokens, 1)
     log_p = np.minimum(log_p, 0.0)
-    low, high = (entropy[known].min(), entropy[known].max()) if known.any() else (0.0, 0.0)
-    certain = np.where(known & ~equal(low, high), high - entropy, 0.0) / max(high - low, np.finfo(float).tiny)
+    low, high = (entropy[has_entropy].min(), entropy[has_entropy].max()) if has_entropy.any() else (0.0, 0.0)
+    certain = np.where(has_entropy & ~equal(low, high), high - entropy, 0.0) / max(high - low, np.finfo(float).tiny)
     gain = np.where(credit.advantage > 0, 1 + params.a * certain, 1.0)
-    pull = np.where(known, np.exp(log_p) * (log_p + entropy), 0.0)
-    steps = np.maximum(run_sums(known.astype(np.float64), batch.runs), 1.0)
+    pull = np.where(has_entropy, np.exp(log_p) * (log_p + entropy), 0.0)
+    steps = np.maximum(run_sums(has_entropy.astype(np.float64), batch.runs), 1.0)
     centre = (run_sums(pull, batch.runs) / steps)[batch.trajectory]
-    change = np.abs(credit.advantage * np.where(known & ~equal(pull, centre), pull - centre, 0.0))
+    change = np.abs(credit.advantage * np.where(has_entropy & ~equal(pull, centre), pull - centre, 0.0))
     largest = float(change.max(initial=0.0))
     x = change / largest if largest > 0 else change
     calm = params.floor + (1 - params.floor) / (1 + np.exp(params.steepness * (x - params.threshold)))

@@ -48,13 +48,13 @@ def empg(batch: StepBatch, params: EmpgParams, estimate: Estimate) -> Credit:
     """
     credit = estimate(batch)
     entropy = step_column(batch, "empg", "entropy", gaps=True)
-    known = ~np.isnan(entropy)
-    low, high = (entropy[known].min(), entropy[known].max()) if known.any() else (0.0, 0.0)
+    has_entropy = ~np.isnan(entropy)
+    low, high = (entropy[has_entropy].min(), entropy[has_entropy].max()) if has_entropy.any() else (0.0, 0.0)
     spread = 0.0 if equal(high, low) else high - low
-    h = np.where(known & (spread > 0), entropy - low, 0.0) / (spread + _EPSILON)
+    h = np.where(has_entropy & (spread > 0), entropy - low, 0.0) / (spread + _EPSILON)
     certain = np.exp(-params.k * h)
-    gain = np.where(known, certain / (mean(certain[known]) + _EPSILON), 1.0)
-    clear = np.where(known, np.exp(-params.k_next * h), 0.0)
+    gain = np.where(has_entropy, certain / (mean(certain[has_entropy]) + _EPSILON), 1.0)
+    clear = np.where(has_entropy, np.exp(-params.k_next * h), 0.0)
     bonus = params.zeta * next_values(clear, batch.runs, 0.0)
     advantage = credit.advantage * gain + bonus
     metrics = {"gain/max": float(gain.max(initial=1.0))}

@@ -50,16 +50,16 @@ def grsd(batch: StepBatch, params: GrsdParams, estimate: Estimate) -> Credit:
     """
     credit = estimate(batch)
     gap = step_column(batch, "grsd", "teacher_gap_mean", gaps=True)
-    known = ~np.isnan(gap)
-    e = np.expm1(np.clip(np.sign(credit.advantage) * np.where(known, gap, 0.0), -_MAX_GAP, _MAX_GAP))
-    size = group_stats(np.abs(e), batch.group, batch.n_groups, weights=known.astype(np.int64)).mean
+    has_gap = ~np.isnan(gap)
+    e = np.expm1(np.clip(np.sign(credit.advantage) * np.where(has_gap, gap, 0.0), -_MAX_GAP, _MAX_GAP))
+    size = group_stats(np.abs(e), batch.group, batch.n_groups, weights=has_gap.astype(np.int64)).mean
     term = e / (size[batch.group] + _EPSILON)
     term = np.where(np.abs(term) > params.eta, term, 0.0)
     solved = solved_trajectories(batch, params.success).astype(np.float64)
     won = group_stats(solved, batch.group[batch.first_rows], batch.n_groups).mean
-    changes = known & ((won > 0) & (won < 1))[batch.group]
+    changes = has_gap & ((won > 0) & (won < 1))[batch.group]
     bounded = np.clip(term, -params.bound, params.bound)
     factor = np.where(changes, np.maximum(_LEAST, 1 + params.lam * bounded), 1.0)
     at_bound = np.abs(term[changes]) >= params.bound
-    metrics = {"share_at_bound": mean(at_bound.astype(np.float64)), "share_of_turns": mean(changes.astype(np.float64))}
+    metrics = {"share_at_bound": mean(at_bound), "share_of_turns": mean(changes)}
     return replace(credit, advantage=credit.advantage * factor, metrics=metrics, levels={"factor": factor})

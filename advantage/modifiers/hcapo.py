@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from verl_turnkey.advantage.batch import Credit, StepBatch
-from verl_turnkey.advantage.group_ops import distances, group_stats, next_values, normalize
+from verl_turnkey.advantage.group_ops import compared, distances, group_stats, next_values
 from verl_turnkey.advantage.methods._episode_level import solved_trajectories
 from verl_turnkey.advantage.methods._step_columns import step_column
 from verl_turnkey.advantage.modifying import Estimate, register_modifier
@@ -53,20 +53,20 @@ def hcapo(batch: StepBatch, params: HcapoParams, estimate: Estimate) -> Credit:
     """
     credit = estimate(batch)
     log_prob = step_column(batch, "hcapo", "teacher_log_prob_mean", gaps=True)
-    known = ~np.isnan(log_prob)
+    has_text = ~np.isnan(log_prob)
     largest = np.full(batch.n_trajectories, -np.inf)
-    np.maximum.at(largest, batch.trajectory[known], log_prob[known])
+    np.maximum.at(largest, batch.trajectory[has_text], log_prob[has_text])
     # In proportion to the likeliest turn of the trajectory: exp of a log-probability alone may round to 0.
-    h = np.exp(np.where(known, log_prob - largest[batch.trajectory], 0.0) / params.temperature)
-    average = group_stats(h, batch.trajectory, batch.n_trajectories, weights=known.astype(np.int64)).mean
-    ratio = np.divide(h, average[batch.trajectory], out=np.ones_like(h), where=known)
+    h = np.exp(np.where(has_text, log_prob - largest[batch.trajectory], 0.0) / params.temperature)
+    average = group_stats(h, batch.trajectory, batch.n_trajectories, weights=has_text.astype(np.int64)).mean
+    ratio = np.divide(h, average[batch.trajectory], out=np.ones_like(h), where=has_text)
     rho = np.clip(ratio, 1 - params.clip, 1 + params.clip)
     left = distances(batch.runs)
     score = batch.score[batch.first_rows][batch.trajectory]
     q = rho * params.gamma**left * score
     if params.smooth:
         q = 0.5 * q + 0.5 * next_values(q, batch.runs, q)
-    term = normalize(q, batch.group, group_stats(q, batch.group, batch.n_groups), "mean_std", 1e-6)
+    term = compared(q, batch.group, batch.n_groups)
     solved = solved_trajectories(batch, params.success)[batch.trajectory]
     term = np.where(solved, np.maximum(term, 0.0), term)
     levels = {"hindsight_ratio": rho, "hindsight_value": q}

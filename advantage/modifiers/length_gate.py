@@ -41,5 +41,5 @@ def length_gate(batch: StepBatch, params: LengthGateParams, estimate: Estimate) 
     group = batch.group[batch.first_rows]
     whole[group[~solved]] = False
     short = among_solved(batch, -run_sums(batch.tokens.astype(np.float64), batch.runs), whole[group], 1e-6)
-    metrics = {"share_of_groups": mean(whole.astype(np.float64))}
+    metrics = {"share_of_groups": mean(whole)}
     return replace(credit, advantage=credit.advantage + params.weight * short[batch.trajectory], metrics=metrics)

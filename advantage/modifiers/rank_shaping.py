@@ -61,9 +61,9 @@ def shaping(batch: StepBatch, params: RankShapingParams, state: Mapping[str, flo
     """Phi of each step (S,); 0 while there are no running means, and of a step without numbers."""
     if not all(name in state for name in NAMES):
         return np.zeros(len(batch))
-    columns, known = measured(batch)
+    columns, has_rank = measured(batch)
     er, erv, era = (
-        deviation(np.where(known, column, state[name]), state[name])
+        deviation(np.where(has_rank, column, state[name]), state[name])
         for name, column in zip(NAMES, columns, strict=True)
     )
     b = 1 / (1 + np.exp(np.clip(-params.gain * era, -500, 500)))
@@ -116,12 +116,12 @@ def rank_shaping(batch: StepBatch, params: RankShapingParams, estimate: Estimate
     """
     credit = estimate(batch)
     phi = shaping(batch, params, state)
-    columns, known = measured(batch)
-    means = {name: mean(column[known]) for name, column in zip(NAMES, columns, strict=True)}
+    columns, has_rank = measured(batch)
+    means = {name: mean(column[has_rank]) for name, column in zip(NAMES, columns, strict=True)}
     running = {name: mu + params.rate * (means[name] - mu) for name in NAMES for mu in (state.get(name, means[name]),)}
-    running = running if known.any() else state
+    running = running if has_rank.any() else state
     added = bonus(credit.advantage, phi, params)
     metrics = {f"{name}/mean": means[name] for name in NAMES}
-    metrics |= {"phi/mean": mean(phi[known]), "raised": mean((added > 0)[known].astype(np.float64))}
+    metrics |= {"phi/mean": mean(phi[has_rank]), "raised": mean((added > 0)[has_rank])}
     advantage = credit.advantage if params.by_token else credit.advantage + added
     return replace(credit, advantage=advantage, metrics=metrics, levels={"phi": phi}, state=running)

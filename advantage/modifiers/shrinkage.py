@@ -67,21 +67,22 @@ def shrinkage(batch: StepBatch, params: ShrinkageParams, estimate: Estimate, sta
     it by the text of ``extra.task``.
     """
     credit = estimate(batch)
-    own, stats = outcomes(batch, "outcomes")
-    bad = (own < params.low - ROUNDING) | (own > params.high + ROUNDING)
+    outcome, stats = outcomes(batch, "outcomes")
+    bad = (outcome < params.low - ROUNDING) | (outcome > params.high + ROUNDING)
     expected = f"shrinkage: expected outcomes in [low, high] = [{params.low:g}, {params.high:g}]"
-    refuse_outcomes(batch, own, bad, expected, "set low and high to the range of outcomes")
+    refuse_outcomes(batch, outcome, bad, expected, "set low and high to the range of outcomes")
     by_column = params.prior == "given"
     tasks: list[str | None] = [None] * batch.n_groups if by_column else _tasks(batch)
-    prior = _column_prior(batch, params) if by_column else _state_prior(tasks, state)
-    known = ~np.isnan(prior)
-    prior = np.where(known, prior, stats.mean)
+    earlier = [np.nan if task is None else state.get(task, np.nan) for task in tasks]
+    prior = _column_prior(batch, params) if by_column else np.array(earlier, np.float64)
+    has_prior = ~np.isnan(prior)
+    prior = np.where(has_prior, prior, stats.mean)
     variance = (params.high - params.low) ** 2 / 4 / np.maximum(stats.size, 1)
     gap = np.where(equal(prior, stats.mean), 0.0, stats.mean - prior)
     excess = np.maximum(0.0, gap**2 - variance)
     weight = excess / (excess + variance)
     shift = ((1 - weight) * gap)[batch.group]
-    metrics = {"weight/mean": mean(weight), "shift/mean": mean(shift), "share_known": mean(known.astype(np.float64))}
+    metrics = {"weight/mean": mean(weight), "shift/mean": mean(shift), "share_known": mean(has_prior)}
     now = _updated(tasks, state, stats, params.decay)
     return replace(credit, advantage=credit.advantage + shift, metrics=metrics, state=now)
 
@@ -111,11 +112,6 @@ def _tasks(batch: StepBatch) -> list[str | None]:
             )
         tasks[group] = task
     return tasks
-
-
-def _state_prior(tasks: list[str | None], state: Mapping[str, float]) -> Floats:
-    """The average of each group's task so far (G,), nan without one."""
-    return np.array([np.nan if task is None else state.get(task, np.nan) for task in tasks], np.float64)
 
 
 def _updated(tasks: list[str | None], state: Mapping[str, float], stats: GroupStats, decay: float) -> dict[str, float]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
 from verl_turnkey.advantage.batch import Credit, StepBatch
 from verl_turnkey.advantage.group_ops import mean
 from verl_turnkey.advantage.methods._episode_level import among_solved, solved_trajectories
@@ -50,5 +48,5 @@ def tool_gate(batch: StepBatch, params: ToolGateParams, estimate: Estimate) -> C
     tool = among_solved(batch, 1.0 / (calls + 1.0), solved_trajectories(batch), 1e-6)[batch.trajectory]
     rated = int(batch.tokens[tool != 0].sum())
     factor = int(batch.tokens.sum()) / rated if params.average == "rated" and rated else 1.0
-    metrics = {"share_rated": mean((tool != 0).astype(np.float64)), "factor": float(factor)}
+    metrics = {"share_rated": mean(tool != 0), "factor": float(factor)}
     return replace(credit, advantage=credit.advantage + params.weight * factor * tool, metrics=metrics)
