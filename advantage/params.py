@@ -110,12 +110,14 @@ class Ranged:
 @cache
 def _ranges(cls: type) -> list[tuple[str, Range, bool]]:
     """Name and range of each field that has one, and whether it may be None."""
-    ranges = []
-    for key, hint in get_type_hints(cls, include_extras=True).items():
-        members = get_args(hint) if get_origin(hint) in _UNIONS else (hint,)
-        extras = [extra for member in members for extra in getattr(member, "__metadata__", ())]
-        ranges += [(key, extra, type(None) in members) for extra in extras if isinstance(extra, Range)]
-    return ranges
+    ranges: dict[str, tuple[str, Range, bool]] = {}
+    for base in reversed(cls.__mro__[:-1]):  # a field that a subclass gives another default keeps its range
+        for key, hint in get_type_hints(base, include_extras=True).items():
+            members = get_args(hint) if get_origin(hint) in _UNIONS else (hint,)
+            extras = [extra for member in members for extra in getattr(member, "__metadata__", ())]
+            if limits := [extra for extra in extras if isinstance(extra, Range)]:
+                ranges[key] = key, limits[-1], type(None) in members
+    return list(ranges.values())
 
 
 def require_frozen(what: str, params: object) -> None:

@@ -173,7 +173,9 @@ def write_parquet(
     rows = [
         {
             "data_source": data_source,
-            "prompt": prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt or task.env_id)}],
+            "prompt": prompt
+            if prompt and isinstance(prompt, list)
+            else [{"role": "user", "content": str(prompt or task.env_id)}],
             "reward_model": {"style": "rule", "ground_truth": truth},
             "extra_info": {"index": index, "split": split},
             COLUMN: task.to_json(),
@@ -210,8 +212,8 @@ def _of_one_kind(answers: Sequence[Any]) -> list[Any]:
     """Texts, or lists of texts where one task has several answers: parquet has one type for a column."""
     if not any(isinstance(answer, list) for answer in answers):
         return ["" if answer is None else str(answer) for answer in answers]
-    lists = [answer if isinstance(answer, list) else [] if answer is None else [answer] for answer in answers]
-    return [[str(text) for text in texts] for texts in lists]
+    several = [answer if isinstance(answer, list) else [answer] for answer in answers]
+    return [[str(text) for text in texts if text is not None] for texts in several]
 
 
 METADATA = "turnkey_panel"

@@ -123,5 +123,5 @@ def _is_policy(user: Any) -> bool:
 
 def _at(url: str, user: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """``user`` at ``url``. Asked once, as a second request is another sample; nothing is cached, as weights change."""
-    address = {"url": url, "cache": None, "cache_size": 0}
-    return {"model": POLICY, "params": {}, "timeout": seconds, "retries": 0, "silence": "...", **user, **address}
+    defaults = {"model": POLICY, "params": {}, "timeout": seconds, "retries": 0, "silence": "..."}
+    return {**defaults, **user, "url": url, "cache": None, "cache_size": 0}

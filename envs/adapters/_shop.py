@@ -147,11 +147,37 @@ def forbidden(shop: Shop, kind: str, order_id: str, item_id: str = "", detail: s
 
 
 FIRST = (
-    *("ann", "ben", "carl", "dora", "emil", "fay", "gus", "hana", "ivan", "jane", "kim", "leo", "mia", "noor", "olga"),
+    "ann",
+    "ben",
+    "carl",
+    "dora",
+    "emil",
+    "fay",
+    "gus",
+    "hana",
+    "ivan",
+    "jane",
+    "kim",
+    "leo",
+    "mia",
+    "noor",
+    "olga",
 )
 LAST = (
-    *("adler", "berg", "costa", "diaz", "evans", "frost", "gray", "haas", "ito", "jung", "khan", "lund"),
-    *("moss", "nagy"),
+    "adler",
+    "berg",
+    "costa",
+    "diaz",
+    "evans",
+    "frost",
+    "gray",
+    "haas",
+    "ito",
+    "jung",
+    "khan",
+    "lund",
+    "moss",
+    "nagy",
 )
 STREETS = ("Elm Street", "High Road", "Mill Lane", "Park Row", "Rose Way", "Station Road", "Hill Close", "Lake View")
 TOWNS = ("Bath", "Derby", "Ely", "Leeds", "Oxford", "Ripon", "Truro", "Wells", "York")

@@ -140,7 +140,8 @@ def how_to_write(space: spaces.Space, names: Names, label: str = "") -> str:
         written = [(key, how_to_write(inner, names, inner_label)) for key, inner, inner_label in entries(space, label)]
         listed = ", ".join(f'"{key}" ({text})' if of_dict else f"({text})" for key, text in written)
         return f"a JSON {'object' if of_dict else 'list'} with {listed}"
-    if listed := ", ".join(names_of(names, label)):
+    if part_names := names_of(names, label):
+        listed = ", ".join(part_names)
         return f"one of {listed}" if isinstance(space, spaces.Discrete) else f"numbers for {listed}"
     if isinstance(space, spaces.Discrete):
         return f"an integer from {space.start} to {space.start + space.n - 1}"

@@ -105,7 +105,7 @@ class _Handle:
             STRAYS.add(key)
             raise RuntimeError("the client of another episode")
 
-    def report(self, what: str, body: Mapping[str, Any], turn: int | str | None) -> None:
+    def report(self, what: str, body: Mapping[str, Any], turn: int | str | None = None) -> None:
         """Post ``body``, about ``turn`` or none, to ``/SECRET/what`` of the gateway; blocks.
 
         Raises:
@@ -116,6 +116,7 @@ class _Handle:
         post_json(url, {**body, **about}, timeout=_REPORT_SECONDS, key="the address of the gateway")
 
 
+@dataclass(frozen=True)
 class AgentHandle(_Handle):
     """The gateway of one episode, as an agent sees it."""
 
@@ -146,6 +147,7 @@ class AgentHandle(_Handle):
         await asyncio.to_thread(self.report, "reward", {"reward": float(value)}, turn)
 
 
+@dataclass(frozen=True)
 class SyncAgentHandle(_Handle):
     """What a function that is not ``async`` gets instead of an ``AgentHandle``: the same names, as plain calls."""
 

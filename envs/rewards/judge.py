@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -220,7 +220,8 @@ class JudgeReward(JudgeConfig):
 
     @cached_property
     def _judge(self) -> Judge:
-        return Judge(self)
+        config = JudgeConfig(**{entry.name: getattr(self, entry.name) for entry in fields(JudgeConfig)})
+        return Judge(config)  # not of this object: its threads end with it
 
 
 TEXT = "{task}\n\n{transcript}"

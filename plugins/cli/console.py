@@ -142,10 +142,12 @@ def _show(process: subprocess.Popen[bytes], log: TextIO, reader: Reader, verbose
         running = process.poll() is None
         raw = (unfinished + log.read()).splitlines(keepends=True)
         unfinished = raw.pop() if raw and running and not raw[-1].endswith("\n") else ""
-        relevant = [*reader.lines(raw)]  # read for the last line, too, where all are shown
-        for line in [text.rstrip("\n") for text in raw] if verbose else relevant:
+        for line in (text.rstrip("\n") for text in raw) if verbose else reader.lines(raw):
             typer.echo(line)
             printed = time.monotonic()
+        if verbose:
+            for _ in reader.lines(raw):  # for the last line
+                pass
         if not running:
             return
         if not terminal and time.monotonic() - printed > LINE_EVERY:

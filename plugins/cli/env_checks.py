@@ -32,8 +32,9 @@ def write_tasks(
 
     ``val_folder``: the tasks of validation; None: a tenth of those in ``folder``, at most 128.
     """
+    rows_here = _rows(folder, ignore_dockerfile)
     others = None if val_folder is None else _rows(val_folder, ignore_dockerfile)
-    splits = split_rows(_rows(folder, ignore_dockerfile), others, train, val, seed)
+    splits = split_rows(rows_here, others, train, val, seed)
     lines = []
     for split, rows in zip(("train", "val"), splits, strict=True):
         path = out / f"{split}.parquet"

@@ -115,8 +115,8 @@ class Signals(NamedTuple):
 def signals(calls: Sequence[int], valid: Sequence[bool], exhausted: bool) -> Signals:
     """``calls``: for each turn a number, equal where state and action are the same."""
     repeats = [a == b for a, b in pairwise(calls)]
-    returns = [calls[t] == calls[t - 2] != calls[t - 1] for t in range(2, len(calls))]
-    loops = _stretches(repeats, REPEATS - 1) + _stretches(returns, 2 * CYCLES - 2)
+    alternations = [calls[t] == calls[t - 2] != calls[t - 1] for t in range(2, len(calls))]
+    loops = _stretches(repeats, REPEATS - 1) + _stretches(alternations, 2 * CYCLES - 2)
     return Signals(len(valid) - sum(valid), loops, bool(exhausted))
 
 
@@ -180,8 +180,8 @@ def reward_metrics(rows: Rows, keys: Sequence[str], extra_fields: Sequence[Mappi
     metrics = {}
     for name in sorted({name for info in reward_info.values() for name in info}):
         if name.startswith((COMPONENT, BRANCHING)) or name == "unparsed_rate":
-            metric = f"episode/{name}/mean" if name.startswith(COMPONENT) else f"episode/{name}"
-            metric = name if name.startswith(BRANCHING) else metric
+            metric = name if name.startswith(BRANCHING) else f"episode/{name}"
+            metric += "/mean" if name.startswith(COMPONENT) else ""
             metrics[metric] = float(np.mean([info[name] for info in reward_info.values() if name in info]))
     return metrics
 

@@ -224,11 +224,14 @@ def _view(function: Mapping[str, Any]) -> SimpleNamespace:
 def _property(schema: Any) -> SimpleNamespace:
     """With one type, which parsers convert text to: of several, as in ``int | None``, the first that is not null."""
     schema = schema if isinstance(schema, Mapping) else {}
-    kinds = [schema, *(kind for several in ("anyOf", "oneOf") for kind in schema.get(several) or ())]
-    types = [kind.get("type") for kind in kinds if isinstance(kind, Mapping)]
-    flat = [name for type_ in types for name in (type_ if isinstance(type_, list) else [type_])]
-    dumped = {**schema, "type": next((name for name in flat if name not in (None, "null")), "string")}
-    return SimpleNamespace(model_dump=lambda **_: {**dumped})
+
+    def model_dump(**_: Any) -> dict[str, Any]:  # a schema may be malformed: read it only for a parser that asks
+        kinds = [schema, *(kind for several in ("anyOf", "oneOf") for kind in schema.get(several) or ())]
+        types = [kind.get("type") for kind in kinds if isinstance(kind, Mapping)]
+        flat = [name for type_ in types for name in (type_ if isinstance(type_, list) else [type_])]
+        return {**schema, "type": next((name for name in flat if name not in (None, "null")), "string")}
+
+    return SimpleNamespace(model_dump=model_dump)
 
 
 # --- the calls of a turn ----------------------------------------------------------------------------------------------

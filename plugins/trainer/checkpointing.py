@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
@@ -73,13 +73,18 @@ def restore_state(folder: Path, method: str, without: str, name: str = FILE) -> 
     return state
 
 
+class Saved(Protocol):
+    """A part of the trainer with state in the folder of a checkpoint."""
+
+    def save(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path) -> None: ...
+
+
 class Checkpointing:
-    """verl's checkpoints with what ``parts`` save (``save`` and ``load`` of :mod:`.parts`).
+    """verl's checkpoints with what ``parts`` save; ``remembers``: whether the method has a state among it."""
 
-    ``remembers``: whether the method has a state among it.
-    """
-
-    def __init__(self, trainer: PPOTrainer, parts: Sequence[Any], remembers: bool) -> None:
+    def __init__(self, trainer: PPOTrainer, parts: Sequence[Saved], remembers: bool) -> None:
         self._trainer, self._parts, self._remembers = trainer, parts, remembers
         self._marks = {PANEL: validation_panel(trainer.config), DATA: data_mark(trainer.config)}
         self.saved: int | None = None

@@ -47,7 +47,8 @@ class ProcessReward:
         self._calls: WorkerCalls | None = None
         self._learnt = False
         """whether the model may have other weights than at the start of the run"""
-        prm, beta = self._options, self._options.beta if self._kind == "implicit" else 1.0
+        prm = self._options
+        beta = prm.beta if self._kind == "implicit" else 1.0
         self._params = ObjectiveParams(beta, prm.over, prm.weigh, prm.positive)
         self._objective: Any = prm.objective
         if prm.kind is not None and ":" in prm.objective:
@@ -61,8 +62,8 @@ class ProcessReward:
             config = worker_config(self._config, self._options, offload=self._options.offload and not cpu.opted_in())
             vocabulary, actors = config.model_config.tokenizer.get_vocab(), self._trainer.tokenizer.get_vocab()
             if vocabulary != actors:
-                sizes = {"own": len(vocabulary), "actors": len(actors)}
-                raise ConfigError(rule_words("prm-vocabulary", path=self._options.path, **sizes))
+                path = self._options.path
+                raise ConfigError(rule_words("prm-vocabulary", path=path, own=len(vocabulary), actors=len(actors)))
             pool = internals.training_pool(self._trainer)
             pools[pool][PRM_FOLDER] = RayClassWithInitArgs(cls=ray.remote(PrmWorker), config=config)
         return pools

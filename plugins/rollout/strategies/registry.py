@@ -270,7 +270,7 @@ def most_of_group(
     if measured != math.inf and not spec.trains:
         measured = _within(ask, turns, tokens, limits)
     bounds = rollouts + branches, rollouts * turns + of_branches, rollouts * measured
-    return Most(*(None if bound == math.inf else int(bound) for bound in bounds))
+    return Most(*(bound if isinstance(bound, int) else None for bound in bounds))  # those that are unknown are floats
 
 
 def _most(ask: Callable[[ForkPoint], list[Fork | Ask]], turns: int) -> tuple[float, float, float]:

@@ -13,6 +13,12 @@ from verl_turnkey.envs import errors, make
 REFUSED = yaml.safe_load((Path(__file__).parents[3] / "data/refused_arguments_unit.yaml").read_text(encoding="utf-8"))
 CASES = [(env_id, *case) for env_id, cases in REFUSED.items() for case in cases]
 HARD = {"errands": 2, "hint": False, "cupboards": True, "max_steps": 24}
+CART = {
+    "env": "CartPole-v1",
+    "actions": ["left", "right"],
+    "names": ["position", "velocity", "angle", "spin"],
+    "task": "Balance the pole.",
+}
 PLAYED = [
     *(("Errands", kwargs) for kwargs in ({}, HARD, {"rooms": 10, "things": 30, "errands": 12, "max_steps": None})),
     ("Errands", {"rooms": 2, "things": 1}),
@@ -20,7 +26,7 @@ PLAYED = [
     ("Service", {"requests": 3, "orders": 5, "forbid": 0.5, "max_steps": None}),
     *((name, {}) for name in ("MiniGrid", "FrozenLake", "Taxi", "CliffWalking")),
     ("FrozenLake", {"slippery": True}),
-    ("Gymnasium", {"env": "CartPole-v1", "actions": ["left", "right"]}),
+    ("Gymnasium", CART),
     ("Gymnasium", {"env": "Blackjack-v1"}),
 ]
 
