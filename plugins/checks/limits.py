@@ -155,7 +155,7 @@ def _check_tokens(run: Run, longest: int, row_size: str) -> None:
     if run.use_critic:
         differs = run.get(CRITIC_TOKENS) not in (None, critic.ppo_max_token_len_per_gpu)
         used.append((f"+{CRITIC_TOKENS}" if differs else TOKENS, True, critic.fsdp.ulysses_sequence_parallel_size))
-        sizes = ("ppo_micro_batch_size_per_gpu", "forward_micro_batch_size_per_gpu")  # which follows the first
+        sizes = ("ppo_micro_batch_size_per_gpu", "forward_micro_batch_size_per_gpu")  # (the second follows the first)
         if key := next((key for key in sizes if critic.get(key) is not None), None):
             warn("critic-micro-batch-without-effect", key=key, value=critic[key])
     for key, dynamic, gpus in used:

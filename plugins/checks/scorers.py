@@ -222,8 +222,10 @@ def _check_scores_read(run: Run) -> None:
 def _check_vocabulary(run: Run) -> None:
     """Of folders on this machine; the trainer compares the others before it builds a model."""
     path, model = run.turnkey.prm.path, run.config.actor_rollout_ref.model
-    folders = [Path(name).expanduser() for name in (path or "", model.get("tokenizer_path") or model.path)]
-    if path is None or not all(folder.is_dir() for folder in folders):
+    if path is None:
+        return
+    folders = [Path(name).expanduser() for name in (path, model.get("tokenizer_path") or model.path)]
+    if not all(folder.is_dir() for folder in folders):
         return
     from transformers import AutoTokenizer
 

@@ -118,8 +118,9 @@ def fault(
             if problem := damage(file):
                 return f"{file} {problem}"
     data, queue = folder / "data.pt", folder / "transfer_queue"
-    written = {data: True, folder / CREDIT: remembers, folder / GROUPS: turnkey_config(config).groups.remembers}
-    files = [file for file, used in written.items() if used and (file.exists() or (complete and file == data))]
+    states = {folder / CREDIT: remembers, folder / GROUPS: turnkey_config(config).groups.remembers}
+    files = [data] if complete or data.exists() else []
+    files += [file for file, used in states.items() if used and file.exists()]
     files += [queue / name for name in ("metadata.json", "controller_state.pkl") if queue.is_dir()]
     return next((f"{file} {problem}" for file in files if (problem := damage(file))), None)
 

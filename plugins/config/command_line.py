@@ -366,8 +366,7 @@ def check_argument(text: str, key: str, recipes: Sequence[tuple[str, str]], adde
         ConfigError: the override with its plus, and the closest argument.
     """
     arguments = OmegaConf.merge(*({}, *(_arguments(*recipe) for recipe in recipes)))
-    value = read(text)[1] if key == KWARGS else {key.removeprefix(f"{KWARGS}.").split(".")[0]: None}
-    for name in value if isinstance(value, dict) else ():
+    for name in _names(text, key):
         if name in arguments or {KWARGS, f"{KWARGS}.{name}"} & {*added}:
             continue
         listed = ", ".join(map(str, arguments)) or "none"
@@ -376,6 +375,14 @@ def check_argument(text: str, key: str, recipes: Sequence[tuple[str, str]], adde
             f"argument that they do not set ({listed}) needs a plus: "
             f"+{f'{KWARGS}.{name}=...' if key == KWARGS else text}"
         )
+
+
+def _names(text: str, key: str) -> list[str]:
+    """The arguments that an override of ``turnkey.env.kwargs``, or of a key below it, sets."""
+    if key != KWARGS:
+        return [key.removeprefix(f"{KWARGS}.").split(".")[0]]
+    value = read(text)[1]
+    return list(value) if isinstance(value, dict) else []
 
 
 def _arguments(group: str, choice: str) -> Any:

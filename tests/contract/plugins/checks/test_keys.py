@@ -28,7 +28,7 @@ from verl_turnkey.plugins.config.recipe_files import leaves
 
 VALUES = (None, "off the rails", -3, [1])
 # Those that go through all of verl's keys, and treat them alike: a rule of theirs is tested in test_kinds.py.
-GENERAL = ("values.py", "unverls_keys.py")
+GENERAL = ("values.py",)
 LINES = {name: line.split() for name, line in TABLE["any_value"].items()}
 FEWEST = {"gigpo": 200, "critic": 30, "separate": 5}
 """keys that a line has at least, beyond those of the first"""

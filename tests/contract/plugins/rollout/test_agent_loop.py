@@ -55,8 +55,11 @@ def steps(outputs: list[AgentLoopOutput]) -> list[dict[str, Any]]:
     return records
 
 
-def reason(outputs: list[AgentLoopOutput]) -> str:
-    """Why an episode failed; checks that it is exactly one row that verl can hold and nothing learns from."""
+def reason(outputs: list[AgentLoopOutput], *components: str) -> str:
+    """Why an episode failed; checks that it is exactly one row that verl can hold and nothing learns from.
+
+    ``components``: of the rewards, besides ``step``.
+    """
     (row,) = outputs
     record = row.extra_fields["turnkey"]
     validate_record(record, "the row")
@@ -65,7 +68,7 @@ def reason(outputs: list[AgentLoopOutput]) -> str:
     assert (len(row.response_ids), row.response_mask, row.response_logprobs) == (1, [0], [0.0])
     assert row.reward_score == 0.0
     info = row.extra_fields["reward_extra_info"]
-    assert info == dict.fromkeys({*info, *INFO}, 0.0) | {"failed": 1.0}
+    assert info == dict.fromkeys([*INFO, *(f"composed_return.{name}" for name in components)], 0.0) | {"failed": 1.0}
     assert row.num_turns == 0
     assert row.extra_fields["min_global_steps"] == row.extra_fields["max_global_steps"] == 6  # of the step before
     return record["failed"]
@@ -246,7 +249,7 @@ EPISODES: dict[str, tuple[list[str], dict[str, Any], tuple[str, ...], dict[str, 
     ),
     "truncated by the budget of a prompt": (
         ["look", "grow"], {}, ("data.max_prompt_length=250",),
-        {"action": ["look", "grow"], "truncated": [False, True]},
+        {"action": ["look", "grow"], "truncated": [False, True], "longest prompt": [250]},
     ),
     "arguments of the task win, those of the configuration alone hold, too": (
         ["win"], {"observation": "a cellar"},
@@ -285,7 +288,8 @@ EPISODES: dict[str, tuple[list[str], dict[str, Any], tuple[str, ...], dict[str, 
     # it gets the fields of the data row and the text of the last turn; its arguments are verl's own keys
     "verl's reward function is a component": (
         ["look", "win"], {}, VERLS,
-        {"composed_reward": [0.0, 0.5 + 10 * 3.0], "info.composed_return.verl": [30.0] * 2},
+        {"composed_reward": [0.0, 0.5 + 10 * 3.0], "info.composed_return.verl": [30.0] * 2,
+         "info.composed_return.step": [0.5] * 2},
     ),
     "success is the environment's whatever the rewards are": (
         ["win"], {}, ("turnkey.rewards=[{name: step, weight: -1}]",),
@@ -319,12 +323,17 @@ def test_turns_and_what_the_records_say_of_them(play, own, name: str):
             assert [value in script.text(t) for t, value in enumerate(values)] == [True] * len(values)
         elif column == "not shown":
             assert [value in script.text(t) for t, value in enumerate(values)] == [False] * len(values)
+        elif column == "longest prompt":
+            assert [max(map(len, script.prompts))] <= values
         elif column == "score":
             assert [row.reward_score for row in outputs] == values
         elif part == "info":
             assert [row.extra_fields["reward_extra_info"][key] for row in outputs] == values
         else:
             assert [step[part][key] if key else step[part] for step in steps(outputs)] == values, column
+    if components := {column.removeprefix("info.") for column in expected if column.startswith("info.composed_return")}:
+        info = outputs[0].extra_fields["reward_extra_info"]
+        assert {key for key in info if key.startswith("composed_return.")} == components
 
 
 @pytest.mark.parametrize(
@@ -366,7 +375,9 @@ FAILED: dict[str, tuple[list[str], dict[str, Any], tuple[str, ...], str]] = {
 def test_what_costs_an_episode(play, own, name: str):
     turns, kwargs, overrides, words = FAILED[name]
     outputs, script = play(turns, awkward(**kwargs), *(word.replace("{own}", str(own)) for word in overrides))
-    assert words in reason(outputs)
+    assert words in reason(
+        outputs, *{"component": ["broken"], "sum": ["outcome", "again"], "column": ["length"]}.get(name, ())
+    )
     assert len(script.prompts) == len(turns)
 
 

@@ -83,6 +83,7 @@ def test_tasks_that_exist(tmp_path, environment, written, line, message):
     done = CliRunner().invoke(app, [*words, *line])
     if message is None:
         assert done.stdout.startswith("python -m"), done.exception
+        assert done.exit_code == 0
     else:
         assert isinstance(done.exception, ConfigError)
         assert message in str(done.exception)
