@@ -25,7 +25,6 @@ from verl_turnkey.plugins.checks.values import unreadable
 from verl_turnkey.plugins.config import machine, resolve
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.log.writer import new_segment
-from verl_turnkey.plugins.shutdown.driver import guard_run
 
 MODE = "trainer.v1.trainer_mode"
 STOPS = "TURNKEY_CHECK"
@@ -137,6 +136,8 @@ def _validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: 
     with _as_sentence(config):
         verls(config, use_reference_policy, use_critic)
     if str(OmegaConf.select(config, MODE)).startswith("turnkey_"):
+        from verl_turnkey.plugins.shutdown.driver import guard_run  # imports Ray
+
         guard_run()
     with _in_sentences(config):
         if OmegaConf.select(config, "turnkey.log.trajectories"):

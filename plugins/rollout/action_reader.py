@@ -108,14 +108,16 @@ class TextReader:
         content = text if answer is ids else self._tokenizer.decode(answer or [], skip_special_tokens=True)
         read = text if self._whole else content
         parsed = self._parse(read, admissible)
-        if cut and parsed.action is not None and self._open(read, parsed.action, admissible):
+        if cut and self._open(read, parsed.action, admissible):
             parsed = _with_feedback(CUT)
         return replace(parsed, content=content)
 
-    def _open(self, text: str, action: str, admissible: Sequence[str] | None) -> bool:
+    def _open(self, text: str, action: str | None, admissible: Sequence[str] | None) -> bool:
         """Whether a longer turn has another action: one of no other admissible action's beginning has not."""
-        if text.rfind(BEGIN) > text.rfind(END):
+        if text.rfind(BEGIN) > text.rfind(END) and not (self._whole and action is None):  # a user's reason is final
             return True
+        if action is None:
+            return False
         further = self._parse(text + MORE, None).action
         if further == self._parse(text, None).action:
             return False
