@@ -10,7 +10,7 @@ from gymnasium.utils.env_checker import check_env
 
 from verl_turnkey.envs import errors, make
 
-REFUSED = yaml.safe_load((Path(__file__).parents[3] / "data/refused_arguments_unit.yaml").read_text(encoding="utf-8"))
+REFUSED = yaml.safe_load((Path(__file__).parents[2] / "data/refused_arguments_unit.yaml").read_text(encoding="utf-8"))
 CASES = [(env_id, *case) for env_id, cases in REFUSED.items() for case in cases]
 HARD = {"errands": 2, "hint": False, "cupboards": True, "max_steps": 24}
 CART = {
