@@ -119,6 +119,20 @@ class WorkspaceState:
 
         None: the folder is not there, or holds more than 50,000 files.
         """
+        if (contents := self._read()) is None:
+            return None
+        digest = hashlib.sha1()
+        for path, (kind, content) in contents.items():
+            digest.update(b"%s\0%s\0%s\0" % (os.fsencode(path), kind.encode(), content))
+        return f"{digest.hexdigest()[:16]} {last_call or ''}".rstrip()
+
+    def digests(self) -> dict[str, str] | None:
+        """Path -> digest of the content of each file; None as for :meth:`key`."""
+        contents = self._read()
+        return None if contents is None else {path: content.hex() for path, (_, content) in contents.items()}
+
+    def _read(self) -> dict[str, tuple[str, bytes]] | None:
+        """Path -> kind and digest of each file, sorted; reads what has changed."""
         files: list[tuple[str, os.DirEntry[str]]] = []
         todo = [""]
         while todo:
@@ -137,20 +151,18 @@ class WorkspaceState:
                     todo.append(path)
             if len(files) > MOST_FILES:
                 return None
-        digest = hashlib.sha1()
-        contents = {}
+        contents, seen = {}, {}
         for path, entry in sorted(files, key=lambda file: file[0]):
             try:
                 status = entry.stat(follow_symlinks=False)
                 content = self._content(path, status)
             except OSError:
                 continue
-            contents[path] = self._seen(status), content
-            kind = "x" if status.st_mode & stat.S_IXUSR and stat.S_ISREG(status.st_mode) else "-"
-            digest.update(b"%s\0%s\0%s\0" % (os.fsencode(path), kind.encode(), content))
+            seen[path] = self._seen(status), content
+            contents[path] = "x" if status.st_mode & stat.S_IXUSR and stat.S_ISREG(status.st_mode) else "-", content
         now = time.time_ns()
-        self._contents = {path: value for path, value in contents.items() if now - value[0][0] > _RACY_NS}
-        return f"{digest.hexdigest()[:16]} {last_call or ''}".rstrip()
+        self._contents = {path: value for path, value in seen.items() if now - value[0][0] > _RACY_NS}
+        return contents
 
     @staticmethod
     def _seen(status: os.stat_result) -> tuple[int, int, int]:

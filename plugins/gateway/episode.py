@@ -234,7 +234,7 @@ def _place(turn: Turn) -> tuple[int, int]:
 def _anchor(turn: Turn, options: StepOptions) -> str:
     if turn.state is not None:
         return turn.state
-    state = options.state(turn.request)
+    state = options.state(turn.request, turn.files)
     return f"(no other) {turn.reply.id}" if state is None else state
 
 

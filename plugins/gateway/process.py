@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -55,11 +56,21 @@ class AgentProcess:
     def workspace(self, session: Session) -> Iterator[Path | None]:
         """The folder that the agent works in; None: the runner makes one."""
         agent = self.turnkey.agent
-        if agent.state != "workspace":
+        shows_files = ":" in agent.state and agent.cwd is None and isinstance(self.runner, CommandRunner)
+        if agent.state != "workspace" and not shows_files:
             yield None if agent.cwd is None else Path(agent.cwd)
             return
         with working_folder() as folder:
-            session.observe = _observer(WorkspaceState(folder))
+            files, lock = WorkspaceState(folder), Lock()
+
+            def read(call: Callable[..., Any], *arguments: Any) -> Any:
+                with lock:  # requests of an episode may come at the same time
+                    return call(*arguments)
+
+            if shows_files:
+                session.files = partial(read, files.digests)
+            else:
+                session.observe = lambda request: read(files.key, _last_call(request))
             yield folder
 
     def scoring_seconds(self, task: Mapping[str, Any]) -> float:
@@ -87,16 +98,10 @@ class AgentProcess:
         )
 
 
-def _observer(files: WorkspaceState) -> Callable[[Request], str | None]:
-    """The key of the state before a turn, from the files and the model's last call."""
-    lock = Lock()
-
-    def observe(request: Request) -> str | None:
-        last = View(request.messages).last
-        with lock:  # requests of an episode may come at the same time
-            return files.key(last.calls[-1].name if last is not None and last.calls else None)
-
-    return observe
+def _last_call(request: Request) -> str | None:
+    """The name of the model's last call, if its last turn has one."""
+    last = View(request.messages).last
+    return last.calls[-1].name if last is not None and last.calls else None
 
 
 def runner_of(turnkey: TurnkeyConfig) -> Runner:

@@ -124,6 +124,7 @@ class Session:
         model: the policy's name for agents.
         observe: the key of the agent's state, called when a request has come and before the model is asked, as the
             agent waits then; None: no other state is like it. It may block.
+        files: path -> digest of the agent's files, at the same time, for a function of states; None: it sees none.
     """
 
     codec: TurnCodec
@@ -132,6 +133,7 @@ class Session:
     limits: Limits
     model: str = "policy"
     observe: Callable[[Request], str | None] | None = None
+    files: Callable[[], Mapping[str, str] | None] | None = None
 
     bodies: Bodies = field(default_factory=Bodies)
     """of its requests that are read or answered"""
@@ -266,6 +268,7 @@ class Session:
         request = self._tree.whole(request)
         if state is None and self.observe is not None:
             state = await asyncio.to_thread(self.observe, request) or f"(no other) {self.tag}_{number}"
+        files = None if self.files is None else await asyncio.to_thread(self.files)
         match = self._tree.match(request)
         request = match.request
         prompt = await self._prompt(match)
@@ -286,7 +289,7 @@ class Session:
         parsed = await self.codec.read(generated.ids, prompt.ids, tools, stop, cut)
         reply = reply_of(f"{self.tag}_{number}", request, prompt, generated, parsed, sampling, self.codec, cut)
         refused = parsed.refused
-        return Turn(number, request, match, prompt, generated, reply, refused, began, state, posted, request_id)
+        return Turn(number, request, match, prompt, generated, reply, refused, began, state, posted, request_id, files)
 
     async def _prompt(self, match: Match) -> Prompt:
         """The prompt of a request."""

@@ -87,6 +87,8 @@ class Turn:
     posted: float | None = None
     """when the agent gave it for its next turn, whichever that would be"""
     request_id: str = ""
+    files: Mapping[str, str] | None = None
+    """path -> digest of the agent's files when the request came, if a function of states sees them"""
     replied: float = 0.0
     """when it was answered"""
     parent: Turn | None = None

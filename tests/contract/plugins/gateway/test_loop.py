@@ -142,6 +142,20 @@ def test_files_are_the_key_of_a_state(play) -> None:
     assert same == [changed[0], changed[1], changed[1]]
 
 
+ASK = "curl -sf $OPENAI_BASE_URL/chat/completions -H 'content-type: application/json' -d '%s' >/dev/null"
+BODY = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "Go on."}]})
+
+
+def test_a_function_of_states_sees_the_files_of_a_command(play, tmp_path: Path) -> None:
+    states = tmp_path / "states.py"
+    states.write_text("def key(view):\n    return f'{view.step} {sorted(view.files)}'\n")
+    (tmp_path / "agent.sh").write_text(f"set -e\n{ASK % BODY}\ntouch done\n{ASK % BODY}\n")
+    command = f"turnkey.agent.run=[bash,{tmp_path}/agent.sh]"
+    further = ("turnkey.agent.in_process=false", "turnkey.agent.sandbox=none", "turnkey.agent.reward=exit_code")
+    (rows,) = play({}, overrides=(command, *further, f"turnkey.agent.state={states}:key"))
+    assert [step["anchor"] for row in rows for step in row.extra_fields["turnkey"]["steps"]] == ["0 []", "0 ['done']"]
+
+
 @pytest.mark.parametrize(
     ("task", "reason"),
     [

@@ -98,6 +98,10 @@ def test_equal_files_are_equal_states_in_any_folder(tmp_path: Path) -> None:
     for name in (".git", "__pycache__", "node_modules"):
         fill(other / name, x=name)
     assert key(folder) == key(other)
+    digests = WorkspaceState(folder).digests()
+    assert digests == WorkspaceState(other).digests()
+    assert sorted(digests or ()) == ["a", "sub/b"]
+    assert WorkspaceState(folder / "c").digests() is None
 
 
 def test_each_change_is_another_state(tmp_path: Path) -> None:
