@@ -200,19 +200,6 @@ def test_one_of_several_environments_in_a_file(tmp_path, monkeypatch):
     assert f"turnkey.modules=[{tmp_path}/mine.py]" in overrides
 
 
-def test_the_page_shows_the_line(tmp_path):
-    page = (EXAMPLE.parents[1] / "docs" / "first-run.md").read_text()
-    block = page[page.index("python -m verl.trainer.main_ppo") :].split("\n```")[0]
-    arguments = ["--train", "1", "--val", "1", "--print", "--device", "gpu", "--out", str(tmp_path / "runs" / "babyai")]
-    line = printed("babyai", "--model", "MODEL", *arguments)
-    metrics = "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_ROOT="
-    folders = ("trainer.default_local_dir=", "turnkey.log.trajectories=", "hydra.run.dir=")
-    folders += ("trainer.n_gpus_per_node=", metrics)
-    typed = [entry.replace(f"{tmp_path}/", "") for entry in line if not entry.startswith(folders)]
-    entries = shlex.split(block.replace("\\\n", " "))[3:]
-    assert [entry for entry in entries if not entry.startswith(folders)] == typed
-
-
 # --- the lines that ``turnkey new`` prints ----------------------------------------------------------------------------
 
 
