@@ -114,8 +114,8 @@ class TextReader:
 
     def _open(self, text: str, action: str | None, admissible: Sequence[str] | None) -> bool:
         """Whether a longer turn has another action: one of no other admissible action's beginning has not."""
-        if text.rfind(BEGIN) > text.rfind(END) and not (self._whole and action is None):  # a user's reason is final
-            return True
+        if text.rfind(BEGIN) > text.rfind(END):
+            return action is not None or not self._whole  # the reason that a user's function gives is final
         if action is None:
             return False
         further = self._parse(text + MORE, None).action

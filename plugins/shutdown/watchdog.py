@@ -27,7 +27,7 @@ class Watchdog:
 
     Args:
         patience: seconds without progress until a warning that every process is alive; None: no watchdog.
-        progress: anything that differs from what it was when something has moved.
+        progress: returns a value that changes whenever the run advances.
         actors: name -> handle of each process of the run.
         report: called once, in the watchdog's thread.
         look_seconds: see :data:`LOOK_SECONDS`.
@@ -99,6 +99,6 @@ class Watchdog:
 
 
 def health(actor: Any) -> str | None:
-    """Inside an actor: what is dead about it. An inference server outlives the process of its engine."""
+    """Runs inside an actor; returns why it counts as dead, or None. An inference server can outlive its engine."""
     engine = getattr(actor, "engine", None)
     return "its engine is dead" if getattr(engine, "errored", False) is True else None

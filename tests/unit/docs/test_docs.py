@@ -265,6 +265,33 @@ def test_the_numbers_of_the_concept_page_are_what_its_snippet_prints():
     assert [float(number) for number in picture] == credit
 
 
+def test_the_credit_in_the_picture_of_loo_td():
+    from verl_turnkey.advantage import StepBatch, compute_credit
+
+    episodes = {
+        "1": ["start", "hall", "door", "end"],
+        "2": ["start", "start", "hall", "door", "end"],
+        "3": ["start", "hall", "hall", "door", "end"],
+        "4": ["start", "start", "start", "hall", "door"],
+    }
+    rows = [(name, t, *states[t : t + 2]) for name, states in episodes.items() for t in range(len(states) - 1)]
+    solved = [after == "end" for *_, after in rows]
+    batch = StepBatch(
+        group=["task"] * len(rows),
+        trajectory=[name for name, *_ in rows],
+        step=[t for _, t, *_ in rows],
+        reward=[float(end) for end in solved],
+        anchor=[state for *_, state, _ in rows],
+        terminated=solved,
+        extra={"next_anchor": [after for *_, after in rows], "turn_limit": [4.0] * len(rows)},
+    )
+    gigpo = compute_credit("gigpo", batch, gamma=0.95, norm="mean").advantage
+    loo_td = compute_credit("loo_td", batch).advantage
+    drawn = [float(number) for number in re.findall(r">([+-]\d\.\d\d)<", text("docs/methods/loo_td.svg"))]
+    places = [place for name in ("2", "4") for place, row in enumerate(rows) if row[0] == name]
+    assert drawn == [round(float(credit[place]), 2) for place in places for credit in (gigpo, loo_td)]
+
+
 def test_the_own_method_on_the_methods_page_works(tmp_path):
     from verl_turnkey.advantage import StepBatch, compute_credit, registry
     from verl_turnkey.envs.user_modules import import_modules

@@ -66,10 +66,9 @@ def play(compose: Compose, tokenizer, hosts, monkeypatch):
         **model: Any,
     ) -> tuple[list[Any], Script]:
         model = {"tokenizer": tokenizer, "processor": None, "hf_model_type": "qwen3", **model}
-        served_without = (
-            ["actor_rollout_ref.rollout.calculate_log_probs=false"] if served else []
-        )  # as an evaluation has it
-        config = compose("+turnkey=gigpo", "turnkey.env.step_timeout=20", *served_without, *overrides)
+        # An evaluation has no log-probabilities.
+        off = ["actor_rollout_ref.rollout.calculate_log_probs=false"] if served else []
+        config = compose("+turnkey=gigpo", "turnkey.env.step_timeout=20", *off, *overrides)
         if fresh:
             monkeypatch.setattr(loop_worker, "_process", None)
             for name in ("keep_texts", "before"):  # which a rollout settles for its process
