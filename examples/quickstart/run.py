@@ -37,10 +37,10 @@ def main(
             help="smollm2: 135 M parameters, on errands in words; tiny: random weights, on a grid; or a folder"
         ),
     ] = "smollm2",
-    steps: Annotated[int | None, typer.Option(help="training steps, 10; 20 with tiny, 18 with three_errands")] = None,
+    steps: Annotated[int | None, typer.Option(help="training steps, 10; 20 with tiny, 18 in a house")] = None,
     seed: Annotated[int, typer.Option(help="tasks, warm start and sampling")] = 0,
     game: Annotated[
-        str, typer.Option(help="of a chat model: errands, three_errands (15 to 24 turns), service (calls of tools)")
+        str, typer.Option(help="of a chat model: errands, two_errands, three_errands, service (calls of tools)")
     ] = "errands",
     method: Annotated[str, typer.Option(help="a method: +turnkey=<method>")] = "gigpo",
     out: Annotated[Path, typer.Option(help="folder of this run")] = Path("runs/quickstart"),

@@ -41,7 +41,7 @@ def quickstart(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("game", [None, "errands", "three_errands", "service"])
+@pytest.mark.parametrize("game", [None, "errands", "two_errands", "three_errands", "service"])
 def test_its_tasks_fit_its_line(quickstart, tmp_path, game):
     """``game``: of a chat model; None: the tiny one's."""
     models, job = quickstart("models"), quickstart("training").Job
@@ -343,11 +343,11 @@ def test_a_folder_with_a_chat_model_is_a_choice_and_anything_else_is_refused(qui
     assert (script, option, folder) == ("imitation.py", "--model", str(tmp_path))
     assert models.setup_of("tiny").env == "turnkey/MiniGrid-v0"
     for model, game in ((str(tmp_path), "chess"), ("tiny", "three_errands")):
-        with pytest.raises(SystemExit, match="expected one of errands, three_errands, service"):
+        with pytest.raises(SystemExit, match="expected one of errands, two_errands, three_errands, service"):
             models.setup_of(model, game)
 
 
-@pytest.mark.parametrize("game", ["errands", "three_errands"])
+@pytest.mark.parametrize("game", ["errands", "two_errands", "three_errands"])
 def test_a_game_fits_its_prompts_rows_and_turns(quickstart, imitation, tokenizer, tmp_path, game):
     """The longest conversation that a player can have, in the tokenizer of words, and the launch line's turns."""
     (tmp_path / "config.json").write_text("{}")
