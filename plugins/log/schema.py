@@ -118,6 +118,7 @@ TABLES = {
             prompt_tokens     int32    in the prompt
             prompt_cut        bool     the prompt was shortened to fit
             response_tokens   int32    in the response
+            started           double   Unix time in seconds of the request to the model; null: an older log
             seconds_model     float    waiting for the model
             seconds_env       float    in the environment's step
         """),
