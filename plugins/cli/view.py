@@ -95,7 +95,7 @@ def view(
 ) -> None:
     """Show runs in a browser. Curves, what is wrong, each turn with its credit; one file that loads nothing.
 
-    turnkey export RUN --otlp URL|FILE gives the episodes to other viewers.
+    Other viewers read traces: turnkey export RUN --otlp URL|FILE.
     """
     import webbrowser
 
@@ -121,14 +121,18 @@ def view(
 @app.command(hidden=True)  # a door of `view`, which names it
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, or its turnkey_log folder")],
-    otlp: Annotated[str, typer.Option(metavar="URL|FILE", help="a receiver of OTLP/HTTP, or the .jsonl to write")],
+    otlp: Annotated[
+        str, typer.Option(metavar="URL|FILE", help="OTLP/HTTP receiver (no path: /v1/traces), or .jsonl file")
+    ],
     steps: Annotated[str | None, typer.Option(help="steps in which episodes began: 3, 1-10, 20- or 1-3,7")] = None,
     split: Annotated[str | None, typer.Option(help="training or validation")] = None,
     outcome: Annotated[str | None, typer.Option(help="won, lost or failed")] = None,
     search: Annotated[str | None, typer.Option(help="part of the task, seed, key or environment")] = None,
     content: Annotated[bool, typer.Option(help="with the texts of model, environment and tasks")] = True,
 ) -> None:
-    """Export episodes as OpenTelemetry traces. Turns, calls, rewards and credit; --otlp of a URL sends them.
+    """Export episodes as OpenTelemetry traces. Turns, calls, rewards and credit.
+
+    OTEL_EXPORTER_OTLP_HEADERS and the other variables of OpenTelemetry's exporter work.
 
     turnkey export runs/errands --otlp http://127.0.0.1:4318 --outcome failed
     """
