@@ -137,14 +137,15 @@ def export(
     turnkey export runs/errands --otlp http://127.0.0.1:4318 --outcome failed
     """
     require_pandas("export")
-    if find_spec("opentelemetry.exporter.otlp.proto.http") is None:
-        raise ImportError(
-            "turnkey export needs OpenTelemetry's exporter: pip install opentelemetry-exporter-otlp-proto-http"
-        )
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401
+    except ImportError as error:
+        package = "opentelemetry-exporter-otlp-proto-http"
+        raise ImportError(f"turnkey export needs OpenTelemetry's exporter: pip install {package}") from error
     for name, value, values in (("--split", split, SPLITS), ("--outcome", outcome, OUTCOMES)):
         if value not in (None, *values):
             raise typer.BadParameter(f"expected one of {', '.join(values)}, got {value!r}", param_hint=name)
-    if "://" in otlp:
+    if is_address := "://" in otlp or re.fullmatch(r"[\w.-]+:\d+(/\S*)?", otlp) is not None:
         endpoint(otlp)
     loaded = load(run)
     for note in loaded.notes:
@@ -153,7 +154,7 @@ def export(
     if not keep.any():
         raise ValueError(f"none of the {len(keep)} episodes of {run} passes the filters: widen --steps, --split, ...")
     spans = traces(loaded, keep, content)
-    counts = send(otlp, spans, int(keep.sum())) if "://" in otlp else write_file(Path(otlp), spans)
+    counts = send(otlp, spans, int(keep.sum())) if is_address else write_file(Path(otlp), spans)
     typer.echo(f"{counts[0]} episodes, {counts[1]} spans: {masked(otlp)}")
 
 

@@ -56,7 +56,7 @@ ELSEWHERE = {
 
 def outcomes(episodes: pd.DataFrame) -> np.ndarray:
     """``won``, ``lost`` or ``failed`` of each episode, as on the page of ``turnkey view``."""
-    kind = np.where(flag(episodes["success"]), *OUTCOMES[:2])
+    kind = np.where(flag(episodes["success"]), OUTCOMES[0], OUTCOMES[1])
     return np.where(episodes["failed"].notna(), OUTCOMES[2], kind)
 
 
@@ -165,7 +165,7 @@ class _Trace:
     def __init__(self, run: _Run, episode: Mapping[str, Any], content: bool) -> None:
         self._run, self._episode, self._content = run, episode, content
         self._key = f"{run.name}/{episode['segment']}/{episode['step']}/{episode['episode']}"
-        self._env = episode["env"] or "environment"
+        self._env = episode["env"] or "agent"
 
     def spans(self, turns: Sequence[Mapping[str, Any]]) -> list[ReadableSpan]:
         episode = self._episode
@@ -428,7 +428,7 @@ def send(url: str, all_spans: Iterator[list[ReadableSpan]], total: int) -> tuple
                 raise
             self.problem = "" if response.ok else f"it answers {response.status_code} {response.reason}: "
             if not response.ok:
-                self.problem += response.text.strip()[:200]
+                self.problem += " ".join(response.text.split())[:200]
             elif response.headers.get("content-type", "").startswith("application/x-protobuf"):
                 partly = ExportTraceServiceResponse.FromString(response.content).partial_success
                 if partly.rejected_spans:
@@ -442,8 +442,9 @@ def send(url: str, all_spans: Iterator[list[ReadableSpan]], total: int) -> tuple
         for spans in all_spans:
             done = exporter.export(spans)
             if done is not SpanExportResult.SUCCESS or session.problem:
+                problem = session.problem or "the next is larger than 64 MiB: export with --no-content"
                 raise Unsent(
-                    f"{masked(url)} took {episodes} of {total} episodes ({count} spans); {masked(session.problem)}. "
+                    f"{masked(url)} took {episodes} of {total} episodes ({count} spans); {masked(problem)}. "
                     "The traces of a second export have the same ids"
                 )
             episodes, count = episodes + 1, count + len(spans)

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -316,6 +317,7 @@ def test_a_receiver_that_does_not_take_all_is_one_line(folder: Path, monkeypatch
     ("words", "message"),
     [
         (["--otlp", "ftp://host/x"], "expected the http:// or https:// URL of an OTLP receiver"),
+        (["--otlp", "localhost:4318"], "expected the http:// or https:// URL of an OTLP receiver"),
         (["--otlp", "http://"], "expected the http:// or https:// URL of an OTLP receiver"),
         (["--otlp", "http://u:pw@host:99999"], "got 'http://***@host:99999'"),
         (["--otlp", "{tmp}/x.jsonl", "--steps", "2-a"], "expected 3, 1-10, 20- or 1-3,7"),
@@ -328,3 +330,9 @@ def test_bad_input_is_refused_before_anything_is_written(folder: Path, tmp_path:
     assert done.exit_code
     assert message in " ".join(f"{done.output} {done.exception}".replace("│", " ").split())
     assert not [*tmp_path.iterdir()]
+
+
+def test_without_the_exporter_the_package_is_named(folder: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    done = CliRunner().invoke(app, ["export", str(folder), "--otlp", str(tmp_path / "out.jsonl")])
+    assert str(done.exception).endswith("pip install opentelemetry-exporter-otlp-proto-http")
