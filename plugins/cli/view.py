@@ -132,7 +132,7 @@ def export(
 ) -> None:
     """Export episodes as OpenTelemetry traces. Turns, calls, rewards and credit.
 
-    OTEL_EXPORTER_OTLP_HEADERS and the other variables of OpenTelemetry's exporter work.
+    Reads OTEL_EXPORTER_OTLP_HEADERS and the exporter's other variables.
 
     turnkey export runs/errands --otlp http://127.0.0.1:4318 --outcome failed
     """
