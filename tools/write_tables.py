@@ -40,7 +40,6 @@ from verl_turnkey.plugins.cli.tables import (
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-WRITERS = {"rollout": "the rollout's processes", "trainer": "the trainer", "actor": "the actor's processes"}
 
 # New files, before title and parameters are filled in, by group of recipes.
 NEW = {
@@ -200,7 +199,7 @@ def log() -> str:
             if column not in before or column.name not in keys
         ]
         before.update(columns_of.columns)
-        head = f"### {name}\n\nKey: {key}. Written by {WRITERS[columns_of.writer]}.\n\n"
+        head = f"### {name}\n\nKey: {key}. Written by the {columns_of.writer}.\n\n"
         parts.append(head + table(("column", "meaning"), rows))
     return "\n" + "\n".join(parts) + "\n"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -14,8 +16,12 @@ import typer
 from verl_turnkey.advantage.params import ConfigError
 from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.plugins.cli.packages import require_pandas
+from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.view.join import NoLog, find_log, load
 from verl_turnkey.plugins.view.runs import read
+from verl_turnkey.plugins.view.traces import OUTCOMES, chosen, endpoint, send, traces, write_file
+
+SPLITS = ("training", "validation")
 
 app = typer.Typer()
 
@@ -87,7 +93,10 @@ def view(
     max_mb: Annotated[float, typer.Option(min=1, help="size of the page; --serve has no limit")] = 60,
     open_it: Annotated[bool, typer.Option("--open", help="open it in a browser")] = False,
 ) -> None:
-    """Show runs in a browser. Curves, what is wrong, each turn with its credit; one file that loads nothing."""
+    """Show runs in a browser. Curves, what is wrong, each turn with its credit; one file that loads nothing.
+
+    Other viewers read traces: turnkey export RUN --otlp URL|FILE.
+    """
     import webbrowser
 
     require_pandas("view")
@@ -107,3 +116,55 @@ def view(
     typer.echo(f"{sum(len(run.episodes) for run in loaded)} episodes in {out.resolve()} ({len(text) / 1e6:.1f} MB)")
     if open_it and not webbrowser.open(address := out.resolve().as_uri()):
         typer.echo(f"no browser could be started here: open {address}")
+
+
+@app.command(hidden=True)  # a door of `view`, which names it
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, or its turnkey_log folder")],
+    otlp: Annotated[
+        str, typer.Option(metavar="URL|FILE", help="OTLP/HTTP receiver (no path: /v1/traces), or .jsonl file")
+    ],
+    steps: Annotated[str | None, typer.Option(help="steps in which episodes began: 3, 1-10, 20- or 1-3,7")] = None,
+    split: Annotated[str | None, typer.Option(help="training or validation")] = None,
+    outcome: Annotated[str | None, typer.Option(help="won, lost or failed")] = None,
+    search: Annotated[str | None, typer.Option(help="part of the task, seed, key or environment")] = None,
+    content: Annotated[bool, typer.Option(help="with the texts of model, environment and tasks")] = True,
+) -> None:
+    """Export episodes as OpenTelemetry traces. Turns, calls, rewards and credit.
+
+    Reads OTEL_EXPORTER_OTLP_HEADERS and the exporter's other variables.
+
+    turnkey export runs/errands --otlp http://127.0.0.1:4318 --outcome failed
+    """
+    require_pandas("export")
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401
+    except ImportError as error:
+        package = "opentelemetry-exporter-otlp-proto-http"
+        raise ImportError(f"turnkey export needs OpenTelemetry's exporter: pip install {package}") from error
+    for name, value, values in (("--split", split, SPLITS), ("--outcome", outcome, OUTCOMES)):
+        if value not in (None, *values):
+            raise typer.BadParameter(f"expected one of {', '.join(values)}, got {value!r}", param_hint=name)
+    if is_address := "://" in otlp or re.fullmatch(r"[\w.-]+:\d+(/\S*)?", otlp) is not None:
+        endpoint(otlp)
+    loaded = load(run)
+    for note in loaded.notes:
+        typer.echo(note, err=True)
+    keep = chosen(loaded, steps=_ranges(steps), split=split, outcome=outcome, search=search)
+    if not keep.any():
+        raise ValueError(f"none of the {len(keep)} episodes of {run} passes the filters: widen --steps, --split, ...")
+    spans = traces(loaded, keep, content)
+    counts = send(otlp, spans, int(keep.sum())) if is_address else write_file(Path(otlp), spans)
+    typer.echo(f"{counts[0]} episodes, {counts[1]} spans: {masked(otlp)}")
+
+
+def _ranges(steps: str | None) -> list[range]:
+    """``1-3,7-`` as ranges."""
+    ranges = []
+    for text in steps.split(",") if steps is not None else ():
+        if not (match := re.fullmatch(r"(\d+)(?:(-)(\d*))?", text.strip())):
+            message = f"expected 3, 1-10, 20- or 1-3,7, for example, got {steps!r}"
+            raise typer.BadParameter(message, param_hint="--steps")
+        first, dash, last = match.groups()
+        ranges.append(range(int(first), int(last or (sys.maxsize - 1 if dash else first)) + 1))
+    return ranges

@@ -71,12 +71,12 @@ TABLES = {
             parent            string   episode that a branch forked from; null: no branch
             split             string   of the data row: train, val, ...
             validation        bool     played to validate, not to train
-            global_step       int32    the trainer's step when the episode began
+            global_step       int32    trainer's step when it began
             task              string   as in the data row
             env               string   gymnasium id of the environment
             kwargs            string   arguments of the environment, JSON
             seed              int64    of the task
-            package           string   package of the environment and its version
+            package           string   the environment's package and version
             weights_min       int32    oldest version of the weights that wrote a turn; null: unknown
             weights_max       int32    newest version
             host              string   where the rollout ran
@@ -118,6 +118,7 @@ TABLES = {
             prompt_tokens     int32    in the prompt
             prompt_cut        bool     the prompt was shortened to fit
             response_tokens   int32    in the response
+            started           double   Unix time of the request; null: an older log
             seconds_model     float    waiting for the model
             seconds_env       float    in the environment's step
         """),
@@ -130,7 +131,7 @@ TABLES = {
             turn              int32    0, 1, 2, ...
             prompt_tail       string   last 2,000 characters of the prompt, of turn 0 all
             response          string   of the model
-            token_lengths     ints     characters that each token adds to the response; null: no teacher, or unknown
+            token_lengths     ints     characters that each token adds; null: no teacher, or unknown
             observation       string   the environment's answer
             task_text         string   the task in words, of turn 0
             first_observation string   what the agent saw before turn 0
@@ -177,7 +178,7 @@ TABLES = {
             epoch             int32    pass over the batch: 0, 1, ...
             ratio             float    mean of the turn's importance ratios
             ratio_max         float    their maximum
-            clip_share        float    share of its tokens whose ratio was clipped; null: not reported by the loss
+            clip_share        float    share of its tokens that were clipped; null: not reported by the loss
             entropy           float    mean over its tokens; before the update if the loss computes none
         """),
     ),

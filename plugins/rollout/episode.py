@@ -47,10 +47,12 @@ class Generated:
     seconds: float
     stop_reason: str | None = None
     """as the server reports it"""
+    ended: float = field(default_factory=time, compare=False)
+    """Unix time in seconds at which it was there"""
 
     @classmethod
-    def of(cls, output: TokenOutput, tokenizer: Any, seconds: float) -> Generated:
-        """What the server returned, after ``seconds``."""
+    def of(cls, output: TokenOutput, tokenizer: Any, seconds: float, since: float = 0.0) -> Generated:
+        """What the server returned after ``seconds``, ``since`` seconds ago."""
         ids = list(output.token_ids)
         return cls(
             ids=ids,
@@ -60,6 +62,7 @@ class Generated:
             num_preempted=-1 if output.num_preempted is None else output.num_preempted,
             seconds=seconds,
             stop_reason=output.stop_reason,
+            ended=time() - since,
         )
 
     @property

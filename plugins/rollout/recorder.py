@@ -66,7 +66,7 @@ class EpisodeRecorder:
         Raises:
             RecordError: a value of the wrong type or range.
         """
-        turn = Generated.of(output, self._tokenizer, seconds_model)
+        turn = Generated.of(output, self._tokenizer, seconds_model, since=seconds_env)
         text = {} if observation is None or not worker.keep_texts else {"text": observation}
         record = make_step(
             **{

@@ -126,6 +126,7 @@ class _Turn(NamedTuple):
             "prompt_tokens": len(prompt.ids),
             "prompt_cut": prompt.cut,
             "response_tokens": len(turn.ids),
+            "started": turn.ended - turn.seconds,
             "seconds_model": turn.seconds,
             "seconds_env": step.seconds,
         }

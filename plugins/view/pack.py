@@ -38,7 +38,7 @@ Blocks = dict[str, bytes]
 MISSING = -32768
 """in the index: no credit"""
 OF_EPISODE = [column.name for column in TABLES["episodes"].columns if column.name != "group"]
-NOT_SHOWN = {"episode", "at", "reason", "trained_turn", "next_anchor"}
+NOT_SHOWN = {"episode", "at", "reason", "trained_turn", "next_anchor", "started"}
 REPEATING = {
     column.name
     for table in (TABLES["episodes"], TABLES["turns"])

@@ -987,6 +987,8 @@ def test_each_episode_is_in_the_tables_of_the_log(play, tmp_path: Path):
         assert json.loads(turn["extra"]) == {name: v for name, v in record["extra"].items() if name != "next_anchor"}
         assert (turn["prompt_tokens"], turn["response_tokens"]) == (len(script.prompts[t]), len(script.answers[t]))
     assert [turn["penalty"] > 0 for turn in log.turns] == [False, True, False]
+    starts = [episode["started"], *(turn["started"] for turn in log.turns), time.time()]
+    assert starts == sorted(starts)
     spent = {name: sum(turn[name] for turn in log.turns) for name in ("seconds_model", "seconds_env")}
     assert episode["seconds_model"] == pytest.approx(spent["seconds_model"], rel=1e-3)
     assert episode["seconds_env"] > spent["seconds_env"] > 0  # and the start

@@ -1,0 +1,453 @@
+"""Episodes of a trajectory log as OpenTelemetry traces, by the semantic conventions for generative AI.
+
+A trace per episode: ``invoke_agent`` over a ``chat`` span per turn and an ``execute_tool`` span per call; without tools
+the environment is the tool. Each further column of the log is an attribute ``turnkey.<column>``, and scores are events
+``gen_ai.evaluation.result``. Ids are hashes of the run, the step, the episode and the turn: a second export of the same
+log is the same, byte for byte.
+
+Source: https://opentelemetry.io/docs/specs/semconv/gen-ai/
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path, PurePath
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from verl_turnkey.advantage.text_files import whole_file
+from verl_turnkey.plugins.log.masking import masked
+from verl_turnkey.plugins.log.schema import TABLES
+from verl_turnkey.plugins.view.join import HAS_CREDIT, REASONS, Run, flag, read
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.trace import SpanContext
+
+SCOPE = "verl_turnkey.plugins.view.traces"
+PATH = "/v1/traces"
+"""of a receiver whose URL has no path"""
+EVENT = "gen_ai.evaluation.result"
+OUTCOMES = ("won", "lost", "failed")
+TEXTS = ("prompt_tail", "response", "observation", "first_observation", "task_text")
+CONTENT = {"action", "parse_note", "anchor", "next_anchor", "extra", "task", "kwargs", "failed"}
+"""columns that may hold what the model, the environment or a data set wrote"""
+ELSEWHERE = {
+    *("episode", "turn", "at", "reason", "trained_turn", "started", "seconds_model", "seconds_env", "prompt_tokens"),
+    *("response_tokens", "step", *TEXTS),
+}
+"""columns whose values are other attributes, or times of the spans"""
+
+
+# --- which episodes ---------------------------------------------------------------------------------------------------
+
+
+def outcomes(episodes: pd.DataFrame) -> np.ndarray:
+    """``won``, ``lost`` or ``failed`` of each episode, as on the page of ``turnkey view``."""
+    kind = np.where(flag(episodes["success"]), OUTCOMES[0], OUTCOMES[1])
+    return np.where(episodes["failed"].notna(), OUTCOMES[2], kind)
+
+
+def chosen(
+    run: Run,
+    *,
+    steps: Sequence[range] = (),
+    split: str | None = None,
+    outcome: str | None = None,
+    search: str | None = None,
+) -> np.ndarray:
+    """Which episodes of ``run`` pass filters that mean what they mean on the page of ``turnkey view``.
+
+    Args:
+        steps: of the trainer when the episode began; empty: all.
+        split: ``training`` or ``validation``.
+        outcome: one of :data:`OUTCOMES`.
+        search: part of an episode's task, seed, key or environment, in any case.
+    """
+    episodes = run.episodes
+    keep = np.ones(len(episodes), bool)
+    if steps:
+        keep &= episodes["global_step"].map(lambda step: any(step in some for some in steps)).to_numpy(bool)
+    if split is not None:
+        keep &= flag(episodes["validation"]) == (split == "validation")
+    if outcome is not None:
+        keep &= outcomes(episodes) == outcome
+    if search is not None:
+        columns = (episodes[name].tolist() for name in ("task", "seed", "episode", "env"))
+        keep &= [search.lower() in " ".join(map(str, values)).lower() for values in zip(*columns, strict=True)]
+    return keep
+
+
+# --- spans ------------------------------------------------------------------------------------------------------------
+
+
+def traces(run: Run, keep: np.ndarray, content: bool = True) -> Iterator[list[ReadableSpan]]:
+    """The spans of each episode that ``keep`` marks, steps first, the root span at the front.
+
+    ``content``: with the texts of model, environment and tasks.
+    """
+    of_run, outcome, at = _Run.of(run), outcomes(run.episodes), run.turns["at"].to_numpy()
+    for step in sorted(int(step) for step in run.episodes["step"][keep].unique()):
+        texts = _texts(run.folder, step) if content else {}
+        places = np.flatnonzero(keep & (run.episodes["step"] == step))
+        turns: dict[int, list[dict[str, Any]]] = {place: [] for place in places.tolist()}
+        for turn in _records(run.turns[np.isin(at, places)]):
+            turns[turn["at"]].append(turn)
+        for (place, of_episode), episode in zip(turns.items(), _records(run.episodes.iloc[places]), strict=True):
+            with_texts = [{**turn, **texts.get((episode["episode"], turn["turn"]), {})} for turn in of_episode]
+            yield _Trace(of_run, {**episode, "outcome": str(outcome[place])}, content).spans(with_texts)
+
+
+def _texts(folder: Path, step: int) -> dict[tuple[str, int], dict[str, Any]]:
+    rows = _records(read(folder, "texts", [step]))
+    return {(row["episode"], row["turn"]): {name: row[name] for name in TEXTS} for row in rows}
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows as plain Python values, None for a missing one; numbers of 32 bits by their shortest spelling."""
+    columns = {}
+    for name in frame.columns:
+        values = frame[name].to_numpy()
+        if values.dtype == np.float32:
+            values = np.array([float(str(value)) for value in values], np.float64)
+        columns[name] = [None if value is None or value != value else value for value in values.tolist()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the traces of a run share."""
+
+    name: str
+    model: str
+    provider: str
+    resource: Resource
+
+    @classmethod
+    def of(cls, run: Run) -> _Run:
+        from opentelemetry.sdk.resources import Resource
+
+        def configured(*names: str) -> Any:
+            node: Any = run.about.get("config")
+            for name in names:
+                node = node.get(name) if isinstance(node, dict) else None
+            return node
+
+        project, experiment = (str(run.about.get(name) or "") for name in ("project", "experiment"))
+        facts = {"service.name": experiment or run.name, "service.namespace": project}
+        facts |= {f"turnkey.{name}": str(run.about.get(name) or "") for name in ("method", "loss")}
+        model = configured("actor_rollout_ref", "model", "path")
+        provider = configured("actor_rollout_ref", "rollout", "name")
+        # A copy of the folder has another name, and the same ids.
+        return cls(
+            f"{project}/{experiment}",
+            PurePath(str(model)).name if model else "unknown",
+            str(provider or "verl"),
+            Resource({name: value for name, value in facts.items() if value}),
+        )
+
+
+class _Trace:
+    """The spans of an episode."""
+
+    def __init__(self, run: _Run, episode: Mapping[str, Any], content: bool) -> None:
+        self._run, self._episode, self._content = run, episode, content
+        self._key = f"{run.name}/{episode['segment']}/{episode['step']}/{episode['episode']}"
+        self._env = episode["env"] or "agent"
+
+    def spans(self, turns: Sequence[Mapping[str, Any]]) -> list[ReadableSpan]:
+        episode = self._episode
+        times = list(self._times(turns))
+        spans = [span for turn, start in times for span in self._turn(turn, start)]
+        start = min([_nanoseconds(episode["started"]), *(start for _, start in times)])
+        end = start + _nanoseconds(episode["seconds_waiting"]) + _nanoseconds(episode["seconds_env"])
+        end = max((span.end_time or end for span in spans), default=end)  # without a turn: that of the start
+        failed = episode["failed"] is not None
+        attributes = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": self._env,
+            "gen_ai.conversation.id": episode["episode"],
+            **({"error.type": episode["failed_kind"] or "other"} if failed else {}),
+            **self._columns(episode),
+        }
+        events = {} if failed else {"success": episode["success"], "composed_return": episode["composed_return"]}
+        events["env_return"] = episode["env_return"]
+        label = {"success": episode["outcome"]}
+        root = self._span(
+            "", f"invoke_agent {self._env}", start, end, attributes, events, labels=label,
+            error=(episode["failed"] if self._content else episode["failed_kind"] or "failed") if failed else None,
+        )  # fmt: skip
+        return [root, *spans]
+
+    def _times(self, turns: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], int]]:
+        """Each turn and its start; in logs without it one turn follows the other after the environment's start."""
+        in_start = (self._episode["seconds_env"] or 0.0) - sum(turn["seconds_env"] or 0.0 for turn in turns)
+        clock = sum(map(_nanoseconds, (self._episode["started"], self._episode["seconds_waiting"], max(0.0, in_start))))
+        for turn in turns:
+            clock = clock if turn["started"] is None else _nanoseconds(turn["started"])
+            yield turn, clock
+            clock += _nanoseconds(turn["seconds_model"]) + _nanoseconds(turn["seconds_env"])
+
+    def _turn(self, turn: Mapping[str, Any], begin: int) -> Iterator[ReadableSpan]:
+        t, run, listed = turn["turn"], self._run, calls(turn["action"], turn["extra"])
+        middle = begin + _nanoseconds(turn["seconds_model"])
+        end = middle + _nanoseconds(turn["seconds_env"])
+        attributes = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": run.provider,
+            "gen_ai.request.model": run.model,
+            "gen_ai.conversation.id": self._episode["episode"],
+            "gen_ai.usage.input_tokens": turn["prompt_tokens"],
+            "gen_ai.usage.output_tokens": turn["response_tokens"],
+            "turnkey.turn": t,
+            **self._columns(turn),
+        }
+        if turn["reason"] != HAS_CREDIT:
+            attributes["turnkey.no_credit"] = REASONS[turn["reason"]]
+        if self._content:
+            attributes |= {
+                "gen_ai.input.messages": _message("user", turn.get("prompt_tail")),
+                "gen_ai.output.messages": _message("assistant", turn.get("response")),
+                # The log has one answer per turn, which belongs to a call only where there is one call.
+                "turnkey.observation": None if len(listed) == 1 else turn.get("observation"),
+            }
+        scores = {name: turn[name] for name in ("composed_reward", "advantage")}
+        yield self._span(f"/{t}", f"chat {run.model}", begin, middle, attributes, scores, client=True)
+        for n, (name, arguments) in enumerate(listed):
+            name = name or self._env
+            invalid = turn["valid"] is False
+            attributes = {
+                "gen_ai.operation.name": "execute_tool",
+                "gen_ai.tool.name": name,
+                "gen_ai.conversation.id": self._episode["episode"],
+                "turnkey.turn": t,
+                **({"error.type": "invalid_action"} if invalid else {}),
+            }
+            if self._content:
+                attributes["gen_ai.tool.call.arguments"] = arguments
+                attributes["gen_ai.tool.call.result"] = turn.get("observation") if len(listed) == 1 else None
+            note = (turn["parse_note"] if self._content else None) or "invalid action"
+            yield self._span(
+                f"/{t}/{n}", f"execute_tool {name}", middle, end, attributes, error=note if invalid else None
+            )
+
+    def _columns(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Each column that no other attribute holds; integers of a column with gaps, which pandas made floats, too."""
+        left_out = ELSEWHERE if self._content else ELSEWHERE | CONTENT
+        columns = {name: value for name, value in row.items() if name not in left_out and value is not None}
+        return {f"turnkey.{name}": int(value) if _counts(name) else value for name, value in columns.items()}
+
+    def _span(
+        self,
+        part: str,
+        name: str,
+        start: int,
+        end: int,
+        attributes: Mapping[str, Any],
+        scores: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        labels: Mapping[str, str] = MappingProxyType({}),
+        error: str | None = None,
+        client: bool = False,
+    ) -> ReadableSpan:
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        return ReadableSpan(
+            name=name,
+            context=self._context(part),
+            parent=self._context("") if part else None,
+            resource=self._run.resource,
+            attributes={name: value for name, value in attributes.items() if value is not None},
+            events=[_event(key, value, labels.get(key), end) for key, value in scores.items() if value is not None],
+            kind=SpanKind.CLIENT if client else SpanKind.INTERNAL,
+            status=Status(StatusCode.UNSET) if error is None else Status(StatusCode.ERROR, error),
+            instrumentation_scope=InstrumentationScope(SCOPE),
+            start_time=start,
+            end_time=end,
+        )
+
+    def _context(self, part: str) -> SpanContext:
+        from opentelemetry.trace import SpanContext, TraceFlags
+
+        flags = TraceFlags(TraceFlags.SAMPLED)
+        return SpanContext(_number(self._key, 16), _number(self._key + part, 8), is_remote=False, trace_flags=flags)
+
+
+@cache
+def _counts(name: str) -> bool:
+    """Whether a column of the log holds integers."""
+    named = [column.name for table in TABLES.values() for column in table.columns if column.type.startswith("int")]
+    return name in named or re.sub(r"\..*", ".*", name) in named
+
+
+def calls(action: str | None, extra: str | None) -> list[tuple[str | None, str]]:
+    """Name and arguments (JSON) of each call in a logged action; without tools the action, under the name None.
+
+    No call: a turn without an action, and a turn of an agent or a tool environment that is a text.
+    """
+    if action is None:
+        return []
+    try:
+        value = json.loads(action)
+    except ValueError:
+        value = None
+    if isinstance(value, dict) and value.keys() == {"text"}:
+        return []
+    listed = value["calls"] if isinstance(value, dict) and value.keys() == {"calls"} else value
+    pairs = [_pair(call) for call in listed] if isinstance(listed, list) and listed else [None]
+    if None not in pairs:
+        return [pair for pair in pairs if pair is not None]
+    own_agent = "chain" in (json.loads(extra) if extra else {})  # whose text is an answer, and not an action
+    return [] if own_agent else [(None, action)]
+
+
+def _pair(call: Any) -> tuple[str, str] | None:
+    match call:
+        case {"name": str(name), "arguments": arguments} | [str(name), arguments]:
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            return name, text
+    return None
+
+
+def _event(name: str, score: float, label: str | None, at: int) -> Event:
+    from opentelemetry.sdk.trace import Event
+
+    attributes: dict[str, Any] = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": float(score)}
+    return Event(EVENT, attributes | ({} if label is None else {"gen_ai.evaluation.score.label": label}), at)
+
+
+def _message(role: str, text: str | None) -> str | None:
+    if text is None:
+        return None
+    return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}], ensure_ascii=False)
+
+
+def _nanoseconds(seconds: float | None) -> int:
+    return round((seconds or 0.0) * 1e9)
+
+
+def _number(text: str, size: int) -> int:
+    return int.from_bytes(blake2b(text.encode("utf-8", "backslashreplace"), digest_size=size).digest(), "big")
+
+
+# --- where they go ----------------------------------------------------------------------------------------------------
+
+
+class Unsent(RuntimeError):
+    """A receiver did not take all traces."""
+
+
+def write_file(path: Path, all_spans: Iterator[list[ReadableSpan]]) -> tuple[int, int]:
+    """Write OTLP/JSON, a trace per line, as a collector's ``otlpjsonfile`` receiver reads it.
+
+    Returns the numbers of episodes and of spans.
+    """
+    from google.protobuf.json_format import MessageToDict
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
+    episodes = count = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as part, part.open("w", encoding="utf-8", newline="\n") as file:
+        for spans in all_spans:
+            request = _hexadecimal(MessageToDict(encode_spans(spans), use_integers_for_enums=True))
+            file.write(json.dumps(request, ensure_ascii=False, separators=(",", ":")) + "\n")
+            episodes, count = episodes + 1, count + len(spans)
+    return episodes, count
+
+
+def _hexadecimal(node: Any) -> Any:
+    """OTLP/JSON spells ids in hexadecimal digits, protobuf's JSON in base64."""
+    if isinstance(node, list):
+        return [_hexadecimal(entry) for entry in node]
+    if not isinstance(node, dict):
+        return node
+    ids = ("traceId", "spanId", "parentSpanId")
+    return {name: b64decode(value).hex() if name in ids else _hexadecimal(value) for name, value in node.items()}
+
+
+def endpoint(url: str) -> str:
+    """The address that traces are sent to; a URL without a path gets :data:`PATH`.
+
+    Raises:
+        ValueError: it is not an address of HTTP.
+    """
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        right = False
+    if not right:
+        raise ValueError(
+            f"expected the http:// or https:// URL of an OTLP receiver, such as http://127.0.0.1:4318, or the name "
+            f"of a file, got {masked(url)!r}"
+        )
+    return parts._replace(path=PATH).geturl() if parts.path in ("", "/") else url
+
+
+def send(url: str, all_spans: Iterator[list[ReadableSpan]], total: int) -> tuple[int, int]:
+    """Send traces by OTLP/HTTP, an episode per request; returns the numbers of episodes and of spans.
+
+    Certificate, further headers and timeout are OpenTelemetry's ``OTEL_EXPORTER_OTLP_*`` variables.
+
+    Args:
+        url: see :func:`endpoint`.
+        total: number of episodes, for the error.
+
+    Raises:
+        Unsent: the receiver is not there, or refuses one; those after it are not sent.
+    """
+    import requests
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    class Session(requests.Session):
+        """Keeps why a request failed, which the exporter only logs."""
+
+        problem = ""
+
+        def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+            try:
+                response = super().send(request, **options)
+            except requests.RequestException as error:
+                self.problem = f"it does not answer: {error}"
+                raise
+            self.problem = "" if response.ok else f"it answers {response.status_code} {response.reason}: "
+            if not response.ok:
+                self.problem += " ".join(response.text.split())[:200]
+            elif response.headers.get("content-type", "").startswith("application/x-protobuf"):
+                partly = ExportTraceServiceResponse.FromString(response.content).partial_success
+                if partly.rejected_spans:
+                    self.problem = f"it rejected {partly.rejected_spans} spans: {partly.error_message}"
+            return response
+
+    logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter").setLevel(logging.CRITICAL)
+    session, episodes, count = Session(), 0, 0
+    exporter = OTLPSpanExporter(endpoint(url), session=session)
+    try:
+        for spans in all_spans:
+            done = exporter.export(spans)
+            if done is not SpanExportResult.SUCCESS or session.problem:
+                problem = session.problem or "the next is larger than 64 MiB: export with --no-content"
+                raise Unsent(
+                    f"{masked(url)} took {episodes} of {total} episodes ({count} spans); {masked(problem)}. "
+                    "The traces of a second export have the same ids"
+                )
+            episodes, count = episodes + 1, count + len(spans)
+    finally:
+        exporter.shutdown()
+    return episodes, count
