@@ -14,7 +14,9 @@ import numpy as np
 
 from verl_turnkey.advantage.params import ConfigError
 from verl_turnkey.plugins.log.schema import TABLES
+from verl_turnkey.plugins.view.chat import chat
 from verl_turnkey.plugins.view.join import REASONS, Run, flag, read
+from verl_turnkey.plugins.view.notes import read_notes
 from verl_turnkey.plugins.view.pack import rounded, task_name
 
 if TYPE_CHECKING:
@@ -23,13 +25,6 @@ if TYPE_CHECKING:
 OUTCOMES = ("solved", "unsolved", "failed")
 SPAN = re.compile(r"\s*(?:(\d*)\s*-\s*(\d*)|(\d+))\s*")
 """10-20, 10-, -20 or 12"""
-CHAT = (
-    (r"<\|im_start\|>([\w-]+)\n", r"<\|im_end\|>\s*"),
-    (r"(?:<\|begin_of_text\|>)?<\|start_header_id\|>([\w-]+)<\|end_header_id\|>\n\n", r"<\|eot_id\|>"),
-    (r"(?:<bos>)?<start_of_turn>([\w-]+)\n", r"<end_of_turn>\s*"),
-)
-"""how chat templates begin a message, with its role, and end it: regular expressions that JavaScript has, too"""
-MODEL_ROLES = ("assistant", "model")
 INTEGERS = {column.name for table in TABLES.values() for column in table.columns if column.type.startswith("int")}
 INTERNAL = ("at", "reason", "trained_turn", "step", "segment", "episode")
 TEXTS = ("prompt_tail", "response", "observation", "task_text", "first_observation")
@@ -161,7 +156,7 @@ class Conversation:
 
 def conversations(run: Run, rows: Sequence[int] | np.ndarray) -> Iterator[Conversation]:
     """The episodes ``rows`` of ``run.episodes``, in the order of their steps; texts are read step by step."""
-    episodes, results = run.episodes.iloc[rows], outcomes(run)
+    episodes, results, notes = run.episodes.iloc[rows], outcomes(run), read_notes(run.folder)
     for step, of_step in episodes.groupby("step", sort=True):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # load() has warned of what it cannot read
@@ -173,7 +168,8 @@ def conversations(run: Run, rows: Sequence[int] | np.ndarray) -> Iterator[Conver
         for at, episode in zip(of_step.index, _rows(of_step), strict=True):
             key = run.episodes["episode"][at]
             its_turns = [_turn(turn) for turn in by_episode.get(at, [])]
-            yield Conversation({"episode": key, **_public(episode)}, str(results[at]), its_turns)
+            note = {"note": notes[key]} if key in notes else {}
+            yield Conversation({"episode": key, **_public(episode), **note}, str(results[at]), its_turns)
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -199,22 +195,6 @@ def _turn(row: dict[str, Any]) -> dict[str, Any]:
 
 def _public(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in INTERNAL}
-
-
-def chat(prompt: str) -> list[dict[str, str]] | None:
-    """The messages in a prompt by its chat template's markup; None where that does not account for every character.
-
-    What begins the model's turn at the end is left out.
-    """
-    for begin, end in CHAT:
-        messages, at = [], 0
-        while (start := re.compile(begin).match(prompt, at)) and (close := re.compile(end).search(prompt, start.end())):
-            messages.append({"role": start[1], "content": prompt[start.end() : close.start()]})
-            at = close.end()
-        last = re.compile(begin).match(prompt, at)
-        if messages and (at == len(prompt) or (last and last[1] in MODEL_ROLES)):
-            return messages
-    return None
 
 
 def messages(conversation: Conversation) -> list[dict[str, str]] | None:

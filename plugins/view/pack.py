@@ -24,9 +24,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verl_turnkey.advantage import describe_part
+from verl_turnkey.envs.model_texts import FAMILIES
 from verl_turnkey.plugins.log.schema import TABLES
+from verl_turnkey.plugins.view.chat import TEMPLATES
+from verl_turnkey.plugins.view.headline import headline
 from verl_turnkey.plugins.view.health import findings
 from verl_turnkey.plugins.view.join import REASONS, Run, flag, parts, read
+from verl_turnkey.plugins.view.notes import read_notes
 from verl_turnkey.plugins.view.training import charts
 
 if TYPE_CHECKING:
@@ -104,7 +108,11 @@ def _index(run: Run, number: int, group: np.ndarray, names: list[str]) -> Callab
         "name": run.name,
         "number": number,
         "about": run.about,
+        "headline": headline(run),
         "notes": run.notes,
+        "comments": read_notes(run.folder),
+        "templates": TEMPLATES,
+        "thoughts": [(marks.begin, marks.end, marks.alone) for marks in FAMILIES],
         "charts": charts(run),
         "health": findings(run),
         "reasons": REASONS,

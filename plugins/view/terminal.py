@@ -62,6 +62,8 @@ def lines(talk: Conversation, full: float, *, whole: bool = False) -> Iterator[T
     facts = [f"step {episode.get('global_step', '?')}", *(["validation"] if episode.get("validation") else [])]
     facts += [f"{name} {value}" for name in ("seed", "branch") if (value := episode.get(name))]
     yield Text.assemble((plain(episode["episode"], True), "bold"), f"  {'  '.join(facts)}  ", (outcome, style))
+    if "note" in episode:
+        yield _said("note", episode["note"], math.inf, "yellow")
     start = talk.turns[0] if talk.turns else {}
     names = [task_name(str(episode.get("task", episode.get("env", "")))), start.get("task_text")]
     yield _said("task", "\n".join(dict.fromkeys(filter(None, names))), most)

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.view import FILTERS
 from verl_turnkey.plugins.view import conversations, terminal
-from verl_turnkey.plugins.view.conversations import chat, extremes, last_step, matching, outcomes
+from verl_turnkey.plugins.view.chat import chat
+from verl_turnkey.plugins.view.conversations import extremes, last_step, matching, outcomes
 from verl_turnkey.plugins.view.headline import headline
 from verl_turnkey.plugins.view.join import Run, load, read
 
