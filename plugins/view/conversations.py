@@ -96,7 +96,8 @@ def _task(run: Run, value: str) -> Any:
 
 
 def _query(run: Run, value: str) -> Any:
-    names = run.episodes[["task", "seed", "episode", "env"]].astype(str).agg(" ".join, axis=1)
+    task, *others = (run.episodes[name].astype(str) for name in ("task", "seed", "episode", "env"))
+    names = task.str.cat(others, sep=" ")
     return names.str.lower().str.contains(value.lower(), regex=False)
 
 

@@ -22,13 +22,14 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from verl_turnkey.plugins.view.join import Run, find_log, load
+from verl_turnkey.plugins.view.join import NoLog, Run, find_log, load
 from verl_turnkey.plugins.view.notes import LONGEST, read_notes, writable, write_note
 from verl_turnkey.plugins.view.pack import Blocks, pack, squeeze
 
@@ -171,9 +172,10 @@ class Data:
         return built.blocks.get(name) if built.version == version else None
 
     def log(self, number: str) -> Path | None:
-        """The log of a run of the page; None: it has no such run."""
+        """The log of a run of the page; None: it has no such run, or the log is gone."""
         runs = {str(i): folder for i, folder in enumerate(self._folders)}
-        return find_log(runs[number]) if number in runs else None
+        with suppress(NoLog):
+            return find_log(runs[number]) if number in runs else None
 
     def _build(self) -> Built:
         begun, version = time.monotonic(), self._version()  # before reading: later files make a new version

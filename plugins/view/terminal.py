@@ -44,7 +44,8 @@ def show(run: Run, rows: np.ndarray, limit: int, console: Console) -> None:
         console.print(Text(plain(note, True), "yellow"))
     some = extremes(run, rows, limit)
     number = f"{len(rows)} episode{'' if len(rows) == 1 else 's'}"
-    some_of = f"{len(some)} of {number}, the best and the worst by return; --limit {len(rows)} shows all"
+    which = "the best and the worst" if len(some) > 1 else "the best"
+    some_of = f"{len(some)} of {number}, {which} by return; --limit {len(rows)} shows all"
     console.print(Text(some_of if len(some) < len(rows) else number, "dim"))
     by_key = {talk.episode["episode"]: talk for talk in conversations(run, some)}
     for row in some:  # in this order, and not by step
@@ -94,7 +95,7 @@ def _head(turn: dict[str, Any], full: float) -> Text:
     """Number, credit, reward of a turn, and why it is invalid."""
     from rich.text import Text
 
-    head = Text(f"turn {turn['turn']}".ljust(LABEL), "bold")
+    head = Text.assemble((f"turn {turn['turn']}".ljust(LABEL), "bold"))
     if "advantage" in turn:
         glyph, style = TONES[level(turn["advantage"], full)]
         head.append(f"{glyph} {turn['advantage']:+.2f}", style)
