@@ -64,31 +64,31 @@ def lines(talk: Conversation, full: float, *, whole: bool = False) -> Iterator[T
     facts += [f"{name} {value}" for name in ("seed", "branch") if (value := episode.get(name))]
     yield Text.assemble((plain(episode["episode"], True), "bold"), f"  {'  '.join(facts)}  ", (outcome, style))
     if "note" in episode:
-        yield _said("note", episode["note"], math.inf, "yellow")
+        yield _labelled("note", episode["note"], math.inf, "yellow")
     start = talk.turns[0] if talk.turns else {}
     names = [task_name(str(episode.get("task", episode.get("env", "")))), start.get("task_text")]
-    yield _said("task", "\n".join(dict.fromkeys(filter(None, names))), most)
+    yield _labelled("task", "\n".join(dict.fromkeys(filter(None, names))), most)
     if talk.turns and not talk.has_texts:
-        yield _said("", NO_TEXTS, most, "dim")
+        yield _labelled("", NO_TEXTS, most, "dim")
     if "first_observation" in start:
-        yield _said("environment", start["first_observation"], most)
+        yield _labelled("environment", start["first_observation"], most)
     elif "prompt_tail" in start:  # of an earlier version
-        yield _said("prompt", start["prompt_tail"], most)
+        yield _labelled("prompt", start["prompt_tail"], most)
     for turn in talk.turns:
         yield _head(turn, full)
         if "response" in turn:
             thoughts, answer = split_thoughts(turn["response"])
             if thoughts:
-                yield _said("thoughts", thoughts.strip(), most, "dim italic")
-            yield _said("model", (answer or "").strip(), most)
-        yield _said("action", turn["action"], most) if "action" in turn else _said("action", "none", most, "dim")
+                yield _labelled("thoughts", thoughts.strip(), most, "dim italic")
+            yield _labelled("model", (answer or "").strip(), most)
+        yield _labelled("action", *((turn["action"], most) if "action" in turn else ("none", most, "dim")))
         if "observation" in turn:
-            yield _said("environment", turn["observation"], most)
+            yield _labelled("environment", turn["observation"], most)
     ending = [outcome, f"after {len(talk.turns)} turn{'' if len(talk.turns) == 1 else 's'}"]
     ending += ["at a limit"] if episode.get("truncated") else []
     ending += [f"return {episode['composed_return']:.6g}"] if "composed_return" in episode else []
     ending += [plain(str(episode["failed"]))] if "failed" in episode else []
-    yield _said("outcome", ", ".join(ending), math.inf, style)
+    yield _labelled("outcome", ", ".join(ending), math.inf, style)
 
 
 def _head(turn: dict[str, Any], full: float) -> Text:
@@ -109,12 +109,12 @@ def _head(turn: dict[str, Any], full: float) -> Text:
     return head
 
 
-def _said(label: str, text: str, most: float, style: str = "") -> Text:
+def _labelled(label: str, text: str, most: float, style: str = "") -> Text:
     """A text beside its label, its further lines below each other."""
     from rich.text import Text
 
-    shown = text if len(text) <= most else f"{text[: int(most)]} … ({len(text):,} characters)"
-    return Text.assemble((label.ljust(LABEL), "dim"), (plain(shown).replace("\n", "\n" + " " * LABEL), style))
+    cut = text if len(text) <= most else f"{text[: int(most)]} … ({len(text):,} characters)"
+    return Text.assemble((label.ljust(LABEL), "dim"), (plain(cut).replace("\n", "\n" + " " * LABEL), style))
 
 
 def level(credit: float, full: float) -> str:

@@ -56,8 +56,8 @@ def test_the_best_and_the_worst_of_the_last_step_are_printed(folder, run):
     training = run.episodes[~run.episodes["validation"].astype(bool) & (run.episodes["global_step"] == 3)]
     assert text.splitlines()[1].startswith(f"4 of {len(training)} episodes")
     returns = training.set_index("episode")["composed_return"].fillna(-np.inf).sort_values()
-    shown = re.findall(r"^(\S+)  step 3  ", text, re.MULTILINE)
-    assert [returns[key] for key in shown] == [*returns.iloc[[-1, -2]], *returns.iloc[[1, 0]]]
+    keys = re.findall(r"^(\S+)  step 3  ", text, re.MULTILINE)
+    assert [returns[key] for key in keys] == [*returns.iloc[[-1, -2]], *returns.iloc[[1, 0]]]
 
 
 def test_a_turn_has_what_was_seen_said_and_done_and_its_credit(run):
@@ -122,15 +122,15 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "printed_text"),
     [
         ("a\r\nb\tc", "a\nb   c"),
         ("\x00\x1b[2J\x07\x7f\x9b", "␀␛[2J␇␡⟦9b⟧"),
         ("\u202e\u200b\ufeff", "⟦202e⟧⟦200b⟧⟦feff⟧"),
     ],
 )
-def test_what_is_not_printable_is_a_symbol(text, shown):
-    assert terminal.plain(text) == shown
+def test_what_is_not_printable_is_a_symbol(text, printed_text):
+    assert terminal.plain(text) == printed_text
 
 
 def test_a_log_without_texts_says_so(folder, tmp_path):
@@ -277,9 +277,9 @@ def test_exported_texts_do_nothing_on_a_terminal(tmp_path):
     view(tmp_path / "bad", "--export", tmp_path / "out.jsonl")
     written = (tmp_path / "out.jsonl").read_text(encoding="utf-8")
     assert {c for c in written if not c.isprintable()} == {"\n"}
-    told = [m["content"] for line in written.splitlines() for m in json.loads(line)["messages"]]
+    contents = [m["content"] for line in written.splitlines() for m in json.loads(line)["messages"]]
     for text in synthetic_run.HOSTILE:
-        assert any(text.encode("utf-8", "backslashreplace").decode() in content for content in told)
+        assert any(text.encode("utf-8", "backslashreplace").decode() in content for content in contents)
 
 
 CHATML = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nGo.<|im_end|>\n<|im_start|>assistant\n"
