@@ -155,7 +155,7 @@ export function copyButton(text, what) {
     }
     announce("copied");
   };
-  return h("button", { class: "quiet copy", "aria-label": `copy ${what}`, title: `copy ${what}`, onclick: copied }, "⧉");
+  return h("button", { class: "quiet copy", "aria-label": `copy ${what}`, title: `copy ${what}`, onclick: copied });
 }
 
 /** Hand a text to the reader as a file. */

@@ -123,15 +123,15 @@ export function unknown(key) {
 }
 
 const COMPOSED =
-  "composed return, the sum of turnkey.rewards: the penalty of an invalid action lowers the credit of its turn, not this return";
+  "the sum of turnkey.rewards, from which credit is computed: the penalty of an invalid action lowers the credit of its turn, not this return";
 
 function head(run, e, beside, place, members) {
   const facts = [
     ["step", number(run.of("global_step", e))],
     ["seed", run.of("seed", e) ?? "–"],
     ["turns", number(run.of("turns", e))],
-    ["environment's return", number(run.of("env_return", e))],
-    ["total return", number(run.of("composed_return", e)), COMPOSED],
+    ["env return", number(run.of("env_return", e)), "the sum of the environment's rewards"],
+    ["composed return", number(run.of("composed_return", e)), COMPOSED],
     [
       "weights",
       run.of("weights_min", e) === run.of("weights_max", e)

@@ -6,8 +6,8 @@ import { announce, clear, h, passage } from "./dom.js";
 /** The notes of a run, and whether this page can write them. */
 export async function readNotes(run) {
   if (!source.live) return { notes: run.comments, writable: false };
-  const answer = await fetch(`notes/${run.number}`, { cache: "no-store" });
-  return answer.ok ? answer.json() : { notes: {}, writable: false };
+  const answer = await fetch(`notes/${run.number}`, { cache: "no-store" }).catch(() => null);
+  return answer?.ok ? answer.json() : { notes: {}, writable: false }; // without a server what was read stays
 }
 
 /** The note on an episode, with a field for it if it can be written; null where there is neither. */

@@ -54,7 +54,7 @@ export function article({ run, part, group, e, t, i, seen }) {
     prompt && t > 0
       ? h("details", {}, h("summary", {}, "end of the prompt"), h("div", { class: "said prompt" }, passage(prompt)))
       : null,
-    said === null ? null : section("response", "model", said, shaded(said, group.tokens(i)) ?? spoken(said, run.thoughts)),
+    said === null ? null : section("response", "response", said, shaded(said, group.tokens(i)) ?? spoken(said, run.thoughts)),
     called,
     answer === null ? null : section("observation", called ? "tool results" : "environment", answer, passage(answer)),
     rewards(group, i),
@@ -141,9 +141,9 @@ function rewards(group, i) {
   return h(
     "p",
     { class: "cost" },
-    h("span", {}, `environment's reward ${number(group.at("reward", i))}`),
+    h("span", {}, `reward ${number(group.at("reward", i))}`),
     terms || total !== group.at("reward", i)
-      ? h("span", { title: "composed reward: the sum of turnkey.rewards, from which credit is computed" }, `total reward ${number(total)}`, told(terms))
+      ? h("span", { title: "the sum of turnkey.rewards, from which credit is computed" }, `composed reward ${number(total)}`, told(terms))
       : null,
     penalty ? h("span", { title: "lowers the credit of this turn, not its reward" }, `penalty ${number(penalty)}`) : null,
     group.at("prompt_tokens", i) === null

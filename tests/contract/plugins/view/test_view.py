@@ -224,14 +224,13 @@ def test_an_episode_shows_each_turn_with_its_credit_and_texts(browser, page):
     assert all(name in browser.text(".turn .parts") for name in ("episode level", "step level", "penalty"))
     assert "Bring the" in browser.text(".turn .prompt")
     assert "<action>" in browser.text(".turns")
-    assert browser.texts(".turn .cost span")[:2] == [
-        "environment's reward 0",
-        "total reward 0 = 0 chore + 0 env",
-    ]
+    assert browser.texts(".turn .cost span")[:2] == ["reward 0", "composed reward 0 = 0 chore + 0 env"]
     titles = browser.run(
         "return [...document.querySelectorAll('.facts div[title]')].map((e) => [e.innerText, e.title])"
     )
-    assert [title for text, title in titles if "total return" in text and "invalid action lowers the credit" in title]
+    assert [
+        title for text, title in titles if "composed return" in text and "invalid action lowers the credit" in title
+    ]
     browser.run("document.querySelector('.compared').open = true")
     browser.until("return document.querySelector('.compared td a')")
     # another part of the credit, in the address too
