@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -14,16 +13,17 @@ from typing import Annotated
 import typer
 
 from verl_turnkey.advantage.params import ConfigError
-from verl_turnkey.advantage.text_files import write_text
+from verl_turnkey.advantage.text_files import whole_file, write_text
 from verl_turnkey.plugins.cli.packages import require_pandas
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.view.join import NoLog, find_log, load
 from verl_turnkey.plugins.view.runs import read
-from verl_turnkey.plugins.view.traces import OUTCOMES, chosen, endpoint, send, traces, write_file
-
-SPLITS = ("training", "validation")
 
 app = typer.Typer()
+FILTERS = ("step", "split", "outcome", "kind", "task", "turns", "credit", "q")
+"""keys of --filter, without pandas"""
+EPISODES = 4
+"""episodes that --text shows"""
 
 
 @app.command()
@@ -87,22 +87,71 @@ def refuse_other_panels(folders: Sequence[Path]) -> None:
 @app.command()
 def view(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs, or their turnkey_log folders")],
-    out: Annotated[Path, typer.Option(help="the page to write")] = Path("view.html"),
+    out: Annotated[Path | None, typer.Option(help="the page to write", show_default="view.html")] = None,
     serve: Annotated[bool, typer.Option("--serve", help="serve it to this machine instead; follows runs")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="of --serve; 0: any that is free")] = 0,
     max_mb: Annotated[float, typer.Option(min=1, help="size of the page; --serve has no limit")] = 60,
     open_it: Annotated[bool, typer.Option("--open", help="open it in a browser")] = False,
+    text: Annotated[bool, typer.Option("--text", help="print episodes here instead")] = False,
+    export: Annotated[Path | None, typer.Option(help="the .jsonl to write instead, an episode per line")] = None,
+    conditions: Annotated[
+        list[str] | None,
+        typer.Option("--filter", metavar="KEY=VALUE", help=f"episodes of --text and --export: {', '.join(FILTERS)}"),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="episodes of a run; default 4 of --text")] = None,
 ) -> None:
-    """Show runs in a browser. Curves, what is wrong, each turn with its credit; one file that loads nothing.
+    """Show runs: in a browser, or episodes on the terminal. Curves, what is wrong, each turn with its credit.
+
+    --text shows the best and the worst of the last step; --filter chooses others, and may be repeated.
+
+    turnkey view runs/errands --text --filter outcome=failed --filter step=12
 
     Other viewers read traces: turnkey export RUN --otlp URL|FILE.
     """
+    if (text or export) and (serve or out or open_it):
+        raise typer.BadParameter("--text and --export write no page: leave out --out, --serve and --open")
+    if (conditions or limit) and not (text or export):
+        raise typer.BadParameter("--filter and --limit go with --text or --export; the page has filters of its own")
+    require_pandas("view")
+    if text or export:
+        return _episodes(runs, text, export, conditions, limit)
+    return _page(runs, out or Path("view.html"), port if serve else None, max_mb, open_it)
+
+
+def _episodes(
+    runs: Sequence[Path], text: bool, export: Path | None, conditions: Sequence[str] | None, limit: int | None
+) -> None:
+    from verl_turnkey.plugins.cli.packages import console
+    from verl_turnkey.plugins.view import conversations, terminal
+
+    loaded = [load(folder) for folder in runs]
+    chosen = [conversations.matching(run, conditions or ()) for run in loaded]
+    if conditions and not any(map(len, chosen)):
+        raise ConfigError(f"no episode fits --filter {' --filter '.join(conditions)}")
+    if text:
+        for run, rows in zip(loaded, chosen, strict=True):
+            rows = rows if conditions else conversations.last_step(run)
+            terminal.show(run, rows, limit or EPISODES, console(markup=False, highlight=False))
+    if export is None:
+        return
+    number = without = 0
+    with whole_file(export) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+        for run, rows in zip(loaded, chosen, strict=True):
+            rows = rows if limit is None else conversations.extremes(run, rows, limit)
+            for talk in conversations.conversations(run, rows):
+                file.write(conversations.line(run, talk) + "\n")
+                number, without = number + 1, without + (not talk.has_texts)
+    typer.echo(f"{number} episode{'' if number == 1 else 's'} in {export}", err=text)
+    if without:
+        typer.echo(f"{without} of them without messages: the log has not all of their texts", err=True)
+
+
+def _page(runs: Sequence[Path], out: Path, port: int | None, max_mb: float, open_it: bool) -> None:
     import webbrowser
 
-    require_pandas("view")
     from verl_turnkey.plugins.view import page
 
-    if serve:
+    if port is not None:
         made, address = page.server(page.Data(runs), port)
         typer.echo(f"{address}\nfor this machine only; Ctrl-C ends it")
         if open_it:
@@ -111,9 +160,9 @@ def view(
             made.serve_forever()
         return
     loaded = [load(folder) for folder in runs]
-    text = page.html(page.blocks(loaded, max_mb), live=False)
-    write_text(out, text)
-    typer.echo(f"{sum(len(run.episodes) for run in loaded)} episodes in {out.resolve()} ({len(text) / 1e6:.1f} MB)")
+    html = page.html(page.blocks(loaded, max_mb), live=False)
+    write_text(out, html)
+    typer.echo(f"{sum(len(run.episodes) for run in loaded)} episodes in {out.resolve()} ({len(html) / 1e6:.1f} MB)")
     if open_it and not webbrowser.open(address := out.resolve().as_uri()):
         typer.echo(f"no browser could be started here: open {address}")
 
@@ -124,17 +173,16 @@ def export(
     otlp: Annotated[
         str, typer.Option(metavar="URL|FILE", help="OTLP/HTTP receiver (no path: /v1/traces), or .jsonl file")
     ],
-    steps: Annotated[str | None, typer.Option(help="steps in which episodes began: 3, 1-10, 20- or 1-3,7")] = None,
-    split: Annotated[str | None, typer.Option(help="training or validation")] = None,
-    outcome: Annotated[str | None, typer.Option(help="won, lost or failed")] = None,
-    search: Annotated[str | None, typer.Option(help="part of the task, seed, key or environment")] = None,
+    conditions: Annotated[
+        list[str] | None, typer.Option("--filter", metavar="KEY=VALUE", help=f"as of view: {', '.join(FILTERS)}")
+    ] = None,
     content: Annotated[bool, typer.Option(help="with the texts of model, environment and tasks")] = True,
 ) -> None:
     """Export episodes as OpenTelemetry traces. Turns, calls, rewards and credit.
 
     Reads OTEL_EXPORTER_OTLP_HEADERS and the exporter's other variables.
 
-    turnkey export runs/errands --otlp http://127.0.0.1:4318 --outcome failed
+    turnkey export runs/errands --otlp http://127.0.0.1:4318 --filter outcome=failed
     """
     require_pandas("export")
     try:
@@ -142,29 +190,16 @@ def export(
     except ImportError as error:
         package = "opentelemetry-exporter-otlp-proto-http"
         raise ImportError(f"turnkey export needs OpenTelemetry's exporter: pip install {package}") from error
-    for name, value, values in (("--split", split, SPLITS), ("--outcome", outcome, OUTCOMES)):
-        if value not in (None, *values):
-            raise typer.BadParameter(f"expected one of {', '.join(values)}, got {value!r}", param_hint=name)
+    from verl_turnkey.plugins.view.conversations import matching
+    from verl_turnkey.plugins.view.traces import endpoint, send, traces, write_file
+
     if is_address := "://" in otlp or re.fullmatch(r"[\w.-]+:\d+(/\S*)?", otlp) is not None:
         endpoint(otlp)
     loaded = load(run)
     for note in loaded.notes:
         typer.echo(note, err=True)
-    keep = chosen(loaded, steps=_ranges(steps), split=split, outcome=outcome, search=search)
-    if not keep.any():
-        raise ValueError(f"none of the {len(keep)} episodes of {run} passes the filters: widen --steps, --split, ...")
-    spans = traces(loaded, keep, content)
-    counts = send(otlp, spans, int(keep.sum())) if is_address else write_file(Path(otlp), spans)
+    if not len(rows := matching(loaded, conditions or ())):
+        raise ConfigError(f"no episode of {run} fits --filter {' --filter '.join(conditions or ())}")
+    spans = traces(loaded, rows, content)
+    counts = send(otlp, spans, len(rows)) if is_address else write_file(Path(otlp), spans)
     typer.echo(f"{counts[0]} episodes, {counts[1]} spans: {masked(otlp)}")
-
-
-def _ranges(steps: str | None) -> list[range]:
-    """``1-3,7-`` as ranges."""
-    ranges = []
-    for text in steps.split(",") if steps is not None else ():
-        if not (match := re.fullmatch(r"(\d+)(?:(-)(\d*))?", text.strip())):
-            message = f"expected 3, 1-10, 20- or 1-3,7, for example, got {steps!r}"
-            raise typer.BadParameter(message, param_hint="--steps")
-        first, dash, last = match.groups()
-        ranges.append(range(int(first), int(last or (sys.maxsize - 1 if dash else first)) + 1))
-    return ranges

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 REASONS = (
     "",
     "the episode failed",
-    "played to validate: not trained",
+    "validation is not trained on",
     "not trained yet",
     "the group was not trained: lost, replaced or filtered out",
     "the episode is not in the trainer's batch",

@@ -24,9 +24,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verl_turnkey.advantage import describe_part
+from verl_turnkey.envs.model_texts import FAMILIES
 from verl_turnkey.plugins.log.schema import TABLES
+from verl_turnkey.plugins.view.chat import TEMPLATES
+from verl_turnkey.plugins.view.headline import headline
 from verl_turnkey.plugins.view.health import findings
 from verl_turnkey.plugins.view.join import REASONS, Run, flag, parts, read
+from verl_turnkey.plugins.view.notes import read_notes
 from verl_turnkey.plugins.view.training import charts
 
 if TYPE_CHECKING:
@@ -100,19 +104,21 @@ def _index(run: Run, number: int, group: np.ndarray, names: list[str]) -> Callab
         short, scale = _short(turns[name].to_numpy(np.float64))
         column(name, short, scale=scale)
     named = episodes["task"].map({task: task_name(task) for task in episodes["task"].dropna().unique()})
-    sizes = np.abs(turns["advantage"].to_numpy(np.float64)[run.own])
-    sizes = sizes[np.isfinite(sizes)]
     header = {
         "name": run.name,
         "number": number,
         "about": run.about,
+        "headline": headline(run),
         "notes": run.notes,
+        "comments": read_notes(run.folder),
+        "templates": TEMPLATES,
+        "thoughts": [(marks.begin, marks.end, marks.alone) for marks in FAMILIES],
         "charts": charts(run),
         "health": findings(run),
         "reasons": REASONS,
         "parts": run.parts,
         "meanings": _meanings(run),
-        "full": float(f"{(np.quantile(sizes, 0.98) if len(sizes) else 0.0) or sizes.max(initial=0.0):.5g}") or 1.0,
+        "full": full_credit(run),
         "groups": names,
         "counts": count.tolist(),
         "whole": run.whole.astype(int).tolist(),
@@ -129,6 +135,13 @@ def _index(run: Run, number: int, group: np.ndarray, names: list[str]) -> Callab
         return gzip.compress(len(head).to_bytes(4, "little") + head + b"".join(binary), 6, mtime=0)
 
     return block
+
+
+def full_credit(run: Run) -> float:
+    """The absolute credit from which on colours are full: the 98th percentile."""
+    sizes = np.abs(run.turns["advantage"].to_numpy(np.float64)[run.own])
+    sizes = sizes[np.isfinite(sizes)]
+    return float(f"{(np.quantile(sizes, 0.98) if len(sizes) else 0.0) or sizes.max(initial=0.0):.5g}") or 1.0
 
 
 def task_name(task: str) -> str:
@@ -163,10 +176,10 @@ def _plain(column: pd.Series, repeating: bool = False) -> Any:
     if repeating:
         codes, values = column.factorize()
         return {"values": [str(value) for value in values], "codes": codes.tolist()}
-    return _listed(_rounded(column.to_numpy()))
+    return _listed(rounded(column.to_numpy()))
 
 
-def _rounded(values: np.ndarray) -> np.ndarray:
+def rounded(values: np.ndarray) -> np.ndarray:
     """32-bit numbers, rounded to their 7 digits; JSON would write 17."""
     if values.dtype != np.float32:
         return values
@@ -190,7 +203,7 @@ def _listed(values: np.ndarray) -> list[Any]:
 def _numbers(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int, bytes]]:
     turns = run.turns
     names = [name for name in turns.columns if name not in NOT_SHOWN and turns[name].notna().any()]
-    numbers = {name: _rounded(turns[name].to_numpy()) for name in names if name not in REPEATING}
+    numbers = {name: rounded(turns[name].to_numpy()) for name in names if name not in REPEATING}
     texts = {name: turns[name].to_numpy(object) for name in names if name in REPEATING}
     for g, rows in _ranges(group[turns["at"].to_numpy()]):
         if g not in wanted:

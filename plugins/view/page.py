@@ -5,8 +5,8 @@ an element, and the scripts show them as text only. A content security policy na
 so nothing else runs or loads even if a text came through.
 
 The live page is served to this machine only, with the run's current data. Addresses begin with a random token, the
-``Host`` of a request must be this machine, only GET is answered, and no part of an address becomes a path on disk:
-names of blocks are looked up in a dictionary.
+``Host`` of a request must be this machine, only GET is answered, and POST of a note. No part of an address becomes a
+path on disk: blocks are looked up by name, logs by number.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import json
 import math
 import re
 import secrets
@@ -21,13 +22,15 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from verl_turnkey.plugins.view.join import Run, find_log, load
+from verl_turnkey.plugins.view.join import NoLog, Run, find_log, load
+from verl_turnkey.plugins.view.notes import LONGEST, read_notes, writable, write_note
 from verl_turnkey.plugins.view.pack import Blocks, pack, squeeze
 
 ASSETS = Path(__file__).with_name("assets")
@@ -168,6 +171,12 @@ class Data:
         built = self._built
         return built.blocks.get(name) if built.version == version else None
 
+    def log(self, number: str) -> Path | None:
+        """The log of a run of the page; None: it has no such run, or the log is gone."""
+        runs = {str(i): folder for i, folder in enumerate(self._folders)}
+        with suppress(NoLog):
+            return find_log(runs[number]) if number in runs else None
+
     def _build(self) -> Built:
         begun, version = time.monotonic(), self._version()  # before reading: later files make a new version
         built = Built(version, blocks([load(folder) for folder in self._folders]))
@@ -202,21 +211,56 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        token, _, rest = url.path.removeprefix("/").partition("/")
-        port = self.server.server_address[1]  # pyright: ignore[reportIndexIssue]
-        # DNS rebinding: another site may point its name at 127.0.0.1; its requests carry that name.
-        if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
-            return self._answer(403, f"expected the address http://127.0.0.1:{port}/".encode())
-        if not hmac.compare_digest(token.encode("utf-8", "replace"), self.secret.encode()):
-            return self._answer(404, b"")
+        rest, url = self._place(), urlsplit(self.path)
+        if rest is None:
+            return None
         if rest == "":
             return self._answer(200, html({}, live=True).encode(), "text/html; charset=utf-8")
         if rest == "version":
             return self._answer(200, self.source.now().version.encode(), "text/plain")
+        if log := self._log(rest):
+            notes = {"notes": read_notes(log), "writable": writable(log)}
+            return self._answer(200, json.dumps(notes).encode(), "application/json")
         name = rest.removeprefix("data/")
         block = self.source.block(name, parse_qs(url.query).get("version", [""])[0]) if name != rest else None
         return self._answer(404, b"") if block is None else self._answer(200, block, "application/octet-stream")
+
+    def do_POST(self) -> None:
+        self.close_connection = True  # what is refused is not read to its end
+        rest = self._place()
+        if rest is None:
+            return None
+        log = self._log(rest)
+        if log is None:
+            return self._answer(501, b"")
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > 6 * LONGEST + 1000:
+            return self._answer(413, b"")
+        try:
+            write_note(log, self.rfile.read(int(length)))
+        except ValueError as error:
+            return self._answer(400, str(error).encode())
+        except OSError as error:
+            return self._answer(403, str(error.strerror).encode())
+        return self._answer(200, b"")
+
+    def _place(self) -> str | None:
+        """The address behind the token; None: the request is refused, and answered."""
+        token, _, rest = urlsplit(self.path).path.removeprefix("/").partition("/")
+        port = self.server.server_address[1]  # pyright: ignore[reportIndexIssue]
+        # DNS rebinding: another site may point its name at 127.0.0.1; its requests carry that name.
+        if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
+            self._answer(403, f"expected the address http://127.0.0.1:{port}/".encode())
+        elif not hmac.compare_digest(token.encode("utf-8", "replace"), self.secret.encode()):
+            self._answer(404, b"")
+        else:
+            return rest
+        return None
+
+    def _log(self, rest: str) -> Path | None:
+        """The log whose notes the address ``rest`` names."""
+        kind, _, number = rest.partition("/")
+        return self.source.log(number) if kind == "notes" else None
 
     def _answer(self, status: int, body: bytes, kind: str = "text/plain") -> None:
         self.send_response(status)

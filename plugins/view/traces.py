@@ -28,7 +28,8 @@ import numpy as np
 from verl_turnkey.advantage.text_files import whole_file
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.log.schema import TABLES
-from verl_turnkey.plugins.view.join import HAS_CREDIT, REASONS, Run, flag, read
+from verl_turnkey.plugins.view.conversations import TEXTS, outcomes
+from verl_turnkey.plugins.view.join import HAS_CREDIT, REASONS, Run, read
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,8 +41,6 @@ SCOPE = "verl_turnkey.plugins.view.traces"
 PATH = "/v1/traces"
 """of a receiver whose URL has no path"""
 EVENT = "gen_ai.evaluation.result"
-OUTCOMES = ("won", "lost", "failed")
-TEXTS = ("prompt_tail", "response", "observation", "first_observation", "task_text")
 CONTENT = {"action", "parse_note", "anchor", "next_anchor", "extra", "task", "kwargs", "failed"}
 """columns that may hold what the model, the environment or a data set wrote"""
 ELSEWHERE = {
@@ -51,57 +50,19 @@ ELSEWHERE = {
 """columns whose values are other attributes, or times of the spans"""
 
 
-# --- which episodes ---------------------------------------------------------------------------------------------------
-
-
-def outcomes(episodes: pd.DataFrame) -> np.ndarray:
-    """``won``, ``lost`` or ``failed`` of each episode, as on the page of ``turnkey view``."""
-    kind = np.where(flag(episodes["success"]), OUTCOMES[0], OUTCOMES[1])
-    return np.where(episodes["failed"].notna(), OUTCOMES[2], kind)
-
-
-def chosen(
-    run: Run,
-    *,
-    steps: Sequence[range] = (),
-    split: str | None = None,
-    outcome: str | None = None,
-    search: str | None = None,
-) -> np.ndarray:
-    """Which episodes of ``run`` pass filters that mean what they mean on the page of ``turnkey view``.
-
-    Args:
-        steps: of the trainer when the episode began; empty: all.
-        split: ``training`` or ``validation``.
-        outcome: one of :data:`OUTCOMES`.
-        search: part of an episode's task, seed, key or environment, in any case.
-    """
-    episodes = run.episodes
-    keep = np.ones(len(episodes), bool)
-    if steps:
-        keep &= episodes["global_step"].map(lambda step: any(step in some for some in steps)).to_numpy(bool)
-    if split is not None:
-        keep &= flag(episodes["validation"]) == (split == "validation")
-    if outcome is not None:
-        keep &= outcomes(episodes) == outcome
-    if search is not None:
-        columns = (episodes[name].tolist() for name in ("task", "seed", "episode", "env"))
-        keep &= [search.lower() in " ".join(map(str, values)).lower() for values in zip(*columns, strict=True)]
-    return keep
-
-
 # --- spans ------------------------------------------------------------------------------------------------------------
 
 
-def traces(run: Run, keep: np.ndarray, content: bool = True) -> Iterator[list[ReadableSpan]]:
-    """The spans of each episode that ``keep`` marks, steps first, the root span at the front.
+def traces(run: Run, rows: np.ndarray, content: bool = True) -> Iterator[list[ReadableSpan]]:
+    """The spans of each episode in ``rows`` of ``run.episodes``, steps first, the root span at the front.
 
     ``content``: with the texts of model, environment and tasks.
     """
-    of_run, outcome, at = _Run.of(run), outcomes(run.episodes), run.turns["at"].to_numpy()
-    for step in sorted(int(step) for step in run.episodes["step"][keep].unique()):
+    of_run, outcome, at = _Run.of(run), outcomes(run), run.turns["at"].to_numpy()
+    steps = run.episodes["step"].to_numpy()[rows]
+    for step in np.unique(steps).tolist():
         texts = _texts(run.folder, step) if content else {}
-        places = np.flatnonzero(keep & (run.episodes["step"] == step))
+        places = rows[steps == step]
         turns: dict[int, list[dict[str, Any]]] = {place: [] for place in places.tolist()}
         for turn in _records(run.turns[np.isin(at, places)]):
             turns[turn["at"]].append(turn)

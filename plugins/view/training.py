@@ -96,7 +96,7 @@ class TrainingHistory:
             "groups without signal": (self.without_signal, shares),
             "turns per episode": (self.of_episodes("turns"), "size"),
             "episodes that end at a limit": (self.of_episodes("truncated"), shares),
-            "turns that repeat an action in vain": (self.repeated, shares),
+            "turns that repeat an action without effect": (self.repeated, shares),
             "the commonest action's share of the turns": (self.commonest, shares),
             "turns without a valid action": (self.by_step(~turns["valid"], turns["step"]), shares),
             "prompts cut": (self.by_step(turns["prompt_cut"], turns["step"]), shares),
@@ -160,14 +160,14 @@ def charts(run: Run) -> list[dict[str, Any]]:
     entropy = _means("of the turns", turns["entropy"], turns["train_step"])
     share, from_zero = [0, 1], [0, None]
     history = TrainingHistory(run)
-    repetition = [_drawn("repeated in vain", history.repeated), _drawn("commonest action", history.commonest)]
+    repetition = [_drawn("repeated without effect", history.repeated), _drawn("commonest action", history.commonest)]
     specs = [
         ("Success", "share of episodes", share, both(success)),
         ("Env return", "sum of the environment's rewards", None, both(episodes["env_return"])),
         ("Length", "turns per episode", None, both(episodes["turns"])),
         ("Invalid actions", "share of turns", from_zero, [_means("training", invalid, of_turn[train_turn])]),
         ("Repetition", "share of turns", from_zero, repetition),
-        ("Groups without signal", "share of groups", share, [_drawn("same composed return", history.without_signal)]),
+        ("Groups without signal", "share of groups", share, [_drawn("equal returns", history.without_signal)]),
         ("Credit", "mean size by part", from_zero, parts),
         ("Clipped", "share", from_zero, [_metric(steps, "actor/pg_clipfrac") or clipped]),
         ("KL", "", from_zero, [_metric(steps, *KL) or kl]),

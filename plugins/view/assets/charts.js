@@ -39,10 +39,21 @@ function aligned(series) {
   return [steps, ...rows];
 }
 
-/** Fixed ends where they are given, and a little room beyond the numbers otherwise. */
-function limits([low, high], least, most) {
-  const top = high ?? (most > 0 ? 1.08 * most : 1);
-  return [Math.min(low, least), Math.max(top, most)];
+/** Fixed ends where they are given; otherwise 0 is always in view, and a little room beyond the numbers. */
+function limits(range, least, most) {
+  const [low, high] = range ?? [0, null];
+  return [Math.min(low, 1.08 * least), Math.max(high ?? (most > 0 || least >= 0 ? 1.08 * most || 1 : 0), most)];
+}
+
+/** A line at zero, where values lie on both sides of it. */
+function zero(colour) {
+  return (u) => {
+    if (u.scales.y.min >= 0) return;
+    const { left, width } = u.bbox;
+    const y = Math.round(u.valToPos(0, "y", true));
+    u.ctx.fillStyle = colour;
+    u.ctx.fillRect(left, y, width, Math.round(devicePixelRatio));
+  };
 }
 
 function tidy(value) {
@@ -97,8 +108,8 @@ export function chart({ title, unit, series, range }, dark, picked = null, mark 
     height: HEIGHT,
     cursor: { sync: { key: "step" }, points: { size: 6 }, y: false },
     legend: { live: true },
-    hooks: mark === null ? {} : { drawClear: [marked(mark, colour.warn)] },
-    scales: { x: { time: false }, y: range ? { range: (u, low, high) => limits(range, low, high) } : {} },
+    hooks: { drawClear: [zero(colour.soft), ...(mark === null ? [] : [marked(mark, colour.warn)])] },
+    scales: { x: { time: false }, y: { range: (u, low, high) => limits(range, low, high) } },
     axes: [
       { ...axis, size: 26, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] },
       { ...axis, size: 44, space: 28, values: (u, ticks) => ticks.map(tidy) },

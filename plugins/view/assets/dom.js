@@ -126,17 +126,45 @@ export function short(text, length) {
 
 const LONG = 20000;
 
-/** A text as written, of which the beginning is shown until all is asked for. */
-export function passage(text, limit = LONG) {
+/** A text as written, of which the beginning is shown until all is asked for. `styled` makes nodes of it. */
+export function passage(text, limit = LONG, styled = (part) => [plain(part)]) {
   const box = h("div", { class: "passage" });
-  if (text.length <= limit * 1.2) return (clear(box, told(text)), box);
+  const whole = () => h("bdi", { dir: "auto" }, styled(text));
+  if (text.length <= limit * 1.2) return (clear(box, whole()), box);
   const more = h(
     "button",
-    { class: "quiet", onclick: () => clear(box, told(text)) },
+    { class: "quiet", onclick: () => clear(box, whole()) },
     `show all ${count(text.length)} characters`,
   );
-  clear(box, told(text.slice(0, limit)), h("p", {}, "… ", more));
+  clear(box, h("bdi", { dir: "auto" }, styled(text.slice(0, limit))), h("p", {}, "… ", more));
   return box;
+}
+
+/** A button that copies a text as the log has it; a page from a file may have no other way than a selection. */
+export function copyButton(text, what) {
+  const copied = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      const area = h("textarea", { class: "unseen" });
+      area.value = text;
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+    announce("copied");
+  };
+  return h("button", { class: "quiet copy", "aria-label": `copy ${what}`, title: `copy ${what}`, onclick: copied });
+}
+
+/** Hand a text to the reader as a file. */
+export function save(name, text) {
+  const link = h("a", {});
+  link.href = URL.createObjectURL(new Blob([text], { type: "application/jsonl" }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 }
 
 export function count(number) {

@@ -4,6 +4,7 @@ import { h, number, passage, short, told } from "./dom.js";
 import { OUTCOMES, outcome } from "./episodes.js";
 import { go, link, replace } from "./route.js";
 import { glyph, tone } from "./tone.js";
+import { noteBox, readNotes } from "./notes.js";
 import { article, states } from "./turn.js";
 import { branchTag, named } from "./ways.js";
 
@@ -14,7 +15,7 @@ const AT_ONCE = 16; // turns that are made before the browser draws; the others 
 export async function conversation({ run, part, params, key, turn = Number(params.get("turn") ?? 0), side = false }) {
   const e = run.byKey.get(key);
   if (e === undefined) return unknown(key);
-  const group = await run.load(run.group[e]);
+  const [group, notes] = await Promise.all([run.load(run.group[e]), readNotes(run)]);
   const start = group.start.get(e);
   const turns = run.counts[e];
   const page = Math.floor(Math.min(turn, Math.max(0, turns - 1)) / PER_PAGE);
@@ -72,6 +73,7 @@ export async function conversation({ run, part, params, key, turn = Number(param
     "div",
     { class: side ? "column" : "page" },
     head(run, e, side ? null : beside, place, members),
+    noteBox(run, key, notes),
     strip,
     gaps(run, group, e),
     pages,
@@ -121,14 +123,14 @@ export function unknown(key) {
 }
 
 const COMPOSED =
-  "sum of the rewards of turnkey.rewards: the penalty of an invalid action lowers the credit of its turn, not this return";
+  "the sum of turnkey.rewards, from which credit is computed: the penalty of an invalid action lowers the credit of its turn, not this return";
 
 function head(run, e, beside, place, members) {
   const facts = [
     ["step", number(run.of("global_step", e))],
     ["seed", run.of("seed", e) ?? "–"],
     ["turns", number(run.of("turns", e))],
-    ["env return", number(run.of("env_return", e))],
+    ["env return", number(run.of("env_return", e)), "the sum of the environment's rewards"],
     ["composed return", number(run.of("composed_return", e)), COMPOSED],
     [
       "weights",

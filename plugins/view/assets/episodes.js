@@ -1,6 +1,7 @@
 // All episodes in a table: filtered, sorted, walked through with keys.
 
-import { announce, clear, count, h, number, short, told } from "./dom.js";
+import { announce, clear, count, h, number, save, short, told } from "./dom.js";
+import { jsonLines } from "./export.js";
 import { histogram } from "./histogram.js";
 import { go, link, parse, replace } from "./route.js";
 import { TextSearch } from "./search.js";
@@ -170,6 +171,7 @@ export function episodes({ run, part, params }) {
     if (finished) refresh(parse().params, false);
   }
 
+  const exported = async () => save("episodes.jsonl", await jsonLines(run, table.rows));
   const select = (name, label, options) =>
     h(
       "label",
@@ -207,9 +209,9 @@ export function episodes({ run, part, params }) {
       steps.map((step) => [String(step), String(step)]),
     ),
     run.episodes.validation.some(Boolean)
-      ? select("split", "played to", [
-          ["training", "train"],
-          ["validation", "validate"],
+      ? select("split", "episodes of", [
+          ["training", "training"],
+          ["validation", "validation"],
         ])
       : null,
     run.episodes.task.values.length < 400
@@ -245,6 +247,7 @@ export function episodes({ run, part, params }) {
       }),
     ),
     h("a", { href: link("episodes"), class: "button" }, "clear"),
+    h("button", { type: "button", name: "export", title: "these episodes as JSON lines", onclick: exported }, "export"),
   );
   const node = h(
     "div",

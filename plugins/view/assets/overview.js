@@ -21,7 +21,7 @@ export function overview({ run, dark }) {
       h(
         "header",
         { class: "head" },
-        h("div", {}, h("h1", {}, told(run.name)), h("p", { class: "sub" }, told(told_method(run)))),
+        h("div", {}, h("h1", {}, told(run.name)), h("p", { class: "lead" }, run.headline), h("p", { class: "sub" }, told(told_method(run)))),
         h(
           "dl",
           { class: "facts" },

@@ -1,5 +1,6 @@
 // A turn: its credit, what it is made of, what was compared with what, the texts, the rewards.
 
+import { calls, promptChat, section, spoken } from "./chat.js";
 import { count, h, number, passage, short, told } from "./dom.js";
 import { outcome } from "./episodes.js";
 import { link } from "./route.js";
@@ -29,6 +30,7 @@ export function article({ run, part, group, e, t, i, seen }) {
   const answer = group.text("observation", i);
   const prompt = group.text("prompt", i);
   const note = group.at("parse_note", i);
+  const called = calls(action);
   const trained = group.at("trained_by", i);
   return h(
     "article",
@@ -48,12 +50,13 @@ export function article({ run, part, group, e, t, i, seen }) {
     value === null ? null : parts(run, group, all, i),
     trained === null ? null : h("p", { class: "hint shared" }, "Shared, trained once: in ", otherWay(run, trained, t), "."),
     note ? h("p", { class: "note" }, "The parser: ", told(note)) : null,
-    prompt && t === 0 ? h("section", { class: "said prompt" }, h("h3", {}, "prompt"), passage(prompt, 1500)) : null,
+    prompt && t === 0 ? promptChat(prompt, run.templates) : null,
     prompt && t > 0
       ? h("details", {}, h("summary", {}, "end of the prompt"), h("div", { class: "said prompt" }, passage(prompt)))
       : null,
-    said === null ? null : h("section", { class: "said response" }, h("h3", {}, "response"), shaded(said, group.tokens(i)) ?? passage(said)),
-    answer === null ? null : h("section", { class: "said observation" }, h("h3", {}, "environment"), passage(answer)),
+    said === null ? null : section("response", "response", said, shaded(said, group.tokens(i)) ?? spoken(said, run.thoughts)),
+    called,
+    answer === null ? null : section("observation", called ? "tool results" : "environment", answer, passage(answer)),
     rewards(group, i),
     compared(run, part, group, i, seen),
   );
@@ -127,7 +130,7 @@ function rewards(group, i) {
     .family("composed_reward.")
     .map((name) => [name, group.at(`composed_reward.${name}`, i)])
     .filter(([, value]) => value !== null);
-  const terms = named.length ? ` = ${named.map(([name, value]) => `${number(value)} ${name}`).join(" + ")}` : "";
+  const terms = named.length > 1 ? ` = ${named.map(([name, value]) => `${number(value)} ${name}`).join(" + ")}` : "";
   const penalty = group.at("penalty", i);
   const cost = [
     ["model", "seconds_model"],
@@ -139,7 +142,9 @@ function rewards(group, i) {
     "p",
     { class: "cost" },
     h("span", {}, `reward ${number(group.at("reward", i))}`),
-    h("span", {}, `composed reward ${number(total)}`, told(terms)),
+    terms || total !== group.at("reward", i)
+      ? h("span", { title: "the sum of turnkey.rewards, from which credit is computed" }, `composed reward ${number(total)}`, told(terms))
+      : null,
     penalty ? h("span", { title: "lowers the credit of this turn, not its reward" }, `penalty ${number(penalty)}`) : null,
     group.at("prompt_tokens", i) === null
       ? null

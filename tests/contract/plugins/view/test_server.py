@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +15,12 @@ import synthetic_run
 from browser import Browser
 from torch.utils.tensorboard import SummaryWriter
 
+from verl_turnkey.plugins.view.conversations import conversations
 from verl_turnkey.plugins.view.join import find_log, load
+from verl_turnkey.plugins.view.notes import read_notes
 from verl_turnkey.plugins.view.page import Data, server
 from verl_turnkey.plugins.view.runs import read
+from verl_turnkey.plugins.view.terminal import lines
 
 
 @pytest.fixture
@@ -90,6 +95,83 @@ def test_who_asks_and_for_what(address, path, host, status):
     answer = ask(address, path, host=host and host.format(port=port))
     assert answer.status == status
     assert status != 404 or answer.read() == b""
+
+
+def send(address: str, path: str, body: bytes, **headers: str) -> http.client.HTTPResponse:
+    place = urlsplit(address)
+    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=30)
+    path = path if path.startswith("/") else place.path + path
+    connection.request("POST", path, body, {"Host": place.netloc, **headers})
+    return connection.getresponse()
+
+
+NOTE = b'{"episode": "e", "note": "look here"}'
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status"),
+    [
+        ("notes/0", NOTE, {}, 200),
+        ("notes/1", NOTE, {}, 501),
+        ("notes/../0", NOTE, {}, 501),
+        ("notes/0", NOTE, {"Host": "example.org"}, 403),
+        ("/wrong/notes/0", NOTE, {}, 404),
+        ("notes/0", b"{}", {}, 400),
+        ("notes/0", b'{"episode": "e", "note": 3}', {}, 400),
+        ("notes/0", b"\xff", {}, 400),
+        ("notes/0", NOTE[:-2] + b"x" * 10_000 + b'"}', {}, 400),
+        ("notes/0", NOTE, {"Content-Length": "900000"}, 413),
+        ("notes/0", NOTE, {"Content-Length": "-1"}, 413),
+    ],
+)
+def test_who_may_write_a_note(address, run, path, body, headers, status):
+    assert send(address, path, body, **headers).status == status
+    assert (find_log(run) / "notes.jsonl").exists() == (status == 200)
+
+
+def test_a_note_is_a_line_beside_the_log_and_the_last_one_counts(address, run):
+    key = load(run).episodes["episode"][0]
+    for note in ("first", "<b>second</b>"):
+        assert send(address, "notes/0", json.dumps({"episode": key, "note": note}).encode()).status == 200
+    with (find_log(run) / "notes.jsonl").open("a") as file:
+        file.write('{"half a li\n[3]\n\n')
+    assert json.loads(ask(address, "notes/0").read()) == {"notes": {key: "<b>second</b>"}, "writable": True}
+    [talk] = conversations(load(run), [0])
+    assert talk.episode["note"] == "<b>second</b>"
+    assert "note         <b>second</b>" in [line.plain for line in lines(talk, 1.0)]
+    assert send(address, "notes/0", json.dumps({"episode": key, "note": ""}).encode()).status == 200
+    assert json.loads(ask(address, "notes/0").read())["notes"] == {}
+    rows = [json.loads(line) for line in (find_log(run) / "notes.jsonl").read_text().splitlines()[:2]]
+    assert [(row["episode"], row["note"], row["time"] > 1e9) for row in rows] == [
+        (key, "first", True),
+        (key, "<b>second</b>", True),
+    ]
+
+
+def test_a_reader_writes_a_note_in_the_browser(address, run):
+    key = load(run).episodes["episode"][0]
+    browser = Browser()
+    try:
+        browser.open(address, f"#/episode/{key}")
+        browser.choose("note", "why <b>this</b>?")
+        browser.run("document.querySelector('[name=save-note]').click()")
+        browser.settled(lambda: browser.text(".note-box .hint"), "saved")
+        browser.open(address, f"#/episode/{key}")
+        assert browser.run("return document.querySelector('[name=note]').value") == "why <b>this</b>?"
+        assert browser.run("return document.querySelector('.note-box').open")
+        assert browser.console() == []
+    finally:
+        browser.close()
+    assert read_notes(find_log(run)) == {key: "why <b>this</b>?"}
+
+
+def test_where_the_folder_is_not_writable_notes_are_read(address, run, monkeypatch):
+    """As for a user other than the superuser: the operating system refuses the file."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert json.loads(ask(address, "notes/0").read())["writable"] is False
+    (find_log(run) / "notes.jsonl").mkdir()
+    answer = send(address, "notes/0", NOTE)
+    assert (answer.status, answer.read()) == (403, b"Is a directory")
 
 
 def test_tokens_are_random(run):

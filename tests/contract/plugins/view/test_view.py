@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -16,32 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 import synthetic_run
 from browser import SECONDS, Browser
-from typer.testing import CliRunner
+from written_page import Written, write
 
-from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.log.schema import schema
-from verl_turnkey.plugins.view.join import REASONS, Run, load
+from verl_turnkey.plugins.view.join import REASONS, Run
 
 PAGES = ("run", "episodes", "group", "compare")
-
-
-@dataclass
-class Written:
-    """A page, and the runs in it."""
-
-    address: str
-    runs: list[Run]
-
-    @property
-    def run(self) -> Run:
-        return self.runs[0]
-
-
-def write(folder: Path, *runs: Path, **options: str) -> Written:
-    further = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
-    out = folder / "page.html"
-    CliRunner().invoke(app, ["view", *map(str, runs), "--out", str(out), *further], catch_exceptions=False)
-    return Written(out.as_uri(), [load(run) for run in runs])
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +36,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("large")
     synthetic_run.write(folder / "run", episodes=2000, turns=50, steps=4, skill=0.2, validate=False)
     return write(folder, folder / "run", max_mb="8")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    browser = Browser()
-    yield browser
-    browser.close()
-
-
-@pytest.fixture
-def browser(chromium: Browser) -> Iterator[Browser]:
-    chromium.size(1280)
-    yield chromium
-    assert chromium.console() == []
 
 
 def outcomes(browser: Browser) -> list[str]:
@@ -165,7 +129,7 @@ def test_where_success_was_lost(browser, tmp_path):
     assert "8success" in browser.text(".evidence .fall")
     steps = [int(text) for text in browser.texts(".evidence td:first-child")]
     assert steps == sorted(steps)
-    assert {"entropy", "turns that repeat an action in vain"} <= set(browser.texts(".evidence th[scope=row]"))
+    assert {"entropy", "turns that repeat an action without effect"} <= set(browser.texts(".evidence th[scope=row]"))
     assert browser.run("return document.documentElement.scrollWidth") <= 400
     # the mark has a colour that nothing else in a chart has
     drawn = """const [r, g, b] = arguments[0], canvas = document.querySelector('.chart canvas');
@@ -348,7 +312,7 @@ def test_a_response_is_shaded_by_what_a_teacher_says_of_its_tokens(browser, tmp_
 
 def test_a_turn_without_credit_says_why(browser, page):
     run = page.run
-    for reason in ("the episode failed", "played to validate: not trained"):
+    for reason in ("the episode failed", "validation is not trained on"):
         at = int(run.turns["at"][run.turns["reason"] == REASONS.index(reason)].iloc[0])
         browser.open(page.address, f"#/episode/{run.episodes['episode'][at]}")
         assert set(browser.texts(".turn .why")) == {reason}

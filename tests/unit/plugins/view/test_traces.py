@@ -22,7 +22,7 @@ from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli.main import app, main
-from verl_turnkey.plugins.view import traces
+from verl_turnkey.plugins.view import conversations, traces
 from verl_turnkey.plugins.view.join import Run, load, read
 
 STANDARD = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI")}
@@ -175,8 +175,8 @@ def test_a_turn_has_its_columns_its_credit_and_its_texts(run: Run, exported: lis
 def test_an_episode_has_its_outcome_and_an_invalid_action_is_an_error(run: Run, exported: list[Span]):
     roots = [span for span in exported if not span.parent_span_id]
     outcomes = [attributes(span)["turnkey.outcome"] for span in roots]
-    assert sorted(outcomes) == sorted(traces.outcomes(run.episodes))
-    assert {*outcomes} == {*traces.OUTCOMES}
+    assert sorted(outcomes) == sorted(conversations.outcomes(run))
+    assert {*outcomes} == {*conversations.OUTCOMES}
     for span, outcome in zip(roots, outcomes, strict=True):
         assert (span.status.code == Status.STATUS_CODE_ERROR) == (outcome == "failed")
         labels = [attributes(event).get("gen_ai.evaluation.score.label") for event in span.events]
@@ -192,7 +192,7 @@ def test_names_are_those_of_the_semantic_conventions(exported: list[Span]):
 
 
 def test_a_second_export_is_the_same_and_a_receiver_gets_what_a_file_has(folder: Path, tmp_path: Path):
-    line = folder, "--search", "bring", "--split", "training"
+    line = folder, "--filter", "q=bring", "--filter", "split=training"
     for name in ("first.jsonl", "second.jsonl"):
         export(*line, "--otlp", tmp_path / name)
     assert (tmp_path / "first.jsonl").read_bytes() == (tmp_path / "second.jsonl").read_bytes()
@@ -236,19 +236,16 @@ def test_no_content_leaves_out_what_was_written(folder: Path, run: Run, exported
 @pytest.mark.parametrize(
     ("words", "keep"),
     [
-        (["--steps", "2"], lambda e: e["global_step"].eq(2)),
-        (["--steps", "1,3-"], lambda e: e["global_step"].isin([1, 3])),
-        (["--steps", "1-2"], lambda e: e["global_step"].le(2)),
-        (["--split", "validation"], lambda e: e["validation"].eq(True)),
-        (["--outcome", "failed"], lambda e: e["failed"].notna()),
-        (["--outcome", "lost", "--steps", "3"], lambda e: e["success"].eq(False) & e["global_step"].eq(3)),
-        (["--search", "POTATO"], lambda e: e["task"].str.contains("potato")),
+        (["step=2"], lambda e: e["global_step"].eq(2)),
+        (["split=validation"], lambda e: e["validation"].eq(True)),
+        (["outcome=unsolved", "step=last"], lambda e: e["success"].eq(False) & e["global_step"].eq(3)),
     ],
 )
 def test_filters_are_those_of_the_page(folder: Path, run: Run, tmp_path: Path, words: list[str], keep):
     count = int(keep(run.episodes).sum())
     assert 0 < count < len(run.episodes)
-    assert export(folder, "--otlp", tmp_path / "out.jsonl", "--no-content", *words).startswith(f"{count} episodes, ")
+    options = [word for condition in words for word in ("--filter", condition)]
+    assert export(folder, "--otlp", tmp_path / "out.jsonl", "--no-content", *options).startswith(f"{count} episodes, ")
     assert len({span.trace_id for span in collector(tmp_path / "out.jsonl")}) == count
 
 
@@ -297,7 +294,7 @@ PARTLY = ExportTraceServiceResponse(partial_success={"rejected_spans": 3, "error
 )
 def test_a_receiver_that_does_not_take_all_is_one_line(folder: Path, monkeypatch, capsys, answer, words):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1")
-    line = ["turnkey", "export", str(folder), "--split", "validation", "--otlp"]
+    line = ["turnkey", "export", str(folder), "--filter", "split=validation", "--otlp"]
     with Receiver((200, b""), (200, b""), answer or (200, b"")) as receiver:
         monkeypatch.setattr("sys.argv", [*line, f"http://user:secret@{receiver.address}"])
         if answer is None:
@@ -320,9 +317,8 @@ def test_a_receiver_that_does_not_take_all_is_one_line(folder: Path, monkeypatch
         (["--otlp", "localhost:4318"], "expected the http:// or https:// URL of an OTLP receiver"),
         (["--otlp", "http://"], "expected the http:// or https:// URL of an OTLP receiver"),
         (["--otlp", "http://u:pw@host:99999"], "got 'http://***@host:99999'"),
-        (["--otlp", "{tmp}/x.jsonl", "--steps", "2-a"], "expected 3, 1-10, 20- or 1-3,7"),
-        (["--otlp", "{tmp}/x.jsonl", "--outcome", "solved"], "expected one of won, lost, failed, got 'solved'"),
-        (["--otlp", "{tmp}/x.jsonl", "--steps", "9"], "passes the filters"),
+        (["--otlp", "{tmp}/x.jsonl", "--filter", "outcome=won"], "expected outcome=solved, unsolved or failed"),
+        (["--otlp", "{tmp}/x.jsonl", "--filter", "step=9"], "fits --filter step=9"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(folder: Path, tmp_path: Path, words, message):
