@@ -52,7 +52,7 @@ KINDS = {
     "env": Kind(
         summary="find a number by guesses",
         use=(
-            "turnkey env-check my/{camel}-v0 --module {file}",
+            "turnkey env-check {file}",
             "turnkey train {file} --model MODEL turnkey.rollout.prompt=conversation "
             "turnkey.rollout.max_tokens_per_turn=32 turnkey.rollout.max_turns=6",
         ),

@@ -20,7 +20,7 @@ app = typer.Typer()
 
 @app.command()
 def train(
-    environment: Annotated[str, typer.Argument(help="recipe (babyai), gymnasium id, or your file (my_env.py)")],
+    environment: Annotated[str, typer.Argument(help="short name (babyai), gymnasium id, or your file (my_env.py)")],
     overrides: Annotated[list[str] | None, typer.Argument(help="further overrides of verl; they win")] = None,
     *,
     model: Annotated[str, typer.Option(help="folder or hub name of the model")],

@@ -135,7 +135,7 @@ def test_an_environment_of_ones_own_is_one_to_train_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = ran("new", "env", "count_up", "--out", "games/mine.py")
     check_line, train_line = (line.strip() for line in lines.splitlines() if line.startswith("    turnkey"))
-    assert check_line == "turnkey env-check my/CountUp-v0 --module games/mine.py"
+    assert check_line == "turnkey env-check games/mine.py"
     assert train_line.startswith("turnkey train games/mine.py --model")
     assert train_line.endswith("turnkey.rollout.max_turns=6")  # else 50 turns of a model that writes no action
     hints = [line for line in Path("games/mine.py").read_text().splitlines() if line.lstrip().startswith("#")]

@@ -123,7 +123,7 @@ def test_no_folder_without_tasks_in_it(tmp_path, option):
 @pytest.mark.parametrize("module", [[], ["--module", "absent_xyz.py"]])
 def test_a_module_is_advised_by_the_option_of_the_command(tmp_path, refused, command, module):
     errors = refused(*command, "absent/Env-v0", *module)
-    assert "--module: cannot import 'absent_xyz.py'" in errors if module else "by --module in the commands" in errors
+    assert "--module: cannot import 'absent_xyz.py'" in errors if module else "my_env.py:ID" in errors
     assert os.listdir(tmp_path) == []
 
 
