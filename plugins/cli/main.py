@@ -39,7 +39,8 @@ class Commands(TyperGroup):
                 formatter.write_dl([(name.ljust(width), self.commands[name].get_short_help_str(60)) for name in names])
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None)
+HELP = {"help_option_names": ["--help", "-h"]}
+app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, context_settings=HELP)
 app.add_typer(listing.app, name="list")
 app.add_typer(report.app, name="report")
 app.add_typer(prm.app, name="prm")
@@ -184,12 +185,12 @@ def recipe(
 
 @app.command()
 def new(
-    kind: Annotated[str, typer.Argument(help="estimator, loss or env")],
+    kind: Annotated[str, typer.Argument(help="estimator, modifier, loss, reward or env")],
     name: Annotated[str, typer.Argument(help="of the new one, in snake case")],
     out: Annotated[Path | None, typer.Option(help="the file to write; default: NAME.py")] = None,
     summary: Annotated[str | None, typer.Option(help="what it does, in one line for the tables")] = None,
 ) -> None:
-    """Write a new estimator, loss or environment that works. One file of your own."""
+    """Write a new estimator, modifier, loss, reward or environment that works. One file of your own."""
     if kind not in KINDS:
         raise typer.BadParameter(f"expected one of {', '.join(KINDS)}, got {kind!r}")
     typer.echo("\n".join(own_file(kind, name, out or Path(f"{name}.py"), summary)))

@@ -29,6 +29,14 @@ def test_help_shows_at_most_16_commands_under_headings_with_whole_summaries():
     assert re.findall(r"^(\w.*):$", text, re.MULTILINE) == ["Options", *SECTIONS]
 
 
+@pytest.mark.parametrize("command", [[], ["check"], ["train"], ["list"], ["list", "methods"], ["report", "write"]])
+def test_the_short_option_is_the_long_one(command):
+    short, long = (CliRunner().invoke(app, [*command, option], prog_name="turnkey") for option in ("-h", "--help"))
+    assert short.exit_code == long.exit_code == 0
+    assert short.output == long.output
+    assert command[-1:] == [] or f"turnkey {' '.join(command)}" in short.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
