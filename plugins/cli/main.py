@@ -190,7 +190,7 @@ def new(
     out: Annotated[Path | None, typer.Option(help="the file to write; default: NAME.py")] = None,
     summary: Annotated[str | None, typer.Option(help="what it does, in one line for the tables")] = None,
 ) -> None:
-    """Write a new estimator, modifier, loss, reward or environment that works. One file of your own."""
+    """Write a part of your own that works. One file: estimator, modifier, loss, reward or environment."""
     if kind not in KINDS:
         raise typer.BadParameter(f"expected one of {', '.join(KINDS)}, got {kind!r}")
     typer.echo("\n".join(own_file(kind, name, out or Path(f"{name}.py"), summary)))

@@ -20,23 +20,20 @@ from verl_turnkey.plugins.view.runs import SEED, flat
 MAIN = """
 import json, sys
 from pathlib import Path
-from typing import Any
-import hydra
-from hydra.core.plugins import Plugins
-from verl_turnkey.plugins.config.composing import TurnkeySearchPath, verls_config_dir
-Plugins.instance().register(TurnkeySearchPath)
 
-def main(config):
-    if config.data.seed == 13:
-        sys.exit(3)
-    folder = Path(config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_ROOT)
+words = {word.rpartition("=")[0].rpartition(".")[2]: word.rpartition("=")[2] for word in sys.argv}
+seed = int(words["data_loader_seed"])
+if seed == 13:
+    sys.exit(3)
+record, metrics = Path(words["dir"], ".hydra"), Path(words["VERL_FILE_LOGGER_ROOT"])
+for folder in (record, metrics):
     folder.mkdir(parents=True)
-    data = [{"step": step, "data": {"episode/success_rate": step / 10 + config.data.seed / 100}} for step in (1, 2)]
-    (folder / "gigpo.jsonl").write_text("".join(json.dumps(row, separators=(",", ":")) + "\\n" for row in data))
-
-hydra.main(str(verls_config_dir()), "ppo_trainer", version_base=None)(main)()
+config = {"data": {"seed": seed}, "algorithm": {"adv_estimator": "gigpo"}, "critic": {"data_loader_seed": seed}}
+(record / "config.yaml").write_text(json.dumps(config))
+data = [{"step": step, "data": {"episode/success_rate": step / 10 + seed / 100}} for step in (1, 2)]
+(metrics / "x.jsonl").write_text("".join(json.dumps(row, separators=(",", ":")) + "\\n" for row in data))
 """
-"""in the place of verl's main program: its configuration, Hydra's record and two steps of metrics"""
+"""in the place of verl's main program: Hydra's record and two steps of metrics"""
 
 
 @pytest.fixture(autouse=True)
