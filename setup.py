@@ -1,7 +1,7 @@
 """Package ``verl_turnkey`` from ``src``, whose folders are links to the five rooms; the rest is in pyproject.toml.
 
-``verl_turnkey`` itself is a namespace package without ``__init__.py``. Through the links editors and type checkers
-resolve every import in a clone. A room is never importable by its bare name: verl checkouts have a ``recipe`` too.
+Through the links editors and type checkers resolve every import in a clone. A room is never importable by its bare
+name: verl checkouts have a ``recipe`` too.
 """
 
 from setuptools import find_namespace_packages, setup

@@ -6,6 +6,7 @@ Nothing third-party is imported here: an entry point is a string until gymnasium
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -236,3 +237,13 @@ ADAPTERS = (
         extra="textarena",
     ),
 )
+
+
+def short_names() -> dict[str, Adapter]:
+    """Our environments by their short names: that of the recipe, and that of the id in lower case."""
+    return {name: adapter for adapter in ADAPTERS for name in (adapter.name.lower(), adapter.recipe) if name}
+
+
+def by_short_name(text: str) -> Adapter | None:
+    """Our environment with this short name; case, ``_`` and ``-`` do not count."""
+    return short_names().get(re.sub("[-_]", "", text).lower())

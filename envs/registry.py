@@ -13,7 +13,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.envs.catalog import ADAPTERS
+from verl_turnkey.envs.catalog import ADAPTERS, by_short_name, short_names
 from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError, UnknownEnvironmentError
 
 
@@ -105,15 +105,27 @@ def check_call(env_id: str, kwargs: Mapping[str, Any]) -> EnvSpec:
     try:
         spec = gymnasium.spec(env_id)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        ours = by_short_name(env_id)
+        short = f"; it is a short name of {ours.id}: {ours.switch} on a launch line." if ours else ""
+        hint = short or did_you_mean(env_id, gymnasium.registry) or "."
         raise UnknownEnvironmentError(
-            f"no environment {env_id!r} is registered{did_you_mean(env_id, gymnasium.registry) or '.'} An environment "
-            "of your own must be registered with gymnasium in a module that is named by --module in the commands of "
-            f"turnkey, and by turnkey.modules on a launch line. ({error})"
+            f"no environment {env_id!r} is registered{hint} An environment of your own is registered with gymnasium "
+            f"in a module or file that turnkey.modules names. ({error})"
         ) from error
     with _naming_packages(spec):
         creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
     _check_kwargs(spec, creator, kwargs)
     return spec
+
+
+def unknown(name: str) -> UnknownEnvironmentError:
+    """The error of a command that gets ``name`` in place of an environment."""
+    ids = [env_id for env_id, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("gymnasium.")]
+    return UnknownEnvironmentError(
+        f"there is no environment {name!r}{did_you_mean(name, [*short_names(), *ids]) or '.'} Give a short name "
+        f"({', '.join(sorted(short_names()))}), a gymnasium id, or a file that registers one (my_env.py, "
+        "my_env.py:ID); `turnkey list envs` lists them"
+    )
 
 
 def _missing(spec: EnvSpec, error: ImportError) -> str:

@@ -1,9 +1,8 @@
 """An environment of your own: text in, text out, registered with gymnasium under an id of your own.
 
 ``TextEnv`` keeps the books (step limit, the end of an episode, the keys of ``info``); any ``gymnasium.Env[str, str]``
-will do as well. Write tasks with
-``turnkey tasks data/ --env example/GuessNumber-v0 --module examples/custom_env.py`` and train on them with
-``turnkey.modules=[examples/custom_env.py]``. ``turnkey env-check example/GuessNumber-v0 --module ...`` plays it first.
+will do as well. ``turnkey env-check examples/custom_env.py`` plays it; ``turnkey tasks data/ --env
+examples/custom_env.py`` writes tasks, to train on with ``turnkey.modules=[examples/custom_env.py]``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Let a language model imitate players of a text environment, as conversations.
 
     python examples/quickstart/imitation.py --model FOLDER --out runs/quickstart/model --seed 0
-    python examples/quickstart/imitation.py --model FOLDER --out runs/warm --env my/Env-v0 --module my_env.py
+    python examples/quickstart/imitation.py --model FOLDER --out runs/warm --env my_env.py
 
 The players of Errands are noisy; those of another environment play the actions of its ``oracle``.
 
@@ -26,7 +26,7 @@ from verl_turnkey.envs import make
 from verl_turnkey.envs.adapters.errands import HALL, ErrandsText
 from verl_turnkey.envs.prompting.actions import INSTRUCTIONS
 from verl_turnkey.envs.prompting.prompts import build_messages, later_template, load_template
-from verl_turnkey.envs.user_modules import import_modules
+from verl_turnkey.plugins.cli.launch import environment
 from verl_turnkey.plugins.config.machine import choose
 
 IGNORE, ERRANDS = -100, "turnkey/Errands-v0"
@@ -55,17 +55,23 @@ class Searcher:
         return f"go {next(known, None) or next(room for room in env.rooms if room not in self._seen)}"
 
 
-def player_of(env: Any, kwargs: dict[str, Any]) -> Iterator[str]:
-    """A good player's actions in an environment that was just reset, each chosen in the state it is played in."""
+def player_of(env: Any, kwargs: dict[str, Any]) -> Iterator[str] | None:
+    """A good player's actions in an environment that was just reset, each chosen in the state it is played in.
+
+    None: the environment's ``oracle`` knows no solution of this task.
+    """
     if isinstance(env, ErrandsText):
         return iter(Searcher(env, kwargs.get("hint", True)).best, None)
-    return iter(env.oracle() if hasattr(env, "oracle") else ())
+    actions = env.oracle() if hasattr(env, "oracle") else ()
+    return None if actions is None else iter(actions)
 
 
 def demonstrations(
     kwargs: dict[str, Any], seeds: range, noise: float, seed: int, env_id: str = ERRANDS, template: str = "errands"
 ) -> Iterator[list[Message]]:
     """One conversation per seed, with the prompts of training; an action is random with probability ``noise``.
+
+    Seeds whose tasks ``oracle`` cannot solve are left out.
 
     Raises:
         SystemExit: the environment has no ``oracle``, or its actions do not end an episode.
@@ -74,7 +80,9 @@ def demonstrations(
     env = make(env_id, kwargs)
     for env_seed in seeds:
         observation, info = env.reset(seed=env_seed)
-        task, player, messages, over = info.get("task", ""), player_of(env.unwrapped, kwargs), [], False
+        if (player := player_of(env.unwrapped, kwargs)) is None:
+            continue
+        task, messages, over = info.get("task", ""), [], False
         while not over:
             messages += build_messages(
                 system=None,
@@ -152,8 +160,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder of a chat model")
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
-    parser.add_argument("--env", default=ERRANDS, help="gymnasium id of an environment with a method oracle")
-    parser.add_argument("--module", action="append", default=[], help="module or .py file that registers it")
+    parser.add_argument("--env", default=ERRANDS, help="an environment with a method oracle: my_env.py, or its id")
+    parser.add_argument("--module", action="append", default=[], help="module that registers the id")
     parser.add_argument("--kwargs", type=json.loads, default={}, help="of the environment, as JSON")
     parser.add_argument(
         "--template", help="turnkey.rollout.template of the training; default: default, of Errands errands"
@@ -172,11 +180,15 @@ def main() -> None:
     # Houses of their own: tasks of training and validation have seeds below 2**31.
     first = 2**31 + args.seed * 10_000
     seeds = range(first, first + args.episodes)
-    import_modules(args.module, "--module")
-    template = args.template or ("errands" if args.env == ERRANDS else "default")
-    noise = args.noise if args.env == ERRANDS else 0.0
-    conversations = demonstrations(args.kwargs, seeds, noise, args.seed, args.env, template)
+    played = environment(args.env, args.module)
+    template = args.template or ("errands" if played.id == ERRANDS else "default")
+    noise, kwargs = args.noise if played.id == ERRANDS else 0.0, {**played.kwargs, **args.kwargs}
+    conversations = demonstrations(kwargs, seeds, noise, args.seed, played.id, template)
     samples = [encode(tokenizer, messages) for messages in conversations]
+    if not samples:
+        raise SystemExit(f"--env: oracle() of {played.id} gave None, no solution, for all {len(seeds)} tasks")
+    if unsolved := len(seeds) - len(samples):
+        print(f"left out: {unsolved} tasks for which oracle() gave None")
     print(f"{len(samples)} demonstrations, {sum(len(ids) for ids, _ in samples)} tokens", flush=True)
     model.train()
     bf16 = choose("param_dtype", args.model) == "bf16"  # as in training: without the hardware it is slower than fp32

@@ -90,13 +90,22 @@ class Reader:
         for label, name, form in COLUMNS:
             value = metrics.get(name)
             if value is not None and (label != "failed" or value):
-                cells.append(f"{label} {form.format(value)}")
+                cells.append(f"{label} {form.format(value)}{_penalties_alone(label, metrics)}")
         if cells and "episode/length/mean" in metrics:
             yield f"step {number}{self.steps}  {'  '.join(cells)}"
         success = validation(metrics)
         if success is not None:
             self.validated[number] = success
             yield f"validation after step {number}: success {success:.3f}{self.greedy}"
+
+
+def _penalties_alone(label: str, metrics: Mapping[str, float]) -> str:
+    """What to say of nonzero credit that is the penalty in every turn: no reward differs."""
+    credit, penalty = (
+        [metrics.get(f"credit/{part}/{number}") for number in ("mean", "std", "share_nonzero")]
+        for part in ("advantage", "penalty")
+    )
+    return " (penalties alone)" if label == "nonzero credit" and any(credit) and credit == penalty else ""
 
 
 def validation(metrics: Mapping[str, float]) -> float | None:

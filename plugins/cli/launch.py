@@ -21,6 +21,8 @@ from omegaconf import OmegaConf
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs import make
+from verl_turnkey.envs.catalog import ADAPTERS, by_short_name
+from verl_turnkey.envs.registry import unknown
 from verl_turnkey.envs.tasks import HELD_OUT_SPLITS, Task, split_seeds, write_parquet
 from verl_turnkey.envs.user_modules import environments_of, import_installed, import_modules
 from verl_turnkey.plugins.config import command_line, presets
@@ -63,6 +65,7 @@ KEEP_TWO = {
     "turnkey.stop.whole_checkpoints": 1,
 }
 """the newest complete checkpoint and its successor; with a limit of 1 verl, too, needs space for both"""
+MODULES = "turnkey.modules"
 TURNS = 16
 """whole turns that a conversation has room for"""
 LOGITS_GB = 10
@@ -100,11 +103,15 @@ class Played:
 
 
 def resolve(environment: str, further: Sequence[str] = ()) -> Played:
-    """An environment by the name of a recipe (babyai), a gymnasium id, or a file of one's own (my_env.py).
+    """An environment by a short name (babyai), a gymnasium id, or a file of one's own (my_env.py).
 
     A file that registers several environments is followed by the one that is meant: ``my_env.py:my/Env-v0``.
-    ``further`` overrides may hold arguments of the environment: ``turnkey.env.kwargs.size=4``.
+    ``further`` overrides may hold arguments of the environment (``turnkey.env.kwargs.size=4``) and modules.
+
+    Raises:
+        UnknownEnvironmentError, ConfigError, ModuleImportError: there is no such environment, or not one in the file.
     """
+    import_modules(_modules(further), kinds=("envs",))
     played = _named(environment)
     node = OmegaConf.create({"kwargs": dict(played.kwargs)})
     chosen: set[str] = set()
@@ -133,41 +140,55 @@ def agent_of(words: Sequence[str]) -> Played | None:
     return Played("", agent=Path(program.partition(":")[0]).name.removesuffix(".py"))
 
 
+def environment(name: str, modules: Sequence[str] = ()) -> Played:
+    """As :func:`resolve`, for a command that makes no launch line: a gymnasium id has no recipe then.
+
+    ``modules`` of ``--module`` are imported first, and of ``turnkey.env.kwargs`` there are those of a short name.
+    """
+    import_modules(modules, "--module", ("envs",))
+    played = _named(name)
+    return Played(name) if played.id == name else played
+
+
+def _modules(further: Sequence[str]) -> list[str]:
+    """``turnkey.modules`` of the overrides."""
+    return (values(further, MODULES) or [None])[-1] or []
+
+
 def _named(environment: str) -> Played:
-    file, _, chosen = environment.partition(".py:") if ".py:" in environment else (environment, "", "")
-    if environment.endswith(".py") or chosen:
-        module = Path(f"{file}.py" if chosen else file).expanduser().absolute()
-        import_modules([str(module)], "ENVIRONMENT")
-        ids = environments_of(str(module))
-        if chosen and chosen not in gymnasium.registry:
-            raise ConfigError(f"{module} registers no environment {chosen!r}, but {', '.join(ids) or 'none'}")
-        if not chosen and len(ids) != 1:
-            hint = f": name one, as in {module.name}:{ids[0]}" if ids else ""
-            raise ConfigError(f"{module} must register one environment with gymnasium.register, not {len(ids)}{hint}")
-        return Played(chosen or ids[0], module=module)
-    recipes = _recipes()
-    if environment in recipes:
-        env = recipes[environment].get("env") or {}
-        return Played(env.get("id") or environment, environment, kwargs=env.get("kwargs") or {})
+    if file := re.fullmatch(r"(.+\.py)(?::(.*))?", environment):
+        return _of_file(Path(file[1]).expanduser().absolute(), file[2] or "")
     import_installed(("envs",))
     if environment in gymnasium.registry:
-        for name, node in recipes.items():
-            env = node.get("env") or {}
-            if env.get("id") == environment:
-                return Played(environment, name, kwargs=env.get("kwargs") or {})
-        return Played(environment)
-    ours = [name for name in gymnasium.registry if name.startswith("turnkey/")]
-    raise ConfigError(
-        f"there is no environment {environment!r}{did_you_mean(environment, [*recipes, *ours]) or '.'} Give a recipe "
-        f"({', '.join(sorted(recipes))}), a gymnasium id, or a .py file that registers one; "
-        "`turnkey list envs` lists them"
-    )
+        adapter = next((adapter for adapter in ADAPTERS if adapter.id == environment), None)
+    elif (adapter := by_short_name(environment)) is None:
+        raise unknown(environment)
+    recipe = adapter.recipe if adapter else None
+    kwargs = _recipe(recipe)["env"].get("kwargs") or {}
+    return Played(adapter.id if adapter else environment, recipe, kwargs=kwargs)
 
 
-def _recipes() -> dict[str, dict[str, Any]]:
-    folder = config_dir() / "turnkey" / "env"
-    nodes = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in sorted(folder.glob("*.yaml"))}
-    return cast("dict[str, dict[str, Any]]", nodes)
+def _of_file(module: Path, chosen: str) -> Played:
+    """The environment ``chosen`` of the user's file; empty: its only one."""
+    import_modules([str(module)], "ENVIRONMENT")
+    ids = environments_of(str(module))
+    if chosen in gymnasium.registry or (len(ids) == 1 and not chosen):
+        return Played(chosen or ids[0], module=module)
+    if not ids:
+        raise ConfigError(f"{module} registers no environment: call gymnasium.register(ID, entry_point=...) in it")
+    if chosen:
+        hint = did_you_mean(chosen, ids) or "."
+        raise ConfigError(f"{module} registers no {chosen!r}{hint} It has {', '.join(ids)}")
+    names = " or ".join(f"{module.name}:{env_id}" for env_id in ids)
+    raise ConfigError(f"{module} registers {len(ids)} environments: name one, as {names}")
+
+
+def _recipe(name: str | None) -> dict[str, Any]:
+    """The recipe ``turnkey/env=name``; of None an empty one."""
+    if name is None:
+        return {"env": {}}
+    file = config_dir() / "turnkey" / "env" / f"{name}.yaml"
+    return cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(file)))
 
 
 def write_tasks(played: Played, folder: Path, train: int, val: int, seed: int = 0) -> bool:
@@ -262,7 +283,10 @@ def overrides(
         switches += [f"+turnkey/env={played.recipe}"] if played.recipe else [override("turnkey.env.id", played.id)]
     switches += ["+turnkey/device=cpu"] if device == "cpu" else []
     lines = [switches]
-    lines += [[override("turnkey.modules", [played.module])]] if played.module else []
+    if played.module:
+        modules = dict.fromkeys([str(played.module), *_modules(further)])
+        lines += [[override(MODULES, [*modules])]]
+        further = [word for word in further if word.lstrip("+").partition("=")[0] != MODULES]
     # verl reads these as patterns, in which brackets have to be escaped.
     lines += [[override(f"data.{split}_files", escape(f"{tasks / split}.parquet")) for split in ("train", "val")]]
     lines += [[override("actor_rollout_ref.model.path", model)]]
@@ -282,9 +306,8 @@ def _prompt(played: Played, further: Sequence[str]) -> str:
     """``turnkey.rollout.prompt`` of the launch line."""
     if played.agent:
         return "conversation"
-    recipe = _recipes()[played.recipe] if played.recipe else {}
-    prompts = [recipe.get("rollout", {}).get("prompt", "template"), *values(further, "turnkey.rollout.prompt")]
-    return str(prompts[-1])
+    of_recipe = _recipe(played.recipe).get("rollout", {}).get("prompt", "template")
+    return str([of_recipe, *values(further, "turnkey.rollout.prompt")][-1])
 
 
 def command(lines: Sequence[Sequence[str]]) -> list[str]:

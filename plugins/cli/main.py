@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from verl_turnkey.plugins.cli import agent, env_checks, evaluate, listing, panel, prm, report, tasks, train, view
+from verl_turnkey.plugins.cli.launch import environment
 from verl_turnkey.plugins.cli.new import KINDS, own_file
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.tasks import json_object
@@ -38,7 +39,8 @@ class Commands(TyperGroup):
                 formatter.write_dl([(name.ljust(width), self.commands[name].get_short_help_str(60)) for name in names])
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None)
+HELP = {"help_option_names": ["--help", "-h"]}
+app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, context_settings=HELP)
 app.add_typer(listing.app, name="list")
 app.add_typer(report.app, name="report")
 app.add_typer(prm.app, name="prm")
@@ -127,9 +129,9 @@ def check(context: typer.Context) -> None:
 
 @app.command()
 def env_check(
-    env: Annotated[str | None, typer.Argument(help="gymnasium id of the environment")] = None,
+    env: Annotated[str | None, typer.Argument(help="short name (babyai), gymnasium id, or my_env.py")] = None,
     kwargs: Annotated[str, typer.Option(help="arguments of the environment, as JSON")] = "{}",
-    module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers the environment")] = None,
+    module: Annotated[list[str] | None, typer.Option(help="module that registers the id")] = None,
     seeds: Annotated[int, typer.Option(help="number of seeds")] = 3,
     rollouts: Annotated[int, typer.Option(help="episodes per seed")] = 8,
     steps: Annotated[int, typer.Option(help="steps per episode at most")] = 20,
@@ -145,7 +147,7 @@ def env_check(
 ) -> None:
     """Look for faults in an environment. Plays it; exit 1 when it lacks a property that training needs."""
     if (env is not None) + all_installed + (harbor is not None) + (mcp is not None) != 1:
-        raise typer.BadParameter("give either the id of an environment, --all-installed, --harbor or --mcp")
+        raise typer.BadParameter("give either an environment, --all-installed, --harbor or --mcp")
     if mcp is not None:
         right = env_checks.show_tools(mcp, start_timeout=reset_timeout, as_json=as_json, write=typer.echo)
         raise typer.Exit(0 if right else 1)
@@ -154,13 +156,15 @@ def env_check(
         raise typer.Exit(0 if env_checks.check_tasks(harbor, write=typer.echo, **options) else 1)
     from verl_turnkey.envs.checking.report import check, check_installed, table
 
-    budget = {"modules": module or [], "seeds": seeds, "rollouts": rollouts, "steps": steps, "processes": processes}
+    budget: dict[str, Any] = {"seeds": seeds, "rollouts": rollouts, "steps": steps, "processes": processes}
     budget |= {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
     if env is not None:
-        report = check(env, json_object(kwargs), **budget)
+        played = environment(env, module or [])
+        modules = [*(module or ()), *([str(played.module)] if played.module else ())]
+        report = check(played.id, {**played.kwargs, **json_object(kwargs)}, modules=modules, **budget)
         typer.echo(json.dumps(report.to_dict()) if as_json else "\n".join(report.lines()))
         raise typer.Exit(0 if report.ok else 1)
-    reports, left_out = check_installed(lambda line: typer.echo(line, err=True), **budget)
+    reports, left_out = check_installed(lambda line: typer.echo(line, err=True), modules=module or [], **budget)
     typer.echo(json.dumps([report.to_dict() for report in reports]) if as_json else table(reports))
     for line in left_out:
         typer.echo(f"not checked: {line}", err=True)
@@ -181,12 +185,12 @@ def recipe(
 
 @app.command()
 def new(
-    kind: Annotated[str, typer.Argument(help="estimator, loss or env")],
+    kind: Annotated[str, typer.Argument(help="estimator, modifier, loss, reward or env")],
     name: Annotated[str, typer.Argument(help="of the new one, in snake case")],
     out: Annotated[Path | None, typer.Option(help="the file to write; default: NAME.py")] = None,
     summary: Annotated[str | None, typer.Option(help="what it does, in one line for the tables")] = None,
 ) -> None:
-    """Write a new estimator, loss or environment that works. One file of your own."""
+    """Write a part of your own that works. One file: estimator, modifier, loss, reward or environment."""
     if kind not in KINDS:
         raise typer.BadParameter(f"expected one of {', '.join(KINDS)}, got {kind!r}")
     typer.echo("\n".join(own_file(kind, name, out or Path(f"{name}.py"), summary)))

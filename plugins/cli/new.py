@@ -1,4 +1,4 @@
-"""``turnkey new``: a file of the user's own with an estimator, a loss or an environment that works as it is.
+"""``turnkey new``: a file of the user's own with a part of a run that works as it is.
 
 The texts are in ``templates``. ``tools/new_part.py`` writes all files of a part of this package.
 """
@@ -9,15 +9,17 @@ import ast
 import keyword
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
+from typing import Any
 
-from verl_turnkey.advantage import estimators
+from verl_turnkey.advantage import estimators, modifiers
 from verl_turnkey.envs.catalog import ADAPTERS
+from verl_turnkey.envs.rewards import rewards
 from verl_turnkey.envs.user_modules import import_installed
 from verl_turnkey.plugins.config.foreign_keys import VERLS_ESTIMATORS
 from verl_turnkey.plugins.config.overrides import override
@@ -49,10 +51,21 @@ KINDS = {
             "actor_rollout_ref.actor.policy_loss.loss_mode={name} ...",
         ),
     ),
+    "modifier": Kind(
+        summary="less negative credit",
+        use=(
+            "python {file}",
+            "python -m verl.trainer.main_ppo +turnkey=gigpo {modules} 'turnkey.credit.modify=[{name}]' ...",
+        ),
+    ),
+    "reward": Kind(
+        summary="1 for a turn of few tokens",
+        use=("python {file}", "python -m verl.trainer.main_ppo +turnkey=gigpo {reward} ..."),
+    ),
     "env": Kind(
         summary="find a number by guesses",
         use=(
-            "turnkey env-check my/{camel}-v0 --module {file}",
+            "turnkey env-check {file}",
             "turnkey train {file} --model MODEL turnkey.rollout.prompt=conversation "
             "turnkey.rollout.max_tokens_per_turn=32 turnkey.rollout.max_turns=6",
         ),
@@ -73,6 +86,8 @@ def own_file(kind: str, name: str, path: Path, summary: str | None = None) -> li
     file = shlex.quote(str(path))
     write({path: render(template, name, KINDS[kind].summary if summary is None else summary, file)})
     words = {"file": file, "modules": shlex.quote(override("turnkey.modules", [path]))}
+    rewards = [{"name": "step"}, {"name": f"{path}:{name}", "weight": 0.1}]
+    words["reward"] = shlex.quote(override("turnkey.rewards", rewards))
     commands = [command.format(**words, name=name, camel=camel(name)) for command in KINDS[kind].use]
     return [f"Written: {path}. It works as it is; make it yours. Then:", *(f"    {command}" for command in commands)]
 
@@ -98,17 +113,18 @@ def check_name(kind: str, name: str, templates: Iterable[str]) -> None:
 
 def _holder(kind: str, name: str, templates: Iterable[str]) -> str | None:
     """What uses the name already; None: nothing."""
-    import_installed([f"{kind}s"])
+    import_installed(["estimators", f"{kind}s"])
     if kind == "estimator" and name in VERLS_ESTIMATORS:
         return "an estimator of verl's"
     if {name, camel(name)} & _used(kind, templates):
         return "a name that the file of a new one uses itself"
     if kind == "env":
         return next((entry.id for entry in ADAPTERS if name == entry.module or camel(name) == entry.name), None)
-    registered = estimators
+    registered: Callable[[], Mapping[str, Any]] = {"modifier": modifiers, "reward": rewards}.get(kind, estimators)
     if kind == "loss":
         from verl_turnkey.losses import losses as registered
-    return f"the {kind} of {registered()[name].fn.__module__}" if name in registered() else None
+    spec = registered().get(name)
+    return f"the {kind} of {(spec.cls if kind == 'reward' else spec.fn).__module__}" if spec else None
 
 
 def _used(kind: str, templates: Iterable[str]) -> set[str]:

@@ -33,7 +33,7 @@ RESPONSE = {"template": 512, "conversation": 8192}
 @app.command()
 def panel(
     name: Annotated[str | None, typer.Argument(help="a published panel, or the name of a new one")] = None,
-    environment: Annotated[str | None, typer.Argument(help="of a new one: recipe, gymnasium id, or your file")] = None,
+    environment: Annotated[str | None, typer.Argument(help="of a new one: short name, id, or your file")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: key=value")] = None,
     tasks: Annotated[str, typer.Option(help="of a new one: number of tasks, or all")] = "48",
     samples: Annotated[int, typer.Option(min=1, help="of a new one: samples per task")] = 4,

@@ -120,7 +120,7 @@ def described(folder: Path) -> dict[str, Any]:
         "versions": start.get("versions", {}),
         "code": {"commit": start.get("commit"), "changed": start.get("changed")},
         "modules": trained.modules,
-        "seeds": {key: value for key, value in trained.config.items() if SEED.search(key)},
+        "seeds": {key: value for key, value in trained.config.items() if SEED.search(key) and value is not None},
         "hardware": start.get("hardware", {}),
         "files": rebased(start.get("files", {}), trained.last.moved),
         "starts": len(starts),

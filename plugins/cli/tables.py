@@ -245,7 +245,10 @@ def on_terminal(markdown: str, width: int | None = None) -> str:
     head, *rows = cells(markdown)
     below = head.index(PARAMETERS) if PARAMETERS in head else None
     names = [name for i, name in enumerate(head) if i != below]
-    shares = [*[None] * (len(names) - 3), 3, 1, 1] if len(names) > 3 else [None, 3, 2] if below else [None, 1, 2]
+    wide = names.index("what it does") if "what it does" in names else len(names) - 3
+    shares = [None, 3, 2] if below else [None, 1, 2]
+    if len(names) > 3:
+        shares = [*[None] * wide, 3, *[1] * (len(names) - wide - 1)]
     columns = (Column(name, no_wrap=not i, overflow="fold", ratio=shares[i]) for i, name in enumerate(names))
     grid = Table(*columns, box=SIMPLE_HEAD, expand=True, highlight=False, padding=(0, 1, 1 if below else 0, 0))
     for row in rows:

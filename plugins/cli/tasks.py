@@ -10,7 +10,7 @@ import typer
 
 from verl_turnkey.envs import make
 from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
-from verl_turnkey.envs.user_modules import import_modules
+from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.env_checks import write_tasks
 from verl_turnkey.plugins.cli.task_rows import TaskRow, arguments_of, split_rows, task_rows
 
@@ -23,7 +23,7 @@ NUMBERS = {"train": 1024, "val": 128}
 @app.command()
 def tasks(
     out: Annotated[Path, typer.Argument(help="folder for train.parquet and val.parquet")],
-    env: Annotated[str | None, typer.Option(help="gymnasium id of the environment")] = None,
+    env: Annotated[str | None, typer.Option(help="short name (babyai), gymnasium id, or your file (my_env.py)")] = None,
     kwargs: Annotated[str, typer.Option(help="arguments of the environment, as JSON")] = "{}",
     val_kwargs: Annotated[str, typer.Option(help="what is different for validation, as JSON")] = "{}",
     source: Annotated[
@@ -35,7 +35,7 @@ def tasks(
     val: Annotated[int | None, typer.Option(min=1, help="validation tasks; default 128, or a tenth of rows")] = None,
     seed: Annotated[int, typer.Option(help="draws the tasks' seeds; training and validation never share one")] = 0,
     data_source: Annotated[str | None, typer.Option(help="name in verl's validation metrics")] = None,
-    module: Annotated[list[str] | None, typer.Option(help="module or .py file that registers the environment")] = None,
+    module: Annotated[list[str] | None, typer.Option(help="module that registers the id of --env")] = None,
     harbor: Annotated[Path | None, typer.Option(help="folder of Harbor tasks; --val-from names another one")] = None,
     ignore_dockerfile: Annotated[bool, typer.Option(help="Harbor tasks run on this machine's programs")] = False,
 ) -> None:
@@ -49,32 +49,33 @@ def tasks(
         typer.echo("\n".join(lines))
         return
     assert env is not None
-    import_modules(module or [], "--module", ("envs",))
+    played = launch.environment(env, module or [])
     arguments = {"train": json_object(kwargs)}
-    arguments["val"] = arguments["train"] | json_object(val_kwargs, "--val-kwargs")
+    held_out = played.held_out("val") if played.recipe else {}
+    arguments["val"] = {**held_out, **arguments["train"], **json_object(val_kwargs, "--val-kwargs")}
     if source is None:
         if val_source is not None or json_object(columns, "--columns"):
             raise typer.BadParameter("--val-from and --columns go with --from")
         numbers = (train or NUMBERS["train"], val or NUMBERS["val"])
         rows = {split: [TaskRow()] * number for split, number in zip(arguments, numbers, strict=True)}
     else:
-        rows = _rows(env, source, val_source, json_object(columns, "--columns"), train=train, val=val, seed=seed)
+        rows = _rows(played.id, source, val_source, json_object(columns, "--columns"), train=train, val=val, seed=seed)
     seeds = dict(zip(rows, split_seeds(len(rows["train"]), len(rows["val"]), seed), strict=True))
     written = {
         split: [
-            Task(env, drawn if row.seed is None else row.seed, arguments[split] | row.kwargs)
+            Task(played.id, drawn if row.seed is None else row.seed, arguments[split] | row.kwargs)
             for row, drawn in zip(rows[split], seeds[split], strict=True)
         ]
         for split in rows
     }
     for of_split in written.values():  # a bad id or argument is found here, not in the training run
-        make(env, of_split[0].kwargs).close()
+        make(played.id, {**played.kwargs, **of_split[0].kwargs}).close()
     for split, of_split in written.items():
         path = out / f"{split}.parquet"
         further: dict[str, Any] = {
             f"{name}s": [getattr(row, name) for row in rows[split]] for name in ("prompt", "answer", "hint")
         }
-        write_parquet(path, of_split, data_source or env.split("/")[-1], split, **further)
+        write_parquet(path, of_split, data_source or played.name, split, **further)
         typer.echo(f"{len(of_split)} tasks in {path}")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -13,21 +15,32 @@ import typer
 from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.plugins.cli import console, launch, run_folder
 from verl_turnkey.plugins.cli.packages import require_verl
+from verl_turnkey.plugins.cli.view import compare
+from verl_turnkey.plugins.config.overrides import override, values
 from verl_turnkey.plugins.shutdown.run_files import locked
 
 app = typer.Typer()
 
+SEEDS = (
+    "data.seed",
+    "actor_rollout_ref.rollout.seed",
+    "actor_rollout_ref.actor.data_loader_seed",
+    "critic.data_loader_seed",
+)
+"""what ``--seed`` sets: the order of the tasks, the sampling, the order of mini-batches of actor and critic"""
+
 
 @app.command()
 def train(
-    environment: Annotated[str, typer.Argument(help="recipe (babyai), gymnasium id, or your file (my_env.py)")],
+    environment: Annotated[str, typer.Argument(help="short name (babyai), gymnasium id, or your file (my_env.py)")],
     overrides: Annotated[list[str] | None, typer.Argument(help="further overrides of verl; they win")] = None,
     *,
     model: Annotated[str, typer.Option(help="folder or hub name of the model")],
     method: Annotated[str, typer.Option(help="+turnkey=<method>")] = "gigpo",
     device: Annotated[str | None, typer.Option(help="gpu or cpu; default: gpu if there is one")] = None,
     steps: Annotated[int, typer.Option(min=1, help="training steps")] = 100,
-    out: Annotated[Path | None, typer.Option(help="folder of the run; default: runs/<environment>")] = None,
+    seed: Annotated[str | None, typer.Option(help="one, or several: 0,1,2 trains a run each, compares them")] = None,
+    out: Annotated[Path | None, typer.Option(help="of the run; default: runs/<environment>, runs/<...>-<seed>")] = None,
     task_folder: Annotated[Path | None, typer.Option("--tasks", help="default: <out>/tasks; written if absent")] = None,
     n_train: Annotated[int, typer.Option("--train", min=1, help="training tasks to write")] = 1024,
     n_val: Annotated[int, typer.Option("--val", min=1, help="validation tasks to write")] = 128,
@@ -45,35 +58,66 @@ def train(
     if device not in (None, "cpu", "gpu"):
         raise typer.BadParameter(f"--device must be gpu or cpu, not {device!r}")
     further = overrides or []
+    seeds = _seeds(seed, further)
     played = launch.resolve(environment, further)
-    folder = (out or Path("runs") / played.name).absolute()
-    tasks = (task_folder or folder / "tasks").absolute()
-    lines = launch.overrides(
-        played,
-        model=model,
-        method=method,
-        device=device or here,
-        gpus=max(1, gpus),
-        steps=steps,
-        tasks=tasks,
-        out=folder,
-        further=further,
-    )
-    with nullcontext() if print_only else _alone(folder):
-        if launch.write_tasks(played, tasks, n_train, n_val):
-            written = f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}"
-            typer.echo(f"# {written}" if print_only else written, err=not print_only)
-        else:
-            typer.echo(f"tasks: those in {tasks}; --train and --val are for new ones", err=True)
-        if print_only:
-            typer.echo(launch.shell_line(lines))
-            return
-        started, words = any(folder.glob("*/.hydra")), [word for line in lines for word in line]
-        if not run_folder.announce(words, os.path.relpath(folder), started=started):
-            return
-        write_text(folder / "launch.sh", f"#!/usr/bin/env bash\n{launch.shell_line(lines)}\n")
-        typer.echo(f"launch line: {os.path.relpath(folder / 'launch.sh')}")
-        raise typer.Exit(console.follow(launch.command(lines), folder, verbose=verbose))
+    runs: dict[Path, list[list[str]]] = {}
+    for number in seeds:
+        folder = (out or Path("runs") / played.name).absolute()
+        if number is not None and (out is None or len(seeds) > 1):
+            folder = folder.with_name(f"{folder.name}-{number}")
+        runs[folder] = launch.overrides(
+            played,
+            model=model,
+            method=method,
+            device=device or here,
+            gpus=max(1, gpus),
+            steps=steps,
+            tasks=(task_folder or folder / "tasks").absolute(),
+            out=folder,
+            further=[*([] if number is None else [override(key, number) for key in SEEDS]), *further],
+        )
+    for folder, lines in runs.items():
+        with nullcontext() if print_only else _alone(folder):
+            tasks = (task_folder or folder / "tasks").absolute()
+            if launch.write_tasks(played, tasks, n_train, n_val):
+                written = f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}"
+                typer.echo(f"# {written}" if print_only else written, err=not print_only)
+            else:
+                typer.echo(f"tasks: those in {tasks}; --train and --val are for new ones", err=True)
+            if print_only:
+                typer.echo(launch.shell_line(lines))
+            elif code := _start(lines, folder, verbose):
+                if len(runs) > 1:
+                    typer.echo("the same command goes on here; seeds that have ended are not trained again", err=True)
+                raise typer.Exit(code)
+    if len(runs) > 1 and not print_only:
+        folders = [Path(os.path.relpath(folder)) for folder in runs]
+        typer.echo(f"turnkey compare {shlex.join(map(str, folders))}")
+        compare(folders)
+
+
+def _seeds(text: str | None, further: Sequence[str]) -> list[int] | list[None]:
+    """The values of ``--seed``."""
+    if text is None:
+        return [None]
+    if not re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", text):
+        raise typer.BadParameter(f"--seed: expected an integer of up to nine digits, or several as 0,1,2, got {text!r}")
+    seeds = [int(word) for word in text.split(",")]
+    if len({*seeds}) < len(seeds):
+        raise typer.BadParameter(f"--seed {text} names a seed twice")
+    if keys := [key for key in SEEDS if values(further, key)]:
+        raise typer.BadParameter(f"--seed sets {', '.join(keys)}: leave out --seed, or the override")
+    return seeds
+
+
+def _start(lines: Sequence[Sequence[str]], folder: Path, verbose: bool) -> int:
+    """Run the launch line, unless its run has ended; returns the exit code."""
+    started = any(folder.glob("*/.hydra"))
+    if not run_folder.announce([word for line in lines for word in line], os.path.relpath(folder), started=started):
+        return 0
+    write_text(folder / "launch.sh", f"#!/usr/bin/env bash\n{launch.shell_line(lines)}\n")
+    typer.echo(f"launch line: {os.path.relpath(folder / 'launch.sh')}")
+    return console.follow(launch.command(lines), folder, verbose=verbose)
 
 
 @app.command()

@@ -31,7 +31,7 @@ def test_a_wheel_ships_code_configuration_and_types(tmp_path: Path) -> None:
         assert files
         for path in files:
             assert f"verl_turnkey/{path.relative_to(ROOT)}" in shipped
-    assert shipped >= {"verl_turnkey/__main__.py", "verl_turnkey/loops.py"}
+    assert shipped >= {f"verl_turnkey/{name}.py" for name in ("__init__", "__main__", "loops")}
     assert not [name for name in shipped if name.split("/")[0] in ROOMS]
     licenses = {name.partition(".dist-info/licenses/")[2] for name in shipped} - {""}
     vendored = {str(path.relative_to(ROOT)) for path in (ROOT / "plugins/view/assets/vendor").glob("*.txt")}

@@ -317,6 +317,8 @@ def test_another_environment_is_demonstrated_by_its_oracle(imitation, monkeypatc
         monkeypatch.setattr(type(env.unwrapped), "oracle", lambda self, actions=actions: actions)
         with pytest.raises(SystemExit, match="oracle"):
             list(imitation.demonstrations({}, range(1), 0.0, 0, "turnkey/Taxi-v0", "default"))
+    monkeypatch.setattr(type(env.unwrapped), "oracle", lambda self: None)  # it knows no solution
+    assert list(imitation.demonstrations({}, range(3), 0.0, 0, "turnkey/Taxi-v0", "default")) == []
 
 
 def test_imitation_lowers_the_loss_of_the_actions_and_leaves_other_tokens_alone(quickstart, imitation, tokenizer):

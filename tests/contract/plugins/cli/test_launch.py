@@ -164,42 +164,6 @@ def test_tasks_that_are_there_stay_and_must_be_of_the_environment(tmp_path):
         printed("babyai", "--model", "m", "--tasks", str(folder), "--out", str(tmp_path), *SMALL)
 
 
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ("babyia", "did you mean 'babyai'"),
-        ("turnkey/Taxy-v0", "did you mean 'turnkey/Taxi-v0'"),
-        ("no_such_file.py", "there is no file"),
-        ("none.py", "must register one environment with gymnasium.register, not 0"),
-        ("two.py", "two.py:launch/A-v0"),
-        ("two.py:launch/C-v0", "launch/A-v0, launch/B-v0"),
-    ],
-)
-def test_what_is_no_environment(tmp_path, monkeypatch, environment, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "none.py").write_text("x = 1\n")
-    register = "import gymnasium\nfor name in 'AB':\n    gymnasium.register(f'launch/{name}-v0', entry_point='x:y')\n"
-    (tmp_path / "two.py").write_text(register)
-    import gymnasium
-
-    before = dict(gymnasium.registry)
-    try:
-        with pytest.raises((ValueError, ImportError), match=message):
-            printed(environment, "--model", "m", *SMALL)
-    finally:
-        gymnasium.registry.clear()
-        gymnasium.registry.update(before)
-
-
-def test_one_of_several_environments_in_a_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = EXAMPLE.read_text().replace("example/GuessNumber-v0", "launch/Guess-v0")
-    (tmp_path / "mine.py").write_text(text + "\ngymnasium.register('launch/Other-v0', entry_point='x:y')\n")
-    overrides = printed("mine.py:launch/Guess-v0", "--model", "m", *SMALL)
-    assert "turnkey.env.id=launch/Guess-v0" in overrides
-    assert f"turnkey.modules=[{tmp_path}/mine.py]" in overrides
-
-
 # --- the lines that ``turnkey new`` prints ----------------------------------------------------------------------------
 
 

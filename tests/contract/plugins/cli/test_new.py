@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 from verl_turnkey.envs.checking.report import check
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.cli.new import KINDS
 
 ROOT = Path(__file__).parents[4]
+KINDS = ("estimator", "loss", "env")
+"""of the tool; of the command there are two more"""
 ROOMS = ("advantage", "losses", "envs", "plugins", "recipe")
 pytestmark = pytest.mark.timeout(400)  # Pythons of their own, one of which runs further tests
 NEW_PART = "tools/new_part.py"
@@ -35,6 +36,7 @@ def clone(tmp_path_factory) -> Path:
     for name in ("README.md", "pyproject.toml"):
         shutil.copy(ROOT / name, root)
     (root / ".package" / "verl_turnkey").mkdir(parents=True)
+    shutil.copy(ROOT / "src" / "verl_turnkey" / "__init__.py", root / ".package" / "verl_turnkey")
     for room in ROOMS:
         (root / ".package" / "verl_turnkey" / room).symlink_to(root / room)
     return root
@@ -119,23 +121,31 @@ def test_tables_of_a_clone_are_made_by_its_own_code(tmp_path):
     assert "pip install --no-deps -e" in done.stderr
 
 
-@pytest.mark.parametrize(("kind", "printed"), [("estimator", "array([ 0. ,  0.5, -0.5])"), ("loss", "tensor(")])
+@pytest.mark.parametrize(
+    ("kind", "printed"),
+    [
+        ("estimator", "array([ 0. ,  0.5, -0.5])"),
+        ("loss", "tensor("),
+        ("modifier", "[ 0.5 -0.5]\n[ 0.5  -0.25]\n"),
+        ("reward", "[0.1, 0.0]\n"),
+    ],
+)
 def test_a_file_of_ones_own_runs_by_itself(tmp_path, monkeypatch, kind, printed):
     monkeypatch.chdir(tmp_path)
     lines = ran("new", kind, "my_own", "--summary", "mine")
     assert "    python my_own.py\n" in lines
-    assert "'turnkey.modules=[my_own.py]'" in lines
+    assert ("my_own.py:my_own" if kind == "reward" else "'turnkey.modules=[my_own.py]'") in lines
     done = subprocess.run([sys.executable, "my_own.py"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout
-    assert 'summary="mine"' in (tmp_path / "my_own.py").read_text()
+    assert ('"""mine"""' if kind == "reward" else 'summary="mine"') in (tmp_path / "my_own.py").read_text()
 
 
 def test_an_environment_of_ones_own_is_one_to_train_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = ran("new", "env", "count_up", "--out", "games/mine.py")
     check_line, train_line = (line.strip() for line in lines.splitlines() if line.startswith("    turnkey"))
-    assert check_line == "turnkey env-check my/CountUp-v0 --module games/mine.py"
+    assert check_line == "turnkey env-check games/mine.py"
     assert train_line.startswith("turnkey train games/mine.py --model")
     assert train_line.endswith("turnkey.rollout.max_turns=6")  # else 50 turns of a model that writes no action
     hints = [line for line in Path("games/mine.py").read_text().splitlines() if line.lstrip().startswith("#")]
@@ -161,4 +171,4 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, arguments, wor
 def test_kinds_are_named():
     done = CliRunner().invoke(app, ["new", "method", "mine"])
     assert done.exit_code == 2
-    assert "expected one of estimator, loss, env, got 'method'" in done.output
+    assert "expected one of estimator, loss, modifier, reward, env, got 'method'" in done.output

@@ -51,6 +51,19 @@ def test_header_warnings_once_a_line_a_step_and_the_end(tmp_path, capfd, monkeyp
     assert "noise of vLLM" in (tmp_path / "run" / "train.log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("penalty", "cell"),
+    [((-0.1, 0.05, 1.0), "nonzero credit 100% (penalties alone)"), ((-0.1, 0.0, 1.0), "nonzero credit 100%"), ((), "")],
+)
+def test_credit_of_penalties_alone_is_called_so(penalty, cell):
+    metrics = {"episode/length/mean": 4.0}
+    for part, numbers in (("advantage", (-0.1, 0.05, 1.0) if penalty else (0.0, 0.0, 0.0)), ("penalty", penalty)):
+        names = ("mean", "std", "share_nonzero")[: len(numbers)]
+        metrics |= {f"credit/{part}/{name}": number for name, number in zip(names, numbers, strict=True)}
+    [line] = Reader().step(1, metrics)
+    assert line == f"step 1  turns 4.0  {cell or 'nonzero credit 0%'}"
+
+
 def test_verbose_shows_all_and_a_sampled_validation_is_not_called_greedy(tmp_path, capfd):
     assert run(RUN, tmp_path, verbose=True) == 0
     output = capfd.readouterr().out

@@ -65,6 +65,9 @@ def test_a_narrow_terminal_shows_the_whole_table():
     assert max(map(len, narrow.splitlines())) <= 80
     assert "…" not in narrow
     assert all(f" +turnkey={name} " in narrow for name in shipped())
+    short = tables.on_terminal(tables.overview(), 80).splitlines()
+    assert max(map(len, short)) <= 80
+    assert next(line for line in short if "+turnkey=gigpo " in line).count("compares each trajectory") == 1
     wide = tables.on_terminal(markdown, 400)
     row = next(line for line in wide.splitlines() if "+turnkey=rebn " in line)
     assert "normalizes each step" in row

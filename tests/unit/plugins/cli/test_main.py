@@ -31,6 +31,14 @@ def test_help_shows_at_most_16_commands_under_headings_with_whole_summaries():
     assert re.findall(r"^(\w.*):$", text, re.MULTILINE) == ["Options", *SECTIONS]
 
 
+@pytest.mark.parametrize("command", [[], ["check"], ["train"], ["list"], ["list", "methods"], ["report", "write"]])
+def test_the_short_option_is_the_long_one(command):
+    short, long = (CliRunner().invoke(app, [*command, option], prog_name="turnkey") for option in ("-h", "--help"))
+    assert short.exit_code == long.exit_code == 0
+    assert short.output == long.output
+    assert command[-1:] == [] or f"turnkey {' '.join(command)}" in short.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -125,7 +133,7 @@ def test_no_folder_without_tasks_in_it(tmp_path, option):
 @pytest.mark.parametrize("module", [[], ["--module", "absent_xyz.py"]])
 def test_a_module_is_advised_by_the_option_of_the_command(tmp_path, refused, command, module):
     errors = refused(*command, "absent/Env-v0", *module)
-    assert "--module: cannot import 'absent_xyz.py'" in errors if module else "by --module in the commands" in errors
+    assert "--module: cannot import 'absent_xyz.py'" in errors if module else "my_env.py:ID" in errors
     assert os.listdir(tmp_path) == []
 
 

@@ -1,0 +1,1 @@
+"""Turn-level credit for LLM agents on stock verl."""
