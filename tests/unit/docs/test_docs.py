@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,19 @@ def test_the_numbers_of_the_concept_page_are_what_its_snippet_prints():
     picture = re.findall(r">([+-]\d\.\d\d)<", text("docs/turns.svg"))
     credit = [float(number) for number in re.findall(r"-?\d+\.\d+", printed.getvalue().splitlines()[1])]
     assert [float(number) for number in picture] == credit
+
+
+def test_the_python_api_of_the_page_works():
+    page = text("docs/python-api.md")
+    (code,) = blocks("docs/python-api.md", "python")
+    names: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(code, "docs/python-api.md", "exec"), names)
+    assert printed.getvalue().splitlines() == re.findall("^# (.*)$", code, re.MULTILINE)
+    cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    documented = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert {*signature(names["StepBatch"]).parameters} <= documented
+    assert {entry.name for entry in fields(names["credit"])} <= documented
 
 
 def test_the_credit_in_the_picture_of_loo_td():
