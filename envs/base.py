@@ -153,7 +153,7 @@ def declared_roles(env: gymnasium.Env[Any, Any]) -> tuple[str, ...]:
     """``metadata["roles"]`` of ``env``: who takes turns in its episodes; empty: one player, whom it need not name.
 
     Raises:
-        EnvironmentKwargsError: it is no list of different texts.
+        EnvironmentKwargsError: it has another form than a list of different texts.
     """
     roles = (getattr(env.unwrapped, "metadata", None) or {}).get("roles") or ()
     texts = isinstance(roles, list | tuple) and all(isinstance(role, str) and role for role in roles)

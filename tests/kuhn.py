@@ -31,7 +31,7 @@ class Kuhn(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         self.hand, self.won = 0, 0
         self.deal()
-        return self.shown(), {"task": "Bet on the higher card.", **self.info()}
+        return self.view(), {"task": "Bet on the higher card.", **self.info()}
 
     def deal(self, cards: tuple[str, ...] = ()) -> None:
         order = self.np_random.permutation(3)[:2]
@@ -45,7 +45,7 @@ class Kuhn(gymnasium.Env[str, str]):
     def choices(self) -> list[str]:
         return ["call", "fold"] if "bet" in self.moves else ["check", "bet"]
 
-    def shown(self) -> str:
+    def view(self) -> str:
         return f"Hand {self.hand}: the {self.cards[self.mover]}, marked {ROLES[self.mover]}. Moves: {self.moves}"
 
     def info(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Kuhn(gymnasium.Env[str, str]):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if action not in self.choices:
-            return self.shown(), 0.0, False, False, {**self.info(), "invalid": True}
+            return self.view(), 0.0, False, False, {**self.info(), "invalid": True}
         self.moves.append(action)
         moves = " ".join(self.moves)
         if moves in SHOWDOWN or moves in FOLDED:
@@ -65,7 +65,7 @@ class Kuhn(gymnasium.Env[str, str]):
             if self.hand == self.hands:
                 return "The game is over.", 0.0, True, False, {**self.info(), **self.ended()}
             self.deal()
-        return self.shown(), 0.0, False, False, {**self.info(), **self.paid(action)}
+        return self.view(), 0.0, False, False, {**self.info(), **self.paid(action)}
 
     def paid(self, action: str) -> dict[str, Any]:
         """A turn's reward for both, where a test asks for it: a quarter to the one who made the other decide."""

@@ -457,8 +457,8 @@ class Branching:
             for role in dict.fromkeys(players):
                 taken = [t for t, player in enumerate(players) if player == role]
                 outcome[role] = float(sum(rewards[t] for t in taken))
-                given = self._strategy.columns([rewards[t] for t in taken], [measured[t] for t in taken])
-                for name, values in given.items():
+                of_role = self._strategy.columns([rewards[t] for t in taken], [measured[t] for t in taken])
+                for name, values in of_role.items():
                     column = strategy_columns.setdefault(name, [0.0] * len(steps))
                     for t, value in zip(taken, values, strict=True):
                         column[t] = value

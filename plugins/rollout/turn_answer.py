@@ -155,9 +155,9 @@ async def answer_turn(trajectory: Trajectory, parsed: ParsedAction, tools: Worke
     returned = answer.info.pop("results", None)
     notes = [f"{call.name}: {result['content']}" for call, result in zip(elsewhere, results, strict=True)]
     if parsed.calls:
-        # What the next player sees is no result of this one's call.
-        shown = answer.observation if answer.role == seen.role else ""
-        of_environment = iter(_results(len(to_environment), answer, returned, shown))
+        # What the next player sees does not answer this one's call.
+        view = answer.observation if answer.role == seen.role else ""
+        of_environment = iter(_results(len(to_environment), answer, returned, view))
         of_others = iter(results)
         answer.info["results"] = [
             _error(f"Error: {call.error}")
@@ -178,10 +178,10 @@ async def answer_turn(trajectory: Trajectory, parsed: ParsedAction, tools: Worke
     return answer
 
 
-def _results(calls: int, answer: Answer, returned: list[Result] | None, shown: str) -> list[Result]:
-    """The environment's results, one per call that it got; ``shown``: that of a single call without one."""
+def _results(calls: int, answer: Answer, returned: list[Result] | None, view: str) -> list[Result]:
+    """The environment's results, one per call that it got; ``view``: that of a single call without one."""
     if returned is None and calls == 1:
-        returned = [{"content": shown, "is_error": answer.invalid}]
+        returned = [{"content": view, "is_error": answer.invalid}]
     returned = (returned or []) if calls else []
     if len(returned) != calls:
         raise EnvironmentFailure(

@@ -37,7 +37,7 @@ def test_credit_is_that_of_each_role_alone(method, rows):
     for row in rows:  # the score of a trajectory would be that of all its roles
         row.pop("score", None)
         row.setdefault("action", "a")
-    together, alone = (compute_credit(method, as_batch(given)).advantage for given in (rows, apart(rows)))
+    together, alone = (compute_credit(method, as_batch(table)).advantage for table in (rows, apart(rows)))
     assert_same_credit(together, alone)
 
 
