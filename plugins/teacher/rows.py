@@ -195,11 +195,15 @@ def read_rows(
     columns = {name: entries(column) for name, column in data.items() if name not in by_token}
     runs, responses, scores = Runs.of(mask), data["responses"].unbind(), data.get("rm_scores", None)
     records: dict[int, Mapping[str, Any]] = {i: record_of(extra_fields[i]) or {} for i in played}
-    # Each role of an episode has an episode of its own: a text about another's turns would show what that one saw.
+    # Of several roles each has an episode of its own: a text about another's turns would show what that one saw.
+    names = {i: branch_name(split_key(keys[i])[1], records[i].get("branch", 0)) for i in played}
+    role_of = {i: next((step["extra"].get("role") for step in records[i].get("steps", ())), None) for i in played}
+    roles: dict[str, set[Any]] = defaultdict(set)
+    for i in played:
+        roles[names[i]] |= {role_of[i]} - {None}
     members: dict[tuple[str, Any], list[int]] = defaultdict(list)
     for i in played:
-        role = next((step["extra"].get("role") for step in records[i].get("steps", ())), None)
-        members[branch_name(split_key(keys[i])[1], records[i].get("branch", 0)), role].append(i)
+        members[names[i], role_of[i] if len(roles[names[i]]) > 1 else None].append(i)
 
     def turns(rows: Sequence[int]) -> list[str]:
         return [
