@@ -236,6 +236,52 @@ class StepBatch:
             other.score.setflags(write=False)
         return other
 
+    def by_role(self) -> StepBatch:
+        """The same steps, in which what each role did in a trajectory is a trajectory, in a group of the role's own.
+
+        So any method compares returns, groups and anchors of one role. Roles are those of ``extra.role``; the table
+        itself, if it has none or one, or if a trajectory is a tree. A role is rewarded by its own steps; it succeeds if
+        its ``extra.role_outcome``, where there is one, is above 0; its last step has the flags of the trajectory's last
+        one. Its next state is the one in which it moves again, and a key of the task is one of the role's.
+        """
+        if "extra.role" not in self.given or self.runs.tree is not None:
+            return self
+        keys = [None if isinstance(key, float) and key != key else key for key in self.extra["role"].tolist()]
+        role, ids = col.encode("extra.role", keys, none_allowed=True)
+        role, ids = np.minimum(role, len(ids)), [*ids, None]
+        if not len(role) or (role == role[0]).all():
+            return self
+        other, names = copy(self), [ids[code] for code in role]
+        vars(other).pop("anchor_groups", None)
+        other.ids, other.extra = dict(self.ids), {k: v for k, v in self.extra.items() if k != "next_anchor"}
+        other.given = self.given - {"extra.next_anchor"}
+        for column in ("group", "trajectory"):
+            codes, number = joint_codes(vars(self)[column], role)
+            _, rows = np.unique(codes, return_index=True)
+            other.ids[column] = [(self.ids[column][vars(self)[column][row]], names[row]) for row in rows.tolist()]
+            setattr(other, column, codes)
+            setattr(other, f"n_{'groups' if column == 'group' else 'trajectories'}", number)
+        other.runs = sort_runs(other.trajectory, other.step)
+        other.first_rows = other.runs.order[other.runs.starts]
+        if "score" not in self.given:
+            other.score = run_sums(self.reward, other.runs)[other.trajectory]
+        if "env_return" not in self.given:
+            other.env_return = other.score
+        if "role_outcome" in self.extra:
+            other.success = col.numbers_or_objects(self.extra["role_outcome"]) > 0
+        last = other.runs.last
+        for flag in ("terminated", "truncated"):
+            flags = vars(self)[flag].copy()
+            flags[last] |= flags[self.runs.last[self.trajectory[last]]]
+            setattr(other, flag, flags)
+        if "task" in self.extra:
+            tasks = [f"{task} {name}" for task, name in zip(self.extra["task"].tolist(), names, strict=True)]
+            other.extra["task"] = col.objects(tasks)
+        for array in (*vars(other).values(), *other.extra.values()):
+            if isinstance(array, np.ndarray):
+                array.setflags(write=False)
+        return other
+
     def __repr__(self) -> str:
         return f"StepBatch({len(self)} steps, {self.n_trajectories} trajectories, {self.n_groups} groups)"
 

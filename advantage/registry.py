@@ -197,10 +197,13 @@ def compute_credit(
 ) -> Credit:
     """Credit of every step of ``batch`` by the estimator ``name``; ``params`` are the fields of its dataclass.
 
+    A method that does not read ``extra.role`` takes each role's part of a trajectory as a trajectory of its own, where
+    there are several (:meth:`.StepBatch.by_role`).
+
     ``modify`` lists modifiers, each by its name or as a mapping with ``name`` and its parameters: the first modifies
     the estimator, each later one the result of those before it. ``tokens``: for modifiers of single tokens, whose
-    result is ``Credit.tokens``. ``state`` is the ``Credit.state`` of the last batch,
-    for stateful estimators and modifiers; None at the start.
+    result is ``Credit.tokens``. ``state`` is the ``Credit.state`` of the last batch, for stateful estimators and
+    modifiers; None at the start.
 
     Raises:
         ConfigError: unknown estimator, modifier or parameter (with the closest match), a value of the wrong type or
@@ -226,6 +229,8 @@ def compute_credit(
                 how = how_to_set(column, before)
                 raise ConfigError(f"{reader} needs the column {column!r}, which this batch does not have: {how}")
     state = state or {}
+    if "extra.role" not in spec.needs:
+        batch = batch.by_role()
 
     def estimate(table: StepBatch) -> Credit:
         memory = (estimators_state(state),) if spec.stateful else ()

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,10 +23,12 @@ Info = dict[str, Any]
 """``state_key`` (str, int or None), ``admissible`` (list of str or None), ``success`` (bool or None), ``invalid``,
 ``task``, and where there are any ``images`` (arrays of (height, width, 3) bytes), their ``images_key`` (see
 :attr:`Answer.images_key`), ``extra`` (plain values), ``tools`` (of a reset) and ``results`` (of a step), see
-``tool_info``, and ``turn_limit`` (of a reset in a host), see ``base.turn_limit``; the agent loop adds a ``note``, see
-:attr:`Answer.text`"""
+``tool_info``, ``outcome`` and ``rewards`` (role -> number, of a step of an environment that declares roles), and
+``turn_limit`` and ``roles`` (of a reset in a host), see ``base.turn_limit`` and ``base.declared_roles``; the agent loop
+adds a ``note``, see :attr:`Answer.text`"""
 
 _LARGEST = sys.float_info.max
+DECLARED = "the roles in the class's metadata, such as metadata = {'roles': ['first', 'second']}"
 
 
 @dataclass(frozen=True)
@@ -97,16 +99,30 @@ class Answer:
         """Whose move it is; None: the environment has no roles."""
         return self.info.get("extra", {}).get("role")
 
+    @property
+    def paid(self) -> dict[str, float]:
+        """What the step and the end of the episode pay each role on its last turn, beside the mover's reward."""
+        outcome, rewards = self.info.get("outcome", {}), self.info.get("rewards", {})
+        return {role: rewards.get(role, 0.0) + outcome.get(role, 0.0) for role in {**rewards, **outcome}}
 
-def read_reset(answer: Any) -> Answer | Fault:
-    """What ``reset`` returned, (observation, info); a fault when it has another form."""
+
+def read_reset(answer: Any, roles: Sequence[str] = ()) -> Answer | Fault:
+    """What ``reset`` returned, (observation, info); a fault when it has another form.
+
+    ``roles``: those that the environment declares.
+    """
     if not (isinstance(answer, tuple) and len(answer) == 2):
         return Fault("runs", f"reset must return (observation, info), not {short_repr(answer)}")
-    return _read(answer[0], answer[1], "tools", read_tools)
+    output = _read(answer[0], answer[1], "tools", read_tools)
+    _check_roles(output, {}, roles)
+    return output
 
 
-def read_step(answer: Any) -> Answer | Fault:
-    """What ``step`` returned, (observation, reward, terminated, truncated, info); a fault when it has another form."""
+def read_step(answer: Any, roles: Sequence[str] = ()) -> Answer | Fault:
+    """What ``step`` returned, (observation, reward, terminated, truncated, info); a fault when it has another form.
+
+    ``roles``: those that the environment declares.
+    """
     if not (isinstance(answer, tuple) and len(answer) == 5):
         return Fault(
             "runs", f"step must return (observation, reward, terminated, truncated, info), not {short_repr(answer)}"
@@ -122,7 +138,36 @@ def read_step(answer: Any) -> Answer | Fault:
         if not _is_bool(flag):
             output.faults.append(Fault("flags", f"{name} must be a bool, not {short_repr(flag)}"))
     output.terminated, output.truncated = terminated is not None and bool(terminated), bool(truncated)
+    _check_roles(output, info if isinstance(info, Mapping) else {}, roles)
     return output
+
+
+def _check_roles(answer: Answer, info: Mapping[str, Any], roles: Sequence[str]) -> None:
+    """Add to ``answer`` what ``info`` pays by role, and the faults in it and in the role that it names."""
+
+    def fault(what: str) -> None:
+        declared = f"metadata['roles'] declares {', '.join(map(repr, roles))}" if roles else f"declare {DECLARED}"
+        answer.faults.append(Fault("roles", f"{what}: {declared}"))
+
+    role = answer.role
+    if not (role is None or isinstance(role, str | int | float)):
+        fault(f"info['extra']['role'] must be a text or a number, not {short_repr(role)}")
+    elif roles and role not in roles and not (role is None and (answer.terminated or answer.truncated)):
+        fault(f"info['extra']['role'] must say whose move it is, not {role!r}")
+    for key in ("outcome", "rewards"):
+        numbers = info.get(key)
+        if not isinstance(numbers, Mapping) or (not roles and role not in numbers):
+            if roles and numbers is not None:
+                fault(f"info['{key}'] must be a dict of role and number, not {short_repr(numbers)}")
+            continue  # a key of an environment's own, without roles
+        if unknown := [name for name in numbers if name not in roles]:
+            fault(f"info['{key}'] pays {unknown[0]!r}")
+            continue
+        try:
+            read = {name: finite_reward(value, f"info['{key}'][{name!r}]") for name, value in numbers.items()}
+            answer.info[key] = read
+        except ValueError as error:
+            answer.faults.append(Fault("reward", str(error)))
 
 
 def plain_text(value: Any) -> str:

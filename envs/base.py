@@ -53,6 +53,10 @@ class StepResult:
     """the action was not understood or could not be applied"""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """further plain values by name, for reward components and estimators (``tool_calls``, ``potential``, ...)"""
+    outcome: Mapping[str, float] = field(default_factory=dict)
+    """role -> what the end of the episode pays it"""
+    task: str = ""
+    """what the role that moves now for the first time is to do, if it differs from what ``begin`` said"""
 
 
 class TextEnv(gymnasium.Env[str, str]):
@@ -129,6 +133,8 @@ def _info(result: StepResult) -> dict[str, Any]:
         "won": result.success,  # verl-agent's name for it: what reads its environments reads ours
         "invalid": result.invalid,
         **({"extra": dict(result.extra)} if result.extra else {}),
+        **({"outcome": dict(result.outcome)} if result.outcome else {}),
+        **({"task": result.task} if result.task else {}),
     }
 
 
@@ -141,6 +147,18 @@ def turn_limit(env: gymnasium.Env[Any, Any]) -> int | None:
     if isinstance(env.unwrapped, TextEnv):
         limits.append(env.unwrapped.turn_limit)
     return min((limit for limit in limits if limit is not None and limit > 0), default=None)  # -1: gymnasium's for none
+
+
+def declared_roles(env: gymnasium.Env[Any, Any]) -> tuple[str, ...]:
+    """``metadata["roles"]`` of ``env``: who takes turns in its episodes; empty: one player, whom it need not name.
+
+    Raises:
+        EnvironmentKwargsError: it has another form than a list of different texts.
+    """
+    roles = (getattr(env.unwrapped, "metadata", None) or {}).get("roles") or ()
+    texts = isinstance(roles, list | tuple) and all(isinstance(role, str) and role for role in roles)
+    check(texts and len({*roles}) == len(roles), "metadata['roles']", "a list of different texts", roles)
+    return tuple(roles)
 
 
 def digest(*parts: Any) -> str:

@@ -1,4 +1,4 @@
-"""TextArena's games for one player: puzzles, board games and guessing games.
+"""TextArena's games for one player: puzzles, board games and guessing games; and tic-tac-toe for two.
 
 Guertler et al. 2025, "TextArena". The games seed the global random states of Python and numpy and draw from them; here
 each environment keeps a random state of its own, and the program's is restored after every call.
@@ -37,6 +37,7 @@ LEFT_OUT = {
     "Blackjack-": "it pays the share of hands won, and draws nothing",
     "Cryptarithm-": "seven letters with any digits pay 0.875",
     "FifteenPuzzle-": "half of its boards cannot be solved, and the move that solves one of the others raises an error",
+    "KuhnPoker-": "a bet and a call add nothing to the pot, so that nobody should ever fold",
     "Klondike-": "its source has a syntax error in every version of Python",
     "LightsOut-": "it may begin with all lights off, and pays as little as -7",
     "PegJump-": "four of its jumps bend, and the lowest row has none",
@@ -85,6 +86,11 @@ class PlayerState(textarena.SinglePlayerState):
 _GUESSABLE: dict[str, Callable[[str], bool]] = {"HangmanEnv": str.isalpha, "WordleEnv": str.islower}
 
 GAMES = games()
+TWO_PLAYERS = ("TicTacToe-v0",)
+"""ids of the games for two players, whose boards say which moves there are"""
+ROLES = ("player 0", "player 1")
+OPPONENTS = ("self", "random")
+CHOICE = re.compile(r"'\[([^\]']+)\]'")
 REWARDS = ("raw", "success")
 COUNTERS = ("moves_made", "num_turns")  # count steps; left out of the state key
 LARGE = 5000  # characters of an attribute's repr
@@ -102,6 +108,8 @@ class TextArenaText(TextEnv):
         reward: given at the last step: ``raw`` is the game's own, in most games the share that is solved, at most 0.95
             in a game that is not won; ``success`` is 1.0 for a won game, else 0.0.
         error_allowance: invalid moves in a row that do not end the game yet; None: the game's own limit, mostly one.
+        opponent: in a game for two players: ``self``, the model plays both, or ``random``; who moves first alternates
+            by seed then.
         max_steps: steps before truncation, beside the limit of the game itself.
 
     ``success``: the game is won by its rules, which is a final reward of 1; never after an invalid move that ends it.
@@ -117,16 +125,25 @@ class TextArenaText(TextEnv):
         options: Mapping[str, Any] | None = None,
         reward: str = "raw",
         error_allowance: int | None = None,
+        opponent: str = "self",
         max_steps: int | None = None,
     ) -> None:
         super().__init__(max_steps)
         for beginning, why in LEFT_OUT.items():
             if str(game).startswith(beginning):
                 raise UnknownEnvironmentError(f"{game!r} of TextArena cannot be trained on: {why}")
-        if (spec := ENV_REGISTRY.get(str(game))) and not for_one_player(spec.entry_point):
-            raise UnknownEnvironmentError(f"{game!r} is a game for several players; only those for one are here")
-        if game not in GAMES:
+        two = game in TWO_PLAYERS
+        if (spec := ENV_REGISTRY.get(str(game))) and not two and not for_one_player(spec.entry_point):
+            raise UnknownEnvironmentError(
+                f"{game!r} is a game for several players; of these only {', '.join(TWO_PLAYERS)} are here"
+            )
+        if game not in GAMES and not two:
             raise UnknownEnvironmentError(f"TextArena has no game {game!r}{did_you_mean(game, GAMES) or '.'}")
+        check(opponent in OPPONENTS, "opponent", f"one of {', '.join(OPPONENTS)}", opponent)
+        check(two or opponent == "self", "opponent", "left out in a game for one player", opponent)
+        self._two, self._random_opponent = two, opponent == "random"
+        if two and not self._random_opponent:
+            self.metadata = {**self.metadata, "roles": ROLES}
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
         whole = isinstance(error_allowance, int) and not isinstance(error_allowance, bool) and error_allowance >= 0
         check(error_allowance is None or whole, "error_allowance", "a whole number, or null", error_allowance)
@@ -141,7 +158,7 @@ class TextArenaText(TextEnv):
             for name, value in vars(self._blank).items()
             if isinstance(value, textarena.Agent) or len(repr(_plain(value))) > LARGE
         }
-        self._board = ""
+        self._boards: dict[int, str] = {}
 
     def begin(self, seed: int) -> tuple[StepResult, str]:
         # Some games keep data from one episode to the next: each episode gets a copy of the unplayed one.
@@ -149,47 +166,78 @@ class TextArenaText(TextEnv):
         with self._own_random():
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            self._game.reset(num_players=1, seed=seed)
-        self._game.state.__class__ = PlayerState
+            self._game.reset(num_players=2 if self._two else 1, seed=seed)
+        if not self._two:
+            self._game.state.__class__ = PlayerState
         if self._error_allowance is not None:
             self._game.state.error_allowance = self._error_allowance
-        self._board = ""
-        heard = self._heard()
-        prompt = "\n".join(message for message, kind in heard if kind == ObservationType.PROMPT)
-        result = self._now([message for message in heard if message[1] != ObservationType.PROMPT], done=False)
-        return result, "\n".join(line.strip() for line in prompt.splitlines())
+        self._boards = {}
+        self._model, self._rng = seed % 2 if self._random_opponent else None, random.Random(seed)
+        self._first = self._game.state.current_player_id
+        result = self._now(self._opponents_moves(), done=False)
+        return result, result.task
+
+    def _opponents_moves(self) -> list[tuple[str, ObservationType]]:
+        """Plays until it is the model's turn, or the game is over; what the model has heard then."""
+        while self._model not in (None, self._mover) and not self._game.state.done:
+            board = next(text for text, kind in reversed(self._heard()) if kind == ObservationType.GAME_BOARD)
+            with self._own_random():
+                self._game.step(f"[{self._rng.choice(CHOICE.findall(board))}]")
+        if self._game.state.done and self._model is not None:
+            self._game.state.current_player_id = self._model
+        return self._heard()
+
+    @property
+    def _mover(self) -> int:
+        return self._game.state.current_player_id if self._two else 0
 
     def act(self, action: str) -> StepResult:
         action = action.strip()
         bare = "[" not in action and "]" not in action and not self._name.startswith("GuessWho-")  # a question
         with self._own_random():
-            done, _ = self._game.step(f"[{action}]" if bare else action)
-        return self._now(self._heard(), bool(done))
+            mover, (done, _) = self._mover, self._game.step(f"[{action}]" if bare else action)
+        if done and self._two:
+            self._game.state.current_player_id = mover  # the last state is shown to who moved
+        heard = self._heard() if done else self._opponents_moves()
+        return self._now(heard, self._game.state.done if self._two else bool(done))
 
     def _now(self, heard: list[tuple[str, ObservationType]], done: bool) -> StepResult:
+        prompt = "\n".join(message for message, kind in heard if kind == ObservationType.PROMPT)
+        heard = [message for message in heard if message[1] != ObservationType.PROMPT]
         lines = [message for message, _ in heard]
         boards = [message for message, kind in heard if kind == ObservationType.GAME_BOARD]
+        if boards and self._two:  # those before are of the players' earlier turns
+            lines = [message for message, kind in heard if kind != ObservationType.GAME_BOARD] + boards[-1:]
         if boards:
-            self._board = boards[-1]
-        elif self._board:
-            lines.append(self._board)
+            self._boards[self._mover] = boards[-1]
+        elif board := self._boards.get(self._mover):
+            lines.append(board)
         state, final, success, ended = self._game.state, 0.0, False, {}
+        more: dict[str, Any] = {"task": "\n".join(line.strip() for line in prompt.splitlines())}
+        if self._two:
+            choices = CHOICE.findall(self._boards.get(self._mover, ""))
+            more |= {"admissible": choices or None, "extra": {"role": ROLES[self._mover]}}
         if done:
             rewards, infos = self._game.close()
-            final, ended = float(rewards[0]), infos[0]
+            player = self._model if self._model is not None else self._first if self._two else 0
+            final, ended = float(rewards[player]), infos[self._mover]
             lines.append(str(ended.get("reason") or ""))
-            success = not ended.get("invalid_move") and final >= 1
+            success = not infos[player].get("invalid_move") and final >= 1
             final = final if success else min(final, MOST_UNSOLVED)
+            if self._two and self._model is None:
+                more["outcome"] = {role: float(rewards[n]) for n, role in enumerate(ROLES)}
+                final = 0.0
         truncated = done and not success and bool(OUT_OF_TURNS.search(str(ended.get("reason"))))
         return StepResult(
             observation="\n".join(line for line in lines if line) or "The game begins.",
-            state_key=digest(self._name, done, state.error_count, self._state()),
-            reward=float(success) if self._success_only else final,
+            state_key=digest(self._name, done, state.error_count, self._state(), *([self._mover] if self._two else ())),
+            reward=float(success) if self._success_only and "outcome" not in more else final,
             success=success,
             terminated=done and not truncated,
             truncated=truncated,
             # A valid move resets the count of errors; an invalid one that ends the game is reported at its end only.
             invalid=bool(ended.get("invalid_move", False)) or (not done and state.error_count > 0),
+            **more,
         )
 
     def _state(self) -> Any:

@@ -292,18 +292,16 @@ def key_repeats(record: Record, limits: Limits) -> Verdict:
 
 
 def roles(record: Record, limits: Limits) -> Verdict:
-    """The states of an episode name one role: prompts with a memory show each role what the others saw."""
+    """Whose move it is, and who is paid, is one of the declared roles."""
     for trace in record.traces():
-        named = {
-            str(answer.role): None for answer in trace.answers if answer.role is not None and not answer.terminated
-        }
-        if len(named) > 1:
+        named = {str(answer.role): None for answer in trace.answers if answer.role is not None}
+        if len(named) > 1 and not trace.roles:
             return "warn", (
-                f"seed {trace.seed}: an episode of the roles {', '.join(named)}: prompts with a memory would show each "
-                "what the others saw and did. Training refuses them: set turnkey.rollout.prompt=template and "
-                "turnkey.rollout.history=0"
+                f"seed {trace.seed}: an episode of the roles {', '.join(named)}: declare them in metadata['roles'], so "
+                "that each can be paid, and a method that mixes them is known before a run"
             )
-    return "pass", "no episode names more than one in info['extra']['role']"
+    declared = next((trace.roles for trace in record.traces() if trace.roles), ())
+    return "pass", f"{', '.join(declared)}, each with a memory of its own" if declared else "one player"
 
 
 # --- rewards and actions ---------------------------------------------------------------------------------------------

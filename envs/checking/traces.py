@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 
 from verl_turnkey.envs.answers import Answer, Fault, read_reset, read_step
+from verl_turnkey.envs.base import declared_roles
 
 Env = gymnasium.Env[str, str]
 Tell = Callable[..., None]
@@ -34,6 +35,8 @@ class Trace:
     kind: str
     """the actions' origin: admissible, text, oracle"""
     task: str = ""
+    roles: tuple[str, ...] = ()
+    """those that the environment declares"""
     actions: list[str] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -71,14 +74,15 @@ class Calls:
 
     def reset(self, env: Env, trace: Trace) -> None:
         what = f"reset(seed={trace.seed})"
-        answer = self._answered(trace, "reset", what, lambda: read_reset(env.reset(seed=trace.seed)))
+        trace.roles = declared_roles(env)
+        answer = self._answered(trace, "reset", what, lambda: read_reset(env.reset(seed=trace.seed), trace.roles))
         if answer is not None:
             trace.task = answer.info["task"]
 
     def step(self, env: Env, trace: Trace, action: str) -> None:
         what = f"step({shorten(action)}) (seed {trace.seed}, step {len(trace.actions)})"
         trace.actions.append(action)
-        self._answered(trace, "step", what, lambda: read_step(env.step(action)))
+        self._answered(trace, "step", what, lambda: read_step(env.step(action), trace.roles))
 
     def _answered(self, trace: Trace, kind: str, what: str, call: Callable[[], Answer | Fault]) -> Answer | None:
         """What ``call`` gave; None when it raised, or gave no answer. The trace keeps answer, seconds and faults."""

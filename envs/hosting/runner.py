@@ -22,7 +22,7 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from verl_turnkey.envs.answers import Answer, Fault, Info, read_reset, read_step
-from verl_turnkey.envs.base import copied, offers_copies, turn_limit
+from verl_turnkey.envs.base import copied, declared_roles, offers_copies, turn_limit
 from verl_turnkey.envs.errors import (
     EnvironmentFailure,
     EnvironmentKwargsError,
@@ -60,6 +60,7 @@ class EnvRunner:
         self._modules = tuple(modules)
         self._env: gymnasium.Env[str, str] | None = None
         self._made_for: tuple[str, Mapping[str, Any]] | None = None
+        self._roles: tuple[str, ...] = ()
 
     def load(self, env_id: str) -> Declared | None:
         """Import the class of ``env_id``; None when that fails, because ``start`` reports the reason better."""
@@ -86,7 +87,10 @@ class EnvRunner:
                 except (UnknownEnvironmentError, MissingPackageError, EnvironmentKwargsError) as error:
                     raise EnvironmentFailure("make", str(error.args[0])) from None
                 self._made_for = (env_id, kwargs)
-            answer = _accepted(read_reset(self._env.reset(seed=seed)))
+                self._roles = declared_roles(self._env)
+            answer = _accepted(read_reset(self._env.reset(seed=seed), self._roles))
+            if self._roles:
+                answer.info["roles"] = self._roles
             if (limit := turn_limit(self._env)) is not None:
                 answer.info["turn_limit"] = limit
             return answer.observation, answer.info
@@ -95,7 +99,7 @@ class EnvRunner:
         """One step: observation, reward, terminated, truncated, info."""
         assert self._env is not None
         with _failures("step"):
-            answer = _accepted(read_step(self._env.step(action)))
+            answer = _accepted(read_step(self._env.step(action), self._roles))
             return answer.observation, answer.reward, answer.terminated, answer.truncated, answer.info
 
     def clone(self) -> EnvRunner | None:
@@ -106,7 +110,7 @@ class EnvRunner:
             if env is None:
                 return None
             runner = EnvRunner(self._modules)
-            runner._env, runner._made_for = env, self._made_for
+            runner._env, runner._made_for, runner._roles = env, self._made_for, self._roles
             return runner
 
     def step_clone(self, action: str) -> tuple[str, Info]:

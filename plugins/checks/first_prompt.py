@@ -55,7 +55,8 @@ def measure(config: DictConfig, turnkey: TurnkeyConfig, observation: str, info: 
     options, goal, instruction = turnkey.rollout, info["task"], instruction_of(fmt)
     template, turns = load_template(options.template), load_examples(options.examples)
     examples = Examples(turns, fmt, template, instruction, options.prompt == "conversation")
-    system = [{"role": "system", "content": options.system}] if options.system else []
+    text = options.system_of((info.get("extra") or {}).get("role"))
+    system = [{"role": "system", "content": text}] if text else []
 
     def encode(past: PromptHistory) -> list[int]:
         now = build_messages(

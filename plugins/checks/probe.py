@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from omegaconf import DictConfig
@@ -18,16 +18,14 @@ from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting.host import CLOSE_SECONDS, RESET_KEY, STEP_KEY, fingerprint
 from verl_turnkey.envs.hosting.workers import ProcessWorker
 from verl_turnkey.envs.prompting.actions import TOOLS
-from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.rewards import RewardStep
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.envs.tools import random_call
 from verl_turnkey.envs.users import PROBE, with_policy
 from verl_turnkey.plugins.checks.data import check_answer, first_task, task_file
-from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse
+from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse, warn
 from verl_turnkey.plugins.checks.first_prompt import measure
 from verl_turnkey.plugins.checks.resources import check_takes_images
-from verl_turnkey.plugins.config.playing import several_roles, shares_memory
 from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, credit_modify, estimator_of, turnkey_config
 from verl_turnkey.plugins.rollout.columns import countable
 from verl_turnkey.plugins.rollout.strategies import read_strategy
@@ -50,6 +48,8 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
         observation, info, columns_given = asyncio.run(play(turnkey, task, before, forks))
     except EnvironmentFailure as failure:
         raise _refusal(task, failure) from None
+    if len(roles := info.get("roles", ())) > 1:
+        _warn_of_mixed_roles(config, roles)
     if strategy is not None and getattr(strategy[1], "needs_answer", False):
         check_answer(file, strategy[0].name, RewardStep(observation, None, extra=info.get("extra") or {}))
     if turnkey.rollout.action_format == TOOLS and not info.get("tools"):
@@ -61,6 +61,17 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
     else:
         measure(config, turnkey, observation, info)
     return columns_given
+
+
+def _warn_of_mixed_roles(config: DictConfig, roles: Sequence[str]) -> None:
+    """Warn of what takes all ``roles`` of an episode for one player: in a game, what one wins another loses."""
+    spec, algorithm = estimator_of(config), config.algorithm
+    if spec is None or spec.needs == ("extra.parent",):
+        key, instead = f"algorithm.adv_estimator={algorithm.adv_estimator}", "take +turnkey=marshal or +turnkey=gigpo"
+        warn("roles-mixed", key=key, roles=", ".join(roles), instead=instead)
+    if (algorithm.get("filter_groups") or {}).get("enable"):
+        key = "algorithm.filter_groups.enable"
+        warn("roles-mixed", key=f"{key}=true", roles=", ".join(roles), instead=f"set {key}=false")
 
 
 def probe_nodes(turnkey: TurnkeyConfig, file: str) -> None:
@@ -145,10 +156,10 @@ async def play(
     finally:
         await process.retire(CLOSE_SECONDS)
     answers = [Answer(*state) for state in (states[:-1] if terminated or truncated else states)]
-    roles = [answer.role for answer in answers if answer.role is not None]  # those who are prompted
-    other = next((role for role in roles if role != roles[0]), None)
-    if other is not None and shares_memory(turnkey, load_template(turnkey.rollout.template)):
-        refuse("roles-share-memory", reason=several_roles(roles[0], other))
+    prompted = dict.fromkeys([*first[1].get("roles", ()), *(answer.role for answer in answers)])
+    system = turnkey.rollout.system
+    if isinstance(system, dict) and (without := [role for role in prompted if role not in system]):
+        refuse("role-without-system", role=repr(without[0]), roles=", ".join(map(repr, system)))
     if turnkey.rollout.action_format == TOOLS:
         first[1]["tools"] = await with_servers(turnkey, task, tools or [])
     return *first, common

@@ -12,14 +12,12 @@ from verl_turnkey.envs.tasks import PLACES, Panel
 from verl_turnkey.plugins.config.leaves import every, uses, value_of
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.roles import Use
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, load_examples, reward_entries, turnkey_config
+from verl_turnkey.plugins.config.schema import load_examples, reward_entries, turnkey_config
 
 ROLLOUT = "turnkey.rollout."
 TOKENS = ("max_prompt_length", "max_response_length")
 ELSEWHERE = ("turnkey.env.", "turnkey.agent.", ROLLOUT, "turnkey.rewards", "turnkey.modules", "data.")
 """where fields lie that are in other parts of a panel, or of no panel, such as those of agents"""
-SHARED = "roles-share-memory"
-"""the rule that refuses several roles in prompts of one memory"""
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,21 +86,3 @@ def _differing(here: Any, there: Any, key: str) -> Iterator[str]:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
-
-
-def shares_memory(turnkey: TurnkeyConfig, template: str) -> bool:
-    """Whether prompts show what the turns before saw or did, which ``turnkey.ignore`` may allow for several roles."""
-    if SHARED in turnkey.ignore:
-        return False
-    options = turnkey.rollout
-    history = options.history > 0 and "{history}" in template
-    return options.prompt == "conversation" or history or (options.summary is not None and "{summary}" in template)
-
-
-def several_roles(first: Any, second: Any) -> str:
-    """Which roles an episode has, why that is refused, and what to change."""
-    return (
-        f"{first!r} and {second!r} (info['extra']['role']), and prompts show each what the other saw and did. Set "
-        "turnkey.rollout.prompt=template, turnkey.rollout.history=0 and turnkey.rollout.summary=null, so that a prompt "
-        "shows its own state alone"
-    )

@@ -137,8 +137,8 @@ class RolloutConfig:
     (calls of the environment's tools) or module:function"""
     template: Played[TemplateFile[str]] = "default"
     """prompt template: a shipped name or the path of a text file"""
-    system: Played[str | None] = None
-    """system message; null: none"""
+    system: Played[str | dict[str, str] | None] = None
+    """system message, or one for each role by its name; null: none"""
     skill: Played[str | None] = None
     """column of the data, or key of its extra_info, whose text every prompt shows after the task; null: none"""
     examples: Played[File[list[Any] | str]] = field(default_factory=list)
@@ -193,6 +193,17 @@ class RolloutConfig:
             value = getattr(self, name)
             check(value is None or value > 0, name, "null or positive", value)
         check(self.branches_at_once > 0, "branches_at_once", "positive", self.branches_at_once)
+
+    def system_of(self, role: Any) -> str | None:
+        """The system message of ``role``; None: none.
+
+        Raises:
+            ConfigError: there is one for each role, and none for this one.
+        """
+        if not isinstance(self.system, dict):
+            return self.system
+        check(role in self.system, "turnkey.rollout.system", f"a text for the role {role!r}", self.system)
+        return self.system[role]
 
     @property
     def rows_hold_turns(self) -> bool:

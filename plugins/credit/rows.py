@@ -410,7 +410,11 @@ def read_rows(
     known = {**of_heads, **parsed.extra}
     supplied = {name: column(turns, row) for name, column in (supply or {}).items() if name not in known}
     rewards_of_env = np.array(parsed.reward, dtype=np.float64) if recorded else None
-    trajectory = np.unique(columns["trajectory"], return_inverse=True)[1]
+    # By role where there are several: then a trajectory is what one role did.
+    roles = [str(role) for role in parsed.extra.get("role") or ("",) * len(row)]
+    players = list(zip(columns["trajectory"], roles, strict=True))
+    numbers = {player: number for number, player in enumerate(dict.fromkeys(players))}
+    trajectory = np.array([numbers[player] for player in players], dtype=np.int64)
     returns = np.bincount(trajectory, reward if rewards_of_env is None else rewards_of_env)
     before_turn = None if values is None else values_before(values, turns, row)
     penalty = None if kl is None else turns.sum(kl.double()).numpy()

@@ -25,12 +25,14 @@ from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ToolsReader, action_reader
 from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching, Budget, Cost, Trajectory
-from verl_turnkey.plugins.rollout.columns import TURN_LIMIT, countable, extras, hint_line, skill_line, turn_limit
+from verl_turnkey.plugins.rollout.columns import ROLE, TURN_LIMIT, countable, extras, hint_line, skill_line, turn_limit
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 from verl_turnkey.plugins.rollout.generation import Query, generate, group_member, was_cut
 from verl_turnkey.plugins.rollout.prompts import (
     ConversationPrompts,
+    Prompts,
     PromptSettings,
+    RolePrompts,
     TemplatePrompts,
     guarded,
     processed,
@@ -183,11 +185,15 @@ class EnvAgentLoop(AgentLoopBase):
         episode.seconds_start = perf_counter() - started - running.waited
         try:
             seen = Answer(running.observation, running.info)
-            episode.task = seen.info["task"]
+            episode.task, episode.roles = seen.info["task"], seen.info.get("roles", ())
             self.turn_limit = turn_limit(self.options.max_turns, seen.info.get(TURN_LIMIT))
             settings = replace(self.prompt_settings, tools=await self._take_tools(seen, task))
-            arguments = settings, episode.task + hint
-            prompts = TemplatePrompts(*arguments) if self.tail is None else ConversationPrompts(*arguments, self.tail)
+
+            def prompts_of(first: Answer) -> Prompts:
+                arguments = replace(settings, role=first.role), (first.info["task"] or episode.task) + hint
+                return TemplatePrompts(*arguments) if self.tail is None else ConversationPrompts(*arguments, self.tail)
+
+            prompts = RolePrompts(prompts_of)
             trajectory = Trajectory(
                 episode, prompts, seen, uuid4().hex, sampling_params, self.options.max_turns, running
             )
@@ -232,7 +238,6 @@ class EnvAgentLoop(AgentLoopBase):
 
     async def _prompt(self, trajectory: Trajectory) -> Prompt:
         """The prompt of the next turn."""
-        trajectory.check_role(self.shared.shares_memory)
         images = await processed(self, trajectory.seen.info.get("images") or [])
         return await guarded(trajectory.prompts.next, trajectory.seen, images)
 
@@ -255,7 +260,7 @@ class EnvAgentLoop(AgentLoopBase):
         valid = parsed.valid and not answer.info["invalid"]
         extra, next_extra = extras(seen.info, answer.info)
         # Written on every step, because the last one has no next record with the anchor of the state it led to.
-        columns = {"next_anchor": str(self._anchor(answer)), **countable(extra, next_extra, worker.before)}
+        columns = {"next_anchor": str(self._anchor(answer)), **countable(extra, next_extra, {ROLE, *worker.before})}
         if TURN_LIMIT in worker.before:
             columns[TURN_LIMIT] = turn_limit(self.turn_limit, columns.get(TURN_LIMIT))
         if self.options.action_format == STREAM_FORMAT:
@@ -286,6 +291,9 @@ class EnvAgentLoop(AgentLoopBase):
             seconds=seconds,
             extra=extra,
             next_extra=next_extra,
+            reward=answer.reward,
+            pays=answer.paid,
+            outcome=answer.info.get("outcome", {}),
         )
 
     def _anchor(self, state: Answer) -> str | int:

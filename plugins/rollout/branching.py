@@ -15,12 +15,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.prompts import SummaryError
 from verl_turnkey.envs.rewards import RewardError
-from verl_turnkey.plugins.config.playing import SHARED, several_roles
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt
 from verl_turnkey.plugins.rollout.prompts import PromptError, Prompts
 from verl_turnkey.plugins.rollout.strategies import SCORE, Ask, Fork, ForkPoint, Strategy
@@ -145,8 +143,8 @@ class Trajectory:
     """the other candidates for its next turn"""
     prompt: Prompt | None = None
     """of its next turn, once it is built; branches that begin there use it, too"""
-    role: Any = None
-    """the first role that its states named"""
+    waiting: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    """role -> note and results of its last turn, until it moves again"""
     trained: bool = True
     begins: int = -1
     """number of steps before the fork at which it begins; -1: it does not begin at a fork"""
@@ -166,26 +164,18 @@ class Trajectory:
         ]
         return replace(
             self,
-            episode=Episode(steps, self.episode.task, branch=branch),
+            episode=Episode(steps, self.episode.task, self.episode.roles, branch=branch),
             prompts=self.prompts.fork(),
             turns=turns,
             environment=None,
             candidates=[],
+            waiting={**self.waiting},
             trained=trained,
             begins=len(steps),
             made_by=[*self.made_by],
             spent=Cost(),
             most=most,
         )
-
-    def check_role(self, shares_memory: bool) -> None:
-        """Raise ConfigError if the state's role is not the first one, and prompts show it what that one saw."""
-        role = self.seen.role
-        self.role = role if self.role is None else self.role
-        if shares_memory and role not in (None, self.role):
-            raise ConfigError(
-                f"the states of an episode name several roles: {several_roles(self.role, role)} [{SHARED}]"
-            )
 
     async def step(self, action: str) -> Answer:
         """One step of the environment."""
@@ -196,7 +186,19 @@ class Trajectory:
         """The next step, which led to the state ``answer``."""
         self.episode.steps.append(step)
         self.made_by.append(self.episode.branch)
-        self.seen = answer
+        same = answer.role == self.seen.role or None in (answer.role, self.seen.role)
+        self.seen = answer if same else self._handed_over(answer)
+
+    def _handed_over(self, answer: Answer) -> Answer:
+        """What the role that moves next sees: the note and the results of a turn wait for the role that took it."""
+        private = ("note", "results")
+        self.waiting[self.seen.role] = {name: answer.info[name] for name in private if name in answer.info}
+        info = {name: value for name, value in answer.info.items() if name not in private}
+        info |= self.waiting.pop(answer.role, {})
+        if results := info.get("results"):
+            content = f"{results[-1]['content']}\n{answer.observation}".strip()
+            info["results"] = [*results[:-1], {**results[-1], "content": content}]
+        return replace(answer, info=info)
 
     def node(self, t: int) -> Node:
         """The state before step ``t``."""
@@ -213,6 +215,7 @@ class Trajectory:
         steps[-1], other_steps[-1] = other_steps[-1], steps[-1]
         self.prompts, other.prompts = other.prompts, self.prompts
         self.seen, other.seen = other.seen, self.seen
+        self.waiting, other.waiting = other.waiting, self.waiting
         self.environment, other.environment = other.environment, self.environment
 
 
@@ -380,11 +383,13 @@ class Branching:
                 clone.result().close()
 
     async def _to_its_end(self, clone: asyncio.Task[Any], branch: Trajectory) -> float:
-        """Play ``branch``; its return from the fork on."""
+        """Play ``branch``; the return from the fork on, of the role that moved there."""
         branch.environment = await clone
         await self._walk(branch, self)
         await self._reward(branch.episode)
-        return float(sum(step.record["composed_reward"] for step in branch.episode.steps[branch.begins :]))
+        steps = branch.episode.steps[branch.begins :]
+        roles = branch.episode.players[branch.begins :]
+        return float(sum(s.record["composed_reward"] for s, role in zip(steps, roles, strict=True) if role == roles[0]))
 
     async def _to_the_choice(self, clone: asyncio.Task[Any], candidate: Candidate, branch: Trajectory) -> float:
         """The same of a candidate: it waits until one is chosen, and may have the turn of another one then."""
@@ -446,12 +451,22 @@ class Branching:
             episode.owners, episode.branching = owners, self._counts
             rewards = [step.record["composed_reward"] for step in steps]
             nodes = [trajectory.node(t) for t in range(len(steps))]
-            strategy_columns = self._strategy.columns(rewards, [self._returns.get(node, []) for node in nodes])
+            measured = [self._returns.get(node, []) for node in nodes]
+            strategy_columns: dict[str, list[Any]] = {}
+            players, outcome = episode.players, dict[Any, float]()
+            for role in dict.fromkeys(players):
+                taken = [t for t, player in enumerate(players) if player == role]
+                outcome[role] = float(sum(rewards[t] for t in taken))
+                of_role = self._strategy.columns([rewards[t] for t in taken], [measured[t] for t in taken])
+                for name, values in of_role.items():
+                    column = strategy_columns.setdefault(name, [0.0] * len(steps))
+                    for t, value in zip(taken, values, strict=True):
+                        column[t] = value
             columns = {
                 "parent": [f"{session}.{branch}.{t}" if t else root for branch, t in nodes],
                 "branch": [float(episode.branch)] * len(steps),
                 "depth": [float(trajectory.depth)] * len(steps),
-                "leaf_outcome": [float(sum(rewards))] * len(steps),
+                "leaf_outcome": [outcome[player] for player in players],
                 **strategy_columns,
             }
             for t, step in enumerate(steps):

@@ -70,6 +70,10 @@ def countable(
     return columns
 
 
+ROLE = "role"
+"""the column of who took a step, always that of the state before"""
+ROLE_OUTCOME = "role_outcome"
+"""the column of what the step's role got for the episode, where the environment declares several"""
 TURN_LIMIT = "turn_limit"
 """the column of how many turns an episode may have; written if the method reads it"""
 

@@ -14,6 +14,7 @@ from verl_turnkey.envs.rewards import Composition, GroupMember, RewardError, Rew
 from verl_turnkey.plugins.credit.metrics import BRANCHING
 from verl_turnkey.plugins.credit.rows import BREAK, CACHED, OBSERVED
 from verl_turnkey.plugins.log.schema import COMPONENT
+from verl_turnkey.plugins.rollout.columns import ROLE, ROLE_OUTCOME
 from verl_turnkey.plugins.rollout.merging import merge_rows, without_steps
 
 if TYPE_CHECKING:
@@ -95,6 +96,17 @@ class PlayedStep:
     """``info["extra"]`` of the next state; the same object if the action was not applied"""
     content: str | None = None
     """the response after its thoughts; None: thoughts were not cut off"""
+    reward: float = 0.0
+    """the environment's own, without what later answers pay by role"""
+    pays: Mapping[str, float] = field(default_factory=dict)
+    """role -> what the environment's answer pays it, on its last turn so far"""
+    outcome: Mapping[str, float] = field(default_factory=dict)
+    """role -> the part of that which is for the episode as a whole"""
+
+    @property
+    def role(self) -> Any:
+        """Who took it; None: the environment has no roles."""
+        return self.extra.get(ROLE)
 
     def for_reward(self, task: str, row: Mapping[str, Any], success: bool) -> RewardStep:
         """The step as the reward components see it."""
@@ -131,6 +143,8 @@ class Episode:
 
     steps: list[PlayedStep] = field(default_factory=list)
     task: str = ""
+    roles: Sequence[str] = ()
+    """those that the environment declares"""
     success: bool = False
     rewards: dict[str, float] = field(default_factory=dict)
     """sum of each reward component over the episode, by label, including those with a column"""
@@ -153,12 +167,36 @@ class Episode:
         """End the episode and write its success to every step.
 
         ``success``: the environment's last ``info["success"]``. If None, an episode is a success if it terminated with
-        a positive reward.
+        a positive reward; with outcomes by role, if that of the role that moved first is positive.
         """
         last = self.steps[-1].record
+        if len(self.roles) > 1 and (outcome := self._pay()) and success is None:
+            success = outcome.get(self.steps[0].role, 0.0) > 0
         self.success = success if success is not None else last["terminated"] and last["reward"] > 0
         for step in self.steps:
             step.record["success"] = self.success
+
+    def _pay(self) -> dict[str, float]:
+        """Pay each role on its last turn so far what the environment gave by role; role -> its outcome.
+
+        May be called again, when the episode goes on or has another last turn.
+        """
+        rewards, last = [step.reward for step in self.steps], dict[Any, int]()
+        outcome: dict[str, float] = {}
+        for t, step in enumerate(self.steps):
+            last[step.role] = t
+            for role, number in step.pays.items():
+                if role in last:  # else it never moved
+                    rewards[last[role]] += number
+            for role, number in step.outcome.items():
+                outcome[role] = outcome.get(role, 0.0) + number
+        of_rewards = dict.fromkeys(last, 0.0)
+        for step, reward in zip(self.steps, rewards, strict=True):
+            step.record["reward"] = reward
+            of_rewards[step.role] += reward
+        for step in self.steps:
+            step.record["extra"][ROLE_OUTCOME] = outcome.get(step.role, 0.0) if outcome else of_rewards[step.role]
+        return outcome
 
     async def apply_rewards(
         self, composition: Composition, row: Mapping[str, Any], member: GroupMember | None = None
@@ -181,6 +219,16 @@ class Episode:
                 raise RewardError(column_clash(min(clash)))
             step.record["extra"] |= columns
         self.rewards, self.parts = shaped.sums, shaped.parts
+
+    @property
+    def players(self) -> list[Any]:
+        """Who took each step: where its state names no role, who moved before, or first."""
+        role = next((step.role for step in self.steps if step.role is not None), None)
+        players = []
+        for step in self.steps:
+            role = role if step.role is None else step.role
+            players.append(role)
+        return players
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -243,17 +291,26 @@ class RowBuilder:
     def played(self, episode: Episode) -> list[AgentLoopOutput]:
         """The rows of an episode whose rewards are composed: one per step, or fewer where steps extend each other.
 
-        Rows of a branch contain only its own steps.
+        Merged rows come role by role, that of the last step last: turns of others would stand between those that extend
+        each other. Rows of a branch contain only its own steps.
         """
-        steps = self._steps(episode)
+        steps = self._steps(episode, by_role=self.merged)
         rows = merge_rows(steps, self.max_response_length) if self.merged else [*steps]
         return without_steps(rows, episode.begins) if episode.begins else rows
 
-    def _steps(self, episode: Episode) -> Iterator[AgentLoopOutput]:
+    def _steps(self, episode: Episode, by_role: bool) -> Iterator[AgentLoopOutput]:
         """One row per step, made when it is asked for: the prompts of long episodes do not fit into memory together."""
         info = episode.info()
         score = float(sum(step.record["composed_reward"] for step in episode.steps))
-        for t, step in enumerate(episode.steps):
+        players = episode.players
+        order: Sequence[int] = range(len(players))
+        if by_role:
+            last = {player: t for t, player in enumerate(players)}
+            order = sorted(order, key=lambda t: last[players[t]])
+        before = players[order[0]]
+        for t in order:
+            step = episode.steps[t]
+            broke, before = "role" if by_role and players[t] != before else step.prompt.broke, players[t]
             yield self._row(
                 step.prompt,
                 step.turn.ids,
@@ -269,7 +326,7 @@ class RowBuilder:
                     **step.turn.extra_fields,
                     "turnkey": make_record([step.record], branch=episode.branch),
                     "reward_extra_info": dict(info),
-                    BREAK: step.prompt.broke,
+                    BREAK: broke,
                     **step.cached,
                     **({} if step.prompt.observed is None else {OBSERVED: [list(step.prompt.observed)]}),
                 },

@@ -42,6 +42,7 @@ def merge_rows(outputs: Iterable[AgentLoopOutput], max_response_length: int | No
     budget      the response would have more than ``max_response_length`` tokens
     columns     the row before has columns that cannot be joined, or only one of the two has log-probabilities
     branch      it is of another branch of the rollout
+    role        it is of another role than the step before, as ``turnkey_break`` of that step says
     =========== ========================================================================================
 
     Args:

@@ -125,11 +125,14 @@ class PromptSettings:
     response_length: int
     examples: Examples = NONE
     marks_observations: bool = False
+    role: Any = None
+    """whose prompts these are"""
 
     def messages(self, task: str, seen: Answer, past: PromptHistory, step: int, images: Sequence[Any]) -> list[Any]:
         """The system message and example turns, if any, and the rendered template of step ``step``, from 1."""
         task = self.control.plain(task)
-        system = [{"role": "system", "content": self.options.system}] if self.options.system else []
+        text = self.options.system_of(self.role)
+        system = [{"role": "system", "content": text}] if text else []
         now = build_messages(
             system=None,
             template=self.template,
@@ -185,6 +188,35 @@ async def guarded(call: Callable[..., Any], *args: Any) -> Any:
         raise
     except Exception as error:
         raise PromptError(f"the prompt cannot be made: {type(error).__name__}: {error}") from error
+
+
+class RolePrompts(Prompts):
+    """The prompts of all roles of an episode: each has a memory of its own, and sees the states in which it moves.
+
+    A state that names no role is seen by who moved last, or moves first: an episode of one player may name it at times.
+
+    Args:
+        make: makes the prompts of a role, from the first state in which it moves.
+    """
+
+    def __init__(self, make: Callable[[Answer], Prompts]) -> None:
+        self._make = make
+        self._of: dict[Any, Prompts] = {}
+        self._role: Any = None
+
+    def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
+        self._role = self._role if seen.role is None else seen.role
+        if self._role not in self._of:
+            self._of[self._role] = self._of.pop(None, None) or self._make(seen)
+        return self._of[self._role].next(seen, images)
+
+    def heard(self, turn: Generated, parsed: ParsedAction) -> None:
+        self._of[self._role].heard(turn, parsed)
+
+    def fork(self) -> RolePrompts:
+        other = copy.copy(self)
+        other._of = {role: prompts.fork() for role, prompts in self._of.items()}
+        return other
 
 
 # --- a conversation ---------------------------------------------------------------------------------------------------

@@ -155,7 +155,10 @@ async def answer_turn(trajectory: Trajectory, parsed: ParsedAction, tools: Worke
     returned = answer.info.pop("results", None)
     notes = [f"{call.name}: {result['content']}" for call, result in zip(elsewhere, results, strict=True)]
     if parsed.calls:
-        of_environment, of_others = iter(_results(len(to_environment), answer, returned)), iter(results)
+        # What the next player sees does not answer this one's call.
+        view = answer.observation if answer.role == seen.role else ""
+        of_environment = iter(_results(len(to_environment), answer, returned, view))
+        of_others = iter(results)
         answer.info["results"] = [
             _error(f"Error: {call.error}")
             if call.error is not None
@@ -175,10 +178,10 @@ async def answer_turn(trajectory: Trajectory, parsed: ParsedAction, tools: Worke
     return answer
 
 
-def _results(calls: int, answer: Answer, returned: list[Result] | None) -> list[Result]:
-    """The environment's results, one per call that it got."""
+def _results(calls: int, answer: Answer, returned: list[Result] | None, view: str) -> list[Result]:
+    """The environment's results, one per call that it got; ``view``: that of a single call without one."""
     if returned is None and calls == 1:
-        returned = [{"content": answer.observation, "is_error": answer.invalid}]
+        returned = [{"content": view, "is_error": answer.invalid}]
     returned = (returned or []) if calls else []
     if len(returned) != calls:
         raise EnvironmentFailure(

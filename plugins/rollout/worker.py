@@ -18,7 +18,6 @@ from verl_turnkey.envs.prompting.actions import CALLS, INSTRUCTIONS, ControlToke
 from verl_turnkey.envs.prompting.prompts import Examples, load_template
 from verl_turnkey.envs.rewards import Groups, compose
 from verl_turnkey.envs.user_modules import import_modules, load_function
-from verl_turnkey.plugins.config.playing import shares_memory
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
     credit_modify,
@@ -60,7 +59,6 @@ class WorkerProcess:
         self.log_probs: bool = verl_rollout.calculate_log_probs
         self.tool_format: str = verl_rollout.multi_turn.format
         self.template = load_template(rollout.template)
-        self.shares_memory = shares_memory(self.turnkey, self.template)
         self._examples = load_examples(rollout.examples)
         self.summarize = load_function(rollout.summary, "turnkey.rollout.summary") if rollout.summary else None
         import_modules(self.turnkey.modules)  # they may hold reward components

@@ -195,9 +195,15 @@ def read_rows(
     columns = {name: entries(column) for name, column in data.items() if name not in by_token}
     runs, responses, scores = Runs.of(mask), data["responses"].unbind(), data.get("rm_scores", None)
     records: dict[int, Mapping[str, Any]] = {i: record_of(extra_fields[i]) or {} for i in played}
-    members: dict[str, list[int]] = defaultdict(list)
+    # Of several roles each has an episode of its own: a text about another's turns would show what that one saw.
+    names = {i: branch_name(split_key(keys[i])[1], records[i].get("branch", 0)) for i in played}
+    role_of = {i: next((step["extra"].get("role") for step in records[i].get("steps", ())), None) for i in played}
+    roles: dict[str, set[Any]] = defaultdict(set)
     for i in played:
-        members[branch_name(split_key(keys[i])[1], records[i].get("branch", 0))].append(i)
+        roles[names[i]] |= {role_of[i]} - {None}
+    members: dict[tuple[str, Any], list[int]] = defaultdict(list)
+    for i in played:
+        members[names[i], role_of[i] if len(roles[names[i]]) > 1 else None].append(i)
 
     def turns(rows: Sequence[int]) -> list[str]:
         return [
@@ -206,28 +212,34 @@ def read_rows(
             for start, length in runs_of(runs, i)
         ]
 
-    episodes: dict[str, TeacherEpisode] = {}
-    groups: dict[str, list[TeacherEpisode]] = defaultdict(list)
-    for name, rows in members.items():
+    episodes: dict[tuple[str, Any], TeacherEpisode] = {}
+    groups: dict[tuple[str, Any], list[TeacherEpisode]] = defaultdict(list)
+    for (name, role), rows in members.items():
         steps = [step for i in rows for step in records[i].get("steps", ())]
         score = 0.0 if scores is None else float(scores[rows[-1]].sum())
         if steps:
             score = math.fsum(step.get("composed_reward", step["reward"]) for step in steps)
-        success = any(step["success"] for step in steps) if steps else score > 0
-        episodes[name] = TeacherEpisode(name, score, success, steps, lambda rows=rows: turns(rows))
-        groups[split_key(keys[rows[0]])[0]].append(episodes[name])
+        success = any(map(_solved, steps)) if steps else score > 0
+        episode = episodes[name, role] = TeacherEpisode(name, score, success, steps, lambda rows=rows: turns(rows))
+        groups[split_key(keys[rows[0]])[0], role].append(episode)
     return {
         i: TeacherRow(
             key=keys[i],
             data={name: column[i] for name, column in columns.items()},
             steps=records[i].get("steps", ()),
-            episode=episodes[name],
-            others=[other for other in groups[split_key(keys[i])[0]] if other is not episodes[name]],
+            episode=episodes[player],
+            others=[other for other in groups[split_key(keys[i])[0], player[1]] if other is not episodes[player]],
             reward_info=extra_fields[i].get("reward_extra_info") or {},
         )
-        for name, rows in members.items()
+        for player, rows in members.items()
         for i in rows
     }
+
+
+def _solved(step: Mapping[str, Any]) -> bool:
+    """Whether the episode was a success of the role that took the step."""
+    outcome = step["extra"].get("role_outcome")
+    return step["success"] if outcome is None else outcome > 0
 
 
 def runs_of(runs: Runs, row: int) -> list[tuple[int, int]]:

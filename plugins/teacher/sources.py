@@ -242,8 +242,8 @@ class NextObservation:
     """
 
     def __call__(self, row: TeacherRow) -> str | None:
-        number = row.steps[0]["step"] + 1 if row.steps else -1
-        return next((observation_of(step) for step in row.episode.steps if step["step"] == number), None)
+        later = [step for step in row.episode.steps if row.steps and step["step"] > row.steps[0]["step"]]
+        return observation_of(later[0]) if later else None
 
 
 @register_teacher_source("outcome", observations=True)

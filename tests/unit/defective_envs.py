@@ -104,6 +104,16 @@ class _Numbered(Corridor):
 
 FRUIT = {"fig", "pear", "plum", "apple", "nut"}
 TwoPlayers = with_results("TwoPlayers", extra=lambda env, _: {"role": env.position % 2})
+UnknownPlayer = with_results(
+    "UnknownPlayer", extra=lambda env, _: {"role": ("first", "third" if env.taken else "second")[env.position % 2]}
+)
+UnknownPlayer.metadata = {**Corridor.metadata, "roles": ["first", "second"]}
+PaysAStranger = with_results(
+    "PaysAStranger",
+    extra=lambda *_: {"role": "first"},
+    outcome=lambda env, seen: {"third": 1.0} if seen.success else {},
+)
+PaysAStranger.metadata = {**Corridor.metadata, "roles": ["first", "second"]}
 NoText = with_results("NoText", observation=lambda env, seen: [env.position] if env.taken else seen.observation)
 OrderOfASet = with_results("OrderOfASet", observation=lambda _, seen: f"{seen.observation} {' '.join({*FRUIT})}")
 KeyIsATuple = with_results("KeyIsATuple", state_key=lambda env, _: (env.position, len(env.taken)))
@@ -433,7 +443,14 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (KeyWithoutTheDoor, "key_coarse", "warn", "two sets of admissible"),
     (KeyCountsSteps, "key_repeats", "warn", "a counter in it?"),
     (KeyCountsMoves, "key_repeats", "warn", "a step number in it?"),
-    (TwoPlayers, "roles", "warn", "an episode of the roles 0, 1"),
+    (TwoPlayers, "roles", "warn", "an episode of the roles 0, 1: declare them in metadata['roles']"),
+    (
+        UnknownPlayer,
+        "roles",
+        "fail",
+        "must say whose move it is, not 'third': metadata['roles'] declares 'first', 'second'",
+    ),
+    (PaysAStranger, "roles", "fail", "info['outcome'] pays 'third'"),
     (NotANumber, "reward", "fail", "must be a finite number, not float nan"),
     (RewardInWords, "reward", "fail", "str"),
     (RunningSum, "reward_per_step", "fail", "[0.25, 0.75]"),

@@ -355,3 +355,53 @@ def test_secrets_that_no_guess_can_be_are_left_out(environment, name, guessable)
 def test_each_player_has_a_game():
     families = {name.partition("-")[0] for name in GAMES}
     assert WINNERS.keys() == LOSERS.keys() == families
+
+
+# --- two players ------------------------------------------------------------------------------------------------------
+WON = ["0", "3", "1", "4", "2"]
+"""of both players by turns: the first fills a row"""
+
+
+def test_two_players_take_turns_and_each_is_paid():
+    env = TextArenaText("TicTacToe-v0")
+    seen = [env.reset(seed=1)]
+    assert seen[0][1]["task"].startswith("You are Player 0")
+    seen += [(step[0], step[4]) for step in map(env.step, WON)]
+    infos = [info for _, info in seen]
+    assert [info["extra"]["role"] for info in infos] == ["player 0", "player 1"] * 2 + ["player 0", "player 0"]
+    # Each is told its own part, once.
+    assert infos[1]["task"].startswith("You are Player 1")
+    assert not any("task" in info for info in infos[2:])
+    assert infos[1]["admissible"] == [*"12345678"]
+    assert all(text.count("Current Board") == 1 for text, _ in seen)
+    assert infos[-1]["outcome"] == {"player 0": 1.0, "player 1": -1.0}
+    assert infos[-1]["success"]
+
+
+def test_an_invalid_move_keeps_the_turn_until_it_loses_the_game():
+    env = TextArenaText("TicTacToe-v0")
+    env.reset(seed=1)
+    env.step("4")
+    *_, terminated, _, info = env.step("4")
+    assert (terminated, info["invalid"], info["extra"]) == (False, True, {"role": "player 1"})
+    *_, terminated, _, info = env.step("4")
+    assert (terminated, info["invalid"], info["outcome"]) == (True, True, {"player 0": 1.0, "player 1": -1.0})
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_against_a_random_opponent_it_is_a_game_for_one_player(seed: int):
+    """Who moves first alternates by seed."""
+    ends = []
+    for _ in range(2):
+        env, chance = make("turnkey/TextArena-v0", {"game": "TicTacToe-v0", "opponent": "random"}), random.Random(seed)
+        _, info = env.reset(seed=seed)
+        assert len(info["admissible"]) == 9 - seed % 2
+        terminated = False
+        while not terminated:
+            text, reward, terminated, _, info = env.step(chance.choice(info["admissible"]))
+            assert info["extra"]["role"] == f"player {seed % 2}"
+        assert (reward == 1) == info["success"] == (f"Player {seed % 2} has won" in text)
+        assert "outcome" not in info
+        ends.append((text, reward))
+    assert ends[0] == ends[1]
+    assert "roles" not in env.unwrapped.metadata

@@ -1068,8 +1068,8 @@ def test_columns_of_the_state_before_a_step_are_those_of_the_state_it_was_taken_
     """Also of a turn without an action, of a refused one, and of the last one. What the answer says is not moved."""
     before = {"role", "turn_value", "parent"}
     monkeypatch.setattr(loop_worker, "recorded", lambda config, turnkey: (False, before))
-    overrides = ("turnkey.rollout.max_turns=5", "turnkey.rollout.history=0")
-    outputs, _ = play(["call now", "", "stumble", "look", ""], awkward(says_more=True, roles=2), *overrides)
+    turns = ["call now", "", "stumble", "look", ""]
+    outputs, _ = play(turns, awkward(says_more=True, roles=2), "turnkey.rollout.max_turns=5")
     extras = [step["extra"] for step in steps(outputs)]
     assert [extra["role"] for extra in extras] == [*"abbba"]
     assert [extra["turn_value"] for extra in extras] == [0.0, 1.0, 1.0, 1.0, 2.0]
@@ -1092,30 +1092,6 @@ def test_a_method_that_reads_it_gets_the_limit_of_turns(play, monkeypatch, task:
         monkeypatch.setattr(loop_worker, "recorded", lambda config, turnkey, before=before: (False, before))
         outputs, _ = play(["turn left", "", *["turn left"] * 3], task, "turnkey.rollout.max_turns=5")
         assert [step["extra"].get("turn_limit") for step in steps(outputs)] == [expected] * len(outputs)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "refused"),
-    [
-        ([], True),
-        (["turnkey.rollout.prompt=conversation", "turnkey.rollout.history=0"], True),
-        (["turnkey.rollout.history=0"], False),
-        (["turnkey.rollout.template={folder}/plain.txt"], False),
-        (["turnkey.ignore=[roles-share-memory]"], False),
-    ],
-)
-def test_roles_that_would_see_what_the_others_saw_are_refused(play, tmp_path: Path, overrides, refused: bool):
-    """The run ends: a masked row would hide it. The state after the last turn is in no prompt."""
-    (tmp_path / "plain.txt").write_text("{task}\n{observation}\n")
-    words = [word.format(folder=tmp_path) for word in overrides]
-    assert len(play(["win"], awkward(says_more=True, roles=2), *words)[0]) == 1
-    if refused:
-        with pytest.raises(
-            ConfigError, match=r"several roles: 'a' and 'b' .*turnkey\.rollout\.history=0.*roles-share-memory"
-        ):
-            play(["look", "win"], awkward(says_more=True, roles=2), *words)
-        return
-    play(["look", "win"], awkward(says_more=True, roles=2), *words)
 
 
 @pytest.mark.parametrize("anchor", ["state_key", "observation"])

@@ -436,39 +436,6 @@ def test_columns_are_those_that_a_method_gets_on_every_step(monkeypatch: pytest.
     assert asyncio.run(probe.play(TurnkeyConfig(), Task("own/Says-v0", 3), {"role"}))[2] == expected
 
 
-class Players(Says):
-    """Names whose move it is; the ``columns`` are the roles."""
-
-    async def call(self, method: str, *_: Any) -> Any:
-        role = self.columns[self.t]
-        info = {"admissible": None, "extra": {"role": role} if role else {}, "invalid": False, "task": ""}
-        self.t += method != "load"
-        return ("a room", info) if method == "start" else ("a room", 0.0, self.t == len(self.columns), False, info)
-
-
-@pytest.mark.parametrize(
-    ("roles", "rollout", "refused"),
-    [
-        (["a", "b", "a"], {}, True),
-        (["", "a", "", "b", ""], {}, True),
-        (["a", "b", "a"], {"prompt": "conversation", "history": 0}, True),
-        (["a", "b", "a"], {"history": 0}, False),
-        (["a", "b", "a"], {"history": 0, "summary": "own:short"}, True),
-        (["a", "a", "b"], {}, False),  # the state after the last step is in no prompt
-        (["a", "a", "a"], {}, False),
-    ],
-)
-def test_roles_with_one_memory_are_refused(monkeypatch: pytest.MonkeyPatch, roles, rollout, refused: bool):
-    monkeypatch.setattr(probe.ProcessWorker, "spawn", AsyncMock(return_value=Players(roles)))
-    play = probe.play(TurnkeyConfig(rollout=RolloutConfig(**rollout)), Task("own/Players-v0", 3))
-    if not refused:
-        asyncio.run(play)
-        return
-    with pytest.raises(Refusal, match=r"several roles: 'a' and 'b' .*turnkey\.rollout\.history=0") as error:
-        asyncio.run(play)
-    assert error.value.id == "roles-share-memory"
-
-
 @pytest.mark.parametrize(
     ("strategy", "extra", "truth", "lacks"),
     [

@@ -130,6 +130,28 @@ def test_of_the_rows_in_the_queue_a_texts_writer_sees_the_other_played_episodes_
     assert {keys[i]: of.episode.name for i, of in rows.items()}["a_0_2"] == "a_0.1"
 
 
+def test_a_texts_writer_sees_the_turns_of_the_rows_role_alone():
+    """Of several roles in an episode; a role wins by its own outcome."""
+    players, rows = "abab", []
+    for episode, won in ((0, 1.0), (1, -1.0)):
+        for t, role in enumerate(players):
+            outcome = won if role == "a" else -won
+            extra = {"role": role, "role_outcome": outcome, "text": f"what {role} saw in {episode} at {t}"}
+            rows.append((f"g_{episode}_{t}", make_record([make_step(step=t, reward=outcome, extra=extra)])))
+    mask = torch.nested.as_nested_tensor([torch.tensor([1])] * len(rows), layout=torch.jagged)
+    data = TensorDict({"response_mask": mask, "responses": mask}, batch_size=len(rows))
+    data["extra_fields"] = NonTensorStack(*({"turnkey": record} for _, record in rows))
+    keys = [key for key, _ in rows]
+    read = dict(zip(keys, read_rows(keys, [{}] * len(keys), data, None).values(), strict=True))
+    for key, row_of_role in read.items():
+        role = row_of_role.steps[0]["extra"]["role"]
+        (other,) = row_of_role.others
+        steps = [*row_of_role.episode.steps, *other.steps]
+        assert {step["extra"]["role"] for step in steps} == {role}
+        assert row_of_role.episode.success == (row_of_role.steps[0]["extra"]["role_outcome"] > 0) != other.success, key
+    assert text("next_observation", read["g_0_0"]) == "what a saw in 0 at 2"
+
+
 def test_the_next_observation_is_that_of_the_rows_own_turn():
     assert text("next_observation", row(LOST, 0)) == "saw a_21"
     assert text("next_observation", row(LOST, 1)) is None

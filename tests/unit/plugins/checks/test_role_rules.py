@@ -1,0 +1,96 @@
+"""What the probe says of an environment of several roles before anything is played."""
+
+import asyncio
+import re
+from typing import Any
+from unittest.mock import AsyncMock
+
+import kuhn
+import pytest
+from omegaconf import OmegaConf
+
+from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.hosting.runner import EnvRunner
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.checks import probe
+from verl_turnkey.plugins.checks.findings import Refusal, collecting, id_of
+from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig
+
+KUHN = Task("tests/Kuhn-v0", 3)
+
+
+class Here:
+    """In place of the process: its calls, in this one."""
+
+    def __init__(self) -> None:
+        self.runner = EnvRunner(())
+
+    async def call(self, method: str, arguments: tuple[Any, ...], *_: Any) -> Any:
+        return getattr(self.runner, method)(*arguments)
+
+    async def retire(self, seconds: float) -> None:
+        self.runner.close()
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe.ProcessWorker, "spawn", AsyncMock(side_effect=lambda *_: Here()))
+
+
+@pytest.mark.parametrize(
+    ("system", "message"),
+    [
+        (None, None),
+        ("One text for all.", None),
+        ({"first": "a", "second": "b"}, None),
+        (
+            {"first": "a", "third": "b"},
+            r"has a text for 'first', 'third', and the environment lets 'second' move: add one",
+        ),
+    ],
+)
+def test_a_role_needs_a_system_text_where_roles_have_one(system, message):
+    turnkey = TurnkeyConfig(rollout=RolloutConfig(system=system))
+    if message is None:
+        asyncio.run(probe.play(turnkey, KUHN))
+        return
+    with pytest.raises(Refusal, match=message) as error:
+        asyncio.run(probe.play(turnkey, KUHN))
+    assert error.value.id == "role-without-system"
+
+
+def test_several_roles_are_played_with_any_prompt():
+    for rollout in (RolloutConfig(), RolloutConfig(prompt="conversation"), RolloutConfig(summary="own:short")):
+        _, info, _ = asyncio.run(probe.play(TurnkeyConfig(rollout=rollout), KUHN))
+        assert info["roles"] == kuhn.ROLES
+
+
+def test_a_wrong_role_is_an_error_before_the_run():
+    with pytest.raises(EnvironmentFailure, match=r"must say whose move it is, not 'third'"):
+        asyncio.run(probe.play(TurnkeyConfig(), Task("tests/Kuhn-v0", 3, {"wrong": "role"})))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ({"adv_estimator": "gigpo"}, None),
+        ({"adv_estimator": "marshal"}, None),
+        ({"adv_estimator": "siblings"}, None),
+        (
+            {"adv_estimator": "grpo"},
+            r"adv_estimator=grpo takes the rewards of all roles \(first, second\).*\+turnkey=marshal",
+        ),
+        ({"adv_estimator": "tree"}, r"adv_estimator=tree takes"),
+        ({"adv_estimator": "gigpo", "filter_groups": {"enable": True}}, r"filter_groups\.enable=true takes.*=false"),
+    ],
+)
+def test_what_mixes_the_roles_is_warned_about(recwarn, algorithm, message):
+    config = OmegaConf.create({"algorithm": algorithm})
+    with collecting(config):
+        probe._warn_of_mixed_roles(config, kuhn.ROLES)
+    if message is None:
+        assert not recwarn.list
+        return
+    (warning,) = recwarn.list
+    assert id_of(warning.message) == "roles-mixed"
+    assert re.search(message, str(warning.message))
