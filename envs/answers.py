@@ -22,10 +22,10 @@ from verl_turnkey.envs.tools import read_results, read_tools
 Info = dict[str, Any]
 """``state_key`` (str, int or None), ``admissible`` (list of str or None), ``success`` (bool or None), ``invalid``,
 ``task``, and where there are any ``images`` (arrays of (height, width, 3) bytes), their ``images_key`` (see
-:attr:`Answer.images_key`), ``extra`` (plain values), ``tools`` (of a reset) and ``results`` (of a step), see
-``tool_info``, ``outcome`` and ``rewards`` (role -> number, of a step of an environment that declares roles), and
-``turn_limit`` and ``roles`` (of a reset in a host), see ``base.turn_limit`` and ``base.declared_roles``; the agent loop
-adds a ``note``, see :attr:`Answer.text`"""
+:attr:`Answer.images_key`), ``extra`` (plain values), ``tools`` (of a reset, and of a step that changes them) and
+``results`` (of a step), see ``envs.tools``, ``outcome`` and ``rewards`` (role -> number, of a step of an environment
+that declares roles), and ``turn_limit`` and ``roles`` (of a reset in a host), see ``base.turn_limit`` and
+``base.declared_roles``; the agent loop adds a ``note``, see :attr:`Answer.text`"""
 
 _LARGEST = sys.float_info.max
 DECLARED = "the roles in the class's metadata, such as metadata = {'roles': ['first', 'second']}"
@@ -113,7 +113,7 @@ def read_reset(answer: Any, roles: Sequence[str] = ()) -> Answer | Fault:
     """
     if not (isinstance(answer, tuple) and len(answer) == 2):
         return Fault("runs", f"reset must return (observation, info), not {short_repr(answer)}")
-    output = _read(answer[0], answer[1], "tools", read_tools)
+    output = _read(answer[0], answer[1])
     _check_roles(output, {}, roles)
     return output
 
@@ -128,7 +128,7 @@ def read_step(answer: Any, roles: Sequence[str] = ()) -> Answer | Fault:
             "runs", f"step must return (observation, reward, terminated, truncated, info), not {short_repr(answer)}"
         )
     observation, reward, terminated, truncated, info = answer
-    output = _read(observation, info, "results", read_results)
+    output = _read(observation, info, results=read_results)
     try:
         output.reward = finite_reward(reward, "a reward")
     except ValueError as error:
@@ -194,13 +194,14 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, bool | np.bool_)
 
 
-def _read(observation: Any, info: Any, key: str, read: Callable[[Any], Any]) -> Answer:
-    """``key``: that of ``info`` that is about tools; ``read``: its reader."""
+def _read(observation: Any, info: Any, **further: Callable[[Any], Any]) -> Answer:
+    """``further``: readers of keys of ``info`` that not every answer has."""
     faults: list[Fault] = []
     if not isinstance(observation, str):
         faults.append(Fault("observation", f"an observation must be text, not {short_repr(observation)}"))
         observation = repr(observation)[:1000]
-    readers = {"images": _images, "extra": lambda value: plain_values(value, "info['extra']"), key: read}
+    readers = {"images": _images, "extra": lambda value: plain_values(value, "info['extra']"), "tools": read_tools}
+    readers |= further
     return Answer(plain_text(observation), _info(info, faults, readers), faults=faults)
 
 

@@ -50,6 +50,8 @@ class Adapter:
     """the distribution it wraps; empty when none"""
     extra: str = ""
     """extra of this package that installs it; empty when none"""
+    without_dependencies: bool = False
+    """the package runs without those that it asks for, whose versions do not fit verl's"""
     needs: tuple[Need, ...] = ()
     """besides the package: data, programs, servers"""
     samples: tuple[Mapping[str, Any], ...] = field(default=({},), hash=False)
@@ -86,7 +88,9 @@ class Adapter:
     @property
     def command(self) -> str:
         """The command that installs it."""
-        return f'pip install "verl-turnkey[{self.extra}]"' if self.extra else f"pip install {self.package}"
+        if self.extra:
+            return f'pip install "verl-turnkey[{self.extra}]"'
+        return f"pip install {'--no-deps ' if self.without_dependencies else ''}{self.package}"
 
     def missing(self) -> list[str]:
         """What is missing here: the pip command, and the needs that are not present."""
@@ -196,6 +200,15 @@ ADAPTERS = (
         recipe="appworld",
         needs=(Need("running AppWorld servers (docs/envs/appworld.md)", _server),),
         samples=(),
+    ),
+    Adapter(
+        "turnkey/BFCL-v0",
+        f"{_HERE}.bfcl:BfclText",
+        summary="requests to simulated APIs, by tools",
+        recipe="bfcl",
+        package="bfcl-eval",
+        without_dependencies=True,
+        samples=({}, {"categories": ["miss_func"], "turn_reward": 0.1}),
     ),
     Adapter(
         "turnkey/ScienceWorld-v0",

@@ -34,6 +34,7 @@ HELD_OUT_SPLITS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "turnkey/Search-v0": {"val": {"split": "test"}, "test": {"split": "test"}},
     "turnkey/ALFWorld-v0": {"val": {"split": "valid_seen"}, "test": {"split": "valid_unseen"}},
     "turnkey/ScienceWorld-v0": {"val": {"split": "dev"}, "test": {"split": "test"}},
+    "turnkey/BFCL-v0": {"val": {"split": "val"}, "test": {"split": "test"}},
     "turnkey/AppWorld-v0": {
         "val": {"tasks": "data/datasets/dev.txt"},
         "test": {"tasks": "data/datasets/test_normal.txt"},

@@ -2,7 +2,8 @@
 
 An action is JSON: ``{"calls": [{"name": ..., "arguments": {...}}, ...]}``, or ``{"text": ...}`` for a turn without a
 call. A model that writes plain text may write one call as ``track(parcel="P1")`` or as a JSON object with ``name`` and
-``arguments``. ``info["tools"]`` of a reset has the schemas, ``info["results"]`` of a step one result per call.
+``arguments``. ``info["tools"]`` of a reset has the schemas, and of a step after which the agent has others;
+``info["results"]`` of a step has one result per call.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from random import Random
@@ -86,6 +87,8 @@ class ToolEnv(TextEnv):
 
     ended = False
     """the present call is the last one of the episode"""
+    tools_changed = False
+    """after the present turn the agent has other tools"""
     _results: Sequence[ToolResult] = ()
 
     def result(self, observation: str) -> StepResult:
@@ -99,6 +102,17 @@ class ToolEnv(TextEnv):
         """The answer to a turn without a call. Raises ``ToolError``, unless a subclass answers."""
         raise ToolError("call one of the tools")
 
+    def available(self) -> list[dict[str, Any]]:
+        """The schemas of the tools that the agent has now: all, unless a subclass offers some in some states only."""
+        return self.tools()
+
+    def call(self, call: Call) -> ToolResult:
+        """Run a call of a turn."""
+        tools = _tools(type(self))
+        if call.name not in tools:
+            return no_tool(call.name, tools)
+        return _guarded(lambda: getattr(self, call.name)(**_arguments(tools[call.name], call)))
+
     @classmethod
     def tools(cls) -> list[dict[str, Any]]:
         """The schemas of all tools, in the order in which their methods are written."""
@@ -108,14 +122,19 @@ class ToolEnv(TextEnv):
         """As :meth:`TextEnv.reset`; ``info["tools"]`` has the schemas."""
         self.ended, self._results = False, ()
         observation, info = super().reset(seed=seed, options=options)
-        return observation, {**info, "tools": self.tools()}
+        return observation, {**info, "tools": self.available()}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """As :meth:`TextEnv.step`; ``info["results"]`` has ``{"content", "is_error"}`` of each call, in order."""
-        self._results = ()
+        """As :meth:`TextEnv.step`; ``info["results"]`` has ``{"content", "is_error"}`` of each call, in order.
+
+        ``info["tools"]`` has the schemas of all tools where the turn changed them.
+        """
+        self._results, self.tools_changed = (), False
         observation, reward, terminated, truncated, info = super().step(action)
-        results = [asdict(result) for result in self._results]
-        return observation, reward, terminated, truncated, {**info, "results": results}
+        info["results"] = [asdict(result) for result in self._results]
+        if self.tools_changed:
+            info["tools"] = self.available()
+        return observation, reward, terminated, truncated, info
 
     def act(self, action: str) -> StepResult:
         turn = read_turn(action)
@@ -124,18 +143,12 @@ class ToolEnv(TextEnv):
         if isinstance(turn, str):
             answers = [_guarded(lambda: self.reply(turn))]
         else:
-            answers = self._results = [self._call(call) for call in turn]
+            answers = self._results = [
+                ToolResult(OVER, is_error=True) if self.ended else self.call(call) for call in turn
+            ]
         state = self.result("\n".join(answer.content for answer in answers))
         invalid = state.invalid or all(answer.is_error for answer in answers)
         return replace(state, invalid=invalid, extra={**_counts(self._results), **state.extra})
-
-    def _call(self, call: Call) -> ToolResult:
-        if self.ended:
-            return ToolResult(OVER, is_error=True)
-        tools = _tools(type(self))
-        if call.name not in tools:
-            return ToolResult(f"Error: there is no tool {call.name[:80]!r}; tools are {', '.join(tools)}", True)
-        return _guarded(lambda: getattr(self, call.name)(**_arguments(tools[call.name], call)))
 
 
 def call_text(name: str, **arguments: Any) -> str:
@@ -194,6 +207,11 @@ def _arguments(tool: Tool, call: Call) -> dict[str, Any]:
             raise ToolError(f"{tool.name} got {min(twice)} twice")
         arguments = {**by_position, **arguments}
     return tool.validate(arguments)
+
+
+def no_tool(name: str, tools: Iterable[str]) -> ToolResult:
+    """The result of a call of something else than ``tools``."""
+    return ToolResult(f"Error: there is no tool {name[:80]!r}; tools are {', '.join(tools)}", is_error=True)
 
 
 def _guarded(run: Callable[[], Any]) -> ToolResult:

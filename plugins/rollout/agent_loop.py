@@ -23,7 +23,7 @@ from verl_turnkey.envs.prompting.actions import ParsedAction
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.rollout import worker
-from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ToolsReader, action_reader
+from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ActionReader, ToolsReader, action_reader
 from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching, Budget, Cost, Trajectory
 from verl_turnkey.plugins.rollout.columns import ROLE, TURN_LIMIT, countable, extras, hint_line, skill_line, turn_limit
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
@@ -187,15 +187,16 @@ class EnvAgentLoop(AgentLoopBase):
             seen = Answer(running.observation, running.info)
             episode.task, episode.roles = seen.info["task"], seen.info.get("roles", ())
             self.turn_limit = turn_limit(self.options.max_turns, seen.info.get(TURN_LIMIT))
-            settings = replace(self.prompt_settings, tools=await self._take_tools(seen, task))
+            reader = await self._reader(seen, task)
 
-            def prompts_of(first: Answer) -> Prompts:
-                arguments = replace(settings, role=first.role), (first.info["task"] or episode.task) + hint
+            def prompts_of(first: Answer, tools: list[dict[str, Any]] | None) -> Prompts:
+                settings = replace(self.prompt_settings, role=first.role, tools=tools)
+                arguments = settings, (first.info["task"] or episode.task) + hint
                 return TemplatePrompts(*arguments) if self.tail is None else ConversationPrompts(*arguments, self.tail)
 
-            prompts = RolePrompts(prompts_of)
+            prompts = RolePrompts(prompts_of, reader.tools)
             trajectory = Trajectory(
-                episode, prompts, seen, uuid4().hex, sampling_params, self.options.max_turns, running
+                episode, prompts, reader, seen, uuid4().hex, sampling_params, self.options.max_turns, running
             )
             await self._walk(trajectory, branching)
             return trajectory
@@ -223,13 +224,17 @@ class EnvAgentLoop(AgentLoopBase):
             trajectory.prompt = None
             cut = was_cut(turn, trajectory.sampling, self.ends.issuperset(turn.ids[-1:]))
             admissible = trajectory.seen.info["admissible"]
-            parsed = await self.reader.read(turn.ids, turn.text, admissible, prompt.ids, cut)
+            parsed = await trajectory.reader.read(turn.ids, turn.text, admissible, prompt.ids, cut)
             started = perf_counter()
             answer = await answer_turn(trajectory, parsed, self.worker_tools)
             seconds = perf_counter() - started
+            tools = answer.info.pop("tools", None)
             trajectory.add(self._step(trajectory, prompt, turn, parsed, answer, seconds), answer)
             if not (answer.terminated or answer.truncated):
                 await guarded(trajectory.prompts.heard, turn, parsed)
+                if tools and isinstance(trajectory.reader, ToolsReader):
+                    trajectory.reader = self._reader_of(trajectory.reader, tools)
+                    trajectory.prompts.take_tools(trajectory.reader.tools)
             if forks is not None:
                 await forks.chosen(trajectory)
             if trajectory.seen.terminated or trajectory.seen.truncated:
@@ -300,16 +305,22 @@ class EnvAgentLoop(AgentLoopBase):
         """The key by which methods compare states."""
         return state.anchor if self.options.anchor == "state_key" else state.observation_key
 
-    async def _take_tools(self, first: Answer, task: Task) -> list[dict[str, Any]] | None:
-        """The tools that the chat template shows in this episode, which the reader then knows."""
-        of_environment = first.info.get("tools") or []
-        if isinstance(self.reader, ToolsReader):
-            assert self.worker_tools is not None
-            tools = await self.worker_tools.tools(of_environment, task)
-            if not tools:
-                raise EnvironmentFailure("tools", f"{task.env_id} gives no info['tools']: {NO_TOOLS}")
-            self.reader = self.reader.with_tools(tools, as_json=bool(of_environment))
-        return self.reader.tools
+    async def _reader(self, first: Answer, task: Task) -> ActionReader:
+        """The reader of an episode, which knows its tools."""
+        if not isinstance(self.reader, ToolsReader):
+            return self.reader
+        assert self.worker_tools is not None
+        of_environment = first.info.pop("tools", None) or []  # what later answers have is new
+        await self.worker_tools.open([tool["function"]["name"] for tool in of_environment], task)
+        reader = self._reader_of(self.reader, of_environment)
+        if not reader.tools:
+            raise EnvironmentFailure("tools", f"{task.env_id} gives no info['tools']: {NO_TOOLS}")
+        return reader
+
+    def _reader_of(self, reader: ToolsReader, of_environment: list[dict[str, Any]]) -> ToolsReader:
+        """The reader that knows the tools which the environment has now, and all others of the episode."""
+        assert self.worker_tools is not None
+        return reader.with_tools(self.worker_tools.with_others(of_environment), as_json=bool(of_environment))
 
     async def _generate(self, trajectory: Trajectory, prompt: Prompt) -> Generated:
         turn = await generate(self, trajectory.request_id, prompt, trajectory.sampling)

@@ -19,6 +19,7 @@ from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormat
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.prompts import SummaryError
 from verl_turnkey.envs.rewards import RewardError
+from verl_turnkey.plugins.rollout.action_reader import ActionReader
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt
 from verl_turnkey.plugins.rollout.prompts import PromptError, Prompts
 from verl_turnkey.plugins.rollout.strategies import SCORE, Ask, Fork, ForkPoint, Strategy
@@ -131,6 +132,8 @@ class Trajectory:
 
     episode: Episode
     prompts: Prompts
+    reader: ActionReader
+    """knows the tools of its current state"""
     seen: Answer
     """its current state"""
     request_id: str
@@ -214,6 +217,7 @@ class Trajectory:
         steps, other_steps = self.episode.steps, other.episode.steps
         steps[-1], other_steps[-1] = other_steps[-1], steps[-1]
         self.prompts, other.prompts = other.prompts, self.prompts
+        self.reader, other.reader = other.reader, self.reader
         self.seen, other.seen = other.seen, self.seen
         self.waiting, other.waiting = other.waiting, self.waiting
         self.environment, other.environment = other.environment, self.environment

@@ -29,7 +29,7 @@ class Prompt:
     images: list[Any] | None = None
     """all images in the prompt"""
     broke: str | None = None
-    """why a conversation's prompt does not extend the one before: ``full``, ``thinking`` or ``boundary``"""
+    """why a conversation's prompt does not extend the one before: ``full``, ``tools``, ``thinking`` or ``boundary``"""
     cut: bool = False
     """it shows fewer past turns, or less of them, than configured, because they did not fit"""
     observed: Sequence[tuple[int, int]] | None = None

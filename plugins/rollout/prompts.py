@@ -74,7 +74,9 @@ _P = TypeVar("_P", bound="Prompts")
 
 
 class Prompts:
-    """The prompts of one episode. Its methods tokenize, so they are called outside the event loop."""
+    """The prompts of one episode. ``next`` and ``heard`` tokenize, so they are called outside the event loop."""
+
+    _settings: PromptSettings
 
     def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
         """The prompt with the current observation ``seen``.
@@ -88,6 +90,10 @@ class Prompts:
     def heard(self, turn: Generated, parsed: ParsedAction) -> None:
         """Take the model's response to the last prompt, and the action parsed from it."""
         raise NotImplementedError
+
+    def take_tools(self, tools: list[dict[str, Any]]) -> None:
+        """From the next prompt on show ``tools`` instead of those before."""
+        self._settings = replace(self._settings, tools=tools)
 
     def fork(self: _P) -> _P:
         """The prompts of a branch that begins here; both go on independently."""
@@ -196,22 +202,32 @@ class RolePrompts(Prompts):
     A state that names no role is seen by who moved last, or moves first: an episode of one player may name it at times.
 
     Args:
-        make: makes the prompts of a role, from the first state in which it moves.
+        make: makes the prompts of a role, from the first state in which it moves and the tools of then.
+        tools: those of the start; None: actions are text.
     """
 
-    def __init__(self, make: Callable[[Answer], Prompts]) -> None:
-        self._make = make
+    def __init__(
+        self,
+        make: Callable[[Answer, list[dict[str, Any]] | None], Prompts],
+        tools: list[dict[str, Any]] | None = None,
+    ) -> None:
+        self._make, self._tools = make, tools
         self._of: dict[Any, Prompts] = {}
         self._role: Any = None
 
     def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
         self._role = self._role if seen.role is None else seen.role
         if self._role not in self._of:
-            self._of[self._role] = self._of.pop(None, None) or self._make(seen)
+            self._of[self._role] = self._of.pop(None, None) or self._make(seen, self._tools)
         return self._of[self._role].next(seen, images)
 
     def heard(self, turn: Generated, parsed: ParsedAction) -> None:
         self._of[self._role].heard(turn, parsed)
+
+    def take_tools(self, tools: list[dict[str, Any]]) -> None:
+        self._tools = tools
+        for prompts in self._of.values():
+            prompts.take_tools(tools)
 
     def fork(self) -> RolePrompts:
         other = copy.copy(self)
@@ -224,9 +240,10 @@ class RolePrompts(Prompts):
 # Prompts of a conversation: the task, then by turns the observations and the model's responses as sampled.
 #
 # Each prompt begins, id by id, with the prompt before it and the model's response, so consecutive steps can be one row.
-# There are three exceptions, named in ``Prompt.broke``: ``full`` (``turnkey.rollout.when_full=drop_oldest`` rendered a
-# prompt anew), ``thinking`` (``turnkey.rollout.thinking=drop`` cut the thoughts out of a turn) and ``boundary`` (the
-# turn ended with a token that begins another message than the one that followed).
+# There are four exceptions, named in ``Prompt.broke``: ``full`` (``turnkey.rollout.when_full=drop_oldest`` rendered a
+# prompt anew), ``tools`` (the environment changed the tools, which the first message shows), ``thinking``
+# (``turnkey.rollout.thinking=drop`` cut the thoughts out of a turn) and ``boundary`` (the turn ended with a token that
+# begins another message than the one that followed).
 
 
 class ConversationPrompts(Prompts):
@@ -263,6 +280,8 @@ class ConversationPrompts(Prompts):
             self._begin(0, [], self._settings.prompt_length)
             return self._prompt(None)
         self._ids = self._appended()
+        if self._broke == "tools":
+            return self._prompt(self._begin_with_tools())
         broke = self._broke or (None if self._ids[: len(self._sampled)] == self._sampled else "boundary")
         if len(self._ids) - self._fresh + self._turn <= self._settings.response_length:
             return self._prompt(broke)
@@ -292,6 +311,10 @@ class ConversationPrompts(Prompts):
         self._starts.append(len(before))
         self._bare.append(bare)
         self._ids = [*before, *ids, *self._tail.close(ids, self._role, bare)]
+
+    def take_tools(self, tools: list[dict[str, Any]]) -> None:
+        super().take_tools(tools)
+        self._broke = "tools"
 
     def _prompt(self, broke: str | None) -> Prompt:
         visible = [image for images in self._images[len(self._seen) - len(self._starts) - 1 :] for image in images]
@@ -347,6 +370,18 @@ class ConversationPrompts(Prompts):
             message["name"] = self._calls[0].name if self._calls else "act"
         return [message]
 
+    def _begin_with_tools(self) -> str:
+        """Render what comes before the turns anew, with the tools of now; returns what broke the conversation."""
+        first, kept = len(self._seen) - 1 - len(self._starts), self._ids[self._starts[0] :]
+        try:
+            self._begin(first, kept, self._settings.prompt_length)
+        except PromptTooLongError:
+            if self._settings.options.when_full == "end":
+                raise
+            self._drop_oldest()
+            return "full"
+        return "tools"
+
     def _drop_oldest(self) -> None:
         """Begin anew: the task and as many of the last turns as fit into half of a prompt's budget together."""
         turns, budget = len(self._starts), self._settings.prompt_length
@@ -371,8 +406,9 @@ class ConversationPrompts(Prompts):
         if kept and self._bare[dropped]:
             ids = ids[: -self._tail.opened]
         if len(ids) + len(kept) > budget:
+            turns = "of other tools with all past turns" if kept else "without any past turn"
             raise PromptTooLongError(
-                f"the prompt without any past turn takes {len(ids)} tokens, data.max_prompt_length allows {budget}: "
+                f"the prompt {turns} takes {len(ids) + len(kept)} tokens, data.max_prompt_length allows {budget}: "
                 "raise data.max_prompt_length, or shorten the template, its examples or the observation"
             )
         moved = len(ids) - (self._starts[dropped] if kept else 0)

@@ -6,7 +6,7 @@ Tools that are not the environment's, verl's own and those of MCP servers, are c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,22 +78,26 @@ class WorkerTools:
         self._verls, self._servers = verls, servers
         self._mcp: EpisodeTools | None = None
 
-    async def tools(self, environment: list[dict[str, Any]], task: Task) -> list[dict[str, Any]]:
-        """The tools of the ``environment`` and all others of an episode. Opens the episode's sessions with servers.
+    async def open(self, environment: Sequence[str], task: Task) -> None:
+        """Open the episode's sessions with servers; ``environment``: names of the environment's tools.
 
         Raises:
-            EnvironmentFailure: a name has two tools, or a server does not start.
+            EnvironmentFailure: a server does not start.
         """
-        tools = [*environment, *self._verls.schemas]
-        names = [tool["function"]["name"] for tool in tools]
-        if clash := {*names[: len(environment)]} & {*names[len(environment) :]}:
-            raise EnvironmentFailure(
-                "tools", f"both the environment and verl's configuration have a tool {min(clash)!r}"
-            )
-        if self._servers is None:
-            return tools
-        self._mcp = await self._servers.episode(task, names)
-        return [*tools, *self._mcp.schemas]
+        if self._servers is not None:
+            self._mcp = await self._servers.episode(task, [*environment, *_names(self._verls.schemas)])
+
+    def with_others(self, environment: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The tools of the ``environment`` and all others of the episode.
+
+        Raises:
+            EnvironmentFailure: a name has two tools.
+        """
+        others = [*self._verls.schemas, *(self._mcp.schemas if self._mcp is not None else ())]
+        if clash := {*_names(environment)} & {*_names(others)}:
+            where = "verl's configuration" if clash & {*_names(self._verls.schemas)} else "an MCP server"
+            raise EnvironmentFailure("tools", f"both the environment and {where} have a tool {min(clash)!r}")
+        return [*environment, *others]
 
     def has(self, call: Call) -> bool:
         return self._verls.has(call) or (self._mcp is not None and self._mcp.has(call.name))
@@ -117,6 +121,10 @@ class WorkerTools:
         """End the episode's own sessions."""
         if self._mcp is not None:
             await self._mcp.close()
+
+
+def _names(tools: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [tool["function"]["name"] for tool in tools]
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------

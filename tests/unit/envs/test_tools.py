@@ -354,7 +354,7 @@ def test_results_of_a_step():
     answer = stepped(({"content": "a\ud800b", "is_error": True}, {"content": ""}))
     assert answer.faults == []
     assert answer.info["results"] == [{"content": "a?b", "is_error": True}, {"content": "", "is_error": False}]
-    assert "tools" not in answer.info  # they are those of the reset
+    assert [tool["function"]["name"] for tool in answer.info["tools"]] == ["go"]  # those of the agent from now on
     assert "results" not in stepped([]).info
 
 
