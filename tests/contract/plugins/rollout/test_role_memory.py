@@ -169,7 +169,7 @@ def test_a_player_who_is_named_at_times_has_one_memory():
             self.texts: list[str] = []
             seen.append(self.texts)
 
-    prompts = RolePrompts(lambda _: Heard())  # type: ignore[arg-type, return-value]
+    prompts = RolePrompts(lambda *_: Heard())  # type: ignore[arg-type, return-value]
     for text, role in (("0", None), ("1", "a"), ("2", None), ("3", "a"), ("4", "b"), ("5", None)):
         prompts.next(Answer(text, {"extra": {"role": role}}), None)
     assert seen == [["0", "1", "2", "3"], ["4", "5"]]
