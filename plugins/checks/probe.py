@@ -66,12 +66,14 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
 def _warn_of_mixed_roles(config: DictConfig, roles: Sequence[str]) -> None:
     """Warn of what takes all ``roles`` of an episode for one player: in a game, what one wins another loses."""
     spec, algorithm = estimator_of(config), config.algorithm
+    mixing: dict[str, str] = {}
     if spec is None or spec.needs == ("extra.parent",):
-        key, instead = f"algorithm.adv_estimator={algorithm.adv_estimator}", "take +turnkey=marshal or +turnkey=gigpo"
-        warn("roles-mixed", key=key, roles=", ".join(roles), instead=instead)
+        key = f"algorithm.adv_estimator={algorithm.adv_estimator}"
+        mixing[key] = "take +turnkey=marshal or +turnkey=gigpo"
     if (algorithm.get("filter_groups") or {}).get("enable"):
-        key = "algorithm.filter_groups.enable"
-        warn("roles-mixed", key=f"{key}=true", roles=", ".join(roles), instead=f"set {key}=false")
+        mixing["algorithm.filter_groups.enable=true"] = "set algorithm.filter_groups.enable=false"
+    for key, instead in mixing.items():
+        warn("roles-mixed", key=key, roles=", ".join(roles), instead=instead)
 
 
 def probe_nodes(turnkey: TurnkeyConfig, file: str) -> None:
