@@ -95,13 +95,15 @@ def flags(record: Record, limits: Limits) -> Verdict:
                 return "fail", f"seed {trace.seed}, step {t - 1}: terminated and truncated are both set"
         if trace.ended:
             ends["terminated" if trace.answers[-1].terminated else "truncated"] += 1
-    return "pass", ", ".join(f"{n} {kind}" for kind, n in sorted(ends.items())) or "no episode ended"
+    return "pass", ", ".join(f"{n} {kind}" for kind, n in sorted(ends.items())) or "none ended"
 
 
 def after_end(record: Record, limits: Limits) -> Verdict:
     """A step after the end raises, so that a loop that misses the end is noticed."""
     if record.after_end is None:
-        return "skip", "no episode ended; more --steps may help"
+        if any(trace.ended for trace in record.traces()):
+            return "skip", "the episode that ended did not end when it was played again"
+        return "skip", "none ended; more --steps may help"
     if record.after_end:
         return "warn", f"a step after the end gave {record.after_end}; raise an exception instead"
     return "pass", "it raises"

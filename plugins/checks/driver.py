@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks.files import tasks
-from verl_turnkey.plugins.checks.findings import EXPECTED, RuleWarning, collecting, described
+from verl_turnkey.plugins.checks.findings import EXPECTED, RuleWarning, collecting, described, grouped
 from verl_turnkey.plugins.checks.keys import uses_us
 from verl_turnkey.plugins.checks.values import unreadable
 from verl_turnkey.plugins.config import machine, resolve
@@ -127,11 +127,10 @@ def _validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: 
         with collecting(config) as findings:
             overridden = findings.run(replaced, config, sys.argv[1:]) or []
             changes = resolve_and_check(config, use_critic=use_critic)
-    notices = [f"replaced: {text}" for text in overridden] + [str(change) for change in changes]
+    notices = [str(change) for change in changes]
+    of_rules = [warning.message for warning in caught if isinstance(warning.message, RuleWarning)]
     for warning in caught:
-        if isinstance(warning.message, RuleWarning):
-            notices.append(described(warning.message))
-        else:
+        if not isinstance(warning.message, RuleWarning):
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     with _as_sentence(config):
         verls(config, use_reference_policy, use_critic)
@@ -142,6 +141,6 @@ def _validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: 
     with _in_sentences(config):
         if OmegaConf.select(config, "turnkey.log.trajectories"):
             resolve.log_segment(config, new_segment(), tasks(config, "val_files"))
-        lines = header(config, notices)
+        lines = header(config, notices, [*(f"replaced: {text}" for text in overridden), *grouped(of_rules)])
     if lines:
         print("\n".join(lines), flush=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -44,11 +44,11 @@ class Refusal(ConfigError):
 
 
 class RuleWarning(UserWarning):
-    """A warning by the rule ``id``."""
+    """A warning by the rule ``id``; ``values``: of the fields in its words, empty where it has other words."""
 
-    def __init__(self, id: str, message: str) -> None:
+    def __init__(self, id: str, message: str, values: Mapping[str, object] | None = None) -> None:
         super().__init__(message)
-        self.id = id
+        self.id, self.values = id, values or {}
 
 
 class _Again(Exception):
@@ -155,7 +155,24 @@ def warn(id: str, /, **values: object) -> None:
     """Warn by the rule ``id``, unless it is ignored; ``values`` as in :func:`refuse`."""
     findings = _findings.get()
     if findings is None or id not in findings.ignored:
-        warnings.warn(RuleWarning(id, rule_words(id, **values)), stacklevel=2)
+        warnings.warn(RuleWarning(id, rule_words(id, **values), values), stacklevel=2)
+
+
+def grouped(caught: Iterable[RuleWarning]) -> list[str]:
+    """A text for each rule: its words, with all values of the one field in which its warnings differ."""
+    by_rule: dict[str, dict[str, RuleWarning]] = {}
+    for warning in caught:
+        by_rule.setdefault(warning.id, {})[str(warning)] = warning
+    texts = []
+    for id, of_rule in by_rule.items():
+        first, *rest = of_rule.values()
+        differ = [name for name in first.values if any(other.values.get(name) != first.values[name] for other in rest)]
+        text = "; ".join(of_rule)
+        if len(differ) == 1 and all(other.values.keys() == first.values.keys() for other in rest):
+            every = ", ".join(dict.fromkeys(str(warning.values[differ[0]]) for warning in of_rule.values()))
+            text = rule_words(id, **{**first.values, differ[0]: every})
+        texts.append(f"{text} [{id}]")
+    return texts
 
 
 def described(error: Exception | Warning) -> str:

@@ -399,12 +399,13 @@ _WHOLE: dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
 """so that keys and values can be copied"""
 
 
-def header(config: DictConfig, warnings: Sequence[str] = ()) -> list[str]:
+def header(config: DictConfig, notices: Sequence[str] = (), warnings: Sequence[str] = ()) -> list[str]:
     """The lines; none for a run of stock verl.
 
     Args:
         config: a whole configuration that has passed the checks.
-        warnings: what these had to say, shown at the end.
+        notices: keys that were set, shown at the end.
+        warnings: of the checks, shown behind them.
     """
     if not uses_us(config):
         return []
@@ -414,7 +415,7 @@ def header(config: DictConfig, warnings: Sequence[str] = ()) -> list[str]:
     run = Run(config, turnkey_config(config), loops, use_critic)
     entries = [(label, text) for label, line in LINES if (text := line(run))]
     entries += [("ignored", text) for text in ignored(run)]
-    entries += [("warning", text) for text in warnings]
+    entries += [("notice", text) for text in notices] + [("warning", text) for text in warnings]
     lines = [f"verl-turnkey {version('verl-turnkey')}: this run"]
     for label, text in entries:
         lines += textwrap.wrap(text, _WIDTH, initial_indent=f"  {label:<12} ", subsequent_indent=" " * 15, **_WHOLE)

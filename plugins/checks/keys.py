@@ -13,7 +13,6 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -27,7 +26,7 @@ from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.run import ACTOR, ESTIMATOR, MODE, MODEL, ROLLOUT, Run
 from verl_turnkey.plugins.checks.values import STOCK, value_at
 from verl_turnkey.plugins.config.command_line import CommandLine, groups, near_miss
-from verl_turnkey.plugins.config.composing import verls_config_dir
+from verl_turnkey.plugins.config.composing import verls_config_dir, verls_keys
 from verl_turnkey.plugins.config.foreign_keys import FOREIGN, foreign, refusal
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.presets import names, read
@@ -143,21 +142,6 @@ def _closest(key: str, siblings: Collection[str] = ()) -> str:
     names = [other.removeprefix(f"{parent}.") for other in verls_keys() if other.rpartition(".")[0] == parent]
     close = difflib.get_close_matches(name, [*names, *siblings], n=1, cutoff=0.7)
     return f"did you mean {parent}.{close[0]}?" if close else ""
-
-
-@cache
-def verls_keys() -> frozenset[str]:
-    """Every key of verl's own configurations, whatever the training engine; empty if this verl has no such files."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    files = verls_config_dir().glob("_generated_ppo*_trainer.yaml")
-    trees = [yaml.load(file.read_text(encoding="utf-8"), loader) for file in files]
-    return frozenset(key for tree in trees for key in _keys(tree, ""))
-
-
-def _keys(tree: Any, prefix: str) -> Iterator[str]:
-    for name, value in tree.items() if isinstance(tree, dict) else ():
-        yield f"{prefix}{name}"
-        yield from _keys(value, f"{prefix}{name}.")
 
 
 # Key -> its default, and what verl does instead of reading it.

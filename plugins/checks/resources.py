@@ -27,6 +27,8 @@ NAMES, CHECKPOINTS = ("project_name", "experiment_name"), "default_local_dir"
 """keys below ``trainer`` that identify a run, and the one with its checkpoint folder"""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """files of a vision-language model"""
+LONGEST_SOCKET = 107
+"""bytes of the path of a socket on Linux"""
 LOG = "turnkey.log.trajectories"
 
 
@@ -51,6 +53,22 @@ def check_paths(run: Run) -> None:
         if not (at.is_dir() and os.access(at, os.W_OK | os.X_OK)):
             reason = f"no permission to write to {at}" if at.is_dir() else f"{at} is a file"
             absent(config, f"{key}={folder} cannot be written to: {reason}")
+
+
+def check_sockets(config: DictConfig) -> None:
+    """Refuse a folder of Ray's in which the path of a socket would be too long."""
+    key = "ray_kwargs.ray_init._temp_dir"
+    folder = OmegaConf.select(config, key)
+    for name in ("RAY_TMPDIR", "TMPDIR") if folder is None else ():  # in this order, as Ray
+        if folder is None and (value := os.environ.get(name)):
+            key, folder = name, value
+    if folder is None or joins_cluster(config):
+        return
+    session = f"session_2026-01-01_00-00-00_000000_{os.getpid()}"
+    below = "" if key.startswith("ray_kwargs") else "ray/"
+    length = len(os.fsencode(f"{folder}/{below}{session}/sockets/plasma_store"))
+    if length > LONGEST_SOCKET:
+        refuse("socket-path", key=key, folder=folder, length=length)
 
 
 def check_address(key: str, folder: str | None) -> None:

@@ -102,6 +102,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         check(rollout.check_rollout, run)
         check(resources.check_joining, config)
         check(resources.check_paths, run)
+        check(resources.check_sockets, config)
         check(resources.check_lora, run)
         check(checkpoints.check_checkpoints, config, use_critic=use_critic)
         check(resources.check_log_folder, run)

@@ -29,7 +29,7 @@ from verl_turnkey.plugins.checks.driver import verdict
 from verl_turnkey.plugins.checks.keys import uses_us
 from verl_turnkey.plugins.cli.tables import scalar
 from verl_turnkey.plugins.config.command_line import check, refuse
-from verl_turnkey.plugins.config.composing import TurnkeySearchPath, verls_config_dir
+from verl_turnkey.plugins.config.composing import TurnkeySearchPath, sentence, verls_config_dir
 from verl_turnkey.plugins.config.schema import credit_params, loss_params, turnkey_config
 
 WHOLE = "TURNKEY_CHECK_WITH_VERL"
@@ -146,7 +146,7 @@ def show(words: Sequence[str]) -> str:
     try:
         config, leaves = _composed(words)
     except HydraException as error:
-        raise ConfigError(" ".join(f"{error} {error.__cause__ or ''}".split())) from None
+        raise ConfigError(sentence(error)) from None
     leaves |= _defaults(config, leaves)
     header = HEADER.format(words=shlex.join(words).removeprefix("+turnkey=").replace("\n", "\\n"))
     return header + "".join(f"{line}\n" for line in _yaml(_tree(leaves), 0))

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from verl_turnkey.plugins.cli import agent, env_checks, evaluate, listing, panel, prm, report, tasks, train, view
+from verl_turnkey.plugins.cli.errors import sentence
 from verl_turnkey.plugins.cli.launch import environment
 from verl_turnkey.plugins.cli.new import KINDS, own_file
 from verl_turnkey.plugins.cli.packages import require_verl
@@ -205,11 +206,7 @@ def main() -> None:
             sys.path.insert(0, os.getcwd())  # as `python -m` does: modules in the current folder, for us as for verl
         app()
     except (ValueError, LookupError, ImportError, TypeError, OSError) as error:
-        plain = error.args and isinstance(error.args[0], str) and not isinstance(error, UnicodeError)
-        words = error.args[0] if plain else error
-        if isinstance(error, ModuleNotFoundError) and error.name:
-            words = f"{words}: install the package that provides it"
-        typer.echo(f"turnkey: {words}", err=True)
+        typer.echo(f"turnkey: {sentence(error)}", err=True)
         raise SystemExit(2) from None
     except RuntimeError as error:
         if not type(error).__module__.startswith("verl_turnkey."):  # ours say what to do: a server is down

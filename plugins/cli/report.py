@@ -21,6 +21,7 @@ from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.machine import git, hardware, versions
 from verl_turnkey.plugins.config.overrides import literal, override, read
 from verl_turnkey.plugins.log.masking import MASK, masked
+from verl_turnkey.plugins.log.sources import changes
 from verl_turnkey.plugins.log.writer import read_segments, sha256
 from verl_turnkey.plugins.view import runs, stats
 from verl_turnkey.plugins.view.join import Run, flag, load
@@ -109,6 +110,9 @@ def described(folder: Path) -> dict[str, Any]:
         notes.append("the versions changed between the starts of this run; those of the last one are listed")
     if "hardware" not in start:
         notes.append("the log has no hardware and no hashes of the task files: an earlier verl-turnkey wrote it")
+    changed, recorded = changes(starts), start.get("sources", {})
+    read_files = {fact["path"]: fact["sha256"] for facts in recorded.values() for fact in facts.values()}
+    notes += [_change(change) for change in changed]
     content = {
         "schema": SCHEMA,
         "run": folder.resolve().name,
@@ -118,11 +122,16 @@ def described(folder: Path) -> dict[str, Any]:
         "config": masked(dict(trained.config)),
         "differences": masked(_from_defaults(trained.config)),
         "versions": start.get("versions", {}),
-        "code": {"commit": start.get("commit"), "changed": start.get("changed")},
+        "code": {
+            "commit": start.get("commit"),
+            "changed": start.get("changed"),
+            "files": rebased(recorded, trained.last.moved),
+            "changes": changed,
+        },
         "modules": trained.modules,
         "seeds": {key: value for key, value in trained.config.items() if SEED.search(key) and value is not None},
         "hardware": start.get("hardware", {}),
-        "files": rebased(start.get("files", {}), trained.last.moved),
+        "files": rebased({**start.get("files", {}), **read_files}, trained.last.moved),
         "starts": len(starts),
         "curves": curves,
         "seconds_per_step": numbers[0]["groups"][0]["seconds_per_step"] if numbers else {},
@@ -130,6 +139,11 @@ def described(folder: Path) -> dict[str, Any]:
         "notes": notes,
     }
     return rebased(content, [(str(Path.home()), "~")])
+
+
+def _change(change: Mapping[str, Any]) -> str:
+    what = "was new" if change["before"] is None else "was no longer read" if change["after"] is None else "had changed"
+    return f"{change['file']} {what} at start {change['start']}, which went on from step {change['resumed_from']}"
 
 
 def results(run: Run) -> list[dict[str, Any]]:

@@ -210,5 +210,5 @@ def _changed_since(checkpoint: Path, words: Sequence[str]) -> list[str]:
     """The files in the fields of the line that name any, and in their folders, that are newer than ``checkpoint``."""
     saved = checkpoint.stat().st_mtime if checkpoint.is_file() else float("inf")
     chosen = dict(read(word) for word in words if "=" in word and leaf_of(word.lstrip("+~").partition("=")[0]))
-    files = [file for key, value in chosen.items() for file in files_of(key, value, Path())]
+    files = [file for key, value in chosen.items() for file in files_of(key, value, Path()).values()]
     return list(dict.fromkeys(file.name for file in files if file.stat().st_mtime > saved))

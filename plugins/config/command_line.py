@@ -96,7 +96,7 @@ def refuse(arguments: Sequence[str]) -> None:
     except ConfigError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        _exit(error)
+        end(error)
 
 
 def refuse_split() -> None:
@@ -111,10 +111,11 @@ def refuse_split() -> None:
         try:
             check_together(line.arguments, [override.text for override in line.overrides])
         except ConfigError as error:
-            _exit(error)
+            end(error)
 
 
-def _exit(error: ConfigError) -> NoReturn:
+def end(error: ConfigError) -> NoReturn:
+    """End the program with the message alone."""
     print(f"verl-turnkey: {error}", file=sys.stderr, flush=True)
     raise SystemExit(1) from None
 

@@ -7,7 +7,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from verl_turnkey.plugins.config.roles import FileOfVerl, Hosted, Leaf, Played, Sampled, Trained, Use, leaves, read
+from verl_turnkey.plugins.config.roles import (
+    FileOfVerl,
+    Hosted,
+    Leaf,
+    Modules,
+    Played,
+    Sampled,
+    Trained,
+    Use,
+    leaves,
+    read,
+)
 from verl_turnkey.plugins.config.schema import TurnkeyConfig
 
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -20,10 +31,13 @@ VERLS: Mapping[str, Any] = {
     f"{ROLLOUT}.multi_turn.format": Sampled[str],
     **{f"{ROLLOUT}.{key}": Sampled[float] for key in ("temperature", "top_p", "top_k")},
     **{f"{ROLLOUT}.{key}": Hosted[Any] for key in ("dtype", "max_model_len", "engine_kwargs.vllm")},
-    **{f"{MODEL}.{key}": Hosted[Any] for key in ("trust_remote_code", "external_lib", "custom_chat_template")},
+    **{f"{MODEL}.{key}": Hosted[Any] for key in ("trust_remote_code", "custom_chat_template")},
+    f"{MODEL}.external_lib": Hosted[Modules[Any]],
     f"{ROLLOUT}.agent.agent_loop_config_path": Trained[FileOfVerl[str]],
     "data.custom_cls.path": Trained[FileOfVerl[str]],
     "reward.custom_reward_function.path": Trained[FileOfVerl[str]],
+    "reward.reward_manager.module.path": Trained[FileOfVerl[str]],
+    "trainer.v1.sampler.custom_sampler.path": Trained[FileOfVerl[str]],
 }
 """keys of verl -> their roles"""
 
@@ -47,14 +61,27 @@ def uses(*chosen: Use) -> Iterator[Leaf]:
     return (leaf for leaf in every().values() if leaf.use in chosen)
 
 
-def files_of(key: str, value: Any, folder: Path) -> list[Path]:
-    """The files whose content is watched in ``value``, which a launch line gives to ``key``."""
+def files_of(key: str, value: Any, folder: Path) -> dict[str, Path]:
+    """Name -> path of the user's files in ``value``, which a launch line gives to ``key``.
+
+    Of a folder or a package the Python files, named by the path from there. The second file of a name is named by its
+    whole path.
+    """
     leaf = leaf_of(key)
     if leaf is None or leaf.files is None or not leaf.files.watched:
-        return []
+        return {}
     for name in reversed(key.removeprefix(leaf.key).split(".")[1:]):
         value = {name: value}
-    return [path for _, path in leaf.files.read(value, folder, below=True)]
+    files: dict[str, Path] = {}
+    for name, path in leaf.files.sources(value, folder):
+        files[name if files.get(name, path) == path else str(path)] = path
+    return files
+
+
+def sources(config: Any) -> dict[str, dict[str, Path]]:
+    """Key -> :func:`files_of` its value, of a whole configuration."""
+    of_keys = {leaf.key: files_of(leaf.key, value_of(config, leaf), Path()) for leaf in every().values()}
+    return {key: files for key, files in of_keys.items() if files}
 
 
 def value_of(config: Any, leaf: Leaf) -> Any:

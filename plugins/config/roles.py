@@ -8,10 +8,14 @@ A field has one use (played, sampled, hosted, trained or apart), and says where 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -37,7 +41,11 @@ class Files:
     names_file: Callable[[str, Names, Mapping[str, Any], Path], bool]
     """called with a text, its way, the mapping it stands in, and the folder that it is relative to"""
     watched: bool = True
-    """whether a change of the content since a checkpoint is said when a run resumes"""
+    """whether it holds code or texts of the user, whose content is on record, and whose changes a resume names"""
+    module: str = ""
+    """pattern of the texts that name a module as Python imports it, which is its first group"""
+    inside: Callable[[Path], Any] | None = None
+    """reads the value that a file of the field holds in place of the configuration"""
 
     def relative(self, value: Any, folder: Path) -> Iterator[tuple[Names, str]]:
         """The texts in ``value`` that are relative to ``folder``: their ways, and the absolute path of each."""
@@ -46,17 +54,30 @@ class Files:
             if here and (path := str(folder / Path(text).expanduser())) != text:
                 yield names, path
 
-    def read(self, value: Any, folder: Path, below: bool = False) -> Iterator[tuple[Names, Path]]:
-        """The files in ``value`` that are there, also those that a command names by absolute paths, and their ways.
+    def read(self, value: Any, folder: Path) -> Iterator[tuple[Names, Path]]:
+        """The files in ``value`` that are there, also those that a command names by absolute paths, and their ways."""
+        for names, text, entry in texts(value):
+            if self._named(text, names, entry, folder) and (path := file_in(text, folder)) is not None:
+                yield names, path
 
-        ``below``: of folders the Python files in them, too.
+    def sources(self, value: Any, folder: Path) -> Iterator[tuple[str, Path]]:
+        """The files of :meth:`read`, and the Python files of the folders and packages in ``value``: names, paths.
+
+        A name begins with the folder or package that the configuration names.
         """
         for names, text, entry in texts(value):
-            named = text and (self.names_file(text, names, entry, folder) or (names and text.startswith(("/", "~"))))
-            if named and (path := file_in(text, folder)) is not None:
-                yield names, path
-            elif named and below and os.path.isdir(at := folder / Path(text).expanduser()):
-                yield from ((names, path) for path in sorted(Path(at).rglob("*.py")))
+            if self._named(text, names, entry, folder):
+                if (path := file_in(text, folder)) is None:
+                    yield from _python_files(folder / os.path.expanduser(text))
+                    continue
+                yield path.name, path
+                if self.inside and not names:
+                    yield from self.sources(self.inside(path), folder)
+            elif self.module and (match := re.fullmatch(self.module, text)):
+                yield from _python_files(_package(match[1], folder))
+
+    def _named(self, text: str, names: Names, entry: Mapping[str, Any], folder: Path) -> bool:
+        return bool(text) and (self.names_file(text, names, entry, folder) or (names and text.startswith(("/", "~"))))
 
 
 @dataclass(frozen=True)
@@ -98,6 +119,16 @@ def _of_servers(text: str, names: Names, entry: Mapping[str, Any], folder: Path)
     return not names or names[-1] == "cwd" or (script and _exists(text, names, entry, folder))
 
 
+def _servers(path: Path) -> Any:
+    """The servers in a file of MCP clients; none in one that cannot be read, which the checks refuse."""
+    try:
+        return json.loads(path.read_bytes())["mcpServers"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+
+
+FUNCTION = r"(\w[\w.]*):\w+"
+"""``package.module:function``"""
 Played = Annotated[T, Use.PLAYED]
 Sampled = Annotated[T, Use.SAMPLED]
 Hosted = Annotated[T, Use.HOSTED]
@@ -107,14 +138,15 @@ File = Annotated[T, Files(lambda _text, names, *_: not names)]
 FileList = Annotated[T, Files(lambda *_: True)]
 FileOfVerl = Annotated[T, Files(_exists)]
 Folder = Annotated[T, Files(lambda *_: True, watched=False)]
-Code = Annotated[T, Files(_code)]
-CodeOrCommand = Annotated[T, Files(lambda text, names, *_: not names and _code(text))]
+Code = Annotated[T, Files(_code, module=FUNCTION)]
+Modules = Annotated[T, Files(_code, module=r"(\w[\w.]*)")]
+CodeOrCommand = Annotated[T, Files(lambda text, names, *_: not names and _code(text), module=FUNCTION)]
 ModelFolder = Annotated[T, Files(_exists, watched=False)]
 TemplateFile = Annotated[T, Files(_of_template)]
 TextOrFile = Annotated[T, Files(lambda text, *_: "{text}" not in text)]
-ServersFile = Annotated[T, Files(_of_servers)]
-EnvironmentFiles = Annotated[T, Files(_of_environment)]
-ComponentFiles = Annotated[T, Files(_of_component)]
+ServersFile = Annotated[T, Files(_of_servers, inside=_servers)]
+EnvironmentFiles = Annotated[T, Files(_of_environment, module=FUNCTION)]
+ComponentFiles = Annotated[T, Files(_of_component, module=FUNCTION)]
 Hidden = Annotated[T, Secret()]
 HiddenInServers = Annotated[T, Secret(lambda names: {"env", "headers"} & {*names[1:2]} != set())]
 
@@ -199,3 +231,30 @@ def file_in(text: str, folder: Path) -> Path | None:
         return path if path.is_file() else None
     except (OSError, ValueError, RuntimeError):  # too long for a path, a null byte, no such user
         return None
+
+
+def _python_files(place: Path | None) -> Iterator[tuple[str, Path]]:
+    """Names and paths of a Python file, or of those below a folder but hidden ones and packages installed in it."""
+    if place is None or not os.path.exists(place):
+        return
+    for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
+        inside = path.relative_to(place).parts
+        if "site-packages" not in inside and not any(part.startswith(".") for part in inside):
+            yield str(path.relative_to(place.parent)), path
+
+
+def _package(module: str, folder: Path) -> Path | None:
+    """The outermost package of a dotted name, or its file, without an import; None for Python's and this package."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or top in ("verl_turnkey", "verl"):  # reports have their versions
+        return None
+    for place in (folder / top, folder / f"{top}.py"):  # Python looks there first
+        if place.exists():
+            return place
+    try:
+        spec = find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    place = folders[0] if folders else spec and spec.origin
+    return Path(place) if place else None

@@ -26,6 +26,7 @@ from verl_turnkey.plugins.config.roles import (
     EnvironmentFiles,
     File,
     Hosted,
+    Modules,
     Played,
     TemplateFile,
     Trained,
@@ -233,7 +234,7 @@ class TurnkeyConfig:
     preset: PresetConfig = field(default_factory=PresetConfig)
     rewards: Played[ComponentFiles[list[dict[str, Any]]]] = field(default_factory=lambda: [{"name": "step"}])
     """reward of a step: a weighted sum of components, each with a name, a weight, a label and its options"""
-    modules: Played[Code[list[str]]] = field(default_factory=list)
+    modules: Played[Modules[list[str]]] = field(default_factory=list)
     """your own estimators and environments: dotted modules or .py files"""
     ignore: Apart[list[str]] = field(default_factory=list)
     """ids of rules whose refusals become warnings and whose warnings are silenced"""

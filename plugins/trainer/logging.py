@@ -23,10 +23,11 @@ from omegaconf import DictConfig, OmegaConf
 from ray.exceptions import RayError
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from verl_turnkey.envs.user_modules import entries
 from verl_turnkey.plugins.actor import updates
 from verl_turnkey.plugins.checks.data import validation_panel
 from verl_turnkey.plugins.checks.files import listed
-from verl_turnkey.plugins.config.leaves import every, files_of, value_of
+from verl_turnkey.plugins.config.leaves import files_of, sources
 from verl_turnkey.plugins.config.machine import git, hardware, versions
 from verl_turnkey.plugins.config.schema import credit_modify, credit_params, estimator_of, loss_of, turnkey_config
 from verl_turnkey.plugins.config.training import LogConfig
@@ -38,6 +39,7 @@ from verl_turnkey.plugins.log import bounds
 from verl_turnkey.plugins.log.bounds import logged_shares
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.log.schema import SCHEMA_VERSION
+from verl_turnkey.plugins.log.sources import record
 from verl_turnkey.plugins.log.writer import (
     UNNAMED,
     Counts,
@@ -85,7 +87,8 @@ def write_start(config: DictConfig, resumed_from: int) -> None:
     def write() -> None:
         try:
             write_json(private(folder) / "run.json", {**about(config), "config": masked_config})
-            write_segment(folder, segment, {**facts, "files": _files(config)})
+            files = {"files": _files(config), "sources": record(folder, {**sources(config), **_packages()})}
+            write_segment(folder, segment, {**facts, **files})
         except OSError as error:
             logger.warning(
                 "turnkey.log.trajectories lacks the description of the run: %s: %s", type(error).__name__, error
@@ -123,10 +126,17 @@ def _shares(config: DictConfig) -> dict[str, float]:
 
 
 def _files(config: DictConfig) -> dict[str, str]:
-    """Path of each file of tasks, and of each that a field of the configuration names -> its sha256."""
+    """Path of each file of tasks -> its sha256."""
     paths = [Path(path) for key in ("train_files", "val_files") for path in listed(config, key)]
-    paths += [path for leaf in every().values() for path in files_of(leaf.key, value_of(config, leaf), Path())]
     return {str(path): sha256(path) for path in paths if path.is_file()}
+
+
+def _packages() -> dict[str, dict[str, Path]]:
+    """Group of entry points -> files of the packages that it names, as those of ``turnkey.modules``."""
+    return {
+        f"verl_turnkey.{kind}": files_of("turnkey.modules", [entry.module for entry in of_kind], Path())
+        for kind, of_kind in entries().items()
+    }
 
 
 METRICS = "turnkey/log/"

@@ -98,6 +98,9 @@ def compare(
         if (number := len(group.runs)) < FEWEST
     ]
     notes += [f"the runs of {group.name} differ in {', '.join(group.mixed)}" for group in groups if group.mixed]
+    if any(run.files for run in runs):
+        without = [str(run.folder) for run in runs if run.files is None]
+        notes += [f"files are not compared: {folder} has no record of those that it read" for folder in without]
     return {
         "metric": name,
         "x": x,

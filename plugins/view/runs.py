@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from verl_turnkey.plugins.config.leaves import every, leaf_of, make_absolute
 from verl_turnkey.plugins.config.roles import Use
 from verl_turnkey.plugins.log.schema import current_metric
+from verl_turnkey.plugins.log.sources import digests
+from verl_turnkey.plugins.log.writer import read_segments
 
 Steps = dict[int, dict[str, float]]
 """step -> metric -> value"""
@@ -47,6 +49,8 @@ class Run:
     """current name -> (N,), NaN at steps without a value"""
     config: Mapping[str, Any]
     """dotted key -> value, as composed by Hydra; empty if the folder has no configuration"""
+    files: Mapping[str, str] | None = None
+    """name of each file of the user's -> its hash at the last start; None: not on record"""
 
     def curve(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Steps and values of a metric at the steps where it is finite.
@@ -110,11 +114,16 @@ def read(folder: Path) -> Run:
             _go_on(steps, start)
             sources[source] = None
         if steps:
-            return Run(folder, ", ".join(sources), *_table(steps), config=configuration(folder))
+            return Run(folder, ", ".join(sources), *_table(steps), config=configuration(folder), files=_files(folder))
     raise FileNotFoundError(
         f"{folder} holds no metrics: expected a .jsonl file of trainer.logger=[file], event files of tensorboard, or "
         f"the console output of verl in a file that ends in {', '.join(ENDINGS)}"
     )
+
+
+def _files(folder: Path) -> dict[str, str] | None:
+    starts = [start for place in (folder / "turnkey_log", folder) for start in read_segments(place).values()]
+    return digests(starts[-1]["sources"]) if starts and "sources" in starts[-1] else None
 
 
 def nearest(name: str, names: Mapping[str, Any]) -> str:
@@ -378,18 +387,24 @@ def seed_of(run: Run) -> str:
     return next((str(seed) for seed in seeds if seed is not None), run.folder.name)
 
 
-def meaning(config: Mapping[str, Any]) -> dict[str, str]:
+FILE = "file "
+"""begins the name of a file among the keys that identify a configuration"""
+
+
+def meaning(config: Mapping[str, Any], files: Mapping[str, str] | None = None) -> dict[str, str]:
     """The keys that identify a configuration, with values as texts: all but seeds, outputs and what decides nothing.
 
-    Only the last part of an absolute path counts: each run has its own folder, but two models have two names.
+    Only the last part of an absolute path counts: each run has its own folder, but two models have two names. Of
+    ``files``, hashes by name, each is a key.
     """
     telling = [key for key in config if not SEED.search(key) and not OUTPUTS.search(key)]
     apart = [key for key in telling if (leaf := leaf_of(key)) and leaf.use is Use.APART]
-    return {key: _text(config[key]) for key in telling if key not in apart}
+    of_files = {f"{FILE}{name}": digest for name, digest in (files or {}).items()}
+    return {key: _text(config[key]) for key in telling if key not in apart} | of_files
 
 
 def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
-    """Group ``runs``; groups come in the order of their first runs.
+    """Group ``runs``; groups come in the order of their first runs. Files count if all runs have them on record.
 
     Runs without a configuration are grouped by the name of their folder, without a number at its end.
 
@@ -404,9 +419,10 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
         run_keys = {name: None for run in runs for name in run.config}
         if key not in run_keys:
             raise LookupError(f"--by {key}: no run has this key{nearest(key, run_keys)}")
+    recorded = all(run.files is not None for run in runs)
     members: dict[str, tuple[dict[str, str], list[Run]]] = {}
     for run in runs:
-        whole = meaning(run.config)
+        whole = meaning(run.config, run.files if recorded else None)
         same = {key: _text(run.config.get(key, ABSENT)) for key in keys} if keys else whole
         name = json.dumps(same, sort_keys=True) if same else re.sub(r"[-_.]?\d+$", "", run.folder.name)
         members.setdefault(name, (same, []))[1].append(run)
@@ -415,7 +431,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
     for group, (same, _) in zip(groups, members.values(), strict=True):
         group.config = {key: same.get(key, ABSENT) for key in differ}
         if keys:
-            within = [meaning(run.config) for run in group.runs]
+            within = [meaning(run.config, run.files if recorded else None) for run in group.runs]
             group.mixed = {key: [config.get(key, ABSENT) for config in within] for key in _differing(within)}
     _name(groups, keys)
     return groups
@@ -434,11 +450,15 @@ def _name(groups: Sequence[Group], by: Sequence[str]) -> None:
         if len(same) > 1:
             for number, group in enumerate(same, 1):
                 keys = _differing([other.config for other in same])[:SHOWN]
-                group.name += "".join(f" {key.rpartition('.')[2]}={group.config[key]}" for key in keys) or f" {number}"
+                group.name += "".join(f" {_short(key)}={group.config[key]}" for key in keys) or f" {number}"
     used: dict[str, int] = {}
     for group in groups:  # they may differ in more keys than their names hold
         used[group.name] = number = used.get(group.name, 0) + 1
         group.name += f" ({number})" if number > 1 else ""
+
+
+def _short(key: str) -> str:
+    return key.removeprefix(FILE) if key.startswith(FILE) else key.rpartition(".")[2]
 
 
 def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:

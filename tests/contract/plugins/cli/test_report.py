@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import shutil
@@ -57,10 +58,16 @@ def finished(folder: Path) -> Path:
         "commit": "0" * 40,
         "files": {
             str(folder / "tasks" / "train.parquet"): sha256(folder / "tasks" / "train.parquet"),
-            str(folder / "mcp.json"): "0" * 64,  # not there any more
         },
     }
-    (log / "segments" / "20260102T030405_00ff.json").write_text(json.dumps(facts))
+    (folder / "env.py").write_text("edited")
+    for name, step, env in (("20251231T000000_00ff", 0, "first"), ("20260102T030405_00ff", 10, "edited")):
+        digest = hashlib.sha256(env.encode()).hexdigest()
+        module = {"path": str(folder / "env.py"), "sha256": digest, "copy": f"code/env-{digest[:12]}.py"}
+        servers = {"path": str(folder / "mcp.json"), "sha256": "0" * 64, "copy": None}  # not there any more
+        files = {"turnkey.modules": {"env.py": module}, "turnkey.mcp.servers": {"mcp.json": servers}}
+        start = {**facts, "resumed_from": step, "sources": files}
+        (log / "segments" / f"{name}.json").write_text(json.dumps(start))
     data = [{"step": step, "data": {"episode/success_rate": step / 10, "timing_s/step": 2.0}} for step in range(1, 7)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in data))
     return folder
@@ -91,7 +98,13 @@ def test_it_has_what_a_repeat_takes_and_no_secret(run: Path, home: Path) -> None
     assert report["versions"]["verl"] == "0.0.1"
     assert report["hardware"] == {"cores": 4096}
     assert report["code"]["commit"] == "0" * 40
-    assert list(report["files"]) == ["~/first/tasks/train.parquet", "~/first/mcp.json"]
+    assert list(report["files"]) == ["~/first/tasks/train.parquet", "~/first/env.py", "~/first/mcp.json"]
+    first, edited = (hashlib.sha256(text.encode()).hexdigest() for text in ("first", "edited"))
+    module = {"path": "~/first/env.py", "sha256": edited, "copy": f"code/env-{edited[:12]}.py"}
+    assert report["code"]["files"]["turnkey.modules"] == {"env.py": module}
+    change = {"start": 2, "resumed_from": 10, "file": "env.py", "before": first[:12], "after": edited[:12]}
+    assert report["code"]["changes"] == [change]
+    assert "env.py had changed at start 2, which went on from step 10" in report["notes"]
     assert report["differences"]["turnkey.rollout.max_turns"] == [7, None]
     assert report["seeds"]["actor_rollout_ref.rollout.seed"] == 42
     assert "data.seed" not in report["seeds"]  # verl's null: torch's own constant orders the tasks
@@ -132,6 +145,7 @@ def test_what_differs_on_this_machine(run: Path) -> None:
     train = run / "tasks" / "train.parquet"
     lines = json.loads(turnkey("report", "repeat", run / "report.json", "--json").stdout)["differs"]
     starts = ("python ", "verl ", "nosuch is not installed", "cores: ", "the working folder was at commit")
+    assert not [line for line in lines if "env.py" in line]
     for start in (*starts, f"data.val_files: {run}/tasks/val.parquet is missing", f"{run}/mcp.json is"):
         assert [line for line in lines if line.startswith(start)], (start, lines)
     assert [line for line in lines if line.endswith("fill in your own secret for ***")]

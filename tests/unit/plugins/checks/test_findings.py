@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import json
+import re
 import threading
 import warnings
 from collections import Counter
@@ -20,7 +21,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.errors import TaskFormatError
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.checks import findings, probe, resources
-from verl_turnkey.plugins.checks.findings import Refusal, RuleWarning, collecting, id_of, refuse, warn
+from verl_turnkey.plugins.checks.findings import Refusal, RuleWarning, collecting, grouped, id_of, refuse, warn
 from verl_turnkey.plugins.checks.resources import check_log_folder
 from verl_turnkey.plugins.checks.rules import check_ignored, rules
 from verl_turnkey.plugins.checks.run import Run
@@ -91,6 +92,25 @@ def test_an_ignored_warning_is_silent() -> None:
             warn("verl-version", warning="untested")
     with pytest.warns(RuleWarning, match="untested"), collecting(config()):
         warn("verl-version", warning="untested")
+
+
+def test_warnings_of_one_rule_are_one() -> None:
+    def of(*fields: tuple[str, str]) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warn("verl-version", warning="untested")
+            for setting, instead in fields:
+                warn("key-without-effect", setting=setting, instead=instead)
+        return grouped([warning.message for warning in caught])[1:]
+
+    [text] = of(("a=1", "x"), ("b=2", "x"), ("b=2", "x"))
+    assert (
+        text
+        == f"{rule_texts()['key-without-effect']['words'].format(setting='a=1, b=2', instead='x')} [key-without-effect]"
+    )
+    [text] = of(("a=1", "x"), ("b=2", "y"))
+    assert [part.partition(" ")[0] for part in text.split("; ")] == ["a=1", "b=2"]
+    assert text.count("[key-without-effect]") == 1
 
 
 def test_a_check_that_cannot_go_on_after_what_was_ignored_says_so() -> None:
@@ -468,3 +488,31 @@ def test_a_task_without_the_right_answer_that_a_strategy_needs(
     with pytest.raises(ConfigError, match="the task has no right answer") as error:
         probe.probe(config, turnkey, file)
     assert f"turnkey.rollout.strategy={strategy} " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder", "named"),
+    [
+        ({}, None, None),
+        ({"TMPDIR": "/tmp"}, None, None),
+        ({"TMPDIR": f"/{'x' * 60}"}, None, "TMPDIR"),
+        ({"TMPDIR": f"/{'x' * 60}", "RAY_TMPDIR": "/tmp"}, None, None),
+        ({"RAY_TMPDIR": f"/{'x' * 60}"}, None, "RAY_TMPDIR"),
+        ({"RAY_TMPDIR": f"/{'x' * 60}"}, "/tmp", None),
+        ({"RAY_TMPDIR": f"/{'x' * 60}", "RAY_ADDRESS": "10.0.0.1:6379"}, None, None),
+        ({}, f"/{'x' * 60}", "ray_kwargs.ray_init._temp_dir"),
+    ],
+)
+def test_a_folder_in_which_no_socket_has_room_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], folder: str | None, named: str | None
+) -> None:
+    for name in ("TMPDIR", "RAY_TMPDIR", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    whole = OmegaConf.create({"ray_kwargs": {"ray_init": {} if folder is None else {"_temp_dir": folder}}})
+    if named is None:
+        resources.check_sockets(whole)
+        return
+    with pytest.raises(Refusal, match=f"^{re.escape(named)}=/x+ is too long: .* and 107 are possible: set"):
+        resources.check_sockets(whole)

@@ -258,6 +258,27 @@ def test_what_a_start_says_of_itself(tmp_path: Path, monkeypatch):
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "log", tmp_path / "log" / "segments")} == {0o700}
 
 
+def test_a_start_has_the_files_of_the_user_and_copies(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("mylab", "log"):
+        (tmp_path / folder).mkdir()
+    for name in ("own.py", "mylab/__init__.py"):
+        (tmp_path / name).write_text("SEED = 1\n")
+    write_start(configured(tmp_path / "log", modules=["own.py", "mylab.envs"]), 0)
+    start = read_segments(tmp_path / "log")[SEGMENT]
+    digest = hashlib.sha256(b"SEED = 1\n").hexdigest()
+    assert start["sources"]["turnkey.modules"] == {
+        "own.py": {"path": "own.py", "sha256": digest, "copy": f"code/own-{digest[:12]}.py"},
+        "mylab/__init__.py": {
+            "path": "mylab/__init__.py",
+            "sha256": digest,
+            "copy": f"code/__init__-{digest[:12]}.py",
+        },
+    }
+    assert (tmp_path / "log" / "code" / f"own-{digest[:12]}.py").read_text() == "SEED = 1\n"
+    assert start["files"] == {}
+
+
 def test_uncommitted_changes_are_on_record(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("")

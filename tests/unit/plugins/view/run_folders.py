@@ -19,8 +19,12 @@ def write(
     seed: int = 0,
     more: Mapping[str, Any] | None = None,
     start: str = "1",
+    files: Mapping[str, str] | None = None,
 ) -> Path:
-    """A run with the validation ``curve``: 32 episodes of 10 turns and 20 seconds a step."""
+    """A run with the validation ``curve``: 32 episodes of 10 turns and 20 seconds a step.
+
+    ``files``: name -> digit of the hash of each file of the user's at its only start; None: not on record.
+    """
     lines = []
     for step in range(min(curve), max(curve) + 1):
         data: dict[str, float] = {VAL: curve[step]} if step in curve else {}
@@ -52,6 +56,13 @@ def write(
     hydra = folder / "hydra" / ".hydra"
     hydra.mkdir(parents=True, exist_ok=True)
     (hydra / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    if files is not None:
+        facts = {
+            name: {"path": f"{folder}/{name}", "sha256": digit * 64, "copy": None} for name, digit in files.items()
+        }
+        segment = folder / "turnkey_log" / "segments" / "20260102T030405_00ff.json"
+        segment.parent.mkdir(parents=True, exist_ok=True)
+        segment.write_text(json.dumps({"resumed_from": 0, "sources": {"turnkey.modules": facts}}))
     return folder
 
 

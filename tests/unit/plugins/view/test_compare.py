@@ -51,6 +51,31 @@ def test_what_parts_runs_is_in_the_name_and_the_table(tmp_path):
     assert len(named(tmp_path / "many", *many)) == 3
 
 
+def test_an_edited_file_parts_runs_and_is_named(tmp_path, capsys):
+    before, after = {"env.py": "a", "lab/same.py": "b"}, {"env.py": "c", "lab/same.py": "b"}
+    kinds = {"files": before}, {"seed": 1, "files": before}, {"seed": 2, "files": after}, {"files": before | {"n": "d"}}
+    a, c, d, absent = "a" * 12, "c" * 12, "d" * 12, "absent"
+    comparison = compare(runs(tmp_path, *kinds))
+    assert [group["config"] for group in comparison["groups"]] == [
+        {"file env.py": a, "file n": absent},
+        {"file env.py": c, "file n": absent},
+        {"file env.py": a, "file n": d},
+    ]
+    assert comparison["groups"][1]["name"] == f"gigpo env.py={c} n=absent"
+    print_tables(comparison)
+    assert re.search(rf"file env\.py +{a} +{c} +{a}", capsys.readouterr().out)
+    by_method = compare(runs(tmp_path, *kinds), by=["method"])
+    assert "the runs of gigpo differ in file env.py, file n" in by_method["notes"]
+
+
+def test_files_are_not_compared_with_a_run_that_has_no_record_of_its_own(tmp_path):
+    comparison = compare(runs(tmp_path, {"files": {"env.py": "a"}}, {"seed": 1}))
+    [group] = comparison["groups"]
+    assert len(group["runs"]) == 2
+    assert f"files are not compared: {tmp_path}/run-1 has no record of those that it read" in comparison["notes"]
+    assert not [note for note in compare(runs(tmp_path / "none", {}, {"seed": 1}))["notes"] if "files" in note]
+
+
 def test_two_models_are_two_configurations_wherever_they_lie(tmp_path):
     kinds = [{"more": {"actor_rollout_ref.model.path": path}} for path in ("/a/small", "/b/small", "/a/large", "o/r")]
     assert list(named(tmp_path, *kinds)) == ["gigpo path=small", "gigpo path=large", "gigpo path=o/r"]
