@@ -56,13 +56,14 @@ def pass_at_k(solved: ArrayLike, samples: ArrayLike, k: int) -> Floats:
 
 
 def wilson(p: float, n: float, confidence: float = 0.95) -> Interval:
-    """Wilson's score interval of a share ``p`` of ``n`` independent samples; its width is never 0."""
+    """Wilson's score interval of a share ``p`` of ``n`` independent samples; it holds ``p``, and its width is never 0."""
     if not (0 <= p <= 1 and n > 0):
         raise ValueError(f"expected a share within 0 and 1 of more than 0 samples, got {p} of {n}")
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    return Interval(p, max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale))
+    # Shares of 0 and 1 are bounds themselves, but for rounding.
+    return Interval(p, min(p, max(0.0, (middle - half) / scale)), max(p, min(1.0, (middle + half) / scale)))
 
 
 def success(solved: ArrayLike, samples: ArrayLike, confidence: float = 0.95) -> Interval:

@@ -326,6 +326,7 @@ def test_wilson_of_the_literature(c, n, low, high):
 @given(c=st.integers(0, 12), n=st.integers(12, 40), confidence=st.sampled_from([0.5, 0.9, 0.99]))
 def test_wilson_inverts_the_test(c, n, confidence):
     interval = stats.wilson(c / n, n, confidence)
+    assert interval.low <= c / n <= interval.high
     assert interval[1:] == pytest.approx(naive.wilson(c / n, n, confidence), abs=1e-9)
     assert interval.low < interval.high
 
