@@ -342,7 +342,7 @@ def read_results(value: Any) -> list[dict[str, Any]]:
     return results
 
 
-def calls_text(calls: list[tuple[str, Mapping[str, Any]]]) -> str:
+def calls_text(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     """The calls of a turn as ``step`` gets them: canonical JSON, with sorted keys and without spaces.
 
     ``calls``: names and arguments.

@@ -143,7 +143,7 @@ class TextArenaText(TextEnv):
         check(two or opponent == "self", "opponent", "left out in a game for one player", opponent)
         self._two, self._random_opponent = two, opponent == "random"
         if two and not self._random_opponent:
-            self.metadata = {**self.metadata, "roles": ROLES}
+            self.metadata = {**self.metadata, "roles": ROLES}  # pyright: ignore[reportAttributeAccessIssue]
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
         whole = isinstance(error_allowance, int) and not isinstance(error_allowance, bool) and error_allowance >= 0
         check(error_allowance is None or whole, "error_allowance", "a whole number, or null", error_allowance)

@@ -124,7 +124,7 @@ def _holder(kind: str, name: str, templates: Iterable[str]) -> str | None:
     if kind == "loss":
         from verl_turnkey.losses import losses as registered
     spec = registered().get(name)
-    return f"the {kind} of {(spec.cls if kind == 'reward' else spec.fn).__module__}" if spec else None
+    return f"the {kind} of {getattr(spec, 'cls' if kind == 'reward' else 'fn').__module__}" if spec else None
 
 
 def _used(kind: str, templates: Iterable[str]) -> set[str]:

@@ -77,7 +77,8 @@ class Files:
                 yield from _python_files(_package(match[1], folder))
 
     def _named(self, text: str, names: Names, entry: Mapping[str, Any], folder: Path) -> bool:
-        return bool(text) and (self.names_file(text, names, entry, folder) or (names and text.startswith(("/", "~"))))
+        absolute = bool(names) and text.startswith(("/", "~"))
+        return bool(text) and (absolute or self.names_file(text, names, entry, folder))
 
 
 @dataclass(frozen=True)

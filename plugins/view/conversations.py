@@ -97,8 +97,9 @@ def _task(run: Run, value: str) -> Any:
 
 def _query(run: Run, value: str) -> Any:
     task, *others = (run.episodes[name].astype(str) for name in ("task", "seed", "episode", "env"))
-    names = task.str.cat(others, sep=" ")
-    return names.str.lower().str.contains(value.lower(), regex=False)
+    for other in others:
+        task = task + " " + other
+    return task.str.lower().str.contains(value.lower(), regex=False)
 
 
 FILTERS = {
@@ -157,11 +158,11 @@ class Conversation:
 
 def conversations(run: Run, rows: Sequence[int] | np.ndarray) -> Iterator[Conversation]:
     """The episodes ``rows`` of ``run.episodes``, in the order of their steps; texts are read step by step."""
-    episodes, results, notes = run.episodes.iloc[rows], outcomes(run), read_notes(run.folder)
+    episodes, results, notes = run.episodes.iloc[np.asarray(rows)], outcomes(run), read_notes(run.folder)
     for step, of_step in episodes.groupby("step", sort=True):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # load() has warned of what it cannot read
-            texts = read(run.folder, "texts", [int(step)])  # pyright: ignore[reportArgumentType]
+            texts = read(run.folder, "texts", [int(step)])
         texts = texts[texts["episode"].isin(of_step["episode"])].drop_duplicates(["episode", "turn"], keep="last")
         turns = run.turns[run.turns["at"].isin(of_step.index)]
         turns = turns.merge(texts[["episode", "turn", *TEXTS]], on=["episode", "turn"], how="left")

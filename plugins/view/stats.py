@@ -56,7 +56,7 @@ def pass_at_k(solved: ArrayLike, samples: ArrayLike, k: int) -> Floats:
 
 
 def wilson(p: float, n: float, confidence: float = 0.95) -> Interval:
-    """Wilson's score interval of a share ``p`` of ``n`` independent samples; it holds ``p``, and its width is never 0."""
+    """Wilson's score interval of a share ``p`` of ``n`` independent samples: it contains ``p``, and is never empty."""
     if not (0 <= p <= 1 and n > 0):
         raise ValueError(f"expected a share within 0 and 1 of more than 0 samples, got {p} of {n}")
     z = NormalDist().inv_cdf(0.5 + confidence / 2)

@@ -81,7 +81,7 @@ def lines(talk: Conversation, full: float, *, whole: bool = False) -> Iterator[T
             if thoughts:
                 yield _labelled("thoughts", thoughts.strip(), most, "dim italic")
             yield _labelled("model", (answer or "").strip(), most)
-        yield _labelled("action", *((turn["action"], most) if "action" in turn else ("none", most, "dim")))
+        yield _labelled("action", turn.get("action", "none"), most, "" if "action" in turn else "dim")
         if "observation" in turn:
             yield _labelled("environment", turn["observation"], most)
     ending = [outcome, f"after {len(talk.turns)} turn{'' if len(talk.turns) == 1 else 's'}"]
