@@ -244,7 +244,7 @@ class StepBatch:
         its ``extra.role_outcome``, where there is one, is above 0; its last step has the flags of the trajectory's last
         one. Its next state is the one in which it moves again, and a key of the task is one of the role's.
         """
-        if "extra.role" not in self.given or self.runs.tree is not None:
+        if "extra.role" not in self.given or "extra.parent" in self.given or self.runs.tree is not None:
             return self
         keys = [None if isinstance(key, float) and key != key else key for key in self.extra["role"].tolist()]
         role, ids = col.encode("extra.role", keys, none_allowed=True)
