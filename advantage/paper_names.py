@@ -202,7 +202,7 @@ PAPER_NAMES = (
     PaperName("Skill-GRPO", "turnkey.rollout.skill", "+turnkey=grpo_steps turnkey.rollout.skill=skill",
               "self-distillation.md#the-baseline-to-beat", "skill: the column of your data"),
     PaperName("ADRS / 2608.03223", "the modifier rlsd", "+turnkey=grpo_steps +turnkey/modifier=rlsd",
-              "self-distillation.md#not-available", "its gate cancels: about the advantage itself is left", exact=False),
+              "self-distillation.md#left-out", "its gate cancels: about the advantage itself is left", exact=False),
     # losses
     PaperName("ST-PPO / SORL / SO-PPO / 2511.20718", "the loss st_ppo", "+turnkey=turn_gae +turnkey/loss=st_ppo",
               "losses.md#st_ppo-s_ppo", "needs critic.model.path"),
