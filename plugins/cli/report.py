@@ -111,7 +111,8 @@ def described(folder: Path) -> dict[str, Any]:
     if "hardware" not in start:
         notes.append("the log has no hardware and no hashes of the task files: an earlier verl-turnkey wrote it")
     changed, recorded = changes(starts), start.get("sources", {})
-    read_files = {fact["path"]: fact["sha256"] for facts in recorded.values() for fact in facts.values()}
+    facts = [fact for of_key in recorded.values() for fact in of_key.values() if "path" in fact]
+    read_files = {fact["path"]: fact["sha256"] for fact in facts}
     notes += [_change(change) for change in changed]
     content = {
         "schema": SCHEMA,

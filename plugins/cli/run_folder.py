@@ -162,10 +162,10 @@ TRAINER = {
 """keys of verl's trainer and their defaults"""
 
 
-def announce(words: Sequence[str], name: str, *, started: bool) -> bool:
+def announce(words: Sequence[str], name: str, *, started: bool, series: bool = False) -> bool:
     """Print where the launch line ``words`` continues the run in the folder ``name``; returns whether to start it.
 
-    ``started``: the run was started before.
+    ``started``: the run was started before; ``series``: other runs follow, also where this one has ended.
     """
     chosen = {key: values(words, f"trainer.{key}") for key in TRAINER}
     trainer = OmegaConf.create({key: [default, *chosen[key]][-1] for key, default in TRAINER.items()})
@@ -194,8 +194,10 @@ def announce(words: Sequence[str], name: str, *, started: bool) -> bool:
         f"{name} has ended: its last checkpoint is of step {done}, and the launch line ends after step {steps}. "
         f"turnkey resume {name} --steps {done + steps} trains further; {new}"
     )
-    if since:
+    if since and not series:
         raise ConfigError(f"{since}, but {ended}")
+    if since:
+        print(f"warning: {since} of {name}", flush=True)
     print(f"nothing was trained: {ended}", flush=True)
     return False
 
@@ -210,5 +212,6 @@ def _changed_since(checkpoint: Path, words: Sequence[str]) -> list[str]:
     """The files in the fields of the line that name any, and in their folders, that are newer than ``checkpoint``."""
     saved = checkpoint.stat().st_mtime if checkpoint.is_file() else float("inf")
     chosen = dict(read(word) for word in words if "=" in word and leaf_of(word.lstrip("+~").partition("=")[0]))
-    files = [file for key, value in chosen.items() for file in files_of(key, value, Path()).values()]
+    sources = [source for key, value in chosen.items() for source in files_of(key, value, Path()).values()]
+    files = [source for source in sources if isinstance(source, Path)]
     return list(dict.fromkeys(file.name for file in files if file.stat().st_mtime > saved))

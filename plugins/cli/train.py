@@ -18,6 +18,7 @@ from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.view import compare
 from verl_turnkey.plugins.config.overrides import override, values
 from verl_turnkey.plugins.shutdown.run_files import locked
+from verl_turnkey.plugins.view.runs import starts
 
 app = typer.Typer()
 
@@ -28,6 +29,8 @@ SEEDS = (
     "critic.data_loader_seed",
 )
 """what ``--seed`` sets: the order of the tasks, the sampling, the order of mini-batches of actor and critic"""
+PLACES = ("trainer.default_local_dir", "turnkey.log.trajectories", "hydra.run.dir")
+"""folders that each of several seeds has for itself"""
 
 
 @app.command()
@@ -65,6 +68,7 @@ def train(
         folder = (out or Path("runs") / played.name).absolute()
         if number is not None and (out is None or len(seeds) > 1):
             folder = folder.with_name(f"{folder.name}-{number}")
+        _refuse_other_seed(folder, number)
         runs[folder] = launch.overrides(
             played,
             model=model,
@@ -86,14 +90,17 @@ def train(
                 typer.echo(f"tasks: those in {tasks}; --train and --val are for new ones", err=True)
             if print_only:
                 typer.echo(launch.shell_line(lines))
-            elif code := _start(lines, folder, verbose):
+            elif code := _start(lines, folder, verbose, series=len(runs) > 1):
                 if len(runs) > 1:
                     typer.echo("the same command goes on here; seeds that have ended are not trained again", err=True)
                 raise typer.Exit(code)
     if len(runs) > 1 and not print_only:
         folders = [Path(os.path.relpath(folder)) for folder in runs]
         typer.echo(f"turnkey compare {shlex.join(map(str, folders))}")
-        compare(folders)
+        try:
+            compare(folders)
+        except Exception as error:  # all are trained, and the command is there to be repeated
+            typer.echo(f"no comparison: {' '.join(str(error).split())}", err=True)
 
 
 def _seeds(text: str | None, further: Sequence[str]) -> list[int] | list[None]:
@@ -107,13 +114,25 @@ def _seeds(text: str | None, further: Sequence[str]) -> list[int] | list[None]:
         raise typer.BadParameter(f"--seed {text} names a seed twice")
     if keys := [key for key in SEEDS if values(further, key)]:
         raise typer.BadParameter(f"--seed sets {', '.join(keys)}: leave out --seed, or the override")
+    if len(seeds) > 1 and (keys := [key for key in PLACES if any(values(further, key))]):
+        raise typer.BadParameter(f"--seed {text}: all seeds would share {', '.join(keys)}; --out names their folders")
     return seeds
 
 
-def _start(lines: Sequence[Sequence[str]], folder: Path, verbose: bool) -> int:
+def _refuse_other_seed(folder: Path, seed: int | None) -> None:
+    """Refuse a run that was trained with another seed than ``--seed``."""
+    if seed is None or not any(folder.glob("*/.hydra/config.yaml")):
+        return
+    if (before := starts(folder)[-1].config.get(SEEDS[0])) != seed:
+        trained = f"{os.path.relpath(folder)} was trained with {'no seed' if before is None else f'seed {before}'}"
+        raise typer.BadParameter(f"--seed {seed}: {trained}; choose another --out, or its seed")
+
+
+def _start(lines: Sequence[Sequence[str]], folder: Path, verbose: bool, *, series: bool) -> int:
     """Run the launch line, unless its run has ended; returns the exit code."""
     started = any(folder.glob("*/.hydra"))
-    if not run_folder.announce([word for line in lines for word in line], os.path.relpath(folder), started=started):
+    words = [word for line in lines for word in line]
+    if not run_folder.announce(words, os.path.relpath(folder), started=started, series=series):
         return 0
     write_text(folder / "launch.sh", f"#!/usr/bin/env bash\n{launch.shell_line(lines)}\n")
     typer.echo(f"launch line: {os.path.relpath(folder / 'launch.sh')}")

@@ -61,8 +61,8 @@ def uses(*chosen: Use) -> Iterator[Leaf]:
     return (leaf for leaf in every().values() if leaf.use in chosen)
 
 
-def files_of(key: str, value: Any, folder: Path) -> dict[str, Path]:
-    """Name -> path of the user's files in ``value``, which a launch line gives to ``key``.
+def files_of(key: str, value: Any, folder: Path) -> dict[str, Path | str]:
+    """Name -> path of the user's files in ``value``, which a launch line gives to ``key``; installed packages: version.
 
     Of a folder or a package the Python files, named by the path from there. The second file of a name is named by its
     whole path.
@@ -72,13 +72,13 @@ def files_of(key: str, value: Any, folder: Path) -> dict[str, Path]:
         return {}
     for name in reversed(key.removeprefix(leaf.key).split(".")[1:]):
         value = {name: value}
-    files: dict[str, Path] = {}
+    files: dict[str, Path | str] = {}
     for name, path in leaf.files.sources(value, folder):
         files[name if files.get(name, path) == path else str(path)] = path
     return files
 
 
-def sources(config: Any) -> dict[str, dict[str, Path]]:
+def sources(config: Any) -> dict[str, dict[str, Path | str]]:
     """Key -> :func:`files_of` its value, of a whole configuration."""
     of_keys = {leaf.key: files_of(leaf.key, value_of(config, leaf), Path()) for leaf in every().values()}
     return {key: files for key, files in of_keys.items() if files}

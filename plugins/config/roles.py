@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -60,21 +61,25 @@ class Files:
             if self._named(text, names, entry, folder) and (path := file_in(text, folder)) is not None:
                 yield names, path
 
-    def sources(self, value: Any, folder: Path) -> Iterator[tuple[str, Path]]:
-        """The files of :meth:`read`, and the Python files of the folders and packages in ``value``: names, paths.
+    def sources(self, value: Any, folder: Path) -> Iterator[tuple[str, Path | str]]:
+        """The files in ``value``, and the Python files of its folders and packages: names, paths.
 
-        A name begins with the folder or package that the configuration names.
+        A name begins with the folder or package that the configuration names. Of an absolute path in a command only a
+        Python file counts. An installed package has its version in place of a path.
         """
         for names, text, entry in texts(value):
-            if self._named(text, names, entry, folder):
+            if text and self.names_file(text, names, entry, folder):
                 if (path := file_in(text, folder)) is None:
                     yield from _python_files(folder / os.path.expanduser(text))
                     continue
                 yield path.name, path
                 if self.inside and not names:
                     yield from self.sources(self.inside(path), folder)
+            elif self._named(text, names, entry, folder):
+                if (path := file_in(text, folder)) is not None and path.suffix == ".py":
+                    yield path.name, path
             elif self.module and (match := re.fullmatch(self.module, text)):
-                yield from _python_files(_package(match[1], folder))
+                yield from _of_package(match[1], folder)
 
     def _named(self, text: str, names: Names, entry: Mapping[str, Any], folder: Path) -> bool:
         absolute = bool(names) and text.startswith(("/", "~"))
@@ -234,14 +239,40 @@ def file_in(text: str, folder: Path) -> Path | None:
         return None
 
 
-def _python_files(place: Path | None) -> Iterator[tuple[str, Path]]:
-    """Names and paths of a Python file, or of those below a folder but hidden ones and packages installed in it."""
-    if place is None or not os.path.exists(place):
+MOST_FILES = 2000
+"""of a folder that are on record, and folders in it that are searched"""
+NOT_SEARCHED = ("__pycache__", "site-packages", "dist-packages", "node_modules")
+
+
+def _python_files(place: Path) -> Iterator[tuple[str, Path]]:
+    """Names and paths of a Python file, or of the first below a folder but hidden ones and packages installed in it."""
+    if os.path.isfile(place):
+        yield place.name, place
+    if not os.path.isdir(place):  # both are False for what is too long for a path
         return
-    for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
-        inside = path.relative_to(place).parts
-        if "site-packages" not in inside and not any(part.startswith(".") for part in inside):
-            yield str(path.relative_to(place.parent)), path
+    left = MOST_FILES
+    for searched, (folder, inside, files) in enumerate(os.walk(place)):
+        inside[:] = sorted(name for name in inside if not name.startswith(".") and name not in NOT_SEARCHED)
+        for name in sorted(files):
+            path = Path(folder, name)
+            if left and name.endswith(".py") and not name.startswith(".") and os.path.isfile(path):
+                yield str(path.relative_to(place.parent)), path
+                left -= 1
+        if not left or searched >= MOST_FILES:
+            return
+
+
+def _of_package(module: str, folder: Path) -> Iterator[tuple[str, Path | str]]:
+    """The files of the outermost package of a dotted name; name and version of one that pip installed."""
+    place = _package(module, folder)
+    if place is None:
+        return
+    if not {"site-packages", "dist-packages"} & {*place.parts}:
+        yield from _python_files(place)
+        return
+    top = module.partition(".")[0]
+    names = dict.fromkeys(packages_distributions().get(top, ()))
+    yield from ((name, version(name)) for name in names) if names else [(top, "unknown")]
 
 
 def _package(module: str, folder: Path) -> Path | None:
@@ -249,13 +280,14 @@ def _package(module: str, folder: Path) -> Path | None:
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top in ("verl_turnkey", "verl"):  # reports have their versions
         return None
-    for place in (folder / top, folder / f"{top}.py"):  # Python looks there first
-        if place.exists():
-            return place
+    if (folder / top / "__init__.py").is_file():  # Python looks there first
+        return folder / top
+    if (file := folder / f"{top}.py").is_file():
+        return file
     try:
         spec = find_spec(top)
     except (ImportError, ValueError):
-        return None
+        spec = None
     folders = list(spec.submodule_search_locations or ()) if spec else []
     place = folders[0] if folders else spec and spec.origin
-    return Path(place) if place else None
+    return Path(place) if place else folder / top  # a package without __init__.py

@@ -10,7 +10,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 MASK = "***"
@@ -27,13 +26,6 @@ _COUNT = re.compile(r"\d{1,7}")
 _VALUE = r"""("[^"]*"|'[^']*'|[^\s&,;'"#)}\]]+)"""
 _NAMED = [re.compile(rf"{name}{_VALUE}") for name in (r"([\w.-]+)(=)", r"(?<![\w.-])(-[\w.-]+)( +)(?!-)")]
 """``NAME=value`` and ``--name value`` in a text"""
-_LITERAL = re.compile(
-    r"""(?<![\w.-])(?P<name>[\w.-]+)(?P<sign>["']?[\])]?\s*(?::\s*[\w.\[\]| ]+?\s*)?[:=,]\s*[frbu]{0,2})"""
-    r"""(?P<quote>"{3}|'{3}|["'])(?:\\.|(?!(?P=quote))[^\n\\])+(?P=quote)"""
-)
-"""in code: ``name: type = "value"``, ``"name": "value"``, ``["name"] = "value"``, ``("name", "value")``"""
-_TEXTS = (".py", ".txt", ".jinja", ".jinja2", ".j2", ".jsonl", ".md", ".sh", ".toml")
-"""endings of files that are copied as they are, but for their secrets"""
 _REFERENCE = re.compile(r"\$\{(?!oc\.env)[^}]*\}")
 """of a configuration to another key of it"""
 _LOOKS: tuple[tuple[str, str], ...] = (
@@ -67,53 +59,6 @@ def masked_json(text: str) -> str:
         return masked(text)
     result = masked(value)
     return text if result == value else json.dumps(result)
-
-
-def masked_file(path: Path, key: str) -> str | None:
-    """The text of a file that the field ``key`` names, as :func:`masked`; None: it is not text, code or plain data.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    data = path.suffix in (".json", ".yaml", ".yml")
-    if not data and path.suffix not in _TEXTS:
-        return None
-    try:
-        text = path.read_bytes().decode()
-        if not data:
-            return _masked_code(text) if path.suffix == ".py" else masked(_LITERAL.sub(_quoted, text))
-        return _masked_data(text, key, path.suffix == ".json")
-    except (ValueError, RecursionError):
-        return None
-
-
-def _masked_data(text: str, key: str, is_json: bool) -> str | None:
-    """Of a file with plain data, which is written anew if there is a secret in it."""
-    import yaml  # with the user's files only
-
-    try:
-        value = json.loads(text) if is_json else yaml.safe_load(text)
-    except yaml.YAMLError:
-        return None
-    servers = isinstance(value, Mapping) and "mcpServers" in value
-    result = {**value, "mcpServers": masked({key: value["mcpServers"]})[key]} if servers else value
-    result = masked(result)
-    if result == value:
-        return masked(text)  # with its comments
-    return json.dumps(result, indent=1) if is_json else yaml.safe_dump(result, sort_keys=False)
-
-
-def _masked_code(text: str) -> str:
-    for secret in sorted(_under_names(dict(os.environ)), key=len, reverse=True):
-        text = text.replace(secret, MASK)
-    for pattern, instead in _OF_FORM:
-        text = pattern.sub(instead, text)
-    return _LITERAL.sub(_quoted, text)
-
-
-def _quoted(match: re.Match[str]) -> str:
-    name, sign, quote = match["name"], match["sign"], match["quote"]
-    return f"{name}{sign}{quote}{MASK}{quote}" if is_secret(name) else match[0]
 
 
 def is_secret(name: str) -> bool:

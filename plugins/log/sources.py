@@ -1,4 +1,4 @@
-"""The user's files that a start of a run read: modules, agents, templates, tools; by hash, and small ones as copies."""
+"""The user's files that a start of a run read: modules, agents, templates, tools, by hash; packages by version."""
 
 from __future__ import annotations
 
@@ -8,48 +8,33 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from verl_turnkey.advantage.text_files import write_text
-from verl_turnkey.plugins.log.masking import masked_file
-from verl_turnkey.plugins.log.writer import private, sha256
+from verl_turnkey.plugins.log.writer import sha256
 
-FOLDER = "code"
-"""in the log, of the copies"""
-MOST_BYTES = 256 << 10
-"""of a file that is copied"""
-MOST_IN_ALL = 16 << 20
-"""bytes that a start copies"""
-Facts = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""key of the configuration -> name of a file -> ``path``, ``sha256``, and ``copy``, below the log; None: not copied"""
+Facts = Mapping[str, Mapping[str, Mapping[str, str]]]
+"""key of the configuration -> name of a file -> ``path`` and ``sha256``; name of an installed package -> ``version``"""
 
 
-def record(log: Path, files: Mapping[str, Mapping[str, Path]]) -> Facts:
-    """Copy the files of each key to the log, without secrets; a content that is there is not copied again.
-
-    A file that cannot be read is left out; a copy that cannot be written is None.
-    """
-    room = MOST_IN_ALL
-    facts: dict[str, dict[str, dict[str, Any]]] = {}
+def record(files: Mapping[str, Mapping[str, Path | str]]) -> Facts:
+    """What is on record of the files and packages of each key; a file that cannot be read is left out."""
+    facts: dict[str, dict[str, dict[str, str]]] = {}
     for key, of_key in files.items():
-        for name, path in of_key.items():
-            with suppress(OSError):
-                fact: dict[str, Any] = {"path": str(path), "sha256": sha256(path), "copy": None}
+        for name, source in of_key.items():
+            with suppress(Exception):  # costs this file only
+                fact = {"version": source} if isinstance(source, str) else _hashed(source)
                 facts.setdefault(key, {})[name] = fact
-                size = path.stat().st_size
-                if size <= min(room, MOST_BYTES) and (text := masked_file(path, key)) is not None:
-                    copy = private(log, FOLDER) / f"{path.stem}-{fact['sha256'][:12]}{path.suffix}"
-                    if not copy.exists():
-                        write_text(copy, text)
-                    room -= size
-                    fact["copy"] = f"{FOLDER}/{copy.name}"
     return facts
 
 
+def _hashed(path: Path) -> dict[str, str]:
+    return {"path": str(path), "sha256": sha256(path)}
+
+
 def digests(facts: Facts) -> dict[str, str]:
-    """Name of each file -> the beginning of its hash; of several with one name, of all."""
+    """Name of each file -> the beginning of its hash, of a package -> its version; of several with one name, of all."""
     of_names: dict[str, set[str]] = {}
     for of_key in facts.values():
         for name, fact in of_key.items():
-            of_names.setdefault(name, set()).add(fact["sha256"][:12])
+            of_names.setdefault(name, set()).add(fact.get("version") or fact["sha256"][:12])
     return {name: "+".join(sorted(hashes)) for name, hashes in of_names.items()}
 
 
@@ -57,7 +42,8 @@ def changes(starts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What differs between each two consecutive starts that have ``sources``, the first being start 1.
 
     Returns:
-        ``start``, ``resumed_from`` (step), ``file``, ``before`` and ``after``: beginnings of hashes; None: not read.
+        ``start``, ``resumed_from`` (step), ``file``, ``before`` and ``after``: beginnings of hashes, or
+        versions; None: not read.
     """
     recorded = [(number, start) for number, start in enumerate(starts, 1) if "sources" in start]
     rows = []

@@ -87,11 +87,12 @@ def write_start(config: DictConfig, resumed_from: int) -> None:
     def write() -> None:
         try:
             write_json(private(folder) / "run.json", {**about(config), "config": masked_config})
-            files = {"files": _files(config), "sources": record(folder, {**sources(config), **_packages()})}
-            write_segment(folder, segment, {**facts, **files})
-        except OSError as error:
+            start = {**facts, "files": _files(config)}
+            write_segment(folder, segment, start)
+            write_segment(folder, segment, {**start, "sources": record({**sources(config), **_packages()})})
+        except Exception as error:  # the log may be incomplete, the run goes on
             logger.warning(
-                "turnkey.log.trajectories lacks the description of the run: %s: %s", type(error).__name__, error
+                "turnkey.log.trajectories lacks part of the description of the run: %s: %s", type(error).__name__, error
             )
 
     thread = threading.Thread(target=write, name="start of the trajectory log", daemon=True)
@@ -131,8 +132,8 @@ def _files(config: DictConfig) -> dict[str, str]:
     return {str(path): sha256(path) for path in paths if path.is_file()}
 
 
-def _packages() -> dict[str, dict[str, Path]]:
-    """Group of entry points -> files of the packages that it names, as those of ``turnkey.modules``."""
+def _packages() -> dict[str, dict[str, Path | str]]:
+    """Group of entry points -> the packages that it names, as those of ``turnkey.modules``."""
     return {
         f"verl_turnkey.{kind}": files_of("turnkey.modules", [entry.module for entry in of_kind], Path())
         for kind, of_kind in entries().items()

@@ -63,8 +63,8 @@ def finished(folder: Path) -> Path:
     (folder / "env.py").write_text("edited")
     for name, step, env in (("20251231T000000_00ff", 0, "first"), ("20260102T030405_00ff", 10, "edited")):
         digest = hashlib.sha256(env.encode()).hexdigest()
-        module = {"path": str(folder / "env.py"), "sha256": digest, "copy": f"code/env-{digest[:12]}.py"}
-        servers = {"path": str(folder / "mcp.json"), "sha256": "0" * 64, "copy": None}  # not there any more
+        module = {"path": str(folder / "env.py"), "sha256": digest}
+        servers = {"path": str(folder / "mcp.json"), "sha256": "0" * 64}  # not there any more
         files = {"turnkey.modules": {"env.py": module}, "turnkey.mcp.servers": {"mcp.json": servers}}
         start = {**facts, "resumed_from": step, "sources": files}
         (log / "segments" / f"{name}.json").write_text(json.dumps(start))
@@ -100,7 +100,7 @@ def test_it_has_what_a_repeat_takes_and_no_secret(run: Path, home: Path) -> None
     assert report["code"]["commit"] == "0" * 40
     assert list(report["files"]) == ["~/first/tasks/train.parquet", "~/first/env.py", "~/first/mcp.json"]
     first, edited = (hashlib.sha256(text.encode()).hexdigest() for text in ("first", "edited"))
-    module = {"path": "~/first/env.py", "sha256": edited, "copy": f"code/env-{edited[:12]}.py"}
+    module = {"path": "~/first/env.py", "sha256": edited}
     assert report["code"]["files"]["turnkey.modules"] == {"env.py": module}
     change = {"start": 2, "resumed_from": 10, "file": "env.py", "before": first[:12], "after": edited[:12]}
     assert report["code"]["changes"] == [change]

@@ -1,5 +1,6 @@
 """``turnkey train --seed``: the keys of a seed, and a run for each of several seeds."""
 
+import os
 import re
 import shlex
 import sys
@@ -10,6 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.train import SEEDS
@@ -92,6 +94,9 @@ def test_the_keys_of_a_seed_are_all_that_verl_reads():
         (["--seed", "0,1,0"], "names a seed twice"),
         (["--seed", "0,1", "data.seed=5"], "--seed sets data.seed: leave out"),
         (["--seed", "1", "+critic.data_loader_seed=5"], "--seed sets critic.data_loader_seed: leave out"),
+        (["--seed", "0,1", "trainer.default_local_dir=x"], "all seeds would share trainer.default_local_dir"),
+        (["--seed", "0,1", "turnkey.log.trajectories=x"], "all seeds would share turnkey.log.trajectories"),
+        (["--seed", "0,1", "hydra.run.dir=x"], "all seeds would share hydra.run.dir"),
     ],
 )
 def test_what_is_no_seed_is_refused_before_anything_is_written(folder, words, message):
@@ -115,3 +120,46 @@ def test_a_seed_that_fails_ends_the_series(folder, in_place_of_verl):
     assert [path.name for path in (folder / "runs").iterdir()] == ["frozenlake-13"]
     assert "turnkey compare" not in done.stdout
     assert "the same command goes on" in done.stderr
+
+
+def test_one_seed_may_have_its_folders_named_and_several_no_log():
+    for words in (["--seed", "0,1", "turnkey.log.trajectories=null"], ["--seed", "0", "trainer.default_local_dir=x"]):
+        assert train(*words, "--print").exit_code == 0
+
+
+def test_a_run_of_another_seed_is_refused(folder, in_place_of_verl):
+    assert train("--seed", "3", "--out", "mine").exit_code == 0
+    done = train("--seed", "4", "--out", "mine")
+    assert done.exit_code == 2
+    assert "--seed 4: mine was trained with seed 3" in " ".join(done.stderr.replace("│", "").split())
+    config = next(folder.glob("mine/**/.hydra/config.yaml"))
+    config.write_text(config.read_text().replace('"seed": 3', '"seed": null', 1))
+    done = train("--seed", "4", "--out", "mine")
+    assert "mine was trained with no seed" in " ".join(done.stderr.replace("│", "").split())
+
+
+def test_a_comparison_that_fails_is_a_line(in_place_of_verl, monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConfigError("they validate\non other panels")
+
+    monkeypatch.setattr("verl_turnkey.plugins.cli.train.compare", refuse)
+    done = train("--seed", "0,4")
+    assert done.exit_code == 0
+    assert done.stdout.endswith("turnkey compare runs/frozenlake-0 runs/frozenlake-4\n")
+    assert done.stderr.endswith("no comparison: they validate on other panels\n")
+
+
+def test_a_seed_that_has_ended_does_not_end_the_series(folder, in_place_of_verl):
+    assert train("--seed", "3", "--out", "mine-3").exit_code == 0
+    saved = folder / "mine-3/checkpoints/global_step_2"
+    saved.mkdir(parents=True)
+    (tracker := saved.parent / "latest_checkpointed_iteration.txt").write_text("2")
+    os.utime(tracker, (1, 1))
+    (folder / "own.py").touch()
+    done = train("--seed", "3,4", "--out", "mine", "turnkey.modules=[own.py]")
+    assert done.exit_code == 0, done.stderr + str(done.exception)
+    assert "warning: own.py changed after the last checkpoint of mine-3" in done.stdout
+    assert "nothing was trained: mine-3 has ended" in done.stdout
+    assert any(folder.glob("mine-4/**/.hydra"))
+    alone = train("--seed", "3", "--out", "mine-3", "turnkey.modules=[own.py]")
+    assert isinstance(alone.exception, ConfigError)

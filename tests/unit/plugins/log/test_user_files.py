@@ -1,18 +1,16 @@
-"""The user's files of a run: found by the roles of fields, hashed, copied without secrets, compared between starts."""
+"""The user's files of a run: found by the roles of fields, hashed, compared between starts."""
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from verl_turnkey.plugins.config import roles
 from verl_turnkey.plugins.config.leaves import sources
-from verl_turnkey.plugins.log.masking import masked_file
-from verl_turnkey.plugins.log.sources import MOST_BYTES, changes, digests, record
-
-SECRET = "Zx81-hunter-2"
+from verl_turnkey.plugins.log.sources import changes, digests, record
+from verl_turnkey.plugins.log.writer import sha256
 
 
 @pytest.fixture
@@ -20,16 +18,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with every kind of file that a line may name."""
     monkeypatch.chdir(tmp_path)
     names = ("env.py", "server.py", "prompt.txt", "paid.py", "tools.yaml", "agent/main.py", "agent/sub/tool.py")
-    hidden = ("agent/.venv/x.py", "agent/lib/site-packages/y.py")
+    hidden = tuple(f"agent/{part}/x.py" for part in (".venv", "lib/site-packages", "__pycache__", "node_modules"))
     for name in (*names, *hidden, "mylab/__init__.py", "mylab/envs/maze.py", "mylab/util.py", "mylab/notes.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"# {name}\n")
-    servers = {"pad": {"command": "python", "args": ["server.py"], "env": {"ANY": SECRET}}}
+    servers = {"pad": {"command": "python", "args": ["server.py"]}}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
     return tmp_path
 
 
-PACKAGE = ["mylab/__init__.py", "mylab/envs/maze.py", "mylab/util.py"]
+PACKAGE = ["mylab/__init__.py", "mylab/util.py", "mylab/envs/maze.py"]
 ROLLOUT = "actor_rollout_ref.rollout.multi_turn"
 
 
@@ -64,7 +62,7 @@ def test_the_files_of_each_field(here: Path, key: str, value: Any, names: list[s
     node[last] = json.loads(json.dumps(value).replace("{here}", str(here)))
     assert [*sources(config)] == ([key] if names else [])
     assert list(sources(config).get(key, {})) == names
-    assert all(path.is_file() for path in sources(config).get(key, {}).values())
+    assert all(isinstance(path, Path) and path.is_file() for path in sources(config).get(key, {}).values())
 
 
 def test_two_files_of_one_name_are_both_there(here: Path) -> None:
@@ -75,83 +73,66 @@ def test_two_files_of_one_name_are_both_there(here: Path) -> None:
     assert list(files.values()) == [Path("env.py"), Path("agent/env.py")]
 
 
-def test_a_record_has_hashes_and_copies_of_what_is_small_and_text(here: Path) -> None:
-    (here / "large.py").write_bytes(b"#" * (MOST_BYTES + 1))
-    (here / "weights.bin").write_bytes(b"\0")
-    (here / "latin.txt").write_bytes(b"\xe4")
-    names = ("env.py", "mcp.json", "large.py", "weights.bin", "latin.txt", "gone.py")
-    facts = record(here / "log", {"turnkey.mcp.servers": {name: here / name for name in names}})["turnkey.mcp.servers"]
-    assert [*facts] == [*names[:-1]]
-    for name, fact in facts.items():
-        assert (fact["path"], fact["sha256"]) == (
-            str(here / name),
-            hashlib.sha256((here / name).read_bytes()).hexdigest(),
-        )
-    assert [name for name, fact in facts.items() if fact["copy"]] == ["env.py", "mcp.json"]
-    assert (here / "log" / facts["env.py"]["copy"]).read_text() == "# env.py\n"
-    assert SECRET not in (here / "log" / facts["mcp.json"]["copy"]).read_text()
-    assert (here / "log" / "code").stat().st_mode & 0o777 == 0o700
-    (here / "env.py").write_text("# edited\n")
-    edited = record(here / "log", {"turnkey.modules": {"env.py": here / "env.py"}})["turnkey.modules"]["env.py"]
-    assert edited["copy"] != facts["env.py"]["copy"]
-    assert len(list((here / "log" / "code").iterdir())) == 3
+def test_a_record_has_hashes_and_versions(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse_prompts(path: Path) -> str:
+        if path.name == "prompt.txt":
+            raise RuntimeError
+        return sha256(path)
+
+    monkeypatch.setattr("verl_turnkey.plugins.log.sources.sha256", refuse_prompts)
+    files = {name: here / name for name in ("env.py", "gone.py", "agent", "prompt.txt")}
+    digest = hashlib.sha256(b"# env.py\n").hexdigest()
+    facts = record({"turnkey.modules": {**files, "acme": "1.2"}})
+    assert facts == {
+        "turnkey.modules": {"env.py": {"path": str(here / "env.py"), "sha256": digest}, "acme": {"version": "1.2"}}
+    }
+    assert digests(facts) == {"env.py": digest[:12], "acme": "1.2"}
 
 
-def test_a_copy_that_cannot_be_written_costs_the_copy(here: Path) -> None:
-    (here / "log").write_text("a file where a folder should be")
-    [fact] = record(here / "log", {"turnkey.modules": {"env.py": here / "env.py"}})["turnkey.modules"].values()
-    assert fact["copy"] is None
-    assert len(fact["sha256"]) == 64
+def test_of_absolute_paths_in_a_command_only_python_files_count(here: Path) -> None:
+    command = ["bwrap", "--ro-bind", "/", "/", "python", f"{here}/env.py", f"{here}/agent", f"{here}/prompt.txt"]
+    assert sources({"turnkey": {"agent": {"run": command}}}) == {"turnkey.agent.run": {"env.py": here / "env.py"}}
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("a.py", f'API_KEY = "{SECRET}"'),
-        ("a.py", f"api_key: str | None = '{SECRET}'"),
-        ("a.py", f'os.environ["API_KEY"] = "{SECRET}"'),
-        ("a.py", f'key = os.environ.get("API_KEY", "{SECRET}")'),
-        ("a.py", f'call(headers={{"Authorization": f"{SECRET}"}})'),
-        ("a.py", f'password = """{SECRET}"""'),
-        ("a.py", f'url = "https://me:{SECRET}@host/x"'),
-        ("a.sh", f"export API_KEY={SECRET}"),
-        ("a.toml", f'password = "{SECRET}"'),
-        ("a.jsonl", f'{{"password": "{SECRET}"}}'),
-        ("a.yaml", f"tools:\n- config: {{api_key: {SECRET}}}"),
-        ("a.yaml", f"# old --password {SECRET}\ntools: []"),
-        ("a.json", json.dumps({"mcpServers": {"pad": {"url": "u", "headers": {"X": SECRET}}}})),
-        ("a.json", json.dumps({"mcpServers": {"pad": {"args": ["--api-key", SECRET]}}})),
-        ("a.py", f"use('{SECRET}')  # the value of a variable"),
-    ],
-)
-def test_no_copy_has_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
-    if text.startswith("use"):
-        monkeypatch.setenv("MY_API_KEY", SECRET)
-    (tmp_path / name).write_text(text)
-    copy = masked_file(tmp_path / name, "turnkey.mcp.servers")
-    assert copy is not None
-    assert SECRET not in copy
-    assert "***" in copy
+def test_a_folder_in_the_arguments_of_a_server_is_not_searched(here: Path) -> None:
+    servers = {"files": {"command": "npx", "args": ["server-filesystem", str(here / "agent"), "/"]}}
+    assert sources({"turnkey": {"mcp": {"servers": servers}}}) == {}
 
 
-def test_code_without_secrets_is_copied_as_it_is(tmp_path: Path) -> None:
-    for path in (Path(__file__), Path(os.path.dirname(json.__file__)) / "decoder.py"):
-        (tmp_path / path.name).write_text(text := path.read_text().replace(SECRET, "x").split("SECRET =")[0])
-        assert masked_file(tmp_path / path.name, "turnkey.modules") == text
-    for name, text in (("a.py", "f(token=token, max_tokens=9)\n"), ("a.yaml", "a: 1  # why\nb: [x]\n")):
-        (tmp_path / name).write_text(text)
-        assert masked_file(tmp_path / name, "turnkey.modules") == text
+def test_of_a_large_folder_the_first_files_are_on_record(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roles, "MOST_FILES", 2)
+    for number in range(3):
+        (here / "agent" / f"{number}.py").touch()
+    (here / "agent" / "00.py").symlink_to("nowhere")
+    files = sources({"turnkey": {"agent": {"readable": ["agent"]}}})["turnkey.agent.readable"]
+    assert list(files) == ["agent/0.py", "agent/1.py"]
 
 
-@pytest.mark.parametrize("name", [".netrc", "id_rsa", "key.pem", "broken.json", "broken.yaml"])
-def test_what_is_not_known_is_not_copied(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("{machine: [password x")
-    assert masked_file(tmp_path / name, "turnkey.agent.readable") is None
+def test_an_installed_package_is_on_record_by_its_version(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "site-packages" / "acme_lib").mkdir(parents=True)
+    (here / "site-packages" / "acme_lib" / "__init__.py").touch()
+    metadata = here / "site-packages" / "acme-1.2.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.2\n")
+    (metadata / "top_level.txt").write_text("acme_lib\n")
+    monkeypatch.syspath_prepend(str(here / "site-packages"))
+    assert sources({"turnkey": {"modules": ["acme_lib.envs"]}}) == {"turnkey.modules": {"acme": "1.2"}}
+
+
+def test_a_package_is_what_python_would_import(here: Path) -> None:
+    for name in ("mylab.py", "env/notes.py", "plain/part.py", "yaml/x.py"):
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).touch()
+    modules = {name: list(sources({"turnkey": {"modules": [name]}})["turnkey.modules"]) for name in ("env", "plain")}
+    assert modules == {"env": ["env.py"], "plain": ["plain/part.py"]}
+    assert list(sources({"turnkey": {"modules": ["mylab"]}})["turnkey.modules"]) == PACKAGE
+    [(name, version)] = sources({"turnkey": {"modules": ["yaml"]}})["turnkey.modules"].items()
+    assert (name, type(version)) == ("PyYAML", str)
 
 
 def test_changes_between_starts() -> None:
     def start(step: int, **hashes: str) -> dict[str, Any]:
-        files = {name: {"path": f"/{name}", "sha256": digest * 64, "copy": None} for name, digest in hashes.items()}
+        files = {name: {"path": f"/{name}", "sha256": digest * 64} for name, digest in hashes.items()}
         return {"resumed_from": step, "sources": {"turnkey.modules": files}}
 
     starts = [start(0, env="a", old="b"), {"resumed_from": 3}, start(5, env="c", old="b"), start(8, env="c", new="d")]

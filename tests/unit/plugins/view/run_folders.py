@@ -57,9 +57,7 @@ def write(
     hydra.mkdir(parents=True, exist_ok=True)
     (hydra / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
     if files is not None:
-        facts = {
-            name: {"path": f"{folder}/{name}", "sha256": digit * 64, "copy": None} for name, digit in files.items()
-        }
+        facts = {name: {"path": f"{folder}/{name}", "sha256": digit * 64} for name, digit in files.items()}
         segment = folder / "turnkey_log" / "segments" / "20260102T030405_00ff.json"
         segment.parent.mkdir(parents=True, exist_ok=True)
         segment.write_text(json.dumps({"resumed_from": 0, "sources": {"turnkey.modules": facts}}))
