@@ -58,9 +58,14 @@ def _wrong(path: str | PathLike[str], problem: str, encoding: str) -> ConfigErro
 def whole_file(path: str | PathLike[str]) -> Iterator[Path]:
     """Where to write the file ``path``, which takes its name when the block ends: no reader sees a part of it.
 
-    Its folder is made if it is not there; after an error the former file is still there.
+    Its folder is made if it is not there; after an error the former file is still there. A link stays a link; a pipe or
+    a device is written itself.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{uuid4().hex}.part")
     try:

@@ -132,6 +132,9 @@ def _episodes(
         for run, rows in zip(loaded, chosen, strict=True):
             rows = rows if conditions else conversations.last_step(run)
             terminal.show(run, rows, limit or EPISODES, console(markup=False, highlight=False))
+    else:
+        for note in [note for run in loaded for note in run.notes]:
+            typer.echo(note, err=True)
     if export is None:
         return
     number = without = 0
@@ -141,7 +144,7 @@ def _episodes(
             for talk in conversations.conversations(run, rows):
                 file.write(conversations.line(run, talk) + "\n")
                 number, without = number + 1, without + (not talk.has_texts)
-    typer.echo(f"{number} episode{'' if number == 1 else 's'} in {export}", err=text)
+    typer.echo(f"{number} episode{'' if number == 1 else 's'} in {export}", err=text or not export.is_file())
     if without:
         typer.echo(f"{without} of them without messages: the log has not all of their texts", err=True)
 

@@ -90,6 +90,10 @@ def _credit(run: Run, value: str) -> Any:
     return (best >= float(low) if low else best.notna()) & (worst <= float(high) if high else best.notna())
 
 
+def _kind(run: Run, value: str) -> Any:
+    return run.episodes["failed"].notna() & (run.episodes["failed_kind"].fillna("other") == value)
+
+
 def _task(run: Run, value: str) -> Any:
     tasks = run.episodes["task"].astype(str)
     return (tasks == value) | (tasks.map(task_name) == value)
@@ -106,10 +110,8 @@ FILTERS = {
     "step": _step,
     "split": _split,
     "outcome": lambda run, value: _of_names(outcomes(run), value, OUTCOMES),
-    "kind": lambda run, value: run.episodes["failed_kind"] == value,
-    "task": lambda run, value: (
-        (run.episodes["task"] == value) | (run.episodes["task"].astype(str).map(task_name) == value)
-    ),
+    "kind": _kind,
+    "task": _task,
     "turns": _turns,
     "credit": _credit,
     "q": _query,
@@ -153,7 +155,8 @@ class Conversation:
 
     @property
     def has_texts(self) -> bool:
-        return all("response" in turn for turn in self.turns)
+        whole = len(self.turns) == self.episode.get("turns", len(self.turns))  # files of the log may be lost
+        return whole and all("response" in turn for turn in self.turns)
 
 
 def conversations(run: Run, rows: Sequence[int] | np.ndarray) -> Iterator[Conversation]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -36,10 +37,12 @@ def write_note(log: Path, sent: bytes) -> None:
     note = _parsed(sent.decode("utf-8", errors="replace"))
     if note is None or len(note["note"]) > LONGEST:
         raise ValueError(f'expected {{"episode": TEXT, "note": TEXT}}, the note of at most {LONGEST} characters')
-    line = json.dumps({"episode": note["episode"], "note": note["note"], "time": round(time.time(), 3)}) + "\n"
+    record = json.dumps({"episode": note["episode"], "note": note["note"], "time": round(time.time(), 3)})
+    line = f"\n{record}\n".encode()  # a part of a line may be before it
     file = os.open(log / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(file, line.encode())  # at once: two readers may write notes
+        if os.write(file, line) < len(line):  # at once: two readers may write notes
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(file)
 
@@ -52,7 +55,7 @@ def writable(log: Path) -> bool:
 def _parsed(line: str) -> dict[str, Any] | None:
     try:
         note = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     texts = isinstance(note, dict) and all(isinstance(note.get(name), str) for name in ("episode", "note"))
     return note if texts else None

@@ -148,7 +148,7 @@ def task_name(task: str) -> str:
     """A readable name of a task: an environment's description becomes its name and arguments, without the seed."""
     try:
         description = json.loads(task)
-    except ValueError:
+    except (ValueError, RecursionError):
         return task
     if not (isinstance(description, dict) and isinstance(description.get("env_id"), str)):
         return task

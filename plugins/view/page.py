@@ -234,8 +234,8 @@ class _Handler(BaseHTTPRequestHandler):
         if log is None:
             return self._answer(501, b"")
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > 6 * LONGEST + 1000:
-            return self._answer(413, b"")
+        if not re.fullmatch(r"[0-9]{1,6}", length) or int(length) > 6 * LONGEST + 1000:
+            return self._answer(413, f"a note has at most {LONGEST} characters".encode())
         try:
             write_note(log, self.rfile.read(int(length)))
         except ValueError as error:

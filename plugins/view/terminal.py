@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from unicodedata import category
 
 import numpy as np
 
@@ -68,7 +69,7 @@ def lines(talk: Conversation, full: float, *, whole: bool = False) -> Iterator[T
     start = talk.turns[0] if talk.turns else {}
     names = [task_name(str(episode.get("task", episode.get("env", "")))), start.get("task_text")]
     yield _labelled("task", "\n".join(dict.fromkeys(filter(None, names))), most)
-    if talk.turns and not talk.has_texts:
+    if not talk.has_texts:
         yield _labelled("", NO_TEXTS, most, "dim")
     if "first_observation" in start:
         yield _labelled("environment", start["first_observation"], most)
@@ -84,7 +85,8 @@ def lines(talk: Conversation, full: float, *, whole: bool = False) -> Iterator[T
         yield _labelled("action", turn.get("action", "none"), most, "" if "action" in turn else "dim")
         if "observation" in turn:
             yield _labelled("environment", turn["observation"], most)
-    ending = [outcome, f"after {len(talk.turns)} turn{'' if len(talk.turns) == 1 else 's'}"]
+    number = episode.get("turns", len(talk.turns))
+    ending = [outcome, f"after {number} turn{'' if number == 1 else 's'}"]
     ending += ["at a limit"] if episode.get("truncated") else []
     ending += [f"return {episode['composed_return']:.6g}"] if "composed_return" in episode else []
     ending += [plain(str(episode["failed"]))] if "failed" in episode else []
@@ -127,7 +129,8 @@ def level(credit: float, full: float) -> str:
 def plain(text: str, one_line: bool = False) -> str:
     """An untrusted text with symbols for control characters, and codes for what is invisible or turns the direction."""
     kept = "" if one_line else "\n"
-    return "".join(c if c.isprintable() or c in kept else _symbol(c) for c in text.replace("\r\n", "\n").expandtabs(4))
+    text = text.replace("\r\n", "\n").expandtabs(4)
+    return "".join(c if c.isprintable() or c in kept or category(c) == "Zs" else _symbol(c) for c in text)  # Zs: spaces
 
 
 def _symbol(character: str) -> str:

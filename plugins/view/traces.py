@@ -30,6 +30,7 @@ from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.log.schema import TABLES
 from verl_turnkey.plugins.view.conversations import TEXTS, outcomes
 from verl_turnkey.plugins.view.join import HAS_CREDIT, REASONS, Run, read
+from verl_turnkey.plugins.view.terminal import plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +117,7 @@ class _Run:
             f"{project}/{experiment}",
             PurePath(str(model)).name if model else "unknown",
             str(provider or "verl"),
-            Resource({name: value for name, value in facts.items() if value}),
+            Resource({name: _utf8(value) for name, value in facts.items() if value}),
         )
 
 
@@ -228,11 +229,11 @@ class _Trace:
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         return ReadableSpan(
-            name=name,
+            name=_utf8(name),
             context=self._context(part),
             parent=self._context("") if part else None,
             resource=self._run.resource,
-            attributes={name: value for name, value in attributes.items() if value is not None},
+            attributes={name: _utf8(value) for name, value in attributes.items() if value is not None},
             events=[_event(key, value, labels.get(key), end) for key, value in scores.items() if value is not None],
             kind=SpanKind.CLIENT if client else SpanKind.INTERNAL,
             status=Status(StatusCode.UNSET) if error is None else Status(StatusCode.ERROR, error),
@@ -264,7 +265,7 @@ def calls(action: str | None, extra: str | None) -> list[tuple[str | None, str]]
         return []
     try:
         value = json.loads(action)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if isinstance(value, dict) and value.keys() == {"text"}:
         return []
@@ -279,8 +280,10 @@ def calls(action: str | None, extra: str | None) -> list[tuple[str | None, str]]
 def _pair(call: Any) -> tuple[str, str] | None:
     match call:
         case {"name": str(name), "arguments": arguments} | [str(name), arguments]:
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            return name, text
+            try:
+                return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            except RecursionError:
+                return None
     return None
 
 
@@ -295,6 +298,11 @@ def _message(role: str, text: str | None) -> str | None:
     if text is None:
         return None
     return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}], ensure_ascii=False)
+
+
+def _utf8(value: Any) -> Any:
+    """A text without half surrogates, which JSON may spell and protobuf refuses; else the value itself."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _nanoseconds(seconds: float | None) -> int:
@@ -372,6 +380,7 @@ def send(url: str, all_spans: Iterator[list[ReadableSpan]], total: int) -> tuple
         Unsent: the receiver is not there, or refuses one; those after it are not sent.
     """
     import requests
+    from google.protobuf.message import DecodeError
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
     from opentelemetry.sdk.trace.export import SpanExportResult
@@ -391,9 +400,12 @@ def send(url: str, all_spans: Iterator[list[ReadableSpan]], total: int) -> tuple
             if not response.ok:
                 self.problem += " ".join(response.text.split())[:200]
             elif response.headers.get("content-type", "").startswith("application/x-protobuf"):
-                partly = ExportTraceServiceResponse.FromString(response.content).partial_success
-                if partly.rejected_spans:
-                    self.problem = f"it rejected {partly.rejected_spans} spans: {partly.error_message}"
+                try:
+                    partly = ExportTraceServiceResponse.FromString(response.content).partial_success
+                    if partly.rejected_spans:
+                        self.problem = f"it rejected {partly.rejected_spans} spans: {partly.error_message}"
+                except DecodeError:
+                    self.problem = "its answer is not OTLP"
             return response
 
     logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter").setLevel(logging.CRITICAL)
@@ -404,8 +416,9 @@ def send(url: str, all_spans: Iterator[list[ReadableSpan]], total: int) -> tuple
             done = exporter.export(spans)
             if done is not SpanExportResult.SUCCESS or session.problem:
                 problem = session.problem or "the next is larger than 64 MiB: export with --no-content"
+                problem = masked(plain(problem, True))[:400]  # the receiver is not trusted
                 raise Unsent(
-                    f"{masked(url)} took {episodes} of {total} episodes ({count} spans); {masked(problem)}. "
+                    f"{masked(url)} took {episodes} of {total} episodes ({count} spans); {problem}. "
                     "The traces of a second export have the same ids"
                 )
             episodes, count = episodes + 1, count + len(spans)

@@ -162,6 +162,22 @@ def test_a_file_is_there_as_a_whole_or_as_before(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["facts.json"]
 
 
+def test_a_link_stays_a_link_and_a_pipe_is_written_itself(tmp_path):
+    for name in ("there.json", "new/later.json"):
+        link = tmp_path / Path(name).name.replace(".json", "")
+        link.symlink_to(tmp_path / name)
+        for text in ("first", "second"):
+            write_text(link, text)
+            assert link.is_symlink()
+            assert read_text(tmp_path / name) == text
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(pipe, "Tür")
+    assert os.read(reader, 100).decode() == "Tür"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
 def test_tasks_are_whole_and_a_part_of_them_is_named(tmp_path, monkeypatch):
     file = tmp_path / "train.parquet"
     write_parquet(file, [Task("a/B-v0", seed) for seed in range(9)], "b", "train")

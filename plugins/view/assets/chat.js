@@ -116,16 +116,16 @@ export function calls(action) {
   let made;
   try {
     made = JSON.parse(action).calls;
+    if (!Array.isArray(made) || !made.every((call) => call && typeof call === "object")) return null;
+    made = made.map((call) => [String(call.name ?? "no name"), JSON.stringify(call.arguments ?? {}, null, 2)]);
   } catch {
-    return null;
+    return null; // nested too deep, or a name that is no text
   }
-  if (!Array.isArray(made) || !made.every((call) => call && typeof call === "object")) return null;
   return h(
     "ul",
     { class: "calls", "aria-label": "tool calls" },
-    made.map((call) => {
-      const text = JSON.stringify(call.arguments ?? {}, null, 2);
-      return h("li", {}, h("b", {}, short(call.name ?? "no name", 100)), copyButton(text, "the arguments"), passage(text, 1500));
-    }),
+    made.map(([name, text]) =>
+      h("li", {}, h("b", {}, short(name, 100)), copyButton(text, "the arguments"), passage(text, 1500)),
+    ),
   );
 }

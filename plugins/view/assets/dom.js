@@ -158,10 +158,10 @@ export function copyButton(text, what) {
   return h("button", { class: "quiet copy", "aria-label": `copy ${what}`, title: `copy ${what}`, onclick: copied });
 }
 
-/** Hand a text to the reader as a file. */
-export function save(name, text) {
+/** Hand texts to the reader as a file. */
+export function save(name, texts) {
   const link = h("a", {});
-  link.href = URL.createObjectURL(new Blob([text], { type: "application/jsonl" }));
+  link.href = URL.createObjectURL(new Blob(texts, { type: "application/jsonl" }));
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60000);

@@ -38,7 +38,7 @@ export function chosen(run, part, params, found = null) {
     if (task !== null && run.of("task", e) !== task) continue;
     if (result !== null && run.outcome(e) !== result) continue;
     if (length && !(run.episodes.turns[e] >= length[0] && run.episodes.turns[e] <= length[1])) continue;
-    if (kind !== null && (run.of("failed_kind", e) ?? "other") !== kind) continue;
+    if (kind !== null && (run.outcome(e) !== "failed" || (run.of("failed_kind", e) ?? "other") !== kind)) continue;
     if (low !== null && (best[e] === null || best[e] < low)) continue;
     if (high !== null && (worst[e] === null || worst[e] > high)) continue;
     if (
@@ -171,7 +171,10 @@ export function episodes({ run, part, params }) {
     if (finished) refresh(parse().params, false);
   }
 
-  const exported = async () => save("episodes.jsonl", await jsonLines(run, table.rows));
+  const exported = () =>
+    jsonLines(run, table.rows)
+      .then((lines) => save("episodes.jsonl", lines))
+      .catch((error) => clear(searched, `not exported: ${error.message}`));
   const select = (name, label, options) =>
     h(
       "label",

@@ -2,17 +2,18 @@
 
 import { messages } from "./chat.js";
 
-/** A text with a line per episode of `rows`. */
+/** A line per episode of `rows`: all in one text may be longer than a text can be. */
 export async function jsonLines(run, rows) {
   const lines = [];
   for (const e of rows) lines.push(JSON.stringify(record(run, e, await run.load(run.group[e]))) + "\n");
-  return lines.join("");
+  return lines;
 }
 
 function record(run, e, group) {
   const start = group.start.get(e);
   const rows = Array.from({ length: run.counts[e] }, (_, t) => start + t);
-  const complete = rows.every((i) => group.text("response", i) !== null);
+  const whole = rows.length === (run.of("turns", e) ?? rows.length);
+  const complete = whole && rows.every((i) => group.text("response", i) !== null);
   const turns = rows.map((i, t) => {
     const turn = known(Object.keys(group.columns), (name) => group.at(name, i));
     if (turn.advantage === undefined) turn.no_credit = run.reason(run.first[e] + t);

@@ -127,6 +127,7 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path):
         ("a\r\nb\tc", "a\nb   c"),
         ("\x00\x1b[2J\x07\x7f\x9b", "␀␛[2J␇␡⟦9b⟧"),
         ("\u202e\u200b\ufeff", "⟦202e⟧⟦200b⟧⟦feff⟧"),
+        ("a\u3000b\u00a0c", "a\u3000b\u00a0c"),
     ],
 )
 def test_what_is_not_printable_is_a_symbol(text, printed_text):
@@ -141,6 +142,20 @@ def test_a_log_without_texts_says_so(folder, tmp_path):
     with_turns = sum(bool(json.loads(line)["turns"]) for line in (tmp_path / "out.jsonl").read_text().splitlines())
     assert f"{with_turns} of them without messages" in text
     assert number >= with_turns
+
+
+def test_an_episode_whose_turns_are_lost_says_so(folder, tmp_path):
+    log = shutil.copytree(folder, tmp_path / "run") / "turnkey_log"
+    [turns] = (log / "turns" / "step=000003").glob("*.parquet")
+    turns.write_bytes(b"PAR1")
+    shown = "--filter", "step=3", "--limit", "1", "--filter", "outcome=solved"
+    text = view(tmp_path / "run", "--text", *shown)
+    assert terminal.NO_TEXTS in text
+    assert re.search(r"✓ solved, after [1-9]\d* turn", text)
+    text = view(tmp_path / "run", "--export", tmp_path / "out.jsonl", *shown)
+    assert "1 of them without messages" in text
+    assert "cannot be read" in text
+    assert json.loads((tmp_path / "out.jsonl").read_text())["messages"] is None
 
 
 # --- which ------------------------------------------------------------------------------------------------------------
@@ -176,6 +191,12 @@ def test_filters(run, condition, fits):
     group = table["group"][expected[0]]
     both = matching(run, [condition, f"q={group}"])
     assert both.tolist() == [at for at in expected if table["group"][at] == group]
+
+
+def test_a_failure_without_a_kind_is_other(folder):
+    run = load(folder)
+    run.episodes["failed_kind"] = None
+    assert matching(run, ["kind=other"]).tolist() == matching(run, ["outcome=failed"]).tolist() != []
 
 
 def test_the_task_is_that_of_the_row_or_the_name_that_the_page_shows(folder):

@@ -4,6 +4,7 @@ import base64
 import gzip
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ import synthetic_run
 from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.view import pack, page
+from verl_turnkey.plugins.view import notes, pack, page
 from verl_turnkey.plugins.view.join import load
 from verl_turnkey.plugins.view.pack import task_name
 from verl_turnkey.plugins.view.page import ASSETS
@@ -233,10 +234,25 @@ def test_a_log_of_the_rollout_alone_makes_a_page(tmp_path):
         ('{"env_id": 3}', '{"env_id": 3}'),
         ("put a heated potato on the table", "put a heated potato on the table"),
         ("[1]", "[1]"),
+        ("[" * 3000, "[" * 3000),
     ],
 )
 def test_a_task_has_the_name_of_its_environment_or_its_own(task, name):
     assert task_name(task) == name
+
+
+def test_a_note_is_written_whole_and_a_damaged_line_is_left_out(tmp_path, monkeypatch):
+    (tmp_path / notes.FILE).write_text("[" * 3000)
+    sent = b'{"episode": "e", "note": "n"}'
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, data: write(file, data[:9]))
+        with pytest.raises(OSError, match="No space left"):
+            notes.write_note(tmp_path, sent)
+    notes.write_note(tmp_path, sent)
+    assert notes.read_notes(tmp_path) == {"e": "n"}
+    with pytest.raises(ValueError, match="expected"):
+        notes.write_note(tmp_path, b"[" * 3000)
 
 
 def test_numbers_keep_the_digits_they_have(run):

@@ -274,11 +274,22 @@ def test_turns_have_the_times_of_the_log(tmp_path: Path):
         ('{"text":"done"}', None, []),
         ('[["open", {"id": "7"}]]', '{"chain": 0, "depth": 1}', [("open", '{"id": "7"}')]),
         ("The answer is 7.", '{"chain": 0, "depth": 1}', []),
+        ("[" * 3000, None, [(None, "[" * 3000)]),
     ],
 )
 def test_calls_of_an_action(action, extra, expected):
     listed = traces.calls(action, extra)
     assert listed == expected or [name for name, _ in listed] == expected
+
+
+def test_half_surrogates_that_json_spells_are_exported(tmp_path: Path):
+    synthetic_run.write(tmp_path, episodes=8, turns=2, steps=1)
+    action = r'{"calls": [{"name": "go\ud800", "arguments": {"to": "\udc00"}}]}'
+    for path in (tmp_path / "turnkey_log" / "turns").rglob("*.parquet"):
+        pd.read_parquet(path, partitioning=None).assign(action=action).to_parquet(path)
+    export(tmp_path, "--otlp", tmp_path / "out.jsonl")
+    called = [attributes(span) for span in collector(tmp_path / "out.jsonl") if span.name == r"execute_tool go\ud800"]
+    assert {at["gen_ai.tool.call.arguments"] for at in called} == {r'{"to": "\udc00"}'}
 
 
 PARTLY = ExportTraceServiceResponse(partial_success={"rejected_spans": 3, "error_message": "too old"})
@@ -288,7 +299,9 @@ PARTLY = ExportTraceServiceResponse(partial_success={"rejected_spans": 3, "error
     ("answer", "words"),
     [
         ((403, b"no such tenant"), "it answers 403 Forbidden: no such tenant"),
+        ((403, b"\x1b[2Jno"), "it answers 403 Forbidden: ␛[2Jno"),
         ((200, PARTLY.SerializeToString()), "it rejected 3 spans: too old"),
+        ((200, b"\xff"), "its answer is not OTLP"),
         (None, "it does not answer"),
     ],
 )
