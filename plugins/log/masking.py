@@ -55,9 +55,9 @@ def masked_json(text: str) -> str:
     """A text that may hold JSON, as :func:`masked`."""
     try:
         value: Any = json.loads(text)
-    except ValueError:
+        result = masked(value)
+    except (ValueError, RecursionError):
         return masked(text)
-    result = masked(value)
     return text if result == value else json.dumps(result)
 
 
