@@ -242,7 +242,8 @@ class StepBatch:
         So any method compares returns, groups and anchors of one role. Roles are those of ``extra.role``; the table
         itself, if it has none or one, or if a trajectory is a tree. A role is rewarded by its own steps; it succeeds if
         its ``extra.role_outcome``, where there is one, is above 0; its last step has the flags of the trajectory's last
-        one. Its next state is the one in which it moves again, and a key of the task is one of the role's.
+        one. Its next state is the one in which it moves again, and a key of the task is one of the role's. A turn limit
+        is dropped, since it counts the turns of all.
         """
         if "extra.role" not in self.given or "extra.parent" in self.given or self.runs.tree is not None:
             return self
@@ -253,8 +254,9 @@ class StepBatch:
             return self
         other, names = copy(self), [ids[code] for code in role]
         vars(other).pop("anchor_groups", None)
-        other.ids, other.extra = dict(self.ids), {k: v for k, v in self.extra.items() if k != "next_anchor"}
-        other.given = self.given - {"extra.next_anchor"}
+        gone = ("next_anchor", "turn_limit")  # of all roles together
+        other.ids, other.extra = dict(self.ids), {k: v for k, v in self.extra.items() if k not in gone}
+        other.given = self.given - {f"extra.{name}" for name in gone}
         for column in ("group", "trajectory"):
             codes, number = joint_codes(vars(self)[column], role)
             _, rows = np.unique(codes, return_index=True)
@@ -268,7 +270,8 @@ class StepBatch:
         if "env_return" not in self.given:
             other.env_return = other.score
         if "role_outcome" in self.extra:
-            other.success = col.numbers_or_objects(self.extra["role_outcome"]) > 0
+            paid = col.numbers_or_objects(self.extra["role_outcome"])
+            other.success = np.where(np.isnan(paid), self.success, paid > 0)
         last = other.runs.last
         for flag in ("terminated", "truncated"):
             flags = vars(self)[flag].copy()

@@ -18,12 +18,15 @@ class Kuhn(gymnasium.Env[str, str]):
     """Each ``hand`` draws two of three cards; an observation shows the mover's own, marked as the mover's.
 
     ``wrong``: answers as no environment may, for tests of what is refused. ``declares``: whether it says its roles.
+    ``early``: what each move pays the second instead. ``together``: both succeed, and there is no outcome by role.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "thread_safe": True, "deepcopy": True, "roles": ROLES}
 
-    def __init__(self, hands: int = 1, wrong: str = "", declares: bool = True) -> None:
-        self.hands, self.wrong = hands, wrong
+    def __init__(
+        self, hands: int = 1, wrong: str = "", declares: bool = True, early: float = 0.0, together: bool = False
+    ) -> None:
+        self.hands, self.wrong, self.early, self.together = hands, wrong, early, together
         if not declares:
             self.metadata = {"render_modes": []}
 
@@ -69,10 +72,14 @@ class Kuhn(gymnasium.Env[str, str]):
 
     def paid(self, action: str) -> dict[str, Any]:
         """A turn's reward for both, where a test asks for it: a quarter to the one who made the other decide."""
+        if self.early:
+            return {"rewards": {"second": self.early}}
         mover, other = ROLES[1 - self.mover], ROLES[self.mover]
         return {"rewards": {mover: 0.25, other: -0.25}} if self.wrong == "" and action == "bet" else {}
 
     def ended(self) -> dict[str, Any]:
+        if self.together:
+            return {"success": True}
         outcome = {"first": self.won, "second": -self.won}
         odd = {"outcome": {"first": 1, "third": -1}, "number": {"first": "much"}, "list": [1, -1]}
         return {"outcome": odd.get(self.wrong, outcome)}

@@ -28,7 +28,7 @@ from verl_turnkey.plugins.checks.first_prompt import measure
 from verl_turnkey.plugins.checks.resources import check_takes_images
 from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, credit_modify, estimator_of, turnkey_config
 from verl_turnkey.plugins.rollout.columns import countable
-from verl_turnkey.plugins.rollout.strategies import read_strategy
+from verl_turnkey.plugins.rollout.strategies import Strategy, StrategySpec, read_strategy
 
 STEPS = 5
 
@@ -50,6 +50,7 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
         raise _refusal(task, failure) from None
     if len(roles := info.get("roles", ())) > 1:
         _warn_of_mixed_roles(config, roles)
+        _refuse_branches(strategy, roles)
     if strategy is not None and getattr(strategy[1], "needs_answer", False):
         check_answer(file, strategy[0].name, RewardStep(observation, None, extra=info.get("extra") or {}))
     if turnkey.rollout.action_format == TOOLS and not info.get("tools"):
@@ -74,6 +75,15 @@ def _warn_of_mixed_roles(config: DictConfig, roles: Sequence[str]) -> None:
         mixing["algorithm.filter_groups.enable=true"] = "set algorithm.filter_groups.enable=false"
     for key, instead in mixing.items():
         warn("roles-mixed", key=key, roles=", ".join(roles), instead=instead)
+
+
+def _refuse_branches(strategy: tuple[StrategySpec, Strategy] | None, roles: Sequence[str]) -> None:
+    """A branch trains its own turns: a role that does not move in it again would lose what the branch pays it.
+
+    Candidates for one turn are compared by what it gives the role that takes it.
+    """
+    if strategy is not None and strategy[0].trains and not hasattr(strategy[1], "choose"):
+        refuse("roles-branches", strategy=strategy[0].name, roles=", ".join(roles))
 
 
 def probe_nodes(turnkey: TurnkeyConfig, file: str) -> None:

@@ -470,7 +470,7 @@ def _read_records(
         parsed.row += [i] * len(held)
         parsed.turn += range(len(held))
     parsed.columns = {"group": group, "trajectory": trajectory, **_columns(steps)}
-    parsed.extra = _extra_columns(steps, before)
+    parsed.extra = _extra_columns(steps, trajectory, before)
     parsed.version = [step.get("version", np.nan) for step in steps]
     parsed.reward = [step["reward"] for step in steps]
     return parsed
@@ -501,16 +501,31 @@ def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: column for name, column in columns.items() if not column or any(v is not None for v in column)}
 
 
-def _extra_columns(steps: Sequence[Mapping[str, Any]], before: Collection[str]) -> dict[str, list[Any]]:
+def _extra_columns(
+    steps: Sequence[Mapping[str, Any]], trajectory: Sequence[str], before: Collection[str]
+) -> dict[str, list[Any]]:
     """The further columns: the names that every step with an action has.
 
     A step without an action changed nothing, so an entry that it lacks is 0, or None in a column of texts. A name that
     a step with an action lacks is left out, and one in ``before`` that any step lacks; an estimator that needs it is
     then refused by that name.
+
+    A batch may have tasks with roles and others without: if some trajectory has several roles, the steps of
+    one in which a step lacks its role so have none. An outcome by role that a step lacks is nan.
     """
     columns: dict[str, list[Any]] = {}
     for name in sorted({name for step in steps for name in step["extra"]}):
-        if all(name in step["extra"] or (step["action"] is None and name not in before) for step in steps):
+        lacks = [name not in step["extra"] and (step["action"] is not None or name in before) for step in steps]
+        if name == "role_outcome":
+            columns[name] = [step["extra"].get(name, np.nan) for step in steps]
+        elif name == "role" and any(lacks):
+            without = {of for of, lacking in zip(trajectory, lacks, strict=True) if lacking}
+            roles = [step["extra"].get(name) for step in steps]
+            roles = [None if of in without else role for of, role in zip(trajectory, roles, strict=True)]
+            players = {(of, role) for of, role in zip(trajectory, roles, strict=True) if of not in without}
+            if len(players) > len({of for of, _ in players}):
+                columns[name] = roles
+        elif not any(lacks):
             blank = None if any(isinstance(step["extra"].get(name), str) for step in steps) else 0.0
             columns[name] = [step["extra"].get(name, blank) for step in steps]
     return columns

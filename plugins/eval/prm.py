@@ -109,7 +109,9 @@ def read_episodes(log: Path, *, validation: bool = False) -> Episodes:
 
 def _episode(row: Mapping[Any, Any], rows: Sequence[Mapping[Any, Any]]) -> LoggedEpisode:
     task = _text(rows[0]["task_text"]) or ""
-    observations = [rows[0]["first_observation"], *(_text(turn["observation"]) or "" for turn in rows)]
+    answers = ["", *(_text(turn["observation"]) or "" for turn in rows[:-1])]
+    seen = [_text(turn["first_observation"]) for turn in rows]  # else the answer of the turn before
+    observations = [answer if own is None else own for own, answer in zip(seen, answers, strict=True)]
     turns = [
         Turn(
             turn=int(turn["turn"]),
@@ -125,7 +127,7 @@ def _episode(row: Mapping[Any, Any], rows: Sequence[Mapping[Any, Any]]) -> Logge
     ]
     steps = [
         RewardStep(observation, turn.action, turn.valid, text=turn.response, task=task)
-        for observation, turn in zip(observations[:-1], turns, strict=True)
+        for observation, turn in zip(observations, turns, strict=True)
     ]
     group = str(row["group"])
     return LoggedEpisode(str(row["episode"]), group, _text(row["task"]) or group, bool(row["success"]), steps, turns)

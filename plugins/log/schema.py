@@ -129,12 +129,12 @@ TABLES = {
         _columns("""
             episode           string   episode of the turn
             turn              int32    0, 1, 2, ...
-            prompt_tail       string   last 2,000 characters of the prompt, of turn 0 all
+            prompt_tail       string   last 2,000 characters of the prompt, of a role's first turn all
             response          string   of the model
             token_lengths     ints     characters that each token adds; null: no teacher, or unknown
             observation       string   the environment's answer
             task_text         string   the task in words, of turn 0
-            first_observation string   what the agent saw before turn 0
+            first_observation string   what the agent saw before turn 0, and where another role moved before
         """),
     ),
     "credit": Table(

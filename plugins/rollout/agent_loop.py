@@ -233,8 +233,10 @@ class EnvAgentLoop(AgentLoopBase):
             if not (answer.terminated or answer.truncated):
                 await guarded(trajectory.prompts.heard, turn, parsed)
                 if tools and isinstance(trajectory.reader, ToolsReader):
-                    trajectory.reader = self._reader_of(trajectory.reader, tools)
-                    trajectory.prompts.take_tools(trajectory.reader.tools)
+                    reader = self._reader_of(trajectory.reader, tools)
+                    if reader.tools != trajectory.reader.tools:  # else the prompts stay as they are
+                        trajectory.reader = reader
+                        trajectory.prompts.take_tools(reader.tools)
             if forks is not None:
                 await forks.chosen(trajectory)
             if trajectory.seen.terminated or trajectory.seen.truncated:

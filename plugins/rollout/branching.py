@@ -185,17 +185,28 @@ class Trajectory:
         self.spent += Cost(steps=1)
         return await self.environment.step(action)
 
+    @property
+    def mover(self) -> Any:
+        """Whose move it is; where the state names no role, who moved last."""
+        return self.episode.players[-1] if self.seen.role is None and self.episode.steps else self.seen.role
+
+    def keeps_mover(self, answer: Answer) -> bool:
+        """Whether the one whose move it is moves in the state ``answer`` as well."""
+        return answer.role is None or self.mover in (None, answer.role)
+
     def add(self, step: PlayedStep, answer: Answer) -> None:
         """The next step, which led to the state ``answer``."""
+        for paid in ("rewards", "outcome"):  # the step has it: a turn that is not applied leads to this state again
+            answer.info.pop(paid, None)
+        seen = answer if self.keeps_mover(answer) else self._handed_over(answer)
         self.episode.steps.append(step)
         self.made_by.append(self.episode.branch)
-        same = answer.role == self.seen.role or None in (answer.role, self.seen.role)
-        self.seen = answer if same else self._handed_over(answer)
+        self.seen = seen
 
     def _handed_over(self, answer: Answer) -> Answer:
         """What the role that moves next sees: the note and the results of a turn wait for the role that took it."""
         private = ("note", "results")
-        self.waiting[self.seen.role] = {name: answer.info[name] for name in private if name in answer.info}
+        self.waiting[self.mover] = {name: answer.info[name] for name in private if name in answer.info}
         info = {name: value for name, value in answer.info.items() if name not in private}
         info |= self.waiting.pop(answer.role, {})
         if results := info.get("results"):

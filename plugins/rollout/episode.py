@@ -183,19 +183,22 @@ class Episode:
         """
         rewards, last = [step.reward for step in self.steps], dict[Any, int]()
         outcome: dict[str, float] = {}
+        early: dict[str, float] = {}  # before a role's first turn, which is paid then; what is left never moved
         for t, step in enumerate(self.steps):
             last[step.role] = t
+            rewards[t] += early.pop(step.role, 0.0)
             for role, number in step.pays.items():
-                if role in last:  # else it never moved
+                if role in last:
                     rewards[last[role]] += number
+                else:
+                    early[role] = early.get(role, 0.0) + number
             for role, number in step.outcome.items():
                 outcome[role] = outcome.get(role, 0.0) + number
-        of_rewards = dict.fromkeys(last, 0.0)
         for step, reward in zip(self.steps, rewards, strict=True):
             step.record["reward"] = reward
-            of_rewards[step.role] += reward
-        for step in self.steps:
-            step.record["extra"][ROLE_OUTCOME] = outcome.get(step.role, 0.0) if outcome else of_rewards[step.role]
+            step.record["extra"].pop(ROLE_OUTCOME, None)
+            if outcome:  # else each role succeeds with the episode
+                step.record["extra"][ROLE_OUTCOME] = outcome.get(step.role, 0.0)
         return outcome
 
     async def apply_rewards(

@@ -73,11 +73,15 @@ class TrajectoryLog:
         if self.tables is None or not (failed or chosen(group, share)):
             return
         extra_info = row.get("extra_info") or {}
+        players = episode.players
         records = [] if failed else [output.extra_fields["turnkey"] for output in outputs]
         logged = Logged(
             # Without the ids and log-probs of whole conversations, which would wait in memory with the episode.
             episode=replace(episode, steps=[]),
-            turns=[_Turn.of(step, t, self._lengths) for t, step in enumerate(episode.steps)],
+            turns=[
+                _Turn.of(step, players[t] not in players[:t], t > 0 and players[t] == players[t - 1], self._lengths)
+                for t, step in enumerate(episode.steps)
+            ],
             rollout=f"{group}_{row['session_id']}",
             group=group,
             global_step=int(row["global_steps"]),
@@ -108,17 +112,20 @@ class _Turn(NamedTuple):
     columns: Mapping[str, Any]
     """columns of ``turns`` that the record does not have"""
     prompt: Sequence[int]
-    """ids of its end; all ids for the first turn"""
+    """ids of its end; all ids for the first turn, of each role if there are several"""
+    first: bool
+    """whether it is that turn"""
     response: Sequence[int] | None
     """its ids where the log has their lengths"""
     text: str
     observation: str | None
-    """what the agent saw before the first turn; None: the answer of the turn before"""
+    """what the agent saw before the first turn, or where another role moved before; None: the answer of then"""
     answer: str
     oldest: int | None
 
     @classmethod
-    def of(cls, step: PlayedStep, t: int, lengths: bool) -> _Turn:
+    def of(cls, step: PlayedStep, first: bool, follows: bool, lengths: bool) -> _Turn:
+        """``first``: of its role. ``follows``: a turn of the same role."""
         prompt, turn = step.prompt, step.turn
         columns = {
             "parse_note": step.invalid,
@@ -133,10 +140,11 @@ class _Turn(NamedTuple):
         return cls(
             step.record,
             columns,
-            prompt.ids[-TAIL if t else 0 :],
+            prompt.ids[0 if first else -TAIL :],
+            first,
             turn.ids if lengths else None,
             turn.text,
-            None if t else step.observation,
+            None if follows else step.observation,
             step.answer,
             turn.extra_fields.get("min_global_steps"),
         )
@@ -246,9 +254,7 @@ class Logged:
 
     def _texts(self) -> dict[str, list[Any]]:
         return {
-            "prompt_tail": [
-                self.decode(turn.prompt) if t == 0 else self._end(turn.prompt) for t, turn in enumerate(self.turns)
-            ],
+            "prompt_tail": [self.decode(turn.prompt) if turn.first else self._end(turn.prompt) for turn in self.turns],
             "response": [turn.text for turn in self.turns],
             "token_lengths": [
                 None if turn.response is None else token_lengths(turn.response, turn.text, self.decode)

@@ -164,7 +164,7 @@ async def answer_turn(trajectory: Trajectory, parsed: ParsedAction, tools: Worke
     notes = [f"{call.name}: {result['content']}" for call, result in zip(elsewhere, results, strict=True)]
     if parsed.calls:
         # What the next player sees does not answer this one's call.
-        view = answer.observation if answer.role == seen.role else ""
+        view = answer.observation if trajectory.keeps_mover(answer) else ""
         of_environment = iter(_results(len(to_environment), answer, returned, view))
         of_others = iter(results)
         answer.info["results"] = [

@@ -198,12 +198,12 @@ def read_rows(
     # Of several roles each has an episode of its own: a text about another's turns would show what that one saw.
     names = {i: branch_name(split_key(keys[i])[1], records[i].get("branch", 0)) for i in played}
     role_of = {i: next((step["extra"].get("role") for step in records[i].get("steps", ())), None) for i in played}
-    roles: dict[str, set[Any]] = defaultdict(set)
+    roles: dict[str, set[Any]] = defaultdict(set)  # of a group: in some of its episodes only one may have moved
     for i in played:
-        roles[names[i]] |= {role_of[i]} - {None}
+        roles[split_key(keys[i])[0]] |= {role_of[i]} - {None}
     members: dict[tuple[str, Any], list[int]] = defaultdict(list)
     for i in played:
-        members[names[i], role_of[i] if len(roles[names[i]]) > 1 else None].append(i)
+        members[names[i], role_of[i] if len(roles[split_key(keys[i])[0]]) > 1 else None].append(i)
 
     def turns(rows: Sequence[int]) -> list[str]:
         return [
@@ -239,7 +239,7 @@ def read_rows(
 def _solved(step: Mapping[str, Any]) -> bool:
     """Whether the episode was a success of the role that took the step."""
     outcome = step["extra"].get("role_outcome")
-    return step["success"] if outcome is None else outcome > 0
+    return step["success"] if outcome is None or math.isnan(outcome) else outcome > 0
 
 
 def runs_of(runs: Runs, row: int) -> list[tuple[int, int]]:

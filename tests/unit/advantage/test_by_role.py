@@ -61,10 +61,17 @@ def test_a_table_by_role():
 
 
 def test_the_next_state_is_the_one_in_which_the_role_moves_again():
-    extra = {**GAME["extra"], "next_anchor": ["b", "a", None] * 2, "task": ["t"] * 6}
+    extra = {**GAME["extra"], "next_anchor": ["b", "a", None] * 2, "task": ["t"] * 6, "turn_limit": [9] * 6}
     table = StepBatch(**{**GAME, "extra": extra}).by_role()
-    assert "extra.next_anchor" not in table.given
+    assert not {"extra.next_anchor", "extra.turn_limit"} & table.given
+    assert not {"next_anchor", "turn_limit"} & table.extra.keys()
     assert table.extra["task"].tolist() == ["t x", "t y", "t x"] * 2
+
+
+def test_a_role_without_an_outcome_succeeds_with_its_episode():
+    extra = {**GAME["extra"], "role_outcome": [1, -1, 1, None, np.nan, None]}
+    table = StepBatch(**{**GAME, "success": [False] * 3 + [True] * 3, "extra": extra}).by_role()
+    assert table.success.tolist() == [True, False, True, True, True, True]
 
 
 @pytest.mark.parametrize("role", [["x"] * 6, [None] * 6, [0, 0, 0, 0, 0, 0], None])

@@ -5,9 +5,12 @@ The environment runs in this process, as in a host's; nothing here starts Ray.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import kuhn
 import pytest
@@ -16,6 +19,7 @@ from kuhn import ROLES
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting.runner import EnvRunner
+from verl_turnkey.envs.prompting.actions import Call, ParsedAction
 from verl_turnkey.envs.prompting.prompts import PromptTurn
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.rollout import worker as loop_worker
@@ -23,6 +27,7 @@ from verl_turnkey.plugins.rollout.branching import Trajectory
 from verl_turnkey.plugins.rollout.episode import Episode
 from verl_turnkey.plugins.rollout.prompts import RolePrompts
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
+from verl_turnkey.plugins.rollout.turn_answer import answer_turn
 from verl_turnkey.plugins.view.join import read
 
 CONVERSATION = ("turnkey.rollout.prompt=conversation", "data.max_response_length=600")
@@ -181,7 +186,7 @@ def test_a_note_on_a_turn_waits_for_the_one_who_took_it():
     def state(text: str, role: str, **info: Any) -> Answer:
         return Answer(text, {"extra": {"role": role}, **info})
 
-    trajectory = Trajectory(Episode(), None, state("A0", "a"), "", {}, 9, None)  # type: ignore[arg-type]
+    trajectory = Trajectory(Episode(), None, None, state("A0", "a"), "", {}, 9, None)  # type: ignore[arg-type]
     results = [{"content": "a's result", "is_error": False}]
     trajectory.add(None, state("B0", "b", note="a's note", results=results))  # type: ignore[arg-type]
     assert trajectory.seen.text == "B0"
@@ -191,6 +196,28 @@ def test_a_note_on_a_turn_waits_for_the_one_who_took_it():
     assert trajectory.seen.info["results"] == [{"content": "a's result\nA1", "is_error": False}]
     trajectory.add(None, state("A2", "a", note="a's other note"))  # type: ignore[arg-type]
     assert trajectory.seen.text == "A2\na's other note"
+
+
+def test_a_state_without_a_role_is_that_of_who_moved_last():
+    def state(text: str, role: str | None, **info: Any) -> Answer:
+        return Answer(text, {"extra": {"role": role}, **info})
+
+    step: Any = SimpleNamespace
+    trajectory = Trajectory(Episode(), None, None, state("A0", "a"), "", {}, 9, None)  # type: ignore[arg-type]
+    trajectory.add(step(role="a"), state("A1", None, note="a's note"))
+    assert trajectory.seen.text == "A1\na's note"
+    trajectory.add(step(role=None), state("B0", "b", note="a's other note"))
+    assert trajectory.seen.text == "B0"
+    trajectory.add(step(role="b"), state("A2", "a"))
+    assert trajectory.seen.text == "A2\na's other note"
+
+
+def test_a_call_of_a_player_who_is_named_at_times_has_its_answer():
+    seen, answer = (Answer(text, {"extra": {"role": of}, "invalid": False}) for text, of in (("0", None), ("1", "a")))
+    environment: Any = SimpleNamespace(step=AsyncMock(return_value=answer))
+    trajectory = Trajectory(Episode(), None, None, seen, "", {}, 9, environment)  # type: ignore[arg-type]
+    parsed = ParsedAction("act", calls=(Call("act", {}),))
+    assert asyncio.run(answer_turn(trajectory, parsed)).info["results"] == [{"content": "1", "is_error": False}]
 
 
 def test_each_role_has_its_own_system_text(play):
@@ -227,6 +254,25 @@ def test_each_role_is_paid_its_own_end(play, overrides: tuple[str, ...]):
     assert {record["success"] for record in steps(outputs)} == {env.won > 0}
 
 
+def test_a_turn_that_is_not_applied_pays_nothing_again(play):
+    outputs, _ = play(["bet", "no move at all", "call"], game(hands=1))
+    assert [record["valid"] for record in steps(outputs)] == [True, False, True]
+    won = steps(outputs)[0]["extra"]["role_outcome"]
+    assert [record["reward"] for record in steps(outputs)] == [0.25 + won, -0.25, -won]
+
+
+def test_what_a_role_is_paid_before_its_first_turn_is_paid_there(play):
+    outputs, _ = play(["check", "bet", "call"], game(hands=1, early=0.5))
+    won = steps(outputs)[0]["extra"]["role_outcome"]
+    assert [record["reward"] for record in steps(outputs)] == [0, 1 - won, won]
+
+
+def test_roles_that_succeed_together_have_no_outcome_of_their_own(play):
+    outputs, _ = play(["bet", "call"], game(hands=1, together=True))
+    assert [record["success"] for record in steps(outputs)] == [True, True]
+    assert not any("role_outcome" in record["extra"] for record in steps(outputs))
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -260,3 +306,7 @@ def test_the_log_has_the_role_of_each_turn(play, tmp_path: Path):
     turns = read(tmp_path / "log", "turns").sort_values("turn")
     assert [json.loads(extra)["role"] for extra in turns["extra"]] == ["first", "second", "first"] * 2
     assert [*zip(turns["row"], turns["turn_in_row"], strict=True)] == [(1, 0), (0, 0), (1, 1), (1, 2), (0, 1), (1, 3)]
+    texts = read(tmp_path / "log", "texts").sort_values("turn")
+    # What each sees where the other one moved before.
+    marked = [str(seen).partition("marked ")[2].partition(".")[0] for seen in texts["first_observation"]]
+    assert marked == ["first", "second", "first", "", "second", "first"]

@@ -15,6 +15,7 @@ from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.checks.findings import Refusal, collecting, id_of
 from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig
+from verl_turnkey.plugins.rollout.strategies import read_strategy
 
 KUHN = Task("tests/Kuhn-v0", 3)
 
@@ -94,3 +95,12 @@ def test_what_mixes_the_roles_is_warned_about(recwarn, algorithm, message):
     (warning,) = recwarn.list
     assert id_of(warning.message) == "roles-mixed"
     assert re.search(message, str(warning.message))
+
+
+def test_branches_of_several_roles_are_measured_and_not_trained():
+    """What a branch pays a role that does not move in it again would be lost."""
+    for fine in ("independent", {"name": "vine"}, {"name": "siblings"}):
+        probe._refuse_branches(read_strategy(fine), kuhn.ROLES)
+    with pytest.raises(Refusal, match=r"strategy=tree trains branches, .* \(first, second\)") as error:
+        probe._refuse_branches(read_strategy({"name": "tree"}), kuhn.ROLES)
+    assert error.value.id == "roles-branches"

@@ -235,6 +235,24 @@ def test_a_step_without_an_action_may_leave_out_what_its_answer_would_say():
 
 
 # --- Columns that the trainer supplies, the key of a task; where heads of a critic are read and fitted, agains --------
+def test_a_task_without_roles_leaves_the_others_theirs():
+    def columns(*roles):
+        """Of two rollouts, a step for each role."""
+        records = {
+            f"g_{session}_{t}": make_record([make_step(step=t, reward=0.0, action="go", extra=extra)])
+            for session, of in enumerate(roles)
+            for t, extra in enumerate(of)
+        }
+        extra = table(records, nested([[1]] * len(records))).steps.extra
+        return {name: column.tolist() for name, column in extra.items()}
+
+    x, y = ({"role": role, "role_outcome": 1.0} for role in "xy")
+    mixed = columns([x, y], [{}, {"role": "x"}])
+    assert mixed["role"] == ["x", "y", None, None]
+    assert str(mixed["role_outcome"]) == "[1.0, 1.0, nan, nan]"
+    assert "role" not in columns([{"role": "x"}, {"role": "x"}], [{}, {}])
+
+
 def test_every_promised_column_has_a_source():
     assert set(SOURCES) == {*FROM_TRAINER, TURN_SCORE} == from_trainer("implicit", critic=True)
     for column in from_trainer(None, critic=True):

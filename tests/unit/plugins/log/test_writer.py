@@ -428,7 +428,7 @@ def logged() -> dict[str, dict[str, list]]:
         parts={"step": [5.0, 6.5]}, task="",
     )  # fmt: skip
     columns = {"weights": None, "seconds_model": 0.0, "seconds_env": 0.0}
-    turns = [_Turn(step, columns, (), None, "", None, "", None) for step in RECORD["steps"]]
+    turns = [_Turn(step, columns, (), False, None, "", None, "", None) for step in RECORD["steps"]]
     whole = Logged(
         episode=episode, turns=turns, rollout="g_0", group="g", global_step=1, split="train", validation=False,
         row_task=None, task=None, failed=None, rows={0: (0, 0), 1: (0, 1)}, decode=lambda ids: "",

@@ -152,6 +152,21 @@ def test_a_texts_writer_sees_the_turns_of_the_rows_role_alone():
     assert text("next_observation", read["g_0_0"]) == "what a saw in 0 at 2"
 
 
+def test_episodes_of_a_role_are_compared_where_only_it_moved():
+    """A role may win before another one moves; without an outcome by role it wins with its episode."""
+    extras = {"0_0": {"role": "a"}, "0_1": {"role": "b"}, "1_0": {"role": "a", "role_outcome": math.nan}}
+    records = {
+        f"g_{key}": make_record([make_step(step=int(key[-1]), reward=0.0, success=True, extra=extra)])
+        for key, extra in extras.items()
+    }
+    mask = torch.nested.as_nested_tensor([torch.tensor([1])] * len(records), layout=torch.jagged)
+    data = TensorDict({"response_mask": mask, "responses": mask}, batch_size=len(records))
+    data["extra_fields"] = NonTensorStack(*({"turnkey": record} for record in records.values()))
+    rows = read_rows([*records], [{}] * len(records), data, None)
+    assert [[other.name for other in of.others] for _, of in sorted(rows.items())] == [["g_1"], [], ["g_0"]]
+    assert all(of.episode.success for of in rows.values())
+
+
 def test_the_next_observation_is_that_of_the_rows_own_turn():
     assert text("next_observation", row(LOST, 0)) == "saw a_21"
     assert text("next_observation", row(LOST, 1)) is None
