@@ -100,7 +100,7 @@ class _Coin:
         self.won, self.most, self.spent = rng.random() < 0.5, most, Cost()
         self.begins, self.trained, self.depth, self.environment = 0, False, 0, None
         reward = {"composed_reward": float(self.won)}
-        self.episode = SimpleNamespace(branch=0, steps=[SimpleNamespace(record=reward)])
+        self.episode = SimpleNamespace(branch=0, steps=[SimpleNamespace(record=reward)], players=[None])
 
     def node(self, t: int) -> Node:
         return 0, t
