@@ -55,7 +55,8 @@ def quick_run(arguments: Sequence[str], *, prompt: bool = False) -> int:
         return dry_run(arguments, prompt=prompt)
     except without_torch.NeedsVerl:
         sys.stdout.flush()
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, WHOLE: "1"})
+        command = [sys.executable, "-m", "verl_turnkey", "check", *["--prompt"] * prompt, *arguments]
+        os.execve(sys.executable, command, {**os.environ, WHOLE: "1"})
 
 
 def may_sweep(arguments: Sequence[str]) -> bool:

@@ -120,7 +120,7 @@ def check(context: typer.Context) -> None:
 
         call = script.read(Path(words[0]))
         typer.echo("\n".join(script.lines(words[0], call)))
-        script.enter(call, words[0])
+        script.enter(call)
         words[:1] = call.arguments
     raise typer.Exit(quick_run(words, prompt=prompt))
 

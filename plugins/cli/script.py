@@ -113,14 +113,8 @@ def read(script: Path) -> Call:
     return Call(json.loads(words), entry["cwd"], entry["env"], skipped)
 
 
-def enter(call: Call, script: str) -> None:
-    """Make the call's folder, variables and import paths those of this process.
-
-    Where it starts itself again, its words hold the call's arguments in place of the ``script``.
-    """
-    program, place = sys.orig_argv[1], sys.orig_argv.index(script)
-    sys.orig_argv[place : place + 1] = call.arguments
-    sys.orig_argv[1] = os.path.abspath(program) if os.path.exists(program) else program
+def enter(call: Call) -> None:
+    """Make the call's folder, variables and import paths those of this process."""
     os.chdir(call.cwd)
     for name, value in call.env.items():
         if name not in ("PATH", "PYTHONPATH", "BASH_ENV", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_", STOPS):

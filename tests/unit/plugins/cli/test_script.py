@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.cli import script
+from verl_turnkey.plugins.cli import check, script, without_torch
 from verl_turnkey.plugins.cli.check import may_sweep
 from verl_turnkey.plugins.cli.without_torch import Absent, Mark, NeedsVerl, possible
 
@@ -113,16 +114,13 @@ def test_folder_and_variables_of_the_call_are_those_of_the_check(tmp_path: Path,
     for name, value in (("KEPT", "1"), ("PYTHONPATH", "")):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "turnkey").touch()
-    monkeypatch.setattr(sys, "orig_argv", ["python", "turnkey", "check", "launch.sh", "b=2"])
     path = os.environ["PATH"]
     (tmp_path / "sub").mkdir()
     call = run("cd sub\nexport KEPT=2\nPYTHONPATH=own python -m verl.trainer.main_ppo a=1 c=3", tmp_path)
-    script.enter(call, "launch.sh")
+    script.enter(call)
     assert Path.cwd() == tmp_path / "sub"
     assert (os.environ["KEPT"], os.environ["PATH"]) == ("2", path)
     assert sys.path[0] == str(tmp_path / "sub" / "own")
-    assert sys.orig_argv == ["python", str(tmp_path / "turnkey"), "check", "a=1", "c=3", "b=2"]
     assert "TURNKEY_CHECK" not in os.environ
 
 
@@ -197,6 +195,17 @@ def test_to_compute_with_one_needs_verl(compute: Callable[[], Any]):
 
 def test_a_class_of_verl_on_the_line_needs_verl():
     assert not possible(["+trainer.checkpoint_callback_class=verl.trainer.Callback"])
+
+
+def test_what_needs_verl_starts_again_with_the_same_words_also_from_another_program(monkeypatch: pytest.MonkeyPatch):
+    started = []
+    monkeypatch.setattr(check, "dry_run", lambda *_, **__: (_ for _ in ()).throw(NeedsVerl))
+    monkeypatch.setattr(without_torch, "possible", lambda _: True)
+    monkeypatch.setattr(without_torch, "install", lambda: None)
+    monkeypatch.setattr(gc, "disable", lambda: None)
+    monkeypatch.setattr(os, "execve", lambda program, words, env: started.append((words, env[check.WHOLE])))
+    check.quick_run(["--multirun", "a=1"], prompt=True)
+    assert started == [([sys.executable, "-m", "verl_turnkey", "check", "--prompt", "--multirun", "a=1"], "1")]
 
 
 @pytest.mark.parametrize("word", ["--multirun", "hydra.mode=MULTIRUN", "+hydra.sweep.dir=a", "hydra/launcher=basic"])
