@@ -114,7 +114,13 @@ def read(script: Path) -> Call:
 
 
 def enter(call: Call) -> None:
-    """Make the call's folder, variables and import paths those of this process."""
+    """Make the call's folder, variables and import paths those of this process.
+
+    Raises:
+        ConfigError: the script made the folder itself, in layers that are gone.
+    """
+    if not os.path.isdir(call.cwd):
+        raise ConfigError(f"the script calls {MAIN} in {call.cwd}, a folder that it makes itself: make it first")
     os.chdir(call.cwd)
     for name, value in call.env.items():
         if name not in ("PATH", "PYTHONPATH", "BASH_ENV", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_", STOPS):

@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,8 @@ def test_folder_and_variables_of_the_call_are_those_of_the_check(tmp_path: Path,
     assert (os.environ["KEPT"], os.environ["PATH"]) == ("2", path)
     assert sys.path[0] == str(tmp_path / "sub" / "own")
     assert "TURNKEY_CHECK" not in os.environ
+    with pytest.raises(ConfigError, match="made, a folder that it makes itself: make it first"):
+        script.enter(replace(call, cwd=str(tmp_path / "made")))
 
 
 @pytest.mark.parametrize(
