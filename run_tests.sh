@@ -6,8 +6,8 @@
 #   ./run_tests.sh                 # unit tests, and of the others those in tests/fast.txt: each mechanism once
 #   ./run_tests.sh all             # everything but what is marked as long
 #   ./run_tests.sh long            # that: real runs of further methods and modes, lost processes and nodes
-#   ./run_tests.sh rotation        # a twelfth of the files that `all` adds, a thirtieth of the long tests, by the date:
-#                                  # each is run within 12 and 30 days (--share and --day of tests/conftest.py)
+#   ./run_tests.sh rotation        # a thirtieth of the files that `all` adds and of the long tests, by the date:
+#                                  # each is run within 30 days (--share and --day of tests/conftest.py)
 #   ./run_tests.sh unit            # only tests/unit; also: fast, rest (what all adds), contract, openenv, e2e
 #   VERL=verl==0.9.0 TURNKEY_VENV=.venv-0.9.0 ./run_tests.sh verl    # what moved in another verl, then what touches verl
 set -euo pipefail
@@ -105,7 +105,7 @@ for part in $parts; do
         long) long ;;
         rotation)
             day=$(($(date +%s) / 86400)) # one for all, also past midnight
-            rest --share 12 --day "$day"
+            rest --share 30 --day "$day"
             long --share 30 --day "$day"
             ;;
         openenv) openenv ;;
