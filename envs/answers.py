@@ -150,7 +150,7 @@ def _is_bool(value: Any) -> bool:
 
 
 def _read(observation: Any, info: Any, key: str, read: Callable[[Any], Any]) -> Answer:
-    """``key``: that of ``info`` that is about tools; ``read``: its reader."""
+    """``key``: the key of ``info`` that is about tools; ``read``: reads its value."""
     faults: list[Fault] = []
     if not isinstance(observation, str):
         faults.append(Fault("observation", f"an observation must be text, not {short_repr(observation)}"))
@@ -173,7 +173,7 @@ def finite_reward(value: Any, what: str) -> float:
 
 
 def _info(info: Any, faults: list[Fault], readers: Mapping[str, Callable[[Any], Any]]) -> Info:
-    """The keys that prompts and credit assignment read, in plain types; ``readers``: of optional ones."""
+    """The keys that prompts and credit assignment read, in plain types; ``readers``: how to read the optional ones."""
 
     def fault(what: str, property: str = "info") -> None:
         faults.append(Fault(property, what))

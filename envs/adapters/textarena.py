@@ -21,9 +21,8 @@ import textarena
 from textarena.core import ObservationType
 from textarena.envs.registration import ENV_REGISTRY
 
-from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.adapters._shared import OwnRandom
-from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
+from verl_turnkey.envs.base import StepResult, TextEnv, check, check_name, digest
 from verl_turnkey.envs.errors import (
     EnvironmentKwargsError,
     MissingPackageError,
@@ -125,8 +124,7 @@ class TextArenaText(TextEnv):
                 raise UnknownEnvironmentError(f"{game!r} of TextArena cannot be trained on: {why}")
         if (spec := ENV_REGISTRY.get(str(game))) and not for_one_player(spec.entry_point):
             raise UnknownEnvironmentError(f"{game!r} is a game for several players; only those for one are here")
-        if game not in GAMES:
-            raise UnknownEnvironmentError(f"TextArena has no game {game!r}{did_you_mean(game, GAMES) or '.'}")
+        check_name(game, GAMES, "TextArena has no game", "", UnknownEnvironmentError)
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
         whole = isinstance(error_allowance, int) and not isinstance(error_allowance, bool) and error_allowance >= 0
         check(error_allowance is None or whole, "error_allowance", "a whole number, or null", error_allowance)
