@@ -219,7 +219,7 @@ def finite_reward(value: Any, what: str) -> float:
 
 
 def _info(info: Any, faults: list[Fault], readers: Mapping[str, Callable[[Any], Any]]) -> Info:
-    """The keys that prompts and credit assignment read, in plain types; ``readers``: of optional ones."""
+    """The keys that prompts and credit assignment read, in plain types; ``readers``: how to read the optional ones."""
 
     def fault(what: str, property: str = "info") -> None:
         faults.append(Fault(property, what))

@@ -180,7 +180,7 @@ def check(ok: bool, name: str, expected: str, value: Any) -> None:
 def check_name(
     name: Any, names: Collection[str], problem: str, listing: str, error: type[Exception] = EnvironmentKwargsError
 ) -> None:
-    """Raise ``error`` unless ``name`` is one of ``names``, which are named after ``listing``; empty: they are not."""
+    """Raise ``error`` unless ``name`` is one of ``names``, which the message lists after ``listing``, if given."""
     if name not in names:
         listed = f" {listing} {', '.join(names)}" if listing else ""
         raise error(f"{problem} {name!r}{did_you_mean(name, names) or '.'}{listed}")

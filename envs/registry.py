@@ -87,7 +87,7 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[
 
 @contextmanager
 def _naming_packages(spec: EnvSpec) -> Iterator[None]:
-    """An error of an import says what to install."""
+    """Turn an import error into one that says what to install."""
     try:
         yield
     except MissingPackageError:

@@ -220,7 +220,7 @@ class Request:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of the change, besides the order, in the order in which the shop's method takes them."""
+        """The arguments of the change after the order's id, in the order of the shop method's parameters."""
         match self.kind:
             case "cancel":
                 return {"reason": self.detail}

@@ -25,8 +25,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.wait import WebDriverWait
 from urllib3.exceptions import HTTPError
 
-from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
+from verl_turnkey.envs.base import StepResult, TextEnv, check, check_name, digest, is_number
 from verl_turnkey.envs.errors import MissingPackageError, UnknownEnvironmentError
 
 WHOLE = ("select", "button", "a")  # numbered even with elements inside
@@ -203,13 +202,9 @@ class MiniWoBText(TextEnv):
         several = isinstance(self._tasks, Sequence) and len(self._tasks) > 0
         check(several, "task", "the name of a task, or several of them", task)
         for name in self._tasks:
-            if name not in TASKS:
-                raise UnknownEnvironmentError(
-                    f"MiniWoB++ has no task {name!r}{did_you_mean(name, TASKS) or '.'} It has {', '.join(TASKS)}"
-                )
+            check_name(name, TASKS, "MiniWoB++ has no task", "It has", UnknownEnvironmentError)
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
-        seconds = isinstance(time_limit, (int, float)) and not isinstance(time_limit, bool)
-        possible = time_limit is None or (seconds and 0 < time_limit * 1000 <= NEVER)
+        possible = time_limit is None or (is_number(time_limit) and 0 < time_limit * 1000 <= NEVER)
         check(possible, "time_limit", "a positive number of seconds, or null", time_limit)
         self._reward = reward
         self._limit_ms = None if time_limit is None else int(time_limit * 1000)

@@ -15,9 +15,7 @@ from typing import Any
 
 from openenv.core import GenericEnvClient  # pyright: ignore[reportMissingImports]
 
-from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
-from verl_turnkey.envs.errors import EnvironmentKwargsError
+from verl_turnkey.envs.base import StepResult, TextEnv, check, check_name, digest, is_number
 from verl_turnkey.envs.http import ServerError, check_url, on_this_machine
 from verl_turnkey.envs.variables import without_proxy
 
@@ -73,15 +71,10 @@ class OpenEnvText(TextEnv):
         whole = isinstance(action, Mapping) and PLACE in json.dumps(action)
         known = action is None or whole or (isinstance(action, str) and action != "")
         check(known, "action", f"a field's name, an action with {PLACE!r} in it, or null", action)
-        seconds = isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0
-        check(seconds, "timeout", "a positive number of seconds", timeout)
+        check(is_number(timeout) and timeout > 0, "timeout", "a positive number of seconds", timeout)
         self._fields = {"success" if name == "won" else name: path for name, path in (fields or {}).items()}
         for name in self._fields:
-            if name not in FIELDS:
-                raise EnvironmentKwargsError(
-                    f"fields has an unknown entry {name!r}{did_you_mean(name, FIELDS) or '.'} "
-                    f"It takes {', '.join(FIELDS)}"
-                )
+            check_name(name, FIELDS, "fields has an unknown entry", "It takes")
         self._template: Any = {action: PLACE} if isinstance(action, str) else action
         self._with_tools, self._tools = tools, []
         self._reset_arguments = dict(reset or {})

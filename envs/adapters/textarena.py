@@ -21,9 +21,8 @@ import textarena
 from textarena.core import ObservationType
 from textarena.envs.registration import ENV_REGISTRY
 
-from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.adapters._shared import OwnRandom
-from verl_turnkey.envs.base import StepResult, TextEnv, check, digest
+from verl_turnkey.envs.base import StepResult, TextEnv, check, check_name, digest
 from verl_turnkey.envs.errors import (
     EnvironmentKwargsError,
     MissingPackageError,
@@ -137,8 +136,7 @@ class TextArenaText(TextEnv):
             raise UnknownEnvironmentError(
                 f"{game!r} is a game for several players; of these only {', '.join(TWO_PLAYERS)} are here"
             )
-        if game not in GAMES and not two:
-            raise UnknownEnvironmentError(f"TextArena has no game {game!r}{did_you_mean(game, GAMES) or '.'}")
+        check_name(game, (*GAMES, *TWO_PLAYERS), "TextArena has no game", "", UnknownEnvironmentError)
         check(opponent in OPPONENTS, "opponent", f"one of {', '.join(OPPONENTS)}", opponent)
         check(two or opponent == "self", "opponent", "left out in a game for one player", opponent)
         self._two, self._random_opponent = two, opponent == "random"

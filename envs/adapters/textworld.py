@@ -17,9 +17,8 @@ from textworld import EnvInfos, GameOptions
 from textworld.challenges import CHALLENGES
 from textworld.generator import compile_game
 
-from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.adapters._shared import cache_folder
-from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count, words
+from verl_turnkey.envs.base import StepResult, TextEnv, check, check_name, digest, is_count, words
 from verl_turnkey.envs.errors import EnvironmentKwargsError
 
 FLAG = (False, True)
@@ -162,18 +161,10 @@ class TextWorldText(TextEnv):
 
 def settings(challenge: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """All options of a challenge, the given ones checked and the others at their defaults."""
-    if challenge not in OPTIONS:
-        raise EnvironmentKwargsError(
-            f"TextWorld has no challenge {challenge!r}{did_you_mean(challenge, OPTIONS) or '.'} "
-            f"It is one of {', '.join(OPTIONS)}"
-        )
+    check_name(challenge, OPTIONS, "TextWorld has no challenge", "It is one of")
     known = OPTIONS[challenge]
     for name, value in options.items():
-        if name not in known:
-            raise EnvironmentKwargsError(
-                f"TextWorld's challenge {challenge} takes no option {name!r}{did_you_mean(name, known) or '.'} "
-                f"It takes {', '.join(known)}"
-            )
+        check_name(name, known, f"TextWorld's challenge {challenge} takes no option", "It takes")
         default, allowed = known[name]
         choices = f"from {allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else f"one of {allowed}"
         check(value in allowed and isinstance(value, bool) == isinstance(default, bool), name, choices, value)

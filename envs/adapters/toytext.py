@@ -39,7 +39,7 @@ class _Table(TextEnv):
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
         self.success_only = reward == "success"
         self.wasted = 0.0 if self.success_only else step_reward
-        """reward of an action that is none of ``moves``: that of a step, else nonsense would pay more than a win"""
+        """reward of an action that is none of ``moves``: that of a step, or nonsense would pay more than winning"""
 
     def begin(self, seed: int) -> tuple[StepResult, str]:
         self.world.reset(seed=seed)
@@ -77,7 +77,7 @@ class _Table(TextEnv):
         return shortest_plan(int(self.world.s), moves)
 
     def _neighbours(self, row: int, column: int) -> Iterator[tuple[str, int, int]]:
-        """Word, row and column of each place that is next to another one, in the order of the moves."""
+        """Word, row and column of each neighbour of a place, in the order of the moves."""
         steps = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
         return ((word, row + steps[word][0], column + steps[word][1]) for word in self.moves)
 

@@ -86,7 +86,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Handle:
-    """What both handles have; ``AgentHandle`` awaits what ``SyncAgentHandle`` waits for."""
+    """What both handles share; the calls of ``AgentHandle`` are awaited, those of ``SyncAgentHandle`` block."""
 
     base_url: str
     """``http://127.0.0.1:PORT/SECRET/v1``"""
@@ -184,7 +184,7 @@ class Runner(Protocol):
         ...
 
     async def close(self) -> None:
-        """End what waits for further episodes; nothing does, unless a runner says so."""
+        """End what waits for further episodes; by default there is nothing to end."""
 
 
 def ran_too_long(timeout: float) -> str:

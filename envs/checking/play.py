@@ -54,10 +54,10 @@ def tree_memory_mb() -> float:
     while todo:
         tree.append(todo.pop())
         todo += [child for child, parent in parents.items() if parent == tree[-1]]
-    root, *below = [pages[process] for process in tree if process in pages] or [(math.nan, 0)]
-    private = sum(resident - shared for resident, shared in below)
-    common = max((shared for _, shared in below), default=0)
-    return (root[0] + private + common) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    children = [pages[process] for process in tree[1:] if process in pages]
+    private = sum(resident - shared for resident, shared in children)
+    common = max((shared for _, shared in children), default=0)
+    return (pages.get(tree[0], (math.nan, 0))[0] + private + common) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 # --- clones in the middle of an episode: does each continue independently from the same state? ------------------------

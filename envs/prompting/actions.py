@@ -53,7 +53,7 @@ _SWITCH = re.compile(r"<switch>\s*switch\s*</switch>", re.IGNORECASE)
 
 
 def _last_tags(text: str, name: str) -> tuple[int, int] | None:
-    """Begin and end of the last ``<name>...</name>``, tags included."""
+    """Start and end of the last ``<name>...</name>``, tags included."""
     end = text.rfind(f"</{name}>")
     start = text.rfind(f"<{name}>", 0, end) if end >= 0 else -1
     return (start, end + len(f"</{name}>")) if start >= 0 else None

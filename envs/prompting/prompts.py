@@ -285,8 +285,8 @@ def check_examples(turns: Iterable[ExampleTurn], fmt: str) -> None:
     Raises:
         ConfigError: names the turn, what was read in it, and why.
     """
-    needed = {  # of the formats that are shown as text: the model's template writes the call
-        TOOL_CALL: ("action", ""),
+    needed = {
+        TOOL_CALL: ("action", ""),  # shown as text: the model's template writes the call
         TOOLS: ("response", ", the whole text that the model should write, calls included"),
     }
     if fmt in needed:

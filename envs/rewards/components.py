@@ -140,7 +140,7 @@ def rewards() -> dict[str, RewardSpec]:
 
 
 def groups(pattern: str) -> int:
-    """The number of groups of a regular expression; -1: it is none."""
+    """How many groups a regular expression has; -1: it is not one."""
     try:
         return re.compile(pattern).groups
     except re.error:

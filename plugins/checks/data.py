@@ -335,11 +335,8 @@ def _of_validation(config: DictConfig) -> Panel | None:
     return panel_of(files[0]) if len(files) == 1 else None
 
 
-HINTS = "turnkey.groups.hint_high"
-
-
 def check_hints(run: Run) -> None:
-    hint_high, template = run.value_text(HINTS), run.turnkey.rollout.template
+    hint_high, template = run.value_text("turnkey.groups.hint_high"), run.turnkey.rollout.template
     run.needs_our_loop("hints-agent-loop", hint_high=hint_high)
     if "{task}" not in load_template(template):
         refuse("hints-template", hint_high=hint_high, template=template)

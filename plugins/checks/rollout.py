@@ -136,8 +136,11 @@ def _check_engine(run: Run) -> None:
     forked = read_strategy(options.strategy)
     if name == "sglang" and rollout.skip_tokenizer_init:
         of_strategy = forked and getattr(forked[1], "stop", None)
-        ways = [("turnkey.rollout.stop", options.stop, "use turnkey.rollout.stop_token_ids")]
-        for key, stop, instead in [*ways, (f"{KEY}.stop", of_strategy, f"set {KEY}.stop=[]")]:
+        ways = (
+            ("turnkey.rollout.stop", options.stop, "use turnkey.rollout.stop_token_ids"),
+            (f"{KEY}.stop", of_strategy, f"set {KEY}.stop=[]"),
+        )
+        for key, stop, instead in ways:
             if stop:
                 refuse("skip-tokenizer-init", key=key, stop=stop, instead=instead)
     short = options.max_tokens_per_turn

@@ -70,7 +70,7 @@ class Report:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """verl warns of every training engine that is not installed, and few installations have them all."""
+    """Hide verl's warnings of training engines that are not installed: few installations have them all."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
         yield

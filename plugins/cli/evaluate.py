@@ -379,7 +379,7 @@ def task_file(tasks: str, played: launch.Played, folder: Path, val_files: Sequen
 
     Those of an environment get seeds that no training task has; those of an agent are the first of ``val_files``.
     """
-    from verl_turnkey.plugins.checks.probe import first_task  # imports torch
+    from verl_turnkey.plugins.checks.data import first_task  # imports torch
 
     if not tasks.isdecimal():
         file = Path(tasks).expanduser().absolute()

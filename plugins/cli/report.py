@@ -217,7 +217,7 @@ def differing(original: Mapping[str, Any]) -> list[str]:
 
 
 def _files(original: Mapping[str, Any]) -> list[str]:
-    """Files of the launch line by their keys, and whatever else the run read: agents, servers, templates."""
+    """Differences of files, one line each: those of the launch line by their keys, then whatever else the run read."""
     digests: dict[str, str] = _at_home(original["files"])
     named = []
     for key, values in (read(word) for word in _at_home(original["launch"]) if word.startswith(INPUTS)):

@@ -112,7 +112,7 @@ class GatewayError(Exception):
 
 
 def invalid(message: str, **extra: Any) -> GatewayError:
-    """The error of a request that must not be sent again."""
+    """The error for a request that is wrong as it stands: sending it again does not help."""
     return GatewayError(400, "invalid_request", message, extra)
 
 

@@ -124,7 +124,8 @@ class Session:
         model: the policy's name for agents.
         observe: the key of the agent's state, called when a request has come and before the model is asked, as the
             agent waits then; None: no other state is like it. It may block.
-        files: path -> digest of the agent's files, at the same time, for a function of states; None: it sees none.
+        files: path -> digest of the agent's files, read at the same moment, for a user's function of states; None: the
+            function sees no files.
     """
 
     codec: TurnCodec
@@ -273,7 +274,7 @@ class Session:
         request = match.request
         prompt = await self._prompt(match)
         sampling = self._sampling(request, len(prompt.ids))
-        # That of the turn before, whose prompt the same server has cached, unless another call uses it.
+        # The id of the turn before, whose prompt that server has cached, unless another call is using it.
         parent = self._parent(match)
         request_id = uuid4().hex if parent is None or parent.request_id in self._busy else parent.request_id
         self._busy.add(request_id)

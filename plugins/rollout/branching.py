@@ -234,14 +234,18 @@ class Trajectory:
         self.environment, other.environment = other.environment, self.environment
 
 
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A branch that is one candidate of several for a turn."""
 
     branch: Trajectory
-    played: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    played: asyncio.Future[bool] = field(default_factory=_future)
     """whether it did not fail"""
-    decided: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    decided: asyncio.Future[None] = field(default_factory=_future)
     """done when one candidate has been chosen"""
 
 

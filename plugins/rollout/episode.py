@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.advantage import make_record
 from verl_turnkey.envs.rewards import Composition, GroupMember, RewardError, RewardStep, Shaped, column_clash
@@ -16,9 +17,6 @@ from verl_turnkey.plugins.credit.rows import BREAK, CACHED, OBSERVED
 from verl_turnkey.plugins.log.schema import COMPONENT
 from verl_turnkey.plugins.rollout.columns import ROLE, ROLE_OUTCOME
 from verl_turnkey.plugins.rollout.merging import merge_rows, without_steps
-
-if TYPE_CHECKING:
-    from verl.workers.rollout.replica import TokenOutput
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def spans(tokenizer: Any, ids: Sequence[int], others: Sequence[Sequence[int]]) -
 
 
 def common_start(first: Sequence[Any], other: Sequence[Any]) -> int:
-    """Number of characters or ids with which both begin."""
+    """How many characters or ids both have in common at the beginning."""
     pairs = enumerate(zip(first, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(other)))
 

@@ -72,11 +72,11 @@ def call_parser(name: str, tokenizer: Any) -> CallParser:
     if name.startswith(VLLM):
         parser: CallParser = _VllmParser(name, tokenizer)
     else:
-        parser = _VerlParser(
-            (load_function(name, KEY) if ":" in name else ToolParser._registry[name])(tokenizer), tokenizer
-        )
-    kind = ToolParser._registry.get(name)
-    if name in READERS and (kind is None or kind.__module__ == ToolParser.__module__):  # no user's under that name
+        kind: Any = load_function(name, KEY) if ":" in name else ToolParser._registry[name]
+        parser = _VerlParser(kind(tokenizer), tokenizer)
+    registered = ToolParser._registry.get(name)
+    # A parser that a user registered under the name of a family reads its turns itself.
+    if name in READERS and (registered is None or registered.__module__ == ToolParser.__module__):
         return _MarkupParser(READERS[name], tokenizer, parser.stop_token_ids)
     return parser
 
@@ -222,7 +222,7 @@ def _view(function: Mapping[str, Any]) -> SimpleNamespace:
 
 
 def _property(schema: Any) -> SimpleNamespace:
-    """With one type, which parsers convert text to: of several, as in ``int | None``, the first that is not null."""
+    """A parameter with one type, to which parsers convert text; of several (``int | None``), the first but null."""
     schema = schema if isinstance(schema, Mapping) else {}
 
     def model_dump(**_: Any) -> dict[str, Any]:  # a schema may be malformed: read it only for a parser that asks

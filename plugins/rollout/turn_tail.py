@@ -130,7 +130,7 @@ class _Learner:
         if builders.renders_anew(builder):
             raise ConfigError(
                 f"turnkey.rollout.prompt=conversation: verl's {self._family} renders the whole conversation anew, "
-                f"which loses what was sampled: {OTHERWISE}"
+                f"which loses the sampled tokens: {OTHERWISE}"
             )
         self._first = self._render([ASKED])
 
@@ -192,7 +192,7 @@ class _Learner:
     def _between(self, turn: Callable[[str], dict[str, Any]], messages: list[dict[str, Any]]) -> tuple[int, ...]:
         """The ids between a turn of the model and ``messages`` that the builder leaves to whoever wrote the turn.
 
-        They are what whole renders with two different turns have in common at the end, without what it appends.
+        Render the whole conversation with two different turns: their common suffix, minus what the builder appends.
         """
         past, message = [ASKED, turn("a")], messages[-1]
         full = _common_end(*(self._render([ASKED, turn(content), *messages]) for content in ("a", "b")))

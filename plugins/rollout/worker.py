@@ -53,9 +53,8 @@ class WorkerProcess:
         self.prompt_length: int = verl_rollout.prompt_length
         self.response_length: int = verl_rollout.response_length
         whole = self.prompt_length + self.response_length
-        self.room = min(
-            whole, verl_rollout.max_model_len or whole
-        )  # tokens that a prompt and an answer may have together
+        # How many tokens a prompt and an answer may have together.
+        self.room = min(whole, verl_rollout.max_model_len or whole)
         self.log_probs: bool = verl_rollout.calculate_log_probs
         self.tool_format: str = verl_rollout.multi_turn.format
         self.template = load_template(rollout.template)
@@ -93,7 +92,7 @@ class WorkerProcess:
             namespace_tag=ray.get_runtime_context().get_actor_id() or uuid4().hex,
             places=env.instances_per_host,
             calls=env.calls_per_host,
-            # verl deals the workers, which share the CPUs and the memory of a node, out in turn.
+            # verl deals the workers out to the nodes in turn; those of a node share its CPUs and memory.
             sharers=-(-verl_rollout.agent.num_workers // max(1, nodes)),
             restarts=env.restarts,
             step_timeout=env.step_timeout,

@@ -218,7 +218,7 @@ class Teacher:
         self._learn()
         queue = partition_of(batch)
         needed = {*FIELDS, *writer.columns, *MODEL_INPUTS, "log_probs"}
-        names = queue.fields(batch.keys)  # of which a function may read any
+        names = queue.fields(batch.keys)  # a source that is a function may read any of them
         data = queue.read(batch.keys, [name for name in names if name in needed or writer.spec is None])
         mask = data["response_mask"]
         old = list(response_from_nested(data.pop("log_probs"), mask).unbind())

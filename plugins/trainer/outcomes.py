@@ -137,12 +137,8 @@ def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
     """The played episodes of each group; a group whose episodes all failed has none."""
     reasons = failures(batch.keys, partition_of(batch).name)
     by_group: dict[str, list[Outcome]] = {split_key(key)[0]: [] for key in batch.keys}
-    last_rows: dict[str, tuple[int, str]] = {}
-    for key in batch.keys:
-        if not reasons[key]:
-            _, episode, index = split_key(key)
-            last_rows[episode] = max(last_rows.get(episode, (-1, "")), (index, key))
-    if last := [last_rows[episode][1] for episode in sorted(last_rows)]:
+    played = sorted((*split_key(key)[1:], key) for key in batch.keys if not reasons[key])
+    if last := list({episode: key for episode, _, key in played}.values()):  # the last row of each
         data = partition_of(batch).read(last, ["rm_scores", *EXTRA_FIELDS])
         extra_fields = pop_extra_fields(data)
         for key, scores, extra in zip(last, data["rm_scores"].unbind(), extra_fields, strict=True):

@@ -342,7 +342,7 @@ def tables(comparison: dict[str, Any]) -> list[Table]:
         made.append(Table("success that was lost in training", head, fallen))
     parts = list(dict.fromkeys(part for group in groups for part in list(group["seconds_per_step"])[:PARTS]))
     if parts:
-        per_step = [(plain(group["name"]), group["seconds_per_step"]) for group in groups]
+        per_step = zip(names, (group["seconds_per_step"] for group in groups), strict=True)
         seconds = [[name, *(f"{of[part]:.3g}" if part in of else "-" for part in parts)] for name, of in per_step]
         made.append(Table("seconds per step, median", ["group", *map(plain, parts)], seconds))
     return made

@@ -189,8 +189,7 @@ def _means(label: str, values: pd.Series, step: Any) -> dict[str, Any] | None:
 
 def _metric(steps: pd.DataFrame, *names: str) -> dict[str, Any] | None:
     """The first of the trainer's metrics ``names`` that was logged."""
-    rows = (steps[steps["name"] == name].dropna(subset="value") for name in names)
-    drawn = (_drawn(name, of.groupby("train_step")["value"].last()) for name, of in zip(names, rows, strict=True))
+    drawn = (_drawn(name, steps[steps["name"] == name].groupby("train_step")["value"].last()) for name in names)
     return next(filter(None, drawn), None)
 
 

@@ -111,6 +111,11 @@ def with_rates(rows):
     return [{**row, "score": min(1.0, max(0.0, row.get("score", row["reward"])))} for row in rows]
 
 
+def with_gaps(rows):
+    """The rows without the entropy of step 3."""
+    return [{**row, "entropy": None if row["step"] == 3 else row["entropy"]} for row in rows]
+
+
 def with_parents(rows):
     """The rows with ``parent``, the actions of their trajectory so far: a None action leads nowhere."""
     paths = {}

@@ -19,11 +19,9 @@ from alfworld.agents.environment.alfred_tw_env import TASK_TYPES, AlfredDemangle
 from textworld import EnvInfos
 from textworld.envs import PddlEnv
 
-from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.envs.adapters._shared import cache_folder
-from verl_turnkey.envs.base import StepResult, TextEnv, digest, words
-from verl_turnkey.envs.errors import EnvironmentKwargsError
+from verl_turnkey.envs.base import StepResult, TextEnv, check_name, digest, words
 
 TREE = "json_2.1.1"  # where ALFWorld keeps its problems
 SPLITS = ("train", "valid_seen", "valid_unseen")
@@ -68,17 +66,10 @@ class ALFWorldText(TextEnv):
         max_steps: int | None = 50,
     ) -> None:
         super().__init__(max_steps)
-        if split not in SPLITS:
-            raise EnvironmentKwargsError(
-                f"ALFWorld has no split {split!r}{did_you_mean(split, SPLITS) or '.'} It is one of {', '.join(SPLITS)}"
-            )
+        check_name(split, SPLITS, "ALFWorld has no split", "It is one of")
         chosen = (task_types,) if isinstance(task_types, str) else tuple(TYPES if task_types is None else task_types)
         for name in chosen:
-            if name not in TYPES:
-                raise EnvironmentKwargsError(
-                    f"ALFWorld has no task type {name!r}{did_you_mean(name, TYPES) or '.'} "
-                    f"task_types holds some of {', '.join(TYPES)}"
-                )
+            check_name(name, TYPES, "ALFWorld has no task type", "task_types holds some of")
         self._games = find_games(data_folder(data), split, chosen)
         self._engine = AlfredDemangler(PddlEnv(EnvInfos(facts=True, admissible_commands=True)), shuffle=False)
         self._game: Path | None = None

@@ -40,7 +40,7 @@ AtLeastTwo = Annotated[int, Range(lambda x: x >= 2, "an integer >= 2")]
 
 
 def values_of_states(rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> dict[str, list[float]]:
-    """``turn_value`` and ``value_rollouts`` from what was measured before each step, by the rule of :class:`Vine`."""
+    """``turn_value`` and ``value_rollouts``, computed as :class:`Vine` says from the returns measured at each state."""
     values: list[float | None] = [fmean(returns) if returns else None for returns in measured]
     for t in range(1, len(values)):
         if values[t] is None and (before := values[t - 1]) is not None:
@@ -53,7 +53,7 @@ def values_of_states(rewards: Sequence[float], measured: Sequence[Sequence[float
 
 
 def no_columns(rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Of a strategy that adds none, or has added them while it chose."""
+    """The columns of a strategy that adds none, or that added them when it chose."""
     return {}
 
 

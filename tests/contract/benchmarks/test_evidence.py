@@ -428,7 +428,7 @@ def act(player: Player, reward: float) -> None:
 
 @pytest.mark.parametrize("strategy", [{"name": "vine", "every": 2}, {"name": "spo_chain", "every": 2}])
 def test_a_value_is_the_mean_return_from_the_state_on(strategy: dict):
-    """Two branches of the state before turn 2 end with 3 and 5 more; what was paid before is not theirs."""
+    """Two branches from the state before turn 2 earn 3 and 5; rewards paid before the fork do not count."""
     strategy_read = read_strategy({**strategy, "rollouts": 2})
     assert strategy_read is not None
     forks, trunk = Forks(strategy_read[1], 1), Player(env=None)

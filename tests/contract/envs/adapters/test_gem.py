@@ -288,6 +288,10 @@ def test_wordle_without_a_word_list(word_list, monkeypatch):
         make("turnkey/GEM-v0", {"game": "Wordle-v0-easy"})
 
 
+def test_gems_prefix_is_accepted():
+    assert GEMText("game:TowerofHanoi-v0-easy").reset(seed=0) == GEMText("TowerofHanoi-v0-easy").reset(seed=0)
+
+
 def test_logging_of_the_process_is_left_alone():
     code = "import logging, verl_turnkey.envs.adapters.gem; print(logging.root.handlers, logging.root.level)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -55,7 +55,7 @@ COMMANDS = {
 }
 """agents that are programs with an environment of their own: how each is started"""
 PACKAGES = {"openai_agents_chat": "openai_agents"}
-"""agent -> what is installed for it, where that has another name"""
+"""agent -> the package it needs, where the names differ"""
 NAMES = (*TOOLS, *WITHOUT_TOOLS, "pydantic_ai", *COMMANDS)
 
 

@@ -153,7 +153,6 @@ _CALLS = [
     for what in ("calls\u2581begin", "calls\u2581end", "call\u2581begin", "call\u2581end")
 ]
 _SEP = "<\uff5ctool\u2581sep\uff5c>"
-_ISOLATED = "m.role == 'tool' and (loop.first or messages[loop.index0 - 1].role != 'tool')"
 DEEPSEEK = Family(
     "deepseek_v3",
     "DeepSeekContinuousTokenBuilder",

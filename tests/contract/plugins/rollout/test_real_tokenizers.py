@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shutil
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import real_tokenizers
-from families import CHATML_TOOL, CHATML_USER, Family
+from families import FINAL, REAL, START, TOOL_CALLERS, Real, read_turn
 from test_conversation import Talk, later
 from verl.utils import hf_tokenizer
 
@@ -27,80 +25,7 @@ from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.action_reader import ACT, action_reader, check_tool_template
 from verl_turnkey.plugins.rollout.token_spans import check_spaces
 
-
-@dataclass(frozen=True)
-class Real(Family):
-    """``thinks``: a turn with the thoughts "I am." and the answer "go north" as the family writes it."""
-
-    package: str = ""
-    thinks: str = ""
-
-    def tokenizer(self) -> Any:
-        return real_tokenizers.tokenizer(self.package)
-
-
-def real(package: str, model_type: str, builder: str, stop: str, end: str, user: str, **more: Any) -> Real:
-    more = {"tool": "", "call": "", "special": [], "template": None, **more}
-    return Real(model_type, builder, stop=stop, end=end, user=user, package=package, **more)
-
-
-_THINKS = "<think>\nI am.\n</think>\n\ngo north"
-_LLAMA = "<|start_header_id|>user<|end_header_id|>\n\n%s<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-_EOS = "<｜end▁of▁sentence｜>"
-_START = "<|start|>assistant"
-_FINAL = "<|channel|>final<|message|>"
-REAL = {
-    "SmolLM2": real(
-        "smollm2", "llama", "ContinuousTokenBuilder", "<|im_end|>", "<|im_end|>\n", CHATML_USER, thinks=_THINKS
-    ),
-    "Qwen3": real(
-        "qwen3",
-        "qwen3",
-        "QwenContinuousTokenBuilder",
-        "<|im_end|>",
-        "<|im_end|>\n",
-        CHATML_USER,
-        tool=CHATML_TOOL,
-        thinks=_THINKS,
-    ),
-    "Llama 3.1": real(
-        "llama3_1", "llama", "ContinuousTokenBuilder", "<|eot_id|>", "<|eot_id|>", _LLAMA, thinks=_THINKS
-    ),
-    "Llama 3.1 with tools": real(
-        "llama3_1_tools", "llama", "ContinuousTokenBuilder", "<|eot_id|>", "<|eot_id|>", _LLAMA, thinks=_THINKS
-    ),
-    "GPT-OSS": real(
-        "gptoss",
-        "gpt_oss",
-        "GptOssContinuousTokenBuilder",
-        "<|return|>",
-        "<|end|>",
-        f"<|start|>user<|message|>%s<|end|>{_START}",
-        tool=f'<|start|>functions.act to=assistant<|channel|>commentary<|message|>"%s"<|end|>{_START}',
-        thinks=f"<|channel|>analysis<|message|>I am.<|end|>{_START}{_FINAL}go north",
-        thoughts=("<|channel|>analysis<|message|>", f"<|end|>{_START}"),
-    ),
-    "DeepSeek V3": real(
-        "deepseek_v3",
-        "deepseek_v3",
-        "DeepSeekContinuousTokenBuilder",
-        _EOS,
-        _EOS,
-        "<｜User｜>%s<｜Assistant｜>",
-        thinks=_THINKS,
-    ),
-}
-GEMMA = real(
-    "gemma3",
-    "gemma3_text",
-    "ContinuousTokenBuilder",
-    "<end_of_turn>",
-    "<end_of_turn>\n",
-    "<start_of_turn>user\n%s<end_of_turn>\n<start_of_turn>model\n",
-    thinks=_THINKS,
-)
-MISTRAL = real("mistral_nemo", "mistral", "ContinuousTokenBuilder", "</s>", "</s>", "[INST]%s[/INST]", thinks=_THINKS)
-REAL |= {"Gemma 3": GEMMA, "Mistral Nemo": MISTRAL}
+GEMMA, MISTRAL = REAL["Gemma 3"], REAL["Mistral Nemo"]
 each_family = pytest.mark.parametrize("name", REAL)
 
 
@@ -115,7 +40,7 @@ FIRST = "Do it\n\nSeen (step 1): a room\nAnswer."
 
 def answer_of(family: Real, text: str) -> str:
     """A turn without thoughts, as it is sampled."""
-    return f"{_FINAL}{text}{family.stop}" if family.package == "gptoss" else f"{text}{family.stop}"
+    return f"{FINAL}{text}{family.stop}" if family.package == "gptoss" else f"{text}{family.stop}"
 
 
 def as_past(family: Real, ids: list[int]) -> list[int]:
@@ -157,22 +82,6 @@ def test_white_space_that_llamas_template_strips_stays_as_sampled():
         {"role": "user", "content": later(2, "b")},
     ]
     assert family.tokenizer().decode(rendered(family, messages)) == first + "go<|eot_id|>" + family.user % later(2, "b")
-
-
-@each_family
-@pytest.mark.parametrize("cut", ["go nor", "", "thinking"])
-def test_a_turn_that_was_cut_is_closed(name, cut):
-    family = REAL[name]
-    talk = Talk(family)
-    expected = talk.see("a room")
-    begin, end = family.thoughts
-    text = f"{begin}I am" if cut == "thinking" else cut
-    talk.say(text)
-    close = end if cut == "thinking" and family.package != "gptoss" else ""
-    assert talk.see("b") == expected + text + close + family.end + family.user % later(2, "b")
-    talk.say(answer_of(family, "go"))
-    talk.see("c")
-    assert talk.extends() == [True, True]
 
 
 DROPPED = ("Qwen3", "GPT-OSS")
@@ -221,19 +130,6 @@ def test_a_system_message_stands_in_the_first_of_the_user(name):
 
 
 # --- tool calls -------------------------------------------------------------------------------------------------------
-
-TOOL_CALLERS = ("Qwen3", "Llama 3.1 with tools", "GPT-OSS")
-
-
-@each_family
-def test_the_tokens_of_an_observation_are_marked(name: str) -> None:
-    talk = Talk(REAL[name])
-    talk.see("a room")
-    texts = ["You are in the hall.", "Ein Tür-Schloß \u2014 日本語 🚪", "  <b>two</b>\n\nlines  ", "user", "is", "s"]
-    for text in texts:
-        talk.say("go north" + talk.family.stop)
-        talk.see(text)
-    assert [talk.observed(t) for t in range(7)] == [[], *([text.strip()] for text in texts)]
 
 
 @each_family
@@ -303,9 +199,8 @@ def test_qwen_keeps_thoughts_between_tool_calls_and_so_does_the_row():
 def read(family: Real, fmt: str, parser: str, text: str, prompt: str = "", admissible: list[str] | None = None) -> Any:
     """What the reader makes of a turn, as the agent loop calls it."""
     made = family.tokenizer()
-    reader = action_reader(fmt, parser, made)
-    ids, before = (made.encode(part, add_special_tokens=False) for part in (text, prompt or family.user % "q"))
-    return asyncio.run(reader.read(ids, made.decode(ids, skip_special_tokens=True), admissible, before))
+    before = made.encode(prompt or family.user % "q", add_special_tokens=False)
+    return read_turn(action_reader(fmt, parser, made), made, text, before, admissible)
 
 
 HERMES = '<tool_call>\n{"name": "act", "arguments": %s}\n</tool_call>'
@@ -324,7 +219,7 @@ def test_calls_as_the_template_writes_them_and_as_the_model_does(name):
             form % json.dumps({"action": action}, ensure_ascii=False),
         ):
             assert read(family, "json", parser, text).action == action
-    thoughts = family.thinks.removesuffix("go north").removesuffix(_FINAL)
+    thoughts = family.thinks.removesuffix("go north").removesuffix(FINAL)
     assert read(family, "json", parser, thoughts + written(family, "look")).action == "look"
     begin, end = family.thoughts
     for unfinished in (thoughts[: thoughts.index(end)], begin + written(family, "look")):
@@ -360,7 +255,7 @@ def test_every_spelling_of_a_call_in_the_harmony_format(header, begin):
 def test_of_several_calls_the_last_counts(name):
     parser, form = PARSED[name]
     first, last = (form % json.dumps({"action": action}) for action in ("wrong", "right"))
-    between = _START if name == "GPT-OSS" else "\n"
+    between = START if name == "GPT-OSS" else "\n"
     assert read(REAL[name], "json", parser, first + between + last).action == "right"
 
 

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from families import FAMILIES
+from families import FAMILIES, REAL
 from test_action_reader import FORMS, Values
-from test_real_tokenizers import REAL
 from test_tools import tokenizer
 from tool_env import TOOLS, function
 from verl.experimental.agent_loop.tool_parser import ToolParser

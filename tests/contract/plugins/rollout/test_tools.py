@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from test_real_tokenizers import REAL
+from families import REAL
 from tool_env import TOOLS
 
 from verl_turnkey.advantage import validate_record

@@ -87,7 +87,6 @@ def test_each_outcome_against_the_mean_of_the_others():
 
 # --- maxrl: the check values, its twin, and means that are no scale ---------------------------------------------------
 def credit_maxrl(outcomes, **params):
-    len(outcomes)
     batch = table(outcomes)
     return compute_credit("maxrl", batch, **params).advantage
 
@@ -135,7 +134,6 @@ def test_the_metrics_say_which_groups_teach_nothing():
 
 # --- mc_grpo: the check value without a floor, its twin, and what the floor is for ------------------------------------
 def one_group_mc_grpo(outcomes, **params):
-    len(outcomes)
     batch = table(outcomes)
     return compute_credit("mc_grpo", batch, **params)
 
@@ -172,7 +170,6 @@ def test_equal_outcomes_are_nothing(outcomes):
 
 # --- ngrpo: the check values, its twin, and what no outcome may be ----------------------------------------------------
 def one_group_ngrpo(outcomes, **params):
-    len(outcomes)
     return compute_credit("ngrpo", table(outcomes), **params)
 
 
@@ -207,7 +204,6 @@ def test_nothing_is_better_than_r_max():
 
 # --- seeupo: the released code turn after turn (with the ratio of the losses), its twin, groups of one ----------------
 def credit_seeupo(score, group, **params):
-    len(score)
     batch = table(score, group=group)
     return compute_credit("seeupo", batch, **params).advantage
 

@@ -5,15 +5,11 @@ import math
 import naive
 import numpy as np
 import pytest
-from estimator_cases import as_batch, assert_same_credit, step_rows, table, with_rates
+from estimator_cases import as_batch, assert_same_credit, step_rows, table, with_gaps, with_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
-
-
-def with_gaps(rows):
-    return [{**row, "entropy": None if row["step"] == 3 else row["entropy"]} for row in rows]
 
 
 # --- twins ------------------------------------------------------------------------------------------------------------

@@ -7,19 +7,14 @@ from random import Random
 import naive
 import numpy as np
 import pytest
-from estimator_cases import as_batch, assert_same_credit, step_rows, table, with_rates
+from estimator_cases import as_batch, assert_same_credit, step_rows, table, with_gaps, with_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive.modifiers import NAMES, phi, unlikely
 
 from verl_turnkey.advantage import ConfigError, StepBatch, Tokens, compute_credit
 
-
 # --- empg: the check values, its twin, and steps without an entropy ---------------------------------------------------
-def with_gaps(rows):
-    return [{**row, "entropy": None if row["step"] == 3 else row["entropy"]} for row in rows]
-
-
 ROWS = step_rows("entropy").map(with_gaps)
 
 

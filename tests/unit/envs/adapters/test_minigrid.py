@@ -103,13 +103,8 @@ def test_state_key_knows_the_progress_of_an_instruction_in_two_parts():
     assert env.unwrapped._state_key() != before
 
 
-def test_an_unknown_action_changes_nothing_but_counts():
-    env = make("turnkey/MiniGrid-v0", {"max_steps": 3})
-    observation, info = env.reset(seed=0)
-    for step, action in enumerate(["fly", "x" * 100_000, "\x00\u202e☃"], start=1):
-        *after, after_info = env.step(action)
-        assert after == [observation, 0.0, False, step == 3]
-        assert (after_info["invalid"], after_info["state_key"]) == (True, info["state_key"])
+def test_an_action_is_read_whatever_its_case_and_spaces():
+    env = make("turnkey/MiniGrid-v0")
     env.reset(seed=0)
     assert not env.step("Turn  LEFT\n")[4]["invalid"]
 
@@ -119,7 +114,6 @@ def test_time_decay_is_minigrids_own_reward():
     plan = shortest_plan(1)
     env.reset(seed=1)
     assert [env.step(action) for action in plan][-1][1] == pytest.approx(1 - 0.9 * len(plan) / 50)
-    plan = shortest_plan(1)
     env = make("turnkey/MiniGrid-v0", {"max_steps": len(plan)})
     env.reset(seed=1)
     assert [env.step(action) for action in plan][-1][2:4] == (True, False)

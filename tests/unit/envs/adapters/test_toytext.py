@@ -160,20 +160,6 @@ def test_equal_keys_are_equal_states(env_id):
     assert len(set(state_of.values())) == len(state_of) > 10
 
 
-@pytest.mark.parametrize(
-    ("env_id", "kwargs", "cost"),
-    [(IDS[0], {}, 0.0), *((id, {}, -1.0) for id in IDS[1:]), *((id, {"reward": "success"}, 0.0) for id in IDS[1:])],
-)
-def test_an_unknown_action_changes_nothing_but_counts(env_id, kwargs, cost):
-    env = make(env_id, {**kwargs, "max_steps": 2})
-    observation, info = env.reset(seed=0)
-    for step, action in enumerate(["fly", "\x00" * 1000]):
-        after = env.step(action)
-        assert after[:4] == (observation, cost, False, step == 1)
-        assert after[4]["invalid"]
-        assert after[4]["state_key"] == info["state_key"]
-
-
 def test_pygame_is_not_needed():
     code = (
         "import sys; sys.modules['pygame'] = None\n"
