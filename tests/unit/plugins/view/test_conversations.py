@@ -148,11 +148,11 @@ def test_an_episode_whose_turns_are_lost_says_so(folder, tmp_path):
     log = shutil.copytree(folder, tmp_path / "run") / "turnkey_log"
     [turns] = (log / "turns" / "step=000003").glob("*.parquet")
     turns.write_bytes(b"PAR1")
-    shown = "--filter", "step=3", "--limit", "1", "--filter", "outcome=solved"
-    text = view(tmp_path / "run", "--text", *shown)
+    options = "--filter", "step=3", "--limit", "1", "--filter", "outcome=solved"
+    text = view(tmp_path / "run", "--text", *options)
     assert terminal.NO_TEXTS in text
     assert re.search(r"✓ solved, after [1-9]\d* turn", text)
-    text = view(tmp_path / "run", "--export", tmp_path / "out.jsonl", *shown)
+    text = view(tmp_path / "run", "--export", tmp_path / "out.jsonl", *options)
     assert "1 of them without messages" in text
     assert "cannot be read" in text
     assert json.loads((tmp_path / "out.jsonl").read_text())["messages"] is None
