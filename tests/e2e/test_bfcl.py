@@ -36,8 +36,8 @@ def run(model_with_tools: Path, out: Path) -> Run:
         f"actor_rollout_ref.rollout.multi_turn.format={PARSER}:BfclCalls",
         "turnkey.rollout.max_tokens_per_turn=4",
         "turnkey.rollout.max_turns=6",
-        "data.max_prompt_length=1500",
-        "data.max_response_length=1500",
+        "data.max_prompt_length=1024",
+        "data.max_response_length=1024",
         *data(out, batch=4),
         steps=STEPS,
         mini_batch=4,
@@ -65,7 +65,8 @@ def test_calls_run_from_the_turn_on_in_which_their_tool_is_there(run: Run) -> No
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_new_tools_begin_a_row_and_each_turn_is_trained_once(run: Run, model: Path, step: int) -> None:
     run.holds_each_turn_once(step, AutoTokenizer.from_pretrained(model))
-    assert run.metrics[step]["rows/break/tools"] > 0
+    # Of a policy as it began: a trained one may go on calling and never end the turn after which the tools come.
+    assert run.metrics[1]["rows/break/tools"] > 0
     assert run.metrics[step]["training/rollout_probs_diff_max"] < 1e-4
 
 
