@@ -205,12 +205,12 @@ def rewards() -> str:
     return table(("component", "what it does", PARAMETERS), rows)
 
 
-def options(cls: type) -> str:
+def options(cls: Any) -> str:
     """The options of a component with their defaults; required ones without."""
     return ", ".join(f"`{name}{default}`" for name, default, _ in _options(cls))
 
 
-def _options(cls: type) -> Iterator[tuple[str, str, str]]:
+def _options(cls: Any) -> Iterator[tuple[str, str, str]]:
     """Name, default behind a ``=``, and meaning of each field, inherited ones included."""
     docs = {
         name: doc for base in reversed(cls.__mro__) if is_dataclass(base) for name, doc in attribute_docs(base).items()
