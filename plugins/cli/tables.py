@@ -206,8 +206,8 @@ def rewards() -> str:
 
 
 def options(cls: Any) -> str:
-    """The options of a component with their defaults; required ones without."""
-    return ", ".join(f"`{name}{default}`" for name, default, _ in _options(cls))
+    """The options of a component with their defaults, long ones as dots; required ones without."""
+    return ", ".join(f"`{name}{default if len(default) < 40 else '=...'}`" for name, default, _ in _options(cls))
 
 
 def _options(cls: Any) -> Iterator[tuple[str, str, str]]:
