@@ -186,24 +186,6 @@ def environment_pages() -> str:
     return textwrap.fill(links, 120, break_on_hyphens=False) + "\n"
 
 
-def log() -> str:
-    """The tables of the trajectory log: a row per column, for keys in the first table that has them."""
-    from verl_turnkey.plugins.log.schema import TABLES
-
-    parts, before, keys = [], set(), {name for columns_of in TABLES.values() for name in columns_of.key}
-    for name, columns_of in TABLES.items():
-        key = ", ".join(f"`{column}`" for column in columns_of.key)
-        rows = [
-            (f"`{column.name}`", re.sub(r"<\w+>(_<\w+>)*", r"`\g<0>`", column.meaning))
-            for column in columns_of.columns
-            if column not in before or column.name not in keys
-        ]
-        before.update(columns_of.columns)
-        head = f"### {name}\n\nKey: {key}. Written by the {columns_of.writer}.\n\n"
-        parts.append(head + table(("column", "meaning"), rows))
-    return "\n" + "\n".join(parts) + "\n"
-
-
 def doors() -> str:
     """The capabilities, and what is refused where, from the table that the tests read."""
     import yaml
@@ -226,10 +208,9 @@ PLACES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("docs/methods.md", "tiers", tiers),
     ("docs/modifiers.md", "modifiers", lambda: excerpt(modifiers(), ("modifier", "what it does", "source"))),
     ("docs/losses.md", "losses", lambda: excerpt(losses(), ("switch", "what it does", "source"))),
-    ("docs/branching.md", "strategies", lambda: excerpt(strategies(), ("strategy", PARAMETERS, "source"))),
+    ("docs/branching.md", "strategies", lambda: excerpt(strategies(), ("strategy", "what it does", "source"))),
     ("docs/environments.md", "envs", lambda: excerpt(environments(), ("environment", "what it is", "switch"))),
     ("docs/capabilities.md", "doors", doors),
-    ("docs/trajectory_log.md", "log", log),
 )
 
 

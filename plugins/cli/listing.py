@@ -20,7 +20,7 @@ from verl_turnkey.envs.user_modules import import_installed, import_modules
 from verl_turnkey.plugins.cli import tables
 from verl_turnkey.plugins.config.presets import names, read
 
-app = typer.Typer(help="List methods, losses, environments, presets, keys.", no_args_is_help=True)
+app = typer.Typer(help="List methods, losses, rewards, environments, presets, keys, columns.", no_args_is_help=True)
 
 Markdown = Annotated[bool, typer.Option("--markdown", help="for a page; default: for a terminal")]
 Json = Annotated[bool, typer.Option("--json", help="for scripts")]
@@ -62,6 +62,7 @@ def methods(
         str | None, typer.Argument(help="explain this one: a name of ours, of a paper, an arXiv number")
     ] = None,
     short: Annotated[bool, typer.Option(help="without parameters")] = False,
+    formula: Annotated[bool, typer.Option(help="of NAME: formula, source, and differences from it")] = False,
     markdown: Markdown = False,
     as_json: Json = False,
 ) -> None:
@@ -69,7 +70,7 @@ def methods(
     if name is not None:
         _stand_in_for_torch()
         _own("estimators")
-        typer.echo(tables.explain(name))
+        typer.echo(tables.explain(name, formula))
         return
     _show("overview" if short else "methods", markdown, as_json, _own("estimators"))
 
@@ -91,6 +92,25 @@ def losses(markdown: Markdown = False, as_json: Json = False) -> None:
 def keys(markdown: Markdown = False, as_json: Json = False) -> None:
     """List all keys under turnkey, with their defaults."""
     _show("keys", markdown, as_json)
+
+
+@app.command()
+def rewards(
+    name: Annotated[str | None, typer.Argument(help="explain the options of this one")] = None,
+    markdown: Markdown = False,
+    as_json: Json = False,
+) -> None:
+    """List the components of turnkey.rewards, or explain NAME."""
+    if name is not None:
+        typer.echo(tables.explain_reward(name))
+        return
+    _show("rewards", markdown, as_json)
+
+
+@app.command()
+def columns(markdown: Markdown = False, as_json: Json = False) -> None:
+    """List the columns of the trajectory log."""
+    _show("columns", markdown, as_json)
 
 
 @app.command()

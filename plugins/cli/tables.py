@@ -15,7 +15,7 @@ import sys
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -197,6 +197,37 @@ def _rows(where: str, node: Any) -> Iterator[tuple[str, Any, str]]:
             yield key, value, docs[entry.name]
 
 
+def rewards() -> str:
+    """One row per component of ``turnkey.rewards``."""
+    from verl_turnkey.envs.rewards import rewards as components
+
+    rows = ((name, plain(spec.summary), options(spec.cls)) for name, spec in components().items())
+    return table(("component", "what it does", PARAMETERS), rows)
+
+
+def options(cls: Any) -> str:
+    """The options of a component with their defaults, long ones as dots; required ones without."""
+    return ", ".join(f"`{name}{default if len(default) < 40 else '=...'}`" for name, default, _ in _options(cls))
+
+
+def _options(cls: Any) -> Iterator[tuple[str, str, str]]:
+    """Name, default behind a ``=``, and meaning of each field, inherited ones included."""
+    docs = {
+        name: doc for base in reversed(cls.__mro__) if is_dataclass(base) for name, doc in attribute_docs(base).items()
+    }
+    for entry in fields(cls):
+        default = entry.default if entry.default_factory is MISSING else entry.default_factory()
+        yield entry.name, "" if default is MISSING else f"={scalar(default)}", plain(docs.get(entry.name, ""))
+
+
+def columns() -> str:
+    """One row per column of the trajectory log."""
+    from verl_turnkey.plugins.log.schema import TABLES
+
+    rows = ((name, f"`{column.name}`", column.meaning) for name, log in TABLES.items() for column in log.columns)
+    return table(("table", "column", "meaning"), rows)
+
+
 def presets() -> str:
     """One row per preset."""
     from verl_turnkey.plugins.config.presets import shipped as all_presets
@@ -288,12 +319,15 @@ def write_between(page: Path, marker: str, content: str) -> bool:
 # --- a method explained -----------------------------------------------------------------------------------------------
 
 
-def explain(name: str) -> str:
-    """Explain ``name``, ours or a paper's: its launch line, its summary and parameters, any difference, its page."""
+def explain(name: str, formula: bool = False) -> str:
+    """Explain ``name``, ours or a paper's: its launch line, its summary and parameters, any difference, its page.
+
+    ``formula``: also the docstring of each part, with formula, source and differences from paper and released code.
+    """
     if (spec := own("estimators").get(name)) is not None:
         first = f"{name} is a method of the module {spec.fn.__module__}"
         lines = [first, "", f"    +turnkey=base algorithm.adv_estimator={name}"]
-        return _text([*lines, *_part("method", spec, spec.params, "+turnkey.credit.")])
+        return _text([*lines, *_part("method", spec, spec.params, "+turnkey.credit.")]) + _formula(spec, formula)
     ours = {plain_name(method): method for method in shipped()}.get(plain_name(name))
     entry = _entry_of(ours) if ours else paper_name(name)
     if entry is None and (missing := absent(name)):
@@ -306,9 +340,22 @@ def explain(name: str) -> str:
     first = f"{ours} is a method of this package" if ours else entry.equivalent(name)
     lines = [f"{first} (also: {others})" if others else first, "", f"    {entry.line}"]
     lines += ["", f"{'note' if entry.exact else 'differs'}: {entry.note}"] if entry.note else []
-    for part in _parts(entry.line):
+    parts = list(_parts(entry.line))
+    for part in parts:
         lines += _part(*part)
-    return _text([*lines, "", f"page: docs/{entry.page}"])
+    formulas = "".join(_formula(spec, formula) for _, spec, *_ in parts)
+    return _text([*lines, "", f"page: docs/{entry.page}"]) + formulas
+
+
+def explain_reward(name: str) -> str:
+    """Explain the component ``name`` of ``turnkey.rewards``: its summary and its options."""
+    from verl_turnkey.envs.rewards import rewards as components
+
+    if (spec := components().get(name)) is None:
+        raise ConfigError(f"no component of turnkey.rewards is called {name!r}{did_you_mean(name, components())}")
+    lines = [f"{name}: {plain(spec.summary)}", ""]
+    lines += [f"  {option}{default}  {meaning}" for option, default, meaning in _options(spec.cls)]
+    return _text([*lines, "", "page: docs/rewards.md"])
 
 
 def _part(kind: str, spec: Any, params: type, key: str) -> Iterator[str]:
@@ -320,6 +367,11 @@ def _part(kind: str, spec: Any, params: type, key: str) -> Iterator[str]:
     docs, default = attribute_docs(params), params()
     for entry in fields(params):
         yield f"  {key}{entry.name}={scalar(getattr(default, entry.name))}  {docs.get(entry.name, '')}"
+
+
+def _formula(spec: Any, wanted: bool) -> str:
+    doc = inspect.getdoc(getattr(spec, "fn", None) or spec.cls) or ""
+    return f"\n\n--- {spec.name}\n\n{doc}" if wanted else ""
 
 
 def _text(lines: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""The tables of the trajectory log: their files, keys and columns, as documented in docs/trajectory_log.md.
+"""The tables of the trajectory log: their files, keys and columns, as `turnkey list columns` prints them.
 
 ::
 

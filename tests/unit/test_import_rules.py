@@ -1,4 +1,4 @@
-"""Who may import whom, and how long a file may be: the rules of docs/architecture.md, read from the imports.
+"""Who may import whom, and how long a file may be: the rules of CONTRIBUTING.md, read from the imports.
 
 An import inside a function counts like any other, and so does a text with the name of a module of ours; one under
 ``if TYPE_CHECKING`` does not, since it never runs.

@@ -30,7 +30,7 @@ def listed(*words: str, code: int = 0) -> Any:
     return done
 
 
-@pytest.mark.parametrize("command", ["methods", "modifiers", "losses", "keys", "envs", "presets"])
+@pytest.mark.parametrize("command", ["methods", "modifiers", "losses", "rewards", "keys", "columns", "envs", "presets"])
 def test_lists_are_for_a_terminal_for_a_page_or_json_for_scripts(command):
     output, page = listed(command).output, listed(command, "--markdown").output
     assert page.startswith("| ")
@@ -138,8 +138,33 @@ def test_a_name_is_explained(name, parts):
     assert [part for part in parts if part not in output] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("rtmc", ["Q(s, a) = mean of gamma^(T-1-t) R", "Source: arXiv:2604.11037"]),
+        ("SPO", ["--- progress", "--- segment_mask", "--- spo_chain"]),
+    ],
+)
+def test_a_formula_is_shown_with_its_source(name, texts):
+    output = listed("methods", name, "--formula").output
+    assert [text for text in texts if text not in output] == []
+    assert "Source: arXiv" not in listed("methods", name).output
+
+
 def test_an_unknown_name_is_refused_with_the_closest():
     assert "'vinepo'; did you mean 'VinePPO'?" in str(listed("methods", "vinepo", code=1).exception)
+
+
+@pytest.mark.parametrize("name", sorted(rewards()))
+def test_a_component_of_rewards_is_explained_with_all_its_options(name):
+    output = listed("rewards", name).output
+    assert re.findall(r"^  (\w+)(?==|  )", output, re.MULTILINE) == [
+        entry.name for entry in fields(rewards()[name].cls)
+    ]
+
+
+def test_an_unknown_component_is_refused_with_the_closest():
+    assert "'jdge'; did you mean 'judge'?" in str(listed("rewards", "jdge", code=1).exception)
 
 
 @pytest.mark.parametrize("name", [*shipped(), *(entry.names.split(" / ")[0] for entry in PAPER_NAMES)])
