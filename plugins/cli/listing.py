@@ -20,7 +20,7 @@ from verl_turnkey.envs.user_modules import import_installed, import_modules
 from verl_turnkey.plugins.cli import tables
 from verl_turnkey.plugins.config.presets import names, read
 
-app = typer.Typer(help="List methods, losses, rewards, environments, presets, keys, columns.", no_args_is_help=True)
+app = typer.Typer(help="List methods, losses, rewards, environments, keys, ...", no_args_is_help=True)
 
 Markdown = Annotated[bool, typer.Option("--markdown", help="for a page; default: for a terminal")]
 Json = Annotated[bool, typer.Option("--json", help="for scripts")]

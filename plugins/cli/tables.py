@@ -213,7 +213,10 @@ def options(cls: Any) -> str:
 def _options(cls: Any) -> Iterator[tuple[str, str, str]]:
     """Name, default behind a ``=``, and meaning of each field, inherited ones included."""
     docs = {
-        name: doc for base in reversed(cls.__mro__) if is_dataclass(base) for name, doc in attribute_docs(base).items()
+        name: doc
+        for base in reversed(cls.__mro__)
+        if hasattr(base, "__dataclass_fields__")
+        for name, doc in attribute_docs(base).items()
     }
     for entry in fields(cls):
         default = entry.default if entry.default_factory is MISSING else entry.default_factory()
