@@ -134,7 +134,7 @@ def _changes(kind: str, name: str, summary: str) -> Iterator[tuple[Path, Callabl
         yield ROOT / "docs/losses.md", lambda text: _before(text, "## In your own training loop\n", section)
     else:
         entry = render(_template(kind, "entry"), name, summary)
-        yield ROOT / "envs/catalog.py", lambda text: text.removesuffix(")\n") + entry + ")\n"
+        yield ROOT / "envs/catalog.py", lambda text: text.replace("    ),\n)\n", f"    ),\n{entry})\n", 1)
 
 
 def _with_import(text: str, name: str) -> str:
