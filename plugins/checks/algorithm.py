@@ -19,11 +19,11 @@ from verl_turnkey.plugins.checks.update import warn_ignored
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
 from verl_turnkey.plugins.config.schema import closest
-from verl_turnkey.plugins.credit.rows import DERIVED_COLUMNS, VERLS_LOOPS, listed_per_turn, needs_record
+from verl_turnkey.plugins.credit.rows import DERIVED_COLUMNS, listed_per_turn, needs_record
 from verl_turnkey.plugins.credit.trainer_columns import BYPASS, check_supplied
 from verl_turnkey.plugins.rollout.token_spans import STREAM_FORMAT
 from verl_turnkey.plugins.verl_api import internals, ledger
-from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
+from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS, VERLS_LOOPS
 
 # Keys of former versions, which verl's V1 trainers do not read, and those that replace them.
 FORMER = {

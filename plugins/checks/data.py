@@ -36,8 +36,8 @@ from verl_turnkey.plugins.config.agent import AgentConfig, sandbox_of
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.playing import differing
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, closest
-from verl_turnkey.plugins.credit.rows import VERLS_LOOPS
 from verl_turnkey.plugins.verl_api.internals import own_manager
+from verl_turnkey.plugins.verl_api.ledger import VERLS_LOOPS
 
 
 def check_data(config: DictConfig, turnkey: TurnkeyConfig, loops: Sequence[str]) -> list[str]:

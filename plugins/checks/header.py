@@ -22,8 +22,8 @@ from verl_turnkey.plugins.checks.run import ACTOR, AGENT, MODEL, OURS, Run, head
 from verl_turnkey.plugins.config.checkpoint_files import resumed_step
 from verl_turnkey.plugins.config.presets import names, read
 from verl_turnkey.plugins.config.schema import RolloutConfig, load_examples, turnkey_config
-from verl_turnkey.plugins.credit.rows import VERLS_LOOPS
 from verl_turnkey.plugins.rollout.strategies import read_strategy
+from verl_turnkey.plugins.verl_api.ledger import VERLS_LOOPS
 
 
 def plural(number: int | str, noun: str) -> str:

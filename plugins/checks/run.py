@@ -27,7 +27,7 @@ from verl_turnkey.plugins.config.schema import (
 )
 from verl_turnkey.plugins.rollout.strategies import StrategySpec, read_strategy
 from verl_turnkey.plugins.rollout.strategies.registry import Most, most_of_group, times
-from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
+from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS, VERLS_LOOPS
 
 if TYPE_CHECKING:
     from verl_turnkey.losses import LossSpec  # imports torch
@@ -120,8 +120,6 @@ class Run:
 
     @property
     def verls_loops(self) -> list[str]:
-        from verl_turnkey.plugins.credit.rows import VERLS_LOOPS  # imports torch
-
         return sorted({*VERLS_LOOPS} & {*self.loops})
 
     @property
@@ -251,8 +249,6 @@ class Sizes:
 
 def sizes(config: DictConfig, turnkey: TurnkeyConfig, loops: Collection[str]) -> Sizes:
     """``loops``: the agent loops of the training rows."""
-    from verl_turnkey.plugins.credit.rows import VERLS_LOOPS
-
     groups, updates, rollout = turnkey.groups, updates_of_a_step(config), turnkey.rollout
     tasks, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
     rollouts = _rollouts(config, turnkey)

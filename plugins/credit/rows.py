@@ -181,9 +181,6 @@ def entries(column: Any) -> list[Any]:
     return [value.tolist() for value in column.unbind()] if isinstance(column, torch.Tensor) else column.tolist()
 
 
-# verl's own agent loops, each with its extra fields that hold one number per turn.
-VERLS_LOOPS = {"single_turn_agent": (), "tool_agent": ("tool_rewards",)}
-
 NO_TOKENS = "no token of its responses is the model's"
 
 # Columns of StepBatch that can be derived; `value` comes from the critic.

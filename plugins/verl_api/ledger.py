@@ -23,6 +23,8 @@ TRAINERS = {
     "turnkey_separate_async": "TurnkeyTrainerSeparateAsync",
 }
 AGENT_LOOPS = ("turnkey_env", "turnkey_agent")
+# verl's own agent loops, each with its extra fields that hold one number per turn.
+VERLS_LOOPS = {"single_turn_agent": (), "tool_agent": ("tool_rewards",)}
 
 # Modules of verl that hold each kind of point; importing them runs the callbacks of the entry point.
 HOMES = {
