@@ -317,10 +317,15 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
         parameters = function.setdefault("parameters", {"type": "object", "properties": {}})
         if not isinstance(parameters, dict) or not isinstance(parameters.setdefault("properties", {}), dict):
             raise TypeError(f"the parameters of {where} must be a JSON schema of an object, not {_short(parameters)}")
-    names = [tool["function"]["name"] for tool in tools]
+    names = tool_names(tools)
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise TypeError(f"{TOOLS} has several tools of the name {twice[0]!r}")
     return tools
+
+
+def tool_names(schemas: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The names of the tools with these schemas, in order."""
+    return [tool["function"]["name"] for tool in schemas]
 
 
 def read_results(value: Any) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, ClassVar
 
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count, is_number
-from verl_turnkey.envs.tools import Call, ToolEnv, ToolResult, calls_text, no_tool, words_text
+from verl_turnkey.envs.tools import Call, ToolEnv, ToolResult, calls_text, no_tool, tool_names, words_text
 
 CATEGORIES = ("base", "long_context", "miss_param", "miss_func")
 SPLITS: Mapping[str, range] = {"train": range(6), "val": range(6, 8), "test": range(8, 10), "all": range(10)}
@@ -103,7 +103,7 @@ class BfclText(ToolEnv):
     def call(self, call: Call) -> ToolResult:
         self._calls += 1
         if call.name not in self._tools:  # those that are still missing run, too, as in the benchmark
-            return no_tool(call.name, [tool["function"]["name"] for tool in self.available()])
+            return no_tool(call.name, tool_names(self.available()))
         if not isinstance(call.arguments, dict):
             return ToolResult(f"Error: the arguments of {call.name} must be an object", is_error=True)
         text, failed = _run(self._apis, call.name, call.positional, call.arguments)

@@ -20,7 +20,7 @@ from verl_turnkey.envs.hosting.workers import ProcessWorker
 from verl_turnkey.envs.prompting.actions import TOOLS
 from verl_turnkey.envs.rewards import RewardStep
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.envs.tools import random_call
+from verl_turnkey.envs.tools import random_call, tool_names
 from verl_turnkey.envs.users import PROBE, with_policy
 from verl_turnkey.plugins.checks.data import check_answer, first_task, task_file
 from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse, warn
@@ -220,7 +220,7 @@ async def with_servers(turnkey: TurnkeyConfig, task: Task, tools: list[dict[str,
     if servers is None:
         return tools
     try:
-        episode = await servers.episode(task, [tool["function"]["name"] for tool in tools])
+        episode = await servers.episode(task, tool_names(tools))
         await episode.close()
     finally:
         await servers.close()

@@ -194,6 +194,15 @@ TABLES = {
 }
 
 
+@cache
+def holds_integers(column: str) -> bool:
+    """Whether ``column`` of any table holds integers; ``group.step`` is one of ``group.*``."""
+    names = (column, re.sub(r"\..*", ".*", column))
+    return any(
+        entry.name in names and entry.type.startswith("int") for table in TABLES.values() for entry in table.columns
+    )
+
+
 def families(table: str) -> tuple[str, ...]:
     """Prefixes, with the dot, of the columns of ``table`` that a run names: ``part.`` and so on."""
     return tuple(column.name[:-1] for column in TABLES[table].columns if column.name.endswith(".*"))

@@ -313,7 +313,7 @@ class EnvAgentLoop(AgentLoopBase):
             return self.reader
         assert self.worker_tools is not None
         of_environment = first.info.pop("tools", None) or []  # what later answers have is new
-        await self.worker_tools.open([tool["function"]["name"] for tool in of_environment], task)
+        await self.worker_tools.open(of_environment, task)
         reader = self._reader_of(self.reader, of_environment)
         if not reader.tools:
             raise EnvironmentFailure("tools", f"{task.env_id} gives no info['tools']: {NO_TOOLS}")

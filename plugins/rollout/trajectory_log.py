@@ -79,7 +79,7 @@ class TrajectoryLog:
             # Without the ids and log-probs of whole conversations, which would wait in memory with the episode.
             episode=replace(episode, steps=[]),
             turns=[
-                _Turn.of(step, players[t] not in players[:t], t > 0 and players[t] == players[t - 1], self._lengths)
+                _Turn.of(step, players.index(players[t]) == t, t > 0 and players[t] == players[t - 1], self._lengths)
                 for t, step in enumerate(episode.steps)
             ],
             rollout=f"{group}_{row['session_id']}",

@@ -6,7 +6,7 @@ Tools that are not the environment's, verl's own and those of MCP servers, are c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +15,7 @@ from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.mcp_servers.tools import EpisodeTools, Servers
 from verl_turnkey.envs.prompting.actions import Call, ParsedAction
 from verl_turnkey.envs.tasks import Task
-from verl_turnkey.envs.tools import calls_text, read_tools
+from verl_turnkey.envs.tools import calls_text, read_tools, tool_names
 from verl_turnkey.plugins.rollout.branching import Trajectory
 
 # --- tools of the worker ----------------------------------------------------------------------------------------------
@@ -78,14 +78,14 @@ class WorkerTools:
         self._verls, self._servers = verls, servers
         self._mcp: EpisodeTools | None = None
 
-    async def open(self, environment: Sequence[str], task: Task) -> None:
-        """Open the episode's sessions with servers; ``environment``: names of the environment's tools.
+    async def open(self, environment: list[dict[str, Any]], task: Task) -> None:
+        """Open the episode's sessions with servers; ``environment``: the environment's tools.
 
         Raises:
             EnvironmentFailure: a server does not start.
         """
         if self._servers is not None:
-            self._mcp = await self._servers.episode(task, [*environment, *_names(self._verls.schemas)])
+            self._mcp = await self._servers.episode(task, tool_names([*environment, *self._verls.schemas]))
 
     def with_others(self, environment: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The tools of the ``environment`` and all others of the episode.
@@ -94,8 +94,8 @@ class WorkerTools:
             EnvironmentFailure: a name has two tools.
         """
         others = [*self._verls.schemas, *(self._mcp.schemas if self._mcp is not None else ())]
-        if clash := {*_names(environment)} & {*_names(others)}:
-            where = "verl's configuration" if clash & {*_names(self._verls.schemas)} else "an MCP server"
+        if clash := {*tool_names(environment)} & {*tool_names(others)}:
+            where = "verl's configuration" if clash & {*tool_names(self._verls.schemas)} else "an MCP server"
             raise EnvironmentFailure("tools", f"both the environment and {where} have a tool {min(clash)!r}")
         return [*environment, *others]
 
@@ -121,10 +121,6 @@ class WorkerTools:
         """End the episode's own sessions."""
         if self._mcp is not None:
             await self._mcp.close()
-
-
-def _names(tools: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [tool["function"]["name"] for tool in tools]
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------

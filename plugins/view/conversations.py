@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verl_turnkey.advantage.params import ConfigError
-from verl_turnkey.plugins.log.schema import TABLES
+from verl_turnkey.plugins.log.schema import holds_integers
 from verl_turnkey.plugins.view.chat import chat
 from verl_turnkey.plugins.view.join import REASONS, Run, flag, read
 from verl_turnkey.plugins.view.notes import read_notes
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 OUTCOMES = ("solved", "unsolved", "failed")
 SPAN = re.compile(r"\s*(?:(\d*)\s*-\s*(\d*)|(\d+))\s*")
 """10-20, 10-, -20 or 12"""
-INTEGERS = {column.name for table in TABLES.values() for column in table.columns if column.type.startswith("int")}
 INTERNAL = ("at", "reason", "trained_turn", "step", "segment", "episode")
 TEXTS = ("prompt_tail", "response", "observation", "task_text", "first_observation")
 
@@ -190,7 +189,7 @@ def _is_known(value: Any) -> bool:
 
 def _whole(name: str, value: Any) -> Any:
     """Integers of the log, which are floats beside a row without one."""
-    return int(value) if name in INTEGERS or name.startswith(("group.", "size.")) else value
+    return int(value) if holds_integers(name) else value
 
 
 def _turn(row: dict[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from hashlib import blake2b
 from pathlib import Path, PurePath
 from types import MappingProxyType
@@ -27,7 +25,7 @@ import numpy as np
 
 from verl_turnkey.advantage.text_files import whole_file
 from verl_turnkey.plugins.log.masking import masked
-from verl_turnkey.plugins.log.schema import TABLES
+from verl_turnkey.plugins.log.schema import holds_integers
 from verl_turnkey.plugins.view.conversations import TEXTS, outcomes
 from verl_turnkey.plugins.view.join import HAS_CREDIT, REASONS, Run, read
 from verl_turnkey.plugins.view.terminal import plain
@@ -209,7 +207,7 @@ class _Trace:
         """Each column that no other attribute holds; integers of a column with gaps, which pandas made floats, too."""
         left_out = ELSEWHERE if self._content else ELSEWHERE | CONTENT
         columns = {name: value for name, value in row.items() if name not in left_out and value is not None}
-        return {f"turnkey.{name}": int(value) if _counts(name) else value for name, value in columns.items()}
+        return {f"turnkey.{name}": int(value) if holds_integers(name) else value for name, value in columns.items()}
 
     def _span(
         self,
@@ -247,13 +245,6 @@ class _Trace:
 
         flags = TraceFlags(TraceFlags.SAMPLED)
         return SpanContext(_number(self._key, 16), _number(self._key + part, 8), is_remote=False, trace_flags=flags)
-
-
-@cache
-def _counts(name: str) -> bool:
-    """Whether a column of the log holds integers."""
-    named = [column.name for table in TABLES.values() for column in table.columns if column.type.startswith("int")]
-    return name in named or re.sub(r"\..*", ".*", name) in named
 
 
 def calls(action: str | None, extra: str | None) -> list[tuple[str | None, str]]:

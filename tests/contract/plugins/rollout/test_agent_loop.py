@@ -1070,7 +1070,8 @@ def test_columns_of_the_state_before_a_step_are_those_of_the_state_it_was_taken_
     monkeypatch.setattr(loop_worker, "recorded", lambda config, turnkey: (False, before))
     turns = ["call now", "", "stumble", "look", ""]
     outputs, _ = play(turns, awkward(says_more=True, roles=2), "turnkey.rollout.max_turns=5")
-    extras = [step["extra"] for step in steps(outputs)]
+    in_order = sorted(steps(outputs), key=lambda step: step["step"])  # rows come role by role
+    extras = [step["extra"] for step in in_order]
     assert [extra["role"] for extra in extras] == [*"abbba"]
     assert [extra["turn_value"] for extra in extras] == [0.0, 1.0, 1.0, 1.0, 2.0]
     assert [extra["parent"] for extra in extras] == ["", "call now", "call now", "call now", "call now look"]
