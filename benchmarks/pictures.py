@@ -6,8 +6,9 @@
     python benchmarks/pictures.py draw     # draw from finished runs
     python benchmarks/pictures.py draw --quickstart RUN --healthy RUN --collapsed RUN     # from runs elsewhere
 
-A picture keeps the labels that are in it, as text of the PNG file; a test compares them with the labels of the viewer.
-``evidence/tables.py`` draws evidence.png.
+``quickstart.png`` shows every seed that ``real_model.py`` keeps. A picture of the viewer keeps the labels that are in
+it, as text of the PNG file; a test compares them with the labels of the viewer. ``evidence/tables.py`` draws
+evidence.png.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 ROOT = Path(__file__).parents[1]
-sys.path += [str(ROOT / "tests/contract"), str(ROOT / "examples/quickstart")]
+sys.path += [str(ROOT / "tests/contract")]
 
 from browser import Browser  # noqa: E402
 from quickstart_runs import train_missing  # noqa: E402
-from report import draw as draw_curve  # noqa: E402
-from report import read_metrics  # noqa: E402
+from real_model import lines  # noqa: E402
 
 from verl_turnkey.plugins.view.join import Run, load  # noqa: E402
 from verl_turnkey.plugins.view.page import blocks, html  # noqa: E402
@@ -77,16 +78,46 @@ def draw(
 
 
 def of_runs(browser: Browser, quickstart: Path, healthy: Path, collapsed: Path, out: Path) -> Iterator[Path]:
-    """Draw the pictures whose runs are there; yields their paths."""
-    if (quickstart / "summary.json").exists():
-        summary = json.loads((quickstart / "summary.json").read_text(encoding="utf-8"))
-        summary["validation"] = {int(step): rate for step, rate in summary["validation"].items()}  # JSON has text keys
-        draw_curve(read_metrics(quickstart), summary, out / "quickstart.png")
-        yield out / "quickstart.png"
+    """Draw the seeds that are kept, and the pictures whose runs are there; yields their paths."""
+    errands = [line for line in lines("run") if (line["game"], line["method"]) == ("errands", "gigpo")]
+    yield learning_curves(errands, out / "quickstart.png")
     if (quickstart / "turnkey_log").is_dir():
         yield from credit(browser, quickstart, out)
     if (healthy / "turnkey_log").is_dir() and (collapsed / "turnkey_log").is_dir():
         yield side_by_side(browser, [collapsed, healthy], out / "view-collapse.png")
+
+
+def learning_curves(runs: list[dict[str, Any]], path: Path) -> Path:
+    """Success over the updates that the policy has had, of each seed and in the mean; lines of :mod:`real_model`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    steps, n_val = ({run[key] for run in runs} for key in ("steps", "n_val"))
+    if len(steps) != 1 or len(n_val) != 1:
+        raise ValueError(f"expected runs of one length and one validation, got {steps=} and {n_val=}")
+    curves = np.array([run["curve"] for run in runs])  # (seeds, steps): step i plays with the policy after i updates
+    updates, ends = np.arange(curves.shape[1]), [0, curves.shape[1]]
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for i, run in enumerate(runs):
+        axes.plot(updates, curves[i], color="tab:blue", alpha=0.45, linewidth=0.9, label="" if i else "one seed")
+        label = "" if i else f"validation of one seed, {run['n_val']} episodes"
+        validation = [run["success_before"], run["success_after"]]
+        axes.plot(ends, validation, "o", color="black", markersize=5, alpha=0.7, clip_on=False, label=label)
+    axes.plot(updates, curves.mean(0), color="tab:blue", linewidth=2.8, label=f"mean of {len(runs)} seeds")
+    axes.set(
+        xlabel="updates of the policy",
+        ylabel="success rate",
+        ylim=(0, 1),
+        xlim=(-0.2, ends[1] + 0.2),
+        title="Errands, SmolLM2-135M, +turnkey=gigpo: training episodes, 32 per point",
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
 
 
 @contextmanager

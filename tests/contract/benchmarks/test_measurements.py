@@ -298,10 +298,6 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     healthy, collapsed = folder / "healthy", folder / "collapsed"
     synthetic_run.write(healthy, episodes=240, turns=16, steps=12)
     synthetic_run.write(collapsed, episodes=240, turns=16, steps=12, lost=8)
-    rates = [{"step": step, "data": {"episode/success_rate": 0.3 + step / 20}} for step in range(1, 11)]
-    (healthy / "metrics-1.jsonl").write_text("\n".join(map(json.dumps, rates)))
-    summary = {"validation": {"0": 0.3, "10": 0.9}, "n_val": 64, "method": "gigpo", "model": "tiny", "seed": 0}
-    (healthy / "summary.json").write_text(json.dumps(summary))
     with pictures.chromium() as browser:
         paths = [*pictures.of_runs(browser, healthy, healthy, collapsed, folder)]
         assert browser.console() == []
