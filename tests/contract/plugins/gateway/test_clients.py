@@ -20,6 +20,7 @@ from gateway_parts import ASKED, LIMITS, LOOK, Agent, anthropic, ask, called, ch
 from PIL import Image
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
+from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.envs.agents.base import Outcome
 from verl_turnkey.plugins.gateway.codec import Codec, TokenBound
 from verl_turnkey.plugins.gateway.episode import StepOptions, played
@@ -229,17 +230,19 @@ def looks(api: Api, question: Any, result: Any, changed: Callable[[str], str] = 
 by_api = pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
 
 
+def drawn(api: Api, gray: int, form: str = "PNG") -> Any:
+    """A part of a message: a picture of one shade."""
+    file = io.BytesIO()
+    Image.new("L", (9, 9), gray).save(file, form)
+    return api.image(f"image/{form.lower()}", base64.b64encode(file.getvalue()).decode())
+
+
 @by_api
 def test_steps_tell_images_apart_by_their_content(api: Api) -> None:
     """Not by their encoding, in messages of the user and in results of tools."""
 
-    def content(gray: int, form: str) -> list[Any]:
-        file = io.BytesIO()
-        Image.new("L", (9, 9), gray).save(file, form)
-        return [api.image(f"image/{form.lower()}", base64.b64encode(file.getvalue()).decode())]
-
     def keys_of(gray: int, form: str, result: int) -> list[Any]:
-        agent = looks(api, content(gray, form), content(result, form))
+        agent = looks(api, [drawn(api, gray, form)], [drawn(api, result, form)])
         session = run(agent, [called('{"place": "cave"}'), "Here."], model=seeing()).session
         options, episode = StepOptions(state_key("observation"), texts=True), Episode()
         played(session, Outcome(reward=1.0), options, episode)
@@ -251,6 +254,26 @@ def test_steps_tell_images_apart_by_their_content(api: Api) -> None:
     assert len({first[0], first[1], other[1]}) == 3
     assert len({key for step in (*first, *other) for key in step}) == 6
     assert all(images for images, _ in (*first, *other))
+
+
+@pytest.mark.parametrize(("method", "more"), [("proxmo", {}), ("gigpo", {"similarity": 0.9})])
+def test_methods_that_compare_texts_tell_screenshots_apart(method: str, more: dict[str, Any]) -> None:
+    """Four episodes of a turn, the words the same: two saw one picture, two another; the first two succeed."""
+    columns: dict[str, list[Any]] = {name: [] for name in ("anchor", "text", "images")}
+    for gray in (10, 10, 40, 40):
+        agent = looks(APIS[0], [{"type": "text", "text": "The page."}, drawn(APIS[0], gray)], [])
+        episode, options = Episode(), StepOptions(state_key("observation"), texts=True)
+        played(run(agent, ["Here."], model=seeing()).session, Outcome(reward=1.0), options, episode)
+        (step,) = episode.steps
+        columns["anchor"].append(step.record["anchor"])
+        for name in ("text", "images"):
+            columns[name].append(step.record["extra"][name])
+    batch = StepBatch(
+        group=["t"] * 4, trajectory=[0, 1, 2, 3], step=[0] * 4, reward=[1.0, 1.0, 0.0, 0.0], anchor=columns["anchor"],
+        success=[True, True, False, False], text=columns["text"], extra={"images": columns["images"]},
+    )  # fmt: skip
+    assert len({*columns["text"]}) == 1
+    assert compute_credit(method, batch, **more).parts["step_level"].tolist() == [0.0] * 4
 
 
 WITH_IDS = """\
