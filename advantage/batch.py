@@ -240,12 +240,13 @@ class StepBatch:
         """The same steps, in which what each role did in a trajectory is a trajectory, in a group of the role's own.
 
         So any method compares returns, groups and anchors of one role. Roles are those of ``extra.role``; the table
-        itself, if it has none or one, or if a trajectory is a tree. A role is rewarded by its own steps; it succeeds if
+        itself, if it has none or one. In a tree a step goes on after the nearest step of its role on the way to it. A
+        role is rewarded by its own steps; it succeeds if
         its ``extra.role_outcome``, where there is one, is above 0; its last step has the flags of the trajectory's last
         one. Its next state is the one in which it moves again, and a key of the task is one of the role's. A turn limit
         is dropped, since it counts the turns of all.
         """
-        if "extra.role" not in self.given or "extra.parent" in self.given or self.runs.tree is not None:
+        if "extra.role" not in self.given or "extra.parent" in self.given:
             return self
         keys = [None if isinstance(key, float) and key != key else key for key in self.extra["role"].tolist()]
         role, ids = col.encode("extra.role", keys, none_allowed=True)
@@ -263,7 +264,12 @@ class StepBatch:
             other.ids[column] = [(self.ids[column][vars(self)[column][row]], names[row]) for row in rows.tolist()]
             setattr(other, column, codes)
             setattr(other, f"n_{'groups' if column == 'group' else 'trajectories'}", number)
-        other.runs = sort_runs(other.trajectory, other.step)
+        if (tree := self.runs.tree) is not None:
+            parent = tree.parent.copy()
+            while (foreign := (parent >= 0) & (role[parent] != role)).any():
+                parent[foreign] = tree.parent[parent[foreign]]
+            tree = ops.conversations(parent, joint_codes(tree.request, role)[0], self.step)
+        other.runs = sort_runs(other.trajectory, other.step, tree)
         other.first_rows = other.runs.order[other.runs.starts]
         if "score" not in self.given:
             other.score = run_sums(self.reward, other.runs)[other.trajectory]

@@ -74,6 +74,8 @@ class Outcome:
     """None: unknown"""
     turn_rewards: Mapping[int | str, float] = field(default_factory=dict)
     """turn -> reward, besides ``reward``; a turn is its number, counted from 0, or the id of its reply"""
+    outcome: Mapping[str, float] = field(default_factory=dict)
+    """role -> what the episode pays it, besides ``reward``, which pays every role"""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """further plain values by name, for reward components and estimators"""
     truncated: bool = False
@@ -138,13 +140,13 @@ class AgentHandle(_Handle):
         """
         await asyncio.to_thread(self.report, "state", {"key": str(key)}, turn)
 
-    async def reward(self, value: float, turn: int | str | None = None) -> None:
-        """Report the reward of the episode, or of one turn. The last report counts.
+    async def reward(self, value: float, turn: int | str | None = None, role: str | None = None) -> None:
+        """Report the reward of the episode, of one turn, or of a role at the end. The last report counts.
 
         ``turn``: the id of its reply (``reply.id`` in the clients of all APIs), or its number, counted from 0, which is
         refused once calls of the episode ran at the same time.
         """
-        await asyncio.to_thread(self.report, "reward", {"reward": float(value)}, turn)
+        await asyncio.to_thread(self.report, "reward", _reward(value, role), turn)
 
 
 @dataclass(frozen=True)
@@ -164,9 +166,13 @@ class SyncAgentHandle(_Handle):
         """As ``AgentHandle.state``."""
         self.report("state", {"key": str(key)}, turn)
 
-    def reward(self, value: float, turn: int | str | None = None) -> None:
+    def reward(self, value: float, turn: int | str | None = None, role: str | None = None) -> None:
         """As ``AgentHandle.reward``."""
-        self.report("reward", {"reward": float(value)}, turn)
+        self.report("reward", _reward(value, role), turn)
+
+
+def _reward(value: float, role: str | None) -> dict[str, Any]:
+    return {"reward": float(value), **({} if role is None else {"role": role})}
 
 
 class Runner(Protocol):
@@ -194,7 +200,7 @@ def ran_too_long(timeout: float) -> str:
 
 # --- what a function that runs an agent may return --------------------------------------------------------------------
 
-_FIELDS = ("reward", "success", "turns", "extra")
+_FIELDS = ("reward", "success", "turns", "outcome", "extra")
 
 
 def read_result(value: Any, who: str) -> Outcome:
@@ -208,9 +214,7 @@ def read_result(value: Any, who: str) -> Outcome:
     try:
         return _outcome(value) if isinstance(value, Mapping) else Outcome(finite_reward(value, "the result"))
     except (TypeError, ValueError) as error:
-        raise AgentFailure(
-            f"{who} must return a finite number or a dict {{reward, success, turns, extra}}: {error}"
-        ) from None
+        raise AgentFailure(f"{who} must return a finite number or a dict {{{', '.join(_FIELDS)}}}: {error}") from None
 
 
 def _outcome(fields: Mapping[str, Any]) -> Outcome:
@@ -222,12 +226,16 @@ def _outcome(fields: Mapping[str, Any]) -> Outcome:
         raise TypeError(f"success must be a bool, not {short_repr(success)}")
     if not isinstance(turns, Mapping):
         raise TypeError(f"turns must be a dict of turn: reward, not {short_repr(turns)}")
+    outcome = fields.get("outcome") or {}
+    if not isinstance(outcome, Mapping):
+        raise TypeError(f"outcome must be a dict of role: number, not {short_repr(outcome)}")
     return Outcome(
         reward=None if reward is None else finite_reward(reward, "reward"),
         success=None if success is None else bool(success),
         turn_rewards={
             turn_name(turn): finite_reward(value, f"the reward of turn {turn}") for turn, value in turns.items()
         },
+        outcome={str(role): finite_reward(value, f"the outcome of {role!r}") for role, value in outcome.items()},
         extra=plain_values(fields.get("extra") or {}, "extra"),
     )
 

@@ -36,7 +36,7 @@ class RewardStep:
     reward: float = 0.0
     """the environment's own reward of this step"""
     outcome: float = 0.0
-    """the part of it that is for the episode as a whole, where an agent says which"""
+    """the part of it that is for the episode as a whole, or for the role in it, where an agent says which"""
     success: bool = False
     """the task is solved after this step"""
     terminated: bool = False
@@ -78,11 +78,11 @@ Values = Sequence[float]
 
 
 class Paid(list[float]):
-    """Numbers per step, of which ``outcome``, a part of the last, is for the episode as a whole."""
+    """Numbers per step, of which ``outcomes``, one per step, are for the episode as a whole."""
 
-    def __init__(self, values: Values, outcome: float) -> None:
+    def __init__(self, values: Values, outcomes: Values) -> None:
         super().__init__(values)
-        self.outcome = outcome
+        self.outcomes = outcomes
 
 
 class Component(Protocol):
@@ -156,7 +156,8 @@ async def call_own(function: Callable[..., Any], *arguments: Any, **options: Any
 
 def at_the_end(steps: Steps, value: float) -> Paid:
     """``value`` on the last step, for the whole episode, 0 before."""
-    return Paid([0.0] * (len(steps) - 1) + [value], value)
+    values = [0.0] * (len(steps) - 1) + [value]
+    return Paid(values, values)
 
 
 def number(extra: Mapping[str, Any], key: str, where: str) -> float:
@@ -178,7 +179,7 @@ class StepReward:
     """The environment's own reward of each step."""
 
     def __call__(self, steps: Steps) -> Values:
-        return Paid([step.reward for step in steps], steps[-1].outcome)
+        return Paid([step.reward for step in steps], [step.outcome for step in steps])
 
 
 @register_reward("outcome")

@@ -32,8 +32,8 @@ class Shaped:
     """name of a column -> per step the sum of the parts that give it; no part of the rewards"""
     calls: dict[str, float] = field(default_factory=dict)
     """label of a component that compares episodes, with _calls -> the episode's share of its comparisons"""
-    outcome: float = 0.0
-    """the part of the last reward that is for the episode as a whole"""
+    outcomes: list[float] = field(default_factory=list)
+    """per step: the part of the reward that is for the episode as a whole, or for the step's role in it"""
 
     @property
     def sums(self) -> dict[str, float]:
@@ -105,8 +105,9 @@ class Composition:
                 if abs(total) > LARGEST_REWARD:
                     raise RewardError(f"the {what} sum up to {total:g} at step {t}: expected up to 1e18 in size")
         calls = {part.labels[1]: shares.get(part.label, 0.0) for part in self._parts if part.group}
-        outcome = math.fsum(values.outcome for part, values in pairs if part.column is None)
-        return Shaped(sums, {part.label: [*values] for part, values in pairs}, columns, calls, outcome)
+        paid = zip(*(values.outcomes for part, values in pairs if part.column is None), strict=True)
+        outcomes = [*map(math.fsum, paid)] or [0.0] * len(steps)
+        return Shaped(sums, {part.label: [*values] for part, values in pairs}, columns, calls, outcomes)
 
     def __call__(self, steps: Steps) -> Shaped:
         """As :meth:`run`, outside of an event loop."""
@@ -119,7 +120,7 @@ class Composition:
         try:
             values: Any = component(steps) if member is None else member.values(part.label, component, steps)
             values = await values if inspect.isawaitable(values) else values
-            paid = values.outcome if isinstance(values, Paid) else None
+            paid = values.outcomes if isinstance(values, Paid) else None
             values = [float(value) for value in values]
         except RewardError as error:
             raise type(error)(f"{where}: {error}") from error
@@ -135,8 +136,8 @@ class Composition:
                     f"{where}: expected rewards up to 1e18 in size, got {value} at step {t} with weight {part.weight:g}"
                 )
         if paid is None:  # a function of a user's that pays on the last step alone pays for the episode
-            paid = values[-1] if part.own and not any(values[:-1]) else 0.0
-        return Paid([part.weight * value for value in values], part.weight * paid)
+            paid = values if part.own and not any(values[:-1]) else [0.0] * len(values)
+        return Paid([part.weight * value for value in values], [part.weight * value for value in paid])
 
 
 async def gather(awaitables: Iterable[Any]) -> list[Any]:

@@ -21,6 +21,7 @@ from verl_turnkey.plugins.checks.rewards import check_columns, supplied_columns
 from verl_turnkey.plugins.checks.run import ACTOR, AGENT, OURS, ROLLOUT, Run
 from verl_turnkey.plugins.config.agent import ANYWHERE, COLUMNS, OWN_REWARD, STATES, AgentConfig, sandbox_of
 from verl_turnkey.plugins.config.schema import load_examples
+from verl_turnkey.plugins.rollout.columns import ROLE
 
 
 def check_agent_loop(run: Run, reward_columns: tuple[str, ...], strategy_columns: tuple[str, ...] = ()) -> None:
@@ -121,7 +122,9 @@ def check_agent(run: Run) -> None:
         columns = {f"extra.{name}" for name in (*COLUMNS, *LOOPS_OWN, *rewards)} | supplied_columns(run)
         wanted = [column for column in spec.columns(run.params) if column.startswith("extra.")]
         if lacking := [column for column in wanted if column not in columns]:
-            warn("agent-column", method=spec.name, lacking=lacking[0], name=lacking[0].removeprefix("extra."))
+            name = lacking[0].removeprefix("extra.")
+            instead = f", or each request names as its model {agent.model}/<role>" if name == ROLE else ""
+            warn("agent-column", method=spec.name, lacking=lacking[0], name=name, instead=instead)
 
 
 def _check_run(agent: AgentConfig) -> None:

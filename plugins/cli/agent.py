@@ -88,7 +88,7 @@ def lines(episode: Rehearsal, run: str | list[str]) -> Iterator[str]:
     from verl_turnkey.plugins.gateway.rehearsal import WHY
 
     for number, turn in enumerate(episode.turns):
-        yield f"turn {number}  {_place(turn, number)}"
+        yield f"turn {number}  {f'{turn.role}, ' * bool(turn.role)}{_place(turn, number)}"
         reply = " ".join(turn.reply.split())
         yield f"        reply  {reply[:REPLY_WIDTH]}{'...' * (len(reply) > REPLY_WIDTH)}"
         if turn.trained:

@@ -15,7 +15,7 @@ from verl_turnkey.plugins.gateway.messages import Message, Reply, Request
 from verl_turnkey.plugins.gateway.session import Session
 from verl_turnkey.plugins.gateway.states import StateKey
 from verl_turnkey.plugins.gateway.turns import BY_NUMBER, USE_ID, Threads, Turn, reply_id, threads_of, unclear
-from verl_turnkey.plugins.rollout.columns import TURN_LIMIT, countable, turn_limit
+from verl_turnkey.plugins.rollout.columns import ROLE, ROLE_OUTCOME, TURN_LIMIT, countable, turn_limit
 from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep
 
 LONGEST_TEXT = 200
@@ -61,7 +61,8 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
         raise AgentFailure(session.too_long or outcome.reason or f"the agent made no request{refused}")
     rewards = _turn_rewards(session, outcome)
     whole = outcome.reward if outcome.reward is not None else session.reward
-    if whole is None and not rewards and (not options.components or outcome.reason):
+    by_role = {**({} if outcome.verified else session.outcome), **outcome.outcome}
+    if whole is None and not rewards and not by_role and (not options.components or outcome.reason):
         raise AgentFailure(
             outcome.reason
             or "the agent gave no reward: return a number, POST it to /reward, or set turnkey.rewards to components "
@@ -77,19 +78,28 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
             "name): turns count from 0, those that are not trained included"
         )
     threads = threads_of(session.turns, turns, session.parallel_since is not None)
-    last = turns[-1]
+    policy = session.model if any(turn.role for turn in turns) else ""
+    roles = [turn.role or policy for turn in turns]
+    if unknown := by_role.keys() - {*roles}:
+        known = ", ".join(sorted({*roles})) if policy else f"none: name {session.model}/<role> as the model"
+        raise AgentFailure(f"an outcome of the role {min(unknown)!r}, which took no turn; of the episode are: {known}")
+    last = dict(zip(roles, turns, strict=True))
     steps: dict[int, PlayedStep] = {}
     ended = perf_counter()
-    for t, turn in enumerate(turns):
-        earned = whole or 0.0 if turn is last else 0.0
+    for t, (turn, role) in enumerate(zip(turns, roles, strict=True)):
+        earned = (whole or 0.0) + by_role.get(role, 0.0) if turn is last[role] else 0.0
         reward = rewards.get(turn.reply.id, 0.0) + earned
         ends = (id(turn) in threads.ends, outcome.truncated or session.full)
         tree = {} if threads.place is None else {**threads.place[id(turn)], "outcome": earned}
-        step = _step(t, turn, threads, options, outcome, reward, ends, ended, tree)
+        extra = {**outcome.extra, **({ROLE: role} if policy else {})}
+        if by_role:  # else each role succeeds with the episode
+            extra[ROLE_OUTCOME] = by_role.get(role, 0.0)
+        step = _step(t, turn, threads, options, extra, reward, ends, ended, tree)
         steps[id(turn)] = step
         episode.steps.append(step)
     episode.task = text_of(turns[0].request.messages[-1:])
-    episode.end(outcome.success)
+    success = by_role.get(roles[0], 0.0) > 0 if by_role and outcome.success is None else outcome.success
+    episode.end(success)
     return [steps[id(turn)] for turn in sorted(turns, key=_place)]
 
 
@@ -121,8 +131,7 @@ def trained(session: Session) -> list[Turn]:
     Where all have another name, that rule does not hold.
     """
     turns, rules = session.turns, session.limits.leave_out
-    if any(turn.request.model == session.model for turn in turns):
-        turns = [turn for turn in turns if turn.request.model == session.model]
+    turns = [turn for turn in turns if turn.role or turn.request.model == session.model] or turns
     return [turn for turn in turns if not any(_matches(turn.request, rule) for rule in rules)]
 
 
@@ -161,7 +170,7 @@ def _step(
     turn: Turn,
     threads: Threads,
     options: StepOptions,
-    outcome: Outcome,
+    extra: Mapping[str, Any],
     reward: float,
     ends: tuple[bool, bool],
     ended: float,
@@ -172,7 +181,7 @@ def _step(
     results = [] if after is None else [message for message in _arrived(after.request) if message.role == "tool"]
     errors = sum(message.error for message in results)
     seconds = max(0.0, (ended if after is None else after.began) - turn.replied)
-    extra = {**outcome.extra, "chain": threads.chain[id(turn)], "depth": threads.depth[id(turn)]}
+    extra = {**extra, "chain": threads.chain[id(turn)], "depth": threads.depth[id(turn)]}
     next_extra = {**extra, "tool_calls": len(turn.reply.calls), "tool_errors": errors, "seconds_tools": seconds}
     arrived = _arrived(turn.request)
     observation = text_of(arrived)

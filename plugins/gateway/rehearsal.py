@@ -229,6 +229,8 @@ class RehearsedTurn:
     trained: bool
     side_call: bool
     """whether it would not be trained in an episode that did not fail either"""
+    role: str = ""
+    """who takes it; empty: the model's name has no role"""
     state: Any = None
     reward: float | None = None
 
@@ -335,6 +337,7 @@ def _turn(
         reply=episodes.action_of(turn.reply),
         trained=record is not None,
         side_call=side_call,
+        role=turn.role,
         state=None if record is None else record["anchor"],
         reward=None if record is None else record["reward"],
     )

@@ -3,7 +3,7 @@
 ==========================================  =============================================================
 ``POST /{secret}/v1/chat/completions`` ...  a call of the model, in any of the dialects
 ``GET  /{secret}/v1/models``                the policy, with the tokens that fit into its context
-``POST /{secret}/reward``                   ``{"reward": 1.0}``, of a turn with ``"turn": ID`` of its reply
+``POST /{secret}/reward``                   ``{"reward": 1.0}``, with ``"turn": ID`` of a turn or a ``"role"``
 ``POST /{secret}/state``                    ``{"key": "..."}``: the state before the next turn, or before ``"turn": ID``
 ``POST /{secret}/finish``                   the agent has ended; may hold a reward
 ==========================================  =============================================================

@@ -17,7 +17,17 @@ from verl_turnkey.plugins.gateway.exchange import Bodies
 from verl_turnkey.plugins.gateway.limits import without_log_probs
 from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request, invalid
 from verl_turnkey.plugins.gateway.tree import Match, SharedIds, Tree
-from verl_turnkey.plugins.gateway.turns import USE_ID, Aborted, Generate, Limits, Turn, reward_of, state_of, turn_of
+from verl_turnkey.plugins.gateway.turns import (
+    USE_ID,
+    Aborted,
+    Generate,
+    Limits,
+    Turn,
+    reward_of,
+    role_of,
+    state_of,
+    turn_of,
+)
 from verl_turnkey.plugins.rollout.episode import Prompt
 from verl_turnkey.plugins.rollout.generation import was_cut
 from verl_turnkey.plugins.rollout.prompts import PromptError, guarded
@@ -147,6 +157,8 @@ class Session:
     """what the agent reported of the episode"""
     turn_rewards: dict[str, float] = field(default_factory=dict)
     """id of a reply -> what the agent reported of its turn"""
+    outcome: dict[str, float] = field(default_factory=dict)
+    """role -> what the agent reported that the episode pays it"""
     by_reply: dict[str, Turn] = field(default_factory=dict)
     parallel_since: float | None = None
     """when two of these turns were under way at the same time first; None: each began after the one before it"""
@@ -289,8 +301,21 @@ class Session:
         cut = was_cut(generated, sampling, self.codec.ended(generated.ids))
         parsed = await self.codec.read(generated.ids, prompt.ids, tools, stop, cut)
         reply = reply_of(f"{self.tag}_{number}", request, prompt, generated, parsed, sampling, self.codec, cut)
-        refused = parsed.refused
-        return Turn(number, request, match, prompt, generated, reply, refused, began, state, posted, request_id, files)
+        return Turn(
+            number,
+            request,
+            match,
+            prompt,
+            generated,
+            reply,
+            parsed.refused,
+            began,
+            state,
+            posted,
+            request_id,
+            files,
+            role=role_of(request.model, self.model),
+        )
 
     async def _prompt(self, match: Match) -> Prompt:
         """The prompt of a request."""
@@ -365,8 +390,12 @@ class Session:
         elif what == "state":
             self._next_state = state_of(body), perf_counter()
         elif what == "reward" or body.get("reward") is not None:
-            reward = reward_of(body)
-            if turn is None:
+            reward, role = reward_of(body), body.get("role")
+            if role is not None and (turn is not None or not isinstance(role, str)):
+                raise invalid("role: expected the name of a role, without a turn")
+            if role is not None:
+                self.outcome[role] = reward
+            elif turn is None:
                 self.reward = reward
             else:
                 self.turn_rewards[turn.reply.id] = reward

@@ -97,12 +97,30 @@ class Turn:
     """the turn whose reply its request holds last, in whatever wording"""
     node: Node | None = None
     """its place in the tree, once the agent has the reply"""
+    role: str = ""
+    """who takes it, as the request's model name says; empty: it names the policy alone, or another model"""
 
     @property
     def ids(self) -> SharedIds:
         """Its prompt and what the model wrote."""
         assert isinstance(self.prompt.ids, SharedIds)
         return self.prompt.ids.followed_by(self.generated.ids)
+
+
+LONGEST_ROLE = 64
+"""characters"""
+
+
+def role_of(model: str, policy: str) -> str:
+    """The role in a model's name, ``<policy>/<role>``; empty: it has none.
+
+    Raises:
+        GatewayError: the role is longer than :data:`LONGEST_ROLE`.
+    """
+    role = model.removeprefix(f"{policy}/") if model.startswith(f"{policy}/") else ""
+    if len(role) > LONGEST_ROLE:
+        raise _wrong("model", f"a role of at most {LONGEST_ROLE} characters after {policy}/", role)
+    return role
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
@@ -186,7 +204,7 @@ def _wrong(name: str, expected: str, value: Any) -> GatewayError:
 # A turn goes on after the one whose reply its request holds last. Where the calls of an episode ran at the same time,
 # nothing else counts, and a request that holds no reply begins a conversation. An agent that makes one call after
 # another may write its past in other words: there such a request goes on after the call before it, unless a later one
-# takes up what came before, as after a sub-agent.
+# takes up what came before, as after a sub-agent. A turn goes on after turns of its own role alone.
 
 
 @dataclass(frozen=True)
@@ -201,7 +219,7 @@ class Threads:
     ends: frozenset[int]
     """turns at the end of a conversation"""
     place: Mapping[int, Mapping[str, int]] | None
-    """``after`` and ``request`` of its record; None: each turn goes on after the one before it"""
+    """``after`` and ``request`` of its record; None: each turn goes on after the one of its role before it"""
 
 
 def threads_of(every: Sequence[Turn], turns: Sequence[Turn], parallel: bool) -> Threads:
@@ -214,8 +232,8 @@ def threads_of(every: Sequence[Turn], turns: Sequence[Turn], parallel: bool) -> 
     after, request, first = np.full(len(turns), -1), np.zeros(len(turns), dtype=np.int64), {}
     for turn in turns:
         n, earlier = number[id(turn)], before[id(turn)]
-        request[n] = first.setdefault((None if earlier is None else id(earlier), _request_key(turn)), n)
-        while earlier is not None and id(earlier) not in number:
+        request[n] = first.setdefault((turn.role, None if earlier is None else id(earlier), _request_key(turn)), n)
+        while earlier is not None and (id(earlier) not in number or earlier.role != turn.role):
             earlier = before[id(earlier)]
         after[n] = -1 if earlier is None else number[id(earlier)]
     steps = np.arange(len(turns))
@@ -229,7 +247,11 @@ def threads_of(every: Sequence[Turn], turns: Sequence[Turn], parallel: bool) -> 
             following[id(turns[after[n]])] = turn
     depth = {id(turns[n]): level for level, rows in enumerate(tree.levels) for n in rows.tolist()}
     ends = frozenset(id(turns[n]) for n in np.flatnonzero(tree.distance == 0).tolist())
-    line = (after == steps - 1).all() and (request == steps).all()
+    roles = [turn.role for turn in turns]
+    latest = dict.fromkeys(roles, -1)
+    line = (request == steps).all()
+    for n, role in enumerate(roles):
+        line, latest[role] = line and after[n] == latest[role], n
     place = {id(turn): {"after": int(after[n]), "request": int(request[n])} for n, turn in enumerate(turns)}
     return Threads(chain, depth, following, ends, None if line else place)
 
@@ -243,11 +265,12 @@ def _before(turns: Sequence[Turn], parallel: bool) -> dict[int, Turn | None]:
     for turn in reversed(turns):
         taken_up = min(taken_up, len(turns) if turn.before is None else place[id(turn.before)])
         returns.append(taken_up)
+    latest: dict[str, Turn] = {}  # by role
     for n, (turn, earliest) in enumerate(zip(turns, reversed(returns), strict=True)):
         before[id(turn)] = turn.before
-        if parallel or n == 0 or turn.before is turns[n - 1]:
+        last, latest[turn.role] = latest.get(turn.role), turn
+        if parallel or last is None or turn.before is last:
             continue
-        last = turns[n - 1]
         messages, sent = turn.request.messages, len(last.request.messages)
         if _request_key(turn) == _request_key(last):
             before[id(turn)] = before[id(last)]  # another sample

@@ -211,10 +211,10 @@ class Episode:
                 column of a component's name.
         """
         shaped = await self._composed(composition, row, member)
-        if "outcome" in (last := self.steps[-1].record):
-            last["outcome"] = shaped.outcome
         for t, (step, reward) in enumerate(zip(self.steps, shaped.rewards, strict=True)):
             step.record["composed_reward"] = reward
+            if "outcome" in step.record:
+                step.record["outcome"] = shaped.outcomes[t]
             columns = {name: values[t] for name, values in shaped.columns.items()}
             if clash := columns.keys() & step.record["extra"].keys():
                 raise RewardError(column_clash(min(clash)))

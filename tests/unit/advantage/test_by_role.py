@@ -80,6 +80,10 @@ def test_one_role_changes_nothing(role):
     assert batch.by_role() is batch
 
 
-def test_trees_of_calls_are_left_as_they_are():
-    batch = StepBatch(**GAME, after=[-1, 0, 0] * 2)
-    assert batch.by_role() is batch
+def test_in_a_tree_of_calls_each_role_goes_on_after_its_own_step():
+    """The step of y in between is passed over; of two samples of a request by two roles none is the other's sibling."""
+    table = StepBatch(**GAME, after=[-1, 0, 1, -1, 0, 0], request=[0, 1, 2, 0, 1, 1], outcome=GAME["reward"]).by_role()
+    assert table.runs.tree is not None
+    assert table.runs.tree.parent.tolist() == [-1, -1, 0, -1, -1, 3]
+    assert table.runs.tree.distance.tolist() == [1, 0, 0, 1, 0, 0]
+    assert table.returns(0.5).tolist() == [0.5, -1.0, 1.0, -0.5, 1.0, -1.0]

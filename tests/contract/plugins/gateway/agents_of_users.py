@@ -41,6 +41,26 @@ async def chat(task: dict[str, Any], agent: Any) -> Any:
     }
 
 
+async def several(task: dict[str, Any], agent: Any) -> Any:
+    """The roles a, b, a, b by turns, then the model without a role; the task says what it reports and returns."""
+    async with agent.client() as client:
+
+        async def ask(role: str, text: str = "Go on.") -> None:
+            name = f"{agent.model}/{role}" if role else agent.model
+            await client.chat.completions.create(model=name, messages=[{"role": "user", "content": text}])
+
+        roles = task.get("roles", ["a", "b", "a", "b"])
+        if task.get("at_once"):
+            await asyncio.gather(*map(ask, [*roles, "a"]))
+        else:
+            for number, role in enumerate(roles):
+                await ask(role, f"Go on, {number}.")
+        await ask("")
+    for role, reward in task.get("posts", {}).items():
+        await agent.reward(reward, role=role)
+    return task.get("returns")
+
+
 def write(task: dict[str, Any], agent: Any) -> float:
     """Writes a file before each turn but the first."""
     with agent.client() as client:

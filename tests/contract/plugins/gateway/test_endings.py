@@ -396,7 +396,7 @@ def test_a_newer_state_outlives_an_older_one_whose_turn_fails() -> None:
 
 def test_an_agent_reports_rewards_and_states() -> None:
     wrong: list[dict[str, Any]] = [{"reward": value} for value in ("much", True, 10**400)]
-    wrong += [{"reward": 1, "turn": 2}, {}]
+    wrong += [{"reward": 1, "turn": 2}, {}, {"reward": 1, "turn": 0, "role": "a"}, {"reward": 1, "role": 3}]
 
     async def agent(client: Any, post: Any) -> Any:
         for number in range(2):
@@ -411,7 +411,7 @@ def test_an_agent_reports_rewards_and_states() -> None:
         return [answer.status_code for answer in refused]
 
     played = posts(agent, ["Here.", "There."], outcome=Outcome())
-    assert played.value == [400] * 7
+    assert played.value == [400] * 9
     assert [(step["anchor"], step["reward"]) for step in played.steps] == [("room 0", 0.25), ("room 1", 2.0)]
 
 

@@ -25,6 +25,7 @@ from verl_turnkey.plugins.gateway import process
 from verl_turnkey.plugins.rollout import worker as loop_worker
 
 AGENTS = Path(__file__).with_name("agents_of_users.py")
+EXAMPLES = Path(__file__).parents[4] / "examples" / "agents"
 SIZES = ("data.max_prompt_length=400", "data.max_response_length=600", "turnkey.rollout.max_tokens_per_turn=50")
 
 
@@ -173,6 +174,54 @@ def test_an_episode_that_cannot_be_trained_is_one_masked_row(play, task: dict[st
     assert reason in failed.extra_fields["turnkey"]["failed"]
     assert len(failed.extra_fields["turnkey"]["failed"]) < 360
     assert good.extra_fields["turnkey"]["failed"] is None
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_the_example_of_two_roles_pays_each_its_own_outcome(play, in_process: bool) -> None:
+    run = (f"turnkey.agent.run={EXAMPLES}/planner_and_executor.py:play", f"turnkey.agent.in_process={in_process}")
+    (rows,) = play({"numbers": [2, 3]}, overrides=run)
+    by_row = [row.extra_fields["turnkey"]["steps"] for row in rows]
+    assert [[step["step"] for step in steps] for steps in by_row] == [[0, 2], [1, 3]]
+    assert [[step["extra"]["role"] for step in steps] for steps in by_row] == [["planner"] * 2, ["executor"] * 2]
+    assert [[step["extra"]["depth"] for step in steps] for steps in by_row] == [[0, 1], [0, 1]]
+    for steps, outcome in zip(by_row, (-0.012, -0.012), strict=True):  # twice the length of "turn 1"
+        assert [step["composed_reward"] for step in steps] == pytest.approx([0.0, outcome])
+        assert [step["extra"]["role_outcome"] for step in steps] == pytest.approx([outcome] * 2)
+        assert "after" not in steps[0]
+    assert not any(step["success"] for steps in by_row for step in steps)
+    assert [row.extra_fields["turnkey_break"] for row in rows] == ["first", "role"]
+
+
+@pytest.mark.parametrize(
+    ("task", "rewards"),
+    [
+        ({"returns": {"outcome": {"a": 1, "b": -1}}}, {"a": [0, 1], "b": [0, -1], "policy": [0]}),
+        ({"posts": {"a": 0.5, "b": 2}}, {"a": [0, 0.5], "b": [0, 2], "policy": [0]}),
+        ({"posts": {"a": 9}, "returns": {"reward": 1, "outcome": {"a": 3}}}, {"a": [0, 4], "b": [0, 1], "policy": [1]}),
+        # Samples of one request by two roles at once are no tree; those by one role are, and its outcome is for all.
+        ({"at_once": True, "returns": 1.0}, {"a": [0, 0, 1], "b": [0, 1], "policy": [1]}),
+    ],
+)  # fmt: skip
+def test_what_pays_a_role(play, task: dict[str, Any], rewards: dict[str, list[float]]) -> None:
+    """A reward of the episode pays every role, on its last turn; the plain model name is a role among others."""
+    (rows,) = play(task, function="several")
+    steps = sorted((s for row in rows for s in row.extra_fields["turnkey"]["steps"]), key=lambda s: s["step"])
+    by_role: dict[str, list[float]] = {}
+    for step in steps:
+        by_role.setdefault(step["extra"]["role"], []).append(step["composed_reward"])
+        assert step.get("outcome", 0.0) == (step["composed_reward"] if task.get("at_once") else 0.0)
+    assert by_role == rewards
+    assert all(step["success"] for step in steps), "the first role's outcome, or the reward, is above 0"
+
+
+def test_an_outcome_of_a_role_without_a_turn_fails_the_episode(play) -> None:
+    (unknown,), (without,) = (
+        play({"returns": {"outcome": {"c": 1}}}, function="several")[0],
+        play({"returns": {"outcome": {"c": 1}}, "roles": []}, function="several")[0],
+    )
+    reason = "an outcome of the role 'c', which took no turn; of the episode are: "
+    assert f"{reason}a, b, policy" in unknown.extra_fields["turnkey"]["failed"]
+    assert f"{reason}none: name policy/<role> as the model" in without.extra_fields["turnkey"]["failed"]
 
 
 def test_a_reward_that_the_agent_posts_counts(play) -> None:

@@ -136,6 +136,18 @@ def test_the_command_prints_the_episode(tmp_path: Path):
     assert "n=2 is not supported" in json.loads(failed.stdout)["failure"]
 
 
+def test_the_command_prints_who_takes_a_turn():
+    example = str(Path(__file__).parents[4] / "examples" / "agents" / "planner_and_executor.py:play")
+    done = CliRunner().invoke(app, ["agent", example, "--task", '{"numbers": [2, 3]}', "turnkey.agent.in_process=true"])
+    assert done.exit_code == 0, done.output
+    assert [line for line in done.output.splitlines() if line.startswith("turn ")] == [
+        "turn 0  planner, 1 message, 0 tools",
+        "turn 1  executor, 1 message, 0 tools, a new row (history)",
+        "turn 2  planner, 3 messages, 0 tools, 1 new after turn 0",
+        "turn 3  executor, 3 messages, 0 tools, 1 new after turn 1",
+    ]
+
+
 def test_output_for_scripts_is_json_alone():
     """In a process of its own: what loads verl says which keys it was given, and agents print."""
     words = [f"{AGENTS}:raises", "turnkey.agent.in_process=true", "turnkey.agent.state=call", "--json"]

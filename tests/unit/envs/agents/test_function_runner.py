@@ -67,7 +67,8 @@ def test_other_results_are_refused(runner: Callable[..., Any], what: str, messag
     with pytest.raises(AgentFailure) as failure:
         play(runner, "returns", {"what": what})
     assert "functions" in failure.value.reason
-    assert ":returns must return a finite number or a dict {reward, success, turns, extra}: " in failure.value.reason
+    fields = "{reward, success, turns, outcome, extra}"
+    assert f":returns must return a finite number or a dict {fields}: " in failure.value.reason
     assert message in failure.value.reason
 
 

@@ -24,13 +24,14 @@ class Turns:
     def __init__(self) -> None:
         self.tree, self.turns = Tree(), []
 
-    def ask(self, *texts: str, tools: tuple[Any, ...] = ()) -> Turn:
+    def ask(self, *texts: str, tools: tuple[Any, ...] = (), role: str = "") -> Turn:
         roles = ["assistant" if text[0] == "r" else "user" for text in texts]
         thoughts = ["so" if text[-1] == "~" else None for text in texts]
         made = [Message(role, text.strip("~"), (), so) for role, text, so in zip(roles, texts, thoughts, strict=True)]
         request, number = Request((SYSTEM, *made), tools), len(self.turns)
         match, nothing = self.tree.match(request), Any
         turn = Turn(number, match.request, match, nothing, nothing, Reply(f"e_{number}", f"r{number}"), False, 0.0)
+        turn.role = role
         turn.node = node = self.tree.commit(turn.request, turn.reply, match.parent)
         turn.before = None if node.before is None else self.turns[self.tree.nodes.index(node.before)]
         self.turns.append(turn)
@@ -121,6 +122,30 @@ def test_what_goes_on_after_what(requests: list[tuple[str, ...]], parallel: bool
     made = Turns()
     for texts in requests:
         made.ask(*texts)
+    got = places(made.threads(parallel), made.turns)
+    assert (None if got is None else [place[0] for place in got]) == after
+
+
+@pytest.mark.parametrize(
+    ("requests", "parallel", "after"),
+    [
+        # A planner and an executor in turns, each with its own messages; two players who are shown each state anew.
+        ([("p",), ("x",), ("p", "r0", "a"), ("x", "r1", "b")], False, None),
+        ([("p",), ("x",), ("p", "r0", "a"), ("x", "r1", "b")], True, None),
+        ([("s0",), ("s1",), ("s2",), ("s3",)], False, None),
+        # Equal requests of two roles are no samples of one; messages that both send are no conversation of both.
+        ([("s",), ("s",)], True, None),
+        ([("q",), ("q", "r0", "a"), ("q", "r0", "a", "r1", "b")], False, None),
+        # Two executors between the turns of one planner are conversations of their own.
+        ([("p",), ("x",), ("p", "r0", "a"), ("y",), ("p", "r0", "a", "r2", "b")], False, [-1, -1, 0, -1, 2]),
+    ],
+)
+def test_a_turn_goes_on_after_one_of_its_own_role(
+    requests: list[tuple[str, ...]], parallel: bool, after: list[int] | None
+):
+    made = Turns()
+    for n, texts in enumerate(requests):
+        made.ask(*texts, role=("planner", "executor")[n % 2])
     got = places(made.threads(parallel), made.turns)
     assert (None if got is None else [place[0] for place in got]) == after
 
