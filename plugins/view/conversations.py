@@ -27,7 +27,7 @@ SPAN = re.compile(r"\s*(?:(\d*)\s*-\s*(\d*)|(\d+))\s*")
 """10-20, 10-, -20 or 12"""
 INTEGERS = {column.name for table in TABLES.values() for column in table.columns if column.type.startswith("int")}
 INTERNAL = ("at", "reason", "trained_turn", "step", "segment", "episode")
-TEXTS = ("prompt_tail", "response", "observation", "task_text", "first_observation")
+TEXTS = ("prompt_tail", "response", "observation", "task_text", "first_observation", "opponents")
 
 
 # --- which episodes ---------------------------------------------------------------------------------------------------
