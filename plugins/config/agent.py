@@ -1,13 +1,15 @@
-"""The nodes ``turnkey.agent``, an agent of the user's own, and ``turnkey.mcp``, MCP servers with further tools."""
+"""The nodes ``turnkey.agent``, an agent of the user's own, and ``turnkey.mcp``, MCP servers with further tools; and
+``turnkey.opponent``, who plays the roles of an environment that the policy does not play."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from verl_turnkey.advantage.params import check, did_you_mean
+from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
+from verl_turnkey.envs.http import EndpointConfig
 from verl_turnkey.plugins.config.roles import (
     Code,
     CodeOrCommand,
@@ -172,3 +174,36 @@ class McpConfig:
         if not servers:
             return None
         return Servers(servers, self.shared, self.tools, self.message_bytes, start_timeout, call_timeout)
+
+
+SELF, RANDOM = "self", "random"
+"""opponents by name: the policy itself, and one that takes a random legal action"""
+
+
+@dataclass(frozen=True)
+class OpponentConfig(EndpointConfig):
+    """Address of a fixed model that plays the other roles."""
+
+    timeout: float = 120.0
+    """seconds that one attempt may take"""
+    cache_size: int = 0
+    """answers kept in memory; none, since every turn is a sample of its own"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(bool(self.model), "model", "the name of the model on the server", self.model)
+        check(self.cache is None and not self.cache_size, "cache", "null: each turn is another sample", self.cache)
+
+
+def read_opponent(value: str | Mapping[str, Any], key: str) -> str | OpponentConfig:
+    """The opponent that ``key`` has as its ``value``.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    if not isinstance(value, str):
+        return parse(OpponentConfig, dict(value), key)
+    if value not in (SELF, RANDOM):
+        expected = f"{SELF}, {RANDOM} or {{url: http://host:8000/v1, model: NAME}}"
+        raise ConfigError(f"{key}: expected {expected}, got {value!r}{did_you_mean(value, (SELF, RANDOM))}")
+    return value

@@ -17,7 +17,7 @@ from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, pars
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.prompting.actions import CALLS, FORMATS
 from verl_turnkey.envs.prompting.prompts import KEY, LINE, LINE_FIELDS, ExampleTurn, check_fields
-from verl_turnkey.plugins.config.agent import AgentConfig, McpConfig
+from verl_turnkey.plugins.config.agent import SELF, AgentConfig, McpConfig, OpponentConfig, read_opponent
 from verl_turnkey.plugins.config.presets import PresetConfig
 from verl_turnkey.plugins.config.roles import (
     Apart,
@@ -223,6 +223,11 @@ class TurnkeyConfig:
     env: EnvConfig = field(default_factory=EnvConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     mcp: McpConfig = field(default_factory=McpConfig)
+    opponent: Played[str | dict[str, Any]] = SELF
+    """who plays the other roles of an environment with several; self: the policy; random: a legal action; or a model:
+    {url: http://host:8000/v1, model: NAME, api_key_env: VARIABLE}"""
+    val_opponent: Played[str | dict[str, Any] | None] = None
+    """the same in validation and evaluation; null: as in training"""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
@@ -238,6 +243,16 @@ class TurnkeyConfig:
     """your own estimators and environments: dotted modules or .py files"""
     ignore: Apart[list[str]] = field(default_factory=list)
     """ids of rules whose refusals become warnings and whose warnings are silenced"""
+
+    def __post_init__(self) -> None:
+        for validation in (False, True):
+            self.opponent_of(validation)
+
+    def opponent_of(self, validation: bool) -> str | OpponentConfig:
+        """Who plays the other roles; ``validation``: in validation and evaluation."""
+        if validation and self.val_opponent is not None:
+            return read_opponent(self.val_opponent, "val_opponent")
+        return read_opponent(self.opponent, "opponent")
 
 
 def turnkey_config(config: Mapping[str, Any]) -> TurnkeyConfig:

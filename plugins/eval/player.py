@@ -108,10 +108,13 @@ class Player:
 
 def outcome(outputs: list[Any]) -> dict[str, Any]:
     """The result of a played episode, from its rows: ``success``, ``env_return``, ``composed_return`` and the sum of
-    each component, turns, rates, tokens of the model, their digest (equal for equal responses), and seconds."""
+    each component, turns, rates, tokens of the model, their digest (equal for equal responses), seconds, and where there
+    are roles the outcomes of those that the model played."""
     info = outputs[-1].extra_fields["reward_extra_info"]
     steps = [step for row in outputs for step in row.extra_fields["turnkey"]["steps"]]
     last = max(steps, key=lambda step: step["step"])  # each conversation of an agent has rows of its own
+    extras = [step["extra"] for step in steps]
+    outcomes = {str(extra["role"]): extra["role_outcome"] for extra in extras if "role_outcome" in extra}
     written = [token for row in outputs for token, own in zip(row.response_ids, row.response_mask, strict=True) if own]
     return {
         "success": bool(info["acc"]),
@@ -124,6 +127,7 @@ def outcome(outputs: list[Any]) -> dict[str, Any]:
         "unparsed_rate": info["unparsed_rate"],
         "tokens": len(written),
         "digest": text_digest(str(written)),
+        **({"outcomes": outcomes} if outcomes else {}),
         "seconds": round(sum(output.metrics.generate_sequences + output.metrics.tool_calls for output in outputs), 3),
     }
 

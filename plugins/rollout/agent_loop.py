@@ -7,6 +7,7 @@ fails: a failed episode is exactly one masked row with the reason.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from time import perf_counter
@@ -26,8 +27,9 @@ from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ActionReader, ToolsReader, action_reader
 from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching, Budget, Cost, Trajectory
 from verl_turnkey.plugins.rollout.columns import ROLE, TURN_LIMIT, countable, extras, hint_line, skill_line, turn_limit
-from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
+from verl_turnkey.plugins.rollout.episode import Episode, Generated, Opening, PlayedStep, Prompt, RowBuilder
 from verl_turnkey.plugins.rollout.generation import Query, generate, group_member, was_cut
+from verl_turnkey.plugins.rollout.opponents import OtherTurn, opponents_of
 from verl_turnkey.plugins.rollout.prompts import (
     ConversationPrompts,
     Prompts,
@@ -105,9 +107,8 @@ class EnvAgentLoop(AgentLoopBase):
         member = group_member(self.shared, kwargs)  # before the first await: the rollouts of a task begin together
         try:
             task = self._task(kwargs)
-            hint = hint_line(kwargs) + skill_line(kwargs, self.options.skill)
             with_policy = await self._with_policy(task, sampling_params, users)
-            trajectory = await self._play(episode, self._sampling(sampling_params), with_policy, branching, hint)
+            trajectory = await self._play(episode, self._sampling(sampling_params), with_policy, branching, kwargs)
             await episode.apply_rewards(self.shared.rewards, kwargs, member)
             if branching is not None:
                 await branching.finished()
@@ -176,10 +177,10 @@ class EnvAgentLoop(AgentLoopBase):
         sampling_params: dict[str, Any],
         task: Task,
         branching: Branching | None,
-        hint: str = "",
+        row: dict[str, Any],
     ) -> Trajectory:
-        """Start the environment and play to the end of the episode."""
-        started = perf_counter()
+        """Start the environment and play to the end of the episode; ``row``: the data row."""
+        started, hint = perf_counter(), hint_line(row) + skill_line(row, self.options.skill)
         running = await self.shared.pool.start(task.env_id, task.kwargs, task.seed)
         episode.seconds_waiting = running.waited
         episode.seconds_start = perf_counter() - started - running.waited
@@ -188,6 +189,26 @@ class EnvAgentLoop(AgentLoopBase):
             episode.task, episode.roles = seen.info["task"], seen.info.get("roles", ())
             self.turn_limit = turn_limit(self.options.max_turns, seen.info.get(TURN_LIMIT))
             reader = await self._reader(seen, task)
+            validation = bool(row.get(VALIDATION))
+            opponents = opponents_of(
+                self.shared.opponents[validation],
+                episode.roles,
+                task.seed,
+                f"{'' if validation else row['uid']}/{row['session_id']}",  # in validation the same moves each time
+                settings=self.prompt_settings,
+                reader=reader,
+                tokenizer=self.tokenizer,
+                task=episode.task,
+                max_tokens=sampling_params["max_tokens"],
+                max_turns=self.options.max_turns,
+            )
+            if opponents is not None:
+                seen, turns = await opponents.play(running, seen)
+                if seen.terminated or seen.truncated:
+                    raise EnvironmentFailure("opponent", f"the episode ended before {opponents.seat!r} moved")
+                episode.opening = Opening(turns, seen.paid, seen.info.pop("outcome", {}))
+                seen.info.pop("rewards", None)
+                episode.task = seen.info["task"] or episode.task
 
             def prompts_of(first: Answer, tools: list[dict[str, Any]] | None) -> Prompts:
                 settings = replace(self.prompt_settings, role=first.role, tools=tools)
@@ -198,6 +219,7 @@ class EnvAgentLoop(AgentLoopBase):
             trajectory = Trajectory(
                 episode, prompts, reader, seen, uuid4().hex, sampling_params, self.options.max_turns, running
             )
+            trajectory.opponents = opponents
             await self._walk(trajectory, branching)
             return trajectory
         finally:
@@ -226,10 +248,12 @@ class EnvAgentLoop(AgentLoopBase):
             admissible = trajectory.seen.info["admissible"]
             parsed = await trajectory.reader.read(turn.ids, turn.text, admissible, prompt.ids, cut)
             started = perf_counter()
-            answer = await answer_turn(trajectory, parsed, self.worker_tools)
+            answer, others = await answer_turn(trajectory, parsed, self.worker_tools), []
+            if trajectory.opponents is not None:
+                answer, others = await trajectory.opponents.play(trajectory.environment, answer)
             seconds = perf_counter() - started
             tools = answer.info.pop("tools", None)
-            trajectory.add(self._step(trajectory, prompt, turn, parsed, answer, seconds), answer)
+            trajectory.add(self._step(trajectory, prompt, turn, parsed, answer, seconds, others), answer)
             if not (answer.terminated or answer.truncated):
                 await guarded(trajectory.prompts.heard, turn, parsed)
                 if tools and isinstance(trajectory.reader, ToolsReader):
@@ -261,6 +285,7 @@ class EnvAgentLoop(AgentLoopBase):
         parsed: ParsedAction,
         answer: Answer,
         seconds: float,
+        others: Sequence[OtherTurn] = (),
     ) -> PlayedStep:
         """The step from the state of ``trajectory`` to the ``answer``; its ``success`` is set when the episode ends."""
         t, seen = len(trajectory.episode.steps), trajectory.seen
@@ -301,6 +326,7 @@ class EnvAgentLoop(AgentLoopBase):
             reward=answer.reward,
             pays=answer.paid,
             outcome=answer.info.get("outcome", {}),
+            others=others,
         )
 
     def _anchor(self, state: Answer) -> str | int:

@@ -21,6 +21,7 @@ from verl_turnkey.envs.prompting.prompts import SummaryError
 from verl_turnkey.envs.rewards import RewardError
 from verl_turnkey.plugins.rollout.action_reader import ActionReader
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt
+from verl_turnkey.plugins.rollout.opponents import Opponents
 from verl_turnkey.plugins.rollout.prompts import PromptError, Prompts
 from verl_turnkey.plugins.rollout.strategies import SCORE, Ask, Fork, ForkPoint, Strategy
 
@@ -148,6 +149,8 @@ class Trajectory:
     """of its next turn, once it is built; branches that begin there use it, too"""
     waiting: dict[Any, dict[str, Any]] = field(default_factory=dict)
     """role -> note and results of its last turn, until it moves again"""
+    opponents: Opponents | None = None
+    """who play the other roles; None: the policy plays all"""
     trained: bool = True
     begins: int = -1
     """number of steps before the fork at which it begins; -1: it does not begin at a fork"""
@@ -167,7 +170,8 @@ class Trajectory:
         ]
         return replace(
             self,
-            episode=Episode(steps, self.episode.task, self.episode.roles, branch=branch),
+            episode=Episode(steps, self.episode.task, self.episode.roles, self.episode.opening, branch=branch),
+            opponents=self.opponents and self.opponents.fork(),
             prompts=self.prompts.fork(),
             turns=turns,
             environment=None,
@@ -231,6 +235,7 @@ class Trajectory:
         self.reader, other.reader = other.reader, self.reader
         self.seen, other.seen = other.seen, self.seen
         self.waiting, other.waiting = other.waiting, self.waiting
+        self.opponents, other.opponents = other.opponents, self.opponents
         self.environment, other.environment = other.environment, self.environment
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.workers.rollout.replica import TokenOutput
@@ -17,6 +17,9 @@ from verl_turnkey.plugins.credit.rows import BREAK, CACHED, OBSERVED
 from verl_turnkey.plugins.log.schema import COMPONENT
 from verl_turnkey.plugins.rollout.columns import ROLE, ROLE_OUTCOME
 from verl_turnkey.plugins.rollout.merging import merge_rows, without_steps
+
+if TYPE_CHECKING:
+    from verl_turnkey.plugins.rollout.opponents import OtherTurn
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,8 @@ class PlayedStep:
     """role -> what the environment's answer pays it, on its last turn so far"""
     outcome: Mapping[str, float] = field(default_factory=dict)
     """role -> the part of that which is for the episode as a whole"""
+    others: Sequence[OtherTurn] = ()
+    """turns of roles that the policy does not play, between it and the next one"""
 
     @property
     def role(self) -> Any:
@@ -135,6 +140,15 @@ class PlayedStep:
         return {} if tokens is None else {CACHED: [tokens / len(self.prompt.ids)]}
 
 
+@dataclass(frozen=True)
+class Opening:
+    """What others did before the policy's first turn."""
+
+    turns: Sequence[OtherTurn] = ()
+    pays: Mapping[str, float] = field(default_factory=dict)
+    outcome: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass
 class Episode:
     """The steps played so far."""
@@ -143,6 +157,8 @@ class Episode:
     task: str = ""
     roles: Sequence[str] = ()
     """those that the environment declares"""
+    opening: Opening | None = None
+    """what came before the first step where others play the other roles; None: the policy plays all"""
     success: bool = False
     rewards: dict[str, float] = field(default_factory=dict)
     """sum of each reward component over the episode, by label, including those with a column"""
@@ -165,10 +181,12 @@ class Episode:
         """End the episode and write its success to every step.
 
         ``success``: the environment's last ``info["success"]``. If None, an episode is a success if it terminated with
-        a positive reward; with outcomes by role, if that of the role that moved first is positive.
+        a positive reward; with outcomes by role, if that of the role that moved first is positive. Where others play
+        the other roles, the policy's outcome counts even then, since an environment does not know its role.
         """
         last = self.steps[-1].record
-        if len(self.roles) > 1 and (outcome := self._pay()) and success is None:
+        outcome = self._pay() if len(self.roles) > 1 else {}
+        if outcome and (success is None or self.opening is not None):
             success = outcome.get(self.steps[0].role, 0.0) > 0
         self.success = success if success is not None else last["terminated"] and last["reward"] > 0
         for step in self.steps:
@@ -180,8 +198,11 @@ class Episode:
         May be called again, when the episode goes on or has another last turn.
         """
         rewards, last = [step.reward for step in self.steps], dict[Any, int]()
-        outcome: dict[str, float] = {}
-        early: dict[str, float] = {}  # before a role's first turn, which is paid then; what is left never moved
+        opening = self.opening or Opening()
+        outcome: dict[str, float] = {**opening.outcome}
+        early: dict[str, float] = {
+            **opening.pays
+        }  # before a role's first turn, which is paid then; what is left never moved
         for t, step in enumerate(self.steps):
             last[step.role] = t
             rewards[t] += early.pop(step.role, 0.0)

@@ -19,6 +19,7 @@ from verl_turnkey.plugins.notices import failure_kind
 
 if TYPE_CHECKING:
     from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep
+    from verl_turnkey.plugins.rollout.opponents import OtherTurn
 
 VALIDATION = "turnkey_validation"
 """field that marks data rows of a validation"""
@@ -73,13 +74,19 @@ class TrajectoryLog:
         if self.tables is None or not (failed or chosen(group, share)):
             return
         extra_info = row.get("extra_info") or {}
-        players = episode.players
+        players, opening = episode.players, episode.opening.turns if episode.opening else ()
         records = [] if failed else [output.extra_fields["turnkey"] for output in outputs]
         logged = Logged(
             # Without the ids and log-probs of whole conversations, which would wait in memory with the episode.
             episode=replace(episode, steps=[]),
             turns=[
-                _Turn.of(step, players.index(players[t]) == t, t > 0 and players[t] == players[t - 1], self._lengths)
+                _Turn.of(
+                    step,
+                    players.index(players[t]) == t,
+                    t > 0 and players[t] == players[t - 1],
+                    self._lengths,
+                    opening if t == 0 else (),
+                )
                 for t, step in enumerate(episode.steps)
             ],
             rollout=f"{group}_{row['session_id']}",
@@ -122,10 +129,14 @@ class _Turn(NamedTuple):
     """what the agent saw before the first turn, or where another role moved before; None: the answer of then"""
     answer: str
     oldest: int | None
+    opponents: str | None
+    """turns of others, JSON"""
 
     @classmethod
-    def of(cls, step: PlayedStep, first: bool, follows: bool, lengths: bool) -> _Turn:
-        """``first``: of its role. ``follows``: a turn of the same role."""
+    def of(
+        cls, step: PlayedStep, first: bool, follows: bool, lengths: bool, opening: Sequence[OtherTurn] = ()
+    ) -> _Turn:
+        """``first``: of its role. ``follows``: a turn of the same role. ``opening``: turns of others before it."""
         prompt, turn = step.prompt, step.turn
         columns = {
             "parse_note": step.invalid,
@@ -147,6 +158,9 @@ class _Turn(NamedTuple):
             None if follows else step.observation,
             step.answer,
             turn.extra_fields.get("min_global_steps"),
+            json.dumps([{**turn.logged, "before": True} for turn in opening] + [turn.logged for turn in step.others])
+            if opening or step.others
+            else None,
         )
 
 
@@ -181,7 +195,10 @@ class Logged:
     @property
     def size(self) -> int:
         """Approximate bytes in memory: a character takes one to four, an id in a list eight."""
-        texts = sum(len(turn.text) + len(turn.observation or "") + len(turn.answer) for turn in self.turns)
+        texts = sum(
+            len(turn.text) + len(turn.observation or "") + len(turn.answer) + len(turn.opponents or "")
+            for turn in self.turns
+        )
         return 2 * texts + sum(8 * (len(turn.prompt) + len(turn.response or ())) + _OF_TURN for turn in self.turns)
 
     def tables(self) -> Iterator[Rows]:
@@ -263,6 +280,7 @@ class Logged:
             "observation": [turn.answer for turn in self.turns],
             "task_text": [None if t else self.episode.task for t in range(len(self.turns))],
             "first_observation": [turn.observation for turn in self.turns],
+            "opponents": [turn.opponents for turn in self.turns],
         }
 
     def _end(self, ids: Sequence[int]) -> str:

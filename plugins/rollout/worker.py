@@ -31,6 +31,7 @@ from verl_turnkey.plugins.log.writer import Counts
 from verl_turnkey.plugins.notices import Failures, InvalidActions
 from verl_turnkey.plugins.rollout.action_reader import ACT, action_reader, check_tool_template
 from verl_turnkey.plugins.rollout.branching import Allowance
+from verl_turnkey.plugins.rollout.opponents import endpoint_of
 from verl_turnkey.plugins.rollout.strategies import Strategy, most_clones, read_strategy
 from verl_turnkey.plugins.rollout.token_spans import check_spaces
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
@@ -62,6 +63,7 @@ class WorkerProcess:
         self.summarize = load_function(rollout.summary, "turnkey.rollout.summary") if rollout.summary else None
         import_modules(self.turnkey.modules)  # they may hold reward components
         self.rewards = compose(reward_entries(config, self.turnkey))
+        self.opponents = [endpoint_of(self.turnkey.opponent_of(validation)) for validation in (False, True)]
         self.groups = Groups()
         self._selected = selected = read_strategy(rollout.strategy)
         self.strategy: Strategy | None = None if selected is None else selected[1]

@@ -26,7 +26,7 @@ OUTCOMES = ("solved", "unsolved", "failed")
 SPAN = re.compile(r"\s*(?:(\d*)\s*-\s*(\d*)|(\d+))\s*")
 """10-20, 10-, -20 or 12"""
 INTERNAL = ("at", "reason", "trained_turn", "step", "segment", "episode")
-TEXTS = ("prompt_tail", "response", "observation", "task_text", "first_observation")
+TEXTS = ("prompt_tail", "response", "observation", "task_text", "first_observation", "opponents")
 
 
 # --- which episodes ---------------------------------------------------------------------------------------------------

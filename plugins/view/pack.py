@@ -228,7 +228,7 @@ def _texts(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int,
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a group without texts says so itself
             table = read(run.folder, "texts", [step])
-        names = ("episode", "turn", "token_lengths", "prompt_tail", "response", "observation")
+        names = ("episode", "turn", "token_lengths", "prompt_tail", "response", "observation", "opponents")
         for episode, turn, lengths, *texts in zip(*(table[name].tolist() for name in names), strict=True):
             here = row.get((at.get(episode, -1), turn))
             if here is not None and int(of_turn[here]) in wanted:
@@ -237,13 +237,13 @@ def _texts(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int,
                     of_tokens[here]["lengths"] = lengths.tolist()
         for g in [g for g in unfinished if last[g] <= step]:
             by_turn = unfinished.pop(g)
-            turn_texts = [by_turn.get(i, (None, None, None)) for i in rows_of[g].tolist()]
+            turn_texts = [by_turn.get(i, (None,) * 4) for i in rows_of[g].tolist()]
             interned = _interned([text for texts in turn_texts for text in texts])  # in order: repeats lie close
             codes = interned["codes"]
-            names = ("prompt", "response", "observation")
+            names = ("prompt", "response", "observation", "opponents")
             tokens = {n: of_tokens.get(i) for n, i in enumerate(rows_of[g].tolist())}
             tokens = {n: numbers for n, numbers in tokens.items() if numbers and "lengths" in numbers}
-            columns = {name: codes[i::3] for i, name in enumerate(names)}
+            columns = {name: codes[i::4] for i, name in enumerate(names)}
             yield g, squeeze({"values": interned["values"], "tokens": tokens, **columns})
 
 

@@ -6,6 +6,7 @@ markup.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,8 @@ def lines(talk: Conversation, full: float, *, whole: bool = False) -> Iterator[T
     elif "prompt_tail" in start:  # of an earlier version
         yield _labelled("prompt", start["prompt_tail"], most)
     for turn in talk.turns:
+        others = json.loads(turn.get("opponents", "[]"))
+        yield from (_other(other, most) for other in others if "before" in other)
         yield _head(turn, full)
         if "response" in turn:
             thoughts, answer = split_thoughts(turn["response"])
@@ -83,6 +86,7 @@ def lines(talk: Conversation, full: float, *, whole: bool = False) -> Iterator[T
                 yield _labelled("thoughts", thoughts.strip(), most, "dim italic")
             yield _labelled("model", (answer or "").strip(), most)
         yield _labelled("action", turn.get("action", "none"), most, "" if "action" in turn else "dim")
+        yield from (_other(other, most) for other in others if "before" not in other)
         if "observation" in turn:
             yield _labelled("environment", turn["observation"], most)
     number = episode.get("turns", len(talk.turns))
@@ -109,6 +113,12 @@ def _head(turn: dict[str, Any], full: float) -> Text:
     if not turn.get("valid"):
         head.append(f"  invalid: {plain(turn.get('parse_note', 'no reason is logged'), True)}", "red")
     return head
+
+
+def _other(turn: dict[str, Any], most: float) -> Text:
+    """A turn of a role that the policy does not play."""
+    action = turn.get("action") or f"invalid ({turn['invalid']})"
+    return _labelled("opponent", f"{turn['role']} ({turn['by']}): {action}", most)
 
 
 def _labelled(label: str, text: str, most: float, style: str = "") -> Text:

@@ -32,6 +32,7 @@ export function article({ run, part, group, e, t, i, seen }) {
   const note = group.at("parse_note", i);
   const called = calls(action);
   const trained = group.at("trained_by", i);
+  const others = JSON.parse(group.text("opponents", i) ?? "[]");
   return h(
     "article",
     { class: `turn ${tone(value, run.full)}`, tabindex: -1, "aria-label": `turn ${t}` },
@@ -50,16 +51,23 @@ export function article({ run, part, group, e, t, i, seen }) {
     value === null ? null : parts(run, group, all, i),
     trained === null ? null : h("p", { class: "hint shared" }, "Shared, trained once: in ", otherWay(run, trained, t), "."),
     note ? h("p", { class: "note" }, "The parser: ", told(note)) : null,
+    others.filter((other) => other.before).map(ofOther),
     prompt && t === 0 ? promptChat(prompt, run.templates) : null,
     prompt && t > 0
       ? h("details", {}, h("summary", {}, "end of the prompt"), h("div", { class: "said prompt" }, passage(prompt)))
       : null,
     said === null ? null : section("response", "response", said, shaded(said, group.tokens(i)) ?? spoken(said, run.thoughts)),
     called,
+    others.filter((other) => !other.before).map(ofOther),
     answer === null ? null : section("observation", called ? "tool results" : "environment", answer, passage(answer)),
     rewards(group, i),
     compared(run, part, group, i, seen),
   );
+}
+
+/** A turn of a role that the policy does not play. */
+function ofOther({ role, by, response, invalid }) {
+  return section("opponent", `opponent ${role} (${by})${invalid ? `, invalid: ${invalid}` : ""}`, response);
 }
 
 /** A link to the turn in another way through the same rollout. */
