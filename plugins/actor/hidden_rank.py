@@ -25,12 +25,10 @@ from verl.utils import tensordict_utils as tu
 
 from verl_turnkey.advantage import Modification
 from verl_turnkey.losses.turns import row_offsets
-from verl_turnkey.plugins.credit.trainer_columns import OF_RANK, RANK
+from verl_turnkey.plugins.credit.trainer_columns import OF_RANK, RANK, STRIDE, WINDOW
 from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta
 
-STRIDE, WINDOW = "turnkey_rank_stride", "turnkey_rank_window"
-"""entries of a batch's ``extra_info``, in the pass that measures alone"""
 EMBEDDINGS = ("embed_tokens", "wte", "embed_in")
 NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 EPS = 1e-8

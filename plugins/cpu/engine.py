@@ -3,12 +3,14 @@
 In conversations most tokens are the environment's: of 8,000 tokens a step perhaps 1,000 are the policy's own. verl
 computes logits for all of them, and with a vocabulary of 50,000 and a small model that is most of a step. Here the
 output layer sees the positions whose next token is in the loss mask. Log-probabilities, entropies and gradients there
-are verl's own; elsewhere they are 0, where no loss, metric or ratio reads them.
+are verl's own; elsewhere they are 0, where no loss, metric or ratio reads them. Rows that begin alike are computed once
+where that is cheaper (:mod:`.prefixes`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 import torch
@@ -19,7 +21,9 @@ from verl.utils.torch_functional import logprobs_from_logits
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 from verl_turnkey.losses.turns import like, row_offsets
+from verl_turnkey.plugins.cpu import prefixes
 from verl_turnkey.plugins.credit.metrics import LEARNED
+from verl_turnkey.plugins.credit.trainer_columns import STRIDE
 
 
 def free_memory() -> None:
@@ -45,24 +49,45 @@ class ValueEngine(FreesMemory, FSDPEngineWithValueHead):
 # What computes or needs logits in another way than the plain padded batch does.
 OTHER_PATHS = {"use_remove_padding": True, "use_fused_kernels": False, "distillation_use_topk": False}
 
+SHARED_PREFIXES = "TURNKEY_SHARED_PREFIXES"
+"""environment variable: "0" computes every row from its first token"""
+HIDDEN_SIZE, IS_TREE = "turnkey_hidden_size", "turnkey_is_tree"
+"""entries of a batch whose micro-batches may be trees, and of a micro-batch that is one"""
+
 
 class SparseLogitsEngine(FreesMemory, FSDPEngineWithLMHead):
     """``FSDPEngineWithLMHead`` for padded batches; any other batch goes the parent's way."""
 
     _positions: torch.Tensor | None = None
     """of the present micro-batch, in the flattened (rows, longest) grid; None: all"""
+    _states: torch.Tensor | None = None
+    """the same, in what the model computes: the grid, or the nodes of a tree"""
     _hooked = False
+
+    def forward_backward_batch(self, data: TensorDict, *args: Any, **kwargs: Any) -> Any:
+        tensordict_utils.assign_non_tensor(data, **{HIDDEN_SIZE: self._shared(data), IS_TREE: False})
+        return super().forward_backward_batch(data, *args, **kwargs)
+
+    def _shared(self, data: TensorDict) -> int:
+        """The model's hidden size if its micro-batches may be trees of tokens (see :func:`tree_parts`), else 0."""
+        config = self.module.config  # pyright: ignore[reportAttributeAccessIssue]
+        if os.environ.get(SHARED_PREFIXES, "1") != "1" or STRIDE in data or other_path(data):
+            return 0
+        if not prefixes.takes_trees(config) or used_positions(data) is None:
+            return 0
+        return config.hidden_size if prefixes.has_plain_positions(data["input_ids"], data["position_ids"]) else 0
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         if not self._hooked:
             self.module.get_output_embeddings().register_forward_pre_hook(self._select)  # pyright: ignore[reportAttributeAccessIssue]
             self._hooked = True
-        settings = (
-            tensordict_utils.get_non_tensor_data(micro_batch, key=key, default=default)
-            for key, default in OTHER_PATHS.items()
-        )
-        self._positions = None if any(settings) else used_positions(micro_batch)
-        return super().prepare_model_inputs(micro_batch)  # pyright: ignore[reportAttributeAccessIssue]
+        self._positions = self._states = None if other_path(micro_batch) else used_positions(micro_batch)
+        inputs, output_args = super().prepare_model_inputs(micro_batch)  # pyright: ignore[reportAttributeAccessIssue]
+        if tensordict_utils.get_non_tensor_data(micro_batch, key=IS_TREE, default=False):
+            tree = prefixes.Tree.of(micro_batch["input_ids"])
+            self._states = tree.node.flatten()[self._positions]
+            inputs |= tree.inputs(self.module.config._attn_implementation)  # pyright: ignore[reportAttributeAccessIssue]
+        return inputs, output_args
 
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
@@ -89,11 +114,28 @@ class SparseLogitsEngine(FreesMemory, FSDPEngineWithLMHead):
         return outputs
 
     def _select(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
-        """Before the output layer: (rows, longest, width) becomes (1, positions, width)."""
-        if self._positions is None:
+        """Before the output layer: (rows, longest, width), or (1, nodes, width), becomes (1, positions, width)."""
+        if self._states is None:
             return None
         hidden, *others = inputs
-        return (hidden.flatten(0, 1)[None, self._positions], *others)
+        return (hidden.flatten(0, 1)[None, self._states], *others)
+
+
+def other_path(data: TensorDict) -> bool:
+    """Whether :data:`OTHER_PATHS` has a setting of ``data``."""
+    return any(tensordict_utils.get_non_tensor_data(data, key, default) for key, default in OTHER_PATHS.items())
+
+
+def tree_parts(data: TensorDict, padded: list[list[int]], limit: int) -> list[list[int]] | None:
+    """The rows of micro-batches that are trees of at most ``limit`` nodes; None where ``padded`` ones cost less."""
+    hidden_size = tensordict_utils.get_non_tensor_data(data, key=HIDDEN_SIZE, default=0)
+    if not hidden_size or (positions := used_positions(data)) is None:
+        return None
+    rows = [row.tolist() for row in data["input_ids"].unbind()]
+    used = (positions // max(map(len, rows))).bincount(minlength=len(rows)).tolist()
+    trees, cost = prefixes.by_prefix(rows, used, limit, hidden_size)
+    shapes = [(len(part), max(len(rows[row]) for row in part)) for part in padded]
+    return trees if cost < prefixes.cost(shapes, hidden_size) else None
 
 
 def used_positions(micro_batch: TensorDict) -> torch.Tensor | None:

@@ -91,6 +91,7 @@ def sort_by_length(prepare: Callable[..., Prepared]) -> Callable[..., Prepared]:
     from verl.utils import tensordict_utils
 
     from verl_turnkey.losses.turns import row_offsets
+    from verl_turnkey.plugins.cpu.engine import IS_TREE, tree_parts
 
     def prepare_micro_batches(data: TensorDict, dp_group: Any = None, **options: Any) -> Prepared:
         def setting(key: str, default: Any) -> Any:
@@ -105,6 +106,9 @@ def sort_by_length(prepare: Callable[..., Prepared]) -> Callable[..., Prepared]:
         if max(lengths) > limit:  # verl says so
             return prepare(data, dp_group=dp_group, **options)
         parts = by_length(lengths, limit)
+        if (trees := tree_parts(data, parts, limit)) is not None:
+            tensordict_utils.assign_non_tensor(data, **{IS_TREE: True})
+            parts = trees
         return [tensordict_utils.index_select_tensor_dict(data, part) for part in parts], parts
 
     return prepare_micro_batches

@@ -118,6 +118,8 @@ TEACHER, HAS_TEACHER = "teacher_log_prob", "has_teacher"
 without a text; and whether a row has one"""
 RANK = "turnkey_rank"
 """field of the queue: effective rank of a row's hidden states, its velocity and its acceleration, (B, 3)"""
+STRIDE, WINDOW = "turnkey_rank_stride", "turnkey_rank_window"
+"""entries of a batch's ``extra_info``, in the pass that measures :data:`RANK` alone"""
 GAP = Source((TEACHER, HAS_TEACHER, "old_log_probs"), _gap)
 TASK = "turnkey_task"
 """``envs.tasks.COLUMN``; every process that imports verl imports this file, and ``envs`` would bring gymnasium"""

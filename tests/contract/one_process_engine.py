@@ -10,8 +10,18 @@ from contract_tools import nested
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.utils.padding import response_from_nested
 
 VOCABULARY = 97
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 
 
 def micro_batch(rows: list[tuple[int, list[int]]], temperature: torch.Tensor, **settings: Any) -> TensorDict:
@@ -37,3 +47,20 @@ def engine(kind: type[FSDPEngineWithLMHead], model: torch.nn.Module) -> FSDPEngi
     made.engine_config = SimpleNamespace(entropy_checkpointing=False)
     made.get_data_parallel_group = lambda: None
     return made
+
+
+def step(kind: type[FSDPEngineWithLMHead], model: torch.nn.Module, batch: TensorDict) -> tuple[Any, list[torch.Tensor]]:
+    """Model outputs and gradients of a loss that uses all of them."""
+
+    def loss(model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: None) -> tuple[torch.Tensor, dict]:
+        mask = data["response_mask"].to_padded_tensor(0)
+        total = sum(
+            factor * (response_from_nested(value, data["response_mask"]).to_padded_tensor(0) * mask).sum()
+            for factor, value in zip((1.0, 0.3, 0.1), model_output.values(), strict=True)
+        )
+        return total, {}
+
+    model.zero_grad()
+    total, output = engine(kind, model).forward_step(batch, loss, forward_only=False)
+    total.backward()
+    return output["model_output"], [parameter.grad.clone() for parameter in model.parameters()]

@@ -12,7 +12,7 @@ import one_process_engine
 import pytest
 import torch
 from contract_tools import nested
-from one_process_engine import VOCABULARY, engine
+from one_process_engine import SHAPE, engine, step
 from tensordict import TensorDict
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 from verl.checkpoint_engine import CheckpointEngineRegistry
@@ -23,15 +23,6 @@ from verl.workers.utils.padding import response_from_nested
 from verl_turnkey.plugins.cpu.engine import SparseLogitsEngine, used_positions
 from verl_turnkey.plugins.credit.metrics import LEARNED
 
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-}
 MODELS = {
     "tied": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True)),
     "soft cap": lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, attn_implementation="eager")),
@@ -41,23 +32,6 @@ ROWS = [(3, [1, 1, 0, 0, 1]), (5, [0, 1, 1]), (2, [1])]  # tokens of the prompt,
 
 def micro_batch(rows: list[tuple[int, list[int]]] = ROWS) -> TensorDict:
     return one_process_engine.micro_batch(rows, torch.linspace(0.7, 1.3, len(rows)), calculate_sum_pi_squared=True)
-
-
-def step(kind: type[FSDPEngineWithLMHead], model: torch.nn.Module, batch: TensorDict) -> tuple[Any, list[torch.Tensor]]:
-    """Model outputs and gradients of a loss that uses all of them."""
-
-    def loss(model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: None) -> tuple[torch.Tensor, dict]:
-        mask = data["response_mask"].to_padded_tensor(0)
-        total = sum(
-            factor * (response_from_nested(value, data["response_mask"]).to_padded_tensor(0) * mask).sum()
-            for factor, value in zip((1.0, 0.3, 0.1), model_output.values(), strict=True)
-        )
-        return total, {}
-
-    model.zero_grad()
-    total, output = engine(kind, model).forward_step(batch, loss, forward_only=False)
-    total.backward()
-    return output["model_output"], [parameter.grad.clone() for parameter in model.parameters()]
 
 
 @pytest.mark.parametrize("name", MODELS)
