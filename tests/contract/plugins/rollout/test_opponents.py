@@ -19,7 +19,9 @@ from verl_turnkey.plugins.eval.player import outcome
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.rollout.turn_answer import seat_of
-from verl_turnkey.plugins.view.join import read
+from verl_turnkey.plugins.view import terminal
+from verl_turnkey.plugins.view.conversations import conversations
+from verl_turnkey.plugins.view.join import load, read
 
 RANDOM = "turnkey.opponent=random"
 
@@ -246,3 +248,14 @@ def test_the_log_names_the_opponent_beside_the_turn_that_it_followed(play, tmp_p
     assert "marked first" in opening["observation"]
     assert all("before" not in turn for turns in listed[1:] for turn in turns)
     assert list(texts["turn"]) == list(range(len(texts)))
+
+
+def test_the_terminal_shows_whose_turns_they_are(play, tmp_path: Path, model: JudgeServer):
+    """The opponent's before the policy's first, and after it the one that answered."""
+    play(calls, game(5, hands=1), at(model), f"turnkey.log.trajectories={tmp_path}/turnkey_log")
+    run = load(tmp_path)
+    (talk,) = conversations(run, [0])
+    lines = [line.plain for line in terminal.lines(talk, 1.0)]
+    labels = [line.split()[0] for line in lines]
+    assert labels.index("opponent") < labels.index("turn")
+    assert lines[labels.index("opponent")].split(None, 1)[1] == "first (fixed): bet"
