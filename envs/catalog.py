@@ -211,6 +211,15 @@ ADAPTERS = (
         samples=({}, {"categories": ["miss_func"], "turn_reward": 0.1}),
     ),
     Adapter(
+        "turnkey/OpenSpiel-v0",
+        f"{_HERE}.openspiel:OpenSpielText",
+        summary="OpenSpiel's games for two roles",
+        recipe="openspiel",
+        package="open-spiel",
+        without_dependencies=True,
+        samples=({"game": "tic_tac_toe"}, {}, {"game": "leduc_poker"}),
+    ),
+    Adapter(
         "turnkey/ScienceWorld-v0",
         f"{_HERE}.scienceworld:ScienceWorldText",
         summary="science experiments",

@@ -40,9 +40,9 @@ class EnvironmentFailure(RuntimeError):
 
     ``kind`` is one of ``make`` (unknown id, missing package or wrong arguments), ``reset``, ``step``, ``reward``,
     ``timeout``, ``process`` (its process died), ``closed``, ``clone``, ``images``, ``tools``, ``user`` (the simulated
-    user did not answer), ``host`` (the host is gone) and ``restarts`` (the host has lost too many processes to begin
-    another episode; ``HostPool`` then begins it elsewhere or later). Plain strings only, so that it crosses process
-    borders whatever the environment raised.
+    user did not answer), ``opponent`` (likewise, or it has no legal action), ``host`` (the host is gone) and
+    ``restarts`` (the host has lost too many processes to begin another episode; ``HostPool`` then begins it elsewhere
+    or later). Plain strings only, so that it crosses process borders whatever the environment raised.
     """
 
     def __init__(self, kind: str, message: str):

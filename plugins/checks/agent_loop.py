@@ -83,6 +83,15 @@ def _check_prompts(run: Run) -> None:
             refuse("template-without-summary", summary=options.summary, template=options.template)
 
 
+def check_opponents(run: Run) -> None:
+    """Refuse opponents that cannot play in this run; the probe sees whether the environment has roles for them."""
+    fmt = run.turnkey.rollout.action_format
+    for key, opponent in run.turnkey.opponents.items():
+        run.needs_our_loop("opponent-agent-loop", key=key, opponent=opponent)
+        if not isinstance(opponent, str) and fmt in CALLS:
+            refuse("opponent-calls", key=key, opponent=opponent, fmt=fmt)
+
+
 RUN = "turnkey.agent.run"
 LOCAL = ("127.", "localhost", "::1")
 """how addresses of this machine alone begin"""

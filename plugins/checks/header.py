@@ -373,6 +373,7 @@ LINES: tuple[tuple[str, Callable[[Run], str]], ...] = (
     ("steps", _steps),
     ("agent loop", _agent_loops),
     ("environment", _environment),
+    ("opponent", lambda run: "; ".join(f"{opponent} ({key})" for key, opponent in run.turnkey.opponents.items())),
     ("examples", _examples),
     ("sampling", lambda run: _sampling(run.rollout)),
     ("strategy", _strategy),

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import DictConfig
 
 from verl_turnkey.envs.answers import Answer, Info
-from verl_turnkey.envs.errors import EnvironmentFailure
+from verl_turnkey.envs.errors import EnvironmentFailure, JudgeError
 from verl_turnkey.envs.hosting.host import CLOSE_SECONDS, RESET_KEY, STEP_KEY, fingerprint
 from verl_turnkey.envs.hosting.workers import ProcessWorker
+from verl_turnkey.envs.http import chat_endpoint
 from verl_turnkey.envs.prompting.actions import TOOLS
 from verl_turnkey.envs.rewards import RewardStep
 from verl_turnkey.envs.tasks import Task
@@ -26,6 +28,7 @@ from verl_turnkey.plugins.checks.data import check_answer, first_task, task_file
 from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse, warn
 from verl_turnkey.plugins.checks.first_prompt import measure
 from verl_turnkey.plugins.checks.resources import check_takes_images
+from verl_turnkey.plugins.config.agent import RANDOM, SELF
 from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, credit_modify, estimator_of, turnkey_config
 from verl_turnkey.plugins.rollout.columns import countable
 from verl_turnkey.plugins.rollout.strategies import Strategy, StrategySpec, read_strategy
@@ -48,7 +51,8 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
         observation, info, columns_given = asyncio.run(play(turnkey, task, before, forks))
     except EnvironmentFailure as failure:
         raise _refusal(task, failure) from None
-    if len(roles := info.get("roles", ())) > 1:
+    _check_opponents(config, turnkey, task, info)
+    if len(roles := info.get("roles", ())) > 1 and turnkey.opponent_of(False) == SELF:
         _warn_of_mixed_roles(config, roles)
         _refuse_branches(strategy, roles)
     if strategy is not None and getattr(strategy[1], "needs_answer", False):
@@ -62,6 +66,23 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
     else:
         measure(config, turnkey, observation, info)
     return columns_given
+
+
+def _check_opponents(config: DictConfig, turnkey: TurnkeyConfig, task: Task, info: Info) -> None:
+    """Refuse opponents that have no role or no legal actions in the first task, and those that do not answer now."""
+    for key, opponent in turnkey.opponents.items():
+        if len(info.get("roles", ())) < 2:
+            refuse("opponent-without-roles", key=key, opponent=opponent, env_id=task.env_id)
+        elif opponent == RANDOM and not info["admissible"]:
+            refuse("opponent-random", key=key, env_id=task.env_id)
+        if isinstance(opponent, str):
+            continue
+        tokens = turnkey.rollout.max_tokens_per_turn or config.actor_rollout_ref.rollout.response_length
+        question = {"messages": [{"role": "user", "content": "Answer with one word."}], **opponent.limit(tokens)}
+        try:
+            asyncio.run(chat_endpoint(replace(opponent, retries=0), "the opponent").ask(question))
+        except JudgeError as error:
+            refuse("opponent-unanswered", key=key, error=error)
 
 
 def _warn_of_mixed_roles(config: DictConfig, roles: Sequence[str]) -> None:

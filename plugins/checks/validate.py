@@ -138,6 +138,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         check(algorithm.check_recorded, run)
     check(agent_loop.check_agent, run)
     check(agent_loop.check_mcp, run)
+    check(agent_loop.check_opponents, run)
     if OURS in loops and not findings.errors:
         run = run if loops == {OURS} else replace(run, files=[])
         agent_loop.check_agent_loop(run, reward_columns, strategy_columns)

@@ -194,6 +194,13 @@ class OpponentConfig(EndpointConfig):
         check(bool(self.model), "model", "the name of the model on the server", self.model)
         check(self.cache is None and not self.cache_size, "cache", "null: each turn is another sample", self.cache)
 
+    def __str__(self) -> str:
+        return f"{self.model} at {self.url}"
+
+    def limit(self, tokens: int) -> dict[str, int]:
+        """The field of a request that lets the model write at most ``tokens``, unless ``params`` limits it."""
+        return {} if {"max_tokens", "max_completion_tokens"} & {*self.params} else {"max_tokens": tokens}
+
 
 def read_opponent(value: str | Mapping[str, Any], key: str) -> str | OpponentConfig:
     """The opponent that ``key`` has as its ``value``.

@@ -140,6 +140,12 @@ def agent_loop(config: DictConfig, _use_critic: bool) -> Change | None:
     return change("agent-selected")
 
 
+def evaluated_opponent(config: DictConfig) -> None:
+    """An evaluation plays as validation does: the opponents of training are not asked."""
+    if (opponent := OmegaConf.select(config, "turnkey.val_opponent")) is not None:
+        OmegaConf.update(config, "turnkey.opponent", opponent, merge=False)
+
+
 OF_OUR_TRAINERS: tuple[Callable[[DictConfig, bool], Change | None], ...] = (
     agent_loop,
     home_folders,

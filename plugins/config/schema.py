@@ -248,6 +248,13 @@ class TurnkeyConfig:
         for validation in (False, True):
             self.opponent_of(validation)
 
+    @property
+    def opponents(self) -> dict[str, str | OpponentConfig]:
+        """Key -> opponent, without ``self`` and without a ``val_opponent`` that is the one of training."""
+        keys = {"turnkey.opponent": self.opponent_of(False)}
+        keys |= {} if self.val_opponent is None else {"turnkey.val_opponent": self.opponent_of(True)}
+        return {key: opponent for key, opponent in keys.items() if opponent != SELF}
+
     def opponent_of(self, validation: bool) -> str | OpponentConfig:
         """Who plays the other roles; ``validation``: in validation and evaluation."""
         if validation and self.val_opponent is not None:

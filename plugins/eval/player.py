@@ -108,8 +108,8 @@ class Player:
 
 def outcome(outputs: list[Any]) -> dict[str, Any]:
     """The result of a played episode, from its rows: ``success``, ``env_return``, ``composed_return`` and the sum of
-    each component, turns, rates, tokens of the model, their digest (equal for equal responses), seconds, and where there
-    are roles the outcomes of those that the model played."""
+    each component, turns, rates, tokens of the model, their digest (equal for equal responses), seconds, and the
+    outcome of each role that the model played, where there are several."""
     info = outputs[-1].extra_fields["reward_extra_info"]
     steps = [step for row in outputs for step in row.extra_fields["turnkey"]["steps"]]
     last = max(steps, key=lambda step: step["step"])  # each conversation of an agent has rows of its own

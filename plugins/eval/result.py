@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -62,7 +62,8 @@ def result(
         samples_per_task: requested samples of each task, finished or not.
 
     Returns:
-        ``success`` and ``pass_at`` with intervals over tasks, means of the other numbers of a sample, ``failed`` with
+        ``success`` and ``pass_at`` with intervals over tasks, means of the other numbers of a sample, ``roles`` with
+        shares of wins, draws and losses of each role that the model played, if there are several, ``failed`` with
         reasons, ``complete``, and ``tasks``: each task with its numbers of finished and of solved samples.
     """
     played = [finished for finished in samples.values() if finished]
@@ -78,6 +79,7 @@ def result(
         "success": _interval(stats.success(solved, numbers)) if played else None,
         "pass_at": {str(k): score for k in powers(samples_per_task) if (score := _pass_at(solved, numbers, k))},
         **{name: _mean([[sample[name] for sample in finished] for finished in played]) for name in (*MEANS, *parts)},
+        **({"roles": roles} if (roles := _roles(played)) else {}),
         "failed": {
             "samples": len(failures),
             "share": len(failures) / total,
@@ -88,6 +90,31 @@ def result(
             {**task, "samples": len(samples.get(i, ())), "solved": sum(s["success"] for s in samples.get(i, ()))}
             for i, task in enumerate(tasks)
         ],
+    }
+
+
+ENDS: Mapping[str, Callable[[float], bool]] = {
+    "win": lambda outcome: outcome > 0,
+    "draw": lambda outcome: outcome == 0,
+    "loss": lambda outcome: outcome < 0,
+}
+"""how an episode ends for a role, by its outcome"""
+
+
+def _roles(played: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Role -> its number of samples, and the share of each of ``ENDS`` with its interval over tasks."""
+    outcomes: dict[str, list[list[float]]] = {}
+    for finished in played:
+        for role in sorted({role for sample in finished for role in sample.get("outcomes", {})}):
+            of_task = [s["outcomes"][role] for s in finished if role in s.get("outcomes", {})]
+            outcomes.setdefault(role, []).append(of_task)
+    return {
+        role: {"samples": sum(map(len, tasks))}
+        | {
+            end: _interval(stats.success([sum(map(fits, of_task)) for of_task in tasks], [len(t) for t in tasks]))
+            for end, fits in ENDS.items()
+        }
+        for role, tasks in sorted(outcomes.items())
     }
 
 
@@ -121,6 +148,8 @@ def rows(numbers: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The lines of a table: quantity, value, interval. ``numbers``: of :func:`result`."""
     lines = [("success", numbers["success"], True)]
     lines += [(f"pass@{k}", score, True) for k, score in numbers["pass_at"].items() if k != "1"]
+    for role, of_role in numbers.get("roles", {}).items():
+        lines += [(f"{role}: {end}", of_role[end], True) for end in ENDS]
     lines += [(words, numbers[name], name in SHARES) for name, words in MEANS.items()]
     if len(parts := _components(numbers)) > 1:
         lines += [(f"composed return: {name.removeprefix(COMPONENT)}", numbers[name], False) for name in parts]

@@ -156,7 +156,7 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
     Raises:
         ConfigError: names the key to change.
     """
-    from verl_turnkey.plugins.checks.agent_loop import check_agent, check_agent_loop
+    from verl_turnkey.plugins.checks.agent_loop import check_agent, check_agent_loop, check_opponents
     from verl_turnkey.plugins.checks.data import check_harbor
     from verl_turnkey.plugins.checks.limits import check_turns
     from verl_turnkey.plugins.checks.rewards import check_rewards
@@ -164,11 +164,13 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
     config = composed(words)
     resolve.absolute_paths(config)
     resolve.agent_loop(config, False)
+    resolve.evaluated_opponent(config)
     turnkey = turnkey_config(config)
     import_modules(turnkey.modules)
     loops = [AGENT if turnkey.agent.run else "turnkey_env"]
     run = Run(config, turnkey, loops, files=[str(tasks)])
     check_turns(run)
+    check_opponents(run)
     columns = check_rewards(run).columns
     if turnkey.agent.run is None:
         check_agent_loop(run, columns)

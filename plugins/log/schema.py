@@ -135,7 +135,7 @@ TABLES = {
             observation       string   the environment's answer
             task_text         string   the task in words, of turn 0
             first_observation string   what the agent saw before turn 0, and where another role moved before
-            opponents         string   turns of other roles between it and the next one, JSON; null: the policy plays all
+            opponents         string   turns of other roles until the next one, JSON; null: the policy plays all
         """),
     ),
     "credit": Table(

@@ -27,9 +27,16 @@ from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ActionReader, ToolsReader, action_reader
 from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching, Budget, Cost, Trajectory
 from verl_turnkey.plugins.rollout.columns import ROLE, TURN_LIMIT, countable, extras, hint_line, skill_line, turn_limit
-from verl_turnkey.plugins.rollout.episode import Episode, Generated, Opening, PlayedStep, Prompt, RowBuilder
+from verl_turnkey.plugins.rollout.episode import (
+    Episode,
+    Generated,
+    Opening,
+    OtherTurn,
+    PlayedStep,
+    Prompt,
+    RowBuilder,
+)
 from verl_turnkey.plugins.rollout.generation import Query, generate, group_member, was_cut
-from verl_turnkey.plugins.rollout.opponents import OtherTurn, opponents_of
 from verl_turnkey.plugins.rollout.prompts import (
     ConversationPrompts,
     Prompts,
@@ -42,7 +49,7 @@ from verl_turnkey.plugins.rollout.prompts import (
 from verl_turnkey.plugins.rollout.strategies import Ask
 from verl_turnkey.plugins.rollout.token_spans import STREAM_FORMAT, stream_columns
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
-from verl_turnkey.plugins.rollout.turn_answer import VerlTools, WorkerTools, answer_turn
+from verl_turnkey.plugins.rollout.turn_answer import VerlTools, WorkerTools, answer_turn, opponents_of
 from verl_turnkey.plugins.rollout.turn_tail import end_tokens
 from verl_turnkey.plugins.verl_api import builders
 

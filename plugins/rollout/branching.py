@@ -13,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl_turnkey.envs import EnvironmentFailure, PromptTooLongError, TaskFormatError
 from verl_turnkey.envs.answers import Answer
@@ -21,9 +21,11 @@ from verl_turnkey.envs.prompting.prompts import SummaryError
 from verl_turnkey.envs.rewards import RewardError
 from verl_turnkey.plugins.rollout.action_reader import ActionReader
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt
-from verl_turnkey.plugins.rollout.opponents import Opponents
 from verl_turnkey.plugins.rollout.prompts import PromptError, Prompts
 from verl_turnkey.plugins.rollout.strategies import SCORE, Ask, Fork, ForkPoint, Strategy
+
+if TYPE_CHECKING:
+    from verl_turnkey.plugins.rollout.turn_answer import Opponents
 
 # --- cost -------------------------------------------------------------------------------------------------------------
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.workers.rollout.replica import TokenOutput
@@ -17,9 +17,6 @@ from verl_turnkey.plugins.credit.rows import BREAK, CACHED, OBSERVED
 from verl_turnkey.plugins.log.schema import COMPONENT
 from verl_turnkey.plugins.rollout.columns import ROLE, ROLE_OUTCOME
 from verl_turnkey.plugins.rollout.merging import merge_rows, without_steps
-
-if TYPE_CHECKING:
-    from verl_turnkey.plugins.rollout.opponents import OtherTurn
 
 
 @dataclass(frozen=True)
@@ -72,6 +69,24 @@ class Generated:
         """The newest weights version that wrote a token of it; None if the server reports none."""
         newest = self.extra_fields.get("max_global_steps")
         return None if newest is None else int(newest)
+
+
+@dataclass(frozen=True)
+class OtherTurn:
+    """A turn of another role."""
+
+    role: str
+    by: str
+    """random, or the name of the model"""
+    observation: str
+    response: str
+    action: str | None
+    invalid: str | None
+    """why the action is invalid; None if it is valid"""
+
+    @property
+    def logged(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)

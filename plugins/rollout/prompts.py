@@ -235,6 +235,51 @@ class RolePrompts(Prompts):
         return other
 
 
+# --- another model ----------------------------------------------------------------------------------------------------
+
+
+class ChatPrompts:
+    """What one role is shown by a model that takes messages: its own observations, turns, task and system text.
+
+    With ``turnkey.rollout.prompt=template`` a message from the template and the last turns, else the conversation.
+    """
+
+    def __init__(self, settings: PromptSettings, task: str) -> None:
+        self._settings, self._task = settings, task
+        self._memory = Memory(settings.options.history, settings.summarize)
+        self._messages: list[dict[str, Any]] = []
+        self._seen = ""
+
+    def next(self, seen: Answer) -> list[dict[str, Any]]:
+        """The messages with the current observation ``seen``."""
+        settings, conversation = self._settings, self._settings.options.prompt == "conversation"
+        step, self._seen = len(self._memory.turns) + 1, seen.text
+        if not conversation or step == 1:
+            past = PromptHistory() if conversation else self._memory.history()
+            self._messages = settings.messages(self._task, seen, past, step, ())
+        else:
+            self._messages += build_messages(
+                system=None,
+                template=later_template(settings.template),
+                task="",
+                history=(),
+                observation=seen.text,
+                admissible=seen.admissible,
+                step=step,
+            )
+        return [*self._messages]
+
+    def answered(self, text: str, remembered: str) -> None:
+        """Take the answer to the last messages, and what a template shows of it later."""
+        self._memory.add(PromptTurn(self._seen, remembered))
+        self._messages = [*self._messages, {"role": "assistant", "content": text}]
+
+    def fork(self) -> ChatPrompts:
+        other = copy.copy(self)
+        other._memory, other._messages = self._memory.copy(), [*self._messages]
+        return other
+
+
 # --- a conversation ---------------------------------------------------------------------------------------------------
 
 # Prompts of a conversation: the task, then by turns the observations and the model's responses as sampled.

@@ -18,8 +18,7 @@ from verl_turnkey.plugins.log.writer import UNNAMED, Rows, Tables
 from verl_turnkey.plugins.notices import failure_kind
 
 if TYPE_CHECKING:
-    from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep
-    from verl_turnkey.plugins.rollout.opponents import OtherTurn
+    from verl_turnkey.plugins.rollout.episode import Episode, OtherTurn, PlayedStep
 
 VALIDATION = "turnkey_validation"
 """field that marks data rows of a validation"""

@@ -31,10 +31,10 @@ from verl_turnkey.plugins.log.writer import Counts
 from verl_turnkey.plugins.notices import Failures, InvalidActions
 from verl_turnkey.plugins.rollout.action_reader import ACT, action_reader, check_tool_template
 from verl_turnkey.plugins.rollout.branching import Allowance
-from verl_turnkey.plugins.rollout.opponents import endpoint_of
 from verl_turnkey.plugins.rollout.strategies import Strategy, most_clones, read_strategy
 from verl_turnkey.plugins.rollout.token_spans import check_spaces
 from verl_turnkey.plugins.rollout.trajectory_log import TrajectoryLog
+from verl_turnkey.plugins.rollout.turn_answer import endpoint_of
 from verl_turnkey.plugins.rollout.turn_tail import TurnTail, learn
 from verl_turnkey.plugins.teacher.sources import reads_observations
 from verl_turnkey.plugins.verl_api import builders, ledger

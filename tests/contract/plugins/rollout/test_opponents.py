@@ -1,4 +1,4 @@
-"""Others play the other roles in the real loop: at random, or a fixed model behind a URL; the policy is trained alone."""
+"""Others play the other roles in the real loop, at random or a model behind a URL; only the policy is trained."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.eval.player import outcome
 from verl_turnkey.plugins.rollout import worker as loop_worker
-from verl_turnkey.plugins.rollout.opponents import seat_of
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
-from verl_turnkey.plugins.view.join import read
+from verl_turnkey.plugins.rollout.turn_answer import seat_of
+from verl_turnkey.plugins.view import terminal
+from verl_turnkey.plugins.view.conversations import conversations
+from verl_turnkey.plugins.view.join import load, read
 
 RANDOM = "turnkey.opponent=random"
 
@@ -140,7 +142,7 @@ def test_a_validation_meets_the_same_moves_each_time(play, tmp_path: Path):
     assert trained[0] != trained[1]
 
 
-# --- a model behind a URL -----------------------------------------------------------------------------------------------
+# --- a model behind a URL ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [4, 5], ids=["first", "second"])
@@ -153,9 +155,11 @@ def test_neither_reads_what_the_other_saw(play, model: JudgeServer, overrides: t
     seat, other = kuhn.ROLES[seed % 2], kuhn.ROLES[1 - seed % 2]
     prompts = [script.text(t) for t in range(len(script.prompts))]
     questions = [text_of(question) for question in model.questions]
-    assert prompts and questions
+    assert prompts
+    assert questions
     for text, role in [*((text, seat) for text in prompts), *((text, other) for text in questions)]:
-        assert leaks(text, role) == [] and f"marked {role}" in text
+        assert leaks(text, role) == []
+        assert f"marked {role}" in text
         assert ("You lead." in text, "You follow." in text) == (role == "first", role == "second")
     assert "Action: bet" in questions[-1] or any(m["role"] == "assistant" for m in model.questions[-1]["messages"])
     assert not any(leaks(script.tokenizer.decode(row.prompt_ids + row.response_ids), seat) for row in outputs)
@@ -184,7 +188,7 @@ def test_its_thoughts_and_slips_are_not_its_moves(play, tmp_path: Path):
         play(lambda _: "check", game(4, hands=1), at(server), f"turnkey.log.trajectories={tmp_path}/again")
         again = others_of(tmp_path / "again")
         assert [turn.get("action") for turn in again] == [None, "bet"]
-        assert "admissible" in again[0]["invalid"] or again[0]["invalid"]
+        assert again[0]["invalid"] == "not an admissible action: 'I pass'"
         assert "I pass" in text_of(server.questions[-1])
 
 
@@ -213,7 +217,7 @@ def test_validation_has_an_opponent_of_its_own(play, model: JudgeServer):
     assert model.questions
 
 
-# --- branches, evaluations, the log -------------------------------------------------------------------------------------
+# --- branches, evaluations, the log -----------------------------------------------------------------------------------
 
 
 def test_branches_meet_moves_of_their_own(play):
@@ -244,3 +248,14 @@ def test_the_log_names_the_opponent_beside_the_turn_that_it_followed(play, tmp_p
     assert "marked first" in opening["observation"]
     assert all("before" not in turn for turns in listed[1:] for turn in turns)
     assert list(texts["turn"]) == list(range(len(texts)))
+
+
+def test_the_terminal_shows_whose_turns_they_are(play, tmp_path: Path, model: JudgeServer):
+    """The opponent's before the policy's first, and after it the one that answered."""
+    play(calls, game(5, hands=1), at(model), f"turnkey.log.trajectories={tmp_path}/turnkey_log")
+    run = load(tmp_path)
+    (talk,) = conversations(run, [0])
+    lines = [line.plain for line in terminal.lines(talk, 1.0)]
+    labels = [line.split()[0] for line in lines]
+    assert labels.index("opponent") < labels.index("turn")
+    assert lines[labels.index("opponent")].split(None, 1)[1] == "first (fixed): bet"

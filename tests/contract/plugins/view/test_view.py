@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -205,6 +206,29 @@ def test_an_episode_opened_with_keys(browser, page):
     browser.run("history.go(-2)")
     browser.until("return document.querySelector('.scroll')")
     assert "outcome=won" in browser.run("return location.hash")
+
+
+def test_turns_of_opponents_are_named(browser, tmp_path):
+    """One before the first turn, one after each, and an invalid one; texts of theirs do nothing either."""
+    folder = tmp_path / "run"
+    synthetic_run.write(folder, episodes=20, turns=4, steps=1)
+    turn = {"role": "second", "by": "random", "observation": "a board", "response": "<b>o</b>", "action": "o"}
+    for file in (folder / "turnkey_log" / "texts").rglob("*.parquet"):
+        table = pq.read_table(file)
+        place = table.schema.get_field_index("opponents")
+        told = [
+            json.dumps([{**turn, "before": True}, {**turn, "invalid": "no tag"}] if t == 0 else [turn])
+            for t in table["turn"].to_pylist()
+        ]
+        pq.write_table(table.set_column(place, "opponents", pa.array(told)), file)
+    page = write(tmp_path, folder)
+    key = page.run.episodes["episode"][0]
+    browser.open(page.address, f"#/episode/{key}")
+    titles = [text.splitlines()[0] for text in browser.texts(".turn .opponent h3")]
+    named = "opponent second (random)"
+    assert titles[:2] == [named, f"{named}, invalid: no tag"]
+    assert titles[2:] == [named] * (int((page.run.turns["at"] == 0).sum()) - 1)
+    assert "<b>o</b>" in browser.text(".turn .opponent")
 
 
 def test_an_episode_shows_each_turn_with_its_credit_and_texts(browser, page):

@@ -1,14 +1,17 @@
 """What the probe says of an environment of several roles before anything is played."""
 
 import asyncio
+import contextlib
 import re
 from typing import Any
 from unittest.mock import AsyncMock
 
 import kuhn
 import pytest
+from judge_server import JudgeServer
 from omegaconf import OmegaConf
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.errors import EnvironmentFailure
 from verl_turnkey.envs.hosting.runner import EnvRunner
 from verl_turnkey.envs.tasks import Task
@@ -104,3 +107,47 @@ def test_branches_of_several_roles_are_measured_and_not_trained():
     with pytest.raises(Refusal, match=r"strategy=tree trains branches, .* \(first, second\)") as error:
         probe._refuse_branches(read_strategy({"name": "tree"}), kuhn.ROLES)
     assert error.value.id == "roles-branches"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "info", "turnkey", "rules"),
+    [
+        ("tests/Kuhn-v0", {"roles": kuhn.ROLES, "admissible": ["check"]}, {"opponent": "random"}, []),
+        ("tests/Kuhn-v0", {"roles": kuhn.ROLES, "admissible": None}, {"val_opponent": "random"}, ["opponent-random"]),
+        ("own/Alone-v0", {"admissible": ["go"]}, {"opponent": "random"}, ["opponent-without-roles"]),
+        ("own/Alone-v0", {"admissible": ["go"]}, {"opponent": "self"}, []),
+    ],
+)
+def test_an_opponent_needs_a_role_and_legal_actions(env_id, info, turnkey, rules):
+    config = OmegaConf.create({"turnkey": {}})
+    with contextlib.suppress(ConfigError), collecting(config) as findings:
+        probe._check_opponents(config, TurnkeyConfig(**turnkey), Task(env_id, 1), info)
+    assert [id_of(error) for error in findings.errors] == rules
+    assert all(next(iter(turnkey)) in str(error) for error in findings.errors)
+
+
+def test_a_model_is_asked_once_before_the_run():
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"response_length": 5}}})
+    with JudgeServer(lambda _: "ready") as server:
+        turnkey = TurnkeyConfig(opponent={"url": server.url, "model": "m", "backoff": 9.0})
+        probe._check_opponents(config, turnkey, KUHN, {"roles": kuhn.ROLES, "admissible": None})
+        assert [question["max_tokens"] for question in server.questions] == [5]
+        server.replies = [(500, {}, "broken")]
+        with pytest.raises(Refusal, match=r"turnkey.opponent: the opponent at http.*500.*broken.*start that") as error:
+            probe._check_opponents(config, turnkey, KUHN, {"roles": kuhn.ROLES, "admissible": None})
+        assert (error.value.id, server.calls) == ("opponent-unanswered", 2)
+
+
+def test_training_against_another_mixes_no_roles(monkeypatch: pytest.MonkeyPatch):
+    """One role is trained, so that any method and any strategy will do."""
+    config = OmegaConf.create({"algorithm": {"adv_estimator": "grpo"}})
+    monkeypatch.setattr(probe, "first_task", lambda _: KUHN)
+    monkeypatch.setattr(probe, "measure", lambda *_: None)
+    said = []
+    monkeypatch.setattr(probe, "warn", lambda id, **_: said.append(id))
+    monkeypatch.setattr(probe, "refuse", lambda id, **_: said.append(id))
+    for opponent, expected in (("self", ["roles-mixed", "roles-branches"]), ("random", [])):
+        said.clear()
+        turnkey = TurnkeyConfig(opponent=opponent, rollout=RolloutConfig(strategy={"name": "tree"}))
+        probe.probe(config, turnkey, "tasks.parquet")
+        assert said == expected
