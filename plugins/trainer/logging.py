@@ -53,6 +53,7 @@ from verl_turnkey.plugins.log.writer import (
 from verl_turnkey.plugins.notices import logger, warn_once
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.verl_api import internals
+from verl_turnkey.plugins.view.traces import warn_of_unsent
 
 SECONDS = 10.0
 """how long training waits for the disk before it starts"""
@@ -200,10 +201,14 @@ class TrainingLog:
         try:
             yield
         finally:
-            pending = [worker.__ray_call__.remote(loop_worker.finish) for worker in players]
-            pending += self.flush(FINISH_SECONDS)
-            if pending:
-                ray.wait(pending, num_returns=len(pending), timeout=2 * loop_worker.FINISH_SECONDS)
+            of_players = [worker.__ray_call__.remote(loop_worker.finish) for worker in players]
+            if pending := [*of_players, *self.flush(FINISH_SECONDS)]:
+                answered, _ = ray.wait(pending, num_returns=len(pending), timeout=2 * loop_worker.FINISH_SECONDS)
+                unsent = 0
+                for ref in {*answered} & {*of_players}:
+                    with suppress(RayError):  # dead processes are reported elsewhere
+                        unsent += ray.get(ref)
+                warn_of_unsent(unsent, self._options.otlp)
             if self.tables is not None:
                 self.tables.drain(FINISH_SECONDS)
 
