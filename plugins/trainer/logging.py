@@ -39,7 +39,7 @@ from verl_turnkey.plugins.log import bounds
 from verl_turnkey.plugins.log.bounds import logged_shares
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.log.schema import SCHEMA_VERSION
-from verl_turnkey.plugins.log.sources import record
+from verl_turnkey.plugins.log.sources import keep_copies, record
 from verl_turnkey.plugins.log.writer import (
     UNNAMED,
     Counts,
@@ -90,7 +90,9 @@ def write_start(config: DictConfig, resumed_from: int) -> None:
             write_json(private(folder) / "run.json", {**about(config), "config": masked_config})
             start = {**facts, "files": _files(config)}
             write_segment(folder, segment, start)
-            write_segment(folder, segment, {**start, "sources": record({**sources(config), **_packages()})})
+            files = record({**sources(config), **_packages()})
+            write_segment(folder, segment, {**start, "sources": files})
+            keep_copies(files, folder)
         except Exception as error:  # the log may be incomplete, the run goes on
             logger.warning(
                 "turnkey.log.trajectories lacks part of the description of the run: %s: %s", type(error).__name__, error
