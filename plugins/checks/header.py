@@ -22,6 +22,7 @@ from verl_turnkey.plugins.checks.run import ACTOR, AGENT, MODEL, OURS, Run, head
 from verl_turnkey.plugins.config.checkpoint_files import resumed_step
 from verl_turnkey.plugins.config.presets import names, read
 from verl_turnkey.plugins.config.schema import RolloutConfig, load_examples, turnkey_config
+from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.verl_api.ledger import VERLS_LOOPS
 
@@ -358,7 +359,8 @@ def ignored(run: Run) -> Iterator[str]:
 def _log(run: Run) -> str:
     """Where the trajectory log is."""
     if folder := run.turnkey.log.trajectories:
-        return f"each turn in {folder}"
+        live = f"; episodes also to {masked(run.turnkey.log.otlp)}" if run.turnkey.log.otlp else ""
+        return f"each turn in {folder}{live}"
     return "no turns; turnkey.log.trajectories=FOLDER logs each one, for turnkey view"
 
 

@@ -77,6 +77,23 @@ def check_address(key: str, folder: str | None) -> None:
         refuse("folder-address", key=key, folder=folder)
 
 
+def check_otlp(run: Run) -> None:
+    """Refuse an address of no receiver, traces without a log, and a missing exporter."""
+    from verl_turnkey.plugins.view.traces import endpoint
+
+    if (url := run.turnkey.log.otlp) is None:
+        return
+    try:
+        endpoint(url)
+    except ValueError:
+        refuse("otlp-address", url=masked(url))
+    if not run.turnkey.log.trajectories:
+        refuse("otlp-without-log", url=masked(url))
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
+        package = "opentelemetry-exporter-otlp-proto-http"
+        absent(run.config, f"turnkey.log.otlp needs the package {package}: pip install it")
+
+
 def check_log_folder(run: Run) -> None:
     """Refuse a folder with another run's log, whose steps and texts would be replaced; after the checkpoint is chosen.
 

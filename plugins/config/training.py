@@ -161,6 +161,8 @@ class LogConfig:
     """about how many episodes of a step are logged, in whole groups; null: no limit"""
     keep_texts: Apart[int | None] = 20
     """last steps whose texts are kept, besides those of every tenth step; null: all"""
+    otlp: Apart[str | None] = None
+    """URL of an OpenTelemetry receiver (OTLP/HTTP) that gets each logged episode as it ends; null: none"""
     segment: Apart[str | None] = None
     """set by the driver: the name of this start of the trainer, which the log's files begin with"""
     validation_tasks: Apart[int | None] = None

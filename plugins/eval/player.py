@@ -34,6 +34,7 @@ from verl_turnkey.plugins.log.writer import new_segment
 from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.verl_api import builders
+from verl_turnkey.plugins.view.traces import warn_of_unsent
 
 LOOP = "turnkey_env"
 
@@ -102,7 +103,7 @@ class Player:
 
     def close(self) -> None:
         """Flush the trajectory log, and drop the state that episodes share."""
-        worker.finish(None)
+        warn_of_unsent(worker.finish(None), OmegaConf.select(self._config, "turnkey.log.otlp"))
         worker._process = agents._process = None
 
 

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 MASK = "***"
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -47,8 +48,18 @@ _OF_FORM = [(re.compile(pattern), instead) for pattern, instead in _LOOKS]
 
 def masked(value: Any) -> Any:
     """Plain data without secrets, also where one that stands under such a name is repeated in another text."""
-    repeated = sorted({*_under_names(value), *_under_names(dict(os.environ))}, key=len, reverse=True)
+    repeated = sorted({*_under_names(value), *_under_names(_variables())}, key=len, reverse=True)
     return _masked(value, "", False, repeated)
+
+
+def _variables() -> dict[str, Any]:
+    """Those of this process; a list of headers, as ``OTEL_EXPORTER_OTLP_HEADERS``, also header by header."""
+    headers = {
+        name: [unquote(header.partition("=")[2].strip()) for header in value.split(",")]
+        for name, value in os.environ.items()
+        if name.endswith("_HEADERS")
+    }
+    return {**os.environ, "headers": headers}
 
 
 def masked_json(text: str) -> str:

@@ -1,14 +1,23 @@
-"""The user's files that a start of a run read: modules, agents, templates, tools, by hash; packages by version."""
+"""The user's files that a start of a run read: modules, agents, templates, tools, by hash; packages by version.
+
+Small ones are also copied into the log, without their secrets. A copy is named after its hash, so no name on record
+leads out of the folder.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256 as digest_of
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from verl_turnkey.plugins.log.writer import sha256
+from verl_turnkey.advantage.text_files import write_text
+from verl_turnkey.plugins.config.leaves import leaf_of
+from verl_turnkey.plugins.log.masking import MASK, is_secret, masked
+from verl_turnkey.plugins.log.writer import private, sha256
 
 Facts = Mapping[str, Mapping[str, Mapping[str, str]]]
 """key of the configuration -> name of a file -> ``path`` and ``sha256``; name of an installed package -> ``version``"""
@@ -27,6 +36,72 @@ def record(files: Mapping[str, Mapping[str, Path | str]]) -> Facts:
 
 def _hashed(path: Path) -> dict[str, str]:
     return {"path": str(path), "sha256": sha256(path)}
+
+
+COPIES = "files"
+"""folder of a log with the copies, ``<sha256 of the file><its ending>``"""
+ENDINGS = (".py", ".txt", ".yaml", ".yml", ".json", ".jinja")
+LARGEST, MOST_BYTES = 64 << 10, 1 << 20
+"""bytes of a file that is copied, and of all copies in a log"""
+LONGEST_WORD = 1000
+"""characters; longer ones are data, in which a search for secrets would take minutes"""
+_NAME = re.compile(r"[0-9a-f]{64}")
+_TEXT_UNDER_NAME = re.compile(r"""([\w.-]+)["']?\s*[:=]\s*(["'])((?:(?!\2).)+)\2""")
+_YAML = re.compile(r"^[ \t-]*([\w.-]+)[ \t]*:[ \t]+([^\s#'\"{\[].*)$", re.MULTILINE)
+
+
+def keep_copies(facts: Facts, log: Path) -> None:
+    """Copy the small text files on record that are as they were hashed; one that cannot be read or written is left out.
+
+    The configuration of MCP servers may hold secrets under any name and is not copied.
+    """
+    folder = private(log, COPIES)
+    left = MOST_BYTES - sum(path.stat().st_size for path in folder.iterdir())
+    for key, of_key in facts.items():
+        leaf = leaf_of(key)
+        hidden = (".json",) if leaf is not None and leaf.secret else ()
+        for fact in of_key.values():
+            path = Path(fact.get("path", ""))
+            if path.suffix not in ENDINGS or path.suffix in hidden:
+                continue
+            with suppress(OSError, ValueError):  # a UnicodeError is one of these
+                if path.stat().st_size > LARGEST or (copy := folder / (fact["sha256"] + path.suffix)).exists():
+                    continue
+                content = path.read_bytes()
+                text = content.decode()
+                if max(map(len, text.split()), default=0) > LONGEST_WORD:
+                    continue
+                text = without_secrets(text, path.suffix)
+                size = len(text.encode())
+                if digest_of(content).hexdigest() == fact["sha256"] and size <= left:
+                    write_text(copy, text)
+                    left -= size
+
+
+def without_secrets(text: str, ending: str) -> str:
+    """A file's text as :func:`masked`, and without the texts that stand under the name of a secret."""
+    secrets = [match[3] for match in _TEXT_UNDER_NAME.finditer(text) if is_secret(match[1])]
+    if ending in (".yaml", ".yml"):
+        secrets += [match[2].strip() for match in _YAML.finditer(text) if is_secret(match[1])]
+    for secret in sorted({*secrets}, key=len, reverse=True):
+        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, text)
+    return masked(text)
+
+
+def copies(facts: Facts, log: Path) -> dict[str, Path]:
+    """Name of each file -> its copy in the log, where there is one; a name of several files has none."""
+    places: dict[str, set[Path]] = {}
+    for of_key in facts.values():
+        for name, fact in of_key.items():
+            ending = Path(str(fact.get("path"))).suffix
+            if _NAME.fullmatch(str(fact.get("sha256"))) and ending in ENDINGS:
+                places.setdefault(name, set()).add(log / COPIES / (fact["sha256"] + ending))
+    single = {name: min(paths) for name, paths in places.items() if len(paths) == 1}
+    return {
+        name: path
+        for name, path in single.items()
+        if path.is_file() and not path.is_symlink() and path.stat().st_size <= MOST_BYTES
+    }
 
 
 def digests(facts: Facts) -> dict[str, str]:

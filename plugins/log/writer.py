@@ -72,6 +72,7 @@ class Tables:
         most_bytes: how much may wait for the disk, estimated; further rows are lost.
         most_puts: after which a file is written.
         seconds: after which a file is written.
+        also: gets all rows of a put, too, in the thread, as (table, step, rows).
     """
 
     def __init__(
@@ -83,9 +84,10 @@ class Tables:
         most_bytes: int = 64 << 20,
         most_puts: int = 64,
         seconds: float = 30.0,
+        also: Callable[[Sequence[tuple[str, int, pa.Table]]], None] | None = None,
     ) -> None:
         self._folder, self._name = Path(folder), segment + "-" + re.sub(r"[^\w.-]", "_", process)
-        self._most_bytes, self._most_puts, self._seconds = most_bytes, most_puts, seconds
+        self._most_bytes, self._most_puts, self._seconds, self._also = most_bytes, most_puts, seconds, also
         self._queue: SimpleQueue[_Item | threading.Event] = SimpleQueue()
         self._lock = threading.Lock()  # of the next four and of starting the thread
         self.written = 0
@@ -177,6 +179,8 @@ class Tables:
                 self._refused.add(message)
                 logger.warning("rows of turnkey.log.trajectories cannot be written: %s", message)
             return
+        if self._also is not None:
+            self._also(parts)
         with self._lock:
             self._waiting += sum(part.nbytes for _, _, part in parts) - item.size
         for table, step, part in parts:

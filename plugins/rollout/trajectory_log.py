@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verl_turnkey.envs.registry import spec_of
@@ -46,7 +47,13 @@ class TrajectoryLog:
         teacher = (config.get("turnkey") or {}).get("teacher") or {}
         self._lengths = teacher.get("source") is not None
         named = (log.trajectories, log.segment or UNNAMED, process)
-        self.tables = Tables(*named, seconds=WRITE_SECONDS) if log.trajectories else None
+        self._live = None
+        if log.trajectories and log.otlp:
+            from verl_turnkey.plugins.view.traces import LiveTraces
+
+            self._live = LiveTraces(log.otlp, Path(log.trajectories), named[1])
+        also = self._live.take if self._live else None
+        self.tables = Tables(*named, seconds=WRITE_SECONDS, also=also) if log.trajectories else None
 
     def write(
         self,
@@ -109,6 +116,10 @@ class TrajectoryLog:
     def drain(self, seconds: float) -> bool:
         """Wait until everything is written or lost; False: it took longer than ``seconds``."""
         return self.tables is None or self.tables.drain(seconds)
+
+    def unsent(self, seconds: float) -> int:
+        """Episodes that ``turnkey.log.otlp`` has not got; waits at most ``seconds`` for those on their way."""
+        return 0 if self._live is None else self._live.drain(seconds)
 
 
 class _Turn(NamedTuple):

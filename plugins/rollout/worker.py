@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from functools import cached_property
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -232,9 +233,14 @@ def log_counts(worker: Any) -> Counts:
     return Counts() if tables is None else tables.counts
 
 
-def finish(worker: Any) -> None:
-    """Run inside an agent-loop worker after training: write what the log still holds before the process ends."""
+def finish(worker: Any) -> int:
+    """Run inside an agent-loop worker after training: write what the log still holds before the process ends.
+
+    Returns the number of episodes that ``turnkey.log.otlp`` did not get.
+    """
+    begun = monotonic()
     drain(FINISH_SECONDS)
+    return 0 if _process is None else _process.log.unsent(begun + FINISH_SECONDS - monotonic())
 
 
 def drain(seconds: float) -> bool:

@@ -39,7 +39,7 @@ from verl_turnkey.plugins.log import bounds
 from verl_turnkey.plugins.log.bounds import logged_shares
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.log.schema import SCHEMA_VERSION
-from verl_turnkey.plugins.log.sources import record
+from verl_turnkey.plugins.log.sources import keep_copies, record
 from verl_turnkey.plugins.log.writer import (
     UNNAMED,
     Counts,
@@ -53,6 +53,7 @@ from verl_turnkey.plugins.log.writer import (
 from verl_turnkey.plugins.notices import logger, warn_once
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.verl_api import internals
+from verl_turnkey.plugins.view.traces import warn_of_unsent
 
 SECONDS = 10.0
 """how long training waits for the disk before it starts"""
@@ -89,7 +90,9 @@ def write_start(config: DictConfig, resumed_from: int) -> None:
             write_json(private(folder) / "run.json", {**about(config), "config": masked_config})
             start = {**facts, "files": _files(config)}
             write_segment(folder, segment, start)
-            write_segment(folder, segment, {**start, "sources": record({**sources(config), **_packages()})})
+            files = record({**sources(config), **_packages()})
+            write_segment(folder, segment, {**start, "sources": files})
+            keep_copies(files, folder)
         except Exception as error:  # the log may be incomplete, the run goes on
             logger.warning(
                 "turnkey.log.trajectories lacks part of the description of the run: %s: %s", type(error).__name__, error
@@ -200,10 +203,14 @@ class TrainingLog:
         try:
             yield
         finally:
-            pending = [worker.__ray_call__.remote(loop_worker.finish) for worker in players]
-            pending += self.flush(FINISH_SECONDS)
-            if pending:
-                ray.wait(pending, num_returns=len(pending), timeout=2 * loop_worker.FINISH_SECONDS)
+            of_players = [worker.__ray_call__.remote(loop_worker.finish) for worker in players]
+            if pending := [*of_players, *self.flush(FINISH_SECONDS)]:
+                answered, _ = ray.wait(pending, num_returns=len(pending), timeout=2 * loop_worker.FINISH_SECONDS)
+                unsent = 0
+                for ref in {*answered} & {*of_players}:
+                    with suppress(RayError):  # dead processes are reported elsewhere
+                        unsent += ray.get(ref)
+                warn_of_unsent(unsent, self._options.otlp)
             if self.tables is not None:
                 self.tables.drain(FINISH_SECONDS)
 

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import unified_diff
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from verl_turnkey.plugins.log.schema import current_metric
 from verl_turnkey.plugins.view import stats
 from verl_turnkey.plugins.view.collapse import UPDATE, Curve, Kind, change_rows, changes, fall
-from verl_turnkey.plugins.view.runs import VALIDATION, Group, Run, group_runs, nearest, seed_of
+from verl_turnkey.plugins.view.runs import FILE, VALIDATION, Group, Run, group_runs, nearest, seed_of
 
 SCALES = {
     "step": "training steps",
@@ -109,8 +110,32 @@ def compare(
         "groups": summaries,
         "baseline": baseline,
         "pairs": [_pair(a, b, seed) for a, b in _pairs(summaries, baseline)],
+        "files": _differing_files(groups),
         "notes": notes,
     }
+
+
+def _differing_files(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """The user's files whose content differs between runs, each as compared with the first run that read it."""
+    keys = dict.fromkeys(key for group in groups for key in (*group.config, *group.mixed) if key.startswith(FILE))
+    rows, runs = [], [run for group in groups for run in group.runs]
+    for name in (key.removeprefix(FILE) for key in keys):
+        first, *others = [run for run in runs if name in (run.files or {})]
+        seen = {(first.files or {})[name]}
+        for run in others:
+            if (digest := (run.files or {})[name]) not in seen:
+                seen.add(digest)
+                folders = {"a": str(first.folder), "b": str(run.folder)}
+                rows.append({"file": name, **folders, "diff": _diff(name, first, run)})
+    return rows
+
+
+def _diff(name: str, a: Run, b: Run) -> list[str] | None:
+    """The lines of a unified diff of two copies; None: one of the runs has no copy."""
+    if name not in a.copies or name not in b.copies:
+        return None
+    before, after = (run.copies[name].read_text(encoding="utf-8", errors="replace").splitlines() for run in (a, b))
+    return [*unified_diff(before, after, f"{a.folder}: {name}", f"{b.folder}: {name}", lineterm="", n=2)]
 
 
 def choose(runs: Sequence[Run], requested: str | None) -> str:
@@ -275,6 +300,8 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 KEYS = 20
 """most differing keys in a table"""
 BAR = r"\|"
+DIFF_LINES = 40
+"""most lines of a file's differences on the terminal"""
 PARTS = 6
 """most parts of a training step in a table"""
 
@@ -379,6 +406,14 @@ def print_tables(comparison: dict[str, Any]) -> None:
         for row in table.rows:
             grid.add_row(*map(Text, row))
         console.print(grid)
+    for file in comparison["files"]:
+        lines = file["diff"]
+        if lines is None:
+            lines = [f"{file['file']} differs between {file['a']} and {file['b']}, of which one has no copy of it"]
+        elif not lines:
+            lines = [f"{file['file']} differs between {file['a']} and {file['b']} only in what is masked"]
+        more = [f"{len(lines) - DIFF_LINES} more lines, in comparison.json"] if len(lines) > DIFF_LINES else []
+        console.print("\n".join(map(plain, [*lines[:DIFF_LINES], *more])))
     for note in comparison["notes"]:
         console.print(plain(note))
 

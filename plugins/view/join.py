@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,6 +36,8 @@ REASONS = (
     "the turn is not in the trainer's batch",
 )
 """Why a turn has no credit; the first is for a turn with credit, which may be 0."""
+JOINED = ("episodes", "turns", "credit", "updates", "steps")
+"""tables of :func:`load`"""
 HAS_CREDIT, FAILED, VALIDATION, NOT_YET, GROUP_LOST, EPISODE_LOST, TURN_LOST = range(len(REASONS))
 
 
@@ -110,20 +112,24 @@ def load(folder: Path) -> Run:
     log = find_log(folder)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        episodes, turns, credit, updates, steps = (
-            read(log, name).drop_duplicates(list(TABLES[name].key), keep="last", ignore_index=True)
-            for name in ("episodes", "turns", "credit", "updates", "steps")
-        )
-    if not len(episodes):
+        tables = {name: read(log, name) for name in JOINED}
+    if not len(tables["episodes"]):
         raise NoLog(f"{log}: no episode is written yet; files follow at most five minutes after the first episodes end")
+    return joined(log, tables, list(dict.fromkeys(str(warning.message) for warning in caught)))
+
+
+def joined(log: Path, tables: Mapping[str, pd.DataFrame], notes: Sequence[str] = ()) -> Run:
+    """The run with these rows of the tables ``JOINED``, as :func:`read` and :func:`frame` give them."""
+    episodes, turns, credit, updates, steps = (
+        tables[name].drop_duplicates(list(TABLES[name].key), keep="last", ignore_index=True) for name in JOINED
+    )
     episodes = episodes.sort_values(["global_step", "group", "episode"], kind="stable", ignore_index=True)
     # A launch folder is named after the experiment; "turnkey_log" would be the same name for every run.
     name = log.resolve().parent.name if log.name == "turnkey_log" else log.resolve().name
-    notes = list(dict.fromkeys(str(warning.message) for warning in caught))
     about = _about(log)
     shares = {name: share for name, info in {**read_segments(log), "": about}.items() if (share := _shares(info))}
-    joined = join(episodes, turns, credit, updates, _staleness(about))
-    return Run(name, log, about, episodes, joined, steps, shares, notes)
+    turns = join(episodes, turns, credit, updates, _staleness(about))
+    return Run(name, log, about, episodes, turns, steps, shares, [*notes])
 
 
 def join(
@@ -239,19 +245,22 @@ def read(folder: str | Path, table: str, steps: Collection[int] | None = None) -
         table: a name in :data:`~verl_turnkey.plugins.log.schema.TABLES`.
         steps: read only these partitions.
     """
+    folder = Path(folder)
+    rows = frame(table, [rows for part in parts(folder, table, steps) if (rows := _rows(part, table)) is not None])
+    if TABLES[table].writer == "rollout" and rows["segment"].nunique() > 1:
+        # An asynchronous trainer that resumes plays its unfinished groups again, under the same keys.
+        latest = rows.groupby("episode")["segment"].transform("max")
+        rows = rows[rows["segment"] == latest].reset_index(drop=True)
+    return rows
+
+
+def frame(table: str, parts: Sequence[pa.Table]) -> pd.DataFrame:
+    """The rows of these :func:`placed` parts of ``table``; columns that none has are null."""
     import pyarrow as pa
 
-    folder = Path(folder)
-    tables = [rows for part in parts(folder, table, steps) if (rows := _rows(part, table)) is not None]
-    names = dict.fromkeys(n for rows in tables for n in rows.column_names if n.startswith(families(table)))
+    names = dict.fromkeys(n for rows in parts for n in rows.column_names if n.startswith(families(table)))
     fields = schema(table, tuple(names)).append(pa.field("step", pa.int32())).append(pa.field("segment", pa.string()))
-    whole = pa.concat_tables([fields.empty_table(), *tables], promote_options="default")
-    frame = whole.to_pandas()
-    if TABLES[table].writer == "rollout" and frame["segment"].nunique() > 1:
-        # An asynchronous trainer that resumes plays its unfinished groups again, under the same keys.
-        latest = frame.groupby("episode")["segment"].transform("max")
-        frame = frame[frame["segment"] == latest].reset_index(drop=True)
-    return frame
+    return pa.concat_tables([fields.empty_table(), *parts], promote_options="default").to_pandas()
 
 
 def parts(folder: Path, table: str, steps: Collection[int] | None = None) -> list[Part]:
@@ -311,8 +320,16 @@ def _rows(part: Part, table: str) -> pa.Table | None:
     except (OSError, pa.ArrowException) as error:
         _warn(f"left out, it cannot be read: {part.path}: {error}")
         return None
-    columns |= {"step": pa.repeat(pa.scalar(part.step, pa.int32()), len(rows))}
-    return pa.table(columns | {"segment": pa.repeat(pa.scalar(part.segment), len(rows))})
+    return placed(pa.table(columns), part.step, part.segment)
+
+
+def placed(rows: pa.Table, step: int, segment: str) -> pa.Table:
+    """Rows with the partition and the start of the trainer that their file's path says."""
+    import pyarrow as pa
+
+    columns = {name: rows[name] for name in rows.column_names}
+    columns["step"] = pa.repeat(pa.scalar(step, pa.int32()), len(rows))
+    return pa.table(columns | {"segment": pa.repeat(pa.scalar(segment), len(rows))})
 
 
 def _names(paths: list[Path]) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from verl_turnkey.plugins.config.leaves import every, leaf_of, make_absolute
 from verl_turnkey.plugins.config.roles import Use
 from verl_turnkey.plugins.log.schema import current_metric
-from verl_turnkey.plugins.log.sources import digests
+from verl_turnkey.plugins.log.sources import copies, digests
 from verl_turnkey.plugins.log.writer import read_segments
 
 Steps = dict[int, dict[str, float]]
@@ -51,6 +51,8 @@ class Run:
     """dotted key -> value, as composed by Hydra; empty if the folder has no configuration"""
     files: Mapping[str, str] | None = None
     """name of each file of the user's -> its hash at the last start; None: not on record"""
+    copies: Mapping[str, Path] = field(default_factory=dict)
+    """name -> the copy in the log, of small text files"""
 
     def curve(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Steps and values of a metric at the steps where it is finite.
@@ -114,16 +116,20 @@ def read(folder: Path) -> Run:
             _go_on(steps, start)
             sources[source] = None
         if steps:
-            return Run(folder, ", ".join(sources), *_table(steps), config=configuration(folder), files=_files(folder))
+            files = _files(folder)
+            return Run(folder, ", ".join(sources), *_table(steps), configuration(folder), *files)
     raise FileNotFoundError(
         f"{folder} holds no metrics: expected a .jsonl file of trainer.logger=[file], event files of tensorboard, or "
         f"the console output of verl in a file that ends in {', '.join(ENDINGS)}"
     )
 
 
-def _files(folder: Path) -> dict[str, str] | None:
-    starts = [start for place in (folder / "turnkey_log", folder) for start in read_segments(place).values()]
-    return digests(starts[-1]["sources"]) if starts and "sources" in starts[-1] else None
+def _files(folder: Path) -> tuple[dict[str, str] | None, dict[str, Path]]:
+    starts = [(log, start) for log in (folder / "turnkey_log", folder) for start in read_segments(log).values()]
+    if not starts or "sources" not in starts[-1][1]:
+        return None, {}
+    log, start = starts[-1]
+    return digests(start["sources"]), copies(start["sources"], log)
 
 
 def nearest(name: str, names: Mapping[str, Any]) -> str:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path, PurePath
+from queue import Queue
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -26,12 +28,14 @@ import numpy as np
 from verl_turnkey.advantage.text_files import whole_file
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.log.schema import holds_integers
+from verl_turnkey.plugins.notices import logger, warn_once
 from verl_turnkey.plugins.view.conversations import TEXTS, outcomes
-from verl_turnkey.plugins.view.join import HAS_CREDIT, REASONS, Run, read
+from verl_turnkey.plugins.view.join import HAS_CREDIT, JOINED, REASONS, Run, frame, joined, placed, read
 from verl_turnkey.plugins.view.terminal import plain
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.trace import SpanContext
@@ -40,6 +44,8 @@ SCOPE = "verl_turnkey.plugins.view.traces"
 PATH = "/v1/traces"
 """of a receiver whose URL has no path"""
 EVENT = "gen_ai.evaluation.result"
+REQUEST_EPISODES = 16
+"""most episodes of a request while a run plays"""
 CONTENT = {"action", "parse_note", "anchor", "next_anchor", "extra", "task", "kwargs", "failed"}
 """columns that may hold what the model, the environment or a data set wrote"""
 ELSEWHERE = {
@@ -52,15 +58,20 @@ ELSEWHERE = {
 # --- spans ------------------------------------------------------------------------------------------------------------
 
 
-def traces(run: Run, rows: np.ndarray, content: bool = True) -> Iterator[list[ReadableSpan]]:
+def traces(
+    run: Run, rows: np.ndarray, content: bool = True, texts_of: Callable[[int], pd.DataFrame] | None = None
+) -> Iterator[list[ReadableSpan]]:
     """The spans of each episode in ``rows`` of ``run.episodes``, steps first, the root span at the front.
 
-    ``content``: with the texts of model, environment and tasks.
+    Args:
+        content: with the texts of model, environment and tasks.
+        texts_of: gives the rows of ``texts`` of a step; None: the log does.
     """
+    texts_of = texts_of or (lambda step: read(run.folder, "texts", [step]))
     of_run, outcome, at = _Run.of(run), outcomes(run), run.turns["at"].to_numpy()
     steps = run.episodes["step"].to_numpy()[rows]
     for step in np.unique(steps).tolist():
-        texts = _texts(run.folder, step) if content else {}
+        texts = _texts(texts_of(step)) if content else {}
         places = rows[steps == step]
         turns: dict[int, list[dict[str, Any]]] = {place: [] for place in places.tolist()}
         for turn in _records(run.turns[np.isin(at, places)]):
@@ -70,9 +81,8 @@ def traces(run: Run, rows: np.ndarray, content: bool = True) -> Iterator[list[Re
             yield _Trace(of_run, {**episode, "outcome": str(outcome[place])}, content).spans(with_texts)
 
 
-def _texts(folder: Path, step: int) -> dict[tuple[str, int], dict[str, Any]]:
-    rows = _records(read(folder, "texts", [step]))
-    return {(row["episode"], row["turn"]): {name: row[name] for name in TEXTS} for row in rows}
+def _texts(rows: pd.DataFrame) -> dict[tuple[str, int], dict[str, Any]]:
+    return {(row["episode"], row["turn"]): {name: row[name] for name in TEXTS} for row in _records(rows)}
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -358,10 +368,63 @@ def endpoint(url: str) -> str:
     return parts._replace(path=PATH).geturl() if parts.path in ("", "/") else url
 
 
-def send(url: str, all_spans: Iterator[list[ReadableSpan]], total: int) -> tuple[int, int]:
-    """Send traces by OTLP/HTTP, an episode per request; returns the numbers of episodes and of spans.
+class Sender:
+    """Sends spans by OTLP/HTTP to ``url``, see :func:`endpoint`.
 
     Certificate, further headers and timeout are OpenTelemetry's ``OTEL_EXPORTER_OTLP_*`` variables.
+    """
+
+    def __init__(self, url: str) -> None:
+        import requests
+        from google.protobuf.message import DecodeError
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+        class Session(requests.Session):
+            """Keeps why a request failed, which the exporter only logs."""
+
+            problem = ""
+
+            def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+                try:
+                    response = super().send(request, **options)
+                except requests.RequestException as error:
+                    self.problem = f"it does not answer: {error}"
+                    raise
+                self.problem = "" if response.ok else f"it answers {response.status_code} {response.reason}: "
+                if not response.ok:
+                    self.problem += " ".join(response.text.split())[:200]
+                elif response.headers.get("content-type", "").startswith("application/x-protobuf"):
+                    try:
+                        partly = ExportTraceServiceResponse.FromString(response.content).partial_success
+                        if partly.rejected_spans:
+                            self.problem = f"it rejected {partly.rejected_spans} spans: {partly.error_message}"
+                    except DecodeError:
+                        self.problem = "its answer is not OTLP"
+                return response
+
+        for name in ("proto.http.trace_exporter", "common.http"):
+            logging.getLogger(f"opentelemetry.exporter.otlp.{name}").setLevel(logging.CRITICAL)
+        self._session = Session()
+        self._exporter = OTLPSpanExporter(endpoint(url), session=self._session)
+
+    def send(self, spans: Sequence[ReadableSpan]) -> str:
+        """Send spans in one request; returns why the receiver did not take all of them, empty if it did."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        self._session.problem = ""
+        done = self._exporter.export(spans)
+        if done is SpanExportResult.SUCCESS and not self._session.problem:
+            return ""
+        problem = self._session.problem or "the next is larger than 64 MiB: export with --no-content"
+        return masked(plain(problem, True))[:400]  # the receiver is not trusted
+
+    def close(self) -> None:
+        self._exporter.shutdown()
+
+
+def send(url: str, all_spans: Iterator[list[ReadableSpan]], total: int) -> tuple[int, int]:
+    """Send traces, an episode per request; returns the numbers of episodes and of spans.
 
     Args:
         url: see :func:`endpoint`.
@@ -370,49 +433,98 @@ def send(url: str, all_spans: Iterator[list[ReadableSpan]], total: int) -> tuple
     Raises:
         Unsent: the receiver is not there, or refuses one; those after it are not sent.
     """
-    import requests
-    from google.protobuf.message import DecodeError
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-    from opentelemetry.sdk.trace.export import SpanExportResult
-
-    class Session(requests.Session):
-        """Keeps why a request failed, which the exporter only logs."""
-
-        problem = ""
-
-        def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
-            try:
-                response = super().send(request, **options)
-            except requests.RequestException as error:
-                self.problem = f"it does not answer: {error}"
-                raise
-            self.problem = "" if response.ok else f"it answers {response.status_code} {response.reason}: "
-            if not response.ok:
-                self.problem += " ".join(response.text.split())[:200]
-            elif response.headers.get("content-type", "").startswith("application/x-protobuf"):
-                try:
-                    partly = ExportTraceServiceResponse.FromString(response.content).partial_success
-                    if partly.rejected_spans:
-                        self.problem = f"it rejected {partly.rejected_spans} spans: {partly.error_message}"
-                except DecodeError:
-                    self.problem = "its answer is not OTLP"
-            return response
-
-    logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter").setLevel(logging.CRITICAL)
-    session, episodes, count = Session(), 0, 0
-    exporter = OTLPSpanExporter(endpoint(url), session=session)
+    sender, episodes, count = Sender(url), 0, 0
     try:
         for spans in all_spans:
-            done = exporter.export(spans)
-            if done is not SpanExportResult.SUCCESS or session.problem:
-                problem = session.problem or "the next is larger than 64 MiB: export with --no-content"
-                problem = masked(plain(problem, True))[:400]  # the receiver is not trusted
+            if problem := sender.send(spans):
                 raise Unsent(
                     f"{masked(url)} took {episodes} of {total} episodes ({count} spans); {problem}. "
                     "The traces of a second export have the same ids"
                 )
             episodes, count = episodes + 1, count + len(spans)
     finally:
-        exporter.shutdown()
+        sender.close()
     return episodes, count
+
+
+# --- while a run plays ------------------------------------------------------------------------------------------------
+
+
+class LiveTraces:
+    """Sends the episodes of a process as they enter the log, in a thread; whoever plays never waits for the receiver.
+
+    The spans are those of an export, but for credit, which the trainer computes later.
+
+    Args:
+        url: see :func:`endpoint`.
+        log: folder of the log, whose ``run.json`` describes the run.
+        segment: which start of the trainer this is.
+        most_bytes: how much may wait; further episodes are not sent.
+    """
+
+    def __init__(self, url: str, log: Path, segment: str, most_bytes: int = 32 << 20) -> None:
+        self._url, self._log, self._segment, self._most_bytes = url, log, segment, most_bytes
+        self._queue: Queue[tuple[int, Sequence[tuple[str, int, pa.Table]]]] = Queue()
+        self._lock = threading.Lock()  # of the next two
+        self._bytes = self._lost = 0
+        self._thread: threading.Thread | None = None
+
+    def take(self, parts: Sequence[tuple[str, int, pa.Table]]) -> None:
+        """Have an episode sent, given as its rows: (table, step, rows). One thread calls this, and never waits."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
+            self._thread.start()
+        size = sum(rows.nbytes for *_, rows in parts)
+        with self._lock:
+            room = self._bytes + size <= self._most_bytes
+            self._bytes += size * room
+        if room:
+            self._queue.put((size, parts))
+        else:
+            self._lose(1, f"{self._most_bytes >> 20} MB wait for it")
+
+    def drain(self, seconds: float) -> int:
+        """Wait at most ``seconds`` for what was taken; returns how many episodes the receiver has not got so far."""
+        with self._queue.all_tasks_done:
+            self._queue.all_tasks_done.wait_for(lambda: not self._queue.unfinished_tasks, max(0.0, seconds))
+            return self._lost + self._queue.unfinished_tasks
+
+    def _run(self) -> None:
+        sender: Sender | None = None
+        while True:
+            batch = [self._queue.get()]
+            while len(batch) < REQUEST_EPISODES and not self._queue.empty():
+                batch.append(self._queue.get())
+            try:
+                sender = sender or Sender(self._url)
+                problem = sender.send([span for spans in self._spans([parts for _, parts in batch]) for span in spans])
+            except Exception as error:  # costs these episodes
+                problem = masked(f"{type(error).__name__}: {error}")
+            if problem:
+                self._lose(len(batch), problem)
+            with self._lock:
+                self._bytes -= sum(size for size, _ in batch)
+            for _ in batch:
+                self._queue.task_done()
+
+    def _spans(self, episodes: Sequence[Sequence[tuple[str, int, pa.Table]]]) -> Iterator[list[ReadableSpan]]:
+        parts: dict[str, list[pa.Table]] = {}
+        for table, step, rows in (part for parts in episodes for part in parts):
+            parts.setdefault(table, []).append(placed(rows, step, self._segment))
+        frames = {table: frame(table, parts.get(table, ())) for table in (*JOINED, "texts")}
+        run, texts = joined(self._log, frames), frames["texts"]
+        return traces(run, np.arange(len(run.episodes)), texts_of=lambda step: texts[texts["step"] == step])
+
+    def _lose(self, count: int, reason: str) -> None:
+        with self._lock:
+            self._lost += count
+        warn_once(f"turnkey.log.otlp: {masked(self._url)} did not get an episode, {reason}", "turnkey.log.otlp")
+
+
+def warn_of_unsent(count: int, url: str | None) -> None:
+    """Say how many episodes of a run did not reach the receiver."""
+    if count:
+        logger.warning(
+            "turnkey.log.otlp: %d episodes did not reach %s; turnkey export RUN --otlp sends the whole log",
+            *(count, masked(url)),
+        )

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from contract_tools import Compose, Worker
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from scripted import Script, opening_thoughts
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -1045,6 +1047,36 @@ def test_the_log_says_in_what_the_episode_was_played(play, tmp_path: Path):
     assert episode["package"] == f"minigrid {version('minigrid')}"
     assert episode["truncated"]
     assert episode["segment"] == "20260102T030405_00ff"
+
+
+def test_an_episode_goes_to_the_receiver_of_traces_as_it_ends(play, tmp_path: Path):
+    received: list[ExportTraceServiceRequest] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            received.append(ExportTraceServiceRequest.FromString(body))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"turnkey.log.otlp=http://127.0.0.1:{server.server_port}"
+        play(["look", "win"], awkward(), f"turnkey.log.trajectories={tmp_path}", url)
+    finally:
+        server.shutdown()
+        server.server_close()
+    [scope] = [scope for request in received for part in request.resource_spans for scope in part.scope_spans]
+    [root, *turns] = scope.spans
+    assert [span.name.split()[0] for span in turns] == ["chat", "execute_tool"] * 2
+    assert {span.parent_span_id for span in turns} == {root.span_id}
+    texts = {pair.key: pair.value.string_value for span in turns for pair in span.attributes}
+    assert "win" in texts["gen_ai.output.messages"]
 
 
 def test_the_log_says_why_a_turn_was_invalid(play, tmp_path: Path):

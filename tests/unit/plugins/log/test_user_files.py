@@ -9,7 +9,16 @@ import pytest
 
 from verl_turnkey.plugins.config import roles
 from verl_turnkey.plugins.config.leaves import sources
-from verl_turnkey.plugins.log.sources import changes, digests, record
+from verl_turnkey.plugins.log.sources import (
+    COPIES,
+    MOST_BYTES,
+    changes,
+    copies,
+    digests,
+    keep_copies,
+    record,
+    without_secrets,
+)
 from verl_turnkey.plugins.log.writer import sha256
 
 
@@ -142,3 +151,69 @@ def test_changes_between_starts() -> None:
         (4, 8, "new", None, "d" * 12),
         (4, 8, "old", "b" * 12, None),
     ]
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+def test_small_text_files_are_copied_under_their_hashes(here: Path) -> None:
+    (here / "large.py").write_text("#" * (64 << 10) + "\n")
+    (here / "weights.bin").write_bytes(b"\x00")
+    (here / "picture.py").write_text("DATA = '" + "A" * 60_000 + "'")
+    (here / "latin.txt").write_bytes("ä".encode("latin1"))
+    names = ("env.py", "prompt.txt", "tools.yaml", "large.py", "weights.bin", "latin.txt", "picture.py")
+    facts = record({"turnkey.modules": {name: here / name for name in names}})
+    (here / "prompt.txt").write_text("edited since")
+    keep_copies(facts, here / "log")
+    kept = copies(facts, here / "log")
+    assert {name: path.read_text() for name, path in kept.items()} == {
+        "env.py": "# env.py\n",
+        "tools.yaml": "# tools.yaml\n",
+    }
+    assert (here / "log" / COPIES).stat().st_mode & 0o777 == 0o700
+
+
+def test_all_copies_of_a_log_have_a_bound(here: Path) -> None:
+    for number in range(40):
+        (here / f"{number}.txt").write_text(f"{number:02}" + "word " * 12_000)
+    for begin in (0, 20):  # two starts
+        facts = record({"turnkey.modules": {str(n): here / f"{n}.txt" for n in range(begin, begin + 20)}})
+        keep_copies(facts, here / "log")
+    sizes = [path.stat().st_size for path in (here / "log" / COPIES).iterdir()]
+    assert len(sizes) == MOST_BYTES // 60_002
+
+
+def test_no_name_leads_out_of_the_folder(here: Path) -> None:
+    (here / "log" / COPIES).mkdir(parents=True)
+    (here / "secret.py").write_text("outside")
+    digest = "a" * 64
+    (here / "log" / COPIES / f"{digest}.py").symlink_to(here / "secret.py")
+    hostile = {
+        "../../secret.py": {"path": "../../secret.py", "sha256": "../../secret"},
+        "link.py": {"path": "link.py", "sha256": digest},
+        "/etc/passwd": {"path": "/etc/passwd", "sha256": digest},
+    }
+    assert copies({"turnkey.modules": hostile}, here / "log") == {}
+    (here / "env.py").rename(here / "a\nb.py")
+    facts = record({"turnkey.modules": {"../../a.py": here / "a\nb.py"}})
+    keep_copies(facts, here / "log")
+    assert [path.parent for path in copies(facts, here / "log").values()] == [here / "log" / COPIES]
+
+
+@pytest.mark.parametrize(
+    ("text", "ending", "copy"),
+    [
+        ('API_KEY = "abc-123"\ncall(abc-123)', ".py", 'API_KEY = "***"\ncall(***)'),
+        ("headers = {'api_key': 'k1', \"x\": 1}", ".py", "headers = {'api_key': '***', \"x\": 1}"),
+        ("password: hunter2 # mine\nname: b", ".yaml", "password: ***\nname: b"),
+        ('{"access_token": "t"}', ".json", '{"access_token": "***"}'),
+        ("https://me:pw@host/x", ".txt", "https://***@host/x"),
+        ("def play(token: str, tokens=8):", ".py", "def play(token: str, tokens=8):"),
+    ],
+)
+def test_a_copy_has_no_secrets(text: str, ending: str, copy: str) -> None:
+    assert without_secrets(text, ending) == copy
+
+
+def test_the_configuration_of_servers_is_not_copied(here: Path) -> None:
+    facts = record(sources({"turnkey": {"mcp": {"servers": "mcp.json"}}}))
+    keep_copies(facts, here / "log")
+    assert [*copies(facts, here / "log")] == ["server.py"]

@@ -68,6 +68,24 @@ def test_an_edited_file_parts_runs_and_is_named(tmp_path, capsys):
     assert "the runs of gigpo differ in file env.py, file n" in by_method["notes"]
 
 
+def test_the_difference_of_copies_is_shown(tmp_path, capsys):
+    written = runs(tmp_path, {"files": {"env.py": "a", "b.py": "a"}}, {"files": {"env.py": "c", "b.py": "c"}})
+    for run, letter, text in zip(written, "ac", ("same\nsize = 1\n", "same\nsize = 2\x1b[2J\n"), strict=True):
+        (run.folder / "turnkey_log" / "files").mkdir()
+        (run.folder / "turnkey_log" / "files" / f"{letter * 64}.py").write_text(text)
+    (tmp_path / "run-0" / "turnkey_log" / "files" / f"{'a' * 64}.py").rename(tmp_path / "kept")
+    comparison = compare([read(run.folder) for run in written])
+    assert [(file["file"], file["diff"]) for file in comparison["files"]] == [("b.py", None), ("env.py", None)]
+    print_tables(comparison)
+    assert f"b.py differs between {tmp_path}/run-0 and" in capsys.readouterr().out.replace("\n", " ")
+    (tmp_path / "kept").rename(tmp_path / "run-0" / "turnkey_log" / "files" / f"{'a' * 64}.py")
+    comparison = compare([read(run.folder) for run in written])
+    assert comparison["files"][1]["diff"][2:] == ["@@ -1,2 +1,2 @@", " same", "-size = 1", "+size = 2\x1b[2J"]
+    print_tables(comparison)
+    output = capsys.readouterr().out
+    assert "-size = 1\n+size = 2\N{REPLACEMENT CHARACTER}[2J" in output
+
+
 def test_files_are_not_compared_with_a_run_that_has_no_record_of_its_own(tmp_path):
     comparison = compare(runs(tmp_path, {"files": {"env.py": "a"}}, {"seed": 1}))
     [group] = comparison["groups"]

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,9 +22,12 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from typer.testing import CliRunner
 
+from verl_turnkey.plugins import notices
 from verl_turnkey.plugins.cli.main import app, main
+from verl_turnkey.plugins.log.writer import Tables
 from verl_turnkey.plugins.view import conversations, traces
 from verl_turnkey.plugins.view.join import Run, load, read
+from verl_turnkey.plugins.view.traces import LiveTraces
 
 STANDARD = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI")}
 
@@ -31,13 +35,15 @@ STANDARD = {value for name, value in vars(gen_ai_attributes).items() if name.sta
 class Receiver:
     """Takes traces; answers a request with ``answers[n]``, or with success after the last of them."""
 
-    def __init__(self, *answers: tuple[int, bytes]) -> None:
+    def __init__(self, *answers: tuple[int, bytes], release: threading.Event | None = None) -> None:
         self.requests: list[tuple[str, dict[str, str], ExportTraceServiceRequest]] = []
         receiver, left = self, list(answers)
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                if release is not None:
+                    release.wait()
                 status, answer = left.pop(0) if left else (200, b"")
                 if status == 200:
                     request = ExportTraceServiceRequest.FromString(body)
@@ -345,3 +351,92 @@ def test_without_the_exporter_the_package_is_named(folder: Path, tmp_path: Path,
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     done = CliRunner().invoke(app, ["export", str(folder), "--otlp", str(tmp_path / "out.jsonl")])
     assert str(done.exception).endswith("pip install opentelemetry-exporter-otlp-proto-http")
+
+
+# --- while a run plays ------------------------------------------------------------------------------------------------
+
+
+def replay(run: Run, log: Path, live: LiveTraces) -> None:
+    """Log the episodes of ``run`` again, one after the other, as a process that plays does."""
+    log.mkdir(parents=True)
+    shutil.copy(run.folder / "run.json", log)
+    tables = Tables(log, live._segment, "player", also=live.take)
+    frames = {table: read(run.folder, table) for table in ("episodes", "turns", "texts")}
+    for key in frames["episodes"]["episode"]:
+        rows = []
+        for table, frame in frames.items():
+            of_episode = frame[frame["episode"] == key]
+            for step, part in of_episode.groupby("step"):
+                columns = part.drop(columns=["step", "segment"]).astype(object)
+                rows.append((table, int(step), columns.where(columns.notna(), None).to_dict("list")))
+        tables.put_later(lambda rows=rows: rows, 1, 1)
+    assert tables.drain(60)
+    assert not tables.lost
+
+
+def test_live_traces_are_those_of_an_export_before_its_credit(run: Run, exported: list[Span], tmp_path: Path):
+    log = tmp_path / "run" / "turnkey_log"
+    with Receiver() as receiver:
+        live = LiveTraces(f"http://{receiver.address}", log, "20260101T000000_0000")
+        replay(run, log, live)
+        assert live.drain(60) == 0
+        received = receiver.spans
+    export(tmp_path / "run", "--otlp", tmp_path / "out.jsonl")
+    by_id = {span.span_id: span for span in collector(tmp_path / "out.jsonl")}
+    assert len(received) == len(by_id) == len(exported)
+    resources = [resource.resource for *_, request in receiver.requests for resource in request.resource_spans]
+    assert [attributes(resource)["turnkey.method"] for resource in resources] == [run.about["method"]] * len(resources)
+    for span in received:
+        later = by_id[span.span_id]
+        of_span, of_export = attributes(span), attributes(later)
+        for at in (of_span, of_export):
+            at.pop("turnkey.no_credit", None)  # what will not be trained is known at the end
+        assert of_span == of_export
+        assert [*span.events] == [*later.events]
+        assert (span.trace_id, span.name, span.start_time_unix_nano) == (
+            later.trace_id,
+            later.name,
+            later.start_time_unix_nano,
+        )
+
+
+def test_nobody_waits_for_a_receiver_that_hangs_and_what_it_misses_is_counted(run: Run, tmp_path, caplog, monkeypatch):
+    release = threading.Event()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "600")
+    notices._warned.discard("turnkey.log.otlp")
+    with Receiver(release=release) as receiver:
+        live = LiveTraces(
+            f"http://user:secret@{receiver.address}", tmp_path / "log", "20260101T000000_0000", most_bytes=100_000
+        )
+        replay(run, tmp_path / "log", live)  # ends although nothing is answered
+        missing = live.drain(0)
+        assert missing == len(run.episodes)
+        release.set()
+        lost = live.drain(60)
+        assert 0 < lost < missing  # those that waited have arrived
+        assert len({span.trace_id for span in receiver.spans}) == missing - lost
+    traces.warn_of_unsent(lost, f"http://user:secret@{receiver.address}")
+    first, last = [record.getMessage() for record in caplog.records if "otlp" in record.getMessage()]
+    assert "0 MB wait for it" in first
+    assert last.startswith(f"turnkey.log.otlp: {lost} episodes did not reach http://***@127.0.0.1")
+    assert "secret" not in first + last
+
+
+def test_a_receiver_that_refuses_is_one_warning_without_the_headers(run: Run, tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-api-key=abc123def,x-tenant=lab")
+    notices._warned.discard("turnkey.log.otlp")
+    with Receiver(*[(401, b"abc123def is no key")] * 99) as receiver:
+        live = LiveTraces(f"http://{receiver.address}", tmp_path / "log", "20260101T000000_0000")
+        replay(run, tmp_path / "log", live)
+        assert live.drain(60) == len(run.episodes)
+    [warning] = [record.getMessage() for record in caplog.records if "otlp" in record.getMessage()]
+    assert "did not get an episode, it answers 401 Unauthorized: *** is no key" in warning
+
+
+def test_headers_of_the_environment_are_sent(run: Run, tmp_path, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=lab")
+    with Receiver() as receiver:
+        live = LiveTraces(f"http://{receiver.address}", tmp_path / "log", "20260101T000000_0000")
+        replay(run, tmp_path / "log", live)
+        assert live.drain(60) == 0
+        assert {headers["x-tenant"] for _, headers, _ in receiver.requests} == {"lab"}
