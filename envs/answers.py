@@ -6,11 +6,13 @@ In training, a host ends an episode at its first fault; ``turnkey env-check`` an
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,8 @@ that declares roles), and ``turn_limit`` and ``roles`` (of a reset in a host), s
 ``base.declared_roles``; the agent loop adds a ``note``, see :attr:`Answer.text`"""
 
 _LARGEST = sys.float_info.max
+MOST_PIXELS = 2**26
+"""of the images of an answer, or of a request, together: a kilobyte of PNG can become a hundred megabytes"""
 DECLARED = "the roles in the class's metadata, such as metadata = {'roles': ['first', 'second']}"
 
 
@@ -277,17 +281,42 @@ def _info(info: Any, faults: list[Fault], readers: Mapping[str, Callable[[Any], 
 
 
 def _images(images: Iterable[Any]) -> list[np.ndarray]:
-    return [_image(image) for image in images]
+    """Images as arrays of (height, width, 3) bytes.
+
+    Raises:
+        TypeError, ValueError: one is none of :data:`_IMAGES`, is not readable, or they have too many pixels together.
+    """
+    if isinstance(images, str | bytes | Path) or not isinstance(images, Iterable) or hasattr(images, "convert"):
+        raise TypeError(f"info['images'] must be a list, not {short_repr(images)}")
+    arrays: list[np.ndarray] = []
+    left = MOST_PIXELS
+    for image in images:
+        arrays.append(_image(image, left))
+        left -= arrays[-1].size // 3
+    return arrays
 
 
-def _image(image: Any) -> np.ndarray:
-    """A PIL image or an array as an array of (height, width, 3) bytes."""
-    array = np.ascontiguousarray(image.convert("RGB") if hasattr(image, "convert") else image)
-    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
-        raise TypeError(
-            "info['images'] must hold PIL images or uint8 arrays of shape (height, width, 3), not "
-            f"{type(image).__name__} {array.dtype} {array.shape}"
-        )
+_IMAGES = "uint8 arrays of shape (height, width, 3), PIL images, or bytes or paths of PNG and JPEG files"
+
+
+def _image(image: Any, most_pixels: int) -> np.ndarray:
+    if isinstance(image, str | Path | bytes):
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            image = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image, formats=("PNG", "JPEG"))
+        except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+            raise ValueError(f"info['images'] must hold {_IMAGES}: {error}") from None
+    height, width = (image.height, image.width) if hasattr(image, "convert") else (*np.shape(image), 1, 1)[:2]
+    if width * height > most_pixels:
+        raise ValueError(f"info['images'] must have at most {MOST_PIXELS} pixels together; one has {width} x {height}")
+    try:
+        # A copy: an environment may draw the next picture into the same memory.
+        array = np.array(image.convert("RGB") if hasattr(image, "convert") else image, order="C")
+    except OSError as error:  # a file that ends early
+        raise ValueError(f"info['images'] must hold {_IMAGES}: {error}") from None
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
+        raise TypeError(f"info['images'] must hold {_IMAGES}, not {type(image).__name__} {array.dtype} {array.shape}")
     return array
 
 

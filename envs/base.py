@@ -37,8 +37,9 @@ class StepResult:
     """What an adapter answers to a reset or a step."""
 
     observation: str
-    state_key: str | int
-    """key of the full state: equal states give equal keys, whatever the step number and the wording"""
+    state_key: str | int | None = None
+    """key of the full state: equal states give equal keys, whatever the step number and the wording; None: what the
+    agent sees, the text and the pixels of the images"""
     admissible: Sequence[str] | None = None
     """the actions that count as valid now; None: any text may be one"""
     reward: float = 0.0
@@ -57,6 +58,8 @@ class StepResult:
     """role -> what the end of the episode pays it"""
     task: str = ""
     """what the role that moves now for the first time is to do, if it differs from what ``begin`` said"""
+    images: Sequence[Any] = ()
+    """what it shows: uint8 arrays (height, width, 3), PIL images, or bytes or paths of PNG and JPEG files"""
 
 
 class TextEnv(gymnasium.Env[str, str]):
@@ -135,6 +138,7 @@ def _info(result: StepResult) -> dict[str, Any]:
         **({"extra": dict(result.extra)} if result.extra else {}),
         **({"outcome": dict(result.outcome)} if result.outcome else {}),
         **({"task": result.task} if result.task else {}),
+        **({"images": list(result.images)} if len(result.images) else {}),
     }
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.adapters._shared import OwnRandom
-from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, shortest_plan, words
+from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count, shortest_plan, words
 from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError, UnknownEnvironmentError
 
 _handlers, _level = logging.root.handlers[:], logging.root.level
@@ -58,6 +58,33 @@ def _sokoban(game: Any) -> list[str] | None:
 
     (player,) = places(5)
     return shortest_plan((player, places(3, 4)), moves)
+
+
+WALL, FLOOR = (70, 70, 70), (235, 235, 235)
+COLORS = (WALL, FLOOR, FLOOR, (50, 160, 70), (190, 130, 60), (50, 90, 210))
+"""of Sokoban's cells by their number: wall, floor, goal, box on a goal, box, player"""
+GOAL = (215, 40, 40)
+LEGEND = """In the picture:
+- walls are dark gray and the floor is white
+- you, the player, are blue
+- boxes are brown, and green on a goal
+- goals have a red spot; you stand on one if the spot is in the blue
+
+"""
+
+
+def sokoban_picture(game: Any, tile: int) -> np.ndarray:
+    """The board as RGB bytes (rows * tile, columns * tile, 3); each cell has a gray edge, a goal a red spot."""
+    room, edge, spot = np.asarray(game.room_state), max(1, tile // 16), max(1, tile // 3)
+    cells = np.empty((*room.shape, tile, tile, 3), np.uint8)
+    for number, color in enumerate(COLORS):
+        cells[room == number] = color
+    goals = (np.asarray(game.room_fixed) == 2) & np.isin(room, (2, 5))
+    cells[:, :, :edge] = cells[:, :, :, :edge] = 160
+    inner = np.where(goals[..., None, None, None], GOAL, cells[:, :, spot:-spot, spot:-spot])
+    cells[:, :, spot:-spot, spot:-spot] = inner
+    rows, columns = room.shape
+    return cells.transpose(0, 2, 1, 3, 4).reshape(rows * tile, columns * tile, 3)
 
 
 def _hanoi(game: Any) -> list[str] | None:
@@ -132,6 +159,8 @@ class GEMText(TextEnv):
         game: id of a game, with or without GEM's prefix ``game:``, such as ``Sokoban-v0-easy``.
         reward: ``native`` is the game's own, with partial credit where GEM gives it, at the turn limit for example;
             ``success`` gives 1.0 for winning and 0.0 otherwise.
+        images: of Sokoban: show the board as a picture, and no text of it.
+        tile: pixels of a side of a cell in pictures.
         **kwargs: arguments of the game, over those that GEM registered for the id: ``max_turns`` (the limit of the
             episode), ``num_boxes``, ``dim_room``, ...
 
@@ -150,7 +179,14 @@ class GEMText(TextEnv):
 
     metadata: ClassVar[dict[str, Any]] = {**TextEnv.metadata, "thread_safe": False, "memory_mb": 250}
 
-    def __init__(self, game: str = "Sokoban-v0-easy", reward: str = "native", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        game: str = "Sokoban-v0-easy",
+        reward: str = "native",
+        images: bool = False,
+        tile: int = 16,
+        **kwargs: Any,
+    ) -> None:
         super().__init__()
         names = [id.removeprefix("game:") for id in ENV_REGISTRY if id.startswith("game:")]
         games = [name for name in names if name.partition("-")[0] in GAMES]
@@ -163,6 +199,10 @@ class GEMText(TextEnv):
                 f"GEM has no game {game!r}{did_you_mean(name, games) or '.'} Its games: {', '.join(games)}"
             )
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
+        check(isinstance(images, bool), "images", "true or false", images)
+        check(not images or name.startswith("Sokoban"), "images", f"false, since {name} is not drawn", images)
+        check(is_count(tile) and 4 <= tile <= 64, "tile", "an integer from 4 to 64", tile)
+        self._tile = tile if images else 0
         self.rules = rules
         self._success_only = reward == "success"
         self._own_random = OwnRandom()  # GEM draws from the global state, and seeds it
@@ -181,7 +221,10 @@ class GEMText(TextEnv):
     def begin(self, seed: int) -> tuple[StepResult, str]:
         with self._own_random():
             task, _ = self.game.reset(seed % 2**32)
-        return StepResult(self.game.get_task_suffix(), self._key(), self.rules.actions), task.strip()
+        if self._tile:
+            task = re.sub(r"On the board, .*?\n\n", LEGEND, task, flags=re.DOTALL)
+        seen = self._seen("", self.game.get_task_suffix())
+        return StepResult(**seen, state_key=self._key(), admissible=self.rules.actions), task.strip()
 
     def act(self, action: str) -> StepResult:
         game, action = self.game, " ".join(action.split())
@@ -199,7 +242,7 @@ class GEMText(TextEnv):
         success = terminated and text.startswith("Congratulations")
         text = re.sub(r"^At turn \d+, ", "", text)  # prompts number the turns themselves
         return StepResult(
-            observation=f"{text[:1].upper()}{text[1:]}\n{info['suffix']}",
+            **self._seen(f"{text[:1].upper()}{text[1:]}\n", info["suffix"]),
             state_key=key,
             admissible=self.rules.actions,
             reward=float(success) if self._success_only else float(reward),
@@ -208,6 +251,13 @@ class GEMText(TextEnv):
             truncated=truncated,
             invalid=key == before and not terminated and not self.rules.actions and not self.rules.guesses,
         )
+
+    def _seen(self, text: str, board: str) -> dict[str, Any]:
+        """Observation and images of a result; ``board``: in words, with how to go on."""
+        if not self._tile:
+            return {"observation": text + board}
+        request = board.strip().rpartition("\n")[2]
+        return {"observation": text + request, "images": [sokoban_picture(self.game, self._tile)]}
 
     def oracle(self) -> list[str] | None:
         """A shortest solution of Sokoban and Hanoi, else the hidden solution; None for 2048."""

@@ -1,4 +1,4 @@
-"""MiniGrid and BabyAI as text: what the agent sees, how far away it is, and what it carries.
+"""MiniGrid and BabyAI as text or as pictures: what the agent sees, how far away it is, and what it carries.
 
 As in BabyAI-Text (Carta et al. 2023, "Grounding large language models in interactive environments with online
 reinforcement learning"), the text describes the partial, egocentric view that MiniGrid gives.
@@ -15,7 +15,7 @@ from minigrid.core.actions import Actions
 from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT, OBJECT_TO_IDX
 from minigrid.minigrid_env import MiniGridEnv
 
-from verl_turnkey.envs.base import StepResult, TextEnv, check, check_name, digest, words
+from verl_turnkey.envs.base import StepResult, TextEnv, check, check_name, digest, is_count, words
 from verl_turnkey.envs.errors import UnknownEnvironmentError
 
 ACTIONS = {
@@ -39,13 +39,16 @@ gymnasium.register_envs(minigrid)
 
 
 class MiniGridText(TextEnv):
-    """A level of MiniGrid or BabyAI with text in and text out.
+    """A level of MiniGrid or BabyAI; actions are words.
 
     Args:
         level: any ``MiniGrid-...`` or ``BabyAI-...`` id of the package ``minigrid``.
         reward: ``success`` gives 1.0 for solving the task and 0.0 otherwise; ``time_decay`` gives MiniGrid's own
             reward, ``1 - 0.9 * steps / max_steps``.
         max_steps: steps after which the episode is truncated; ``None`` leaves the level's own limit.
+        images: show the agent's view as a picture (RGB, the agent at the bottom facing up); the text then says only
+            what it carries.
+        tile: pixels of a side of a cell in pictures; the view of 7 x 7 cells has 56 x 56 pixels with 8.
 
     ``state_key`` is a hash of the full state, not of the text: grid, pose, carried object, mission, progress. ``task``
     is the mission. An action that is none of the words leaves the state unchanged, counts as a step and sets
@@ -55,9 +58,17 @@ class MiniGridText(TextEnv):
     metadata: ClassVar[dict[str, Any]] = {**TextEnv.metadata, "thread_safe": True, "memory_mb": 1}
 
     def __init__(
-        self, level: str = "MiniGrid-DoorKey-5x5-v0", reward: str = "success", max_steps: int | None = None
+        self,
+        level: str = "MiniGrid-DoorKey-5x5-v0",
+        reward: str = "success",
+        max_steps: int | None = None,
+        images: bool = False,
+        tile: int = 8,
     ) -> None:
         super().__init__(max_steps)
+        check(isinstance(images, bool), "images", "true or false", images)
+        check(is_count(tile) and tile <= 64, "tile", "an integer from 1 to 64", tile)
+        self._tile = tile if images else 0
         levels = [name for name in gymnasium.registry if name.startswith(("MiniGrid-", "BabyAI-"))]
         check_name(level, levels, "minigrid has no level", "", UnknownEnvironmentError)
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
@@ -79,7 +90,7 @@ class MiniGridText(TextEnv):
         view, _ = env.reset(seed=seed)
         if self.max_steps is not None:  # after the reset: BabyAI levels compute their own limit in it
             env.max_steps = self.max_steps
-        return StepResult(describe(view["image"], env.carrying), self._state_key(), list(self._actions)), env.mission
+        return StepResult(**self._seen(view), state_key=self._state_key(), admissible=list(self._actions)), env.mission
 
     def act(self, action: str) -> StepResult:
         env = self._grid_env
@@ -90,7 +101,7 @@ class MiniGridText(TextEnv):
         view, reward, terminated, truncated, _ = env.step(move)
         success = bool(terminated and float(reward) > 0)
         return StepResult(
-            observation=describe(view["image"], env.carrying),
+            **self._seen(view),
             state_key=self._state_key(),
             admissible=list(self._actions),
             reward=float(success) if self._success_only else float(reward),
@@ -98,6 +109,13 @@ class MiniGridText(TextEnv):
             terminated=bool(terminated),
             truncated=bool(truncated),
         )
+
+    def _seen(self, view: Any) -> dict[str, Any]:
+        """Observation and images of a result."""
+        if not self._tile:
+            return {"observation": describe(view["image"], self._grid_env.carrying)}
+        picture = self._grid_env.get_pov_render(self._tile)
+        return {"observation": _carried(self._grid_env.carrying), "images": [picture]}
 
     def _state_key(self) -> str:
         env = self._grid_env
@@ -150,9 +168,12 @@ def describe(image: Any, carrying: Any) -> str:
     things = "; ".join(f"{name} {_place(forward, right)}" for _, forward, right, name in sorted(seen))
     return (
         f"Free steps: {free(0, -1)} ahead, {free(-1, 0)} left, {free(1, 0)} right. "
-        f"You see {things or 'nothing'}. "
-        f"You carry {f'a {carrying.color} {carrying.type}' if carrying else 'nothing'}."
+        f"You see {things or 'nothing'}. {_carried(carrying)}"
     )
+
+
+def _carried(thing: Any) -> str:
+    return f"You carry {f'a {thing.color} {thing.type}' if thing else 'nothing'}."
 
 
 def _name(cell: Any) -> str:

@@ -38,6 +38,28 @@ def parts(space: spaces.Space, label: str = "") -> Iterator[tuple[str, spaces.Sp
         yield from parts(inner, inner_label)
 
 
+def is_picture(space: Any) -> bool:
+    """Whether values of ``space`` are RGB images."""
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[2] == 3
+
+
+def pictures(space: spaces.Space, value: Any) -> Iterator[Any]:
+    """The images in ``value``, in the order of its parts."""
+    if isinstance(space, _COMPOSED):
+        for key, inner, _ in entries(space, ""):
+            yield from pictures(inner, value[key])
+    elif is_picture(space):
+        yield value
+
+
+def without_pictures(space: spaces.Space) -> spaces.Space | None:
+    """``space`` without its images; None if nothing is left."""
+    if not isinstance(space, _COMPOSED):
+        return None if is_picture(space) else space
+    kept = {key: rest for key, inner, _ in entries(space, "") if (rest := without_pictures(inner)) is not None}
+    return spaces.Dict(kept) if kept else None
+
+
 def check_space(space: spaces.Space, names: Names, what: str, instead: str) -> None:
     """Refuse a space that has no plain text, and names that do not fit; ``instead``: what to set for it.
 
@@ -177,9 +199,11 @@ class SpacesText(TextEnv):
         solved: return from which an episode counts as solved; None: ``info["success"]`` or ``info["is_success"]``, or
             where there is neither, an end with a positive reward.
         max_steps: steps after which an episode is truncated; None: the environment's own limit.
+        images: show those parts of the observation that are RGB images (Box of uint8, height x width x 3) as pictures;
+            the others are text.
 
-    ``state_key`` is ``info["state_key"]`` or, without it, a hash of the observation's text. Where ``info`` has an
-    ``action_mask``, it says which actions are admissible.
+    ``state_key`` is ``info["state_key"]`` or, without it, a hash of the observation's text and images. Where
+    ``info`` has an ``action_mask``, it says which actions are admissible.
     """
 
     metadata: ClassVar[dict[str, Any]] = {**TextEnv.metadata, "thread_safe": False, "memory_mb": 200}
@@ -195,16 +219,26 @@ class SpacesText(TextEnv):
         observation: str | None = None,
         solved: float | None = None,
         max_steps: int | None = None,
+        images: bool = False,
     ) -> None:
         super().__init__(max_steps)
+        check(isinstance(images, bool), "images", "true or false", images)
         check(isinstance(digits, int) and 0 <= digits <= 15, "digits", "an integer from 0 to 15", digits)
         self.world: Any = make(env, env_kwargs)
         self._task, self._actions, self._names, self._digits, self._solved = task, actions, names, digits, solved
         self._show = None if observation is None else load_function(observation, "observation")
         check_space(self.world.action_space, actions, "action space", "another action space: wrap the environment")
-        if self._show is None:
-            space = self.world.observation_space
-            check_space(space, names, "observation space", "observation to a function of yours that makes text of it")
+        space = self.world.observation_space
+        self._images = images
+        if images and not any(is_picture(part) for _, part in parts(space)):
+            raise EnvironmentKwargsError(
+                f"images=true: no part of the observation space is a Box of uint8 (height, width, 3): {space}"
+            )
+        self._worded = without_pictures(space) if images else space
+        if self._show is None and self._worded is not None:
+            or_drawn = "images=true, or " if any(is_picture(part) for _, part in parts(self._worded)) else ""
+            instead = f"{or_drawn}observation to a function of yours that makes text of it"
+            check_space(self._worded, names, "observation space", instead)
         self._return = 0.0
 
     @property
@@ -238,15 +272,19 @@ class SpacesText(TextEnv):
         terminated: bool = False,
         truncated: bool = False,
     ) -> StepResult:
-        if self._show is None:
-            text = rendered(self.world.observation_space, observation, self._names, self._digits)
-        else:
+        if self._show is not None:
             text = str(self._show(observation))
+        elif self._worded is None:
+            text = ""
+        else:
+            text = rendered(self._worded, observation, self._names, self._digits)
+        drawn = [*pictures(self.world.observation_space, observation)] if self._images else []
         key = info.get("state_key")
         return StepResult(
             text,
-            digest(text) if key is None else key,
+            digest(text) if key is None and not drawn else key,
             self._admissible(info),
+            images=drawn,
             reward=reward,
             terminated=terminated,
             truncated=truncated,

@@ -293,6 +293,24 @@ def key_repeats(record: Record, limits: Limits) -> Verdict:
     return "pass", f"shared by two or more rollouts: {rate:.2f} of the steps after the first"
 
 
+def images(record: Record, limits: Limits) -> Verdict:
+    """Equal states are drawn alike: what is in the picture and not in the key splits states, or is noise."""
+    answers = record.answers()
+    shapes = Counter(shape for answer in answers for shape in answer.info["images"])
+    if not shapes:
+        return "pass", "none"
+    drawn: dict[tuple[int, object], str] = {}
+    for trace in record.traces():
+        for answer in trace.answers:
+            if answer.state_key is None:
+                continue
+            if drawn.setdefault((trace.seed, answer.state_key), answer.images_key) != answer.images_key:
+                return "warn", f"seed {trace.seed}: the state {answer.state_key!r} is drawn in two ways"
+    sizes = ", ".join(f"{number} of {shape} pixels" for shape, number in shapes.most_common(3))
+    keys = "equal states are drawn alike" if drawn else "no state_key says whether equal states are drawn alike"
+    return "pass", f"{sizes}, {len({answer.images_key for answer in answers})} different; {keys}"
+
+
 def roles(record: Record, limits: Limits) -> Verdict:
     """Whose move it is, and who is paid, is one of the declared roles."""
     for trace in record.traces():
@@ -455,6 +473,7 @@ PROPERTIES: dict[str, Callable[[Record, Limits], Verdict]] = {
         key_stable,
         key_coarse,
         key_repeats,
+        images,
         roles,
         reward,
         reward_per_step,
@@ -482,6 +501,7 @@ _AFTER = {
     "key_stable": ("state_key", "group", "seed"),
     "key_coarse": ("state_key", "key_stable", "group", "seed"),
     "key_repeats": ("state_key", "key_stable"),
+    "images": ("state_key", "key_stable", "group", "seed"),
 }
 
 

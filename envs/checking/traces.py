@@ -98,10 +98,9 @@ class Calls:
             trace.faults.append((where, f"{what}: {answer.message}"))
             return None
         trace.faults += [(fault.property, f"{what}: {fault.message}") for fault in answer.faults]
-        # Nobody judges pictures and further values but the role: they need not travel to the parent.
-        kept = {name: value for name, value in answer.info.items() if name != "images"} | {
-            "extra": {"role": answer.role}
-        }
+        # Nobody judges pixels and further values but the role: they need not travel to the parent.
+        shapes = [f"{image.shape[1]} x {image.shape[0]}" for image in answer.info.get("images", ())]
+        kept = answer.info | {"images": shapes, "extra": {"role": answer.role}}
         trace.answers.append(replace(answer, info=kept, faults=[]))
         trace.seconds.append(seconds)
         return answer

@@ -233,6 +233,13 @@ class Drawn(NoKey):
         return "You see:", *flags, {**info, "images": [picture]}
 
 
+class DrawnByTime(Corridor):
+    """The picture has a clock in it."""
+
+    def result(self, **outcome: Any) -> StepResult:
+        return replace(super().result(**outcome), images=[np.full((1, 16, 3), self._running * self._steps, np.uint8)])
+
+
 class KeyCountsSteps(Corridor):
     def result(self, **outcome: Any) -> StepResult:
         result = super().result(**outcome)
@@ -437,6 +444,7 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (KeyIsATuple, "state_key", "fail", "tuple (0, 0)"),
     (NoKey, "state_key", "warn", "the text of observations is compared"),
     (Drawn, "state_key", "warn", "the text and images of observations are compared"),
+    (DrawnByTime, "images", "warn", "is drawn in two ways"),
     (KeyOnlyAtTheStart, "state_key", "fail", "absent from"),
     (KeyOfTheInstance, "key_stable", "fail", "another instance"),
     (CoarseKey, "key_coarse", "warn", "does not always lead"),

@@ -34,7 +34,7 @@ PACKAGES = {
     "advantage": "numpy | sklearn scipy",
     "losses": "torch |",
     "recipe": "|",
-    "envs": "numpy gymnasium | pandas pyarrow pydantic scipy",
+    "envs": "numpy gymnasium | PIL pandas pyarrow pydantic scipy",
     "envs.hosting": "gymnasium | ray",
     "envs.agents": "numpy | openai tomli",
     "envs.mcp_servers": "| mcp",

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from verl_turnkey.envs.answers import MOST_PIXELS
 from verl_turnkey.plugins.gateway.limits import Reading
 from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Reply, ToolCall, invalid
 
@@ -16,8 +17,6 @@ CREATED = 0
 """Time of every reply, in seconds: equal replies are equal bytes."""
 RAW = "_raw"
 """key that holds arguments of a call which are not a JSON object"""
-MOST_PIXELS = 2**26
-"""of the images of a request together: a kilobyte can become a hundred megabytes"""
 _TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 _IMAGES = ("image_url", "input_image", "image")
 

@@ -1,7 +1,10 @@
 """What an environment may answer; hosts, ``env-check`` and the driver's probe read by these rules."""
 
+import io
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from verl_turnkey.envs.answers import Answer, Fault, read_reset, read_step
 from verl_turnkey.envs.errors import EnvironmentFailure
@@ -160,3 +163,65 @@ def test_states_shown_as_images_are_told_apart_by_their_content():
     dark, bright = (state(images=[picture(value)]) for value in (0, 9))
     assert fingerprint("you see:", dark.info) != fingerprint("you see:", bright.info)
     assert fingerprint("you see:", dark.info) == fingerprint("you see:", state(images=[picture(0)]).info)
+
+
+def encoded(image: Image.Image, form: str) -> bytes:
+    held = io.BytesIO()
+    image.save(held, form)
+    return held.getvalue()
+
+
+def test_images_in_every_form_are_the_same_pixels(tmp_path):
+    red = Image.new("RGBA", (6, 4), (200, 0, 0, 255))
+    (tmp_path / "red.png").write_bytes(encoded(red, "PNG"))
+    array = np.asarray(red.convert("RGB"))
+    forms = [array, np.asfortranarray(array), red, encoded(red, "PNG"), tmp_path / "red.png", str(tmp_path / "red.png")]
+    seen = state(images=forms).info["images"]
+    assert [(image.shape, image.dtype, image.flags.c_contiguous) for image in seen] == [((4, 6, 3), np.uint8, True)] * 6
+    assert len({state(images=[form]).images_key for form in forms}) == 1
+    (gray,) = state(images=[encoded(Image.new("L", (8, 8), 77), "JPEG")]).info["images"]
+    assert np.ptp(gray) == 0
+    assert abs(int(gray[0, 0, 0]) - 77) < 3
+
+
+def test_an_image_is_what_it_was_when_the_environment_gave_it():
+    canvas = picture(1)
+    (seen,) = state(images=[canvas]).info["images"]
+    canvas[:] = 9
+    assert seen.max() == 1
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (picture(0).astype(float), "must hold uint8 arrays of shape"),
+        (picture(0)[..., 0], "not ndarray uint8 (4, 6)"),
+        (picture(0)[..., :2], "not ndarray uint8 (4, 6, 2)"),
+        (picture(0)[:0], "not ndarray uint8 (0, 6, 3)"),
+        (b"GIF89a", "cannot identify image file"),
+        ("nowhere/else.png", "No such file or directory: 'nowhere/else.png'"),
+        (encoded(Image.new("L", (500, 500)), "PNG")[:-40], "PNG and JPEG files: "),
+        (encoded(Image.new("1", (8193, 8193)), "PNG"), "at most 67108864 pixels together; one has 8193 x 8193"),
+        (np.broadcast_to(picture(0, (1, 1, 3)), (8193, 8193, 3)), "one has 8193 x 8193"),
+    ],
+)
+def test_what_is_no_image_is_a_fault(images, message):
+    answer = read_reset(("you see:", {"images": [images]}))
+    assert isinstance(answer, Answer)
+    (fault,) = answer.faults
+    assert message in fault.message
+    assert (fault.property, "images" in answer.info) == ("info", False)
+
+
+@pytest.mark.parametrize("images", ["a.png", b"PNG", Image.new("L", (2, 2)), 7])
+def test_images_must_be_a_list(images):
+    answer = read_reset(("you see:", {"images": images}))
+    assert isinstance(answer, Answer)
+    assert "info['images'] must be a list" in answer.faults[0].message
+
+
+def test_the_pixels_of_all_images_of_an_answer_count():
+    wide = np.broadcast_to(picture(0, (1, 1, 3)), (8192, 4097, 3))
+    answer = read_reset(("you see:", {"images": [wide, wide]}))
+    assert isinstance(answer, Answer)
+    assert "pixels together; one has 4097 x 8192" in answer.faults[0].message

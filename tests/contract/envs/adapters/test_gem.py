@@ -333,3 +333,31 @@ def test_2048_is_won_with_the_tile_and_lost_without_a_move():
     total, *end = played(env, ["left"])
     assert end == [True, False, False, False]
     assert total < 1
+
+
+def test_sokoban_as_pictures():
+    """The board is drawn and not told; what is told, the rewards and the keys are those of the game in words."""
+    drawn, written = (GEMText("Sokoban-v0-easy", num_boxes=1, images=images, tile=8) for images in (True, False))
+    (text, info), (board, in_words) = drawn.reset(seed=3), written.reset(seed=3)
+    assert (text, "# " in board) == ("Enter your move.", True)
+    assert "goals have a red spot" in info["task"]
+    assert not {"'P'", "'#'", "√"} & {*info["task"].split()}
+    assert info["state_key"] == in_words["state_key"]
+    kinds = {}
+    while True:
+        (image,), room = info["images"], drawn.game.room_state
+        assert (image.shape, image.dtype) == ((8 * room.shape[0], 8 * room.shape[1], 3), np.uint8)
+        for (row, column), kind in np.ndenumerate(room):
+            colors = [tuple(image[8 * row + at, 8 * column + at].tolist()) for at in (1, 4)]
+            kinds.setdefault((int(kind), int(drawn.game.room_fixed[row, column])), set()).add(tuple(colors))
+        plan = drawn.oracle()
+        if info["success"] or not plan:
+            break
+        results = [env.step(plan[0]) for env in (drawn, written)]
+        assert results[0][1:4] == results[1][1:4]
+        info = results[0][-1]
+    assert info["success"]
+    assert all(len(drawn_as) == 1 for drawn_as in kinds.values())  # a cell's look is that of what stands there
+    assert len({colors for drawn_as in kinds.values() for colors in drawn_as}) == len(kinds) >= 5
+    with pytest.raises(EnvironmentKwargsError, match="images must be false, since Mastermind-v0-easy is not drawn"):
+        GEMText("Mastermind-v0-easy", images=True)

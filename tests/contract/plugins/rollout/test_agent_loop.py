@@ -620,7 +620,7 @@ def test_images_tell_states_apart(play, sees, anchor):
 
 def test_images_or_their_tokens_that_cannot_be_cost_their_episode(play, sees):
     painted, script = play([], awkward_pictures(-1), **sees)
-    assert "info['images'] must hold PIL images or uint8 arrays" in reason(painted)
+    assert "info['images'] must hold uint8 arrays" in reason(painted)
     assert script.prompts == []
     for overrides in (TALK, []):
         outputs, _ = play(["look", "a <image>"], awkward_pictures(1), *overrides, **sees)

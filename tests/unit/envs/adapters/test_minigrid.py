@@ -11,6 +11,7 @@ from minigrid.utils.baby_ai_bot import BabyAIBot
 
 from verl_turnkey.envs import make
 from verl_turnkey.envs.adapters.minigrid import ACTIONS
+from verl_turnkey.envs.errors import EnvironmentKwargsError
 
 WORDS = list(ACTIONS)
 
@@ -152,3 +153,28 @@ def test_words_that_are_no_action_use_up_the_levels_own_time():
     env.reset(seed=1)
     ends = [env.step("dance")[2:4] for _ in range(limit)]
     assert ends == [(False, False)] * (limit - 1) + [(False, True)]
+
+
+def test_a_level_as_pictures():
+    """The words tell nothing but what is carried; the picture is of the view, and decides where no key is given."""
+    drawn = make("turnkey/MiniGrid-v0", {"images": True, "tile": 4})
+    written = make("turnkey/MiniGrid-v0")
+    text, info = drawn.reset(seed=3)
+    assert (text, info["task"]) == ("You carry nothing.", written.reset(seed=3)[1]["task"])
+    (first,) = info["images"]
+    assert (first.shape, first.dtype) == ((28, 28, 3), "uint8")
+    for action in ["turn right", "pick up", "turn left"]:
+        text, *_, info = drawn.step(action)
+        other = written.step(action)[-1]
+        assert info["state_key"] == other["state_key"]
+        assert "images" not in other
+    assert text == "You carry a yellow key."
+    assert (info["images"][0] != first).any()
+    again = make("turnkey/MiniGrid-v0", {"images": True, "tile": 4}).reset(seed=3)[1]["images"]
+    assert (again[0] == first).all()
+
+
+@pytest.mark.parametrize(("kwargs", "words"), [({"images": 1}, "images must be true"), ({"tile": 0}, "tile must be")])
+def test_arguments_of_pictures_are_checked(kwargs, words):
+    with pytest.raises(EnvironmentKwargsError, match=words):
+        make("turnkey/MiniGrid-v0", kwargs)

@@ -167,11 +167,34 @@ def test_a_picture_needs_a_function_that_describes_it(tmp_path, monkeypatch):
 
     gymnasium.register("my/Camera-v0", entry_point=Camera)
     try:
-        with pytest.raises(EnvironmentKwargsError, match=r"12288 numbers are not text.*set observation to a function"):
+        with pytest.raises(EnvironmentKwargsError, match=r"12288 .* not text.*set images=true, or observation"):
             make(ID, {"env": "my/Camera-v0"})
         (tmp_path / "describe.py").write_text("def brightness(image):\n    return f'brightness {image.mean():.0f}'\n")
         monkeypatch.syspath_prepend(tmp_path)
         text, info = make(ID, {"env": "my/Camera-v0", "observation": "describe:brightness"}).reset(seed=0)
         assert (text, info["admissible"]) == ("brightness 7", ["1"])
+        text, info = make(ID, {"env": "my/Camera-v0", "images": True}).reset(seed=0)
+        assert (text, info["state_key"], [image.shape for image in info["images"]]) == ("", None, [(64, 64, 3)])
     finally:
         gymnasium.registry.pop("my/Camera-v0")
+
+
+def test_the_parts_that_are_images_are_shown_and_the_others_told():
+    class Robot(gymnasium.Env):
+        eye = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+        observation_space = spaces.Dict({"arm": spaces.Discrete(3), "eyes": spaces.Tuple([eye, spaces.Text(9), eye])})
+        action_space = spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            left, right = (np.full((8, 8, 3), shade, np.uint8) for shade in (1, 2))
+            return {"arm": 2, "eyes": (left, "both", right)}, {}
+
+    gymnasium.register("my/Eyes-v0", entry_point=Robot)
+    try:
+        text, info = make(ID, {"env": "my/Eyes-v0", "images": True}).reset(seed=0)
+        assert (text, [image.max() for image in info["images"]]) == ("arm: 2\neyes.1: both", [1, 2])
+        with pytest.raises(EnvironmentKwargsError, match="no part of the observation space is a Box of uint8"):
+            make(ID, {**CART, "images": True})
+    finally:
+        gymnasium.registry.pop("my/Eyes-v0")

@@ -69,6 +69,18 @@ def test_states_that_only_pictures_tell_apart_are_counted_as_in_training():
     assert drawn.anchor_rate == drawn.anchor_rate_text == written.anchor_rate_text < 1
 
 
+def test_sizes_of_pictures_and_whether_equal_states_look_alike():
+    assert check("defect/Corridor-v0", processes=0, **SMALL)["images"].evidence == "none"
+    kwargs = {"level": "MiniGrid-Empty-5x5-v0", "images": True, "tile": 4}
+    report = check("turnkey/MiniGrid-v0", kwargs, processes=0, **SMALL)
+    assert report.ok
+    assert re.fullmatch(
+        r"\d+ of 28 x 28 pixels, \d+ different; equal states are drawn alike", report["images"].evidence
+    )
+    without_key = check("defect/Drawn-v0", processes=0, **SMALL)["images"].evidence
+    assert re.search(r"of 16 x 1 pixels, .*; no state_key says whether", without_key)
+
+
 @pytest.mark.parametrize(
     ("env_id", "modules", "kwargs", "warnings"),
     [
