@@ -62,7 +62,6 @@ def engine(
     trained = engine_of(model, dtype, reshard)
     rows = conversations(model, groups, rollouts)
     seconds: dict[str, list[float]] = {"padded rows": [], "trees": []}
-    shown: dict[str, list[Any]] = {}
     grads: dict[str, torch.Tensor] = {}
     sizes: dict[str, list[int]] = {}
     forward = trained.module.register_forward_pre_hook(
@@ -78,10 +77,9 @@ def engine(
                 seconds[way].append(time.process_time() - began)
                 grads[way] = torch.cat([p.grad.full_tensor().flatten() for p in trained.module.parameters()])
     forward.remove()
-    for way in seconds:
-        shown[way] = [way, len(sizes[way]), sum(sizes[way]), f"{median(seconds[way]):.1f}"]
+    cells = [[way, len(sizes[way]), sum(sizes[way]), f"{median(seconds[way]):.1f}"] for way in seconds]
     print(f"{len(rows)} rows, {sum(len(ids) for ids, _ in rows)} tokens, {dtype}, {reshard=}")
-    print(table(["computed as", "micro-batches", "tokens with padding", "CPU seconds"], [*map(list, shown.values())]))
+    print(table(["computed as", "micro-batches", "tokens with padding", "CPU seconds"], cells))
     error = (grads["trees"] - grads["padded rows"]).norm() / grads["padded rows"].norm()
     ratio = median(seconds["trees"]) / median(seconds["padded rows"])
     print(f"trees take {ratio:.2f} of the time of padded rows; their gradients differ by {error:.1e} of the norm")

@@ -39,9 +39,9 @@ def in_order(rows: Sequence[list[int]]) -> tuple[list[int], list[int]]:
     return order, [0, *(_common(rows[before], rows[row]) for before, row in pairwise(order))]
 
 
-def _common(one: list[int], other: list[int]) -> int:
-    differs = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return next(differs, min(len(one), len(other)))
+def _common(earlier: list[int], later: list[int]) -> int:
+    differs = (i for i, (a, b) in enumerate(zip(earlier, later, strict=False)) if a != b)
+    return next(differs, min(len(earlier), len(later)))
 
 
 def by_prefix(

@@ -115,8 +115,8 @@ def test_the_phases_of_a_run_are_read_from_its_metrics(tmp_path: Path) -> None:
     steps = [{"step": 0, "data": {"timing_s/testing": 9.0}}]
     steps += [{"step": 1, "data": {f"timing_s/{name}": seconds for name, seconds in timings.items()}}]
     (tmp_path / "metrics-1.jsonl").write_text("\n".join(map(json.dumps, steps)))
-    shown = CliRunner().invoke(step_seconds.app, ["run", str(tmp_path)]).stdout.splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (shown[0], *shown[2:])]
+    printed = CliRunner().invoke(step_seconds.app, ["run", str(tmp_path)]).stdout.splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (printed[0], *printed[2:])]
     validated, trained = (dict(zip(cells[0], row, strict=True)) for row in cells[1:])
     assert (validated["validation"], validated["whole step"]) == ("9.0", "9.0")
     assert (trained["rollout"], trained["update"], trained["whole step"]) == ("20.0", "15.5", "40.0")
@@ -124,10 +124,10 @@ def test_the_phases_of_a_run_are_read_from_its_metrics(tmp_path: Path) -> None:
 
 def test_an_update_of_trees_is_measured_beside_one_of_rows(model: Path) -> None:
     command = [sys.executable, step_seconds.__file__, "engine", str(model), "--groups", "1", "--repeats", "1"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rows, trees = (int(re.search(rf"\| {way} \| \d+ \| (\d+)", shown)[1]) for way in ("padded rows", "trees"))
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rows, trees = (int(re.search(rf"\| {way} \| \d+ \| (\d+)", printed)[1]) for way in ("padded rows", "trees"))
     assert trees < rows / 2
-    assert float(re.search(r"differ by (\S+) of the norm", shown)[1]) < 1e-4
+    assert float(re.search(r"differ by (\S+) of the norm", printed)[1]) < 1e-4
 
 
 # --- the script for a GPU ---------------------------------------------------------------------------------------------
