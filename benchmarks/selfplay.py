@@ -1,6 +1,6 @@
 """Self-play of one tabular softmax policy with the credit of each method: how far from optimal play does it end?
 
-    python benchmarks/selfplay.py run      # about five minutes of one core; writes benchmarks/results/selfplay.json
+    python benchmarks/selfplay.py run      # about two minutes of one core; writes benchmarks/results/selfplay.json
     python benchmarks/selfplay.py pages    # the table, in benchmarks/results/README.md
 
 Environments and estimators are those of this package; a policy has a row of logits for each information state. Each
@@ -31,8 +31,8 @@ RESULTS = Path(__file__).parent / "results"
 GAMES = {"kuhn_poker": "kuhn_poker", "nim": "nim(pile_sizes=2;3;4,is_misere=false)"}
 MIXED = "grpo_steps, roles mixed"
 METHODS = ("marshal", "rae", "grpo_steps", "gigpo", MIXED)
-RATES, TUNED_ON, SEEDS = (1.0, 4.0), 100, (0, 1, 2)
-UPDATES, EVERY, GROUPS, ROLLOUTS = 300, 100, 8, 8
+RATE, SEEDS = 1.0, (0, 1, 2)
+UPDATES, EVERY, GROUPS, ROLLOUTS = 200, 100, 8, 8
 BEGIN, END = "<!-- selfplay: written by benchmarks/selfplay.py pages -->", "<!-- /selfplay -->"
 
 Logits = dict[str, np.ndarray]
@@ -68,7 +68,7 @@ def episode(env: Any, logits: Logits, seed: int, rng: np.random.Generator) -> li
     return steps
 
 
-def train(game: str, method: str, rate: float, seed: int) -> list[float]:
+def train(game: str, method: str, seed: int) -> list[float]:
     """The measure of ``game`` before training and after each ``EVERY`` updates."""
     env, rng, logits = make("turnkey/OpenSpiel-v0", {"game": GAMES[game]}), np.random.default_rng(seed), Logits()
     measured, memory = [measure(game, logits)], None
@@ -95,7 +95,7 @@ def train(game: str, method: str, rate: float, seed: int) -> list[float]:
             gradient[step["state"]] -= advantage * softmax(logits[step["state"]])
             gradient[step["state"]][step["action"]] += advantage
         for state, of_state in gradient.items():
-            logits[state] = logits[state] + rate * of_state / (GROUPS * ROLLOUTS)
+            logits[state] = logits[state] + RATE * of_state / (GROUPS * ROLLOUTS)
         if update % EVERY == 0:
             measured.append(measure(game, logits))
     return measured
@@ -169,13 +169,10 @@ def optimal_share(logits: Logits) -> float:
 def run() -> None:
     lines = []
     for game, method in product(GAMES, METHODS):
-        sign = -1 if game == "kuhn_poker" else 1
-        tuned = {rate: float(np.mean(train(game, method, rate, TUNED_ON)[1:])) for rate in RATES}
-        rate = max(RATES, key=lambda rate: sign * tuned[rate])
-        curves = [[round(number, 4) for number in train(game, method, rate, seed)] for seed in SEEDS]
-        lines.append({"game": game, "method": method, "rate": rate, "curves": curves})
-        print(game, method, rate, [curve[-1] for curve in curves], flush=True)
-    settings = {"updates": UPDATES, "every": EVERY, "episodes": GROUPS * ROLLOUTS, "rates": RATES, "seeds": SEEDS}
+        curves = [[round(number, 4) for number in train(game, method, seed)] for seed in SEEDS]
+        lines.append({"game": game, "method": method, "curves": curves})
+        print(game, method, [curve[-1] for curve in curves], flush=True)
+    settings = {"updates": UPDATES, "every": EVERY, "episodes": GROUPS * ROLLOUTS, "rate": RATE, "seeds": SEEDS}
     versions = {**packages(), "open-spiel": version("open-spiel")}
     content = {"packages": versions, "settings": settings, "games": GAMES, "roles": ROLES, "results": lines}
     (RESULTS / "selfplay.json").write_text(json.dumps(content, indent=1) + "\n")
@@ -186,12 +183,12 @@ def pages() -> None:
     every, updates = content["settings"]["every"], content["settings"]["updates"]
     steps = range(0, updates + 1, every)
     table = [
-        f"| game | method | rate | {' | '.join(f'after {step}' for step in steps)} |",
-        "|---" * (3 + len(steps)) + "|",
+        f"| game | method | {' | '.join(f'after {step}' for step in steps)} |",
+        "|---" * (2 + len(steps)) + "|",
     ]
     for line in content["results"]:
         cells = [cell([curve[n] for curve in line["curves"]], 3) for n in range(len(steps))]
-        table.append(f"| {line['game']} | {line['method']} | {line['rate']} | {' | '.join(cells)} |")
+        table.append(f"| {line['game']} | {line['method']} | {' | '.join(cells)} |")
     file = RESULTS / "README.md"
     before, _, rest = file.read_text().partition(BEGIN)
     file.write_text("\n".join([before + BEGIN, *table, END]) + rest.partition(END)[2])
