@@ -293,8 +293,8 @@ class Opponents:
             turns.append(OtherTurn(str(before.role), by, before.observation, response, action, reason))
             invalid = invalid + 1 if reason else 0
             if invalid == MOST_INVALID and not (seen.terminated or seen.truncated):
-                found = f"no valid action in {invalid} turns ({reason}); the last: {response[-200:]!r}"
-                raise EnvironmentFailure("opponent", f"{by} as {before.role!r} found {found}")
+                lack = f"no valid action in {invalid} turns ({reason}); the last: {response[-200:]!r}"
+                raise EnvironmentFailure("opponent", f"{by} as {before.role!r} found {lack}")
         if not turns:
             return first, []
         _collect(paid, seen)

@@ -132,6 +132,30 @@ def test_a_result_is_what_the_samples_say(lake):
     assert "3 tasks: below 20" in done.output
 
 
+@pytest.mark.parametrize(("opponent", "roles"), [("random", 1), ("self", 2)])
+def test_win_draw_and_loss_of_each_role(lake, opponent: str, roles: int):
+    """Against another the policy has one role of each task, in self-play both."""
+    lake.text = lambda request: f"<action>{('Pass', 'Bet')[request['seed'] % 2]}</action>"
+    of_recipe = [] if opponent == "random" else [f"turnkey.val_opponent={opponent}"]
+    done = good(lake("--tasks", "10", "--samples", "2", *of_recipe, environment="openspiel"))
+    result, samples = lake.result(), list(lake.samples().values())
+    assert {len(sample["outcomes"]) for sample in samples} == {roles}
+    assert [*result["roles"]] == ["player 0", "player 1"]
+    for role, numbers in result["roles"].items():
+        ends = [sample["outcomes"][role] for sample in samples if role in sample["outcomes"]]
+        assert numbers["samples"] == len(ends) > 1
+        for end, share in {
+            "win": [e > 0 for e in ends],
+            "draw": [e == 0 for e in ends],
+            "loss": [e < 0 for e in ends],
+        }.items():
+            assert numbers[end]["value"] == pytest.approx(sum(share) / len(ends))
+            assert numbers[end]["low"] <= numbers[end]["value"] <= numbers[end]["high"]
+            assert f"{role}: {end}" in done.output
+    won = [max(s["outcomes"].values() if roles == 1 else [s["outcomes"]["player 0"]]) > 0 for s in samples]
+    assert result["success"]["value"] == pytest.approx(sum(won) / len(samples))
+
+
 def test_requests_are_what_training_would_send(lake, tokenizer):
     good(lake("--tasks", "1", "--temperature", "0.7", "actor_rollout_ref.rollout.top_k=5"))
     first = lake.requests[1]

@@ -180,8 +180,8 @@ def test_hints_are_for_the_policy(play, model: JudgeServer):
 
 def test_its_thoughts_and_slips_are_not_its_moves(play, tmp_path: Path):
     """What it says in vain is in its memory, and it is asked again; the log says why a turn is invalid."""
-    said = iter(["<think>bet?</think>check", "I pass", "bet", "call"])
-    with JudgeServer(lambda question: next(said, "call")) as server:
+    answers = iter(["<think>bet?</think>check", "I pass", "bet", "call"])
+    with JudgeServer(lambda question: next(answers, "call")) as server:
         play(calls, game(4, hands=1), at(server), f"turnkey.log.trajectories={tmp_path}/log")
         first = others_of(tmp_path / "log")
         assert [turn["action"] for turn in first] == ["check"]

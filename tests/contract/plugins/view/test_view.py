@@ -216,11 +216,11 @@ def test_turns_of_opponents_are_named(browser, tmp_path):
     for file in (folder / "turnkey_log" / "texts").rglob("*.parquet"):
         table = pq.read_table(file)
         place = table.schema.get_field_index("opponents")
-        told = [
+        turns = [
             json.dumps([{**turn, "before": True}, {**turn, "invalid": "no tag"}] if t == 0 else [turn])
             for t in table["turn"].to_pylist()
         ]
-        pq.write_table(table.set_column(place, "opponents", pa.array(told)), file)
+        pq.write_table(table.set_column(place, "opponents", pa.array(turns)), file)
     page = write(tmp_path, folder)
     key = page.run.episodes["episode"][0]
     browser.open(page.address, f"#/episode/{key}")

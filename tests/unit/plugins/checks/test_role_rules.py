@@ -143,11 +143,11 @@ def test_training_against_another_mixes_no_roles(monkeypatch: pytest.MonkeyPatch
     config = OmegaConf.create({"algorithm": {"adv_estimator": "grpo"}})
     monkeypatch.setattr(probe, "first_task", lambda _: KUHN)
     monkeypatch.setattr(probe, "measure", lambda *_: None)
-    said = []
-    monkeypatch.setattr(probe, "warn", lambda id, **_: said.append(id))
-    monkeypatch.setattr(probe, "refuse", lambda id, **_: said.append(id))
+    ids = []
+    monkeypatch.setattr(probe, "warn", lambda id, **_: ids.append(id))
+    monkeypatch.setattr(probe, "refuse", lambda id, **_: ids.append(id))
     for opponent, expected in (("self", ["roles-mixed", "roles-branches"]), ("random", [])):
-        said.clear()
+        ids.clear()
         turnkey = TurnkeyConfig(opponent=opponent, rollout=RolloutConfig(strategy={"name": "tree"}))
         probe.probe(config, turnkey, "tasks.parquet")
-        assert said == expected
+        assert ids == expected
