@@ -247,7 +247,7 @@ def read(folder: str | Path, table: str, steps: Collection[int] | None = None) -
     fields = schema(table, tuple(names)).append(pa.field("step", pa.int32())).append(pa.field("segment", pa.string()))
     whole = pa.concat_tables([fields.empty_table(), *tables], promote_options="default")
     frame = whole.to_pandas()
-    if TABLES[table].writer == "rollout" and frame["segment"].nunique() > 1:
+    if "episode" in TABLES[table].key and TABLES[table].writer == "rollout" and frame["segment"].nunique() > 1:
         # An asynchronous trainer that resumes plays its unfinished groups again, under the same keys.
         latest = frame.groupby("episode")["segment"].transform("max")
         frame = frame[frame["segment"] == latest].reset_index(drop=True)

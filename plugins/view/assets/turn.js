@@ -54,12 +54,28 @@ export function article({ run, part, group, e, t, i, seen }) {
     prompt && t > 0
       ? h("details", {}, h("summary", {}, "end of the prompt"), h("div", { class: "said prompt" }, passage(prompt)))
       : null,
+    drawn(group.pictures(i)),
     said === null ? null : section("response", "response", said, shaded(said, group.tokens(i)) ?? spoken(said, run.thoughts)),
     called,
     answer === null ? null : section("observation", called ? "tool results" : "environment", answer, passage(answer)),
     rewards(group, i),
     compared(run, part, group, i, seen),
   );
+}
+
+/** Thumbnails, which a click enlarges; the names of pictures that are not here. */
+function drawn(pictures) {
+  if (!pictures.length) return null;
+  const made = pictures.map(([name, url]) => {
+    const [size, digest] = name.split("-");
+    const label = `picture ${size} ${digest.slice(0, 6)}`;
+    if (url === null) return h("span", { class: "hint" }, `[${label}]`);
+    const toggle = ({ currentTarget: button }) =>
+      button.setAttribute("aria-expanded", String(button.getAttribute("aria-expanded") !== "true"));
+    const look = { class: "picture", title: label, "aria-expanded": "false", onclick: toggle };
+    return h("button", look, h("img", { src: url, alt: label }));
+  });
+  return h("div", { class: "pictures" }, made);
 }
 
 /** A link to the turn in another way through the same rollout. */
