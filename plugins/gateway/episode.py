@@ -185,7 +185,7 @@ def _step(
     next_extra = {**extra, "tool_calls": len(turn.reply.calls), "tool_errors": errors, "seconds_tools": seconds}
     arrived = _arrived(turn.request)
     observation = text_of(arrived)
-    texts = {"text": observation, "images": images_key(image for message in arrived for image in message.images)}
+    images = [image for message in arrived for image in message.images]
     answer = "" if after is None else text_of(_arrived(after.request))
     invalid = turn.refused or ("the agent answered a call with an error" if errors else None)
     columns: dict[str, Any] = {
@@ -205,13 +205,14 @@ def _step(
         truncated=last and truncated,
         version=turn.generated.version,
         **tree,
-        extra=columns | (texts if options.texts else {}),
+        extra=columns | ({"text": observation, "images": images_key(images)} if options.texts else {}),
     )
     return PlayedStep(
         prompt=turn.prompt,
         turn=turn.generated,
         record=record,
         observation=observation,
+        images=images,
         answer=answer,
         invalid=invalid,
         unparsed=turn.refused is not None,

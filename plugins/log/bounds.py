@@ -49,15 +49,14 @@ def logged_shares(config: Mapping[str, Any]) -> Shares:
 
 
 def keep_texts(folder: str | Path, step: int, last: int = 20, every: int = 10) -> list[int]:
-    """Delete the texts of steps before ``step`` except the ``last`` ones and every ``every``-th; their numbers stay.
+    """Delete texts and pictures of steps before ``step`` except the ``last`` ones and every ``every``-th.
 
-    Returns the steps whose texts were deleted. Files that cannot be deleted stay, as do those of no step.
+    Returns the steps of which something was deleted. Files that cannot be deleted stay, as do those of no step.
     """
-    deleted = []
-    texts = Path(folder) / "texts"
-    for path in texts.iterdir() if texts.is_dir() else ():
+    deleted = set[int]()
+    for path in Path(folder).glob("*/step=*"):
         name = STEP.fullmatch(path.name)
-        if name and int(name[1]) <= step - last and int(name[1]) % every:
+        if path.parent.name in ("texts", "pictures") and name and int(name[1]) <= step - last and int(name[1]) % every:
             shutil.rmtree(path, ignore_errors=True)
-            deleted.append(int(name[1]))
+            deleted.add(int(name[1]))
     return sorted(deleted)

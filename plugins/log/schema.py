@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 SCHEMA_VERSION = 2
+PICTURE = re.compile(r"(\d{1,5})x(\d{1,5})-([0-9a-f]{16})")
+"""the name of a picture in the log: width, height and digest"""
 STEP = re.compile(r"step=(\d+)")
 """a partition's folder"""
 COMPONENT = "composed_return."
@@ -118,6 +120,7 @@ TABLES = {
             prompt_tokens     int32    in the prompt
             prompt_cut        bool     the prompt was shortened to fit
             response_tokens   int32    in the response
+            images            string   pictures that the state before it added, <width>x<height>-<digest> each
             started           double   Unix time of the request; null: an older log
             seconds_model     float    waiting for the model
             seconds_env       float    in the environment's step
@@ -136,6 +139,14 @@ TABLES = {
             task_text         string   the task in words, of turn 0
             first_observation string   what the agent saw before turn 0, and where another role moved before
             opponents         string   turns of other roles until the next one, JSON; null: the policy plays all
+        """),
+    ),
+    "pictures": Table(
+        "rollout",
+        ("picture",),
+        _columns("""
+            picture           string   <width>x<height>-<digest of the pixels>
+            png               binary   once for each process and step in which it was shown
         """),
     ),
     "credit": Table(

@@ -323,6 +323,7 @@ class EnvAgentLoop(AgentLoopBase):
             turn=turn,
             record=record,
             observation=seen.text,
+            images=seen.info.get("images", ()),
             answer=answer.text,
             invalid=invalid,
             unparsed=not parsed.valid and parsed.kind == "format",

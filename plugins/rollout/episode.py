@@ -110,6 +110,8 @@ class PlayedStep:
     """``info["extra"]`` of the state the action was taken in"""
     next_extra: Mapping[str, Any]
     """``info["extra"]`` of the next state; the same object if the action was not applied"""
+    images: Sequence[Any] = ()
+    """the pictures that this state added, PIL images or arrays of (height, width, 3) bytes"""
     content: str | None = None
     """the response after its thoughts; None: thoughts were not cut off"""
     reward: float = 0.0

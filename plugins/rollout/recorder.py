@@ -10,6 +10,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.advantage import make_step
+from verl_turnkey.envs.answers import images_key
 from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 
@@ -68,6 +69,8 @@ class EpisodeRecorder:
         """
         turn = Generated.of(output, self._tokenizer, seconds_model, since=seconds_env)
         text = {} if observation is None or not worker.keep_texts else {"text": observation}
+        pictures = [image for image in images or () if hasattr(image, "convert")]  # not what a processor made of them
+        text |= {"images": images_key(pictures)} if text and pictures else {}
         record = make_step(
             **{
                 "composed_reward": step.get("reward"),
@@ -83,6 +86,7 @@ class EpisodeRecorder:
                 turn=turn,
                 record=record,
                 observation=observation or "",
+                images=pictures,
                 answer=answer,
                 invalid=note,
                 unparsed=record["action"] is None and not record["valid"],

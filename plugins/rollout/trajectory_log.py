@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from verl_turnkey.envs.answers import images_key
 from verl_turnkey.envs.registry import spec_of
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.credit.rows import branch_name
@@ -28,6 +30,8 @@ TAIL = 2000
 WRITE_SECONDS = 300.0
 """seconds until a file is written, unless the next step or 64 episodes come first: small files burden shared disks"""
 _OF_TURN = 500  # approximate bytes of a turn besides its texts
+STEPS_OF_PICTURES = 4
+"""steps of which a process remembers which pictures it wrote: episodes of several may end at the same time"""
 
 Decode = Callable[..., str]
 """a tokenizer's, of ids; ``skip_special_tokens``"""
@@ -54,6 +58,7 @@ class TrajectoryLog:
             self._live = LiveTraces(log.otlp, Path(log.trajectories), named[1])
         also = self._live.take if self._live else None
         self.tables = Tables(*named, seconds=WRITE_SECONDS, also=also) if log.trajectories else None
+        self._pictures: dict[int, set[str]] = {}  # in the log by step, of the last steps; of the thread that writes
 
     def write(
         self,
@@ -110,8 +115,18 @@ class TrajectoryLog:
                 for j, step in enumerate(record["steps"])
             },
             decode=decode,
+            new_pictures=self._new_pictures,
         )
         self.tables.put_later(logged.tables, 1 + 2 * len(episode.steps), logged.size)
+
+    def _new_pictures(self, step: int, names: Iterable[str]) -> set[str]:
+        """Those of ``names`` that the log of this process does not have for ``step``; then it has them."""
+        known = self._pictures.setdefault(step, set())
+        new = {*names} - known
+        known |= new
+        for old in sorted(self._pictures)[:-STEPS_OF_PICTURES]:
+            del self._pictures[old]
+        return new
 
     def drain(self, seconds: float) -> bool:
         """Wait until everything is written or lost; False: it took longer than ``seconds``."""
@@ -141,6 +156,7 @@ class _Turn(NamedTuple):
     oldest: int | None
     opponents: str | None
     """turns of others, JSON"""
+    images: Sequence[Any] = ()
 
     @classmethod
     def of(
@@ -171,6 +187,7 @@ class _Turn(NamedTuple):
             json.dumps([{**turn.logged, "before": True} for turn in opening] + [turn.logged for turn in step.others])
             if opening or step.others
             else None,
+            step.images,
         )
 
 
@@ -192,6 +209,8 @@ class Logged:
     rows: Mapping[int, tuple[int, int]]
     """step -> its row, and its position there"""
     decode: Decode
+    new_pictures: Callable[[int, Iterable[str]], set[str]] = lambda step, names: {*names}
+    """which pictures the log does not have yet, see :class:`TrajectoryLog`"""
 
     @property
     def key(self) -> str:
@@ -204,21 +223,28 @@ class Logged:
 
     @property
     def size(self) -> int:
-        """Approximate bytes in memory: a character takes one to four, an id in a list eight."""
+        """Approximate bytes in memory: a character takes one to four, an id in a list eight, a pixel three."""
+        pixels = sum(3 * width * height for turn in self.turns for width, height in map(_size, turn.images))
         texts = sum(
             len(turn.text) + len(turn.observation or "") + len(turn.answer) + len(turn.opponents or "")
             for turn in self.turns
         )
-        return 2 * texts + sum(8 * (len(turn.prompt) + len(turn.response or ())) + _OF_TURN for turn in self.turns)
+        ids = sum(len(turn.prompt) + len(turn.response or ()) for turn in self.turns)
+        return pixels + 2 * texts + 8 * ids + _OF_TURN * len(self.turns)
 
     def tables(self) -> Iterator[Rows]:
-        """The rows of all three tables. Reads versions of packages from the disk."""
+        """The rows of all tables. Reads versions of packages from the disk."""
         count = len(self.turns)
+        pictures = [[(picture_name(image), image) for image in turn.images] for turn in self.turns]
         keys = {"episode": [self.key] * count, "turn": list(range(count))}
         yield "episodes", self.global_step, {name: [value] for name, value in self._episode().items()}
         if count:
-            yield "turns", self.global_step, keys | self._turns()
+            named = [" ".join(name for name, _ in of_turn) or None for of_turn in pictures]
+            yield "turns", self.global_step, keys | self._turns() | {"images": named}
             yield "texts", self.global_step, keys | self._texts()
+        by_name = {name: image for of_turn in pictures for name, image in of_turn}
+        if new := sorted(self.new_pictures(self.global_step, by_name)):
+            yield "pictures", self.global_step, {"picture": new, "png": [png(by_name[name]) for name in new]}
 
     def _episode(self) -> dict[str, Any]:
         episode, turns, task = self.episode, self.turns, self.task
@@ -298,6 +324,26 @@ class Logged:
         few = ids[-TAIL // 3 :]
         text = self.decode(few)
         return (text if len(text) >= TAIL or len(few) == len(ids) else self.decode(ids))[-TAIL:]
+
+
+def _size(image: Any) -> tuple[int, int]:
+    """Width and height of a PIL image or an array."""
+    return image.size if hasattr(image, "convert") else (image.shape[1], image.shape[0])
+
+
+def picture_name(image: Any) -> str:
+    """The name of a PIL image or an array in the log: equal pixels have equal names."""
+    width, height = _size(image)
+    return f"{width}x{height}-{images_key([image])}"
+
+
+def png(image: Any) -> bytes:
+    """A PIL image or an array of (height, width, 3) bytes as a PNG file."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    (image if hasattr(image, "convert") else Image.fromarray(image)).save(file, "PNG")
+    return file.getvalue()
 
 
 def token_lengths(ids: Sequence[int], text: str, decode: Decode) -> list[int] | None:

@@ -247,7 +247,7 @@ def read(folder: str | Path, table: str, steps: Collection[int] | None = None) -
     """
     folder = Path(folder)
     rows = frame(table, [rows for part in parts(folder, table, steps) if (rows := _rows(part, table)) is not None])
-    if TABLES[table].writer == "rollout" and rows["segment"].nunique() > 1:
+    if "episode" in TABLES[table].key and TABLES[table].writer == "rollout" and rows["segment"].nunique() > 1:
         # An asynchronous trainer that resumes plays its unfinished groups again, under the same keys.
         latest = rows.groupby("episode")["segment"].transform("max")
         rows = rows[rows["segment"] == latest].reset_index(drop=True)

@@ -17,6 +17,7 @@ import math
 import random
 import re
 import warnings
+from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ import numpy as np
 
 from verl_turnkey.advantage import describe_part
 from verl_turnkey.envs.model_texts import FAMILIES
-from verl_turnkey.plugins.log.schema import TABLES
+from verl_turnkey.plugins.log.schema import PICTURE, TABLES
 from verl_turnkey.plugins.view.chat import TEMPLATES
 from verl_turnkey.plugins.view.headline import headline
 from verl_turnkey.plugins.view.health import findings
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 
 Blocks = dict[str, bytes]
+GROUP_BYTES = 8 << 20
+"""of the pictures of a group that are on a page; of the others it has the names"""
 
 MISSING = -32768
 """in the index: no credit"""
@@ -77,6 +80,29 @@ def _both(run: Run, group: np.ndarray, some: set[int]) -> Built:
     """Numbers and texts of the groups that have texts."""
     texts = dict(_texts(run, group, some))
     return {g: (block, texts[g]) for g, block in _numbers(run, group, set(texts))}
+
+
+def pictures_in(images: Any) -> list[str]:
+    """The names of pictures in a cell of ``turns.images``; what has not their form is left out."""
+    return [name for name in images.split() if PICTURE.fullmatch(name)] if isinstance(images, str) else []
+
+
+def _pictures(run: Run, step: int, names: set[str]) -> dict[str, bytes]:
+    """The PNG files of a partition by name, of ``names`` alone."""
+    if not names:
+        return {}
+    table = read(run.folder, "pictures", [step])
+    return {name: png for name, png in zip(table["picture"], table["png"], strict=True) if name in names}
+
+
+def _encoded(names: Sequence[str], pictures: Mapping[str, bytes]) -> dict[str, str]:
+    """Name -> base64, of a group's pictures in the order of its turns, until the group has enough of them."""
+    kept: dict[str, str] = {}
+    left = GROUP_BYTES
+    for name in dict.fromkeys(names):
+        if name in pictures and (left := left - len(pictures[name])) >= 0:
+            kept[name] = b64encode(pictures[name]).decode()
+    return kept
 
 
 def squeeze(value: Any) -> bytes:
@@ -224,10 +250,13 @@ def _texts(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int,
     unfinished: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)  # group -> turn -> its texts
     of_tokens = _tokens(run, np.flatnonzero(np.isin(of_turn, list(wanted))))
     last = run.episodes["step"].groupby(group).max()
+    names_of = {g: [name for cell in turns["images"].iloc[rows_of[g]] for name in pictures_in(cell)] for g in wanted}
+    pictures: dict[str, bytes] = {}
     for step in sorted(int(step) for step in run.episodes["step"][ours].unique()):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a group without texts says so itself
             table = read(run.folder, "texts", [step])
+            pictures |= _pictures(run, step, {name for names in names_of.values() for name in names})
         names = ("episode", "turn", "token_lengths", "prompt_tail", "response", "observation", "opponents")
         for episode, turn, lengths, *texts in zip(*(table[name].tolist() for name in names), strict=True):
             here = row.get((at.get(episode, -1), turn))
@@ -244,7 +273,8 @@ def _texts(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int,
             tokens = {n: of_tokens.get(i) for n, i in enumerate(rows_of[g].tolist())}
             tokens = {n: numbers for n, numbers in tokens.items() if numbers and "lengths" in numbers}
             columns = {name: codes[i::4] for i, name in enumerate(names)}
-            yield g, squeeze({"values": interned["values"], "tokens": tokens, **columns})
+            drawn = _encoded(names_of[g], pictures)
+            yield g, squeeze({"values": interned["values"], "tokens": tokens, "pictures": drawn, **columns})
 
 
 def _tokens(run: Run, rows: np.ndarray) -> dict[int, dict[str, Any]]:

@@ -18,7 +18,7 @@ from verl_turnkey.envs.model_texts import split_thoughts
 from verl_turnkey.plugins.view.conversations import Conversation, conversations, extremes
 from verl_turnkey.plugins.view.headline import headline
 from verl_turnkey.plugins.view.join import Run
-from verl_turnkey.plugins.view.pack import full_credit, task_name
+from verl_turnkey.plugins.view.pack import full_credit, pictures_in, task_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,6 +80,8 @@ def lines(talk: Conversation, full: float, *, whole: bool = False) -> Iterator[T
         others = json.loads(turn.get("opponents", "[]"))
         yield from (_other(other, most) for other in others if "before" in other)
         yield _head(turn, full)
+        if drawn := pictures_in(turn.get("images")):
+            yield _labelled("pictures", " ".join(map(in_words, drawn)), most, "dim")
         if "response" in turn:
             thoughts, answer = split_thoughts(turn["response"])
             if thoughts:
@@ -127,6 +129,12 @@ def _labelled(label: str, text: str, most: float, style: str = "") -> Text:
 
     cut = text if len(text) <= most else f"{text[: int(most)]} … ({len(text):,} characters)"
     return Text.assemble((label.ljust(LABEL), "dim"), (plain(cut).replace("\n", "\n" + " " * LABEL), style))
+
+
+def in_words(picture: str) -> str:
+    """A picture's size and the beginning of its digest."""
+    size, _, digest = picture.partition("-")
+    return f"[picture {size} {digest[:6]}]"
 
 
 def level(credit: float, full: float) -> str:

@@ -9,6 +9,7 @@ repeat within a group; some episodes fail, some prompts are cut. ``--hostile``: 
 """
 
 import argparse
+import hashlib
 import json
 import uuid
 from collections import defaultdict
@@ -144,6 +145,28 @@ def write(
     }
     (folder / "run.json").write_text(json.dumps(info), encoding="utf-8")
     return folder
+
+
+def draw(run: Path) -> None:
+    """Give each turn of a log a picture of its state, 8 x 8 pixels of one color, but for one name in an odd form."""
+    from PIL import Image
+
+    from verl_turnkey.plugins.rollout.trajectory_log import picture_name, png
+
+    for path in sorted(run.glob("turnkey_log/turns/*/*.parquet")):
+        table = pq.read_table(path, partitioning=None)
+        images = [
+            Image.new("RGB", (8, 8), f"#{hashlib.sha1(key.encode()).hexdigest()[:6]}")
+            for key in table["anchor"].to_pylist()
+        ]
+        names = [picture_name(image) for image in images]
+        cells = pa.array([f"../../{names[0]} {names[0]}", *names[1:]])
+        pq.write_table(table.set_column(table.column_names.index("images"), "images", cells), path)
+        by_name = {name: png(image) for name, image in zip(names, images, strict=True)}
+        place = path.parents[2] / "pictures" / path.parent.name
+        place.mkdir(parents=True)
+        columns = {"picture": [*by_name], "png": [*by_name.values()]}
+        pq.write_table(pa.table(columns, schema=schema("pictures")), place / path.name)
 
 
 def _group(tables, rng, step, size, limit, skill, hostile, task, validation, more, stuck) -> None:

@@ -183,6 +183,13 @@ class Group {
     return this.texts.values[this.texts[name][i]] ?? null;
   }
 
+  /** The pictures that turn `i` showed, each with its name and as a URL that holds it, null where it is not here. */
+  pictures(i) {
+    const names = (this.at("images", i) ?? "").split(" ").filter((name) => /^\d+x\d+-[0-9a-f]{16}$/.test(name));
+    const held = this.texts?.pictures ?? {};
+    return names.map((name) => [name, held[name] ? `data:image/png;base64,${held[name]}` : null]);
+  }
+
   /** Of the tokens of turn `i`: characters that each adds to the response, gap, advantage; null where not known. */
   tokens(i) {
     return this.texts?.tokens[i] ?? null;

@@ -2,6 +2,7 @@
 // lead to fragments of this page: whatever a log holds can then only be shown.
 
 const ATTRIBUTES = new Set([
+  "alt",
   "autocomplete",
   "checked",
   "class",
@@ -22,6 +23,7 @@ const ATTRIBUTES = new Set([
   "scope",
   "selected",
   "spellcheck",
+  "src",
   "step",
   "tabindex",
   "title",
@@ -65,6 +67,7 @@ export function h(tag, attributes = {}, ...children) {
       made.addEventListener(name.slice(2), value);
     } else if (ATTRIBUTES.has(name) || name.startsWith("aria-") || name.startsWith("data-")) {
       if (name === "href" && !String(value).startsWith("#")) throw new Error(`no link of this page: ${value}`);
+      if (name === "src" && !/^data:image\/png;base64,[\w+/=]*$/.test(value)) throw new Error("no picture of this page");
       made.setAttribute(name, value === true ? "" : String(value));
     } else {
       throw new Error(`attribute ${name} is not listed`);

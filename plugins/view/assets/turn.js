@@ -56,6 +56,7 @@ export function article({ run, part, group, e, t, i, seen }) {
     prompt && t > 0
       ? h("details", {}, h("summary", {}, "end of the prompt"), h("div", { class: "said prompt" }, passage(prompt)))
       : null,
+    drawn(group.pictures(i)),
     said === null ? null : section("response", "response", said, shaded(said, group.tokens(i)) ?? spoken(said, run.thoughts)),
     called,
     others.filter((other) => !other.before).map(ofOther),
@@ -68,6 +69,21 @@ export function article({ run, part, group, e, t, i, seen }) {
 /** A turn of a role that the policy does not play. */
 function ofOther({ role, by, response, invalid }) {
   return section("opponent", `opponent ${role} (${by})${invalid ? `, invalid: ${invalid}` : ""}`, response);
+}
+
+/** Thumbnails, which a click enlarges; the names of pictures that are not here. */
+function drawn(pictures) {
+  if (!pictures.length) return null;
+  const made = pictures.map(([name, url]) => {
+    const [size, digest] = name.split("-");
+    const label = `picture ${size} ${digest.slice(0, 6)}`;
+    if (url === null) return h("span", { class: "hint" }, `[${label}]`);
+    const toggle = ({ currentTarget: button }) =>
+      button.setAttribute("aria-expanded", String(button.getAttribute("aria-expanded") !== "true"));
+    const look = { class: "picture", title: label, "aria-expanded": "false", onclick: toggle };
+    return h("button", look, h("img", { src: url, alt: label }));
+  });
+  return h("div", { class: "pictures" }, made);
 }
 
 /** A link to the turn in another way through the same rollout. */

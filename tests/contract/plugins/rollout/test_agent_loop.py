@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import logging
 import socket
@@ -19,6 +20,7 @@ import pytest
 import torch
 from contract_tools import Compose, Worker
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from PIL import Image
 from scripted import Script, opening_thoughts
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -616,6 +618,25 @@ def test_images_tell_states_apart(play, sees, anchor):
     assert {step["extra"]["text"] for step in played} == {"a room"}
     images = [step["extra"]["images"] for step in played]
     assert images[0] != images[1] == images[2]
+
+
+def test_the_log_has_each_picture_once(play, sees, tmp_path):
+    """A dark one before the first turn, then a bright one; each turn names those that it added to the conversation."""
+    play(["look", "look", "win"], awkward_pictures(2), *TALK, f"turnkey.log.trajectories={tmp_path}", **sees)
+    dark, *bright = [turn["images"] for turn in logged(tmp_path).turns]
+    assert bright[0] == bright[1] != dark
+    pictures = read(tmp_path, "pictures")
+    names = [{*cell.split(" ")} for cell in (dark, bright[0])]
+    assert [len(name) for name in names] == [1, 1]
+    assert sorted(pictures["picture"]) == sorted(set.union(*names))
+    for name, png in zip(pictures["picture"], pictures["png"], strict=True):
+        image = Image.open(io.BytesIO(png))
+        assert (image.format, image.size) == ("PNG", (30, 20))
+        assert image.getpixel((0, 0)) == ((0, 0, 0) if {name} == names[0] else (100, 100, 100))
+    process = loop_worker._process
+    assert process is not None
+    of_step = [process.log._new_pictures(step, set.union(*names)) for step in (7, 8, 7)]
+    assert of_step == [set(), set.union(*names), set()]
 
 
 def test_images_or_their_tokens_that_cannot_be_cost_their_episode(play, sees):

@@ -549,3 +549,23 @@ def test_states_with_keys_that_do_not_read_are_named_after_what_is_seen_there(br
     assert names.count("start") == 1
     assert any(name.startswith("You walk to the") for name in names)
     assert any(name.startswith("You take the") for name in names)
+
+
+def test_thumbnails_of_pictures_are_enlarged_on_a_click(browser, tmp_path):
+    folder = tmp_path / "drawn"
+    synthetic_run.write(folder, episodes=8, steps=1, turns=6)
+    synthetic_run.draw(folder)
+    written = write(tmp_path, folder)
+    turns = written.run.turns[written.run.turns["at"] == 1]
+    browser.open(written.address, f"#/episode/{written.run.episodes['episode'][1]}")
+    browser.until(f"return document.querySelectorAll('.turn .picture img').length === {len(turns)}")
+    titles = browser.run("return [...document.querySelectorAll('.picture')].map((each) => each.title)")
+    assert titles == [f"picture 8x8 {name[4:10]}" for name in turns["images"]]
+    sizes = "return [...document.querySelectorAll('.picture img')].map((each) => [each.naturalWidth, each.width])"
+    browser.until(f"{sizes}.every(([natural]) => natural === 8)")
+    small = browser.run(sizes)[0][1]
+    browser.run("document.querySelector('.picture').click()")
+    assert browser.run(sizes)[0][1] > 4 * small
+    assert browser.run(sizes)[1][1] == small
+    browser.run("document.querySelector('.picture').click()")
+    assert browser.run(sizes)[0][1] == small

@@ -296,7 +296,7 @@ def test_the_bound_of_a_step_and_of_a_validation_is_a_share(share, most, groups,
 
 
 def test_texts_of_the_last_steps_and_of_some_stay(tmp_path: Path):
-    for table in ("texts", "turns"):
+    for table in ("texts", "turns", "pictures"):
         for step in range(46):
             (tmp_path / table / f"step={step:06d}").mkdir(parents=True)
             (tmp_path / table / f"step={step:06d}" / "a.parquet").write_text("x")
@@ -307,6 +307,7 @@ def test_texts_of_the_last_steps_and_of_some_stay(tmp_path: Path):
     left = sorted(path.name for path in (tmp_path / "texts").iterdir())
     assert left == ["notes.txt", *(f"step={step:06d}" for step in (0, 10, 20, *range(27, 46)))]
     assert len(list((tmp_path / "turns").iterdir())) == 46
+    assert len(list((tmp_path / "pictures").iterdir())) == len(left) - 1
     assert keep_texts(tmp_path, 45, last=3, every=7) == [10, 20, 27, *(s for s in range(29, 43) if s not in (35, 42))]
     assert keep_texts(tmp_path / "nothing", 9) == []
 

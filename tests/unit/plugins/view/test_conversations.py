@@ -1,5 +1,7 @@
 """Episodes on the terminal and as JSON lines."""
 
+import base64
+import gzip
 import io
 import json
 import re
@@ -9,16 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import synthetic_run
+from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.view import FILTERS
+from verl_turnkey.plugins.rollout.trajectory_log import picture_name
 from verl_turnkey.plugins.view import conversations, terminal
 from verl_turnkey.plugins.view.chat import chat
 from verl_turnkey.plugins.view.conversations import extremes, last_step, matching, outcomes
 from verl_turnkey.plugins.view.headline import headline
 from verl_turnkey.plugins.view.join import Run, load, read
+from verl_turnkey.plugins.view.pack import pack
+from verl_turnkey.plugins.view.traces import traces
 
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
@@ -45,6 +51,14 @@ def printed(run: Run, rows: np.ndarray, limit: int = 4) -> str:
     file = io.StringIO()
     terminal.show(run, rows, limit, Console(file=file, force_terminal=True, color_system="truecolor", width=100))
     return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("drawn")
+    synthetic_run.write(folder, episodes=16, steps=1, turns=6)
+    synthetic_run.draw(folder)
+    return folder
 
 
 # --- on the terminal --------------------------------------------------------------------------------------------------
@@ -369,3 +383,40 @@ def test_the_headline_of_other_runs(tmp_path):
     failed = load(tmp_path / "a")
     failed.episodes["failed"] = "lost"
     assert headline(failed).startswith("0.00 on 8 held-out tasks [0.00, ")
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_have_size_and_digest_in_every_form_of_an_episode(drawn, tmp_path):
+    names = load(drawn).turns["images"].tolist()
+    digests = {re.fullmatch(r"8x8-([0-9a-f]{16})", name)[1] for name in names[1:]}
+    assert len(digests) > 4
+    text = view(drawn, "--text", "--filter", "step=1", "--limit", 99)
+    assert {*re.findall(r"\[picture 8x8 ([0-9a-f]{6})\]", text)} == {digest[:6] for digest in digests}
+    assert "../../" not in text
+    view(drawn, "--export", tmp_path / "talk.jsonl")
+    turns = [turn for line in (tmp_path / "talk.jsonl").read_text().splitlines() for turn in json.loads(line)["turns"]]
+    assert sorted(turn["images"] for turn in turns) == sorted(names)
+    spans = [span for group in traces(load(drawn), np.arange(len(load(drawn).episodes))) for span in group]
+    named = [span.attributes["turnkey.images"] for span in spans if "turnkey.images" in span.attributes]
+    assert sorted(named) == sorted(names)
+
+
+def test_a_page_holds_each_picture_of_a_group_once(drawn, tmp_path, monkeypatch):
+    copy = shutil.copytree(drawn, tmp_path / "copy")
+    run = load(copy)
+    group = run.episodes["group"].factorize()[0]
+    blocks = pack(run, 0, 1e9)
+    for g in {*group.tolist()}:
+        pictures = json.loads(gzip.decompress(blocks[f"texts-0-{g}"]))["pictures"]
+        cells = run.turns["images"][group[run.turns["at"]] == g]
+        assert {*pictures} == {cell.split(" ")[-1] for cell in cells}
+        for name, data in pictures.items():
+            image = Image.open(io.BytesIO(base64.b64decode(data)))
+            assert (image.format, picture_name(image)) == ("PNG", name)
+    monkeypatch.setattr("verl_turnkey.plugins.view.pack.GROUP_BYTES", 200)
+    kept = json.loads(gzip.decompress(pack(run, 0, 1e9)["texts-0-0"]))["pictures"]
+    assert 0 < sum(len(base64.b64decode(data)) for data in kept.values()) <= 200
+    shutil.rmtree(copy / "turnkey_log" / "pictures")  # as after keep_texts
+    assert json.loads(gzip.decompress(pack(run, 0, 1e9)["texts-0-0"]))["pictures"] == {}
