@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage.text_files import read_text
+from verl_turnkey.plugins.checks import memory
 from verl_turnkey.plugins.checks.files import data_mark, last_step, listed, steps_until_data_end
 from verl_turnkey.plugins.checks.findings import refusal, refuse, warn
-from verl_turnkey.plugins.checks.run import heads_of
+from verl_turnkey.plugins.checks.run import Run, heads_of
 from verl_turnkey.plugins.config.checkpoint_files import (
     DATA,
     FSDP,
@@ -128,6 +130,22 @@ def check_resumed_heads(folder: Path, config: DictConfig) -> None:
     heads, method = len(heads_of(config, turnkey_config(config))) or 1, config.algorithm.adv_estimator
     if names is not None and len(names) != heads:
         raise refusal("heads-of-checkpoint", folder=folder, number=len(names), method=method, heads=heads)
+
+
+def check_disk(run: Run) -> None:
+    """Warn of more checkpoints than fit on the disk, if the model is here. Beside them the log's texts are small."""
+    trainer, last, known = run.config.trainer, last_step(run.config), memory.models(run)
+    if trainer.save_freq <= 0 or not run.trains or "actor" not in known:
+        return
+    folder = Path(trainer.default_local_dir).expanduser().absolute()
+    saves = 1 if last is None else -(-(last - resumed_step(trainer)) // trainer.save_freq)
+    number = min(saves, trainer.max_actor_ckpt_to_keep or saves)  # verl deletes none of an earlier start
+    size = sum(model.ranks * (model.weights + model.optimizer) for model in known.values())
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    if number * size > free:
+        gb = {"size": size, "need": number * size, "free": free}
+        texts = {name: f"{value / 1e9:.3g}" for name, value in gb.items()}
+        warn("disk-space", folder=folder, number=number, **texts)
 
 
 def check_steps(config: DictConfig) -> None:

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks import memory
 from verl_turnkey.plugins.checks.files import tasks
 from verl_turnkey.plugins.checks.findings import EXPECTED, RuleWarning, collecting, described, grouped
 from verl_turnkey.plugins.checks.keys import uses_us
@@ -112,7 +113,9 @@ def validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: C
 
 
 def verdict(config: Any) -> int:
-    """Print the last line of a check that passed; returns its exit status, 1 for a line of stock verl."""
+    """Print what the GPUs need, and the last line of a check that passed; returns its status, 1 for stock verl."""
+    for line in memory.table(config) if uses_us(config) else ():
+        print(line, flush=True)
     print("ready: nothing was started" if uses_us(config) else STOCK_VERL, flush=True)
     return 0 if uses_us(config) else 1
 

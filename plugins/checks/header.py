@@ -16,12 +16,22 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.envs.prompting.actions import instruction_of
 from verl_turnkey.envs.prompting.prompts import Examples, load_template
 from verl_turnkey.losses.registry import weighs
-from verl_turnkey.plugins.checks.files import last_step, shared_tasks, task_environments, tasks, training_loops
+from verl_turnkey.plugins.checks.files import last_step, shared_tasks, task_environments, tasks
 from verl_turnkey.plugins.checks.keys import uses_us
-from verl_turnkey.plugins.checks.run import ACTOR, AGENT, MODEL, OURS, Run, heads_of, optimizer_steps, updates_of_a_step
+from verl_turnkey.plugins.checks.run import (
+    ACTOR,
+    AGENT,
+    MODEL,
+    OURS,
+    Run,
+    heads_of,
+    optimizer_steps,
+    run_of,
+    updates_of_a_step,
+)
 from verl_turnkey.plugins.config.checkpoint_files import resumed_step
 from verl_turnkey.plugins.config.presets import names, read
-from verl_turnkey.plugins.config.schema import RolloutConfig, load_examples, turnkey_config
+from verl_turnkey.plugins.config.schema import RolloutConfig, load_examples
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.rollout.strategies import read_strategy
 from verl_turnkey.plugins.verl_api.ledger import VERLS_LOOPS
@@ -412,10 +422,7 @@ def header(config: DictConfig, notices: Sequence[str] = (), warnings: Sequence[s
     """
     if not uses_us(config):
         return []
-    loops, enabled = sorted(training_loops(config)), config.critic.enable
-    # As verl.trainer.ppo.utils.need_critic decides, without its warning.
-    use_critic = str(config.algorithm.adv_estimator) == "gae" if enabled is None else bool(enabled)
-    run = Run(config, turnkey_config(config), loops, use_critic)
+    run = run_of(config)
     entries = [(label, text) for label, line in LINES if (text := line(run))]
     entries += [("ignored", text) for text in ignored(run)]
     entries += [("notice", text) for text in notices] + [("warning", text) for text in warnings]

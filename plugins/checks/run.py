@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import EstimatorSpec, ValueHead
-from verl_turnkey.plugins.checks.files import ROLLOUTS, columns, local_parquet, rows
+from verl_turnkey.plugins.checks.files import ROLLOUTS, columns, local_parquet, rows, training_loops
 from verl_turnkey.plugins.checks.findings import refuse
 from verl_turnkey.plugins.config.schema import (
     TurnkeyConfig,
@@ -24,6 +24,7 @@ from verl_turnkey.plugins.config.schema import (
     estimator_of,
     loss_of,
     loss_params,
+    turnkey_config,
 )
 from verl_turnkey.plugins.rollout.strategies import StrategySpec, read_strategy
 from verl_turnkey.plugins.rollout.strategies.registry import Most, most_of_group, times
@@ -184,6 +185,14 @@ class Run:
     @property
     def trains_branches(self) -> bool:
         return self.strategy is not None and self.strategy.trains
+
+
+def run_of(config: DictConfig) -> Run:
+    """The run of a configuration that has passed the checks."""
+    # As verl.trainer.ppo.utils.need_critic decides, without its warning.
+    enabled = config.critic.enable
+    use_critic = str(config.algorithm.adv_estimator) == "gae" if enabled is None else bool(enabled)
+    return Run(config, turnkey_config(config), sorted(training_loops(config)), use_critic)
 
 
 def spread_of(engine: Any) -> int:

@@ -20,6 +20,7 @@ from verl_turnkey.plugins.checks import (
     groups,
     keys,
     limits,
+    memory,
     resources,
     rewards,
     rollout,
@@ -112,6 +113,8 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         check(limits.check_limits, run)
         check(limits.check_late, run)
         check(resources.check_resources, run)
+        if not findings.errors:  # it computes with what they are about
+            check(memory.check_memory, run)
     elif turnkey.log.trajectories:
         check(resources.check_address, "turnkey.log.trajectories", turnkey.log.trajectories)
         warn("log-without-credit", mode=run.mode)
@@ -124,6 +127,8 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     if run.trains and run.files:
         check(checkpoints.check_resumed_data, config)
     check(checkpoints.check_steps, config)
+    if run.our_trainer and not findings.errors:
+        check(checkpoints.check_disk, run)
     for check_run in (groups.check_groups, data.check_skill, scorers.check_teacher, scorers.check_hidden_rank):
         check(check_run, run)
     for check_run in (algorithm.check_value_heads, algorithm.check_streams, scorers.check_prm, rewards.check_success):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import shlex
@@ -25,6 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks import memory
 from verl_turnkey.plugins.checks.driver import verdict
 from verl_turnkey.plugins.checks.keys import uses_us
 from verl_turnkey.plugins.cli.tables import scalar
@@ -38,7 +40,7 @@ WHOLE = "TURNKEY_CHECK_WITH_VERL"
 _NO_FILES = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none")
 
 
-def quick_run(arguments: Sequence[str], *, prompt: bool = False) -> int:
+def quick_run(arguments: Sequence[str], *, prompt: bool = False, as_json: bool = False) -> int:
     """As :func:`dry_run`, for a program of its own: without torch, unless a check needs it.
 
     Then the program starts again, with all of verl.
@@ -46,16 +48,24 @@ def quick_run(arguments: Sequence[str], *, prompt: bool = False) -> int:
     from verl_turnkey.plugins.cli import without_torch
 
     if WHOLE in os.environ or not without_torch.possible(arguments):
-        return dry_run(arguments, prompt=prompt)
+        return dry_run(arguments, prompt=prompt, as_json=as_json)
     gc.disable()  # the program is short, and looks through what it imports in vain
     without_torch.install()
     if not may_sweep(arguments):
         Hydra.get_mode = lambda *_, **__: RunMode.RUN  # else Hydra composes the line twice, first to read this
     try:
-        return dry_run(arguments, prompt=prompt)
+        return dry_run(arguments, prompt=prompt, as_json=as_json)
     except without_torch.NeedsVerl:
         sys.stdout.flush()
-        command = [sys.executable, "-m", "verl_turnkey", "check", *["--prompt"] * prompt, *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "verl_turnkey",
+            "check",
+            *["--prompt"] * prompt,
+            *["--json"] * as_json,
+            *arguments,
+        ]
         os.execve(sys.executable, command, {**os.environ, WHOLE: "1"})
 
 
@@ -64,10 +74,11 @@ def may_sweep(arguments: Sequence[str]) -> bool:
     return any(re.match(r"-|[+~]*hydra(?!\.run\.)", word) for word in arguments)
 
 
-def dry_run(arguments: Sequence[str], *, prompt: bool = False) -> int:
+def dry_run(arguments: Sequence[str], *, prompt: bool = False, as_json: bool = False) -> int:
     """Compose and check what ``python -m verl.trainer.main_ppo`` would with the same arguments; print the header.
 
-    ``prompt``: print the first prompt of the first task, too.
+    ``prompt``: print the first prompt of the first task, too. ``as_json``: print the memory of the GPUs as JSON on the
+    process's stdout, which the caller has redirected for all else.
 
     Returns:
         0, or 1 when the run would be refused; the reason is on stderr.
@@ -86,6 +97,9 @@ def dry_run(arguments: Sequence[str], *, prompt: bool = False) -> int:
         from verl_turnkey.plugins.checks.probe import preview
 
         print(preview(config), flush=True)
+    if as_json:
+        print(json.dumps(memory.as_dict(config)), file=sys.__stdout__, flush=True)
+        return 0 if uses_us(config) else 1
     return verdict(config)
 
 

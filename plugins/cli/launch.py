@@ -26,7 +26,7 @@ from verl_turnkey.envs.registry import unknown
 from verl_turnkey.envs.tasks import HELD_OUT_SPLITS, Task, split_seeds, write_parquet
 from verl_turnkey.envs.user_modules import environments_of, import_installed, import_modules
 from verl_turnkey.plugins.config import command_line, presets
-from verl_turnkey.plugins.config.machine import is_small, model_config
+from verl_turnkey.plugins.config.machine import gpu_here, is_small, model_config
 from verl_turnkey.plugins.config.overrides import override, read, values
 from verl_turnkey.plugins.config.recipe_files import config_dir
 
@@ -44,7 +44,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
         "actor_rollout_ref.model.enable_gradient_checkpointing": True,
         "actor_rollout_ref.model.use_remove_padding": True,
-        TOKENS: 16384,  # at most, see LOGITS_GB
+        TOKENS: 16384,  # at most, see LOGITS_SHARE
         "actor_rollout_ref.actor.optim.lr": 1e-6,
     },
     "cpu": {
@@ -68,8 +68,10 @@ KEEP_TWO = {
 MODULES = "turnkey.modules"
 TURNS = 16
 """whole turns that a conversation has room for"""
-LOGITS_GB = 10
-"""most memory for the float32 logits of a micro-batch on a GPU, unless a single row takes more"""
+LOGITS_SHARE = 1 / 8
+"""most of a GPU's memory for the float32 logits of a micro-batch, unless a single row takes more"""
+GPU_BYTES = 80e9
+"""assumed where no GPU is visible"""
 VOCABULARY = 262_144
 """assumed for a model that is not on this machine"""
 
@@ -258,7 +260,8 @@ def overrides(
     longest = sum(number for number in row if isinstance(number, int))  # another type is refused below
     if device == "gpu":
         chosen["trainer.n_gpus_per_node"] = gpus
-        room = int(LOGITS_GB * 1e9 / 4 / model_config(model).get("vocab_size", VOCABULARY)) // 1024 * 1024
+        memory = gpu.memory if (gpu := gpu_here()) else GPU_BYTES
+        room = int(LOGITS_SHARE * memory / 4 / model_config(model).get("vocab_size", VOCABULARY)) // 1024 * 1024
         chosen[TOKENS] = min(chosen[TOKENS], room)
     chosen[TOKENS] = max(chosen[TOKENS], longest)
     if not user_keys & KEEP_TWO.keys():

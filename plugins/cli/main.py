@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from verl_turnkey.plugins.cli.launch import environment
 from verl_turnkey.plugins.cli.new import KINDS, own_file
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.tasks import json_object
+from verl_turnkey.plugins.config import machine
 
 SECTIONS = {
     "Train": ("train", "resume", "check", "recipe", "list"),
@@ -97,6 +99,8 @@ def check(context: typer.Context) -> None:
 
     --prompt shows the first prompt of the first task.
 
+    --gpu h100:8 (or 80GB:8) estimates the memory of each GPU, by phase; with --json only that, for scripts.
+
     turnkey check +turnkey=gigpo +turnkey/env=babyai data.train_files=tasks/train.parquet ...
 
     turnkey check launch.sh    # runs the script in a sandbox up to its call of main_ppo; more arguments win
@@ -116,8 +120,11 @@ def check(context: typer.Context) -> None:
         return
     from verl_turnkey.plugins.cli.check import quick_run
 
-    words = [word for word in context.args if word != "--prompt"]
-    prompt = words != context.args
+    words, gpu = _without_gpu(context.args)
+    if gpu is not None:
+        os.environ[machine.GPU] = gpu
+    prompt, as_json = "--prompt" in words, "--json" in words
+    words = [word for word in words if word not in ("--prompt", "--json")]
     if words and words[0].endswith(".sh"):
         from verl_turnkey.plugins.cli import script
 
@@ -125,7 +132,19 @@ def check(context: typer.Context) -> None:
         typer.echo("\n".join(script.lines(words[0], call)))
         script.enter(call)
         words[:1] = call.arguments
-    raise typer.Exit(quick_run(words, prompt=prompt))
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        raise typer.Exit(quick_run(words, prompt=prompt, as_json=as_json))
+
+
+def _without_gpu(words: list[str]) -> tuple[list[str], str | None]:
+    """The words without ``--gpu NAME``, and the name."""
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--gpu=") else [word])]
+    if "--gpu" not in words:
+        return words, None
+    at = words.index("--gpu")
+    name = words[at + 1] if at + 1 < len(words) else ""
+    machine.Gpu.parse(name)
+    return [*words[:at], *words[at + 2 :]], name
 
 
 @app.command()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import read_text
 
 RESOLVER = "turnkey_cpu"
@@ -24,6 +27,10 @@ BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 SMALL = 256
 """largest hidden size with which float32 on a single thread is faster, because kernels are short"""
 
+GPU = "TURNKEY_GPU"
+"""variable with the GPU that a launch line is for: see :meth:`Gpu.parse`"""
+GPUS = {"h100": 85.5, "h200": 150.7, "a100": 85.9, "a100-40gb": 42.9, "l40s": 48.3, "4090": 25.7}
+"""memory in GB of 10^9 bytes"""
 PACKAGES = ("verl", "verl-turnkey", "vllm", "torch", "ray", "transformers")
 CHOSEN = (
     "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype",
@@ -85,6 +92,56 @@ def model_config(folder: str) -> dict[str, Any]:
         return {}
     config = json.loads(read_text(file, only_utf8=True))
     return {**(config.get("text_config") or {}), **config}
+
+
+def model_folder(path: str) -> Path | None:
+    """The folder of a model: ``path``, or of a name in the hub's cache; None if it is not on this machine."""
+    if (folder := Path(path).expanduser()).is_dir():
+        return folder
+    if "://" in path or path.count("/") > 1 or path.startswith(("/", ".", "~")):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(path, "config.json")
+    return Path(file).parent if isinstance(file, str) else None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A model of GPU, its bytes, and how many a node has; 0: as many as the run takes."""
+
+    name: str
+    memory: float
+    number: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Gpu:
+        """``h100``, ``h100:8``, ``80GB:8``.
+
+        Raises:
+            ConfigError: anything else; names the models that are known.
+        """
+        name, _, number = text.strip().lower().partition(":")
+        size = re.fullmatch(r"(\d+(?:\.\d+)?)gb", name)
+        memory = float(size[1]) if size else GPUS.get(name, 0.0)
+        if not memory or not re.fullmatch(r"[1-9]\d*|", number):
+            known = ", ".join(GPUS)
+            raise ConfigError(
+                f"{text!r} is not a GPU: expected one of {known}, or its memory as 80GB; h100:8 is 8 per node"
+            )
+        return cls(name, memory * 1e9, int(number or 0))
+
+
+def gpu_here() -> Gpu | None:
+    """The GPU that :data:`GPU` names, else the one of this machine; None where there is none, or an unknown one."""
+    if text := os.environ.get(GPU):
+        return Gpu.parse(text)
+    models = [str(model).lower() for model in hardware()["accelerators"]] if visible_accelerator() else []
+    if not models:
+        return None
+    names = [name for name in GPUS if all(part in models[0] for part in name.split("-"))]
+    names += re.findall(r"\d+gb", models[0])  # of others the driver's name has the memory
+    return Gpu.parse(max(names, key=lambda name: (name in GPUS, len(name)))) if names else None
 
 
 def hardware() -> dict[str, Any]:

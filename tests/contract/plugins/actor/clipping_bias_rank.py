@@ -30,6 +30,7 @@ from verl_turnkey.losses.registry import WEIGHT_SHARE
 from verl_turnkey.losses.st_ppo import StPpoParams, s_ppo
 from verl_turnkey.plugins.actor import weighing
 from verl_turnkey.plugins.actor.loss_inputs import queue_name
+from verl_turnkey.plugins.credit.metrics import LEARNED
 from verl_turnkey.plugins.register import configure
 
 # FSDP1 refuses to broadcast the weights of a model on the CPU, which gloo can do.
@@ -51,12 +52,12 @@ def weighed(inputs: LossInputs, params: StPpoParams) -> TokenLoss:
 TRUE_FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
 
-def make_engine(model: Path, strategy: str) -> Any:
+def make_engine(model: Path, strategy: str, packed: bool = False, spread: int = 1) -> Any:
     model_config = HFModelConfig(
         path=str(model),
-        use_remove_padding=False,
+        use_remove_padding=packed,
         enable_gradient_checkpointing=False,
-        override_config={"attn_implementation": "sdpa"},
+        override_config={"attn_implementation": "packed" if packed else "sdpa"},
     )
     engine_config = FSDPEngineConfig(
         strategy=strategy,
@@ -66,6 +67,7 @@ def make_engine(model: Path, strategy: str) -> Any:
         use_torch_compile=False,
         use_orig_params=True,
         use_dynamic_bsz=True,
+        ulysses_sequence_parallel_size=spread,
     )
     engine = EngineRegistry.new(
         model_type="language_model",
@@ -105,6 +107,8 @@ def data_of(case: dict[str, Any], rank: int, world: int) -> Any:
     tensors = {name: nested(case[name]) for name in columns if name in case}
     if "weight_share" in case:
         tensors[queue_name(WEIGHT_SHARE)] = torch.full((len(rows),), case["weight_share"])
+    for name, column in case.get("columns", {}).items():
+        tensors[queue_name(name)] = column[rows] if isinstance(column, torch.Tensor) else nested(column)
     tensors |= {
         "input_ids": nested(whole),
         "position_ids": nested([torch.arange(len(row)) for row in whole]),
@@ -112,12 +116,15 @@ def data_of(case: dict[str, Any], rank: int, world: int) -> Any:
     }
     if "weights" in case:
         tensors[weighing.COLUMN] = nested(case["weights"])
+    if "observed" in case:
+        tensors[LEARNED] = nested(case["observed"])
     settings = {
         "temperature": 1.0,
         "use_dynamic_bsz": "max_tokens" in case,
         "max_token_len_per_gpu": case.get("max_tokens"),
         "micro_batch_size_per_gpu": case.get("micro_batch_size"),
-        "use_remove_padding": False,
+        "use_remove_padding": case.get("packed", False),
+        "calculate_entropy": case.get("packed", False),
         "global_batch_size": len(responses),
         "pad_token_id": 0,
         weighing.MINI_BATCHES: 3,

@@ -29,6 +29,7 @@ from verl_turnkey.plugins.checks.driver import resolve_and_check as check
 from verl_turnkey.plugins.cli.check import dry_run
 from verl_turnkey.plugins.cli.console import PHASES, PROGRESS
 from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.config.overrides import override, values
 from verl_turnkey.plugins.config.schema import turnkey_config
 
@@ -129,6 +130,16 @@ def test_the_logits_of_a_micro_batch_have_a_limit(compose: Compose, tmp_path, vo
         (tmp_path / "m" / "config.json").write_text(json.dumps({"vocab_size": vocabulary}))
     options = ["--model", str(tmp_path / "m"), "--out", str(tmp_path / "run"), *SMALL, "--device", "gpu"]
     config = compose(*printed(*words, *options)).actor_rollout_ref
+    assert config.actor.ppo_max_token_len_per_gpu == config.rollout.log_prob_max_token_len_per_gpu == tokens
+
+
+@pytest.mark.parametrize(("gpu", "tokens"), [("4090", 5120), ("48GB", 9216), ("h200:8", 16384)])
+def test_a_smaller_gpu_gets_smaller_micro_batches(compose: Compose, tmp_path, monkeypatch, gpu, tokens):
+    monkeypatch.setenv(machine.GPU, gpu)
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(json.dumps({"vocab_size": 151_936}))
+    words = ["babyai", "--model", str(tmp_path / "m"), "--out", str(tmp_path / "run"), *SMALL, "--device", "gpu"]
+    config = compose(*printed(*words)).actor_rollout_ref
     assert config.actor.ppo_max_token_len_per_gpu == config.rollout.log_prob_max_token_len_per_gpu == tokens
 
 
