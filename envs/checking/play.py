@@ -139,6 +139,8 @@ USER_ERRORS = (
     errors.ModuleImportError,
 )
 LONG_SECONDS = 3.0
+MOST_ROLLOUTS = 1000
+"""of each seed, however fast they are: all of them are kept until they are judged"""
 PROBE = "qzxv wplk"
 """a text that means nothing anywhere"""
 TEXTS = (PROBE, "", "   ", "\x00\x1b[31m\u202e\u2603", "</action>{0}%s[]\\boxed{", "x" * 100_000)
@@ -155,6 +157,16 @@ class Job:
     rollouts: int
     steps: int
     replays: Sequence[Trace] = ()
+    seconds: float | None = None
+    """for which rollouts follow each other, in place of their number"""
+
+    def further_rollouts(self) -> Iterator[int]:
+        """Their numbers, from 1 on, for the first rollout of each seed is played before; one at least."""
+        until = time.monotonic() + (self.seconds or 0.0)
+        for rollout in range(1, self.rollouts if self.seconds is None else MOST_ROLLOUTS):
+            yield rollout
+            if self.seconds is not None and time.monotonic() >= until:
+                return
 
 
 class _Enough(Exception):
@@ -247,7 +259,7 @@ class _Examination:
         vocabulary = sorted({action for trace in oracle for action in trace.actions})
         group = [
             play(env, seed, "admissible", drawn(_rng(seed, rollout), vocabulary), job.steps, calls)
-            for rollout in range(1, job.rollouts)
+            for rollout in job.further_rollouts()
             for seed in job.seeds
         ]
         note("group", group)

@@ -283,6 +283,7 @@ def check(
     modules: Sequence[str] = (),
     seeds: int = 3,
     rollouts: int = 8,
+    seconds: float | None = None,
     steps: int = 20,
     processes: int = 3,
     step_timeout: float = 30.0,
@@ -296,6 +297,7 @@ def check(
         modules: modules or ``.py`` files that register it.
         seeds: number of seeds; the seeds are 0, 1, 2, ...
         rollouts: episodes per seed, from which the shared-anchor rate is computed.
+        seconds: play such episodes for so long instead; two per seed at least.
         steps: steps per rollout at most.
         processes: further processes that replay the first episodes. 0: everything runs in this very process, fast but
             without protection from an environment that hangs or dies.
@@ -308,12 +310,14 @@ def check(
     for name, value, least in (("seeds", seeds, 1), ("rollouts", rollouts, 2), ("steps", steps, 1)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}")
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"seconds must be above 0, not {seconds:g}")
     try:
         plain_kwargs = json.loads(json.dumps(dict(kwargs or {})))
     except (TypeError, ValueError) as error:
         raise EnvironmentKwargsError(f"the kwargs of {env_id!r} must be plain JSON values: {error}") from None
     limits = Limits(step_timeout, reset_timeout)
-    job = Job(env_id, plain_kwargs, tuple(modules), tuple(range(seeds)), rollouts, steps)
+    job = Job(env_id, plain_kwargs, tuple(modules), tuple(range(seeds)), rollouts, steps, seconds=seconds)
     record = Record()
     if processes:
         stopped = play_apart(job, record, limits, 0)

@@ -13,6 +13,9 @@ ADVICE = {
     errno.EDQUOT: "make room, or choose a folder outside of the quota",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOENT: "check the path",
+    errno.EEXIST: "choose another path, or move what is there",
+    errno.ENOTDIR: "choose a path below a folder",
+    errno.EISDIR: "give a file",
 }
 
 

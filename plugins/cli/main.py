@@ -154,6 +154,7 @@ def env_check(
     module: Annotated[list[str] | None, typer.Option(help="module that registers the id")] = None,
     seeds: Annotated[int, typer.Option(help="number of seeds")] = 3,
     rollouts: Annotated[int, typer.Option(help="episodes per seed")] = 8,
+    seconds: Annotated[float | None, typer.Option(help="play episodes for so long instead of --rollouts")] = None,
     steps: Annotated[int, typer.Option(help="steps per episode at most")] = 20,
     processes: Annotated[int, typer.Option(help="further processes that must see the same; 0: no process at all")] = 3,
     step_timeout: Annotated[float, typer.Option(help="seconds, as turnkey.env.step_timeout")] = 30.0,
@@ -177,7 +178,7 @@ def env_check(
     from verl_turnkey.envs.checking.report import check, check_installed, table
 
     budget: dict[str, Any] = {"seeds": seeds, "rollouts": rollouts, "steps": steps, "processes": processes}
-    budget |= {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
+    budget |= {"seconds": seconds, "step_timeout": step_timeout, "reset_timeout": reset_timeout}
     if env is not None:
         played = environment(env, module or [])
         modules = [*(module or ()), *([str(played.module)] if played.module else ())]

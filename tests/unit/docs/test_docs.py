@@ -1,6 +1,7 @@
 """The pages say what the code says: tables, keys, links and code blocks."""
 
 import contextlib
+import inspect
 import io
 import json
 import re
@@ -10,9 +11,11 @@ import sys
 from dataclasses import fields, is_dataclass
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
+import page_formulas
 import pandas as pd
 import pytest
 import write_tables
@@ -169,6 +172,26 @@ def test_the_page_of_a_method_has_its_parameters_with_their_defaults_and_its_col
 @pytest.mark.parametrize("method", sorted(tables.shipped()))
 def test_the_page_of_a_method_names_its_tier(method):
     assert f"[{tables.shipped()[method].tier}](../methods.md#tiers)" in text(f"docs/methods/{method}.md")
+
+
+@pytest.mark.parametrize("method", sorted(tables.shipped()))
+def test_the_site_appends_the_formula_of_a_method(method):
+    def built(uri: str, markdown: str) -> str:
+        return page_formulas.on_page_markdown(markdown, page=SimpleNamespace(file=SimpleNamespace(src_uri=uri)))
+
+    page = text(f"docs/methods/{method}.md")
+    formula = built(f"methods/{method}.md", page).removeprefix(f"{page.rstrip()}\n\n## Formula\n\n")
+    words = formula.split("```")[::2]
+    docstring = (inspect.getdoc(tables.shipped()[method].fn) or "").partition("Raises:")[0]
+    formula_lines = [line.strip() for line in docstring.splitlines() if line.startswith("    ")]
+    assert [line for line in formula_lines if line not in formula] == []
+    assert len(formula) > 0.5 * len(docstring)
+    assert not [word for part in words for word in ("::", "Raises:", "\n    ") if word in part]
+    catalogue = f"# Methods\n\n## `{method}`\n\nWords.\n\n## Other\n\nEnd.\n"
+    first, last = built("methods/catalogue.md", catalogue).split("## Other")
+    assert formula in first
+    assert last == "\n\nEnd.\n"
+    assert built("envs/x.md", catalogue) == catalogue
 
 
 def test_the_readme_is_short():

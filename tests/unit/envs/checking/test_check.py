@@ -1,7 +1,9 @@
 """env-check: every defect is found, and is the only one that is; healthy environments have none."""
 
+import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import defective_envs
@@ -10,6 +12,7 @@ from defective_envs import DEFECTS, IN_PROCESSES
 from typer.testing import CliRunner
 
 from verl_turnkey.envs import EnvironmentKwargsError, UnknownEnvironmentError
+from verl_turnkey.envs.checking import play
 from verl_turnkey.envs.checking.properties import PROPERTIES
 from verl_turnkey.envs.checking.report import Report, check, samples, table
 from verl_turnkey.plugins.cli.main import app
@@ -101,6 +104,25 @@ def test_what_the_user_got_wrong_is_an_error_and_no_finding():
         check("defect/Corridor-v0", {"x": object()})
     with pytest.raises(ValueError, match="rollouts must be at least 2"):
         check("defect/Corridor-v0", rollouts=1)
+
+
+def test_rollouts_for_some_seconds(monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr(play.time, "monotonic", lambda: float(next(clock)))
+    job = play.Job("x", {}, (), (0, 1), rollouts=8, steps=5)
+    assert list(job.further_rollouts()) == [*range(1, 8)]
+    assert list(replace(job, seconds=3.0).further_rollouts()) == [1, 2, 3]
+    assert list(replace(job, seconds=0.1).further_rollouts()) == [1]
+    assert len(list(replace(job, seconds=1e9).further_rollouts())) == play.MOST_ROLLOUTS - 1
+    with pytest.raises(ValueError, match="seconds must be above 0, not 0"):
+        check("defect/Corridor-v0", seconds=0)
+
+
+def test_seconds_take_the_place_of_rollouts():
+    timed = check("defect/Corridor-v0", processes=0, seconds=1e-9, **SMALL)
+    two = check("defect/Corridor-v0", processes=0, **{**SMALL, "rollouts": 2})
+    four = check("defect/Corridor-v0", processes=0, **SMALL)
+    assert timed["key_repeats"] == two["key_repeats"] != four["key_repeats"]
 
 
 def test_command(capfd):

@@ -21,7 +21,7 @@ def refused() -> None:
     [
         (refused, "/runs/x: permission denied: choose a place where you may read and write, or change its permissions"),
         (lambda: Path("/nowhere/x").read_text(), "/nowhere/x: no such file or directory: check the path"),
-        (lambda: Path("/").read_text(), "/: is a directory"),
+        (lambda: Path("/").read_text(), "/: is a directory: give a file"),
         (lambda: Path("/tmp", "x" * 300).touch(), "file name too long: choose a shorter name"),
         (lambda: b"Gr\xe4n".decode(), r"a file has the byte 0xe4 in b'Gr\xe4n': convert it, e.g. with `iconv"),
         (lambda: socket.socket(socket.AF_UNIX).bind("/tmp/" + "x" * 200), "too long a path (107 bytes with the socket"),
