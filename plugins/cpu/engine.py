@@ -83,7 +83,7 @@ class SparseLogitsEngine(FreesMemory, FSDPEngineWithLMHead):
             self._hooked = True
         self._positions = self._states = None if other_path(micro_batch) else used_positions(micro_batch)
         inputs, output_args = super().prepare_model_inputs(micro_batch)  # pyright: ignore[reportAttributeAccessIssue]
-        if tensordict_utils.get_non_tensor_data(micro_batch, key=IS_TREE, default=False):
+        if len(micro_batch) > 1 and tensordict_utils.get_non_tensor_data(micro_batch, key=IS_TREE, default=False):
             tree = prefixes.Tree.of(micro_batch["input_ids"])
             self._states = tree.node.flatten()[self._positions]
             inputs |= tree.inputs(self.module.config._attn_implementation)  # pyright: ignore[reportAttributeAccessIssue]
