@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from importlib.util import find_spec
 from urllib.parse import urlsplit
@@ -117,6 +118,14 @@ def check_agent(run: Run) -> None:
     if agent.reward == "none" and all(e["name"] == OWN_REWARD for e in turnkey.rewards if e.get("column") is None):
         refuse("agent-without-reward")
     check_routing(run.config, AGENT)
+    try:
+        endpoints = agent.endpoints()
+    except ConfigError as error:
+        refuse("agent-models", error=error)
+        return
+    for name, endpoint in endpoints.items():
+        if endpoint.api_key_env and not os.environ.get(endpoint.api_key_env):
+            refuse("agent-models-key", name=name, variable=endpoint.api_key_env)
     if not agent.listen.startswith(LOCAL):
         warn("agent-listens-openly", listen=agent.listen)
         nodes = max(nodes for nodes, _ in run.pools.values())

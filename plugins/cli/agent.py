@@ -102,6 +102,8 @@ def lines(episode: Rehearsal, run: str | list[str]) -> Iterator[str]:
         yield f"new row, {reason}: {WHY.get(reason, reason)}"
     for name, count in sorted(episode.overruled.items()):
         yield f"ignored: {name}, in {_number(count, 'request')}"
+    for name, count in sorted(episode.other_models.items()):
+        yield f"answered by the model {name}: {_number(count, 'request')}"
     if episode.refused:
         yield f"refused: {_number(episode.refused, 'request')}; the last answer: {episode.last_refusal}"
     if episode.leaves is not None:

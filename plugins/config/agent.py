@@ -92,9 +92,16 @@ class AgentConfig:
     answered without them, and counted"""
     model: Played[str] = "policy"
     """name of the model for agents; calls of other models are answered and not trained, unless all are"""
+    models: Played[dict[str, Any] | None] = None
+    """other models by the name that requests give them, each a mapping: url of an OpenAI-compatible server, model (its
+    name there; default: the same), key_env (variable with the API key), timeout; null: the policy answers any name"""
     leave_out: Played[list[dict[str, Any]]] = field(default_factory=list)
     """other calls that are answered but not trained, such as those for titles: a list of {no_tools: true}, {system:
     part of its system text}, {model: name}, or several of these keys"""
+
+    discarded: Played[Literal["train", "mask"]] = "train"
+    """replies that the agent did not use, such as samples that lost; train: like others; mask: left out. Used is what a
+    later request goes on after or shows, and the last reply of the episode and of each role"""
 
     def __post_init__(self) -> None:
         check(self.timeout > 0, "timeout", "positive seconds", self.timeout)
@@ -111,6 +118,32 @@ class AgentConfig:
             valid = bool(rule) and all(isinstance(rule[key], kinds.get(key, ())) and rule[key] != "" for key in rule)
             check(valid, "leave_out", "mappings of no_tools: true or false, system: text, model: name", rule)
         check(bool(self.run) or self.run is None, "run", "null, module:function or a command", self.run)
+
+    def endpoints(self) -> dict[str, EndpointConfig]:
+        """``models`` by name.
+
+        Raises:
+            ConfigError: an entry has another form, or the policy's name.
+        """
+        known, endpoints = ("url", "model", "key_env", "timeout"), {}
+        for name, entry in (self.models or {}).items():
+            where = f"turnkey.agent.models.{name}"
+            own = name == self.model or name.startswith(f"{self.model}/")
+            check(not own, where, f"another name than the policy's, {self.model}", name)
+            check(isinstance(entry, Mapping) and "url" in entry, where, f"a mapping of {', '.join(known)}", entry)
+            for key in entry:
+                check(key in known, where, f"keys of {', '.join(known)}{did_you_mean(str(key), known)}", key)
+            texts = all(isinstance(entry.get(key), str | None) for key in known[:3])
+            check(texts, where, "texts as url, model and key_env", dict(entry))
+            seconds = entry.get("timeout", 600.0)
+            number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+            check(number, where, "a number as timeout", seconds)
+            try:
+                model = entry.get("model") or name
+                endpoints[name] = EndpointConfig(entry["url"], model, entry.get("key_env"), timeout=seconds)
+            except ConfigError as error:
+                raise ConfigError(f"{where}.{error}") from None
+        return endpoints
 
     @property
     def places(self) -> int:

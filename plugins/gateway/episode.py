@@ -13,8 +13,17 @@ from verl_turnkey.envs.agents.base import AgentFailure, Outcome
 from verl_turnkey.envs.answers import images_key
 from verl_turnkey.plugins.gateway.messages import Message, Reply, Request
 from verl_turnkey.plugins.gateway.session import Session
-from verl_turnkey.plugins.gateway.states import StateKey
-from verl_turnkey.plugins.gateway.turns import BY_NUMBER, USE_ID, Threads, Turn, reply_id, threads_of, unclear
+from verl_turnkey.plugins.gateway.states import History, StateKey
+from verl_turnkey.plugins.gateway.turns import (
+    BY_NUMBER,
+    USE_ID,
+    Threads,
+    Turn,
+    discarded,
+    reply_id,
+    threads_of,
+    unclear,
+)
 from verl_turnkey.plugins.rollout.columns import ROLE, ROLE_OUTCOME, TURN_LIMIT, countable, turn_limit
 from verl_turnkey.plugins.rollout.episode import Episode, PlayedStep
 
@@ -71,7 +80,8 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
     if not (turns := trained(session)):
         raise AgentFailure("turnkey.agent.leave_out leaves out every call of the agent")
     numbers = {turn.reply.id: turn.reply.number for turn in session.turns}
-    paid = {number for reply, number in numbers.items() if rewards.get(reply)}
+    masked = {turn.reply.id for turn in _discarded(session)}
+    paid = {number for reply, number in numbers.items() if rewards.get(reply) and reply not in masked}
     if untrained := paid - {turn.reply.number for turn in turns}:
         raise AgentFailure(
             f"a reward of turn {min(untrained)}, which is not trained (turnkey.agent.leave_out, or another model's "
@@ -85,7 +95,7 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
         raise AgentFailure(f"an outcome of the role {min(unknown)!r}, which took no turn; of the episode are: {known}")
     last = dict(zip(roles, turns, strict=True))
     steps: dict[int, PlayedStep] = {}
-    ended = perf_counter()
+    ended, anchors = perf_counter(), _anchors(session.turns, options.state)
     for t, (turn, role) in enumerate(zip(turns, roles, strict=True)):
         earned = (whole or 0.0) + by_role.get(role, 0.0) if turn is last[role] else 0.0
         reward = rewards.get(turn.reply.id, 0.0) + earned
@@ -94,7 +104,7 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
         extra = {**outcome.extra, **({ROLE: role} if policy else {})}
         if by_role:  # else each role succeeds with the episode
             extra[ROLE_OUTCOME] = by_role.get(role, 0.0)
-        step = _step(t, turn, threads, options, extra, reward, ends, ended, tree)
+        step = _step(t, turn, threads, options, extra, reward, ends, ended, tree, anchors)
         steps[id(turn)] = step
         episode.steps.append(step)
     episode.task = text_of(turns[0].request.messages[-1:])
@@ -126,7 +136,19 @@ def _turn_rewards(session: Session, outcome: Outcome) -> dict[str, float]:
 
 
 def trained(session: Session) -> list[Turn]:
-    """The turns without side calls: those of another model's name, and those of ``turnkey.agent.leave_out``.
+    """The turns without side calls and without those that ``turnkey.agent.discarded`` masks."""
+    masked = {id(turn) for turn in _discarded(session)}
+    return [turn for turn in _without_side_calls(session) if id(turn) not in masked]
+
+
+def _discarded(session: Session) -> list[Turn]:
+    if session.limits.discarded == "train":
+        return []
+    return discarded(session.turns, _without_side_calls(session), session.parallel_since is not None)
+
+
+def _without_side_calls(session: Session) -> list[Turn]:
+    """The turns but those of another model's name, and those of ``turnkey.agent.leave_out``.
 
     Where all have another name, that rule does not hold.
     """
@@ -175,6 +197,7 @@ def _step(
     ends: tuple[bool, bool],
     ended: float,
     tree: Mapping[str, float],
+    anchors: Mapping[int, str],
 ) -> PlayedStep:
     last, truncated = ends
     after = threads.following.get(id(turn))
@@ -190,14 +213,14 @@ def _step(
     invalid = turn.refused or ("the agent answered a call with an error" if errors else None)
     columns: dict[str, Any] = {
         **{name: value for name, value in countable(extra, next_extra, options.before).items() if _short(value)},
-        "next_anchor": END if after is None else _anchor(after, options),
+        "next_anchor": END if after is None else anchors[id(after)],
     }
     if TURN_LIMIT in options.before:
         columns[TURN_LIMIT] = turn_limit(options.turns, columns.get(TURN_LIMIT))
     record = _record(
         step=t,
         reward=reward,
-        anchor=_anchor(turn, options),
+        anchor=anchors[id(turn)],
         action=action_of(turn.reply),
         valid=invalid is None,
         penalty=0.0 if invalid is None else options.penalty,
@@ -241,11 +264,20 @@ def _place(turn: Turn) -> tuple[int, int]:
     return turn.node.chain, turn.node.depth
 
 
-def _anchor(turn: Turn, options: StepOptions) -> str:
-    if turn.state is not None:
-        return turn.state
-    state = options.state(turn.request, turn.files)
-    return f"(no other) {turn.reply.id}" if state is None else state
+def _anchors(turns: Sequence[Turn], state: StateKey) -> dict[int, str]:
+    """The key of the state before each turn, by its identity: the agent's own, or else that of ``state``."""
+    made: dict[int, str | None] = {}
+    anchors: dict[int, str] = {}
+    for turn in turns:
+        before = turn.parent
+        if isinstance(state, History):
+            past = None if before is None else made[id(before)]
+            made[id(turn)] = state.after(past, before.request, turn.request) if past and before else state(turn.request)
+        elif turn.state is None:
+            made[id(turn)] = state(turn.request, turn.files)
+        key = made[id(turn)] if turn.state is None else turn.state
+        anchors[id(turn)] = f"(no other) {turn.reply.id}" if key is None else key
+    return anchors
 
 
 def in_rows(episode: Episode, order: Sequence[PlayedStep]) -> Episode:

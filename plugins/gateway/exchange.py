@@ -122,10 +122,24 @@ class Exchange:
         return running in done
 
     async def json(self, status: int, body: Any) -> None:
-        payload = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(payload)).encode())]
+        await self.whole(status, json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"), "application/json")
+
+    async def whole(self, status: int, payload: bytes, kind: str) -> None:
+        """A response in one piece; ``kind``: its content type."""
+        headers = [(b"content-type", kind.encode("latin-1")), (b"content-length", str(len(payload)).encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": payload})
+
+    async def part(self, payload: bytes | None, kind: str) -> None:
+        """The next part of a stream of content type ``kind``; None: its end.
+
+        Raises:
+            Gone: the client no longer waits.
+        """
+        if self.gone:
+            raise Gone
+        await self._begin_stream(kind)
+        await self._send({"type": "http.response.body", "body": payload or b"", "more_body": payload is not None})
 
     async def ping(self) -> None:
         await self._begin_stream()
@@ -150,8 +164,8 @@ class Exchange:
         if self._listening is not None:
             self._listening.cancel()
 
-    async def _begin_stream(self) -> None:
+    async def _begin_stream(self, kind: str = "text/event-stream; charset=utf-8") -> None:
         if not self._streaming:
             self._streaming = True
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+            headers = [(b"content-type", kind.encode("latin-1")), (b"cache-control", b"no-cache")]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})

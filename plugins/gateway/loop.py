@@ -70,7 +70,8 @@ class UserAgentLoop(AgentLoopBase):
             task = task_of(kwargs)
             session = self.agents.session(partial(policy_turn, self), sampling_params)
             outcome = await self._play(session, task, episode)
-            order = episodes.played(session, outcome, self.agents.step_options(worker), episode)
+            options = self.agents.step_options(worker)
+            order = await asyncio.to_thread(episodes.played, session, outcome, options, episode)
             await episode.apply_rewards(self.shared.rewards, kwargs, member)
             outputs = self.rows.played(episodes.in_rows(episode, order))
         except FAILURES as error:
@@ -81,6 +82,7 @@ class UserAgentLoop(AgentLoopBase):
         finally:
             if member is not None:
                 member.leave()
+        episode.other_calls = [] if session is None else session.other_calls
         self.shared.times.append(episode.seconds)
         counts = {} if session is None else agent_counts(session, len(episode.steps))
         for output in outputs:

@@ -59,6 +59,8 @@ class Request:
     """names of parameters that were sent and are ignored"""
     instructions: bool = False
     """whether the first message holds for this request alone, not for those that name its reply as ``previous``"""
+    begun_by: str | None = None
+    """id of the reply that began the conversation, as of a sub-agent, where the client says it"""
     hides_tools: bool = False
     """whether tools were sent, of which the model sees none"""
 
@@ -103,7 +105,7 @@ class GatewayError(Exception):
     """400 for what must not be sent again, 404 for an episode that has ended, 503 for what may be"""
     code: str
     """``context_length_exceeded``, ``unsupported_parameter``, ``invalid_request``, ``turn_limit``, ``episode_over``,
-    ``overloaded``"""
+    ``overloaded``; of other models ``model_not_found``, ``model_failed``"""
     message: str
     extra: Mapping[str, Any] = field(default_factory=dict)
 

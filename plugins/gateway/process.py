@@ -28,6 +28,7 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, tu
 from verl_turnkey.plugins.gateway.codec import Codec, TurnCodec
 from verl_turnkey.plugins.gateway.episode import StepOptions
 from verl_turnkey.plugins.gateway.messages import Request
+from verl_turnkey.plugins.gateway.models import Models
 from verl_turnkey.plugins.gateway.server import Gateway, calls_of
 from verl_turnkey.plugins.gateway.session import Session
 from verl_turnkey.plugins.gateway.states import StateKey, View, state_key
@@ -42,6 +43,7 @@ class AgentProcess:
         agent = self.turnkey.agent
         self.codec = codec
         self.limits = limits_of(config)
+        self.models = Models(agent.endpoints(), agent.model) if agent.models else None
         self.runner: Runner = runner_of(self.turnkey)
         state = self.turnkey.agent.state
         self._state: StateKey = state_key("history" if state == "workspace" else state)
@@ -50,7 +52,7 @@ class AgentProcess:
         self._components = any(name != OWN_REWARD for name in paid)
 
     def session(self, generate: Generate, sampling: Mapping[str, Any]) -> Session:
-        return Session(self.codec, generate, sampling, self.limits, self.turnkey.agent.model)
+        return Session(self.codec, generate, sampling, self.limits, self.turnkey.agent.model, models=self.models)
 
     @contextmanager
     def workspace(self, session: Session) -> Iterator[Path | None]:
@@ -138,6 +140,7 @@ def limits_of(config: DictConfig) -> Limits:
         stop=tuple(turnkey.rollout.stop),
         unsupported=turnkey.agent.unsupported,
         leave_out=turnkey.agent.leave_out,
+        discarded=turnkey.agent.discarded,
     )
 
 

@@ -253,6 +253,8 @@ class Rehearsal:
     """what the agent leaves behind, so that a process plays one episode alone"""
     success: bool | None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    other_models: Mapping[str, int] = field(default_factory=dict)
+    """name in ``turnkey.agent.models`` -> requests for it"""
 
 
 async def rehearse(turnkey: Mapping[str, Any], task: Mapping[str, Any], model: Model) -> Rehearsal:
@@ -320,6 +322,7 @@ def _rehearsal(session: Session, outcome: Outcome, agents: AgentProcess, failure
         leaves=getattr(agents.runner, "leaves", None),
         success=None if failure is not None else episode.success,
         extra=outcome.extra,
+        other_models=dict(Counter(call["model"] for call in session.other_calls)),
     )
 
 

@@ -1,7 +1,7 @@
 """The HTTP server of a worker process, through which the agents of its episodes ask the model.
 
 ==========================================  =============================================================
-``POST /{secret}/v1/chat/completions`` ...  a call of the model, in any of the dialects
+``POST /{secret}/v1/chat/completions`` ...  a call of the model, in any of the dialects; of another one, of any API
 ``GET  /{secret}/v1/models``                the policy, with the tokens that fit into its context
 ``POST /{secret}/reward``                   ``{"reward": 1.0}``, with ``"turn": ID`` of a turn or a ``"role"``
 ``POST /{secret}/state``                    ``{"key": "..."}``: the state before the next turn, or before ``"turn": ID``
@@ -23,6 +23,7 @@ import socket
 import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -38,6 +39,8 @@ from verl_turnkey.plugins.notices import warn_once
 
 COUNT_TOKENS = "/v1/messages/count_tokens"
 """of Anthropic's API: the tokens of the prompt that a request would have"""
+PARENT = "x-turnkey-parent"
+"""header with the id of the reply that began a sub-agent"""
 SLOW_BYTES = 100_000
 """bytes from which a body is read outside the event loop, as any with images is"""
 PING_SECONDS = 10.0
@@ -145,10 +148,18 @@ class Gateway:
                 return
             call = path.removesuffix("/count_tokens") if path == COUNT_TOKENS else path
             dialect = next((dialect for dialect in DIALECTS if call == f"/v1{dialect.path}"), None)
-            if scope["method"] != "POST" or (dialect is None and path not in ("/reward", "/state", "/finish")):
+            others = session.models is not None and path.startswith("/v1/")
+            unknown = dialect is None and path not in ("/reward", "/state", "/finish")
+            if scope["method"] != "POST" or (unknown and not others):
                 raise GatewayError(404, "not_found", f"there is no {scope['method']} {path[:80]} here")
             with session.bodies.receiving() as take:
                 raw = await exchange.body(headers.get("content-length"), take)
+                if others:
+                    body = await asyncio.to_thread(_object, raw) if len(raw) > SLOW_BYTES else _object(raw)
+                    if await session.other_model(body, path, exchange):
+                        return
+                    if unknown:
+                        raise GatewayError(404, "not_found", f"{session.model} has no {path[:80]}")
                 read = partial(_read, raw, dialect, session.limits.unsupported)
                 images = b"image" in raw
                 async with session.bodies.decoding if images else nullcontext():
@@ -210,6 +221,7 @@ class Gateway:
         once, body = headers.get("idempotency-key"), hashlib.blake2b(raw).digest()
         key = hashlib.blake2b(f"{path}\0{once or ''}\0".encode() + (b"" if once else body)).digest()
         retried = headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        request = replace(request, begun_by=headers.get(PARENT) or None)
         running, answered = session.begin(key, request, retried, body if once else None), False
         try:
             while not await exchange.wait(running, PING_SECONDS):
@@ -250,6 +262,7 @@ def _object(raw: bytes) -> Mapping[str, Any]:
 
 
 def _models(session: Session, path: str) -> dict[str, Any]:
+    others = [] if session.models is None else session.models.names
     model = {
         "id": session.model,
         "object": "model",
@@ -261,8 +274,9 @@ def _models(session: Session, path: str) -> dict[str, Any]:
         "created_at": "1970-01-01T00:00:00Z",
     }
     if path == "/v1/models":
-        ends = {"first_id": session.model, "last_id": session.model}
-        return {"object": "list", "data": [model], "has_more": False, **ends}
+        ends = {"first_id": session.model, "last_id": [session.model, *others][-1]}
+        data = [model, *({"id": name, "object": "model", "created": 1, "owned_by": "user"} for name in others)]
+        return {"object": "list", "data": data, "has_more": False, **ends}
     if path.startswith("/v1/models/"):
         return {**model, "id": path.removeprefix("/v1/models/")}
     raise GatewayError(404, "not_found", f"there is no GET {path[:80]} here")

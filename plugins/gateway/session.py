@@ -13,9 +13,10 @@ from uuid import uuid4
 
 from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.plugins.gateway.codec import TurnCodec, reply_of
-from verl_turnkey.plugins.gateway.exchange import Bodies
+from verl_turnkey.plugins.gateway.exchange import Bodies, Exchange
 from verl_turnkey.plugins.gateway.limits import without_log_probs
 from verl_turnkey.plugins.gateway.messages import GatewayError, Reply, Request, invalid
+from verl_turnkey.plugins.gateway.models import Models
 from verl_turnkey.plugins.gateway.tree import Match, SharedIds, Tree
 from verl_turnkey.plugins.gateway.turns import (
     USE_ID,
@@ -23,6 +24,7 @@ from verl_turnkey.plugins.gateway.turns import (
     Generate,
     Limits,
     Turn,
+    reply_id,
     reward_of,
     role_of,
     state_of,
@@ -136,6 +138,7 @@ class Session:
             agent waits then; None: no other state is like it. It may block.
         files: path -> digest of the agent's files, read at the same moment, for a user's function of states; None: the
             function sees no files.
+        models: other models that requests may name; None: the policy answers all.
     """
 
     codec: TurnCodec
@@ -145,6 +148,7 @@ class Session:
     model: str = "policy"
     observe: Callable[[Request], str | None] | None = None
     files: Callable[[], Mapping[str, str] | None] | None = None
+    models: Models | None = None
 
     bodies: Bodies = field(default_factory=Bodies)
     """of its requests that are read or answered"""
@@ -177,6 +181,8 @@ class Session:
     """whether the agent ran out of turns"""
     counts: dict[str, int] = field(default_factory=dict)
     """requests by what was ignored, refused, or left out"""
+    other_calls: list[dict[str, Any]] = field(default_factory=list)
+    """what the log has of requests that other models answered"""
 
     def __post_init__(self) -> None:
         self._tree = Tree()
@@ -196,8 +202,8 @@ class Session:
         ``key``, ``retried``, ``named``: see :class:`Retries`.
 
         Raises:
-            GatewayError: the episode is over or has no turn left, the messages are too many for any prompt, or the
-                request asks for log-probabilities and turns have none.
+            GatewayError: the episode is over or has no turn left, the messages are too many for any prompt, the request
+                asks for log-probabilities and turns have none, or no reply of the episode began its conversation.
         """
         self._check_open()
         self._check_room(f"more than {len(request.messages)}", len(request.messages))  # before any is looked at
@@ -214,6 +220,10 @@ class Session:
             self.full = True
             words = f"turn limit reached: the episode has {self.limits.turns} turns (turnkey.rollout.max_turns)"
             raise GatewayError(400, "turn_limit", words)
+        if request.begun_by is not None:
+            if (name := reply_id(request.begun_by)) not in self.by_reply:
+                raise invalid(f"X-Turnkey-Parent: this episode has no reply {request.begun_by[:80]!r}")
+            request = replace(request, begun_by=name)
         if not self.sampling.get("logprobs"):
             request = without_log_probs(request, self.limits.unsupported)
         number, self._started = self._started, self._started + 1
@@ -249,6 +259,25 @@ class Session:
             if turn.refused:
                 self._count("unparsed")
         return turn.reply
+
+    async def other_model(self, body: Mapping[str, Any], path: str, exchange: Exchange) -> bool:
+        """Let another model answer a request that names it; False: it is for the policy.
+
+        Raises:
+            GatewayError: the episode is over, or as :class:`Models`.
+        """
+        self._check_open()
+        if self.models is None or (name := self.models.named(body)) is None:
+            return False
+        self._count(f"models/{name}")
+        call: dict[str, Any] = {"model": name, "after_turns": len(self.turns)}
+        self.other_calls.append(call)
+        try:
+            call |= await self.models.answer(name, path.removeprefix("/v1"), body, exchange)
+        except GatewayError as error:
+            call["error"] = error.message[:300]
+            raise
+        return True
 
     async def tokens(self, request: Request) -> int:
         """Tokens of the prompt that a request would have. Raises GatewayError: as a call of the model would."""

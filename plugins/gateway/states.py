@@ -92,20 +92,25 @@ def _normal_digest(text: str) -> str:
     return _digests[key]
 
 
-def history(view: View) -> str:
-    """All messages and calls so far: two episodes are in one state while they agree in everything."""
-    return digest(_compared(view, view.messages))
+def history(view: View, past: str = "", since: int = 0) -> str:
+    """All messages and calls so far: two episodes are in one state while they agree in everything.
+
+    ``past``: the key of the first ``since`` messages; then only what is new is looked at.
+    """
+    for message in _compared(view.messages[since:]):
+        past = digest(past, message)
+    return past
 
 
 def observation(view: View) -> str:
     """The messages after the model's last turn."""
-    return digest(_compared(view, view.new))
+    return digest(_compared(view.new, view.last))
 
 
 def call(view: View) -> str:
     """The model's last calls, or its text, with what came back; before its first turn :func:`observation`."""
     turn = view.last
-    return observation(view) if turn is None else digest(*_compared(view, [turn]), _compared(view, view.new))
+    return observation(view) if turn is None else digest(*_compared([turn]), _compared(view.new, turn))
 
 
 FUNCTIONS: Mapping[str, StateFunction] = {"history": history, "observation": observation, "call": call}
@@ -132,8 +137,24 @@ def state_key(name: str) -> StateKey:
         raise ConfigError(
             f"{KEY}={name}: expected {', '.join(FUNCTIONS)} or module:function{did_you_mean(name, FUNCTIONS)}"
         )
+    if name == "history":
+        return History()
     function = FUNCTIONS[name] if name in FUNCTIONS else _checked(load_function(name, KEY), name)
     return lambda request, files=None: function(View(request.messages, files))
+
+
+class History:
+    """:func:`history` as a ``StateKey``. Of a request that repeats the one before, only what is new is looked at."""
+
+    def __call__(self, request: Request, files: Mapping[str, str] | None = None) -> str:
+        return history(View(request.messages))
+
+    def after(self, past: str, before: Request, request: Request) -> str:
+        """The key of ``request``, which goes on after ``before``, whose key is ``past``."""
+        since = len(before.messages)
+        if request.messages[:since] != before.messages:  # compares mostly identical objects
+            return self(request)
+        return history(View(request.messages), past, since)
 
 
 def _checked(function: Callable[..., Any], name: str) -> StateFunction:
@@ -149,18 +170,20 @@ def _checked(function: Callable[..., Any], name: str) -> StateFunction:
     return key
 
 
-def _compared(view: View, messages: Sequence[Message]) -> list[list[Any]]:
+def _compared(messages: Sequence[Message], last: Message | None = None) -> list[list[Any]]:
     """Messages as states compare them: without ids and reasoning; what the model did not write is in normal form.
 
-    Of the result of a call the number of the call in its turn stands for its id.
+    Of the result of a call the number of the call stands for its id. ``last``: the model's turn before the messages.
     """
-    number = {call.id: n for message in view.messages for n, call in enumerate(message.calls)}
-
-    def compared(message: Message) -> list[Any]:
+    number: dict[str, int] = {}
+    compared: list[list[Any]] = []
+    for message in [*([] if last is None else [last]), *messages]:
+        if message.calls:
+            number = {call.id: n for n, call in enumerate(message.calls)}
         if message.role == "assistant":
             calls = [[call.name, json.dumps(plain(call.arguments), sort_keys=True)] for call in message.calls]
-            return [message.role, message.text.strip(), calls]
-        text = _normal_digest(message.text)
-        return [message.role, text, message.error, number.get(message.call_id or ""), images_key(message.images)]
-
-    return [compared(message) for message in messages]
+            compared.append([message.role, message.text.strip(), calls])
+        else:
+            place, text = number.get(message.call_id or ""), _normal_digest(message.text)
+            compared.append([message.role, text, message.error, place, images_key(message.images)])
+    return compared[last is not None :]

@@ -56,6 +56,7 @@ class Limits:
         unsupported: whether requests are refused that ask for what would change the policy, or answered without it.
         leave_out: which turns are side calls, answered and not trained: those that match all of a mapping's keys, as in
             ``turnkey.agent.leave_out``.
+        discarded: whether replies are trained that the agent did not use.
     """
 
     room: int
@@ -65,6 +66,7 @@ class Limits:
     stop: Sequence[str] = ()
     unsupported: Literal["refuse", "ignore"] = "refuse"
     leave_out: Sequence[Mapping[str, Any]] = ()
+    discarded: Literal["train", "mask"] = "train"
 
 
 @dataclass
@@ -205,6 +207,12 @@ def _wrong(name: str, expected: str, value: Any) -> GatewayError:
 # nothing else counts, and a request that holds no reply begins a conversation. An agent that makes one call after
 # another may write its past in other words: there such a request goes on after the call before it, unless a later one
 # takes up what came before, as after a sub-agent. A turn goes on after turns of its own role alone.
+#
+# A sub-agent's conversation was begun by a reply, and its distance to the end counts along that one: the reply that the
+# client names, or else the only one with a call of which a text stands in the conversation's first request.
+
+SHORTEST_TASK = 8
+"""characters of a text in a call's arguments by which the sub-agent is known that it began"""
 
 
 @dataclass(frozen=True)
@@ -228,23 +236,27 @@ def threads_of(every: Sequence[Turn], turns: Sequence[Turn], parallel: bool) -> 
     ``parallel``: whether calls ran at the same time.
     """
     before = _before(every, parallel)
+    began = _began(every, before)
     number = {id(turn): n for n, turn in enumerate(turns)}
     after, request, first = np.full(len(turns), -1), np.zeros(len(turns), dtype=np.int64), {}
+    own = after.copy()  # without what began a sub-agent
     for turn in turns:
-        n, earlier = number[id(turn)], before[id(turn)]
+        n, earlier, on = number[id(turn)], before[id(turn)] or began.get(id(turn)), id(turn) not in began
         request[n] = first.setdefault((turn.role, None if earlier is None else id(earlier), _request_key(turn)), n)
         while earlier is not None and (id(earlier) not in number or earlier.role != turn.role):
-            earlier = before[id(earlier)]
+            on = on and id(earlier) not in began
+            earlier = before[id(earlier)] or began.get(id(earlier))
         after[n] = -1 if earlier is None else number[id(earlier)]
+        own[n] = after[n] if on else -1
     steps = np.arange(len(turns))
-    tree = conversations(after, request, steps)
+    tree = conversations(own, request, steps)
     following: dict[int, Turn] = {}
     chain: dict[int, int] = {}
     for n, turn in enumerate(turns):
-        goes_on = tree.main[n] and id(turns[after[n]]) not in following
-        chain[id(turn)] = chain[id(turns[after[n]])] if goes_on else len(set(chain.values()))
+        goes_on = tree.main[n] and id(turns[own[n]]) not in following
+        chain[id(turn)] = chain[id(turns[own[n]])] if goes_on else len(set(chain.values()))
         if goes_on:
-            following[id(turns[after[n]])] = turn
+            following[id(turns[own[n]])] = turn
     depth = {id(turns[n]): level for level, rows in enumerate(tree.levels) for n in rows.tolist()}
     ends = frozenset(id(turns[n]) for n in np.flatnonzero(tree.distance == 0).tolist())
     roles = [turn.role for turn in turns]
@@ -271,6 +283,8 @@ def _before(turns: Sequence[Turn], parallel: bool) -> dict[int, Turn | None]:
         last, latest[turn.role] = latest.get(turn.role), turn
         if parallel or last is None or turn.before is last:
             continue
+        if turn.before is None and turn.request.begun_by not in (None, last.request.begun_by):
+            continue
         messages, sent = turn.request.messages, len(last.request.messages)
         if _request_key(turn) == _request_key(last):
             before[id(turn)] = before[id(last)]  # another sample
@@ -279,6 +293,50 @@ def _before(turns: Sequence[Turn], parallel: bool) -> dict[int, Turn | None]:
         elif turn.before is None and earliest >= n:
             before[id(turn)] = last
     return before
+
+
+def _began(turns: Sequence[Turn], before: Mapping[int, Turn | None]) -> dict[int, Turn]:
+    """The turn whose reply began a conversation, by the first turn of it; no entry: none did, or several may have."""
+    by_reply = {turn.reply.id: turn for turn in turns}
+    tasks = [(turn, [text for call in turn.reply.calls for text in _texts(call.arguments)]) for turn in turns]
+    began: dict[int, Turn] = {}
+    for n, turn in enumerate(turns):
+        if n == 0 or before[id(turn)] is not None:
+            continue
+        if turn.request.begun_by is not None:
+            began[id(turn)] = by_reply[turn.request.begun_by]
+            continue
+        sent = "\n".join(message.text for message in turn.request.messages)
+        earlier = [t for t, texts in tasks[:n] if t.replied <= turn.began and any(text in sent for text in texts)]
+        if len(earlier) == 1:
+            began[id(turn)] = earlier[0]
+    return began
+
+
+def _texts(value: Any) -> list[str]:
+    """The texts in a call's arguments that are long enough to tell what it began."""
+    if isinstance(value, str):
+        return [value.strip()] if len(value.strip()) >= SHORTEST_TASK else []
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [text for part in inner for text in _texts(part)]
+
+
+def discarded(every: Sequence[Turn], turns: Sequence[Turn], parallel: bool) -> list[Turn]:
+    """Those of ``turns`` whose reply the agent did not use: no later request goes on after it or shows its text.
+
+    The last reply of the episode, and of each role, is used. Arguments as in :func:`threads_of`.
+    """
+    before = _before(every, parallel)
+    began = _began(every, before)
+    used = {id(turn) for turn in {turn.role: turn for turn in turns}.values()}
+    used |= {id(turn) for turn in [*before.values(), *began.values()] if turn is not None}
+    unused, later = set[int](), set[str]()
+    for turn in reversed(every):
+        text = turn.reply.text.strip()
+        if id(turn) not in used and not (text and any(text in other for other in later)):
+            unused.add(id(turn))
+        later.update(message.text for message in turn.request.messages)
+    return [turn for turn in turns if id(turn) in unused]
 
 
 def _request_key(turn: Turn) -> bytes:

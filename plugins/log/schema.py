@@ -93,6 +93,7 @@ TABLES = {
             truncated         bool     cut by a limit
             failed            string   reason of the failure; null: not failed
             failed_kind       string   kind of the failure
+            other_calls       string   requests to turnkey.agent.models, JSON; null: none
         """),
     ),
     "turns": Table(

@@ -187,6 +187,8 @@ class Episode:
     """in the environment's start, without waiting for a slot"""
     seconds_waiting: float = 0.0
     """waiting for a slot to run the environment"""
+    other_calls: Sequence[Mapping[str, Any]] = ()
+    """requests of an agent that another model than the policy answered"""
     branch: int = 0
     """its branch of the rollout; 0: the rollout itself"""
     owners: Sequence[int] = ()

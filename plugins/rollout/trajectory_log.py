@@ -281,6 +281,7 @@ class Logged:
             "truncated": bool(turns) and turns[-1].record["truncated"],
             "failed": self.failed,
             "failed_kind": failure_kind(self.failed) if self.failed else None,
+            "other_calls": json.dumps(masked(episode.other_calls)) if episode.other_calls else None,
         }
 
     def _turns(self) -> dict[str, list[Any]]:

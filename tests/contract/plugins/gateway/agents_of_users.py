@@ -61,6 +61,15 @@ async def several(task: dict[str, Any], agent: Any) -> Any:
     return task.get("returns")
 
 
+async def judged(task: dict[str, Any], agent: Any) -> float:
+    """A turn, and a judge's word on it, unless the task asks nothing of it."""
+    async with agent.client(max_retries=0) as client:
+        await client.chat.completions.create(model=agent.model, messages=[{"role": "user", "content": "Go on."}])
+        if (words := task.get("asks", "Good?")) is not None:
+            await client.chat.completions.create(model="judge", messages=[{"role": "user", "content": words}])
+    return 1.0
+
+
 def write(task: dict[str, Any], agent: Any) -> float:
     """Writes a file before each turn but the first."""
     with agent.client() as client:

@@ -187,6 +187,7 @@ async def play(
     grace: float = 1.0,
     tag: str | None = None,
     watch: Any = None,
+    models: Any = None,
 ) -> Played:
     """Let ``agent(url)`` play an episode against a gateway of its own.
 
@@ -195,7 +196,7 @@ async def play(
     model = model or codec()
     script = Script(model, turns, wait)
     session = Session(model, script, sampling or {"temperature": 1.0, "logprobs": True}, limits)
-    session.tag = tag or session.tag
+    session.tag, session.models = tag or session.tag, models
     if watch is not None:
         watch.session, watch.script = session, script
     server = Gateway()

@@ -535,3 +535,54 @@ def test_samples_of_a_request_and_workers_have_credit_by_conversation() -> None:
     unused = [step for step in eight if step["extra"]["next_anchor"] == "(end)"]
     assert len(unused) == 7
     assert len({step["extra"]["chain"] for step in eight}) == 8
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_sub_agent_counts_its_steps_along_the_reply_that_began_it(named: bool) -> None:
+    """Named by a header in the id of any API, or by the task in its call; the planner goes on meanwhile."""
+    task = "the red door"
+
+    async def agent(client: Any) -> None:
+        plan = await client.chat.completions.create(model="policy", messages=ASKED, tools=[LOOK])
+        header = {"X-Turnkey-Parent": plan.id} if named else {}
+        with pytest.raises(BadRequestError, match="X-Turnkey-Parent: this episode has no reply 'other'"):
+            await ask(client, [ASKED[1]], extra_headers={"X-Turnkey-Parent": "other"})
+
+        async def work() -> None:
+            messages: list[Any] = [{"role": "user", "content": "Work." if named else f"Look at {task}."}]
+            for _ in range(3):
+                reply = await ask(client, messages, extra_headers=header)
+                messages += [spelled(reply.message), {"role": "user", "content": "And now?"}]
+
+        result = {"role": "tool", "tool_call_id": plan.choices[0].message.tool_calls[0].id, "content": "done"}
+        after = [*ASKED, spelled(plan.choices[0].message), result]
+        await asyncio.gather(work(), ask(client, after, tools=[LOOK]))
+
+    numbers, watched = count(), Watched((1, 3))
+
+    def model(prompt: str) -> str:
+        return called(f'{{"place": "{task}"}}') if next(numbers) == 0 else "Fine."
+
+    played = chats(agent, model, wait=watched.together, watch=watched)
+    steps = sorted(played.steps, key=lambda step: step["step"])
+    work = [step for step in steps if "look" not in step["action"] and step["extra"]["chain"] == 1]
+    (answer,) = (step for step in steps if step["extra"]["chain"] == 0 and step["step"])
+    assert [step["after"] for step in work] == [0, *(step["step"] for step in work[:2])]
+    assert (answer["after"], answer["extra"]["depth"]) == (0, 1)
+    assert steps[0]["extra"]["next_anchor"] == answer["anchor"]
+    assert [step["extra"]["depth"] for step in work] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("how", ["train", "mask"])
+def test_replies_that_the_agent_did_not_use_are_trained_or_masked(how: Any) -> None:
+    """A reward that was reported for one is left out with it."""
+
+    async def agent(client: Any, post: Any) -> None:
+        samples = [await client.chat.completions.create(model="policy", messages=ASKED) for _ in range(3)]
+        await post("reward", reward=0.25, turn=samples[0].id)
+        await ask(client, later(samples[1].choices[0]))
+
+    played = posts(agent, ["A.", "B.", "C.", "D."], limits=replace(LIMITS, discarded=how))
+    trained = ["B.", "D."] if how == "mask" else ["A.", "B.", "C.", "D."]
+    assert sorted(step["action"] for step in played.steps) == trained
+    assert sum(step["reward"] for step in played.steps) == (1.0 if how == "mask" else 1.25)

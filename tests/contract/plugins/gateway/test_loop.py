@@ -13,6 +13,7 @@ import pytest
 import real_tokenizers
 from agents_of_users import chat
 from contract_tools import Compose, loop_of_verl
+from other_model import other_model
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.envs.agents.base import AgentHandle
@@ -23,6 +24,7 @@ from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.gateway import loop as gateway_loop
 from verl_turnkey.plugins.gateway import process
 from verl_turnkey.plugins.rollout import worker as loop_worker
+from verl_turnkey.plugins.view.join import read
 
 AGENTS = Path(__file__).with_name("agents_of_users.py")
 EXAMPLES = Path(__file__).parents[4] / "examples" / "agents"
@@ -212,6 +214,28 @@ def test_what_pays_a_role(play, task: dict[str, Any], rewards: dict[str, list[fl
         assert step.get("outcome", 0.0) == (step["composed_reward"] if task.get("at_once") else 0.0)
     assert by_role == rewards
     assert all(step["success"] for step in steps), "the first role's outcome, or the reward, is above 0"
+
+
+def test_the_log_has_calls_of_other_models_and_no_key(play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of an episode that failed, as its judge did."""
+    monkeypatch.setenv("JUDGE_KEY", "a-key-of-the-user")
+    with other_model() as served:
+        models = f"turnkey.agent.models={{judge:{{url:'{served.url}',model:big,key_env:JUDGE_KEY}}}}"
+        tasks = ({}, {"asks": "fail"}, {"asks": None})
+        log = (models, f"turnkey.log.trajectories={tmp_path}/log")
+        (good,), (failed,), (without,) = play(*tasks, overrides=log, function="judged")
+    assert good.extra_fields["turnkey_agent"] == {"calls": 1.0, "left_out": 0.0, "models/judge": 1.0}
+    assert len(good.extra_fields["turnkey"]["steps"]) == len(without.extra_fields["turnkey"]["steps"]) == 1
+    assert "answers 500" in failed.extra_fields["turnkey"]["failed"]
+    assert loop_worker._process is not None
+    assert loop_worker._process.log.drain(20.0)
+    episodes = read(tmp_path / "log", "episodes").sort_values("episode")
+    logged = [json.loads(calls) if isinstance(calls, str) else None for calls in episodes["other_calls"]]
+    assert [calls and [call["model"] for call in calls] for calls in logged] == [["judge"], ["judge"], None]
+    assert (logged[0][0]["path"], logged[0][0]["after_turns"]) == ("/chat/completions", 1)
+    assert "for big" in logged[0][0]["reply"]
+    assert "answers 500" in logged[1][0]["error"]
+    assert "a-key-of-the-user" not in episodes.to_json()
 
 
 def test_an_outcome_of_a_role_without_a_turn_fails_the_episode(play) -> None:

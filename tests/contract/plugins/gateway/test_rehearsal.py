@@ -15,6 +15,7 @@ import pytest
 from agents_of_users import ADD
 from gateway_parts import Played, run
 from loopback import serve
+from other_model import other_model
 from recorded_traffic import DATA, recorded
 from typer.testing import CliRunner
 
@@ -134,6 +135,14 @@ def test_the_command_prints_the_episode(tmp_path: Path):
     failed = CliRunner().invoke(app, ["agent", f"{AGENTS}:demanding", "turnkey.agent.in_process=true", "--json"])
     assert failed.exit_code == 1
     assert "n=2 is not supported" in json.loads(failed.stdout)["failure"]
+
+
+def test_requests_for_another_model_are_counted():
+    with other_model() as served:
+        models = f"turnkey.agent.models={{judge:{{url:'{served.url}'}}}}"
+        done = CliRunner().invoke(app, ["agent", f"{AGENTS}:judged", models, "turnkey.agent.in_process=true"])
+    assert done.exit_code == 0, done.output
+    assert "answered by the model judge: 1 request\n" in done.output
 
 
 def test_the_command_prints_who_takes_a_turn():

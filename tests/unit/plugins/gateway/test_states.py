@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ import yaml
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.errors import EnvironmentFailure, ModuleImportError
+from verl_turnkey.plugins.gateway import states
 from verl_turnkey.plugins.gateway.messages import Message, Request, ToolCall
-from verl_turnkey.plugins.gateway.states import FORMS, FUNCTIONS, View, normal_form, state_key
+from verl_turnkey.plugins.gateway.states import FORMS, FUNCTIONS, History, View, normal_form, state_key
 
 PYTEST = f"{sys.executable} -m pytest -q -p no:cacheprovider test_a.py"
 TEST = "import time\ndef test_a():\n    time.sleep(0.01)\ndef test_b(tmp_path):\n    assert (tmp_path, object()) == 1\n"
@@ -178,3 +180,24 @@ def test_a_function_of_the_users_own(tmp_path: Path):
 def test_unknown_names_are_refused():
     with pytest.raises(ConfigError, match=r"turnkey.agent.state=histori: .*history, observation, call or module:func"):
         state_key("histori")
+
+
+def test_a_history_that_goes_on_looks_at_new_messages_alone(monkeypatch: pytest.MonkeyPatch):
+    """Its key is that of all messages, also where the client has changed what came before."""
+    messages = [Message("system", "You look."), Message("user", "Where?")]
+    requests = []
+    for n in range(5):
+        requests.append(Request(tuple(messages)))
+        calls = tuple(ToolCall("look", {"at": n, "place": i}, f"call_{n}_{i}") for i in range(2))
+        messages += [Message("assistant", f"I look, {n}.", calls)]
+        messages += [Message("tool", f"nothing at {n}", call_id=call.id) for call in reversed(calls)]
+    key, whole = state_key("history"), [state_key("history")(request) for request in requests]
+    assert isinstance(key, History)
+    seen: list[int] = []
+    compared = states._compared
+    monkeypatch.setattr(states, "_compared", lambda new, last=None: seen.append(len(new)) or compared(new, last))
+    pairs = zip(whole, pairwise(requests), strict=False)
+    assert [key.after(past, *pair) for past, pair in pairs] == whole[1:]
+    assert seen == [3] * 4
+    edited = Request((Message("system", "You listen."), *requests[1].messages[1:]))
+    assert key.after(whole[0], requests[0], edited) == key(edited) != whole[1]

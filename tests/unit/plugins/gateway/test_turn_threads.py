@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_turnkey.plugins.gateway.messages import Message, Reply, Request
+from verl_turnkey.plugins.gateway.messages import Message, Reply, Request, ToolCall
 from verl_turnkey.plugins.gateway.tree import Tree
-from verl_turnkey.plugins.gateway.turns import Threads, Turn, threads_of
+from verl_turnkey.plugins.gateway.turns import Threads, Turn, discarded, threads_of
 
 SYSTEM = Message("system", "You solve it.")
 
@@ -18,19 +18,32 @@ SYSTEM = Message("system", "You solve it.")
 class Turns:
     """An episode whose replies are ``r0``, ``r1``, ...; a request is texts, those of replies being the model's.
 
-    ``r0~``: with its thoughts, which some requests of a client hold, and others not.
+    ``r0~``: with its thoughts, which some requests of a client hold, and others not. ``calls``: with a call that gives
+    the task ``task r0.`` to a sub-agent.
     """
 
-    def __init__(self) -> None:
-        self.tree, self.turns = Tree(), []
+    def __init__(self, calls: bool = False) -> None:
+        self.tree, self.turns, self._calls = Tree(), list[Turn](), calls
 
-    def ask(self, *texts: str, tools: tuple[Any, ...] = (), role: str = "") -> Turn:
-        roles = ["assistant" if text[0] == "r" else "user" for text in texts]
-        thoughts = ["so" if text[-1] == "~" else None for text in texts]
-        made = [Message(role, text.strip("~"), (), so) for role, text, so in zip(roles, texts, thoughts, strict=True)]
-        request, number = Request((SYSTEM, *made), tools), len(self.turns)
+    def _of(self, number: int) -> tuple[ToolCall, ...]:
+        task = {"name": "ask", "tasks": [{"text": f" task r{number}. "}]}
+        return (ToolCall("delegate", task, f"call_{number}"),) if self._calls else ()
+
+    def ask(
+        self, *texts: str, tools: tuple[Any, ...] = (), role: str = "", begun_by: int | None = None, at: float = 0.0
+    ) -> Turn:
+        made = []
+        for text in texts:
+            if text[0] != "r":
+                made.append(Message("user", text))
+                continue
+            name = text.strip("~")
+            made.append(Message("assistant", name, self._of(int(name[1:])), "so" if text[-1] == "~" else None))
+        parent = None if begun_by is None else f"e_{begun_by}"
+        request, number = Request((SYSTEM, *made), tools, begun_by=parent), len(self.turns)
         match, nothing = self.tree.match(request), Any
-        turn = Turn(number, match.request, match, nothing, nothing, Reply(f"e_{number}", f"r{number}"), False, 0.0)
+        reply = Reply(f"e_{number}", f"r{number}", self._of(number))
+        turn = Turn(number, match.request, match, nothing, nothing, reply, None, at)
         turn.role = role
         turn.node = node = self.tree.commit(turn.request, turn.reply, match.parent)
         turn.before = None if node.before is None else self.turns[self.tree.nodes.index(node.before)]
@@ -60,20 +73,24 @@ def places(threads: Threads, turns: Sequence[Turn]) -> list[tuple[int, int]] | N
 @given(st.integers(0, 10**9))
 def test_a_tree_of_requests_is_read_as_it_was_made(seed: int):
     """Against plain recursions over the tree from which the requests were made."""
-    random, made, texts = Random(seed), Turns(), []
+    random, made, texts = Random(seed), Turns(calls=True), []
     after: list[int] = []
     request: list[int] = []
+    begins: list[bool] = []
     for number in range(random.randint(1, 7)):
         start = random.choice([-1, *range(len(texts))])
-        sent = (*([] if start < 0 else (*texts[start], f"r{start}")), f"question {number}")
+        agent = "" if start < 0 else random.choice(["", "", "named", "told"])  # a sub-agent that the reply began
+        sent = (*([] if start < 0 or agent else (*texts[start], f"r{start}")), f"question {number}")
+        sent = (*sent, f"Do task r{start}. Now.") if agent == "told" else sent
         first = len(texts)
         for _ in range(random.choice([1, 1, 3])):
-            made.ask(*sent)
+            made.ask(*sent, begun_by=start if agent == "named" else None)
             texts.append(sent)
             after.append(start)
             request.append(first)
+            begins.append(bool(agent))
     turns = range(len(texts))
-    children = [[u for u in turns if after[u] == t] for t in turns]
+    children = [[u for u in turns if after[u] == t and not begins[u]] for t in turns]
 
     def far(t: int) -> int:
         return max(below(u) for u in turns if request[u] == request[t])
@@ -84,14 +101,14 @@ def test_a_tree_of_requests_is_read_as_it_was_made(seed: int):
     following = [min((u for u in children[t] if far(u) + 1 == below(t)), default=None) for t in turns]
     depth = [0 if after[t] < 0 else None for t in turns]
     for t in turns:
-        depth[t] = 0 if after[t] < 0 else depth[after[t]] + 1
+        depth[t] = 0 if after[t] < 0 or begins[t] else depth[after[t]] + 1
     threads = made.threads(parallel=True)
     line = after == [*range(-1, len(texts) - 1)]
     assert places(threads, made.turns) == (None if line else [*zip(after, request, strict=True)])
     got = rows_of(threads, made.turns)
     assert [row[1:] for row in got] == [*zip(depth, following, strict=True)]
     for t in turns:
-        keeps = after[t] >= 0 and following[after[t]] == t
+        keeps = after[t] >= 0 and not begins[t] and following[after[t]] == t
         assert (got[t][0] == got[after[t]][0]) if keeps else (got[t][0] not in [row[0] for row in got[:t]])
     assert threads.ends == {id(made.turns[t]) for t in turns if far(t) == 0}
 
@@ -148,6 +165,59 @@ def test_a_turn_goes_on_after_one_of_its_own_role(
         made.ask(*texts, role=("planner", "executor")[n % 2])
     got = places(made.threads(parallel), made.turns)
     assert (None if got is None else [place[0] for place in got]) == after
+
+
+@pytest.mark.parametrize(
+    ("requests", "parallel", "after"),
+    [
+        # One sub-agent at a time, whose planner goes on; two at once, each with a turn more.
+        ([("p",), ("task r0.",), ("task r0.", "r1", "a"), ("p", "r0", "b")], False, [-1, 0, 1, 0]),
+        ([("p",), ("1: task r0.",), ("2: task r0.",), ("p", "r0", "b")], True, [-1, 0, 0, 0]),
+        # A task in two replies is of neither; one that is seen at the end goes on after the call before, as any does.
+        ([("p",), ("p",), ("task r0. task r1.",)], True, [-1, -1, -1]),
+        ([("p",), ("task r0.",), ("task r0.!",)], False, None),
+    ],
+)
+def test_a_sub_agent_goes_on_after_what_began_it(
+    requests: list[tuple[str, ...]], parallel: bool, after: list[int] | None
+):
+    made = Turns(calls=True)
+    for texts in requests:
+        made.ask(*texts)
+    got = places(made.threads(parallel), made.turns)
+    assert (None if got is None else [place[0] for place in got]) == after
+
+
+def test_a_reply_that_came_later_began_nothing():
+    made = Turns(calls=True)
+    made.ask("p", at=1.0).replied = 2.0
+    made.ask("task r0.", at=1.5)
+    assert places(made.threads(True), made.turns) == [(-1, 0), (-1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("requests", "parallel", "unused"),
+    [
+        # Of three samples one goes on; another is shown in a later prompt as text.
+        ([("q",), ("q",), ("q",), ("q", "r1", "a")], True, [0, 2]),
+        ([("q",), ("q",), ("q",), ("which of r0, r2?",)], True, [1]),
+        # A branch that is left loses its last turn; the answer is used, and states that are shown anew are a line.
+        ([("q",), ("q", "r0", "a"), ("q", "r0", "b"), ("q", "r0", "b", "r2", "c")], True, [1]),
+        ([("s0",), ("s1",), ("s2",)], False, []),
+    ],
+)
+def test_replies_that_nothing_uses_are_discarded(requests: list[tuple[str, ...]], parallel: bool, unused: list[int]):
+    made = Turns()
+    for texts in requests:
+        made.ask(*texts)
+    assert [turn.number for turn in discarded(made.turns, made.turns, parallel)] == unused
+
+
+def test_the_last_reply_of_a_role_is_used():
+    made = Turns()
+    for role in ("a", "a", "b"):
+        made.ask("q", role=role)
+    assert [turn.number for turn in discarded(made.turns, made.turns, True)] == [0]
 
 
 def test_a_turn_that_is_left_behind_leads_nowhere():

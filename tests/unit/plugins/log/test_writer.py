@@ -426,7 +426,7 @@ def logged() -> dict[str, dict[str, list]]:
     """The tables of the rollout and of the trainer that hold the episode."""
     episode = SimpleNamespace(
         branch=0, owners=(), begins=0, success=True, started=0.0, seconds_start=0.0, seconds_waiting=0.0,
-        parts={"step": [5.0, 6.5]}, task="",
+        parts={"step": [5.0, 6.5]}, task="", other_calls=(),
     )  # fmt: skip
     columns = {"weights": None, "seconds_model": 0.0, "seconds_env": 0.0}
     turns = [_Turn(step, columns, (), False, None, "", None, "", None) for step in RECORD["steps"]]

@@ -1,0 +1,116 @@
+"""Other models than the policy (``turnkey.agent.models``): requests that name one go to it as they are.
+
+They are calls of a frozen model: no turn, no row, no credit. The log has them beside the episode.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from collections.abc import Mapping
+from functools import cache
+from time import perf_counter
+from typing import Any
+
+from verl_turnkey.envs.http import EndpointConfig, on_this_machine
+from verl_turnkey.plugins.gateway.exchange import Exchange
+from verl_turnkey.plugins.gateway.messages import GatewayError, invalid
+
+SHOWN = 2000
+"""characters of a request's end and of a reply's beginning that the log has"""
+KEY = "turnkey.agent.models"
+
+
+class Models:
+    """The models by the names that requests give them; ``policy``: the policy's."""
+
+    def __init__(self, endpoints: Mapping[str, EndpointConfig], policy: str) -> None:
+        self._endpoints, self._policy = dict(endpoints), policy
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._endpoints)
+
+    def named(self, body: Mapping[str, Any]) -> str | None:
+        """Which model a request is for; None: the policy.
+
+        Raises:
+            GatewayError: there is no such model.
+        """
+        name = body.get("model")
+        if name is not None and not isinstance(name, str):
+            raise invalid(f"model: expected a name, got {str(name)[:80]!r}")
+        if name in self._endpoints:
+            return name
+        if name is not None and (name == self._policy or name.startswith(f"{self._policy}/")):
+            return None
+        known = ", ".join([self._policy, f"{self._policy}/<role>", *self._endpoints])
+        raise GatewayError(404, "model_not_found", f"there is no model {str(name)[:80]!r}: known are {known} ({KEY})")
+
+    async def answer(self, name: str, path: str, body: Mapping[str, Any], exchange: Exchange) -> dict[str, Any]:
+        """Let a model answer, in parts as they come if it streams; what the log has of the call.
+
+        ``path``: below ``/v1``, such as ``/chat/completions``.
+
+        Raises:
+            GatewayError: it cannot be reached, or answers with an error. The policy is not asked in its place.
+            Gone: the client has closed the connection.
+        """
+        import httpx
+
+        endpoint = self._endpoints[name]
+        key, where = _key(name, endpoint), f"the model {name!r} at {endpoint.url} ({KEY})"
+
+        def without_key(text: str) -> str:
+            return text.replace(key, "***") if key else text
+
+        sent = json.dumps({**body, "model": endpoint.model}, ensure_ascii=False)
+        headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
+        started, reply = perf_counter(), bytearray()
+        try:
+            async with (
+                httpx.AsyncClient(
+                    verify=_certificates(), timeout=endpoint.timeout, trust_env=not on_this_machine(endpoint.url)
+                ) as client,
+                client.stream(
+                    "POST",
+                    endpoint.url.rstrip("/") + path,
+                    content=sent.encode("utf-8", "replace"),
+                    headers=headers,
+                ) as response,
+            ):
+                kind = response.headers.get("content-type", "application/json")
+                if response.status_code != 200:
+                    text = without_key((await response.aread()).decode("utf-8", "replace"))
+                    status = response.status_code if response.status_code >= 400 else 502
+                    raise GatewayError(status, "model_failed", f"{where} answers {response.status_code}: {text[:200]}")
+                if kind.startswith("text/event-stream"):
+                    async for part in response.aiter_bytes():
+                        reply += part[: max(0, 4 * SHOWN - len(reply))]
+                        await exchange.part(part, kind)
+                    await exchange.part(None, kind)
+                else:
+                    reply += await response.aread()
+                    await exchange.whole(200, bytes(reply), kind)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            words = without_key(f"{where} gives no answer: {type(error).__name__}: {error}")
+            raise GatewayError(503, "model_failed", words) from None
+        text = without_key(reply[: 4 * SHOWN].decode("utf-8", "replace"))[:SHOWN]
+        seconds = round(perf_counter() - started, 3)
+        return {"path": path, "request": without_key(sent)[-SHOWN:], "reply": text, "seconds": seconds}
+
+
+def _key(name: str, endpoint: EndpointConfig) -> str:
+    variable = endpoint.api_key_env
+    key = os.environ.get(variable, "").strip() if variable else ""
+    if variable and not key:
+        words = f"the model {name!r} needs an API key: set the environment variable {variable} on every node"
+        raise GatewayError(503, "model_failed", words)
+    return key
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Read once: httpx would for every request."""
+    return ssl.create_default_context()
