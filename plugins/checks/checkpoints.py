@@ -143,9 +143,8 @@ def check_disk(run: Run) -> None:
     size = sum(model.ranks * (model.weights + model.optimizer) for model in known.values())
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     if number * size > free:
-        gb = {"size": size, "need": number * size, "free": free}
-        texts = {name: f"{value / 1e9:.3g}" for name, value in gb.items()}
-        warn("disk-space", folder=folder, number=number, **texts)
+        sizes = [memory.in_gb(value) for value in (size, number * size, free)]
+        warn("disk-space", folder=folder, number=number, size=sizes[0], need=sizes[1], free=sizes[2])
 
 
 def check_steps(config: DictConfig) -> None:

@@ -307,18 +307,18 @@ def check_memory(run: Run) -> None:
     result = estimate(run, gpu)
     if isinstance(result, str):
         return
-    limit = _gb(gpu.memory)
+    limit = in_gb(gpu.memory)
     actor = result.actor
     states = 0.0 if actor.engine.get("offload_policy") else actor.weights + actor.optimizer
     if states > gpu.memory:
-        refuse("gpu-memory-states", states=_gb(states), limit=limit, name=gpu.name, gpus=result.actor.gpus)
+        refuse("gpu-memory-states", states=in_gb(states), limit=limit, name=gpu.name, gpus=result.actor.gpus)
         return
     if result.vllm < result.vllm_least and run.rollout.name == "vllm":
         share = f"{result.vllm_least / gpu.memory + 0.01:.2f}"
-        warn("vllm-memory", share=_gb(result.vllm), least=_gb(result.vllm_least), enough=share)
+        warn("vllm-memory", share=in_gb(result.vllm), least=in_gb(result.vllm_least), enough=share)
     for phase in result.phases:
         if result.total(phase) > gpu.memory:
-            need, way_out = _gb(result.total(phase)), _way_out(result, phase)
+            need, way_out = in_gb(result.total(phase)), _way_out(result, phase)
             warn("gpu-memory", phase=phase, need=need, limit=limit, name=gpu.name, fix=way_out)
 
 
@@ -342,7 +342,8 @@ def _way_out(result: Estimate, phase: str) -> str:
     return f"take more GPUs, or {ACTOR}.strategy=fsdp2 {ACTOR}.fsdp_config.offload_policy=true"
 
 
-def _gb(number: float) -> str:
+def in_gb(number: float) -> str:
+    """Bytes in GB, three digits."""
     return f"{number / 1e9:.3g}"
 
 
