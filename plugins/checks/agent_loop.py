@@ -18,6 +18,7 @@ from verl_turnkey.envs.prompting.prompts import check_examples, load_template
 from verl_turnkey.envs.rewards import LOOPS_OWN
 from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.plugins.checks.findings import refuse, warn
+from verl_turnkey.plugins.checks.images import TakesImages, check_images
 from verl_turnkey.plugins.checks.rewards import check_columns, supplied_columns
 from verl_turnkey.plugins.checks.run import ACTOR, AGENT, OURS, ROLLOUT, Run
 from verl_turnkey.plugins.config.agent import ANYWHERE, COLUMNS, OWN_REWARD, STATES, AgentConfig, sandbox_of
@@ -25,10 +26,17 @@ from verl_turnkey.plugins.config.schema import load_examples
 from verl_turnkey.plugins.rollout.columns import ROLE
 
 
-def check_agent_loop(run: Run, reward_columns: tuple[str, ...], strategy_columns: tuple[str, ...] = ()) -> None:
+def check_agent_loop(
+    run: Run,
+    reward_columns: tuple[str, ...],
+    strategy_columns: tuple[str, ...] = (),
+    takes_images: TakesImages = check_images,
+) -> None:
     """Check limits, prompt settings and the first task of the files, which the probe plays for a few steps.
 
-    ``reward_columns``, ``strategy_columns``: the columns that reward components and the rollout strategy add.
+    Args:
+        reward_columns, strategy_columns: the columns that reward components and the rollout strategy add.
+        takes_images: checks the model where the first task gives images.
     """
     check_routing(run.config, "turnkey_env")
     budget, limit = run.rollout.response_length, run.turnkey.rollout.max_tokens_per_turn
@@ -38,7 +46,7 @@ def check_agent_loop(run: Run, reward_columns: tuple[str, ...], strategy_columns
     from verl_turnkey.plugins.checks.probe import probe
 
     if (parquet := [file for file in run.files if file.endswith(".parquet")]) and run.turnkey.env.probe:
-        check_columns(run, probe(run.config, run.turnkey, parquet[0]), reward_columns, strategy_columns)
+        check_columns(run, probe(run.config, run.turnkey, parquet[0], takes_images), reward_columns, strategy_columns)
 
 
 def check_routing(config: DictConfig, loop: str) -> None:

@@ -27,7 +27,7 @@ from verl_turnkey.envs.users import PROBE, with_policy
 from verl_turnkey.plugins.checks.data import check_answer, first_task, task_file
 from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse, warn
 from verl_turnkey.plugins.checks.first_prompt import measure
-from verl_turnkey.plugins.checks.resources import check_takes_images
+from verl_turnkey.plugins.checks.images import TakesImages, check_images
 from verl_turnkey.plugins.config.agent import RANDOM, SELF
 from verl_turnkey.plugins.config.schema import EnvConfig, TurnkeyConfig, credit_modify, estimator_of, turnkey_config
 from verl_turnkey.plugins.rollout.columns import countable
@@ -36,7 +36,9 @@ from verl_turnkey.plugins.rollout.strategies import Strategy, StrategySpec, read
 STEPS = 5
 
 
-def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | None:
+def probe(
+    config: DictConfig, turnkey: TurnkeyConfig, file: str, takes_images: TakesImages = check_images
+) -> set[str] | None:
     """Play the first task for a few steps, in a process like a host's, and measure its first prompt.
 
     Returns:
@@ -62,7 +64,7 @@ def probe(config: DictConfig, turnkey: TurnkeyConfig, file: str) -> set[str] | N
         if not any(multi_turn.get(key) for key in ("tool_config_path", "function_tool_path")):
             refuse("tools-missing", env_id=task.env_id)
     if info.get("images"):  # the agent loop measures the prompt: it has the processor
-        check_takes_images(config)
+        takes_images(config, turnkey, [*info["images"]])
     else:
         measure(config, turnkey, observation, info)
     return columns_given

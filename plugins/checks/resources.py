@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import warnings
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -169,36 +168,6 @@ def model_config(config: DictConfig) -> dict[str, Any]:
     """The configuration of the actor's model; empty if it is not on this machine."""
     model = config.actor_rollout_ref.model
     return machine.model_config(model.hf_config_path or model.path)
-
-
-def check_takes_images(config: DictConfig) -> None:
-    """Refuse a model on this machine to which verl cannot show images, which would fail every episode."""
-    model = config.actor_rollout_ref.model
-    folder = Path(model.get("tokenizer_path") or model.path).expanduser()
-    why = _without_images(config, str(folder), model.get("trust_remote_code", False)) if folder.is_dir() else None
-    if why:
-        refuse("images-model", path=model.path, why=why)
-
-
-def _without_images(config: DictConfig, folder: str, trust_remote_code: bool) -> str | None:
-    """Why verl's agent loops cannot show images to the model; None if they can."""
-    from verl.utils import hf_processor, hf_tokenizer
-
-    from verl_turnkey.plugins.verl_api.builders import builder_of, takes_images
-
-    if not any((Path(folder) / name).is_file() for name in PROCESSORS):
-        return "it is a text model"
-    with warnings.catch_warnings(record=True) as caught:  # verl says why it has none, and goes on
-        warnings.simplefilter("always")
-        processor = hf_processor(folder, trust_remote_code=trust_remote_code)
-    model_type = model_config(config).get("model_type")
-    if processor is None:
-        reasons = [str(warning.message) for warning in caught if "processor" in str(warning.message)]
-        return (reasons or ["verl has no processor for it"])[-1].removesuffix(". This may affect multimodal processing")
-    tokenizer = hf_tokenizer(folder, trust_remote_code=trust_remote_code)
-    if takes_images(builder_of(config, tokenizer, processor, model_type)):
-        return None
-    return f"verl renders prompts of model_type={model_type} without images"
 
 
 def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:

@@ -1,14 +1,16 @@
 """Plays samples with the agent loop of training (prompts, parsers, limits, memory, rewards) and a model on a server.
 
 The server is OpenAI-compatible and is called as verl's agent loops call one: token ids in, token ids out. Text would
-not do: encoded again, a response may have other ids than those that the model wrote, and so may the next prompt.
+not do: encoded again, a response may have other ids than those that the model wrote, and so may the next prompt. Only
+images go another way, in messages (:class:`ChatCompletions`): no such server takes them beside token ids.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -32,7 +34,7 @@ from verl_turnkey.plugins.gateway import process as agents
 from verl_turnkey.plugins.log.schema import COMPONENT
 from verl_turnkey.plugins.log.writer import new_segment
 from verl_turnkey.plugins.rollout import worker
-from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
+from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION, png
 from verl_turnkey.plugins.verl_api import builders
 from verl_turnkey.plugins.view.traces import warn_of_unsent
 
@@ -51,7 +53,7 @@ class Player:
         ConfigError: the model's tokenizer or template does not suit the configuration.
     """
 
-    server: Completions
+    server: Completions | ChatCompletions
     """must be set before the first episode"""
 
     def __init__(self, config: DictConfig) -> None:
@@ -68,6 +70,10 @@ class Player:
         rollout = config.actor_rollout_ref.rollout
         self._sampling = {name: rollout[name] for name in ("temperature", "top_p", "top_k")}
         self._sampling |= {"repetition_penalty": 1.0, "logprobs": False}
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._worker.tokenizer
 
     @property
     def chat_template(self) -> str | None:
@@ -230,6 +236,70 @@ class Completions:
             raise ConfigError(f"--server: {error}") from None
 
 
+class ChatCompletions:
+    """``/v1/chat/completions`` of a server, which renders messages by its own template; images are data URLs.
+
+    Args:
+        tokenizer: of the answers' ids; it need not be the server's.
+        further: as of :class:`Completions`.
+    """
+
+    def __init__(self, url: str, model: str, tokenizer: Any, *, concurrency: int, api_key_env: str | None) -> None:
+        self._tokenizer = tokenizer
+        config = EndpointConfig(url, model, api_key_env, timeout=TIMEOUT, concurrency=concurrency, cache_size=0)
+        self._endpoint = Endpoint(
+            config, "/chat/completions", who="the server", expected="a chat completion with a text", read=_chosen
+        )
+
+    async def answer(self, messages: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any], seed: int) -> list[int]:
+        """The ids of the answer to ``messages``, with the end of the turn unless a limit cut it.
+
+        Raises:
+            JudgeError: no answer after all attempts, or one without a text.
+        """
+        request = {
+            name: sampling[name] for name in ("temperature", "top_p", "max_tokens", "stop") if sampling.get(name)
+        }
+        request |= {"top_k": sampling["top_k"]} if sampling["top_k"] > 0 else {}  # not of every such server
+        request |= {"temperature": sampling["temperature"], "seed": seed}
+        request["messages"] = [{"role": m["role"], "content": _with_data_urls(m["content"])} for m in messages]
+        choice = await self._endpoint.ask(request)
+        ids = self._tokenizer.encode(choice["text"], add_special_tokens=False)
+        return ids if choice["finish"] == "length" else [*ids, self._tokenizer.eos_token_id]
+
+    async def check(self, prompt: int = 0, response: int = 0) -> None:
+        """Ask for a token about a picture; the server alone knows how many tokens an image has.
+
+        Raises:
+            ConfigError: the server does not answer, lacks the model, or does not take images.
+        """
+        from PIL import Image
+
+        content = [{"type": "image", "image": Image.new("RGB", (56, 56))}, {"type": "text", "text": "Hello"}]
+        sampling = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "max_tokens": 1}
+        try:
+            await self.answer([{"role": "user", "content": content}], sampling, 0)
+        except JudgeError as error:
+            raise ConfigError(f"--server: a message with an image: {error}") from None
+
+
+def _with_data_urls(content: Any) -> Any:
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{b64encode(png(part['image'])).decode()}"}}
+        if part["type"] == "image"
+        else part
+        for part in content
+    ]
+
+
+def _chosen(answer: Any) -> dict[str, Any] | None:
+    choice = answer["choices"][0]
+    text = choice["message"]["content"]
+    return {"text": text, "finish": choice.get("finish_reason")} if isinstance(text, str) else None
+
+
 def _read(answer: Any) -> dict[str, Any] | None:
     choice = answer["choices"][0]
     ids, prompt = choice["token_ids"], choice.get("prompt_token_ids")
@@ -252,8 +322,9 @@ class SeededTurns:
     the same tokens as any other.
     """
 
-    def __init__(self, server: Completions, key: str) -> None:
+    def __init__(self, server: Completions | ChatCompletions, key: str) -> None:
         self._server, self._key, self._turn = server, key, 0
+        self.takes_messages = isinstance(server, ChatCompletions)
 
     async def generate(
         self,
@@ -262,19 +333,24 @@ class SeededTurns:
         prompt_ids: list[int],
         sampling_params: dict[str, Any],
         image_data: Any = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
         **_: Any,
     ) -> TokenOutput:
         """verl's interface.
 
         Raises:
             EnvironmentFailure: of the kind ``server``: no answer. The episode fails, and is tried again.
-            ConfigError: the prompt has images.
+            ConfigError: the prompt has images, and the server gets token ids.
         """
-        if image_data:
+        if image_data and messages is None:
             raise ConfigError("turnkey eval sends token ids alone, and this prompt has images")
         seed, self._turn = turn_seed(self._key, self._turn), self._turn + 1
         try:
-            ids = await self._server.generate(list(prompt_ids), sampling_params, seed)
+            if messages is not None and isinstance(self._server, ChatCompletions):
+                ids = await self._server.answer(messages, sampling_params, seed)
+            else:
+                assert isinstance(self._server, Completions)
+                ids = await self._server.generate(list(prompt_ids), sampling_params, seed)
         except JudgeError as error:
             raise EnvironmentFailure("server", str(error)) from None
         # Weights have no version here; verl's client has the same fields before it gets its first weights.

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import write_text
+from verl_turnkey.envs.prompting.actions import CALLS
 from verl_turnkey.envs.tasks import COLUMN, Task, open_parquet, panel_of, task_of
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.checks.run import AGENT, Run
@@ -89,12 +90,18 @@ def evaluate(
     Raises:
         ConfigError: words, tasks, model or server cannot be used, or ``out`` holds another evaluation.
     """
-    config = checked(settings.words, settings.tasks)
+    config, pictured = checked(settings.words, settings.tasks)
+    if pictured:
+        _check_pictured(config, settings)
     agent = bool(config.turnkey.agent.run)
     rows = read_rows(settings.tasks, agent)
     panel_of_file = None if agent else panel_of(settings.tasks)
     panel = panel_of_file.mark if panel_of_file is not None and not differing(panel_of_file, config) else None
-    model = {**settings.model, **({} if settings.weights is None else {"engine": engine(config)})}
+    model = {
+        **settings.model,
+        **({"by": "messages"} if pictured else {}),
+        **({} if settings.weights is None else {"engine": engine(config)}),
+    }
     with nullcontext() if agent else hosts():
         from verl_turnkey.plugins.eval.player import Player, for_evaluation
 
@@ -108,8 +115,9 @@ def evaluate(
             todo = jobs(rows, settings.samples, kept)
             with suppress(KeyboardInterrupt):
                 if todo:
+                    remote = _remote(settings, player.tokenizer if pictured else None)
                     failures = _play(
-                        settings, config, player, kept, todo, lambda n: begin(n, len(rows) * settings.samples)
+                        settings, config, player, kept, todo, lambda n: begin(n, len(rows) * settings.samples), remote
                     )
             return finish(kept, rows, settings.samples, failures, panel)
 
@@ -121,12 +129,13 @@ def _play(
     kept: Samples,
     todo: Sequence[Job],
     begin: Callable[[int], Advance],
+    remote: Any,
 ) -> list[dict[str, Any]]:
     from verl_turnkey.plugins.eval.player import Completions
 
     at_once = settings.concurrency
 
-    async def play(completions: Completions, check: Callable[[], None]) -> list[dict[str, Any]]:
+    async def play(completions: Any, check: Callable[[], None]) -> list[dict[str, Any]]:
         player.server = completions
         await completions.check(*longest(config))
         advance = begin(len(kept.done))
@@ -136,11 +145,39 @@ def _play(
             await player.stop()
 
     if settings.weights is None:
-        remote = Completions(settings.url, settings.name, concurrency=at_once, api_key_env=settings.api_key_env)
         return asyncio.run(play(remote, lambda: None))
     with server.serve(settings.weights, config, settings.out / "server.log") as local:
         completions = Completions(local.url, server.NAME, concurrency=at_once, key=local.key)
         return asyncio.run(play(completions, local.check_alive))
+
+
+def _remote(settings: EvalSettings, tokenizer: Any) -> Any:
+    """The server at ``settings.url``; with a ``tokenizer`` it gets messages with images. None: a server of our own."""
+    from verl_turnkey.plugins.eval.player import ChatCompletions, Completions
+
+    if settings.weights is not None:
+        return None
+    options: dict[str, Any] = {"concurrency": settings.concurrency, "api_key_env": settings.api_key_env}
+    if tokenizer is not None:
+        return ChatCompletions(settings.url, settings.name, tokenizer, **options)
+    return Completions(settings.url, settings.name, **options)
+
+
+def _check_pictured(config: DictConfig, settings: EvalSettings) -> None:
+    """Refuse an evaluation with images whose prompts cannot go to the server as messages."""
+    rollout = config.turnkey.rollout
+    if settings.weights is not None:
+        raise ConfigError(
+            f"the environment gives images, and the server that --checkpoint starts gets token ids alone: serve "
+            f"{settings.weights} with vLLM yourself, and name it with --server URL --model NAME"
+        )
+    if rollout.prompt == "conversation" or rollout.action_format in CALLS:
+        key = "prompt" if rollout.prompt == "conversation" else "action_format"
+        raise ConfigError(
+            f"the environment gives images, which go to the server in messages; turnkey.rollout.{key}={rollout[key]} "
+            "works with token ids alone: set turnkey.rollout.prompt=template and a text format, such as "
+            "turnkey.rollout.action_format=tags"
+        )
 
 
 def longest(config: DictConfig) -> tuple[int, int]:
@@ -150,8 +187,9 @@ def longest(config: DictConfig) -> tuple[int, int]:
     return rollout.prompt_length, of_turn or rollout.response_length
 
 
-def checked(words: Sequence[str], tasks: Path) -> DictConfig:
-    """The configuration for ``words``, after those checks of a training run that concern playing.
+def checked(words: Sequence[str], tasks: Path) -> tuple[DictConfig, bool]:
+    """The configuration for ``words``, after those checks of a training run that concern playing, and whether the first
+    task gives images.
 
     Raises:
         ConfigError: names the key to change.
@@ -173,12 +211,13 @@ def checked(words: Sequence[str], tasks: Path) -> DictConfig:
     check_opponents(run)
     columns = check_rewards(run).columns
     if turnkey.agent.run is None:
-        check_agent_loop(run, columns)
-        return config
+        pictured: list[bool] = []
+        check_agent_loop(run, columns, takes_images=lambda *_: pictured.append(True))
+        return config, bool(pictured)
     check_agent(run)
     for number, row in enumerate(read_rows(tasks, agent=True)):
         check_harbor(turnkey.agent, f"{tasks}, task {number}", row[COLUMN])
-    return config
+    return config, False
 
 
 @contextmanager

@@ -45,6 +45,7 @@ from verl_turnkey.plugins.rollout.prompts import (
     TemplatePrompts,
     guarded,
     processed,
+    takes_messages,
 )
 from verl_turnkey.plugins.rollout.strategies import Ask
 from verl_turnkey.plugins.rollout.token_spans import STREAM_FORMAT, stream_columns
@@ -82,6 +83,7 @@ class EnvAgentLoop(AgentLoopBase):
             prompt_length=self.shared.prompt_length,
             response_length=self.shared.response_length,
             marks_observations=self.shared.turnkey.update.observation_coefficient > 0,
+            by_messages=takes_messages(self),
         )
         self.tail = self.shared.turn_tail(builder, self.tokenizer, self.reader.tools)
         self.stop_token_ids = [*self.options.stop_token_ids, *self.reader.stop_token_ids]

@@ -26,6 +26,8 @@ class Prompt:
     ids: Sequence[int]
     images: list[Any] | None = None
     """all images in the prompt"""
+    messages: Sequence[Mapping[str, Any]] | None = None
+    """what the ids render, where the server takes messages"""
     broke: str | None = None
     """why a conversation's prompt does not extend the one before: ``full``, ``tools``, ``thinking`` or ``boundary``"""
     cut: bool = False

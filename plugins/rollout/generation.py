@@ -45,6 +45,7 @@ async def generate(loop: AgentLoopBase, request_id: str, prompt: Prompt, samplin
         prompt_ids=[*prompt.ids],
         sampling_params=dict(sampling),
         **(images if prompt.images else {}),
+        **({} if prompt.messages is None else {"messages": prompt.messages}),
     )
     turn = Generated.of(output, loop.tokenizer, perf_counter() - started)
     if get_processor_token_id(loop.processor, "image") in turn.ids:

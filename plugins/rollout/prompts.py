@@ -52,6 +52,8 @@ async def processed(loop: Any, arrays: list[Any]) -> list[Any] | None:
     from PIL import Image
 
     content = [{"type": "image", "image": Image.fromarray(array)} for array in arrays]
+    if takes_messages(loop):
+        return [part["image"] for part in content]
     try:
         builders.check_takes_images(loop)
         media = await loop.process_multi_modal_info([{"role": "user", "content": content}])
@@ -61,6 +63,11 @@ async def processed(loop: Any, arrays: list[Any]) -> list[Any] | None:
             f"the environment gives images, and this model cannot take them: {type(error).__name__}: {error}",
         ) from error
     return media["images"]
+
+
+def takes_messages(loop: Any) -> bool:
+    """Whether the server of an agent loop renders messages itself, as in an evaluation by Chat Completions."""
+    return getattr(loop.server_manager, "takes_messages", False)
 
 
 # --- a prompt per turn ------------------------------------------------------------------------------------------------
@@ -117,6 +124,7 @@ class PromptSettings:
         prompt_length: ``data.max_prompt_length``.
         response_length: ``data.max_response_length``.
         examples: turns that every prompt shows before those of the episode.
+        by_messages: whether the server gets messages; the ids then render their texts alone, and only measure them.
         marks_observations: whether prompts of conversations say which of their tokens are an observation's.
     """
 
@@ -131,6 +139,7 @@ class PromptSettings:
     response_length: int
     examples: Examples = NONE
     marks_observations: bool = False
+    by_messages: bool = False
     role: Any = None
     """whose prompts these are"""
 
@@ -157,6 +166,8 @@ class PromptSettings:
 
     def render(self, messages: list[dict[str, Any]], images: list[Any] | None) -> list[int]:
         """The token ids of a prompt of these messages."""
+        if self.by_messages:
+            messages, images = [{**m, "content": text_of(m["content"])} for m in messages], None
         return builders.first_tokens(self.builder, messages, self.tools, images)
 
 
@@ -172,13 +183,16 @@ class TemplatePrompts(Prompts):
         self._seen = seen.text
         step = len(self._memory.turns) + 1
 
-        def encode(past: PromptHistory) -> list[int]:
+        def messages(past: PromptHistory) -> list[Any]:
             plain = [replace(t, observation=self._settings.control.plain(t.observation)) for t in past.turns]
-            past = PromptHistory(plain, past.summary)
-            return self._settings.render(self._settings.messages(self._task, seen, past, step, images or ()), images)
+            return self._settings.messages(self._task, seen, PromptHistory(plain, past.summary), step, images or ())
+
+        def encode(past: PromptHistory) -> list[int]:
+            return self._settings.render(messages(past), images)
 
         ids, past = fit_prompt(encode, self._memory, self._settings.prompt_length)
-        return Prompt(ids, images, cut=past != self._memory.history())
+        sent = messages(past) if self._settings.by_messages else None
+        return Prompt(ids, images, cut=past != self._memory.history(), messages=sent)
 
     def heard(self, turn: Generated, parsed: ParsedAction) -> None:
         whole = self._settings.options.keep_thinking
@@ -460,6 +474,11 @@ class ConversationPrompts(Prompts):
         self._starts = [start + moved for start in self._starts[dropped:]] if kept else []
         self._bare = self._bare[dropped:] if kept else []
         self._ids, self._fresh = [*ids, *kept], len(ids) + len(kept)
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content, without its images."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def _content(text: str, images: Sequence[Any]) -> Any:

@@ -23,7 +23,8 @@ from verl_turnkey.advantage import ConfigError
 Messages = list[dict[str, Any]]
 
 BY_TYPE = "hf_model_type" in inspect.signature(create_continuous_token_builder).parameters
-_IMAGES = "images" in inspect.signature(continuous_token.ContinuousTokenBuilder.build_initial_tokens).parameters
+IMAGES = "images" in inspect.signature(continuous_token.ContinuousTokenBuilder.build_initial_tokens).parameters
+"""whether this verl renders images"""
 _NAMES = {"glm4_moe": "glm-4.7", "glm_moe_dsa": "glm-5"}
 """``model_type`` -> the name by which verl 0.9.0 knows the model, where they differ"""
 _ANEW = getattr(continuous_token, "DeepSeekVL2ContinuousTokenBuilder", ())
@@ -120,19 +121,19 @@ def check_takes_images(loop: Any) -> None:
     Raises:
         ValueError: it does not, or this verl cannot render images.
     """
-    if not _IMAGES:
+    if not IMAGES:
         raise ValueError("prompts with images need verl 0.9.1")
     loop._assert_mm_supported(True)
 
 
 def takes_images(builder: Any) -> bool:
     """Whether a builder renders images."""
-    return _IMAGES and builder.supports_multimodal() and builder.processor is not None
+    return IMAGES and builder.supports_multimodal() and builder.processor is not None
 
 
 def first_tokens(builder: Any, messages: Messages, tools: Any, images: list[Any] | None = None) -> list[int]:
     """The ids of a prompt."""
-    multimodal = {"images": images} if _IMAGES else {}
+    multimodal = {"images": images} if IMAGES else {}
     return list(builder.build_initial_tokens(messages, tools=tools, **multimodal))
 
 

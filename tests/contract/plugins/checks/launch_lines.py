@@ -45,11 +45,11 @@ import gymnasium
 import numpy
 
 class Pictures(gymnasium.Env):
-    def __init__(self, images=1):
-        self.images = images
+    def __init__(self, images=1, size=28):
+        self.images = [numpy.zeros((size, size, 3), "uint8")] * images
 
     def reset(self, *, seed=None, options=None):
-        return "you see", {"task": "look", "images": [numpy.zeros((28, 28, 3), "uint8")] * self.images}
+        return "you see", {"task": "look", "images": self.images}
 
     def step(self, action):
         return "you saw", 1.0, True, False, {}
@@ -66,6 +66,17 @@ def write_llava(folder: Path, model: Path) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<image>"]})
     LlavaProcessor(CLIPImageProcessor(), tokenizer, patch_size=14).save_pretrained(folder)
     LlavaConfig().save_pretrained(folder)
+
+
+def write_qwen_vl(folder: Path, model: Path) -> None:
+    """The files of a vision-language model that verl knows, but its weights: a token is a square of 28 pixels."""
+    from transformers import Qwen2_5_VLConfig
+
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    Qwen2_5_VLConfig().save_pretrained(folder)
+    sizes = {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12845056}
+    processor = {"processor_class": "Qwen2_5_VLProcessor", "image_processor_type": "Qwen2VLImageProcessor", **sizes}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
 
 
 def columns_from_answers(spec: EstimatorSpec) -> str:
@@ -159,6 +170,7 @@ def write_files(folder: Path, model: Path) -> dict[str, str]:
     (folder / "pictures.py").write_text(PICTURES)
     write_parquet(folder / "pictures.parquet", [Task("lines/Pictures-v0", seed) for seed in range(8)], "x", "train")
     write_llava(folder / "llava", model)
+    write_qwen_vl(folder / "qwen_vl", model)
     (folder / "reward.py").write_text(REWARD)
     (folder / "loops.yaml").write_text("- name: mine\n  _target_: mine.Loop\n")
     (folder / "no_loops.yaml").write_text("name: mine\n")

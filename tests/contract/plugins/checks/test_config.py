@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import math
 import os
 import re
@@ -11,25 +13,26 @@ from importlib.metadata import entry_points
 from itertools import cycle
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 import write_tables
 from contract_tools import AWKWARD, Compose
-from launch_lines import write_llava
+from launch_lines import write_llava, write_qwen_vl
 from omegaconf import OmegaConf
 from pyarrow import parquet
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.utils import need_critic
+from verl.utils import hf_processor
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.envs.errors import ModuleImportError, TaskFormatError
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.losses import losses
-from verl_turnkey.plugins.checks import driver
+from verl_turnkey.plugins.checks import driver, images
 from verl_turnkey.plugins.checks.driver import resolve_and_check as check
-from verl_turnkey.plugins.checks.resources import check_takes_images
 from verl_turnkey.plugins.cli import tables
 from verl_turnkey.plugins.config.recipe_files import config_dir
 from verl_turnkey.plugins.config.schema import RolloutConfig, turnkey_config
@@ -192,18 +195,42 @@ def test_what_verl_itself_refuses_is_named(compose: Compose, setting: str, messa
         driver.validate(config, False, need_critic(config), validate_config)
 
 
+PIXELS = [np.zeros((28, 28, 3), np.uint8)]
+
+
 def test_a_model_that_verl_can_show_images_is_not_refused(
     compose: Compose, tmp_path: Path, model_dir: Path, monkeypatch
 ):
-    """No processor that verl knows loads without torchvision: transformers' LLaVA stands in."""
-    from transformers import AutoProcessor
+    """Its files say so: torchvision, which its processor needs, may be missing here."""
+    write_llava(tmp_path / "llava", model_dir)
+    write_qwen_vl(tmp_path / "qwen_vl", model_dir)
+    (tmp_path / "smol").mkdir()
+    named = {"config": {"vision_config": {}}, "processor_config": {"processor_class": "SmolVLMProcessor"}}
+    for name, content in named.items():
+        (tmp_path / "smol" / f"{name}.json").write_text(json.dumps(content))
+    for model, name in (("llava", "LlavaProcessor"), ("smol", "SmolVLMProcessor")):
+        config = compose(f"actor_rollout_ref.model.path={tmp_path / model}")
+        with pytest.raises(ConfigError, match=f"cannot take them: verl's hf_processor does not know {name}; choose"):
+            images.check_images(config, turnkey_config(config), PIXELS)
+    config = compose(f"actor_rollout_ref.model.path={tmp_path / 'qwen_vl'}")
+    with pytest.raises(ConfigError, match="Qwen2_5_VLProcessor, which needs torchvision"):
+        images.check_images(config, turnkey_config(config), PIXELS)
+    monkeypatch.setattr(images, "find_spec", lambda name: name)
+    images.check_images(config, turnkey_config(config), PIXELS)
 
-    write_llava(tmp_path, model_dir)
-    config = compose(f"actor_rollout_ref.model.path={tmp_path}")
-    with pytest.raises(ConfigError, match=r"cannot take them: .*Unsupported processor type: LlavaProcessor; choose"):
-        check_takes_images(config)
-    monkeypatch.setattr("verl.utils.hf_processor", lambda path, **_: AutoProcessor.from_pretrained(path))
-    check_takes_images(config)
+
+def test_the_processors_of_the_rule_are_those_of_verl():
+    code = inspect.getsource(hf_processor)
+    assert {*re.findall(r'case "(\w+)"', code)} == {*images.KNOWN}
+
+
+@pytest.mark.parametrize(("height", "width"), [(28, 28), (1, 1), (30, 200), (224, 224), (5000, 5000), (41, 43)])
+def test_tokens_of_an_image_are_those_of_transformers(tmp_path, model_dir, height, width):
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    write_qwen_vl(tmp_path, model_dir)
+    rows, columns = smart_resize(height, width, factor=28, min_pixels=3136, max_pixels=12845056)
+    assert images._tokens(images._files(tmp_path), height, width) == rows * columns // 28**2
 
 
 # --- bad input: the message names the key and the closest match -------------------------------------------------------

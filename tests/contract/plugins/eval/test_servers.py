@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +17,7 @@ import pandas as pd
 import pytest
 from loopback import Refusal, serve
 from omegaconf import OmegaConf
+from PIL import Image
 from typer.testing import CliRunner
 
 from verl_turnkey.advantage import ConfigError
@@ -304,7 +307,97 @@ def test_a_file_of_your_own_is_a_part_of_the_identity(lake, tmp_path):
     assert "differs in\n  turnkey.modules: ['own_env.py (" in str(done.exception)
 
 
-def test_images_are_refused():
+TAGS = "turnkey.rollout.action_format=tags"
+SHADES = """
+import gymnasium
+import numpy
+
+
+class Shades(gymnasium.Env):
+    \"\"\"The words are the same everywhere: the picture says which action solves it.\"\"\"
+
+    def reset(self, *, seed=None, options=None):
+        self.bright = seed % 2
+        return self.seen(task="Say what you see.")
+
+    def step(self, action):
+        won = action == ("bright" if self.bright else "dark")
+        return self.seen()[0], float(won), True, False, self.seen(success=won)[1]
+
+    def seen(self, **info):
+        picture = numpy.full((8, 12, 3), 200 * self.bright, "uint8")
+        return "A wall.", {"admissible": ["dark", "bright"], "images": [picture], **info}
+
+
+gymnasium.register("eval/Shades-v0", entry_point=Shades)
+"""
+
+
+class Seeing(Served):
+    """A server of Chat Completions whose model says how bright the last picture is, and how large pictures are."""
+
+    sees = True
+
+    def chat(self, request: dict[str, Any]) -> dict[str, Any]:
+        content = request["messages"][-1]["content"]
+        (url,) = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
+        if not self.sees:
+            raise Refusal(400, "this model takes no images")
+        image = Image.open(BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"), validate=True)))
+        shade = "bright" if image.getpixel((0, 0)) == (200, 200, 200) else "dark"
+        text = f"{image.size[0]} x {image.size[1]} <action>{shade}</action>"
+        return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
+
+    def evaluate(self, *words: str) -> Any:
+        with serve({"/v1/chat/completions": self.chat}) as (address, requests):
+            server = ["--server", f"{address}/v1", "--model", "m", "--tokenizer", str(self.model_dir)]
+            done = CliRunner().invoke(app, ["eval", *words, *server, "--out", str(self.out)])
+        self.requests = [request for _, request in requests]
+        return done
+
+
+@pytest.fixture
+def seeing(served, tmp_path, ray_queue) -> Seeing:
+    (tmp_path / "shades.py").write_text(SHADES)
+    return Seeing(served.tokenizer, served.model_dir, served.folder)
+
+
+def test_images_go_to_a_server_of_messages(seeing, tmp_path):
+    """What is played needs the picture; the model's tokenizer here takes none."""
+    words = [str(tmp_path / "shades.py"), "--tasks", "6", *SMALL, "turnkey.rollout.system=You look.", TAGS]
+    good(seeing.evaluate(*words, "actor_rollout_ref.rollout.top_k=-1"))
+    result = seeing.result()
+    assert (result["complete"], result["success"]["value"]) == (True, 1.0)
+    check, *requests = seeing.requests
+    assert check["max_tokens"] == 1
+    assert len(requests) == 6
+    for request in requests:
+        assert {*request} == {"model", "messages", "temperature", "top_p", "max_tokens", "seed"}
+        system, user = request["messages"]
+        assert system == {"role": "system", "content": "You look."}
+        assert [part["type"] for part in user["content"]] == ["image_url", "text"]
+        assert "A wall." in user["content"][1]["text"]
+    turns, texts = (read(seeing.out / "turnkey_log", table) for table in ("turns", "texts"))
+    assert {image[:5] for image in turns["images"]} == {"12x8-"}
+    assert {text[:7] for text in texts["response"]} == {"12 x 8 "}
+    assert len(read(seeing.out / "turnkey_log", "pictures")) == 2
+    seeing.sees = False
+    done = seeing.evaluate(*words, "--new")
+    assert "a message with an image" in str(done.exception)
+    assert "this model takes no images" in str(done.exception)
+
+
+def test_images_that_cannot_go_to_a_server_are_refused_before_the_run(seeing, tmp_path):
+    words = [str(tmp_path / "shades.py"), "--tasks", "2", *SMALL]
+    own = CliRunner().invoke(app, ["eval", *words, "--checkpoint", str(seeing.model_dir), "--out", str(seeing.out)])
+    assert "the server that --checkpoint starts gets token ids alone" in str(own.exception)
+    talk = ("turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_turn=32")
+    done = seeing.evaluate(*words, *talk, "data.max_response_length=2000")
+    assert "turnkey.rollout.prompt=conversation works with token ids alone" in str(done.exception)
+    assert seeing.requests == []
+
+
+def test_images_that_only_later_prompts_have_are_refused_there():
     turns = SeededTurns(cast(Any, None), "k")
     with pytest.raises(ConfigError, match="sends token ids alone, and this prompt has images"):
         asyncio.run(turns.generate("a", prompt_ids=[1], sampling_params={}, image_data=[object()]))
