@@ -43,7 +43,7 @@ ESTIMATOR, KL = "algorithm.adv_estimator", "algorithm.use_kl_in_reward"
 
 
 @dataclass(frozen=True)
-class Run:
+class CheckedRun:
     """A configuration, and what several checks read from it."""
 
     config: DictConfig

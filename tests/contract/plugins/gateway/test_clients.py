@@ -20,7 +20,7 @@ from gateway_parts import ASKED, LIMITS, LOOK, Agent, anthropic, ask, called, ch
 from PIL import Image
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-from verl_turnkey.envs.agents.base import Outcome
+from verl_turnkey.envs.agents.base import AgentResult
 from verl_turnkey.plugins.gateway.codec import Codec, TokenBound
 from verl_turnkey.plugins.gateway.episode import StepOptions, played
 from verl_turnkey.plugins.gateway.messages import Message, ToolCall
@@ -242,7 +242,7 @@ def test_steps_tell_images_apart_by_their_content(api: Api) -> None:
         agent = looks(api, content(gray, form), content(result, form))
         session = run(agent, [called('{"place": "cave"}'), "Here."], model=seeing()).session
         options, episode = StepOptions(state_key("observation"), texts=True), Episode()
-        played(session, Outcome(reward=1.0), options, episode)
+        played(session, AgentResult(reward=1.0), options, episode)
         assert [step.record["extra"]["text"] for step in episode.steps] == ["", ""]
         return [(step.record["extra"]["images"], step.record["anchor"]) for step in episode.steps]
 
