@@ -35,7 +35,7 @@ from browser import Browser  # noqa: E402
 from quickstart_runs import train_missing  # noqa: E402
 from real_model import lines  # noqa: E402
 
-from verl_turnkey.plugins.view.join import Run, load  # noqa: E402
+from verl_turnkey.plugins.view.join import LoggedRun, load  # noqa: E402
 from verl_turnkey.plugins.view.page import blocks, html  # noqa: E402
 
 RUNS = ROOT / "runs" / "pictures"
@@ -131,7 +131,7 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def page(run: Run) -> Iterator[str]:
+def page(run: LoggedRun) -> Iterator[str]:
     """The address of the page that ``turnkey view`` writes of a run."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name, "page.html")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_turnkey.plugins.view.runs import VALIDATION, Run, Steps, read
+from verl_turnkey.plugins.view.runs import VALIDATION, RunMetrics, Steps, read
 
 RESULTS = Path(__file__).parents[1] / "results"
 KEPT = (
@@ -85,13 +85,13 @@ def line(about: Mapping[str, Any], steps: Steps) -> Line:
     }
 
 
-def as_run(line: Line, config: Mapping[str, Any]) -> Run:
+def as_run(line: Line, config: Mapping[str, Any]) -> RunMetrics:
     """A line as a run for the comparison of runs, with the configuration ``config``."""
     metrics = {
         name: np.array([math.nan if value is None else value for value in values])
         for name, values in line["metrics"].items()
     }
-    return Run(Path(_name(line)), "a kept line", np.array(line["steps"]), metrics, config)
+    return RunMetrics(Path(_name(line)), "a kept line", np.array(line["steps"]), metrics, config)
 
 
 def validations(line: Line) -> tuple[list[int], list[float]]:

@@ -32,7 +32,7 @@ from verl_turnkey.plugins.cli.tables import write_between
 from verl_turnkey.plugins.view import stats
 from verl_turnkey.plugins.view.compare import FEWEST, GROUP_SIZE, TRAINING, Table, compare, markdown
 from verl_turnkey.plugins.view.compare import draw as draw_panels
-from verl_turnkey.plugins.view.runs import Run
+from verl_turnkey.plugins.view.runs import RunMetrics
 
 PAGE = Path(__file__).parents[1] / "results" / "README.md"
 PICTURE = Path(__file__).parents[2] / "docs" / "evidence.png"
@@ -188,31 +188,31 @@ def _method_table(task: str, own: Sequence[Line], names: Sequence[str], baseline
     return _table(head, rows)
 
 
-def _costs(runs: Iterable[Run]) -> Iterable[str]:
+def _costs(runs: Iterable[RunMetrics]) -> Iterable[str]:
     """Tokens and turns of a step, branches included."""
     costs = [(_last(run.tokens()) / run.step[-1], _last(run.interactions()) / run.step[-1]) for run in runs]
     return (f"{cost:.0f}" for cost in np.mean(costs, axis=0))
 
 
-def _played(runs: Iterable[Run]) -> str:
+def _played(runs: Iterable[RunMetrics]) -> str:
     """Turns of a whole run in training."""
     return f"{np.mean([_last(run.interactions()) for run in runs]):.0f}"
 
 
-def _as_run(line: Line) -> Run:
+def _as_run(line: Line) -> RunMetrics:
     overrides = dict(override.split("=", 1) for override in line["overrides"])
     config = {"algorithm.adv_estimator": line["variant"], "data.seed": line["seed"]}
     return lines.as_run(line, config | {GROUP_SIZE: int(overrides.get(GROUP_SIZE, Variant.rollouts))})
 
 
-def _by_name(runs: Sequence[Run], own: Sequence[Line]) -> dict[str, list[Run]]:
-    by_name: dict[str, list[Run]] = {}
+def _by_name(runs: Sequence[RunMetrics], own: Sequence[Line]) -> dict[str, list[RunMetrics]]:
+    by_name: dict[str, list[RunMetrics]] = {}
     for run, line in zip(runs, own, strict=True):
         by_name.setdefault(line["variant"], []).append(run)
     return by_name
 
 
-def _groups(runs: Sequence[Run], level: float | None = None) -> list[dict[str, Any]]:
+def _groups(runs: Sequence[RunMetrics], level: float | None = None) -> list[dict[str, Any]]:
     return compare(runs, metric="val success", by=["method"], level=level)["groups"]
 
 

@@ -1,4 +1,4 @@
-"""What an episode of a foreign agent is run with (``AgentHandle``) and what comes back (``Outcome``).
+"""What an episode of a foreign agent is run with (``AgentHandle``) and what comes back (``AgentResult``).
 
 The agent talks to the gateway of its episode over HTTP, as it would to any model server. What else it reports, a reward
 or the key of its state, goes the same way, so that this works from another process and from inside a sandbox.
@@ -65,7 +65,7 @@ def cut(reason: str) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AgentResult:
     """How an episode ended, as far as the runner knows."""
 
     reward: float | None = None
@@ -178,11 +178,11 @@ def _reward(value: float, role: str | None) -> dict[str, Any]:
 class Runner(Protocol):
     """A way to run an agent. One runner serves all episodes of a process, several at once."""
 
-    async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> Outcome:
+    async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> AgentResult:
         """Run one episode to its end, and leave no process behind; cancelled, it kills what it started.
 
         ``task``: the value of the row's column ``turnkey_task``. An agent that breaks down, or that runs out of time,
-        gives an ``Outcome`` with a ``reason``: it may have reported its reward before.
+        gives an ``AgentResult`` with a ``reason``: it may have reported its reward before.
 
         Raises:
             AgentFailure: the agent could not be started, or its verifier gave no reward.
@@ -203,21 +203,21 @@ def ran_too_long(timeout: float) -> str:
 _FIELDS = ("reward", "success", "turns", "outcome", "extra")
 
 
-def read_result(value: Any, who: str) -> Outcome:
+def read_result(value: Any, who: str) -> AgentResult:
     """A returned value as an outcome; None: the agent reports its reward itself. ``who`` is named in errors.
 
     Raises:
         AgentFailure: it is neither a finite number, nor a mapping of the fields with values of their types, nor None.
     """
     if value is None:
-        return Outcome()
+        return AgentResult()
     try:
-        return _outcome(value) if isinstance(value, Mapping) else Outcome(finite_reward(value, "the result"))
+        return _outcome(value) if isinstance(value, Mapping) else AgentResult(finite_reward(value, "the result"))
     except (TypeError, ValueError) as error:
         raise AgentFailure(f"{who} must return a finite number or a dict {{{', '.join(_FIELDS)}}}: {error}") from None
 
 
-def _outcome(fields: Mapping[str, Any]) -> Outcome:
+def _outcome(fields: Mapping[str, Any]) -> AgentResult:
     for name in fields:
         if name not in _FIELDS:
             raise TypeError(f"there is no field {name!r}{did_you_mean(str(name), _FIELDS) or '.'}")
@@ -229,7 +229,7 @@ def _outcome(fields: Mapping[str, Any]) -> Outcome:
     outcome = fields.get("outcome") or {}
     if not isinstance(outcome, Mapping):
         raise TypeError(f"outcome must be a dict of role: number, not {short_repr(outcome)}")
-    return Outcome(
+    return AgentResult(
         reward=None if reward is None else finite_reward(reward, "reward"),
         success=None if success is None else bool(success),
         turn_rewards={

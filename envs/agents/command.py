@@ -16,13 +16,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from verl_turnkey.advantage.params import did_you_mean
-from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, Runner, cut, ran_too_long, without_secret
+from verl_turnkey.envs.agents.base import (
+    AgentFailure,
+    AgentHandle,
+    AgentResult,
+    Runner,
+    cut,
+    ran_too_long,
+    without_secret,
+)
 from verl_turnkey.envs.agents.folders import episode_folder
 from verl_turnkey.envs.agents.processes import AgentProcess, model_variables
 from verl_turnkey.envs.agents.sandboxes import APP, Job, NoSandbox, Sandbox
 
 OUTPUT_CHARS = 4000
-"""of the end of the command's standard output in ``Outcome.extra``"""
+"""of the end of the command's standard output in ``AgentResult.extra``"""
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
 _CLEANUP_SECONDS = 60.0
@@ -79,7 +87,7 @@ class CommandRunner(Runner):
         self.command, self.timeout, self.sandbox = list(command), timeout, sandbox or NoSandbox()
         self.env, self.files, self._reward = dict(env or {}), dict(files or {}), reward
 
-    async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> Outcome:
+    async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> AgentResult:
         """As ``Runner.run``."""
         async with episode_folder() as folder:
             workspace = agent.workspace or folder / "app"
@@ -110,20 +118,20 @@ class CommandRunner(Runner):
         command = [filled(argument, fields) for argument in self.command]
         return Job(command, folder, workspace, env, socket=agent.socket, cwd=cwd)
 
-    def outcome(self, ended: Ended, secret: str) -> Outcome:
+    def outcome(self, ended: Ended, secret: str) -> AgentResult:
         """What the end of the command says about the episode, without its ``secret``."""
         extra: dict[str, Any] = {"output": without_secret(ended.output, secret)[-OUTPUT_CHARS:]}
         if ended.status is None:
             reward = 0.0 if self._reward == "exit_code" else None
-            return Outcome(reward, extra=extra, truncated=True, reason=ran_too_long(self.timeout))
+            return AgentResult(reward, extra=extra, truncated=True, reason=ran_too_long(self.timeout))
         extra["exit_code"] = ended.status
         reason = ""
         if ended.status != 0:
             last_line = without_secret(ended.last_line, secret)
             reason = cut(f"the agent ended with exit status {ended.status}: {last_line}")
         if self._reward == "result":
-            return Outcome(extra=extra, reason=reason)
-        return Outcome(float(ended.status == 0), ended.status == 0, extra=extra, reason=reason)
+            return AgentResult(extra=extra, reason=reason)
+        return AgentResult(float(ended.status == 0), ended.status == 0, extra=extra, reason=reason)
 
 
 def filled(text: str, fields: Mapping[str, str]) -> str:

@@ -32,7 +32,7 @@ from verl_turnkey.envs.agents.base import (
     STRAYS,
     AgentFailure,
     AgentHandle,
-    Outcome,
+    AgentResult,
     Runner,
     SyncAgentHandle,
     cut,
@@ -55,7 +55,7 @@ KEY = "turnkey.agent.run"
 
 async def call(
     function: Callable[..., Any], task: Mapping[str, Any], agent: AgentHandle, threads: Executor | None = None
-) -> Outcome:
+) -> AgentResult:
     """Call ``function(task, agent)``. One that is not ``async`` runs in ``threads``; None: here, and it blocks.
 
     Raises:
@@ -75,7 +75,7 @@ async def call(
     except (Exception, SystemExit) as error:
         logger.debug("the agent's function raised", exc_info=True)
         source = inspect.getsourcefile(inspect.unwrap(function)) or ""
-        return Outcome(reason=_reason(error, source, agent.key))
+        return AgentResult(reason=_reason(error, source, agent.key))
     return read_result(value, f"{KEY}={name_of(function)}")
 
 
@@ -191,7 +191,7 @@ class FunctionRunner(Runner):
         self.leaves: str | None = None
         """what its module leaves behind, so that a process plays one episode; None: nothing that was noticed"""
 
-    async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> Outcome:
+    async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> AgentResult:
         """As ``Runner.run``."""
         process = self._idle.pop() if self._idle else None
         if process is None or self._calls is None:
@@ -201,7 +201,7 @@ class FunctionRunner(Runner):
         try:
             outcome, failure = await self._play(process, task, agent), None
         except AgentFailure as error:
-            outcome, failure = Outcome(), error
+            outcome, failure = AgentResult(), error
         strays, requests = sum(map(calls, keys)) > before, calls(agent.key)
         if not requests and not outcome.truncated:  # a new process shows whether the last one was in the way
             outcome, failure = await self._play(None, task, agent), None
@@ -220,7 +220,7 @@ class FunctionRunner(Runner):
             self.leaves = what
             logger.warning("%s=%s %s. Each of its episodes gets a new process", KEY, self._path, what)
 
-    async def _play(self, process: _FunctionProcess | None, task: Mapping[str, Any], agent: AgentHandle) -> Outcome:
+    async def _play(self, process: _FunctionProcess | None, task: Mapping[str, Any], agent: AgentHandle) -> AgentResult:
         """One episode in ``process``; None: in a new one."""
         fields = asdict(agent) | {"workspace": None if agent.workspace is None else str(agent.workspace)}
         try:
@@ -237,9 +237,9 @@ class FunctionRunner(Runner):
                 self._leave(answer["leaves"])
             reusable = self.leaves is None
         except (asyncio.TimeoutError, TimeoutError):
-            return Outcome(truncated=True, reason=ran_too_long(self._timeout))
+            return AgentResult(truncated=True, reason=ran_too_long(self._timeout))
         except (asyncio.IncompleteReadError, ConnectionError):
-            return Outcome(reason=await process.how_it_ended(agent.key))
+            return AgentResult(reason=await process.how_it_ended(agent.key))
         finally:
             if reusable:
                 self._idle.append(process)
@@ -249,7 +249,7 @@ class FunctionRunner(Runner):
             raise AgentFailure(answer["failure"])
         fields = answer["outcome"]
         turns = {turn_name(turn): reward for turn, reward in fields.pop("turn_rewards").items()}  # JSON made texts
-        return Outcome(**fields, turn_rewards=turns)
+        return AgentResult(**fields, turn_rewards=turns)
 
     def _variables(self, agent: AgentHandle) -> dict[str, str]:
         proxies = without_proxy(urlsplit(agent.base_url).hostname or "")
@@ -335,13 +335,13 @@ class InProcessFunctionRunner(Runner):
         self._function, self._timeout = load_function(path, KEY), timeout
         self._threads = DaemonThreads(most_threads, "agent")
 
-    async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> Outcome:
+    async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> AgentResult:
         """As ``Runner.run``."""
         token = PLAYED.set(agent.key)
         try:
             outcome = await asyncio.wait_for(call(self._function, task, agent, self._threads), self._timeout)
         except (asyncio.TimeoutError, TimeoutError):
-            return Outcome(truncated=True, reason=ran_too_long(self._timeout))
+            return AgentResult(truncated=True, reason=ran_too_long(self._timeout))
         finally:
             PLAYED.reset(token)
         if agent.key in STRAYS:
@@ -380,7 +380,7 @@ class RemoteRunner(Runner):
         self.url, self._timeout = url, timeout
         self._threads = DaemonThreads(most_threads, "remote-agent")
 
-    async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> Outcome:
+    async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> AgentResult:
         """As ``Runner.run``."""
         episode = {"task": dict(task), "base_url": agent.base_url, "key": agent.key, "model": agent.model}
         post = partial(post_json, self.url, episode, timeout=self._timeout + LATE, key=KEY)
@@ -388,9 +388,9 @@ class RemoteRunner(Runner):
             answer = asyncio.get_running_loop().run_in_executor(self._threads, post)
             result = await asyncio.wait_for(answer, self._timeout)
         except (asyncio.TimeoutError, TimeoutError):
-            return Outcome(truncated=True, reason=ran_too_long(self._timeout))
+            return AgentResult(truncated=True, reason=ran_too_long(self._timeout))
         except ServerError as error:
-            return Outcome(reason=cut(without_secret(str(error), agent.key)))
+            return AgentResult(reason=cut(without_secret(str(error), agent.key)))
         return read_result(result, f"{KEY}={self.url}")
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from verl_turnkey.advantage.params import ConfigError
 from verl_turnkey.advantage.text_files import read_text
-from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, AgentResult, cut
 from verl_turnkey.envs.agents.command import CommandRunner, run_job
 from verl_turnkey.envs.agents.folders import episode_folder
 from verl_turnkey.envs.agents.sandboxes import APP, Bubblewrap, Docker, Job, Mount, NoSandbox, Sandbox
@@ -281,7 +281,7 @@ class HarborRunner(CommandRunner):
         super().__init__(command, **further)
         self._reward_key, self._inherit = reward_key, inherit
 
-    async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> Outcome:
+    async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> AgentResult:
         """As ``Runner.run``."""
         if task.get("env_id") != ENV_ID:
             return await super().run(task, agent)
@@ -302,7 +302,7 @@ class HarborRunner(CommandRunner):
 
     async def play(
         self, task: HarborTask, row: Mapping[str, Any], agent: AgentHandle, *, solution: bool = False
-    ) -> Outcome:
+    ) -> AgentResult:
         """One episode of ``task``. ``solution``: the reference solution runs in the agent's place.
 
         Raises:
@@ -333,8 +333,8 @@ class HarborRunner(CommandRunner):
             return await self._verify(task, sandbox, fresh, workspace, logs, outcome)
 
     async def _verify(
-        self, task: HarborTask, sandbox: Sandbox, folder: Path, workspace: Path, logs: Path, outcome: Outcome
-    ) -> Outcome:
+        self, task: HarborTask, sandbox: Sandbox, folder: Path, workspace: Path, logs: Path, outcome: AgentResult
+    ) -> AgentResult:
         verifier_logs = _log_folders(folder) / "verifier"
         command, mounts = _script(task.folder / "tests/test.sh", "/tests/test.sh", folder)
         mounts += [

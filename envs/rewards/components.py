@@ -184,7 +184,7 @@ class StepReward:
 
 @register_reward("outcome")
 @dataclass(frozen=True)
-class Outcome:
+class OutcomeReward:
     """1 on the last step of a solved episode."""
 
     lost: float = 0.0

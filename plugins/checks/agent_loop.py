@@ -20,14 +20,14 @@ from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.images import TakesImages, check_images
 from verl_turnkey.plugins.checks.rewards import check_columns, supplied_columns
-from verl_turnkey.plugins.checks.run import ACTOR, AGENT, OURS, ROLLOUT, Run
+from verl_turnkey.plugins.checks.run import ACTOR, AGENT, OURS, ROLLOUT, CheckedRun
 from verl_turnkey.plugins.config.agent import ANYWHERE, COLUMNS, OWN_REWARD, STATES, AgentConfig, sandbox_of
 from verl_turnkey.plugins.config.schema import load_examples
 from verl_turnkey.plugins.rollout.columns import ROLE
 
 
 def check_agent_loop(
-    run: Run,
+    run: CheckedRun,
     reward_columns: tuple[str, ...],
     strategy_columns: tuple[str, ...] = (),
     takes_images: TakesImages = check_images,
@@ -59,7 +59,7 @@ def check_routing(config: DictConfig, loop: str) -> None:
         refuse("routed-experts", loop=loop, instead=instead, more=more)
 
 
-def _check_prompts(run: Run) -> None:
+def _check_prompts(run: CheckedRun) -> None:
     """Check the prompt template, and load the functions and parsers that the agent loop will call."""
     options = run.turnkey.rollout
     try:
@@ -92,7 +92,7 @@ def _check_prompts(run: Run) -> None:
             refuse("template-without-summary", summary=options.summary, template=options.template)
 
 
-def check_opponents(run: Run) -> None:
+def check_opponents(run: CheckedRun) -> None:
     """Refuse opponents that cannot play in this run; the probe sees whether the environment has roles for them."""
     fmt = run.turnkey.rollout.action_format
     for key, opponent in run.turnkey.opponents.items():
@@ -108,7 +108,7 @@ LOCAL = ("127.", "localhost", "::1")
 UNREAD = ("history", "history_line", "keep_thinking", "summary", "action_format", "template", "system", "examples")
 
 
-def check_agent(run: Run) -> None:
+def check_agent(run: CheckedRun) -> None:
     """Refuse an agent that cannot be run, or whose episodes cannot be trained."""
     turnkey, agent = run.turnkey, run.turnkey.agent
     if AGENT not in run.loops:
@@ -182,7 +182,7 @@ def _check_run(agent: AgentConfig) -> None:
 SERVERS = "turnkey.mcp.servers"
 
 
-def check_mcp(run: Run) -> None:
+def check_mcp(run: CheckedRun) -> None:
     """Refuse servers that cannot be started or reached, without starting one; the probe lists their tools."""
     mcp = run.turnkey.mcp
     if mcp.servers is None:

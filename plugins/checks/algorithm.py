@@ -14,7 +14,7 @@ from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.plugins.checks.files import LOOP_COLUMN
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.rewards import check_bounds, supplied_columns
-from verl_turnkey.plugins.checks.run import ACTOR, ESTIMATOR, FILTER, LOG_PROBS, OURS, Run, heads_of
+from verl_turnkey.plugins.checks.run import ACTOR, ESTIMATOR, FILTER, LOG_PROBS, OURS, CheckedRun, heads_of
 from verl_turnkey.plugins.checks.update import warn_ignored
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.foreign_keys import WITHOUT_INPUT
@@ -43,7 +43,7 @@ METRICS = ("reward", "acc", "env_return", "episode_length", "invalid_rate", "unp
 the composed return"""
 
 
-def check_algorithm(run: Run) -> None:
+def check_algorithm(run: CheckedRun) -> None:
     """Refuse keys of former versions, weights that the run would not compute, and unknown names."""
     for key, instead in FORMER.items():
         if run.get(key) is not None:
@@ -60,7 +60,7 @@ def check_algorithm(run: Run) -> None:
     _check_kl(run)
 
 
-def _check_correction(run: Run) -> None:
+def _check_correction(run: CheckedRun) -> None:
     correction, loss = run.config.algorithm.get("rollout_correction") or {}, run.loss_name
     if loss == "bypass_mode":
         _check_bypass_loss(run, correction)
@@ -77,7 +77,7 @@ def _check_correction(run: Run) -> None:
     _check_thresholds(correction)
 
 
-def _check_bypass_loss(run: Run, correction: DictConfig | dict) -> None:
+def _check_bypass_loss(run: CheckedRun, correction: DictConfig | dict) -> None:
     """Refuse settings for verl's loss ``bypass_mode`` that differ from those that verl's V1 trainers read."""
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
 
@@ -113,7 +113,7 @@ def _check_thresholds(correction: DictConfig | dict) -> None:
             refuse("correction-threshold", key=key, value=correction.get(key), error=error)
 
 
-def _check_filter(run: Run) -> None:
+def _check_filter(run: CheckedRun) -> None:
     """Refuse a metric that no episode has; not under verl's loops, whose metrics depend on the reward function."""
     if not run.get(FILTER):
         return
@@ -127,7 +127,7 @@ def _check_filter(run: Run) -> None:
         refuse("unknown-filter-metric", metric=metric, loop=loop, version=version, closest=hint, choices=choices)
 
 
-def _check_kl(run: Run) -> None:
+def _check_kl(run: CheckedRun) -> None:
     """Refuse names and coefficients of KL, which verl reads after the first rollout, or once Ray has started."""
     algorithm = run.config.algorithm
     used = {f"{ACTOR}.kl_loss_type": run.actor.use_kl_loss, "algorithm.kl_penalty": algorithm.use_kl_in_reward}
@@ -151,7 +151,7 @@ def _check_kl(run: Run) -> None:
 IGNORED_ALGORITHM_KEYS = {"gamma": (1.0, "gamma"), "lam": (1.0, "lam"), "norm_adv_by_std_in_grpo": (True, "norm")}
 
 
-def check_estimator(run: Run) -> None:
+def check_estimator(run: CheckedRun) -> None:
     spec, config, params = run.estimator, run.config, run.params
     assert spec is not None
     if not run.our_trainer:
@@ -170,7 +170,7 @@ def check_estimator(run: Run) -> None:
     warn_ignored(config.algorithm, "algorithm", IGNORED_ALGORITHM_KEYS, spec, "turnkey.credit")
 
 
-def check_trainer(run: Run) -> None:
+def check_trainer(run: CheckedRun) -> None:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
     run.needs_name("unknown-turnkey-trainer", run.mode, ledger.TRAINERS)
@@ -184,12 +184,12 @@ def check_trainer(run: Run) -> None:
         refuse("unknown-estimator", name=name, instead=instead)
 
 
-def check_warm_up(run: Run) -> None:
+def check_warm_up(run: CheckedRun) -> None:
     if not run.use_critic and (warm_up := run.config.trainer.get("critic_warmup") or 0) > 1:
         refuse("critic-warmup-without-critic", warm_up=warm_up)
 
 
-def check_recorded(run: Run) -> None:
+def check_recorded(run: CheckedRun) -> None:
     """Refuse batches that mix rows with and without records, and methods that need records where there are none."""
     if run.verls_loops and run.our_loops:
         method, recorded, unrecorded = run.value_text(ESTIMATOR), run.our_loops[0], run.verls_loops[0]
@@ -198,7 +198,7 @@ def check_recorded(run: Run) -> None:
         _check_derived(run, loop)
 
 
-def _check_derived(run: Run, loop: str) -> None:
+def _check_derived(run: CheckedRun, loop: str) -> None:
     """Refuse a method that needs columns which rows of verl's loops, without a record, do not provide."""
     spec, needed = run.estimator, run.columns
     assert spec is not None
@@ -231,7 +231,7 @@ DISCOUNTED = ("rebn", "turn_gae", "vc_gae", "turn_norm", "marshal", "hae")
 BY_TOKENS = ("gae", "reinforce_plus_plus")
 
 
-def warn_of_combinations(run: Run) -> None:
+def warn_of_combinations(run: CheckedRun) -> None:
     """Warn of each such combination."""
     method, options = run.estimator, run.turnkey.rollout
     for message in _combinations(run):
@@ -244,7 +244,7 @@ def warn_of_combinations(run: Run) -> None:
             warn("horizon-beyond-turns", horizon=horizon, turns=options.max_turns)
 
 
-def _combinations(run: Run) -> Iterator[str]:
+def _combinations(run: CheckedRun) -> Iterator[str]:
     method, options, name = run.estimator, run.turnkey.rollout, str(run.config.algorithm.adv_estimator)
     if name in BY_ROWS and run.our_loops and not options.rows_hold_turns:
         yield (
@@ -267,7 +267,7 @@ def _combinations(run: Run) -> Iterator[str]:
         yield f"{both}: {meant}: set both to the same number"
 
 
-def check_value_heads(run: Run) -> None:
+def check_value_heads(run: CheckedRun) -> None:
     """Refuse a critic that cannot have the heads that the method reads."""
     if not run.use_critic or not (heads := heads_of(run.config, run.turnkey)):
         return
@@ -280,7 +280,7 @@ def check_value_heads(run: Run) -> None:
         warn("heads-aggregation", mean=mean, method=method, number=number)
 
 
-def check_streams(run: Run) -> None:
+def check_streams(run: CheckedRun) -> None:
     """Refuse modifiers of tokens where the method gives the tokens of each decision of a turn their own advantages."""
     method, by_token = run.estimator, [modifier.spec.name for modifier in run.modifiers if modifier.by_token]
     in_streams = run.turnkey.rollout.action_format == STREAM_FORMAT

@@ -15,7 +15,7 @@ from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.plugins.checks import memory
 from verl_turnkey.plugins.checks.files import data_mark, last_step, listed, steps_until_data_end
 from verl_turnkey.plugins.checks.findings import refusal, refuse, warn
-from verl_turnkey.plugins.checks.run import Run, heads_of
+from verl_turnkey.plugins.checks.run import CheckedRun, heads_of
 from verl_turnkey.plugins.config.checkpoint_files import (
     DATA,
     FSDP,
@@ -132,7 +132,7 @@ def check_resumed_heads(folder: Path, config: DictConfig) -> None:
         raise refusal("heads-of-checkpoint", folder=folder, number=len(names), method=method, heads=heads)
 
 
-def check_disk(run: Run) -> None:
+def check_disk(run: CheckedRun) -> None:
     """Warn of more checkpoints than fit on the disk, if the model is here. Beside them the log's texts are small."""
     trainer, last, known = run.config.trainer, last_step(run.config), memory.models(run)
     if trainer.save_freq <= 0 or not run.trains or "actor" not in known:

@@ -31,7 +31,7 @@ from verl_turnkey.plugins.checks.files import (
 )
 from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse, warn
 from verl_turnkey.plugins.checks.resources import absent
-from verl_turnkey.plugins.checks.run import FILTER, Run
+from verl_turnkey.plugins.checks.run import FILTER, CheckedRun
 from verl_turnkey.plugins.config.agent import AgentConfig, sandbox_of
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.playing import differing
@@ -335,7 +335,7 @@ def _of_validation(config: DictConfig) -> Panel | None:
     return panel_of(files[0]) if len(files) == 1 else None
 
 
-def check_hints(run: Run) -> None:
+def check_hints(run: CheckedRun) -> None:
     hint_high, template = run.value_text("turnkey.groups.hint_high"), run.turnkey.rollout.template
     run.needs_our_loop("hints-agent-loop", hint_high=hint_high)
     if "{task}" not in load_template(template):
@@ -345,7 +345,7 @@ def check_hints(run: Run) -> None:
     run.needs_off("hints-filter-groups", FILTER, hint_high=hint_high)
 
 
-def check_skill(run: Run) -> None:
+def check_skill(run: CheckedRun) -> None:
     """Refuse a text of the data that no prompt would show."""
     skill, template = run.turnkey.rollout.skill, run.turnkey.rollout.template
     if skill is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from verl_turnkey.plugins.checks.data import check_hints
 from verl_turnkey.plugins.checks.files import ROLLOUTS, columns
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.run import FILTER, LOG_PROBS, ROLLOUT, Run, updates_of_a_step
+from verl_turnkey.plugins.checks.run import FILTER, LOG_PROBS, ROLLOUT, CheckedRun, updates_of_a_step
 from verl_turnkey.plugins.config.checkpoint_files import remembering
 from verl_turnkey.plugins.config.training import GroupsConfig
 from verl_turnkey.plugins.credit.trainer_columns import BYPASS
@@ -14,7 +14,7 @@ from verl_turnkey.plugins.rollout.strategies import read_strategy
 KEEP = "turnkey.groups.keep"
 
 
-def check_groups(run: Run) -> None:
+def check_groups(run: CheckedRun) -> None:
     """Refuse settings of ``turnkey.groups`` that cannot work."""
     groups = run.turnkey.groups
     if groups == GroupsConfig():
@@ -34,7 +34,7 @@ def check_groups(run: Run) -> None:
         _check_stored(run)
 
 
-def _check_kept(run: Run) -> None:
+def _check_kept(run: CheckedRun) -> None:
     groups, keep = run.turnkey.groups, run.setting(KEEP)
     if run.rollout.n < 2:
         refuse("keep-single-rollout", keep=run.value_text(KEEP), n=run.rollout.n)
@@ -46,12 +46,12 @@ def _check_kept(run: Run) -> None:
     _warn_remembering(run, f"{keep}: {{}} then remembers only the kept groups of earlier batches")
 
 
-def _warn_remembering(run: Run, message: str) -> None:
+def _warn_remembering(run: CheckedRun, message: str) -> None:
     if names := remembering(run.estimator, run.params, run.modifiers):
         warn("groups-memory", message=message.format(" and ".join(names)))
 
 
-def _check_allocation(run: Run) -> None:
+def _check_allocation(run: CheckedRun) -> None:
     groups, n = run.turnkey.groups, run.rollout.n
     low, high = groups.bounds(n)
     if not low < n < high:
@@ -70,7 +70,7 @@ def _check_allocation(run: Run) -> None:
             refuse("allocation-column", file=file, allocation=groups.allocation)
 
 
-def _check_stored(run: Run) -> None:
+def _check_stored(run: CheckedRun) -> None:
     groups = run.turnkey.groups
     key = f"turnkey.groups.{'replay' if groups.replay else 'buffer'}"
     setting = run.setting(key)

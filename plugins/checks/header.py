@@ -23,7 +23,7 @@ from verl_turnkey.plugins.checks.run import (
     AGENT,
     MODEL,
     OURS,
-    Run,
+    CheckedRun,
     heads_of,
     optimizer_steps,
     run_of,
@@ -51,7 +51,7 @@ def changed(params: Any) -> str:
     return ", ".join(different) or "all parameters at their defaults"
 
 
-def _preset(run: Run) -> str:
+def _preset(run: CheckedRun) -> str:
     """The published settings that the run starts from, and those that it changes."""
     name = run.turnkey.preset.name
     if not name or name not in names():
@@ -65,19 +65,19 @@ def _preset(run: Run) -> str:
     return f"{name}, except {', '.join(different)}" if different else f"{name}, all as published"
 
 
-def _estimator(run: Run) -> str:
+def _estimator(run: CheckedRun) -> str:
     name = run.config.algorithm.adv_estimator
     return f"{name} (verl's)" if run.estimator is None else f"{name}: {changed(run.params)}"
 
 
-def _loss(run: Run) -> str:
+def _loss(run: CheckedRun) -> str:
     if run.loss is not None:
         return f"{run.loss_name}: {changed(run.loss_params)}"
     kind = run.get(f"{ACTOR}.policy_loss.rollout_correction.loss_type")
     return f"{run.loss_name} (verl's)" + (f": loss_type={kind}" if kind and run.loss_name == "bypass_mode" else "")
 
 
-def _device(run: Run) -> str:
+def _device(run: CheckedRun) -> str:
     """What ``+turnkey/device=cpu`` chose for the machine and the model."""
     if str(run.config.trainer.device) != "cpu":
         return ""
@@ -86,7 +86,7 @@ def _device(run: Run) -> str:
     return f"cpu: trains in {precision}, generates in {run.rollout.dtype}, {plural(threads, 'thread')}"
 
 
-def _steps(run: Run) -> str:
+def _steps(run: CheckedRun) -> str:
     """The number of training steps, the one after which the run continues, and those that train only the critic."""
     config = run.config
     if not run.trains:
@@ -100,7 +100,7 @@ def _steps(run: Run) -> str:
     return "; ".join(filter(None, (f"{most}{number}" if number else "", continues, critic_only)))
 
 
-def _lora(run: Run) -> str:
+def _lora(run: CheckedRun) -> str:
     model = run.config.actor_rollout_ref.model
     if rank := model.get("lora_rank", 0):
         start = f", from {model.lora_adapter_path}" if model.get("lora_adapter_path") else ""
@@ -109,13 +109,13 @@ def _lora(run: Run) -> str:
     return f"rank {rank}, alpha {run.get(f'{MODEL}.lora.alpha')}" if rank else ""
 
 
-def _agent_loops(run: Run) -> str:
+def _agent_loops(run: CheckedRun) -> str:
     default = str(run.rollout.agent.default_agent_loop)
     source = "" if run.loops == [default] else "by the column agent_name of the data: "
     return source + "; ".join(_agent_loop(loop, run) for loop in run.loops)
 
 
-def _agent_loop(loop: str, run: Run) -> str:
+def _agent_loop(loop: str, run: CheckedRun) -> str:
     if loop == OURS:
         return f"{loop}: a row per {'conversation' if run.turnkey.rollout.rows_hold_turns else 'step'}"
     if loop == AGENT:
@@ -128,7 +128,7 @@ def _agent_loop(loop: str, run: Run) -> str:
     return f"{loop} (your own): rows as in its records"
 
 
-def _environment(run: Run) -> str:
+def _environment(run: CheckedRun) -> str:
     if OURS not in run.loops:
         return ""
     env, counts = run.turnkey.env, task_environments(run.config)
@@ -148,7 +148,7 @@ def _sampling(options: Any) -> str:
     return ", ".join([*parts, f"top_k {options.top_k}"] if options.top_k not in (-1, 0) else parts)
 
 
-def _strategy(run: Run) -> str:
+def _strategy(run: CheckedRun) -> str:
     """How episodes fork, and the most that this adds to a step."""
     strategy = read_strategy(run.turnkey.rollout.strategy) if OURS in run.loops else None
     if strategy is None or not run.trains:
@@ -167,7 +167,7 @@ def _strategy(run: Run) -> str:
     return text + "".join(f"; {key}={limit}" for key, limit in limits.items() if limit is not None)
 
 
-def _per_step(run: Run) -> str:
+def _per_step(run: CheckedRun) -> str:
     if not run.trains:
         return ""
     size, groups = run.sizes, run.turnkey.groups
@@ -180,14 +180,14 @@ def _per_step(run: Run) -> str:
     return f"{size.tasks} tasks x {size.rollouts}{by} = {size.episodes} episodes, {trained}{once}"
 
 
-def _filter(run: Run) -> str:
+def _filter(run: CheckedRun) -> str:
     options = run.config.algorithm.get("filter_groups") or {}
     if not options.get("enable"):
         return ""
     return f"replaces groups with the same {options.get('metric')} in all episodes (algorithm.filter_groups)"
 
 
-def _kept(run: Run) -> str:
+def _kept(run: CheckedRun) -> str:
     groups, size = run.turnkey.groups, run.sizes
     if not run.our_trainer or groups.keep >= 1:
         return ""
@@ -196,7 +196,7 @@ def _kept(run: Run) -> str:
     return f"{number}, those whose rewards differ most: {share} (turnkey.groups.keep)"
 
 
-def _stored(run: Run) -> str:
+def _stored(run: CheckedRun) -> str:
     groups = run.turnkey.groups
     if not run.our_trainer or not groups.stores:
         return ""
@@ -207,7 +207,7 @@ def _stored(run: Run) -> str:
     return f"{most}, in at most {plural(groups_joining, 'stored group')} (turnkey.groups.buffer)"
 
 
-def _examples(run: Run) -> str:
+def _examples(run: CheckedRun) -> str:
     """Number of example turns in the prompts, and about how many tokens they have if the tokenizer is a local file."""
     options = run.turnkey.rollout
     turns = load_examples(options.examples) if OURS in run.loops else ()
@@ -228,12 +228,12 @@ def _examples(run: Run) -> str:
     return f"{plural(len(turns), 'turn')} in every prompt as {how}{tokens} (turnkey.rollout.examples)"
 
 
-def _hints(run: Run) -> str:
+def _hints(run: CheckedRun) -> str:
     low, high = run.turnkey.groups.hint_low, run.turnkey.groups.hint_high
     return f"{low} to {high} of the hint of tasks that nobody solved" if high else ""
 
 
-def _reward(run: Run) -> str:
+def _reward(run: CheckedRun) -> str:
     rows_own = "from the rows: records of the loop, or verl's reward per token"
     if not run.our_loops:
         return rows_own
@@ -244,7 +244,7 @@ def _reward(run: Run) -> str:
     return text if {*run.loops} <= {OURS, AGENT} else f"{OURS}: {text}; other loops: {rows_own}"
 
 
-def _columns(run: Run) -> str:
+def _columns(run: CheckedRun) -> str:
     entries = [entry for entry in run.turnkey.rewards if entry.get("column")] if OURS in run.loops else []
     return ", ".join(f"{entry['column']} = {_weighted(entry)}" for entry in entries)
 
@@ -254,7 +254,7 @@ def _weighted(entry: Mapping[str, Any]) -> str:
     return f"{float(entry.get('weight', 1))} x {entry.get('label') or entry['name'].rpartition(':')[2]}"
 
 
-def _validation(run: Run) -> str:
+def _validation(run: CheckedRun) -> str:
     trainer, kwargs = run.config.trainer, run.rollout.val_kwargs
     first, every = trainer.get("val_before_train", True) or trainer.get("val_only"), trainer.get("test_freq") or -1
     between = "" if every < 0 or every >= (last_step(run.config) or math.inf) else f"every {plural(every, 'step')}"
@@ -280,7 +280,7 @@ ROWS_THEMSELVES = ("geo_mean", "sapo")
 """verl's losses that average over rows under any of these modes"""
 
 
-def _kl(run: Run) -> str:
+def _kl(run: CheckedRun) -> str:
     algorithm, actor = run.config.algorithm, run.actor
     parts = []
     if algorithm.get("use_kl_in_reward"):
@@ -293,7 +293,7 @@ def _kl(run: Run) -> str:
     return ", ".join(parts)
 
 
-def _correction(run: Run) -> str:
+def _correction(run: CheckedRun) -> str:
     correction = run.config.algorithm.get("rollout_correction") or {}
     keys = ("bypass_mode", "rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
     values = {key: correction.get(key) for key in keys}
@@ -301,7 +301,7 @@ def _correction(run: Run) -> str:
     return ", ".join([*(f"{key}={values[key]}" for key in used), *_importance(run)])
 
 
-def _importance(run: Run) -> list[str]:
+def _importance(run: CheckedRun) -> list[str]:
     options = run.turnkey.update
     level, high = options.importance, options.importance_high
     if level is None:
@@ -313,7 +313,7 @@ def _importance(run: Run) -> list[str]:
     return [f"importance weight {kind}; a {level} outside [{options.importance_low or 0}, {high}] {result}"]
 
 
-def _critic(run: Run) -> str:
+def _critic(run: CheckedRun) -> str:
     if not run.use_critic or not run.trains:
         return ""
     critic = run.config.critic
@@ -323,7 +323,7 @@ def _critic(run: Run) -> str:
     return f"{path}; {_optimizer_steps(run, 'critic')}" if run.our_trainer else path
 
 
-def _optimizer_steps(run: Run, role: str) -> str:
+def _optimizer_steps(run: CheckedRun, role: str) -> str:
     update = optimizer_steps(run.config, run.turnkey, run.sizes, role)
     most = "" if update.exact else "at most "
     turns = role == "actor" and run.turnkey.update.order == "reverse_turns"
@@ -334,7 +334,7 @@ def _optimizer_steps(run: Run, role: str) -> str:
     return f"{most}{parts} x {plural(update.epochs, 'epoch')} = {steps}{last}"
 
 
-def _mean(run: Run) -> str:
+def _mean(run: CheckedRun) -> str:
     """Over what the losses of actor and critic are averaged."""
     if not run.our_trainer or not run.trains:
         return ""
@@ -351,7 +351,7 @@ def _mean(run: Run) -> str:
     return f"{mean}; {run.loss_name} weights the tokens itself" if itself else mean
 
 
-def ignored(run: Run) -> Iterator[str]:
+def ignored(run: CheckedRun) -> Iterator[str]:
     """Settings that have no effect in this combination."""
     env = run.turnkey.env
     if OURS in run.loops and env.id and (task_ids := set(task_environments(run.config)) - {env.id}):
@@ -366,7 +366,7 @@ def ignored(run: Run) -> Iterator[str]:
         yield f"{run.setting(key)}: turnkey.update.mini_batches is set"
 
 
-def _log(run: Run) -> str:
+def _log(run: CheckedRun) -> str:
     """Where the trajectory log is."""
     if folder := run.turnkey.log.trajectories:
         live = f"; episodes also to {masked(run.turnkey.log.otlp)}" if run.turnkey.log.otlp else ""
@@ -374,7 +374,7 @@ def _log(run: Run) -> str:
     return "no turns; turnkey.log.trajectories=FOLDER logs each one, for turnkey view"
 
 
-LINES: tuple[tuple[str, Callable[[Run], str]], ...] = (
+LINES: tuple[tuple[str, Callable[[CheckedRun], str]], ...] = (
     ("preset", _preset),
     ("estimator", _estimator),
     ("modified by", lambda run: "; then ".join(f"{m.spec.name}: {changed(m.params)}" for m in run.modifiers)),

@@ -23,7 +23,7 @@ from verl_turnkey.advantage import estimators
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.catalog import ADAPTERS
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.run import ACTOR, ESTIMATOR, MODE, MODEL, ROLLOUT, Run
+from verl_turnkey.plugins.checks.run import ACTOR, ESTIMATOR, MODE, MODEL, ROLLOUT, CheckedRun
 from verl_turnkey.plugins.checks.values import STOCK, value_at
 from verl_turnkey.plugins.config.command_line import CommandLine, groups, near_miss
 from verl_turnkey.plugins.config.composing import verls_config_dir, verls_keys
@@ -159,7 +159,7 @@ TRACERS = ("weave", "mlflow", "trackio")
 CLIPPING = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "clip_cov", "geo_mean", "cispo")
 
 
-def check_unread(run: Run) -> None:
+def check_unread(run: CheckedRun) -> None:
     """Warn of keys without effect; refuse those whose neglect loses checkpoints or trains something else."""
     for key, (default, instead) in NOWHERE.items():
         if run.get(key) not in (default, None):
@@ -176,7 +176,7 @@ def check_unread(run: Run) -> None:
         refuse("rollout-skip", loop=run.our_loops[0])
 
 
-def _check_elsewhere(run: Run) -> None:
+def _check_elsewhere(run: CheckedRun) -> None:
     """Warn of keys whose value verl reads elsewhere."""
     for role, engine in ((ACTOR, "fsdp_config"), *([("critic", "fsdp")] if run.use_critic else [])):
         clip, theirs = run.get(role).get("grad_clip", 1.0), run.get(f"{role}.optim.clip_grad")

@@ -24,8 +24,8 @@ from verl_turnkey.plugins.checks.run import (
     MODEL,
     REF,
     ROLLOUT,
+    CheckedRun,
     N,
-    Run,
     spread_of,
     updates_of_a_step,
 )
@@ -60,7 +60,7 @@ TOKENS = "critic.ppo_max_token_len_per_gpu"
 SPREAD = "ulysses_sequence_parallel_size"
 
 
-def check_limits(run: Run) -> None:
+def check_limits(run: CheckedRun) -> None:
     """Refuse sizes with which a run would stop later or train nothing."""
     number = run.turnkey.update.mini_batches
     episodes = run.config.data.train_batch_size // updates_of_a_step(run.config) * run.rollout.n
@@ -89,7 +89,7 @@ def check_limits(run: Run) -> None:
         )
 
 
-def check_turns(run: Run) -> tuple[int, str]:
+def check_turns(run: CheckedRun) -> tuple[int, str]:
     """Refuse a conversation without room for turns. Returns how many tokens may follow a prompt, and what they are."""
     options, response = run.turnkey.rollout, run.rollout.response_length
     turn = options.max_tokens_per_turn
@@ -119,7 +119,7 @@ def check_counts(config: DictConfig) -> None:
         refuse("gen-batch-size", fetch=fetch, batch=batch)
 
 
-def _check_micro_batches(run: Run) -> None:
+def _check_micro_batches(run: CheckedRun) -> None:
     """With fixed micro-batches the trainer pads to their sizes, which verl does not choose itself."""
     (actor, _), (rollout, _), _ = MICRO_BATCHES
     dynamic = {switch: bool(run.get(switch)) for switch, _ in MICRO_BATCHES}
@@ -141,7 +141,7 @@ def _check_micro_batches(run: Run) -> None:
         refuse("fixed-micro-batches", phases=phases, actor=actor)
 
 
-def _check_tokens(run: Run, longest: int, row_size: str) -> None:
+def _check_tokens(run: CheckedRun, longest: int, row_size: str) -> None:
     """A micro-batch cut by tokens has to hold the longest row; with sequence parallelism its GPUs hold it together."""
     parts, critic = run.config.actor_rollout_ref, run.config.critic
     if str(parts.actor.strategy) not in FSDP:
@@ -171,7 +171,7 @@ SCHEDULES = ("constant", "cosine")
 """of the learning rate, with FSDP"""
 
 
-def check_late(run: Run) -> None:
+def check_late(run: CheckedRun) -> None:
     """Refuse what would end the run after GPUs were reserved."""
     _check_reward_code(run)
     _check_optimizers(run)
@@ -185,7 +185,7 @@ def check_late(run: Run) -> None:
     run.needs_name("unknown-off-policy-strategy", str(sampler.max_off_policy_strategy), ("drop", "wait"))
 
 
-def _check_reward_code(run: Run) -> None:
+def _check_reward_code(run: CheckedRun) -> None:
     """Check the reward manager and function, which verl loads in workers of their own with any agent loop."""
     from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
     from verl.trainer.ppo.reward import get_custom_reward_fn
@@ -207,7 +207,7 @@ def _check_reward_code(run: Run) -> None:
         refuse("reward-function-unloadable", path=path, name=name, kind=kind, error=error)
 
 
-def _check_optimizers(run: Run) -> None:
+def _check_optimizers(run: CheckedRun) -> None:
     for role in (ACTOR, "critic") if run.use_critic else (ACTOR,):
         if run.get(f"{role}.strategy") not in FSDP:
             continue
@@ -225,7 +225,7 @@ def _check_optimizers(run: Run) -> None:
         absent(run.config, "actor_rollout_ref.model.use_liger=true needs the package liger_kernel: pip install it")
 
 
-def _check_spread(run: Run) -> None:
+def _check_spread(run: CheckedRun) -> None:
     """Sequence parallelism must divide the GPUs and the attention heads."""
     heads = model_config(run.config).get("num_attention_heads")
     gpus = run.config.trainer.nnodes * run.config.trainer.n_gpus_per_node
@@ -238,7 +238,7 @@ def _check_spread(run: Run) -> None:
             refuse("spread-heads", part=part, number=number, heads=heads)
 
 
-def _check_length(run: Run) -> None:
+def _check_length(run: CheckedRun) -> None:
     """vLLM does not start with more positions than the model has, unless RoPE scaling is configured."""
     limit, model = run.rollout.max_model_len, model_config(run.config)
     positions = model.get("max_position_embeddings")
@@ -249,7 +249,7 @@ def _check_length(run: Run) -> None:
         refuse("max-model-len", limit=limit, positions=positions)
 
 
-def _check_queue(run: Run) -> None:
+def _check_queue(run: CheckedRun) -> None:
     """Rows that do not fit into the storage fail, and their episodes with them."""
     size = run.get(QUEUE)
     if size is None or run.get("transfer_queue.backend.storage_backend") != "SimpleStorage":

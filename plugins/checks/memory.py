@@ -18,7 +18,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.run import ACTOR, MODEL, ROLLOUT, Run, run_of, spread_of
+from verl_turnkey.plugins.checks.run import ACTOR, MODEL, ROLLOUT, CheckedRun, run_of, spread_of
 from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 
@@ -172,7 +172,7 @@ class Trained:
         return sum(parts.values()) - (parts.get("weights", 0.0) if engine.param_offload else 0.0)
 
 
-def models(run: Run) -> dict[str, Trained]:
+def models(run: CheckedRun) -> dict[str, Trained]:
     """Actor and critic; without one of unknown shapes."""
     config, model = run.config, run.config.actor_rollout_ref.model
     gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
@@ -190,7 +190,7 @@ def models(run: Run) -> dict[str, Trained]:
 class Estimate:
     """Bytes per GPU by phase and part, and the limit."""
 
-    run: Run
+    run: CheckedRun
     gpu: machine.Gpu
     actor: Trained
     critic: Trained | None
@@ -285,7 +285,7 @@ class Estimate:
         return shape.parameters * width / parallel + cache + batch
 
 
-def estimate(run: Run, gpu: machine.Gpu) -> Estimate | str:
+def estimate(run: CheckedRun, gpu: machine.Gpu) -> Estimate | str:
     """The estimate, or why there is none."""
     if str(run.actor.strategy) not in FSDP:
         return f"{ACTOR}.strategy={run.actor.strategy}: only FSDP is estimated"
@@ -296,7 +296,7 @@ def estimate(run: Run, gpu: machine.Gpu) -> Estimate | str:
     return Estimate(run, gpu, known["actor"], known.get("critic"))
 
 
-def check_memory(run: Run) -> None:
+def check_memory(run: CheckedRun) -> None:
     """Warn of what will not fit into the memory of the GPUs; refuse weights and an optimizer that alone do not."""
     gpu = machine.gpu_here()
     if gpu is None or str(run.config.trainer.device) == "cpu":

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.run import MODEL, ROLLOUT, Run
+from verl_turnkey.plugins.checks.run import MODEL, ROLLOUT, CheckedRun
 from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.config.checkpoint_files import FSDP, TRACKER
 from verl_turnkey.plugins.config.machine import joins_cluster, visible_accelerator
@@ -31,7 +31,7 @@ LONGEST_SOCKET = 107
 LOG = "turnkey.log.trajectories"
 
 
-def check_paths(run: Run) -> None:
+def check_paths(run: CheckedRun) -> None:
     """Refuse models that are not there and folders that cannot be written to."""
     config, trainer = run.config, run.config.trainer
     _check_model(config, f"{MODEL}.path")
@@ -76,7 +76,7 @@ def check_address(key: str, folder: str | None) -> None:
         refuse("folder-address", key=key, folder=folder)
 
 
-def check_otlp(run: Run) -> None:
+def check_otlp(run: CheckedRun) -> None:
     """Refuse an address of no receiver, traces without a log, and a missing exporter."""
     from verl_turnkey.plugins.view.traces import endpoint
 
@@ -93,7 +93,7 @@ def check_otlp(run: Run) -> None:
         absent(run.config, f"turnkey.log.otlp needs the package {package}: pip install it")
 
 
-def check_log_folder(run: Run) -> None:
+def check_log_folder(run: CheckedRun) -> None:
     """Refuse a folder with another run's log, whose steps and texts would be replaced; after the checkpoint is chosen.
 
     A run that starts over with the same names and checkpoint folder is a second attempt and causes a warning only: the
@@ -220,7 +220,7 @@ ROUTER = f"{ROLLOUT}.router_config_path"
 LIBRARIES = (f"{MODEL}.external_lib", "critic.model.external_lib")
 
 
-def check_resources(run: Run) -> None:
+def check_resources(run: CheckedRun) -> None:
     """Refuse packages that are not installed, and a Ray with fewer resources than the run reserves."""
     config, engine = run.config, str(run.rollout.name)
     if engine in ENGINES and find_spec(ENGINES[engine]) is None:
@@ -344,7 +344,7 @@ def hint_without_gpu(config: DictConfig) -> None:
         )
 
 
-def check_lora(run: Run) -> None:
+def check_lora(run: CheckedRun) -> None:
     """Refuse adapters that verl would not build, train or generate with."""
     model, strategy = run.config.actor_rollout_ref.model, run.actor.strategy
     rank, path = model.get("lora_rank", 0), model.get("lora_adapter_path")

@@ -9,7 +9,7 @@ from verl_turnkey.advantage import EstimatorSpec, ModifierSpec
 from verl_turnkey.advantage.registry import how_to_set
 from verl_turnkey.envs.rewards import LOOPS_OWN, Composition, column_clash, compose, rewards
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.run import KL, Run, heads_of
+from verl_turnkey.plugins.checks.run import KL, CheckedRun, heads_of
 from verl_turnkey.plugins.checks.scorers import OF_GROUPS
 from verl_turnkey.plugins.checks.values import is_number
 from verl_turnkey.plugins.config.schema import reward_entries
@@ -22,7 +22,7 @@ FUNCTION = "reward.custom_reward_function.path"
 PENALTY = "turnkey.rollout.invalid_action_penalty"
 
 
-def check_rewards(run: Run) -> Composition:
+def check_rewards(run: CheckedRun) -> Composition:
     """Compose ``turnkey.rewards``, and refuse settings that our agent loops would ignore or count twice.
 
     verl's reward functions score only rows without a score, which other agent loops write.
@@ -43,7 +43,7 @@ def check_rewards(run: Run) -> Composition:
     return composition
 
 
-def check_compared(run: Run, composition: Composition) -> None:
+def check_compared(run: CheckedRun, composition: Composition) -> None:
     """Refuse a component that compares a task's rollouts if training plays only one, or if some are branches."""
     component = composition.compares
     if component is None:
@@ -54,7 +54,7 @@ def check_compared(run: Run, composition: Composition) -> None:
         refuse("compared-branching", component=component, strategy=run.strategy.name)
 
 
-def check_bounds(run: Run) -> None:
+def check_bounds(run: CheckedRun) -> None:
     """Refuse KL or a model's scores in the reward for methods that expect outcomes within bounds."""
     specs: list[EstimatorSpec | ModifierSpec] = [modification.spec for modification in run.modifiers]
     specs = [run.estimator, *specs] if run.estimator else specs
@@ -74,7 +74,7 @@ def check_bounds(run: Run) -> None:
         warn("noisy-outcomes", cause=noisy[0])
 
 
-def check_success(run: Run) -> None:
+def check_success(run: CheckedRun) -> None:
     """Warn where a score above 0 counts as success, because rows without a record have no flag."""
     if not run.verls_loops:
         return
@@ -112,7 +112,7 @@ def _below_zero(entry: Mapping[str, Any]) -> str:
     return "has a negative weight" if weight < 0 else ""
 
 
-def supplied_columns(run: Run) -> set[str]:
+def supplied_columns(run: CheckedRun) -> set[str]:
     """The columns that the trainer of this configuration supplies."""
     critic = bool(run.get("critic.enable"))
     heads = {f"extra.value_{head.name}" for head in heads_of(run.config, run.turnkey)} if critic else set()
@@ -120,7 +120,10 @@ def supplied_columns(run: Run) -> set[str]:
 
 
 def check_columns(
-    run: Run, env_columns: set[str] | None, reward_columns: Collection[str], strategy_columns: Collection[str] = ()
+    run: CheckedRun,
+    env_columns: set[str] | None,
+    reward_columns: Collection[str],
+    strategy_columns: Collection[str] = (),
 ) -> None:
     """Refuse a column that a method reads and nothing provides, and one that has two sources.
 
@@ -148,7 +151,7 @@ def check_columns(
             check_supplied([reader], {*needed} - {f"extra.{name}" for name in (*env_columns, *reward_columns)})
 
 
-def _check_verls(run: Run) -> None:
+def _check_verls(run: CheckedRun) -> None:
     loop, reward = min(run.loops), run.config.reward
     function = run.get(FUNCTION)
     if function and not any(entry.get("name") == "verl" for entry in run.turnkey.rewards):

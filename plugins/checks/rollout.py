@@ -14,7 +14,7 @@ from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.plugins.checks.findings import ignored, refuse, warn
 from verl_turnkey.plugins.checks.keys import unaccepted
 from verl_turnkey.plugins.checks.resources import absent, searched
-from verl_turnkey.plugins.checks.run import ESTIMATOR, FILTER, KL, LOG_PROBS, ROLLOUT, Run
+from verl_turnkey.plugins.checks.run import ESTIMATOR, FILTER, KL, LOG_PROBS, ROLLOUT, CheckedRun
 from verl_turnkey.plugins.checks.values import short_text
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.schema import RolloutConfig, closest
@@ -37,7 +37,7 @@ LOGGERS = {name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", 
 LOGGERS["vemlp_wandb"] = "volcengine_ml_platform"
 
 
-def check_rollout(run: Run) -> None:
+def check_rollout(run: CheckedRun) -> None:
     """Refuse engines, loops, modes and loggers that cannot work; warn of untested engines."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
@@ -83,7 +83,7 @@ def agent_loops(config: DictConfig) -> list[str]:
     return names
 
 
-def _check_tools(run: Run) -> None:
+def _check_tools(run: CheckedRun) -> None:
     """Check files of tools, which verl's agent-loop workers load after the models, with any agent loop."""
     for name in ("tool_config_path", "function_tool_path"):
         key = f"{ROLLOUT}.multi_turn.{name}"
@@ -108,7 +108,7 @@ def _check_tools(run: Run) -> None:
                     absent(run.config, f"{key}={path}: there is no module {module!r} of the tool {tool.class_name}")
 
 
-def _check_strategy(run: Run) -> None:
+def _check_strategy(run: CheckedRun) -> None:
     kind = str(run.actor.get("_target_", "")).rpartition(".")[2]
     usable, strategy = STRATEGIES.get(kind), str(run.actor.strategy)
     if kind == "FSDPActorConfig" and strategy == "fsdp_turbo" and find_spec(TURBO):
@@ -121,7 +121,7 @@ def _check_strategy(run: Run) -> None:
         warn("strategy-untested", strategy=strategy)
 
 
-def _check_engine(run: Run) -> None:
+def _check_engine(run: CheckedRun) -> None:
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
@@ -160,7 +160,7 @@ def _check_engine(run: Run) -> None:
         refuse("rollout-invalid", reason=short_text(last))
 
 
-def _check_gpus(run: Run) -> None:
+def _check_gpus(run: CheckedRun) -> None:
     """Refuse rollout servers whose GPUs do not divide the GPUs of their pool."""
     rollout, pools = run.rollout, run.pools
     per_server = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
@@ -171,7 +171,7 @@ def _check_gpus(run: Run) -> None:
             refuse("rollout-gpus", per_server=per_server, gpus=nodes * gpus, where=where)
 
 
-def _check_separate(run: Run) -> None:
+def _check_separate(run: CheckedRun) -> None:
     """Refuse what verl's separate_async would reject by an assertion inside Ray."""
     rollout, sync = run.rollout, run.config.trainer.v1.separate_async.parameter_sync_step
     batch, mini = run.config.data.train_batch_size, run.actor.ppo_mini_batch_size
@@ -187,7 +187,7 @@ def _check_separate(run: Run) -> None:
         run.needs_name("unknown-weights-engine", str(run.get(backend)), SENDERS)
 
 
-def _check_loggers(run: Run) -> None:
+def _check_loggers(run: CheckedRun) -> None:
     from verl.utils.tracking import Tracking
 
     loggers: Any = run.config.trainer.logger
@@ -198,7 +198,7 @@ def _check_loggers(run: Run) -> None:
             refuse("logger-missing", name=name, package=LOGGERS[name])
 
 
-def _warn_turns(run: Run) -> None:
+def _warn_turns(run: CheckedRun) -> None:
     """Warn of the keys of verl's multi-turn loops that turnkey_env does not read."""
     multi_turn, turns = run.rollout.multi_turn, "turnkey.rollout.max_turns"
     replacements = {"max_assistant_turns": turns, "max_user_turns": turns}
@@ -217,7 +217,7 @@ SCORING_SERVERS = ("vllm",)
 """verl's servers that return log-probabilities of a given text"""
 
 
-def check_branching(run: Run, reward_columns: tuple[str, ...]) -> tuple[str, ...]:
+def check_branching(run: CheckedRun, reward_columns: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse a strategy that cannot work; warn of one whose measurements nothing reads.
 
     ``reward_columns``: those that reward components add. The probe checks whether the environment can be cloned.
@@ -271,7 +271,7 @@ def check_branching(run: Run, reward_columns: tuple[str, ...]) -> tuple[str, ...
     return columns
 
 
-def _check_room(run: Run, tokens: int) -> None:
+def _check_room(run: CheckedRun, tokens: int) -> None:
     """Refuse answers so long that no prompt fits before them: every query would fail."""
     rollout = run.rollout
     room, keys = rollout.prompt_length + rollout.response_length, "data.max_prompt_length + data.max_response_length"

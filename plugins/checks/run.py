@@ -44,7 +44,7 @@ ESTIMATOR, KL = "algorithm.adv_estimator", "algorithm.use_kl_in_reward"
 
 
 @dataclass(frozen=True)
-class Run:
+class CheckedRun:
     """A configuration, and what several checks read from it."""
 
     config: DictConfig
@@ -187,12 +187,12 @@ class Run:
         return self.strategy is not None and self.strategy.trains
 
 
-def run_of(config: DictConfig) -> Run:
+def run_of(config: DictConfig) -> CheckedRun:
     """The run of a configuration that has passed the checks."""
     # As verl.trainer.ppo.utils.need_critic decides, without its warning.
     enabled = config.critic.enable
     use_critic = str(config.algorithm.adv_estimator) == "gae" if enabled is None else bool(enabled)
-    return Run(config, turnkey_config(config), sorted(training_loops(config)), use_critic)
+    return CheckedRun(config, turnkey_config(config), sorted(training_loops(config)), use_critic)
 
 
 def spread_of(engine: Any) -> int:

@@ -11,7 +11,7 @@ from verl_turnkey.plugins.checks.files import columns
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.limits import check_turns
 from verl_turnkey.plugins.checks.resources import positions
-from verl_turnkey.plugins.checks.run import ACTOR, ESTIMATOR, LOG_PROBS, REF, ROLLOUT, Run, spread_of
+from verl_turnkey.plugins.checks.run import ACTOR, ESTIMATOR, LOG_PROBS, REF, ROLLOUT, CheckedRun, spread_of
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.scorers import (
     MUTUAL_INFORMATION,
@@ -28,7 +28,7 @@ OF_GROUPS = ("group_success", "group_failures", "reflection")
 TOKENS, WEIGHTS = "turnkey.teacher.max_tokens", "turnkey.teacher.weights"
 
 
-def check_teacher(run: Run) -> None:
+def check_teacher(run: CheckedRun) -> None:
     """Refuse a teacher that the run cannot have."""
     teacher = run.turnkey.teacher
     if run.turnkey.mutual_information.every:
@@ -53,7 +53,7 @@ def check_teacher(run: Run) -> None:
     _check_size(run)
 
 
-def _check_readers(run: Run) -> None:
+def _check_readers(run: CheckedRun) -> None:
     """Refuse readers of a teacher's log-probabilities in a run without a teacher."""
     method, loss = run.estimator, run.loss
     readers = [f"the modifier {m.spec.name}" for m in run.modifiers if OF_TEACHER & {*m.columns}]
@@ -65,7 +65,7 @@ def _check_readers(run: Run) -> None:
         refuse("teacher-missing", readers=" and ".join(readers))
 
 
-def check_pass(run: Run, key: str) -> None:
+def check_pass(run: CheckedRun, key: str) -> None:
     """Refuse settings that rule out a further pass of the actor over rows with other prompts; ``key`` turns it on."""
     run.needs_our_trainer("teacher-trainer", key=key)
     run.needs_off("teacher-bypass", BYPASS, key=key)
@@ -75,7 +75,7 @@ def check_pass(run: Run, key: str) -> None:
             refuse("teacher-routing", key=key, routing=routing, value=value, off=str(off).lower())
 
 
-def _check_source(run: Run, spec: TeacherSource, source: Source) -> None:
+def _check_source(run: CheckedRun, spec: TeacherSource, source: Source) -> None:
     teacher = run.turnkey.teacher
     if spec.per_turn and run.turnkey.rollout.rows_hold_turns and run.our_loops:
         refuse("teacher-turns", source=spec.name)
@@ -88,7 +88,7 @@ def _check_source(run: Run, spec: TeacherSource, source: Source) -> None:
         warn("teacher-single-rollout", source=spec.name, rows=teacher.rows)
 
 
-def _check_size(run: Run) -> None:
+def _check_size(run: CheckedRun) -> None:
     """A row with its text has to fit into a micro-batch that is cut by tokens, and into the model's positions."""
     parts, most = run.config.actor_rollout_ref, run.turnkey.teacher.max_tokens
     prompt, response = parts.rollout.prompt_length, check_turns(run)[0]
@@ -113,7 +113,7 @@ def _check_size(run: Run) -> None:
         refuse("teacher-positions", longest=longest, prompt=prompt, response=response, most=most, room=room)
 
 
-def check_hidden_rank(run: Run) -> None:
+def check_hidden_rank(run: CheckedRun) -> None:
     """Refuse the modifier ``rank_shaping`` in a run that cannot measure all hidden states."""
     readers = [modification.spec.name for modification in run.modifiers if OF_RANK & {*modification.columns}]
     if not readers:
@@ -128,7 +128,7 @@ def check_hidden_rank(run: Run) -> None:
 PRM = "turnkey.prm"
 
 
-def check_prm(run: Run) -> None:
+def check_prm(run: CheckedRun) -> None:
     """Refuse a process reward model that the run cannot have."""
     prm = run.turnkey.prm
     if prm.kind is None:
@@ -166,7 +166,7 @@ def _check_objective(prm: PrmConfig) -> None:
         warn("prm-objective-keys", key=changed[0], objective=spec.name)
 
 
-def _check_reference(run: Run) -> None:
+def _check_reference(run: CheckedRun) -> None:
     prm = run.turnkey.prm
     if prm.kind != "implicit":
         return
@@ -205,7 +205,7 @@ def _check_keys(prm: PrmConfig) -> None:
             warn("prm-keys", key=changed[0], reason=reason)
 
 
-def _check_scores_read(run: Run) -> None:
+def _check_scores_read(run: CheckedRun) -> None:
     """Scores have one source and a reader."""
     prm = run.turnkey.prm
     if prm.use != "column":
@@ -219,7 +219,7 @@ def _check_scores_read(run: Run) -> None:
         warn("prm-unread", method=run.value_text(ESTIMATOR))
 
 
-def _check_vocabulary(run: Run) -> None:
+def _check_vocabulary(run: CheckedRun) -> None:
     """Of folders on this machine; the trainer compares the others before it builds a model."""
     path, model = run.turnkey.prm.path, run.config.actor_rollout_ref.model
     if path is None:
@@ -234,7 +234,7 @@ def _check_vocabulary(run: Run) -> None:
         refuse("prm-vocabulary", path=path, own=len(of_prm), actors=len(of_actor))
 
 
-def _check_tokens(run: Run) -> None:
+def _check_tokens(run: CheckedRun) -> None:
     """A micro-batch has to hold the longest row."""
     limit, spread, source = run.turnkey.prm.max_token_len_per_gpu, spread_of(run.actor), ""
     longest = run.rollout.prompt_length + check_turns(run)[0]

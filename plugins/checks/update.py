@@ -12,7 +12,7 @@ from verl_turnkey.losses import LossSpec, losses
 from verl_turnkey.losses.registry import TEACHER, scales_gradient, weighs
 from verl_turnkey.plugins.checks.files import task_environments
 from verl_turnkey.plugins.checks.findings import refuse, warn
-from verl_turnkey.plugins.checks.run import ACTOR, ESTIMATOR, LOG_PROBS, LOSS, OURS, Run
+from verl_turnkey.plugins.checks.run import ACTOR, ESTIMATOR, LOG_PROBS, LOSS, OURS, CheckedRun
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.presets import Preset, shipped
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
@@ -35,7 +35,7 @@ IGNORED_ACTOR_KEYS = {
 WEIGHTS, BY_TURN = "algorithm.rollout_correction.rollout_is", "turnkey.update.order=reverse_turns"
 
 
-def check_update(run: Run) -> None:
+def check_update(run: CheckedRun) -> None:
     """Refuse updates that cannot work, warn of combinations that are hardly intended."""
     _check_loss(run)
     run.needs_name("unknown-loss-aggregation", str(run.actor.loss_agg_mode), ("token-mean", *OTHER_MODES))
@@ -65,7 +65,7 @@ def warn_ignored(
             warn("algorithm-key-without-effect", name=name, key=key, value=node[key], loss=spec.name, instead=instead)
 
 
-def _warn_departures(run: Run) -> None:
+def _warn_departures(run: CheckedRun) -> None:
     """Warn of values that differ from the method's recipe, and of outputs of the method that no loss reads."""
     estimator = run.estimator
     if estimator is None:
@@ -80,7 +80,7 @@ def _warn_departures(run: Run) -> None:
         warn("departures-unread", estimator=estimator.name, gives=", ".join(estimator.gives), readers=switches)
 
 
-def _check_loss(run: Run) -> None:
+def _check_loss(run: CheckedRun) -> None:
     spec, name, estimator = run.loss, run.loss_name, run.estimator
     if spec is None:
         if run.turnkey.loss:
@@ -108,7 +108,7 @@ def _check_loss(run: Run) -> None:
         ledger.verify(("loss",), (name,))
 
 
-def _check_mean(run: Run, spec: LossSpec, params: Any) -> None:
+def _check_mean(run: CheckedRun, spec: LossSpec, params: Any) -> None:
     """Check over what a loss is averaged: ``loss_agg_mode`` and importance weights."""
     mean = str(run.actor.loss_agg_mode)
     if spec.per_row and mean != "seq-mean-token-mean":
@@ -119,7 +119,7 @@ def _check_mean(run: Run, spec: LossSpec, params: Any) -> None:
         refuse("loss-own-weights", loss=spec.name, params=params, mean=mean)
 
 
-def _check_order(run: Run) -> None:
+def _check_order(run: CheckedRun) -> None:
     loss, update = run.loss, run.turnkey.update
     compares = loss is not None and loss.compares_groups
     if compares or update.order == "reverse_turns":
@@ -149,7 +149,7 @@ def _check_order(run: Run) -> None:
         warn("order-stale-weights", weights=weights)
 
 
-def _warn_levels(run: Run) -> None:
+def _warn_levels(run: CheckedRun) -> None:
     """Warn of pairs of importance ratio and advantage that hardly fit together; they are chosen separately."""
     name, method = run.loss_name, str(run.config.algorithm.adv_estimator)
     several = sorted({*run.verls_loops, *(run.our_loops if run.turnkey.rollout.rows_hold_turns else ())})
@@ -172,7 +172,7 @@ TAKE_WEIGHTS = ("vanilla", "bypass_mode", "cispo", "clip_cov", "dppo_kl", "dppo_
 TAKE_WEIGHTS += ("dro", "gpg", "gspo", "kl_cov", "sapo")
 
 
-def check_weights(run: Run) -> None:
+def check_weights(run: CheckedRun) -> None:
     """Refuse settings that conflict with weights by step, episode or task."""
     weight_by = run.turnkey.update.weight_by
     if weight_by == "token":
@@ -185,7 +185,7 @@ def check_weights(run: Run) -> None:
             refuse("weights-aggregation", weight_by=weight_by, part=part, mean=mean, effect=OTHER_MODES[mean])
 
 
-def _without_weights(run: Run) -> str | None:
+def _without_weights(run: CheckedRun) -> str | None:
     """Why the update cannot take weights, and what to change."""
     loss, params, name = run.loss, run.loss_params, run.loss_name
     if run.turnkey.update.order == "reverse_turns":
@@ -204,7 +204,7 @@ def _without_weights(run: Run) -> str | None:
     return f"the loss {name} weighs its tokens itself (turnkey.loss: {params}); {instead}"
 
 
-def _verls_without_weights(run: Run) -> str | None:
+def _verls_without_weights(run: CheckedRun) -> str | None:
     name = run.loss_name
     if name == "geo_mean":
         return f"{LOSS}={name} takes a mean over the rows of each micro-batch itself; choose another loss"
@@ -218,7 +218,7 @@ def _verls_without_weights(run: Run) -> str | None:
     return None
 
 
-def check_importance(run: Run) -> None:
+def check_importance(run: CheckedRun) -> None:
     """Refuse importance weights that cannot be computed, or that another setting would replace or distort."""
     importance = run.turnkey.update.importance
     if importance is None:
@@ -232,7 +232,7 @@ def check_importance(run: Run) -> None:
         refuse("importance-row-loss", loss_name=run.loss_name, importance=importance)
 
 
-def check_observations(run: Run) -> None:
+def check_observations(run: CheckedRun) -> None:
     """Refuse the term where no row has an observation between two turns, or an update is not a mean over the batch."""
     rollout, update = run.turnkey.rollout, run.turnkey.update
     if not update.observation_coefficient:
@@ -252,7 +252,7 @@ def check_observations(run: Run) -> None:
 SIZE, NUMBER = "actor_rollout_ref.actor.ppo_mini_batch_size", "turnkey.update.mini_batches"
 
 
-def check_migrated(run: Run) -> None:
+def check_migrated(run: CheckedRun) -> None:
     """Warn of a mini-batch larger than the batch in tasks, but smaller in rows: it was probably meant in rows."""
     config, options, update = run.config, run.turnkey.rollout, run.turnkey.update
     tasks, n, size = (int(number) for number in (config.data.train_batch_size, run.rollout.n, run.get(SIZE)))

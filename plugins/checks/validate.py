@@ -31,7 +31,7 @@ from verl_turnkey.plugins.checks import (
 )
 from verl_turnkey.plugins.checks.files import training_loops
 from verl_turnkey.plugins.checks.findings import Findings, collecting, warn
-from verl_turnkey.plugins.checks.run import MODE, OURS, Run
+from verl_turnkey.plugins.checks.run import MODE, OURS, CheckedRun
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, estimator_of, loss_of, turnkey_config
 from verl_turnkey.plugins.verl_api import internals, ledger
 
@@ -87,7 +87,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
     from verl.trainer.ppo.utils import need_reference_policy
 
     check, loops = findings.run, training_loops(config)
-    run = Run(config, turnkey, loops, use_critic, bool(need_reference_policy(config)))
+    run = CheckedRun(config, turnkey, loops, use_critic, bool(need_reference_policy(config)))
     if ours:
         check(algorithm.check_estimator, run)
     if warning := internals.unsupported_verl():

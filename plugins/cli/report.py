@@ -24,7 +24,7 @@ from verl_turnkey.plugins.log.masking import MASK, masked
 from verl_turnkey.plugins.log.sources import changes
 from verl_turnkey.plugins.log.writer import read_segments, sha256
 from verl_turnkey.plugins.view import runs, stats
-from verl_turnkey.plugins.view.join import Run, flag, load
+from verl_turnkey.plugins.view.join import LoggedRun, flag, load
 from verl_turnkey.plugins.view.runs import OUTPUTS, SEED, flat, rebased
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _change(change: Mapping[str, Any]) -> str:
     return f"{change['file']} {what} at start {change['start']}, which went on from step {change['resumed_from']}"
 
 
-def results(run: Run) -> list[dict[str, Any]]:
+def results(run: LoggedRun) -> list[dict[str, Any]]:
     """Success at the last validation and in the last training steps, with 95 % intervals, over finished episodes.
 
     Returns:

@@ -21,7 +21,7 @@ from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.envs.prompting.actions import CALLS
 from verl_turnkey.envs.tasks import COLUMN, Task, open_parquet, panel_of, task_of
 from verl_turnkey.envs.user_modules import import_modules
-from verl_turnkey.plugins.checks.run import AGENT, Run
+from verl_turnkey.plugins.checks.run import AGENT, CheckedRun
 from verl_turnkey.plugins.config import resolve
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.playing import differing
@@ -206,7 +206,7 @@ def checked(words: Sequence[str], tasks: Path) -> tuple[DictConfig, bool]:
     turnkey = turnkey_config(config)
     import_modules(turnkey.modules)
     loops = [AGENT if turnkey.agent.run else "turnkey_env"]
-    run = Run(config, turnkey, loops, files=[str(tasks)])
+    run = CheckedRun(config, turnkey, loops, files=[str(tasks)])
     check_turns(run)
     check_opponents(run)
     columns = check_rewards(run).columns

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from verl_turnkey.advantage import RecordError, make_step
-from verl_turnkey.envs.agents.base import AgentFailure, Outcome
+from verl_turnkey.envs.agents.base import AgentFailure, AgentResult
 from verl_turnkey.envs.answers import images_key
 from verl_turnkey.plugins.gateway.messages import Message, Reply, Request
 from verl_turnkey.plugins.gateway.session import Session
@@ -54,7 +54,7 @@ class StepOptions:
     turns: int = 0
 
 
-def played(session: Session, outcome: Outcome, options: StepOptions, episode: Episode) -> list[PlayedStep]:
+def played(session: Session, outcome: AgentResult, options: StepOptions, episode: Episode) -> list[PlayedStep]:
     """Fill ``episode`` with the steps of a session that has ended, in the order in which the agent got the replies.
 
     Returns:
@@ -113,7 +113,7 @@ def played(session: Session, outcome: Outcome, options: StepOptions, episode: Ep
     return [steps[id(turn)] for turn in sorted(turns, key=_place)]
 
 
-def _turn_rewards(session: Session, outcome: Outcome) -> dict[str, float]:
+def _turn_rewards(session: Session, outcome: AgentResult) -> dict[str, float]:
     """The rewards of single turns by the id of their reply.
 
     Raises:

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome, cut, ran_too_long, without_secret
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, AgentResult, cut, ran_too_long, without_secret
 from verl_turnkey.envs.tasks import Task, task_of
 from verl_turnkey.envs.users import asks_policy, with_policy
 from verl_turnkey.plugins.credit.metrics import AGENT
@@ -90,7 +90,7 @@ class UserAgentLoop(AgentLoopBase):
         self.shared.log.write(kwargs, None, episode, outputs, failed, self.tokenizer.decode)
         return outputs
 
-    async def _play(self, session: Session, task: Mapping[str, Any], episode: Episode) -> Outcome:
+    async def _play(self, session: Session, task: Mapping[str, Any], episode: Episode) -> AgentResult:
         """Run the agent to its end; afterwards nothing of it reaches the model any more."""
         options, waiting = self.shared.turnkey.agent, perf_counter()
         async with self.agents.places:
@@ -104,7 +104,7 @@ class UserAgentLoop(AgentLoopBase):
                 server.remove(session)
                 await session.close(options.grace)
 
-    async def _run(self, session: Session, task: Mapping[str, Any], handle: AgentHandle) -> Outcome:
+    async def _run(self, session: Session, task: Mapping[str, Any], handle: AgentHandle) -> AgentResult:
         """The agent's outcome; one that says ``/finish`` has ``grace`` seconds to return."""
         options, scoring = self.shared.turnkey.agent, self.agents.scoring_seconds(task)
         run = asyncio.ensure_future(self.agents.runner.run(task, handle))
@@ -118,8 +118,8 @@ class UserAgentLoop(AgentLoopBase):
             if run.done():
                 return run.result()
             if session.finished.is_set():
-                return Outcome()
-            return Outcome(truncated=True, reason=ran_too_long(options.timeout))
+                return AgentResult()
+            return AgentResult(truncated=True, reason=ran_too_long(options.timeout))
         except FAILURES:
             raise
         except Exception as error:  # of a runner

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.text_files import read_text
-from verl_turnkey.envs.agents.base import AgentFailure, Outcome, cut, without_secret
+from verl_turnkey.envs.agents.base import AgentFailure, AgentResult, cut, without_secret
 from verl_turnkey.envs.http import Endpoint, EndpointConfig
 from verl_turnkey.plugins.gateway import episode as episodes
 from verl_turnkey.plugins.gateway.codec import Calls, Ids, Messages, Parsed, Tools, TurnCodec
@@ -272,7 +272,7 @@ async def rehearse(turnkey: Mapping[str, Any], task: Mapping[str, Any], model: M
     stand_in = StandIn(model)
     agents = AgentProcess(configuration(turnkey), stand_in)
     session = agents.session(stand_in.generate, {})
-    outcome, failure = Outcome(), None
+    outcome, failure = AgentResult(), None
     server = Gateway()
     await server.start(agents.turnkey.agent.listen)
     server.add(session)
@@ -296,7 +296,7 @@ def configuration(turnkey: Mapping[str, Any]) -> DictConfig:
     return OmegaConf.create({"turnkey": dict(turnkey), "actor_rollout_ref": {"rollout": rollout}, "reward": {}})
 
 
-def _rehearsal(session: Session, outcome: Outcome, agents: AgentProcess, failure: str | None) -> Rehearsal:
+def _rehearsal(session: Session, outcome: AgentResult, agents: AgentProcess, failure: str | None) -> Rehearsal:
     episode, rows = Episode(), 0
     if failure is None:
         try:

@@ -248,7 +248,7 @@ class NextObservation:
 
 @register_teacher_source("outcome", observations=True)
 @dataclass(frozen=True)
-class Outcome:
+class SuccessfulEnd:
     """How a successful episode ended: the row's own if it was one, else the group's best (HCAPO).
 
     The text has the last observation, where the environment gave one, and the last action.

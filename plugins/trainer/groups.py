@@ -31,7 +31,7 @@ from verl_turnkey.plugins.credit.rows import split_key
 from verl_turnkey.plugins.credit.trainer_columns import TASK_FIELDS, task_keys
 from verl_turnkey.plugins.rollout.columns import HINT_SHARE, hint_words
 from verl_turnkey.plugins.trainer import checkpointing
-from verl_turnkey.plugins.trainer.outcomes import Outcome, most_spread, of_groups, outcomes, spread
+from verl_turnkey.plugins.trainer.outcomes import EpisodeScore, most_spread, of_groups, outcomes, spread
 from verl_turnkey.plugins.trainer.replay import Replay
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, part_of, partition_of
 
@@ -160,7 +160,7 @@ class Allocation:
         if len(tasks) > 1:  # a single replacement says little
             self.metrics = metrics
 
-    def learn(self, batch: KVBatchMeta, by_group: Mapping[str, list[Outcome]]) -> None:
+    def learn(self, batch: KVBatchMeta, by_group: Mapping[str, list[EpisodeScore]]) -> None:
         """Remember how the groups of ``batch`` ended, including those that are not trained."""
         fields = of_groups(batch, by_group, (*TASK_FIELDS, HINT_SHARE))
         shares = fields.pop(HINT_SHARE, [0.0] * len(by_group))
@@ -215,7 +215,9 @@ class GroupSelection:
                 batch = self._replay.extend(batch, by_group, metrics)
         return batch
 
-    def _keep(self, batch: KVBatchMeta, by_group: dict[str, list[Outcome]], metrics: dict[str, Any]) -> KVBatchMeta:
+    def _keep(
+        self, batch: KVBatchMeta, by_group: dict[str, list[EpisodeScore]], metrics: dict[str, Any]
+    ) -> KVBatchMeta:
         """``batch`` without the groups that are not trained, whose rows leave the queue.
 
         A group whose episodes all failed is not trained; ``starvation.py`` ensures that the batch has another one.
@@ -233,7 +235,7 @@ class GroupSelection:
         return part_of(batch, [i for i, key in enumerate(batch.keys) if split_key(key)[0] in chosen])
 
 
-def _metrics(played: list[Outcome], spreads: dict[str, float], kept_groups: list[str]) -> dict[str, float]:
+def _metrics(played: list[EpisodeScore], spreads: dict[str, float], kept_groups: list[str]) -> dict[str, float]:
     """Metrics of all episodes; those under ``episode/`` are of the kept groups only."""
     total = sum(spreads.values())
     return {

@@ -122,7 +122,7 @@ def most_spread(spreads: Mapping[str, float], share: float, by: str) -> list[str
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EpisodeScore:
     """A played episode."""
 
     episode: str
@@ -133,10 +133,10 @@ class Outcome:
     """``acc`` of verl's ``reward_extra_info``, else the flag of the record, else the score clipped to [0, 1]"""
 
 
-def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
+def outcomes(batch: KVBatchMeta) -> dict[str, list[EpisodeScore]]:
     """The played episodes of each group; a group whose episodes all failed has none."""
     reasons = failures(batch.keys, partition_of(batch).name)
-    by_group: dict[str, list[Outcome]] = {split_key(key)[0]: [] for key in batch.keys}
+    by_group: dict[str, list[EpisodeScore]] = {split_key(key)[0]: [] for key in batch.keys}
     played = sorted((*split_key(key)[1:], key) for key in batch.keys if not reasons[key])
     if last := list({episode: key for episode, _, key in played}.values()):  # the last row of each
         data = partition_of(batch).read(last, ["rm_scores", *EXTRA_FIELDS])
@@ -147,11 +147,11 @@ def outcomes(batch: KVBatchMeta) -> dict[str, list[Outcome]]:
     return by_group
 
 
-def _outcome(episode: str, score: float, extra: Mapping[str, Any]) -> Outcome:
+def _outcome(episode: str, score: float, extra: Mapping[str, Any]) -> EpisodeScore:
     acc = (extra.get("reward_extra_info") or {}).get("acc")
     if acc is None and (steps := (record_of(extra) or {}).get("steps")):
         acc = any(step["success"] for step in steps)
-    return Outcome(episode, score, min(max(score, 0.0), 1.0) if acc is None else float(acc))
+    return EpisodeScore(episode, score, min(max(score, 0.0), 1.0) if acc is None else float(acc))
 
 
 def warn_of_other_outcomes(rows: Rows, scores: torch.Tensor) -> None:

@@ -18,7 +18,7 @@ from verl_turnkey.plugins.config.training import GroupsConfig
 from verl_turnkey.plugins.credit.rows import REPLAYED, split_key
 from verl_turnkey.plugins.credit.trainer_columns import TASK_FIELDS, task_keys
 from verl_turnkey.plugins.notices import warn_once
-from verl_turnkey.plugins.trainer.outcomes import Outcome, of_groups, spread
+from verl_turnkey.plugins.trainer.outcomes import EpisodeScore, of_groups, spread
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, partition_of, with_rows
 
 
@@ -148,7 +148,7 @@ class Replay:
         self.buffer = Buffer(options.buffer, age, seed) if options.buffer else None
 
     def extend(
-        self, batch: KVBatchMeta, by_group: Mapping[str, Sequence[Outcome]], metrics: dict[str, Any]
+        self, batch: KVBatchMeta, by_group: Mapping[str, Sequence[EpisodeScore]], metrics: dict[str, Any]
     ) -> KVBatchMeta:
         """``batch`` with stored episodes added to its groups, and with stored groups.
 
@@ -179,7 +179,7 @@ class Replay:
         return extended
 
     def _opposite(
-        self, memory: Memory, by_group: Mapping[str, Sequence[Outcome]], tasks: Mapping[str, str]
+        self, memory: Memory, by_group: Mapping[str, Sequence[EpisodeScore]], tasks: Mapping[str, str]
     ) -> dict[str, Sequence[Stored]]:
         """Stored episodes with the other outcome, for groups in which all episodes ended alike.
 
@@ -233,7 +233,7 @@ class Replay:
     def _remember(
         self,
         batch: KVBatchMeta,
-        by_group: Mapping[str, Sequence[Outcome]],
+        by_group: Mapping[str, Sequence[EpisodeScore]],
         tasks: Mapping[str, str],
         spreads: Mapping[str, float],
     ) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from verl_turnkey.plugins.log.schema import current_metric
 from verl_turnkey.plugins.view import stats
 from verl_turnkey.plugins.view.collapse import UPDATE, Curve, Kind, change_rows, changes, fall
-from verl_turnkey.plugins.view.runs import FILE, VALIDATION, Group, Run, group_runs, nearest, seed_of
+from verl_turnkey.plugins.view.runs import FILE, VALIDATION, Group, RunMetrics, group_runs, nearest, seed_of
 
 SCALES = {
     "step": "training steps",
@@ -51,7 +51,7 @@ NEEDED = {
 
 
 def compare(
-    runs: Sequence[Run],
+    runs: Sequence[RunMetrics],
     *,
     metric: str | None = None,
     level: float | None = None,
@@ -130,7 +130,7 @@ def _differing_files(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return rows
 
 
-def _diff(name: str, a: Run, b: Run) -> list[str] | None:
+def _diff(name: str, a: RunMetrics, b: RunMetrics) -> list[str] | None:
     """The lines of a unified diff of two copies; None: one of the runs has no copy."""
     if name not in a.copies or name not in b.copies:
         return None
@@ -138,7 +138,7 @@ def _diff(name: str, a: Run, b: Run) -> list[str] | None:
     return [*unified_diff(before, after, f"{a.folder}: {name}", f"{b.folder}: {name}", lineterm="", n=2)]
 
 
-def choose(runs: Sequence[Run], requested: str | None) -> str:
+def choose(runs: Sequence[RunMetrics], requested: str | None) -> str:
     """The full name of a metric; a former name stands for the current one.
 
     Raises:
@@ -162,7 +162,7 @@ def choose(runs: Sequence[Run], requested: str | None) -> str:
     raise LookupError(f"{lacking[0].folder} has no metric for {names}: choose one with --metric{near}")
 
 
-def _curve(run: Run, name: str, x: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _curve(run: RunMetrics, name: str, x: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """x and values of the evaluations; the last of several at the same x counts."""
     steps, values = run.curve(name)
     if not len(steps):
@@ -175,7 +175,7 @@ def _curve(run: Run, name: str, x: str) -> tuple[NDArray[np.float64], NDArray[np
     return at[last], values[last]
 
 
-def _costs(run: Run, x: str) -> NDArray[np.float64] | None:
+def _costs(run: RunMetrics, x: str) -> NDArray[np.float64] | None:
     if x == "step":
         return run.step.astype(np.float64)
     return {"interactions": run.interactions, "tokens": run.tokens, "seconds": run.seconds}[x]()
@@ -228,7 +228,7 @@ def _spread(values: list[float], seed: int) -> dict[str, Any]:
     }
 
 
-def _collapse(run: Run) -> dict[str, Any] | None:
+def _collapse(run: RunMetrics) -> dict[str, Any] | None:
     """Where success in training was lost, and what changed around that step; None if it was not lost.
 
     Only the number of groups is known, so each group counts as a single independent episode.
@@ -256,7 +256,7 @@ def _collapse(run: Run) -> dict[str, Any] | None:
     }
 
 
-def _to_level(runs: Sequence[Run], name: str, level: float) -> dict[str, Any]:
+def _to_level(runs: Sequence[RunMetrics], name: str, level: float) -> dict[str, Any]:
     """Unit -> cost of each run (None: level not reached), and the summary in words."""
     costs_by_scale: dict[str, Any] = {}
     for x in SCALES:
@@ -266,7 +266,7 @@ def _to_level(runs: Sequence[Run], name: str, level: float) -> dict[str, Any]:
     return costs_by_scale
 
 
-def _timings(runs: Sequence[Run]) -> dict[str, float]:
+def _timings(runs: Sequence[RunMetrics]) -> dict[str, float]:
     """Seconds of each part of a step, longest first: median over steps, for the first warms up, and mean over runs."""
     timings = {}
     for part in sorted({name for run in runs for name in run.metrics if name.startswith(TIMING)}):

@@ -15,7 +15,7 @@ import numpy as np
 from verl_turnkey.advantage.params import ConfigError
 from verl_turnkey.plugins.log.schema import holds_integers
 from verl_turnkey.plugins.view.chat import chat
-from verl_turnkey.plugins.view.join import REASONS, Run, flag, read
+from verl_turnkey.plugins.view.join import REASONS, LoggedRun, flag, read
 from verl_turnkey.plugins.view.notes import read_notes
 from verl_turnkey.plugins.view.pack import rounded, task_name
 
@@ -32,7 +32,7 @@ TEXTS = ("prompt_tail", "response", "observation", "task_text", "first_observati
 # --- which episodes ---------------------------------------------------------------------------------------------------
 
 
-def matching(run: Run, filters: Sequence[str]) -> np.ndarray:
+def matching(run: LoggedRun, filters: Sequence[str]) -> np.ndarray:
     """The rows of ``run.episodes`` that fit all ``filters``, each ``KEY=VALUE`` with the keys of the page's filters.
 
     Raises:
@@ -50,7 +50,7 @@ def matching(run: Run, filters: Sequence[str]) -> np.ndarray:
     return np.flatnonzero(rows)
 
 
-def outcomes(run: Run) -> np.ndarray:
+def outcomes(run: LoggedRun) -> np.ndarray:
     """The outcome of each episode, one of ``OUTCOMES``."""
     solved = np.where(flag(run.episodes["success"]), "solved", "unsolved")
     return np.where(run.episodes["failed"].notna(), "failed", solved)
@@ -62,17 +62,17 @@ def _of_names(values: np.ndarray | pd.Series, name: str, names: Sequence[str]) -
     return values == name
 
 
-def _step(run: Run, value: str) -> Any:
+def _step(run: LoggedRun, value: str) -> Any:
     steps = run.episodes["global_step"]
     return steps == (steps.max() if value == "last" else int(value))
 
 
-def _split(run: Run, value: str) -> Any:
+def _split(run: LoggedRun, value: str) -> Any:
     split = np.where(flag(run.episodes["validation"]), "validation", "training")
     return _of_names(split, value, ("training", "validation"))
 
 
-def _turns(run: Run, value: str) -> Any:
+def _turns(run: LoggedRun, value: str) -> Any:
     match = SPAN.fullmatch(value)
     if not match or not any(match.groups()):
         raise ValueError(value)
@@ -80,7 +80,7 @@ def _turns(run: Run, value: str) -> Any:
     return run.episodes["turns"].between(float(low), float(high))
 
 
-def _credit(run: Run, value: str) -> Any:
+def _credit(run: LoggedRun, value: str) -> Any:
     low, _, high = value.partition(",")
     if not low and not high:
         raise ValueError(value)
@@ -89,16 +89,16 @@ def _credit(run: Run, value: str) -> Any:
     return (best >= float(low) if low else best.notna()) & (worst <= float(high) if high else best.notna())
 
 
-def _kind(run: Run, value: str) -> Any:
+def _kind(run: LoggedRun, value: str) -> Any:
     return run.episodes["failed"].notna() & (run.episodes["failed_kind"].fillna("other") == value)
 
 
-def _task(run: Run, value: str) -> Any:
+def _task(run: LoggedRun, value: str) -> Any:
     tasks = run.episodes["task"].astype(str)
     return (tasks == value) | (tasks.map(task_name) == value)
 
 
-def _query(run: Run, value: str) -> Any:
+def _query(run: LoggedRun, value: str) -> Any:
     task, *others = (run.episodes[name].astype(str) for name in ("task", "seed", "episode", "env"))
     for other in others:
         task = task + " " + other
@@ -124,14 +124,14 @@ EXPECTED = {
 }
 
 
-def last_step(run: Run) -> np.ndarray:
+def last_step(run: LoggedRun) -> np.ndarray:
     """The training episodes of the last step; where there are none, those of the last validation."""
     validation, steps = flag(run.episodes["validation"]), run.episodes["global_step"].fillna(-1).to_numpy()
     rows = validation if validation.all() else ~validation
     return np.flatnonzero(rows & (steps == steps[rows].max()))
 
 
-def extremes(run: Run, rows: np.ndarray, limit: int) -> np.ndarray:
+def extremes(run: LoggedRun, rows: np.ndarray, limit: int) -> np.ndarray:
     """At most ``limit`` of ``rows``: half of them the best by return, half the worst, failed ones last; best first."""
     returns = run.episodes["composed_return"].to_numpy(float)[rows]
     ordered = rows[np.argsort(-np.where(np.isnan(returns), -np.inf, returns), kind="stable")]
@@ -158,7 +158,7 @@ class Conversation:
         return whole and all("response" in turn for turn in self.turns)
 
 
-def conversations(run: Run, rows: Sequence[int] | np.ndarray) -> Iterator[Conversation]:
+def conversations(run: LoggedRun, rows: Sequence[int] | np.ndarray) -> Iterator[Conversation]:
     """The episodes ``rows`` of ``run.episodes``, in the order of their steps; texts are read step by step."""
     episodes, results, notes = run.episodes.iloc[np.asarray(rows)], outcomes(run), read_notes(run.folder)
     for step, of_step in episodes.groupby("step", sort=True):
@@ -220,7 +220,7 @@ def messages(conversation: Conversation) -> list[dict[str, str]] | None:
     return listed
 
 
-def line(run: Run, conversation: Conversation) -> str:
+def line(run: LoggedRun, conversation: Conversation) -> str:
     """An episode as a line of JSON: its columns, ``messages``, and ``turns`` with the columns that messages lack."""
     talk = messages(conversation)
     within = () if talk is None else ("response", "observation")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verl_turnkey.plugins.view.join import Run, flag
+from verl_turnkey.plugins.view.join import LoggedRun, flag
 from verl_turnkey.plugins.view.stats import Interval, success
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def headline(run: Run) -> str:
+def headline(run: LoggedRun) -> str:
     """Such as ``0.36 → 0.91 on 64 held-out tasks [0.83, 0.96]``; of training where no validation is logged.
 
     Failed episodes count as not solved, as in the trainer's validation. The interval is that of the last number, at

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from verl_turnkey.plugins.view.collapse import CHANCE, LEAST, RECENT, change_rows, changes, fall, formatted
-from verl_turnkey.plugins.view.join import Run
+from verl_turnkey.plugins.view.join import LoggedRun
 from verl_turnkey.plugins.view.training import TrainingHistory
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def rule(function: Rule) -> Rule:
     return function
 
 
-def findings(run: Run) -> list[dict[str, Any]]:
+def findings(run: LoggedRun) -> list[dict[str, Any]]:
     """All findings of all rules, as plain data."""
     history = TrainingHistory(run)
     return [finding._asdict() for check in RULES.values() for finding in check(history)] if history.steps else []

@@ -46,7 +46,7 @@ class NoLog(ValueError):
 
 
 @dataclass(frozen=True)
-class Run:
+class LoggedRun:
     """A log in memory, without its texts.
 
     ``episodes`` is sorted by step, group and key; ``turns`` likewise, with ``at`` (row in ``episodes``), the columns of
@@ -103,7 +103,7 @@ def find_log(folder: Path) -> Path:
     )
 
 
-def load(folder: Path) -> Run:
+def load(folder: Path) -> LoggedRun:
     """Read and join the log of a run.
 
     Raises:
@@ -118,7 +118,7 @@ def load(folder: Path) -> Run:
     return joined(log, tables, list(dict.fromkeys(str(warning.message) for warning in caught)))
 
 
-def joined(log: Path, tables: Mapping[str, pd.DataFrame], notes: Sequence[str] = ()) -> Run:
+def joined(log: Path, tables: Mapping[str, pd.DataFrame], notes: Sequence[str] = ()) -> LoggedRun:
     """The run with these rows of the tables ``JOINED``, as :func:`read` and :func:`frame` give them."""
     episodes, turns, credit, updates, steps = (
         tables[name].drop_duplicates(list(TABLES[name].key), keep="last", ignore_index=True) for name in JOINED
@@ -129,7 +129,7 @@ def joined(log: Path, tables: Mapping[str, pd.DataFrame], notes: Sequence[str] =
     about = _about(log)
     shares = {name: share for name, info in {**read_segments(log), "": about}.items() if (share := _shares(info))}
     turns = join(episodes, turns, credit, updates, _staleness(about))
-    return Run(name, log, about, episodes, turns, steps, shares, [*notes])
+    return LoggedRun(name, log, about, episodes, turns, steps, shares, [*notes])
 
 
 def join(

@@ -30,7 +30,7 @@ from verl_turnkey.plugins.log.schema import PICTURE, TABLES
 from verl_turnkey.plugins.view.chat import TEMPLATES
 from verl_turnkey.plugins.view.headline import headline
 from verl_turnkey.plugins.view.health import findings
-from verl_turnkey.plugins.view.join import REASONS, Run, flag, parts, read
+from verl_turnkey.plugins.view.join import REASONS, LoggedRun, flag, parts, read
 from verl_turnkey.plugins.view.notes import read_notes
 from verl_turnkey.plugins.view.training import charts
 
@@ -55,7 +55,7 @@ REPEATING = {
 """columns of texts that several rows share"""
 
 
-def pack(run: Run, number: int, size: float) -> Blocks:
+def pack(run: LoggedRun, number: int, size: float) -> Blocks:
     """The blocks of a run, in base64 at most ``size`` bytes; the index is always among them."""
     group, uids = run.episodes["group"].factorize()
     names = [str(uid) for uid in uids]
@@ -76,7 +76,7 @@ def pack(run: Run, number: int, size: float) -> Blocks:
     return blocks | {f"texts-{number}-{g}": built[g][1] for g in kept["texts"]}
 
 
-def _both(run: Run, group: np.ndarray, some: set[int]) -> Built:
+def _both(run: LoggedRun, group: np.ndarray, some: set[int]) -> Built:
     """Numbers and texts of the groups that have texts."""
     texts = dict(_texts(run, group, some))
     return {g: (block, texts[g]) for g, block in _numbers(run, group, set(texts))}
@@ -87,7 +87,7 @@ def pictures_in(images: Any) -> list[str]:
     return [name for name in images.split() if PICTURE.fullmatch(name)] if isinstance(images, str) else []
 
 
-def _pictures(run: Run, step: int, names: set[str]) -> dict[str, bytes]:
+def _pictures(run: LoggedRun, step: int, names: set[str]) -> dict[str, bytes]:
     """The PNG files of a partition by name, of ``names`` alone."""
     if not names:
         return {}
@@ -110,7 +110,7 @@ def squeeze(value: Any) -> bytes:
     return gzip.compress(json.dumps(value, separators=(",", ":"), allow_nan=False).encode(), 6, mtime=0)
 
 
-def _index(run: Run, number: int, group: np.ndarray, names: list[str]) -> Callable[..., bytes]:
+def _index(run: LoggedRun, number: int, group: np.ndarray, names: list[str]) -> Callable[..., bytes]:
     """Builds the block of the index from the groups that have numbers and texts here, and their counts in the log."""
     episodes, turns = run.episodes, run.turns
     count = np.bincount(turns["at"].to_numpy(), minlength=len(episodes))
@@ -163,7 +163,7 @@ def _index(run: Run, number: int, group: np.ndarray, names: list[str]) -> Callab
     return block
 
 
-def full_credit(run: Run) -> float:
+def full_credit(run: LoggedRun) -> float:
     """The absolute credit from which on colours are full: the 98th percentile."""
     sizes = np.abs(run.turns["advantage"].to_numpy(np.float64)[run.own])
     sizes = sizes[np.isfinite(sizes)]
@@ -183,7 +183,7 @@ def task_name(task: str) -> str:
     return ", ".join([re.sub(r"-v\d+$", "", description["env_id"].rpartition("/")[2]), *values])
 
 
-def _meanings(run: Run) -> dict[str, str]:
+def _meanings(run: LoggedRun) -> dict[str, str]:
     """Column of credit (part, level, size of a group) -> its meaning in a sentence, where it is known."""
     method = str(run.about.get("method", ""))
     named = [name for name in run.turns.columns if name.startswith(("part.", "level.", "size."))]
@@ -226,7 +226,7 @@ def _listed(values: np.ndarray) -> list[Any]:
     return [value if value is None or isinstance(value, bool | str) else str(value) for value in values.tolist()]
 
 
-def _numbers(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int, bytes]]:
+def _numbers(run: LoggedRun, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int, bytes]]:
     turns = run.turns
     names = [name for name in turns.columns if name not in NOT_SHOWN and turns[name].notna().any()]
     numbers = {name: rounded(turns[name].to_numpy()) for name in names if name not in REPEATING}
@@ -239,7 +239,7 @@ def _numbers(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[in
         yield g, squeeze({"columns": columns})
 
 
-def _texts(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int, bytes]]:
+def _texts(run: LoggedRun, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int, bytes]]:
     """A block per group whose texts the log still has; read by partition, since all texts may be gigabytes."""
     ours = np.isin(group, list(wanted))
     at = dict(zip(run.episodes["episode"], range(len(group)), strict=True))
@@ -277,7 +277,7 @@ def _texts(run: Run, group: np.ndarray, wanted: set[int]) -> Iterator[tuple[int,
             yield g, squeeze({"values": interned["values"], "tokens": tokens, "pictures": drawn, **columns})
 
 
-def _tokens(run: Run, rows: np.ndarray) -> dict[int, dict[str, Any]]:
+def _tokens(run: LoggedRun, rows: np.ndarray) -> dict[int, dict[str, Any]]:
     """Row of a turn -> gap and advantage of each of its tokens, for those of ``rows`` whose tokens were logged."""
     turns, names = run.turns.iloc[rows], run.episodes["episode"].to_numpy()
     trainer = turns["trained_by"].where(turns["trained_by"].notna(), names[turns["at"]])
@@ -347,7 +347,7 @@ def chosen(
     return kept, without, left
 
 
-def order(run: Run, group: np.ndarray, count: int) -> list[int]:
+def order(run: LoggedRun, group: np.ndarray, count: int) -> list[int]:
     """Groups, most informative first: one of each step, then the others; within both, newest steps first.
 
     Groups with mixed outcomes or failures come before the rest; the order of equal groups is random.
@@ -374,7 +374,7 @@ def _fitting(blocks: Mapping[int, Sequence[bytes]], left: float) -> tuple[set[in
     return chosen, left
 
 
-def weights_of(run: Run, group: np.ndarray, count: int) -> np.ndarray:
+def weights_of(run: LoggedRun, group: np.ndarray, count: int) -> np.ndarray:
     """Bytes of each group's texts on disk, estimated from its share of a step's turns; 0 if a step has no texts."""
     on_disk: dict[int, int] = defaultdict(int)
     with warnings.catch_warnings():

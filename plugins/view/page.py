@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from verl_turnkey.plugins.view.join import NoLog, Run, find_log, load
+from verl_turnkey.plugins.view.join import LoggedRun, NoLog, find_log, load
 from verl_turnkey.plugins.view.notes import LONGEST, read_notes, writable, write_note
 from verl_turnkey.plugins.view.pack import Blocks, pack, squeeze
 
@@ -42,7 +42,7 @@ IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 
-def blocks(runs: Sequence[Run], megabytes: float = math.inf) -> Blocks:
+def blocks(runs: Sequence[LoggedRun], megabytes: float = math.inf) -> Blocks:
     """The data of a page of at most ``megabytes``: name -> compressed block; runs share the space equally."""
     space = megabytes * 1e6 - len(html({}, live=False))
     data = {"page": squeeze({"runs": len(runs)})}

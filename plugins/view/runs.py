@@ -37,7 +37,7 @@ LARGEST_LOG = 1 << 30
 
 
 @dataclass(frozen=True)
-class Run:
+class RunMetrics:
     """A run of which N steps were logged."""
 
     folder: Path
@@ -99,7 +99,7 @@ class Run:
         return np.cumsum(np.nan_to_num(self.metrics["timing_s/step"])) if "timing_s/step" in self.metrics else None
 
 
-def read(folder: Path) -> Run:
+def read(folder: Path) -> RunMetrics:
     """Read the folder of a run.
 
     Raises:
@@ -117,7 +117,7 @@ def read(folder: Path) -> Run:
             sources[source] = None
         if steps:
             files = _files(folder)
-            return Run(folder, ", ".join(sources), *_table(steps), configuration(folder), *files)
+            return RunMetrics(folder, ", ".join(sources), *_table(steps), configuration(folder), *files)
     raise FileNotFoundError(
         f"{folder} holds no metrics: expected a .jsonl file of trainer.logger=[file], event files of tensorboard, or "
         f"the console output of verl in a file that ends in {', '.join(ENDINGS)}"
@@ -380,14 +380,14 @@ class Group:
     """Runs that differ only in seed and paths, or that share the keys of ``--by``."""
 
     name: str
-    runs: list[Run]
+    runs: list[RunMetrics]
     config: dict[str, str] = field(default_factory=dict)
     """the keys in which the groups differ"""
     mixed: dict[str, list[str]] = field(default_factory=dict)
     """with ``--by``: further keys in which its runs differ"""
 
 
-def seed_of(run: Run) -> str:
+def seed_of(run: RunMetrics) -> str:
     """The seed of the data or of the rollout, else the name of the folder."""
     seeds = (run.config.get(key) for key in ("data.seed", "actor_rollout_ref.rollout.seed"))
     return next((str(seed) for seed in seeds if seed is not None), run.folder.name)
@@ -409,7 +409,7 @@ def meaning(config: Mapping[str, Any], files: Mapping[str, str] | None = None) -
     return {key: _text(config[key]) for key in telling if key not in apart} | of_files
 
 
-def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
+def group_runs(runs: Sequence[RunMetrics], by: Sequence[str] = ()) -> list[Group]:
     """Group ``runs``; groups come in the order of their first runs. Files count if all runs have them on record.
 
     Runs without a configuration are grouped by the name of their folder, without a number at its end.
@@ -426,7 +426,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
         if key not in run_keys:
             raise LookupError(f"--by {key}: no run has this key{nearest(key, run_keys)}")
     recorded = all(run.files is not None for run in runs)
-    members: dict[str, tuple[dict[str, str], list[Run]]] = {}
+    members: dict[str, tuple[dict[str, str], list[RunMetrics]]] = {}
     for run in runs:
         whole = meaning(run.config, run.files if recorded else None)
         same = {key: _text(run.config.get(key, ABSENT)) for key in keys} if keys else whole

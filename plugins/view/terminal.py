@@ -17,7 +17,7 @@ import numpy as np
 from verl_turnkey.envs.model_texts import split_thoughts
 from verl_turnkey.plugins.view.conversations import Conversation, conversations, extremes
 from verl_turnkey.plugins.view.headline import headline
-from verl_turnkey.plugins.view.join import Run
+from verl_turnkey.plugins.view.join import LoggedRun
 from verl_turnkey.plugins.view.pack import full_credit, pictures_in, task_name
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ TONES = {
 """as on the page: blue and up, vermilion and down"""
 
 
-def show(run: Run, rows: np.ndarray, limit: int, console: Console) -> None:
+def show(run: LoggedRun, rows: np.ndarray, limit: int, console: Console) -> None:
     """Print the headline and at most ``limit`` of the episodes ``rows``, the best first; one alone with whole texts."""
     from rich.text import Text
 

@@ -30,7 +30,7 @@ from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.log.schema import holds_integers
 from verl_turnkey.plugins.notices import logger, warn_once
 from verl_turnkey.plugins.view.conversations import TEXTS, outcomes
-from verl_turnkey.plugins.view.join import HAS_CREDIT, JOINED, REASONS, Run, frame, joined, placed, read
+from verl_turnkey.plugins.view.join import HAS_CREDIT, JOINED, REASONS, LoggedRun, frame, joined, placed, read
 from verl_turnkey.plugins.view.terminal import plain
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ ELSEWHERE = {
 
 
 def traces(
-    run: Run, rows: np.ndarray, content: bool = True, texts_of: Callable[[int], pd.DataFrame] | None = None
+    run: LoggedRun, rows: np.ndarray, content: bool = True, texts_of: Callable[[int], pd.DataFrame] | None = None
 ) -> Iterator[list[ReadableSpan]]:
     """The spans of each episode in ``rows`` of ``run.episodes``, steps first, the root span at the front.
 
@@ -106,7 +106,7 @@ class _Run:
     resource: Resource
 
     @classmethod
-    def of(cls, run: Run) -> _Run:
+    def of(cls, run: LoggedRun) -> _Run:
         from opentelemetry.sdk.resources import Resource
 
         def configured(*names: str) -> Any:

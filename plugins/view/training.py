@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_turnkey.plugins.view.collapse import UPDATE, Curve, Kind
-from verl_turnkey.plugins.view.join import Run, flag
+from verl_turnkey.plugins.view.join import LoggedRun, flag
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,7 +21,7 @@ class TrainingHistory:
     ``ways`` are all episodes, ``episodes`` those that are not branches; a turn that branches share occurs once.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: LoggedRun) -> None:
         episodes = run.episodes.assign(**{name: flag(run.episodes[name]) for name in ("success", "truncated")})
         episodes, validation = episodes.assign(failed=episodes["failed"].notna()), flag(episodes["validation"])
         self.validation = episodes[run.whole & validation & run.first_ways]
@@ -133,7 +133,7 @@ TIMES = 5
 """most parts of a step's time in their chart"""
 
 
-def charts(run: Run) -> list[dict[str, Any]]:
+def charts(run: LoggedRun) -> list[dict[str, Any]]:
     """Charts that have numbers, each with title, unit, range of y (or None) and series ``{label, x, y}``."""
     episodes, turns, steps = run.episodes, run.turns, run.steps
     turns = turns[run.own]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.view.join import Run, load
+from verl_turnkey.plugins.view.join import LoggedRun, load
 
 
 @dataclass
@@ -16,10 +16,10 @@ class Written:
     """A page, and the runs in it."""
 
     address: str
-    runs: list[Run]
+    runs: list[LoggedRun]
 
     @property
-    def run(self) -> Run:
+    def run(self) -> LoggedRun:
         return self.runs[0]
 
 

@@ -15,7 +15,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-from verl_turnkey.envs.agents.base import Outcome
+from verl_turnkey.envs.agents.base import AgentResult
 from verl_turnkey.plugins.gateway import episode as episodes
 from verl_turnkey.plugins.gateway.codec import Codec
 from verl_turnkey.plugins.gateway.server import Gateway
@@ -183,7 +183,7 @@ async def play(
     model: Codec | None = None,
     wait: Callable[[], Awaitable[Any]] | None = None,
     sampling: Mapping[str, Any] | None = None,
-    outcome: Outcome | None = None,
+    outcome: AgentResult | None = None,
     grace: float = 1.0,
     tag: str | None = None,
     watch: Any = None,
@@ -210,11 +210,11 @@ async def play(
         await server.stop()
     played = Played(session, script, value)
     if session.turns:
-        played.rows = rows(session, outcome or Outcome(reward=1.0))
+        played.rows = rows(session, outcome or AgentResult(reward=1.0))
     return played
 
 
-def rows(session: Session, outcome: Outcome, merged: bool = True) -> list[Any]:
+def rows(session: Session, outcome: AgentResult, merged: bool = True) -> list[Any]:
     episode = Episode()
     options = episodes.StepOptions(state=lambda request, files=None: str(len(request.messages)))
     order = episodes.played(session, outcome, options, episode)

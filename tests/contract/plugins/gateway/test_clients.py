@@ -21,7 +21,7 @@ from PIL import Image
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from verl_turnkey.advantage import StepBatch, compute_credit
-from verl_turnkey.envs.agents.base import Outcome
+from verl_turnkey.envs.agents.base import AgentResult
 from verl_turnkey.plugins.gateway.codec import Codec, TokenBound
 from verl_turnkey.plugins.gateway.episode import StepOptions, played
 from verl_turnkey.plugins.gateway.messages import Message, ToolCall
@@ -245,7 +245,7 @@ def test_steps_tell_images_apart_by_their_content(api: Api) -> None:
         agent = looks(api, [drawn(api, gray, form)], [drawn(api, result, form)])
         session = run(agent, [called('{"place": "cave"}'), "Here."], model=seeing()).session
         options, episode = StepOptions(state_key("observation"), texts=True), Episode()
-        played(session, Outcome(reward=1.0), options, episode)
+        played(session, AgentResult(reward=1.0), options, episode)
         assert [step.record["extra"]["text"] for step in episode.steps] == ["", ""]
         return [(step.record["extra"]["images"], step.record["anchor"]) for step in episode.steps]
 
@@ -263,7 +263,7 @@ def test_methods_that_compare_texts_tell_screenshots_apart(method: str, more: di
     for gray in (10, 10, 40, 40):
         agent = looks(APIS[0], [{"type": "text", "text": "The page."}, drawn(APIS[0], gray)], [])
         episode, options = Episode(), StepOptions(state_key("observation"), texts=True)
-        played(run(agent, ["Here."], model=seeing()).session, Outcome(reward=1.0), options, episode)
+        played(run(agent, ["Here."], model=seeing()).session, AgentResult(reward=1.0), options, episode)
         (step,) = episode.steps
         columns["anchor"].append(step.record["anchor"])
         for name in ("text", "images"):

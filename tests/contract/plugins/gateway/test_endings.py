@@ -14,7 +14,7 @@ import torch
 from gateway_parts import ASKED, LIMITS, LOOK, anthropic, ask, called, chats, openai, posts, rows, run, spelled
 from openai import BadRequestError
 
-from verl_turnkey.envs.agents.base import AgentFailure, Outcome
+from verl_turnkey.envs.agents.base import AgentFailure, AgentResult
 from verl_turnkey.plugins.credit.rows import read_rows
 from verl_turnkey.plugins.gateway.exchange import Exchange
 from verl_turnkey.plugins.gateway.session import Retries
@@ -225,7 +225,7 @@ def test_a_first_prompt_that_does_not_fit_names_the_numbers() -> None:
 
     played = chats(agent, [], limits=Limits(room=300, turn=100))
     with pytest.raises(AgentFailure, match=r"first prompt takes 30\d tokens, and a turn of 100 .* fit into 300"):
-        rows(played.session, Outcome(reward=1.0))
+        rows(played.session, AgentResult(reward=1.0))
 
 
 def test_a_turn_too_many_truncates_the_episode() -> None:
@@ -268,7 +268,7 @@ def test_a_turn_that_may_call_no_tool_is_no_side_call() -> None:
         reply = await ask(client, tools=[LOOK])
         return await ask(client, later(reply, "Sum up."), tools=[LOOK], tool_choice="none")
 
-    played = chats(agent, ["Here.", called('{"place": "cave"}')], outcome=Outcome(reward=2.0))
+    played = chats(agent, ["Here.", called('{"place": "cave"}')], outcome=AgentResult(reward=2.0))
     assert played.value.message.tool_calls is None, "the prompt shows no tools"
     assert [step["reward"] for step in played.steps] == [0.0, 2.0]
 
@@ -297,10 +297,10 @@ def test_what_is_left_out_can_be_said(rules: list[dict[str, Any]], actions: list
 
 def test_an_episode_without_a_trained_call_fails() -> None:
     session = chats(ask, ["Here."], limits=replace(LIMITS, leave_out=[{"no_tools": False}])).session
-    assert len(rows(session, Outcome(reward=1.0))) == 1
+    assert len(rows(session, AgentResult(reward=1.0))) == 1
     session.limits = replace(LIMITS, leave_out=[{"no_tools": True}])
     with pytest.raises(AgentFailure, match=r"turnkey\.agent\.leave_out leaves out every call"):
-        rows(session, Outcome(reward=1.0))
+        rows(session, AgentResult(reward=1.0))
 
 
 def test_a_reward_of_a_call_that_is_left_out_is_not_lost_in_silence() -> None:
@@ -309,10 +309,10 @@ def test_a_reward_of_a_call_that_is_left_out_is_not_lost_in_silence() -> None:
         await ask(client, tools=[LOOK])
 
     session = chats(agent, ["A title.", "Here."], limits=replace(LIMITS, leave_out=[{"no_tools": True}])).session
-    (row,) = rows(session, Outcome(turn_rewards={0: 0.0, 1: 0.5}))
+    (row,) = rows(session, AgentResult(turn_rewards={0: 0.0, 1: 0.5}))
     assert [step["reward"] for step in row.extra_fields["turnkey"]["steps"]] == [0.5]
     with pytest.raises(AgentFailure, match="a reward of turn 0, which is not trained"):
-        rows(session, Outcome(turn_rewards={0: 0.5, 1: 0.5}))
+        rows(session, AgentResult(turn_rewards={0: 0.5, 1: 0.5}))
 
 
 def test_all_calls_of_another_name_are_trained() -> None:
@@ -327,7 +327,7 @@ def test_what_an_agent_reports_does_not_count_beside_tests_of_its_work() -> None
 
     session = posts(cheats, ["Here."]).session
     for verified, reward in ((False, 5.0), (True, 0.0)):
-        (row,) = rows(session, Outcome(reward=0.0, verified=verified))
+        (row,) = rows(session, AgentResult(reward=0.0, verified=verified))
         assert [step["reward"] for step in steps_of(row)] == [reward]
 
 
@@ -339,7 +339,7 @@ def test_a_returned_reward_of_a_turn_counts_before_a_posted_one() -> None:
 
     session = posts(agent, ["Here.", "There."]).session
     for verified, rewards in ((False, [0.25, 5.0]), (True, [0.25, 0.0])):
-        played = rows(session, Outcome(reward=0.0, turn_rewards={0: 0.25}, verified=verified))
+        played = rows(session, AgentResult(reward=0.0, turn_rewards={0: 0.25}, verified=verified))
         assert [step["reward"] for row in played for step in steps_of(row)] == rewards
 
 
@@ -347,12 +347,12 @@ def test_without_requests_or_a_reward_an_episode_fails() -> None:
     async def nothing(url: str) -> None: ...
 
     with pytest.raises(AgentFailure, match="the agent made no request"):
-        rows(run(nothing, []).session, Outcome(reward=1.0))
+        rows(run(nothing, []).session, AgentResult(reward=1.0))
     session = chats(ask, ["Here."]).session
     for outcome, words in (
-        (Outcome(), "the agent gave no reward"),
-        (Outcome(1.0, turn_rewards={1: 0.5}), "a reward of turn 1, but the episode has 1, counted from 0"),
-        (Outcome(reason="KeyError: 'x' (agent.py:3)"), "KeyError"),
+        (AgentResult(), "the agent gave no reward"),
+        (AgentResult(1.0, turn_rewards={1: 0.5}), "a reward of turn 1, but the episode has 1, counted from 0"),
+        (AgentResult(reason="KeyError: 'x' (agent.py:3)"), "KeyError"),
     ):
         with pytest.raises(AgentFailure, match=words):
             rows(session, outcome)
@@ -410,7 +410,7 @@ def test_an_agent_reports_rewards_and_states() -> None:
         ]
         return [answer.status_code for answer in refused]
 
-    played = posts(agent, ["Here.", "There."], outcome=Outcome())
+    played = posts(agent, ["Here.", "There."], outcome=AgentResult())
     assert played.value == [400] * 9
     assert [(step["anchor"], step["reward"]) for step in played.steps] == [("room 0", 0.25), ("room 1", 2.0)]
 
@@ -433,15 +433,15 @@ def test_replies_carry_their_number_and_turns_are_named_by_the_ids_of_their_repl
                     assert sent.status_code == 200
             return [reply.turn for reply in replies], [reply.id for reply in replies]
 
-    played = run(agent, ["A.", "B.", "C.", "D."], outcome=Outcome(reward=0.0))
+    played = run(agent, ["A.", "B.", "C.", "D."], outcome=AgentResult(reward=0.0))
     numbers, ids = played.value
     assert numbers == [0, 1, 2, 3]
     assert sorted((step["reward"], step["anchor"]) for step in played.steps) == [(n, f"room {n}") for n in numbers]
     rewards: Any = {**dict(zip(ids[1:], (1.0, 2.0, 3.0), strict=True)), 0: 7.0}
-    again = [s for row in rows(played.session, Outcome(0.0, turn_rewards=rewards)) for s in steps_of(row)]
+    again = [s for row in rows(played.session, AgentResult(0.0, turn_rewards=rewards)) for s in steps_of(row)]
     assert sorted(step["reward"] for step in again) == [1.0, 2.0, 3.0, 7.0]
     with pytest.raises(AgentFailure, match="a reward of turn resp_other, but the episode has 4"):
-        rows(played.session, Outcome(0.0, turn_rewards={"resp_other": 1.0}))
+        rows(played.session, AgentResult(0.0, turn_rewards={"resp_other": 1.0}))
 
 
 USE_THE_ID = "calls of (this|the) episode ran at the same time: name the turn by the id of its reply, turn=reply.id"
@@ -464,13 +464,13 @@ def test_numbers_and_states_for_the_next_turn_are_refused_once_calls_ran_at_the_
             assert (await post(what, **body, turn=sample.id)).status_code == 200
 
     watched = Watched((1, 3))
-    played = posts(agent, ["First.", "A.", "B."], wait=watched.together, watch=watched, outcome=Outcome(reward=1.0))
+    played = posts(agent, ["First.", "A.", "B."], wait=watched.together, watch=watched, outcome=AgentResult(reward=1.0))
     steps = sorted(played.steps, key=lambda s: s["step"])
     assert sorted(step["reward"] for step in steps[1:]) in ([0.25, 1.0], [0.0, 1.25])
     assert (steps[0]["reward"], steps[0]["anchor"]) == (0.5, "start")
     assert [step["anchor"] for step in steps].count("here") == 1
     with pytest.raises(AgentFailure, match=f"a reward of a turn by its number, but {USE_THE_ID}"):
-        rows(played.session, Outcome(reward=1.0, turn_rewards={0: 1.0}))
+        rows(played.session, AgentResult(reward=1.0, turn_rewards={0: 1.0}))
 
 
 @pytest.mark.parametrize("what", ["state", "reward"])

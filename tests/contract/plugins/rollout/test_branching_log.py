@@ -19,7 +19,7 @@ from verl_turnkey.plugins.credit.rows import read_rows
 from verl_turnkey.plugins.credit.table import Numbers, credit_columns
 from verl_turnkey.plugins.log.writer import Tables
 from verl_turnkey.plugins.rollout.strategies import Fork, ForkPoint, register_strategy, registry
-from verl_turnkey.plugins.view.join import HAS_CREDIT, Run, load
+from verl_turnkey.plugins.view.join import HAS_CREDIT, LoggedRun, load
 from verl_turnkey.plugins.view.training import TrainingHistory
 
 TREE = Task("contract/Tree-v0", 3)
@@ -53,7 +53,7 @@ class Late:
 
 
 @pytest.fixture
-def run(play, tmp_path: Path) -> Iterator[Run]:
+def run(play, tmp_path: Path) -> Iterator[LoggedRun]:
     """Two rollouts of two turns, each with a measured branch and two that are trained."""
     register_strategy("late", summary="for this test")(Late)
     log = tmp_path / "run" / "turnkey_log"
@@ -110,7 +110,7 @@ def test_the_page_tells_branches_from_episodes(run, tmp_path):
         browser.close()
 
 
-def look(browser: Browser, address: str, run: Run) -> None:
+def look(browser: Browser, address: str, run: LoggedRun) -> None:
     browser.open(address)
     facts = dict(zip(browser.texts(".facts dt"), browser.texts(".facts dd"), strict=True))
     assert (facts["episodes"], facts["branches"], facts["turns"]) == ("2", "4", "8")

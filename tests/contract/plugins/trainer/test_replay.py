@@ -25,7 +25,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks.groups import check_groups
-from verl_turnkey.plugins.checks.run import Run
+from verl_turnkey.plugins.checks.run import CheckedRun
 from verl_turnkey.plugins.config.schema import turnkey_config
 
 REPLAY, BUFFER = "turnkey.groups.replay=1", "turnkey.groups.buffer=8"
@@ -283,7 +283,7 @@ def test_what_does_not_go_with_it_is_refused(compose, switch, line, named, monke
         line, named = "actor_rollout_ref.rollout.n=1", "rollout.n=1: raise it to 2"
     config = compose("+turnkey=grpo_steps", switch, *line.split())
     with pytest.raises(ConfigError, match=named):
-        check_groups(Run(config, turnkey_config(config)))
+        check_groups(CheckedRun(config, turnkey_config(config)))
 
 
 @pytest.mark.parametrize("switch", [REPLAY, BUFFER])
@@ -292,6 +292,6 @@ def test_older_weights_without_correction_are_warned_of(compose, switch):
     config.algorithm.rollout_correction.rollout_is = None
     config.algorithm.rollout_correction.bypass_mode = False
     with pytest.warns(UserWarning, match="rollout_is=token"):
-        check_groups(Run(config, turnkey_config(config)))
+        check_groups(CheckedRun(config, turnkey_config(config)))
     config.algorithm.rollout_correction.rollout_is = "token"
-    check_groups(Run(config, turnkey_config(config)))
+    check_groups(CheckedRun(config, turnkey_config(config)))

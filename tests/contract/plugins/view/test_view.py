@@ -18,7 +18,7 @@ from browser import SECONDS, Browser
 from written_page import Written, write
 
 from verl_turnkey.plugins.log.schema import schema
-from verl_turnkey.plugins.view.join import REASONS, Run
+from verl_turnkey.plugins.view.join import REASONS, LoggedRun
 
 PAGES = ("run", "episodes", "group", "compare")
 
@@ -47,7 +47,7 @@ def counted(browser: Browser) -> int:
     return int(browser.text(".counted b").replace(",", ""))
 
 
-def winner(run: Run) -> tuple[int, str]:
+def winner(run: LoggedRun) -> tuple[int, str]:
     """An episode with credit whose group has winners and losers."""
     episodes = run.episodes
     mixed = episodes.groupby("group")["success"].transform(lambda won: 0 < won.eq(True).mean() < 1)

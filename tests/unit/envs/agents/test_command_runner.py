@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, AgentResult
 from verl_turnkey.envs.agents.command import CommandRunner, filled
 from verl_turnkey.envs.agents.sandboxes import NoSandbox
 
@@ -23,12 +23,12 @@ json.dump({"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd(), "f
 """
 
 
-def play(command: list[str], task: dict[str, Any] | None = None, timeout: float = 30.0, **kwargs: Any) -> Outcome:
+def play(command: list[str], task: dict[str, Any] | None = None, timeout: float = 30.0, **kwargs: Any) -> AgentResult:
     handle = kwargs.pop("handle", HANDLE)
     return asyncio.run(CommandRunner(command, timeout=timeout, **kwargs).run(task or {}, handle))
 
 
-def shell(script: str, **kwargs: Any) -> Outcome:
+def shell(script: str, **kwargs: Any) -> AgentResult:
     return play(["bash", "-c", script], **kwargs)
 
 
@@ -160,7 +160,7 @@ def test_nothing_survives_an_agent_that_kills_its_guard() -> None:
 def test_a_timeout_is_said() -> None:
     late = "the agent ran longer than turnkey.agent.timeout=3"
     outcome = shell("echo begun; sleep 1000", timeout=3.0)
-    assert outcome == Outcome(extra={"output": "begun\n"}, truncated=True, reason=late)
+    assert outcome == AgentResult(extra={"output": "begun\n"}, truncated=True, reason=late)
 
 
 def test_a_cancelled_episode_leaves_nothing() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from loopback import Refusal, serve
 
-from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, AgentResult
 from verl_turnkey.envs.agents.function import FunctionRunner, InProcessFunctionRunner, RemoteRunner, address_towards
 from verl_turnkey.envs.errors import EnvironmentKwargsError, ModuleImportError
 
@@ -25,7 +25,7 @@ both = pytest.mark.parametrize("runner", RUNNERS, ids=["process", "in_process"])
 def play(runner: Callable[..., Any], name: str, *tasks: dict[str, Any], timeout: float = 60.0, **kwargs: Any) -> Any:
     """The outcomes of ``tasks``, one after another."""
 
-    async def run() -> list[Outcome]:
+    async def run() -> list[AgentResult]:
         made = runner(f"{FILE}:{name}", timeout=timeout, **kwargs)
         try:
             return [await made.run(task, HANDLE) for task in tasks]
@@ -42,12 +42,12 @@ def alive(pid: int) -> bool:
 
 @both
 def test_results_of_either_kind(runner: Callable[..., Any]) -> None:
-    assert play(runner, "plays", {"value": 2}) == Outcome(4.0)
+    assert play(runner, "plays", {"value": 2}) == AgentResult(4.0)
     outcome = play(runner, "plays_sync", {})
     extra = {"url": HANDLE.base_url, "folder": "/tmp", "scores": [0, 1]}
-    assert outcome == Outcome(0.5, True, {0: 1.0, 2: 0.25}, extra)
+    assert outcome == AgentResult(0.5, True, {0: 1.0, 2: 0.25}, extra)
     assert type(outcome.success) is bool
-    assert play(runner, "returns", {"what": "none"}) == Outcome()
+    assert play(runner, "returns", {"what": "none"}) == AgentResult()
 
 
 @both
@@ -86,13 +86,13 @@ def test_what_it_raises_is_the_reason(runner: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("name", ["hangs", "sleeps"])
 def test_a_deadline_ends_the_episode(runner: Callable[..., Any], name: str) -> None:
     outcome = play(runner, name, {"gently": runner is InProcessFunctionRunner}, timeout=0.5)
-    assert outcome == Outcome(truncated=True, reason="the agent ran longer than turnkey.agent.timeout=0.5")
+    assert outcome == AgentResult(truncated=True, reason="the agent ran longer than turnkey.agent.timeout=0.5")
 
 
 def test_a_crash_costs_its_own_episode() -> None:
     outcomes = play(FunctionRunner, "dies", {}, {})
     reason = "the agent's process ended with exit status 3: last words"
-    assert outcomes == [Outcome(reason=reason), Outcome(reason=reason)]
+    assert outcomes == [AgentResult(reason=reason), AgentResult(reason=reason)]
 
 
 def test_a_process_serves_one_episode_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_process_that_leaves_something_behind_is_not_used_again() -> None:
 
 
 def test_episodes_run_side_by_side_and_a_cancelled_one_leaves_nothing() -> None:
-    async def run() -> tuple[list[Outcome], set[int]]:
+    async def run() -> tuple[list[AgentResult], set[int]]:
         runner = FunctionRunner(f"{FILE}:counts", timeout=60.0)
         outcomes = await asyncio.gather(*(runner.run({}, HANDLE) for _ in range(2)))
         await runner.close()
@@ -189,18 +189,18 @@ def url(service: tuple[str, Any]) -> str:
     return service[0]
 
 
-def outcome(url: str, timeout: float = 5.0, **task: Any) -> Outcome:
+def outcome(url: str, timeout: float = 5.0, **task: Any) -> AgentResult:
     return asyncio.run(RemoteRunner(url, timeout=timeout).run(task, TO_SERVICE))
 
 
 def test_the_service_gets_the_task_and_the_gateway_and_answers_with_the_result(service: Any) -> None:
     url, requests = service
     result = {"reward": 0.5, "success": True, "turns": {"1": 0.25}, "extra": {"files": 3}}
-    assert outcome(url, answer=result) == Outcome(0.5, True, {1: 0.25}, {"files": 3})
+    assert outcome(url, answer=result) == AgentResult(0.5, True, {1: 0.25}, {"files": 3})
     sent = {"task": {"answer": result}, "base_url": TO_SERVICE.base_url, "key": "secret", "model": "policy"}
     assert requests == [("/run", sent)]
-    assert outcome(url, answer=1) == Outcome(1.0)
-    assert outcome(url, answer=None) == Outcome()
+    assert outcome(url, answer=1) == AgentResult(1.0)
+    assert outcome(url, answer=None) == AgentResult()
 
 
 def test_a_service_that_fails_costs_its_episode(url: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, Outcome
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, AgentResult
 from verl_turnkey.envs.agents.harbor import HarborRunner, HarborTask, check_task, find_tasks, read_reward, sandbox_for
 from verl_turnkey.envs.agents.sandboxes import Bubblewrap, Docker, NoSandbox
 from verl_turnkey.envs.errors import TaskFormatError
@@ -21,7 +21,7 @@ HANDLE = AgentHandle("http://127.0.0.1:9/s3cret/v1", "k3y", "policy")
 SOLUTION = (MEDIAN / "solution/solve.sh").read_text()
 
 
-def play(script: str, task: Path = MEDIAN, timeout: float = 60.0, **kwargs: Any) -> Outcome:
+def play(script: str, task: Path = MEDIAN, timeout: float = 60.0, **kwargs: Any) -> AgentResult:
     row = {"env_id": "harbor", "seed": 0, "kwargs": {"path": str(task)}, "script": script}
     runner = HarborRunner(["bash", "-c", "{script}"], timeout=timeout, **{"sandbox": Bubblewrap(), **kwargs})
     return asyncio.run(runner.run(row, HANDLE))

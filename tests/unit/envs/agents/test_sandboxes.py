@@ -18,7 +18,7 @@ from gateways import completion, gateway
 from test_command_runner import marked
 
 from verl_turnkey.envs.agents import relay, sandboxes
-from verl_turnkey.envs.agents.base import AgentHandle, Outcome
+from verl_turnkey.envs.agents.base import AgentHandle, AgentResult
 from verl_turnkey.envs.agents.command import CommandRunner
 from verl_turnkey.envs.agents.sandboxes import Bubblewrap, Docker, NoSandbox, Sandbox, choose, installation
 from verl_turnkey.envs.errors import SandboxError
@@ -26,11 +26,11 @@ from verl_turnkey.envs.errors import SandboxError
 HANDLE = AgentHandle("http://127.0.0.1:9/s3cret/v1", "secret-of-the-episode", "policy")
 
 
-def run(*command: str, handle: AgentHandle = HANDLE, box: Sandbox | None = None, timeout: float = 30.0) -> Outcome:
+def run(*command: str, handle: AgentHandle = HANDLE, box: Sandbox | None = None, timeout: float = 30.0) -> AgentResult:
     return asyncio.run(CommandRunner(command, timeout=timeout, sandbox=box or Bubblewrap()).run({}, handle))
 
 
-def play(script: str, **kwargs: Any) -> Outcome:
+def play(script: str, **kwargs: Any) -> AgentResult:
     return run("bash", "-c", script, **kwargs)
 
 
@@ -84,7 +84,7 @@ def test_processes_that_fork_on_and_on_end_with_their_episode() -> None:
     word = f"77{os.getpid()}"
     fork = f'f() {{ sleep {word} & [ "$1" -eq 0 ] || {{ f $(($1 - 1)) & f $(($1 - 1)) & }}; }}; f 5; wait; sleep {word}'
 
-    async def both() -> tuple[Outcome, Outcome]:
+    async def both() -> tuple[AgentResult, AgentResult]:
         hostile, honest = (
             CommandRunner(["bash", "-c", script], timeout=timeout, sandbox=Bubblewrap())
             for script, timeout in ((fork, 10.0), ("echo fine", 60.0))

@@ -18,7 +18,7 @@ from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.checks import agent_loop, probe, rollout
 from verl_turnkey.plugins.checks.groups import check_groups
 from verl_turnkey.plugins.checks.rewards import check_columns, check_compared, check_rewards
-from verl_turnkey.plugins.checks.run import Run
+from verl_turnkey.plugins.checks.run import CheckedRun
 from verl_turnkey.plugins.config.agent import McpConfig
 from verl_turnkey.plugins.config.schema import RolloutConfig, TurnkeyConfig, turnkey_config
 from verl_turnkey.plugins.config.training import GroupsConfig
@@ -41,7 +41,7 @@ def config(method: str = "progress", algorithm: Any = None, mode: str = "turnkey
 
 def check_branching(config: Any, turnkey: TurnkeyConfig, columns: tuple[str, ...]) -> tuple[str, ...]:
     loops = [config.actor_rollout_ref.rollout.agent.default_agent_loop]
-    return rollout.check_branching(Run(config, turnkey, loops), columns)
+    return rollout.check_branching(CheckedRun(config, turnkey, loops), columns)
 
 
 def turnkey(strategy: Any = "vine", **options: Any) -> TurnkeyConfig:
@@ -62,11 +62,11 @@ def test_the_columns_of_a_strategy_are_known():
         assert gold == (*COLUMNS, "gold_probability")
         sampled = config("tree", calculate_log_probs=True, n=8)
         assert check_branching(sampled, turnkey("entropy_branch"), ()) == COLUMNS[:4]
-    check_columns(Run(config(), turnkey()), {"score"}, (), COLUMNS)
+    check_columns(CheckedRun(config(), turnkey()), {"score"}, (), COLUMNS)
     with pytest.raises(ConfigError, match=r"progress needs the column 'extra\.turn_value'"):
-        check_columns(Run(config(), turnkey("tree")), {"score"}, (), COLUMNS[:4])
+        check_columns(CheckedRun(config(), turnkey("tree")), {"score"}, (), COLUMNS[:4])
     with pytest.raises(ConfigError, match="strategy adds the column turn_value, and so does the environment"):
-        check_columns(Run(config(), turnkey()), {"turn_value"}, (), COLUMNS)
+        check_columns(CheckedRun(config(), turnkey()), {"turn_value"}, (), COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -217,13 +217,13 @@ def test_rollouts_are_compared_where_there_are_some_and_no_branches(n, strategy,
     whole = config(n=n)
     whole.reward = {"reward_model": {"enable": False}, "reward_manager": {"name": "naive", "source": "register"}}
     compared = TurnkeyConfig(rollout=RolloutConfig(strategy=strategy), rewards=[ARENA])
-    composed = check_rewards(Run(whole, compared))  # all that an evaluation asks for: it compares nobody
+    composed = check_rewards(CheckedRun(whole, compared))  # all that an evaluation asks for: it compares nobody
     assert composed.labels == ("arena", "arena_calls")
     if message is None:
-        check_compared(Run(whole, compared), composed)
+        check_compared(CheckedRun(whole, compared), composed)
     else:
         with pytest.raises(ConfigError, match=message):
-            check_compared(Run(whole, compared), composed)
+            check_compared(CheckedRun(whole, compared), composed)
 
 
 # --- What the driver refuses of ``turnkey.groups`` --------------------------------------------------------------------
@@ -238,7 +238,7 @@ def checked(groups: dict[str, Any], mode: str = "turnkey_sync", **changes: Any) 
         }
     )
     loops = [changes.get("loop", "turnkey_env")]
-    check_groups(Run(config, turnkey_config(config), loops, files=changes.get("files", [])))
+    check_groups(CheckedRun(config, turnkey_config(config), loops, files=changes.get("files", [])))
 
 
 def test_what_works_is_left_alone():
@@ -339,7 +339,7 @@ PAD = {"pad": {"command": "sh"}}
 def check(servers: Any = PAD, shared: tuple[str, ...] = (), **rollout: Any) -> None:
     rollout = {"action_format": "tools", **rollout}
     turnkey = TurnkeyConfig(mcp=McpConfig(servers, [*shared]), rollout=RolloutConfig(**rollout))
-    agent_loop.check_mcp(Run(OmegaConf.create({}), turnkey))
+    agent_loop.check_mcp(CheckedRun(OmegaConf.create({}), turnkey))
 
 
 def test_what_works_passes() -> None:

@@ -24,7 +24,7 @@ from verl_turnkey.plugins.checks import findings, probe, resources
 from verl_turnkey.plugins.checks.findings import Refusal, RuleWarning, collecting, grouped, id_of, refuse, warn
 from verl_turnkey.plugins.checks.resources import check_log_folder
 from verl_turnkey.plugins.checks.rules import check_ignored, rules
-from verl_turnkey.plugins.checks.run import Run
+from verl_turnkey.plugins.checks.run import CheckedRun
 from verl_turnkey.plugins.checks.update import check_migrated
 from verl_turnkey.plugins.checks.values import check_ranges
 from verl_turnkey.plugins.config import resolve
@@ -250,7 +250,7 @@ def log(tmp_path: Path, name: str = NAMES[0], **trainer: str) -> None:
 def check(config: DictConfig) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        check_log_folder(Run(config, turnkey_config(config)))
+        check_log_folder(CheckedRun(config, turnkey_config(config)))
     return [str(warning.message) for warning in caught]
 
 
@@ -375,7 +375,7 @@ def advice(size: int, loops: tuple[str, ...] = ("turnkey_env",), method: str = "
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        check_migrated(Run(config, TurnkeyConfig(env=ALFWORLD, **node), loops))
+        check_migrated(CheckedRun(config, TurnkeyConfig(env=ALFWORLD, **node), loops))
     return " ".join(str(warning.message) for warning in caught)
 
 

@@ -22,7 +22,7 @@ from verl_turnkey.plugins.view import conversations, terminal
 from verl_turnkey.plugins.view.chat import chat
 from verl_turnkey.plugins.view.conversations import extremes, last_step, matching, outcomes
 from verl_turnkey.plugins.view.headline import headline
-from verl_turnkey.plugins.view.join import Run, load, read
+from verl_turnkey.plugins.view.join import LoggedRun, load, read
 from verl_turnkey.plugins.view.pack import pack
 from verl_turnkey.plugins.view.traces import traces
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(folder) -> Run:
+def run(folder) -> LoggedRun:
     return load(folder)
 
 
@@ -47,7 +47,7 @@ def view(*words: object, fails: bool = False) -> str:
     return str(done.exception) if fails and not isinstance(done.exception, SystemExit) else done.output
 
 
-def printed(run: Run, rows: np.ndarray, limit: int = 4) -> str:
+def printed(run: LoggedRun, rows: np.ndarray, limit: int = 4) -> str:
     file = io.StringIO()
     terminal.show(run, rows, limit, Console(file=file, force_terminal=True, color_system="truecolor", width=100))
     return file.getvalue()

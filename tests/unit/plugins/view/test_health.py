@@ -26,7 +26,7 @@ def table(name: str, rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[column.name for column in TABLES[name].columns if "*" not in column.name])
 
 
-def make(steps: int, episode=lambda step, n: {}, turn=lambda step, n, t: {}, metrics=()) -> join.Run:
+def make(steps: int, episode=lambda step, n: {}, turn=lambda step, n, t: {}, metrics=()) -> join.LoggedRun:
     """A sound run of two groups of four a step, with what the functions say different (``n``: episode of the step)."""
     episodes, turns = [], []
     for step in range(1, steps + 1):
@@ -40,10 +40,10 @@ def make(steps: int, episode=lambda step, n: {}, turn=lambda step, n, t: {}, met
                 turns.append(played | {"valid": True, "prompt_cut": False} | turn(step, n, t))
     tables = [table("episodes", episodes), table("turns", turns), table("credit", []), table("updates", [])]
     logged = table("steps", [{"train_step": s, "name": name, "value": v} for s, name, v in metrics])
-    return join.Run("made", Path(), {}, tables[0].assign(segment=""), join.join(*tables), logged)
+    return join.LoggedRun("made", Path(), {}, tables[0].assign(segment=""), join.join(*tables), logged)
 
 
-def only_finding(run: join.Run, rule: str) -> health.Finding | None:
+def only_finding(run: join.LoggedRun, rule: str) -> health.Finding | None:
     """What the rule says, and that no other rule says anything."""
     findings = [health.Finding(**fields) for fields in health.findings(run)]
     assert all(finding.rule == rule for finding in findings), findings
@@ -212,7 +212,7 @@ def test_a_run_of_which_every_episode_failed_has_no_turn_to_look_at():
     run = make(4, lambda step, n: {"failed": "hung", "failed_kind": "timeout", "success": None, "turns": 0})
     episodes = run.episodes.drop(columns="segment")
     joined = join.join(episodes, table("turns", []), table("credit", []), table("updates", []))
-    empty = join.Run("made", Path(), {}, run.episodes, joined, run.steps)
+    empty = join.LoggedRun("made", Path(), {}, run.episodes, joined, run.steps)
     assert only_finding(empty, "failures").message == "32 of 32 episodes failed (32 timeout) and train nothing"
     assert charts(empty)
 
@@ -235,12 +235,12 @@ def test_failed_episodes_of_groups_that_were_not_logged_are_no_rate():
     logged = logged.reset_index(drop=True)
     turns = run.turns.drop(columns=["at", "reason"])[list(table("turns", []))]
     joined = join.join(logged, turns, table("credit", []), table("updates", []))
-    made = join.Run("made", Path(), {}, logged, joined, run.steps, {"": Shares(0.5, 0.5)})
+    made = join.LoggedRun("made", Path(), {}, logged, joined, run.steps, {"": Shares(0.5, 0.5)})
     assert logged["failed"].notna().sum() > 20
     assert health.findings(made) == []
     [success] = [chart for chart in charts(made) if chart["title"] == "Success"]
     assert set(success["series"][0]["y"]) == {0.5}
-    assert health.findings(join.Run("made", Path(), {}, logged, joined, run.steps)) != []
+    assert health.findings(join.LoggedRun("made", Path(), {}, logged, joined, run.steps)) != []
 
 
 def test_what_the_rules_look_at_is_drawn():

@@ -26,7 +26,7 @@ from verl_turnkey.plugins import notices
 from verl_turnkey.plugins.cli.main import app, main
 from verl_turnkey.plugins.log.writer import Tables
 from verl_turnkey.plugins.view import conversations, traces
-from verl_turnkey.plugins.view.join import Run, load, read
+from verl_turnkey.plugins.view.join import LoggedRun, load, read
 from verl_turnkey.plugins.view.traces import LiveTraces
 
 STANDARD = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI")}
@@ -109,7 +109,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path) -> Run:
+def run(folder: Path) -> LoggedRun:
     return load(folder)
 
 
@@ -120,7 +120,7 @@ def exported(folder: Path) -> list[Span]:
     return collector(out)
 
 
-def test_an_episode_is_a_trace_of_its_turns_and_calls(run: Run, exported: list[Span]):
+def test_an_episode_is_a_trace_of_its_turns_and_calls(run: LoggedRun, exported: list[Span]):
     roots = [span for span in exported if not span.parent_span_id]
     assert len(roots) == len(run.episodes) == len({span.trace_id for span in exported})
     assert len({span.span_id for span in exported}) == len(exported)
@@ -141,7 +141,7 @@ def test_an_episode_is_a_trace_of_its_turns_and_calls(run: Run, exported: list[S
         assert times[-1] <= root.end_time_unix_nano
 
 
-def test_a_turn_has_its_columns_its_credit_and_its_texts(run: Run, exported: list[Span]):
+def test_a_turn_has_its_columns_its_credit_and_its_texts(run: LoggedRun, exported: list[Span]):
     chats = [span for span in exported if span.name == "chat unknown"]
     texts = read(run.folder, "texts").set_index(["episode", "turn"])
     by_turn = {
@@ -178,7 +178,7 @@ def test_a_turn_has_its_columns_its_credit_and_its_texts(run: Run, exported: lis
     assert 0 < with_credit < len(chats)
 
 
-def test_an_episode_has_its_outcome_and_an_invalid_action_is_an_error(run: Run, exported: list[Span]):
+def test_an_episode_has_its_outcome_and_an_invalid_action_is_an_error(run: LoggedRun, exported: list[Span]):
     roots = [span for span in exported if not span.parent_span_id]
     outcomes = [attributes(span)["turnkey.outcome"] for span in roots]
     assert sorted(outcomes) == sorted(conversations.outcomes(run))
@@ -223,7 +223,7 @@ def test_a_copy_of_the_folder_has_the_same_ids(folder: Path, exported: list[Span
     assert [span.span_id for span in collector(tmp_path / "copy.jsonl")] == [span.span_id for span in exported]
 
 
-def test_no_content_leaves_out_what_was_written(folder: Path, run: Run, exported: list[Span], tmp_path: Path):
+def test_no_content_leaves_out_what_was_written(folder: Path, run: LoggedRun, exported: list[Span], tmp_path: Path):
     export(folder, "--otlp", tmp_path / "out.jsonl", "--no-content")
     spans = collector(tmp_path / "out.jsonl")
     assert [span.span_id for span in spans] == [span.span_id for span in exported]
@@ -247,7 +247,7 @@ def test_no_content_leaves_out_what_was_written(folder: Path, run: Run, exported
         (["outcome=unsolved", "step=last"], lambda e: e["success"].eq(False) & e["global_step"].eq(3)),
     ],
 )
-def test_filters_are_those_of_the_page(folder: Path, run: Run, tmp_path: Path, words: list[str], keep):
+def test_filters_are_those_of_the_page(folder: Path, run: LoggedRun, tmp_path: Path, words: list[str], keep):
     count = int(keep(run.episodes).sum())
     assert 0 < count < len(run.episodes)
     options = [word for condition in words for word in ("--filter", condition)]
@@ -356,7 +356,7 @@ def test_without_the_exporter_the_package_is_named(folder: Path, tmp_path: Path,
 # --- while a run plays ------------------------------------------------------------------------------------------------
 
 
-def replay(run: Run, log: Path, live: LiveTraces) -> None:
+def replay(run: LoggedRun, log: Path, live: LiveTraces) -> None:
     """Log the episodes of ``run`` again, one after the other, as a process that plays does."""
     log.mkdir(parents=True)
     shutil.copy(run.folder / "run.json", log)
@@ -374,7 +374,7 @@ def replay(run: Run, log: Path, live: LiveTraces) -> None:
     assert not tables.lost
 
 
-def test_live_traces_are_those_of_an_export_before_its_credit(run: Run, exported: list[Span], tmp_path: Path):
+def test_live_traces_are_those_of_an_export_before_its_credit(run: LoggedRun, exported: list[Span], tmp_path: Path):
     log = tmp_path / "run" / "turnkey_log"
     with Receiver() as receiver:
         live = LiveTraces(f"http://{receiver.address}", log, "20260101T000000_0000")
@@ -400,7 +400,9 @@ def test_live_traces_are_those_of_an_export_before_its_credit(run: Run, exported
         )
 
 
-def test_nobody_waits_for_a_receiver_that_hangs_and_what_it_misses_is_counted(run: Run, tmp_path, caplog, monkeypatch):
+def test_nobody_waits_for_a_receiver_that_hangs_and_what_it_misses_is_counted(
+    run: LoggedRun, tmp_path, caplog, monkeypatch
+):
     release = threading.Event()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "600")
     notices._warned.discard("turnkey.log.otlp")
@@ -422,7 +424,7 @@ def test_nobody_waits_for_a_receiver_that_hangs_and_what_it_misses_is_counted(ru
     assert "secret" not in first + last
 
 
-def test_a_receiver_that_refuses_is_one_warning_without_the_headers(run: Run, tmp_path, caplog, monkeypatch):
+def test_a_receiver_that_refuses_is_one_warning_without_the_headers(run: LoggedRun, tmp_path, caplog, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-api-key=abc123def,x-tenant=lab")
     notices._warned.discard("turnkey.log.otlp")
     with Receiver(*[(401, b"abc123def is no key")] * 99) as receiver:
@@ -433,7 +435,7 @@ def test_a_receiver_that_refuses_is_one_warning_without_the_headers(run: Run, tm
     assert "did not get an episode, it answers 401 Unauthorized: *** is no key" in warning
 
 
-def test_headers_of_the_environment_are_sent(run: Run, tmp_path, monkeypatch):
+def test_headers_of_the_environment_are_sent(run: LoggedRun, tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=lab")
     with Receiver() as receiver:
         live = LiveTraces(f"http://{receiver.address}", tmp_path / "log", "20260101T000000_0000")
