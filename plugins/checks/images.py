@@ -116,6 +116,8 @@ def _tokens(files: Mapping[str, Mapping[str, Any]], height: int, width: int) -> 
     numbers = (patch, merge, low, high)
     if _class(files) not in PATCHED or not all(isinstance(number, int) and number > 0 for number in numbers):
         return 0
+    assert isinstance(low, int)
+    assert isinstance(high, int)
     side = patch * merge
     area = max(side, round(height / side) * side) * max(side, round(width / side) * side)
     if area > high:

@@ -26,14 +26,14 @@ class Prompt:
     ids: Sequence[int]
     images: list[Any] | None = None
     """all images in the prompt"""
-    messages: Sequence[Mapping[str, Any]] | None = None
-    """what the ids render, where the server takes messages"""
     broke: str | None = None
     """why a conversation's prompt does not extend the one before: ``full``, ``tools``, ``thinking`` or ``boundary``"""
     cut: bool = False
     """it shows fewer past turns, or less of them, than configured, because they did not fit"""
     observed: Sequence[tuple[int, int]] | None = None
     """where the last observation is, see ``OBSERVED`` in :mod:`~verl_turnkey.plugins.credit.metrics`; None: unknown"""
+    messages: Sequence[Mapping[str, Any]] | None = None
+    """what the ids render, where the server takes messages"""
 
 
 @dataclass(frozen=True)
