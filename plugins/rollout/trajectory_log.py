@@ -154,7 +154,7 @@ class _Turn(NamedTuple):
     """what the agent saw before the first turn, or where another role moved before; None: the answer of then"""
     answer: str
     oldest: int | None
-    opponents: str | None
+    opponents: str | None = None
     """turns of others, JSON"""
     images: Sequence[Any] = ()
 

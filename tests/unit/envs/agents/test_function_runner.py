@@ -45,7 +45,7 @@ def test_results_of_either_kind(runner: Callable[..., Any]) -> None:
     assert play(runner, "plays", {"value": 2}) == AgentResult(4.0)
     outcome = play(runner, "plays_sync", {})
     extra = {"url": HANDLE.base_url, "folder": "/tmp", "scores": [0, 1]}
-    assert outcome == AgentResult(0.5, True, {0: 1.0, 2: 0.25}, extra)
+    assert outcome == AgentResult(0.5, True, {0: 1.0, 2: 0.25}, extra=extra)
     assert type(outcome.success) is bool
     assert play(runner, "returns", {"what": "none"}) == AgentResult()
 
@@ -196,7 +196,7 @@ def outcome(url: str, timeout: float = 5.0, **task: Any) -> AgentResult:
 def test_the_service_gets_the_task_and_the_gateway_and_answers_with_the_result(service: Any) -> None:
     url, requests = service
     result = {"reward": 0.5, "success": True, "turns": {"1": 0.25}, "extra": {"files": 3}}
-    assert outcome(url, answer=result) == AgentResult(0.5, True, {1: 0.25}, {"files": 3})
+    assert outcome(url, answer=result) == AgentResult(0.5, True, {1: 0.25}, extra={"files": 3})
     sent = {"task": {"answer": result}, "base_url": TO_SERVICE.base_url, "key": "secret", "model": "policy"}
     assert requests == [("/run", sent)]
     assert outcome(url, answer=1) == AgentResult(1.0)
