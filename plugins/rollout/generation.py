@@ -38,14 +38,17 @@ async def generate(loop: AgentLoopBase, request_id: str, prompt: Prompt, samplin
     Raises:
         EnvironmentFailure: the response contains the token that stands for an image.
     """
-    images = {"image_data": prompt.images, "mm_processor_kwargs": loop._get_mm_processor_kwargs()}
+    further: dict[str, Any] = {}
+    if prompt.images:
+        further |= {"image_data": prompt.images, "mm_processor_kwargs": loop._get_mm_processor_kwargs()}
+    if prompt.messages is not None:
+        further["messages"] = prompt.messages
     started = perf_counter()
     output = await loop.server_manager.generate(
         request_id=request_id,
         prompt_ids=[*prompt.ids],
         sampling_params=dict(sampling),
-        **(images if prompt.images else {}),
-        **({} if prompt.messages is None else {"messages": prompt.messages}),
+        **further,
     )
     turn = Generated.of(output, loop.tokenizer, perf_counter() - started)
     if get_processor_token_id(loop.processor, "image") in turn.ids:
