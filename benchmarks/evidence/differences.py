@@ -67,23 +67,27 @@ def holm(chances: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], floa
     return corrected
 
 
-def of_task(of: Values, task: str) -> Iterator[list[str]]:
-    """A row per method that compares steps, a cell per baseline: mean, p, seeds in which the method is ahead."""
-    for method in BY_STEPS:
+def of_task(
+    of: Values, task: str, methods: Sequence[str] = BY_STEPS, baselines: Sequence[str] = BASELINES
+) -> Iterator[list[str]]:
+    """A row per method, a cell per baseline: mean, p, seeds in which the method is ahead."""
+    for method in methods:
         row = [method]
-        for d in (paired(of, task, method, baseline) for baseline in BASELINES):
+        for d in (paired(of, task, method, baseline) for baseline in baselines):
             ahead = sum(difference > 0 for difference in d)
             row.append(f"{np.mean(d):+.3f} ({chance(sign_flip(d))}, {ahead} of {len(d)})" if d else "-")
         yield row
 
 
-def of_all(of: Values, tasks: Sequence[str]) -> Iterator[list[str]]:
+def of_all(
+    of: Values, tasks: Sequence[str], methods: Sequence[str] = BY_STEPS, baselines: Sequence[str] = BASELINES
+) -> Iterator[list[str]]:
     """The same over all tasks, with p also after Holm's correction for all of these cells."""
-    differences = {pair: over_tasks(of, tasks, *pair) for pair in product(BY_STEPS, BASELINES)}
+    differences = {pair: over_tasks(of, tasks, *pair) for pair in product(methods, baselines)}
     corrected = holm({pair: sign_flip(d) for pair, d in differences.items() if d})
-    for method in BY_STEPS:
+    for method in methods:
         row = [method]
-        for baseline in BASELINES:
+        for baseline in baselines:
             d, p = differences[method, baseline], corrected.get((method, baseline))
             cell = "-" if p is None else f"{sum(d):+.3f} ({chance(sign_flip(d))}, corrected {chance(p)})"
             row.append(f"**{cell}**" if p is not None and p < BEYOND_CHANCE else cell)

@@ -14,9 +14,12 @@ from lines import Line
 from studies import (
     BASELINES,
     BRANCHING,
+    BY_STEPS,
     CRITIC,
     CRITIC_PEERS,
     METHODS,
+    OURS,
+    OURS_PEERS,
     POLICY,
     PPO,
     SEEDS,
@@ -116,13 +119,18 @@ def _tuning(task: str, own: Sequence[Line], names: Sequence[str], grid: Grid = P
 def against(kept: Sequence[Line] | None = None) -> str:
     """Each method that compares steps against each baseline: by task, and over all tasks."""
     kept = lines.load("methods") if kept is None else kept
-    tasks = [task for task in TASKS if any(line["task"] == task for line in kept)]
-    reported = [line for task in tasks for line in _chosen(task, _of(kept, task), METHODS)[0]]
+    reported = [line for task in TASKS for line in _chosen(task, _of(kept, task), METHODS)[0]]
+    return _differences(reported, BY_STEPS, BASELINES)
+
+
+def _differences(reported: Sequence[Line], names: Sequence[str], baselines: Sequence[str]) -> str:
+    tasks = [task for task in TASKS if any(line["task"] == task for line in reported)]
     parts = []
     for what, measure in differences.MEASURES.items():
         of = differences.values(reported, measure)
-        tables = {task: differences.of_task(of, task) for task in tasks} | {"all tasks": differences.of_all(of, tasks)}
-        parts += [_table([f"{where}: {what} less that of", *BASELINES], [*rows]) for where, rows in tables.items()]
+        tables = {task: differences.of_task(of, task, names, baselines) for task in tasks}
+        tables["all tasks"] = differences.of_all(of, tasks, names, baselines)
+        parts += [_table([f"{where}: {what} less that of", *baselines], [*rows]) for where, rows in tables.items()]
     return "\n\n".join(parts)
 
 
@@ -138,6 +146,23 @@ def critic(kept: Sequence[Line] | None = None) -> str:
         return grid, _method_table(task, chosen, (PPO, *CRITIC_PEERS), PPO) if chosen else ""
 
     return by_task("critic", kept, of)
+
+
+def ours(kept: Sequence[Line] | None = None) -> str:
+    """``loo_td`` by learning rate and beside its peers, by task; then its differences from them."""
+    kept, reported = lines.load("loo_td") if kept is None else kept, []
+
+    def of(task: str, own: Sequence[Line]) -> tuple[str, str]:
+        tuning = [line for line in own if line["variant"] == OURS]
+        rate, seeds = best_rate(tuning, task, OURS), SEEDS[task].reported
+        chosen = [
+            line for line in own if line["seed"] in seeds and (line["variant"] in OURS_PEERS or line["lr"] == rate)
+        ]
+        reported.extend(chosen)
+        grid = _tuning(task, tuning, (OURS,))
+        return grid, _method_table(task, chosen, (OURS, *OURS_PEERS), "gigpo") if chosen else ""
+
+    return "\n\n".join([by_task("loo_td", kept, of), _differences(reported, (OURS,), OURS_PEERS)])
 
 
 def _of(kept: Sequence[Line], task: str) -> list[Line]:
@@ -303,6 +328,7 @@ CONTENTS: dict[str, Callable[[], str]] = {
     "methods by task": methods,
     "methods against baselines": against,
     "critics by task": critic,
+    "loo_td by task": ours,
     "strategies by task": strategies,
     "branching by task": branching,
 }
