@@ -313,7 +313,7 @@ def _image(image: Any, most_pixels: int) -> np.ndarray:
     try:
         # A copy: an environment may draw the next picture into the same memory.
         array = np.array(image.convert("RGB") if hasattr(image, "convert") else image, order="C")
-    except OSError as error:  # a file that ends early
+    except (OSError, SyntaxError) as error:  # a file that ends early, or is damaged
         raise ValueError(f"info['images'] must hold {_IMAGES}: {error}") from None
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
         raise TypeError(f"info['images'] must hold {_IMAGES}, not {type(image).__name__} {array.dtype} {array.shape}")

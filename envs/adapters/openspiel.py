@@ -123,7 +123,7 @@ class OpenSpielText(TextEnv):
         try:
             sign = 1 if state.current_player() == 0 else -1
             values = {name: sign * self._value(state.child(number)) for name, number in legal.items()}
-        except _TooLargeError:
+        except (_TooLargeError, RecursionError):
             return None
         best = [name for name in values if values[name] == max(values.values())]
         return {name: (name in best) / len(best) for name in values}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,9 +99,15 @@ def _stored(folder: Path) -> int:
     """Parameters in the safetensors files of a model, from their headers; 0 if there are none."""
     number = 0
     for file in folder.glob("model*.safetensors"):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        number += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        try:
+            with file.open("rb") as stream:
+                length = int.from_bytes(stream.read(8), "little")
+                header = json.loads(stream.read(length)) if length < file.stat().st_size else {}
+            number += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        except (OSError, ValueError):
+            header = {}
+        if not header:  # a pointer of Git LFS, or a download that was cut
+            return 0
     return number
 
 
@@ -296,10 +303,15 @@ def estimate(run: CheckedRun, gpu: machine.Gpu) -> Estimate | str:
     return Estimate(run, gpu, known["actor"], known.get("critic"))
 
 
+def _gpu_of(config: DictConfig) -> machine.Gpu | None:
+    """The GPU that the user named, else this machine's, unless the run is on a CPU or joins a cluster of others."""
+    elsewhere = machine.joins_cluster(config) and not os.environ.get(machine.GPU)
+    return None if elsewhere or str(config.trainer.device) == "cpu" else machine.gpu_here()
+
+
 def check_memory(run: CheckedRun) -> None:
     """Warn of what will not fit into the memory of the GPUs; refuse weights and an optimizer that alone do not."""
-    gpu = machine.gpu_here()
-    if gpu is None or str(run.config.trainer.device) == "cpu":
+    if (gpu := _gpu_of(run.config)) is None:
         return
     per_node = run.config.trainer.n_gpus_per_node
     if gpu.number and per_node > gpu.number:
@@ -309,14 +321,14 @@ def check_memory(run: CheckedRun) -> None:
         return
     limit = in_gb(gpu.memory)
     actor = result.actor
-    states = 0.0 if actor.engine.get("offload_policy") else actor.weights + actor.optimizer
+    states = 0.0 if actor.engine.get("offload_policy") else actor.weights + actor.optimizer * run.trains
     if states > gpu.memory:
         refuse("gpu-memory-states", states=in_gb(states), limit=limit, name=gpu.name, gpus=result.actor.gpus)
         return
     if result.vllm < result.vllm_least and run.rollout.name == "vllm":
         share = f"{result.vllm_least / gpu.memory + 0.01:.2f}"
         warn("vllm-memory", share=in_gb(result.vllm), least=in_gb(result.vllm_least), enough=share)
-    for phase in result.phases:
+    for phase in result.phases if run.trains else ("rollout",):
         if result.total(phase) > gpu.memory:
             need, way_out = in_gb(result.total(phase)), _way_out(result, phase)
             warn("gpu-memory", phase=phase, need=need, limit=limit, name=gpu.name, fix=way_out)
@@ -331,6 +343,9 @@ def _way_out(result: Estimate, phase: str) -> str:
         lower = f"lower {ROLLOUT}.gpu_memory_utilization to {share}, or " if share > 0 else ""
         return f"{lower}set {offload}"
     of = {"log-prob": "log_prob", "update": "actor"}.get(phase, phase)
+    key, switch = MICRO_BATCHES[of]
+    if switch and not result.run.get(switch) and int(result.run.get(f"{key}_micro_batch_size_per_gpu") or 1) > 1:
+        return f"lower {key}_micro_batch_size_per_gpu, or set {switch}=true"
     varies, tokens = parts["activations"] + parts["logits or a layer"], result.tokens(of)
     fits = int(tokens * (1 - over / varies)) // 256 * 256
     if fits >= result.longest:
@@ -367,8 +382,7 @@ def table(config: DictConfig) -> Iterator[str]:
 
 def as_dict(config: DictConfig) -> dict[str, Any]:
     """Bytes of each GPU by phase and part, and the limit; or the reason why there are none; empty without a GPU."""
-    gpu = machine.gpu_here()
-    if gpu is None or str(config.trainer.device) == "cpu":
+    if (gpu := _gpu_of(config)) is None:
         return {}
     if isinstance(result := estimate(run_of(config), gpu), str):
         return {"gpu": gpu.name, "reason": result}

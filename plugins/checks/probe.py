@@ -79,6 +79,9 @@ def _check_opponents(config: DictConfig, turnkey: TurnkeyConfig, task: Task, inf
             refuse("opponent-random", key=key, env_id=task.env_id)
         if isinstance(opponent, str):
             continue
+        if info.get("images"):
+            refuse("opponent-images", key=key, env_id=task.env_id)
+            continue
         tokens = turnkey.rollout.max_tokens_per_turn or config.actor_rollout_ref.rollout.response_length
         question = {"messages": [{"role": "user", "content": "Answer with one word."}], **opponent.limit(tokens)}
         try:

@@ -29,7 +29,7 @@ SMALL = 256
 
 GPU = "TURNKEY_GPU"
 """variable with the GPU that a launch line is for: see :meth:`Gpu.parse`"""
-GPUS = {"h100": 85.5, "h200": 150.7, "a100": 85.9, "a100-40gb": 42.9, "l40s": 48.3, "4090": 25.7}
+GPUS = {"h100": 85.5, "h100-nvl": 100.5, "h200": 150.7, "a100": 85.9, "a100-40gb": 42.9, "l40s": 48.3, "4090": 25.7}
 """memory in GB of 10^9 bytes"""
 PACKAGES = ("verl", "verl-turnkey", "vllm", "torch", "ray", "transformers")
 CHOSEN = (
@@ -139,9 +139,13 @@ def gpu_here() -> Gpu | None:
     models = [str(model).lower() for model in hardware()["accelerators"]] if visible_accelerator() else []
     if not models:
         return None
-    names = [name for name in GPUS if all(part in models[0] for part in name.split("-"))]
-    names += re.findall(r"\d+gb", models[0])  # of others the driver's name has the memory
-    return Gpu.parse(max(names, key=lambda name: (name in GPUS, len(name)))) if names else None
+    words = {*re.split(r"[\s-]+", models[0])}
+    if words & {"laptop", "gh200"}:  # the name does not tell the memory
+        return None
+    if names := [name for name in GPUS if {*name.split("-")} <= words]:
+        return Gpu.parse(max(names, key=len))
+    size = re.search(r"\b(\d+)gb\b", models[0])  # in GiB
+    return Gpu(size[0], int(size[1]) * 2.0**30) if size else None
 
 
 def hardware() -> dict[str, Any]:

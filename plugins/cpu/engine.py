@@ -86,7 +86,7 @@ class SparseLogitsEngine(FreesMemory, FSDPEngineWithLMHead):
         if len(micro_batch) > 1 and tensordict_utils.get_non_tensor_data(micro_batch, key=IS_TREE, default=False):
             tree = prefixes.Tree.of(micro_batch["input_ids"])
             self._states = tree.node.flatten()[self._positions]
-            inputs |= tree.inputs(self.module.config._attn_implementation)  # pyright: ignore[reportAttributeAccessIssue]
+            inputs |= tree.inputs(getattr(self, "_autocast_dtype", torch.bfloat16))
         return inputs, output_args
 
     def prepare_model_outputs(

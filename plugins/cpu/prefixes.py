@@ -122,9 +122,8 @@ class Tree(NamedTuple):
             first, before = new.stop, row
         return cls(node, ids, depth, mask)
 
-    def inputs(self, attention: str) -> dict[str, torch.Tensor]:
-        """Of the model, as one row."""
-        mask = self.mask
-        if attention == "eager":  # which adds it to the scores
-            mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    def inputs(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Of the model, as one row; ``dtype``: in which it computes."""
+        # Numbers: sdpa would turn bools into numbers in each layer, and keep them all until the backward pass.
+        mask = torch.zeros(self.mask.shape, dtype=dtype).masked_fill_(~self.mask, torch.finfo(dtype).min)
         return {"input_ids": self.ids[None], "position_ids": self.depth[None], "attention_mask": mask[None, None]}

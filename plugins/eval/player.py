@@ -26,6 +26,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import EnvironmentFailure
+from verl_turnkey.envs.answers import plain_text
 from verl_turnkey.envs.http import Endpoint, EndpointConfig
 from verl_turnkey.envs.rewards import JudgeError
 from verl_turnkey.plugins.checks.run import AGENT
@@ -121,7 +122,7 @@ def outcome(outputs: list[Any]) -> dict[str, Any]:
     steps = [step for row in outputs for step in row.extra_fields["turnkey"]["steps"]]
     last = max(steps, key=lambda step: step["step"])  # each conversation of an agent has rows of its own
     extras = [step["extra"] for step in steps]
-    outcomes = {str(extra["role"]): extra["role_outcome"] for extra in extras if "role_outcome" in extra}
+    outcomes = {str(extra.get("role", "policy")): extra["role_outcome"] for extra in extras if "role_outcome" in extra}
     written = [token for row in outputs for token, own in zip(row.response_ids, row.response_mask, strict=True) if own]
     return {
         "success": bool(info["acc"]),
@@ -258,14 +259,18 @@ class ChatCompletions:
             JudgeError: no answer after all attempts, or one without a text.
         """
         request = {
-            name: sampling[name] for name in ("temperature", "top_p", "max_tokens", "stop") if sampling.get(name)
+            name: sampling[name]
+            for name in ("temperature", "top_p", "max_tokens", "stop_token_ids")
+            if sampling.get(name)
         }
         request |= {"top_k": sampling["top_k"]} if sampling["top_k"] > 0 else {}  # not of every such server
         request |= {"temperature": sampling["temperature"], "seed": seed}
         request["messages"] = [{"role": m["role"], "content": _with_data_urls(m["content"])} for m in messages]
         choice = await self._endpoint.ask(request)
-        ids = self._tokenizer.encode(choice["text"], add_special_tokens=False)
-        return ids if choice["finish"] == "length" else [*ids, self._tokenizer.eos_token_id]
+        text = choice["text"]  # servers would drop the stop string, with which the policy's turns end
+        ends = [text.index(stop) + len(stop) for stop in sampling.get("stop") or () if stop in text]
+        ids = self._tokenizer.encode(text[: min(ends, default=len(text))], add_special_tokens=False)
+        return ids if choice["finish"] == "length" and not ends else [*ids, self._tokenizer.eos_token_id]
 
     async def check(self, prompt: int = 0, response: int = 0) -> None:
         """Ask for a token about a picture; the server alone knows how many tokens an image has.
@@ -297,7 +302,7 @@ def _with_data_urls(content: Any) -> Any:
 def _chosen(answer: Any) -> dict[str, Any] | None:
     choice = answer["choices"][0]
     text = choice["message"]["content"]
-    return {"text": text, "finish": choice.get("finish_reason")} if isinstance(text, str) else None
+    return {"text": plain_text(text), "finish": choice.get("finish_reason")} if isinstance(text, str) else None
 
 
 def _read(answer: Any) -> dict[str, Any] | None:

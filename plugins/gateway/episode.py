@@ -88,10 +88,11 @@ def played(session: Session, outcome: AgentResult, options: StepOptions, episode
             "name): turns count from 0, those that are not trained included"
         )
     threads = threads_of(session.turns, turns, session.parallel_since is not None)
-    policy = session.model if any(turn.role for turn in turns) else ""
+    policy, several = session.model, any(turn.role for turn in session.turns)
     roles = [turn.role or policy for turn in turns]
-    if unknown := by_role.keys() - {*roles}:
-        known = ", ".join(sorted({*roles})) if policy else f"none: name {session.model}/<role> as the model"
+    took = {turn.role or policy for turn in session.turns}  # those of leave_out are paid nothing
+    if unknown := by_role.keys() - took:
+        known = ", ".join(sorted(took)) if several else f"none: name {session.model}/<role> as the model"
         raise AgentFailure(f"an outcome of the role {min(unknown)!r}, which took no turn; of the episode are: {known}")
     last = dict(zip(roles, turns, strict=True))
     steps: dict[int, PlayedStep] = {}
@@ -101,7 +102,8 @@ def played(session: Session, outcome: AgentResult, options: StepOptions, episode
         reward = rewards.get(turn.reply.id, 0.0) + earned
         ends = (id(turn) in threads.ends, outcome.truncated or session.full)
         tree = {} if threads.place is None else {**threads.place[id(turn)], "outcome": earned}
-        extra = {**outcome.extra, **({ROLE: role} if policy else {})}
+        # The plain name has no entry, so that episodes with and without calls of another role are one group to it.
+        extra = {**outcome.extra, **({ROLE: turn.role} if turn.role else {})}
         if by_role:  # else each role succeeds with the episode
             extra[ROLE_OUTCOME] = by_role.get(role, 0.0)
         step = _step(t, turn, threads, options, extra, reward, ends, ended, tree, anchors)

@@ -82,9 +82,9 @@ class UserAgentLoop(AgentLoopBase):
         finally:
             if member is not None:
                 member.leave()
-        episode.other_calls = [] if session is None else session.other_calls
+        episode.other_calls = [] if session is None else [{**call} for call in session.other_calls]
         self.shared.times.append(episode.seconds)
-        counts = {} if session is None else agent_counts(session, len(episode.steps))
+        counts = {} if session is None else await asyncio.to_thread(agent_counts, session, len(episode.steps))
         for output in outputs:
             output.extra_fields[AGENT] = counts
         self.shared.log.write(kwargs, None, episode, outputs, failed, self.tokenizer.decode)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import ssl
 from collections.abc import Mapping
 from functools import cache
@@ -20,6 +21,8 @@ from verl_turnkey.plugins.gateway.messages import GatewayError, invalid
 SHOWN = 2000
 """characters of a request's end and of a reply's beginning that the log has"""
 KEY = "turnkey.agent.models"
+PATH = re.compile(r"(/(?!\.{1,2}(/|$))[\w.~:-]+)+", re.ASCII)
+"""paths that are passed on: no part of them leads upwards or is a query"""
 
 
 class Models:
@@ -60,6 +63,8 @@ class Models:
         import httpx
 
         endpoint = self._endpoints[name]
+        if not PATH.fullmatch(path):
+            raise invalid(f"expected a path below /v1, got {path[:80]!r}")
         key, where = _key(name, endpoint), f"the model {name!r} at {endpoint.url} ({KEY})"
 
         def without_key(text: str) -> str:
@@ -104,8 +109,8 @@ class Models:
 def _key(name: str, endpoint: EndpointConfig) -> str:
     variable = endpoint.api_key_env
     key = os.environ.get(variable, "").strip() if variable else ""
-    if variable and not key:
-        words = f"the model {name!r} needs an API key: set the environment variable {variable} on every node"
+    if variable and not (key and key.isascii() and key.isprintable()):
+        words = f"the model {name!r} needs an API key in ASCII: set the environment variable {variable} on every node"
         raise GatewayError(503, "model_failed", words)
     return key
 

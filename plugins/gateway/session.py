@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -189,6 +189,7 @@ class Session:
         self._by_node: dict[int, Turn] = {}
         self._running = Retries()
         self._tasks: set[asyncio.Task[Turn]] = set()
+        self._others: set[asyncio.Task[Any]] = set()  # calls of other models
         self._busy: set[str] = set()
         self._line = asyncio.Semaphore(AT_ONCE)
         self._next_state: tuple[str, float] | None = None
@@ -273,11 +274,24 @@ class Session:
         call: dict[str, Any] = {"model": name, "after_turns": len(self.turns)}
         self.other_calls.append(call)
         try:
-            call |= await self.models.answer(name, path.removeprefix("/v1"), body, exchange)
+            call |= await self._while_open(self.models.answer(name, path.removeprefix("/v1"), body, exchange))
         except GatewayError as error:
             call["error"] = error.message[:300]
             raise
         return True
+
+    async def _while_open(self, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """What the log has of another model's answer, unless the episode ends before."""
+        task = asyncio.create_task(answer)
+        self._others.add(task)
+        try:
+            await asyncio.wait({task})
+            if task.cancelled():
+                raise GatewayError(404, "episode_over", "the episode has ended")
+            return task.result()
+        finally:
+            task.cancel()
+            self._others.discard(task)
 
     async def tokens(self, request: Request) -> int:
         """Tokens of the prompt that a request would have. Raises GatewayError: as a call of the model would."""
@@ -439,6 +453,8 @@ class Session:
         """
         self.closed = True
         self.finished.set()
+        for task in self._others:
+            task.cancel()
         if running := [task for task in self._tasks if not task.done()]:
             _, late = await asyncio.wait(running, timeout=grace)
             for task in late:

@@ -85,11 +85,12 @@ _MOST_DIGESTS = 100_000
 
 def _normal_digest(text: str) -> str:
     key = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    if key not in _digests:
+    if (normal := _digests.get(key)) is None:  # another thread may clear them
+        normal = digest(normal_form(text))
         if len(_digests) >= _MOST_DIGESTS:
             _digests.clear()
-        _digests[key] = digest(normal_form(text))
-    return _digests[key]
+        _digests[key] = normal
+    return normal
 
 
 def history(view: View, past: str = "", since: int = 0) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.plugins.config.leaves import leaf_of
-from verl_turnkey.plugins.log.masking import MASK, is_secret, masked
+from verl_turnkey.plugins.log.masking import MASK, is_secret, masked, masked_json
 from verl_turnkey.plugins.log.writer import private, sha256
 
 Facts = Mapping[str, Mapping[str, Mapping[str, str]]]
@@ -46,8 +46,14 @@ LARGEST, MOST_BYTES = 64 << 10, 1 << 20
 LONGEST_WORD = 1000
 """characters; longer ones are data, in which a search for secrets would take minutes"""
 _NAME = re.compile(r"[0-9a-f]{64}")
-_TEXT_UNDER_NAME = re.compile(r"""([\w.-]+)["']?\s*[:=]\s*(["'])((?:(?!\2).)+)\2""")
-_YAML = re.compile(r"^[ \t-]*([\w.-]+)[ \t]*:[ \t]+([^\s#'\"{\[].*)$", re.MULTILINE)
+_TEXT_UNDER_NAME = re.compile(
+    r"""(?<![\w.-])([\w.-]+)["']?\]?\s{0,40}(?::\s{0,40}[\w.\[\]]+(?: \| [\w.\[\]]+)*\s{0,40})?[:=]\s{0,40}"""
+    r"""\(?\s{0,40}[bfruBFRU]{0,2}(\"\"\"|'''|["'])((?:(?!\2)[^\n])+)\2"""
+)
+_DEFAULT = re.compile(r"""(?:setdefault|getenv|get)\(\s*["']([\w.-]+)["']\s*,\s*(["'])((?:(?!\2)[^\n])+)\2""")
+_YAML = re.compile(
+    r"(?:^|[{,])[ \t-]*([\w.-]+)[ \t]*:[ \t]*(?:[>|][-+\d]*)?\s*(?:- )?([^\s#'\"{}\[\],>|][^\n,}]*)", re.MULTILINE
+)
 
 
 def keep_copies(facts: Facts, log: Path) -> None:
@@ -80,12 +86,13 @@ def keep_copies(facts: Facts, log: Path) -> None:
 
 def without_secrets(text: str, ending: str) -> str:
     """A file's text as :func:`masked`, and without the texts that stand under the name of a secret."""
-    secrets = [match[3] for match in _TEXT_UNDER_NAME.finditer(text) if is_secret(match[1])]
+    patterns = (_TEXT_UNDER_NAME, _DEFAULT)
+    secrets = [match[3] for pattern in patterns for match in pattern.finditer(text) if is_secret(match[1])]
     if ending in (".yaml", ".yml"):
         secrets += [match[2].strip() for match in _YAML.finditer(text) if is_secret(match[1])]
     for secret in sorted({*secrets}, key=len, reverse=True):
         text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, text)
-    return masked(text)
+    return masked_json(text) if ending == ".json" else masked(text)
 
 
 def copies(facts: Facts, log: Path) -> dict[str, Path]:

@@ -117,6 +117,12 @@ class Tables:
         if count := len(next(iter(rows.values()), ())):
             self.put_later(lambda: [(table, step, rows)], count, sum(map(_bytes, rows.values())))
 
+    @property
+    def room(self) -> int:
+        """Bytes that may still wait."""
+        with self._lock:
+            return self._most_bytes - self._waiting
+
     def put_later(self, make: Callable[[], Iterable[Rows]], count: int, size: int) -> None:
         """Have ``count`` rows written that ``make`` makes in the thread, all or none; never waits.
 
@@ -180,7 +186,8 @@ class Tables:
                 logger.warning("rows of turnkey.log.trajectories cannot be written: %s", message)
             return
         if self._also is not None:
-            self._also(parts)
+            with suppress(Exception):  # costs traces, not the log
+                self._also(parts)
         with self._lock:
             self._waiting += sum(part.nbytes for _, _, part in parts) - item.size
         for table, step, part in parts:

@@ -196,7 +196,6 @@ class EnvAgentLoop(AgentLoopBase):
         try:
             seen = Answer(running.observation, running.info)
             episode.task, episode.roles = seen.info["task"], seen.info.get("roles", ())
-            self.turn_limit = turn_limit(self.options.max_turns, seen.info.get(TURN_LIMIT))
             reader = await self._reader(seen, task)
             validation = bool(row.get(VALIDATION))
             opponents = opponents_of(
@@ -211,6 +210,8 @@ class EnvAgentLoop(AgentLoopBase):
                 max_tokens=sampling_params["max_tokens"],
                 max_turns=self.options.max_turns,
             )
+            of_all = seen.info.get(TURN_LIMIT) if opponents is None else None  # it counts the turns of all roles
+            self.turn_limit = turn_limit(self.options.max_turns, of_all)
             if opponents is not None:
                 seen, turns = await opponents.play(running, seen)
                 if seen.terminated or seen.truncated:
@@ -260,6 +261,8 @@ class EnvAgentLoop(AgentLoopBase):
             answer, others = await answer_turn(trajectory, parsed, self.worker_tools), []
             if trajectory.opponents is not None:
                 answer, others = await trajectory.opponents.play(trajectory.environment, answer)
+                if others and self.worker_tools is not None:
+                    self.worker_tools.add_state(answer)
             seconds = perf_counter() - started
             tools = answer.info.pop("tools", None)
             trajectory.add(self._step(trajectory, prompt, turn, parsed, answer, seconds, others), answer)

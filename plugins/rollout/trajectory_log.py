@@ -18,7 +18,7 @@ from verl_turnkey.plugins.credit.rows import branch_name
 from verl_turnkey.plugins.log.bounds import Shares, chosen, logged_shares
 from verl_turnkey.plugins.log.masking import masked, masked_json
 from verl_turnkey.plugins.log.writer import UNNAMED, Rows, Tables
-from verl_turnkey.plugins.notices import failure_kind
+from verl_turnkey.plugins.notices import failure_kind, warn_once
 
 if TYPE_CHECKING:
     from verl_turnkey.plugins.rollout.episode import Episode, OtherTurn, PlayedStep
@@ -117,6 +117,11 @@ class TrajectoryLog:
             decode=decode,
             new_pictures=self._new_pictures,
         )
+        if logged.size > self.tables.room // 2 and any(turn.images for turn in logged.turns):
+            warn_once(
+                "turnkey.log.trajectories: pictures come faster than they are written; some are left out", "pictures"
+            )
+            logged = replace(logged, turns=[turn._replace(images=()) for turn in logged.turns])
         self.tables.put_later(logged.tables, 1 + 2 * len(episode.steps), logged.size)
 
     def _new_pictures(self, step: int, names: Iterable[str]) -> set[str]:

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from verl_turnkey.envs import EnvironmentFailure
-from verl_turnkey.envs.answers import Answer
+from verl_turnkey.envs.answers import Answer, plain_text
 from verl_turnkey.envs.errors import JudgeError
 from verl_turnkey.envs.http import Endpoint, chat_endpoint
 from verl_turnkey.envs.mcp_servers.tools import EpisodeTools, Servers
@@ -29,7 +29,7 @@ from verl_turnkey.plugins.config.agent import SELF, OpponentConfig
 from verl_turnkey.plugins.rollout.action_reader import ActionReader
 from verl_turnkey.plugins.rollout.branching import Trajectory
 from verl_turnkey.plugins.rollout.episode import OtherTurn
-from verl_turnkey.plugins.rollout.prompts import ChatPrompts, PromptSettings
+from verl_turnkey.plugins.rollout.prompts import ChatPrompts, PromptSettings, guarded
 
 # --- tools of the worker ----------------------------------------------------------------------------------------------
 
@@ -301,7 +301,8 @@ class Opponents:
         if results := info.get("results"):  # the last one answers the policy's call with what it sees now
             content = f"{results[-1]['content']}\n{seen.observation}".strip()
             info["results"] = [*results[:-1], {**results[-1], "content": content}]
-        return replace(seen, reward=first.reward, info={**seen.info, **paid, **info, "invalid": first.invalid}), turns
+        public = {name: value for name, value in seen.info.items() if name not in PRIVATE}
+        return replace(seen, reward=first.reward, info={**public, **paid, **info, "invalid": first.invalid}), turns
 
     async def _turn(self, seen: Answer) -> tuple[str, str | None, str | None]:
         """Response, action and why that is invalid, of the role that moves in the state ``seen``."""
@@ -318,9 +319,10 @@ class Opponents:
         prompts, config = self._prompts[seen.role], self._opponent.config
         assert isinstance(config, OpponentConfig)
         # The seed makes each question another one: equal ones would share an answer.
-        question = {"messages": prompts.next(seen), "seed": self._rng.getrandbits(31), **config.limit(self._max_tokens)}
+        messages = await guarded(prompts.next, seen)
+        question = {"messages": messages, "seed": self._rng.getrandbits(31), **config.limit(self._max_tokens)}
         try:
-            text = await self._opponent.ask(question)
+            text = plain_text(await self._opponent.ask(question))
         except JudgeError as error:
             raise EnvironmentFailure("opponent", str(error)) from None
         ids = self._tokenizer.encode(text, add_special_tokens=False)

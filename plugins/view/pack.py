@@ -256,7 +256,8 @@ def _texts(run: LoggedRun, group: np.ndarray, wanted: set[int]) -> Iterator[tupl
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a group without texts says so itself
             table = read(run.folder, "texts", [step])
-            pictures |= _pictures(run, step, {name for names in names_of.values() for name in names})
+            names = {name for g in names_of if last[g] >= step for name in names_of[g]}
+            pictures = {name: png for name, png in pictures.items() if name in names} | _pictures(run, step, names)
         names = ("episode", "turn", "token_lengths", "prompt_tail", "response", "observation", "opponents")
         for episode, turn, lengths, *texts in zip(*(table[name].tolist() for name in names), strict=True):
             here = row.get((at.get(episode, -1), turn))

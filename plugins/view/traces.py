@@ -46,7 +46,7 @@ PATH = "/v1/traces"
 EVENT = "gen_ai.evaluation.result"
 REQUEST_EPISODES = 16
 """most episodes of a request while a run plays"""
-CONTENT = {"action", "parse_note", "anchor", "next_anchor", "extra", "task", "kwargs", "failed"}
+CONTENT = {"action", "parse_note", "anchor", "next_anchor", "extra", "task", "kwargs", "failed", "other_calls"}
 """columns that may hold what the model, the environment or a data set wrote"""
 ELSEWHERE = {
     *("episode", "turn", "at", "reason", "trained_turn", "started", "seconds_model", "seconds_env", "prompt_tokens"),
@@ -191,6 +191,7 @@ class _Trace:
                 "gen_ai.input.messages": _message("user", turn.get("prompt_tail")),
                 "gen_ai.output.messages": _message("assistant", turn.get("response")),
                 # The log has one answer per turn, which belongs to a call only where there is one call.
+                "turnkey.opponents": turn.get("opponents"),
                 "turnkey.observation": None if len(listed) == 1 else turn.get("observation"),
             }
         scores = {name: turn[name] for name in ("composed_reward", "advantage")}
@@ -474,6 +475,7 @@ class LiveTraces:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
             self._thread.start()
+        parts = [part for part in parts if part[0] in (*JOINED, "texts")]
         size = sum(rows.nbytes for *_, rows in parts)
         with self._lock:
             room = self._bytes + size <= self._most_bytes

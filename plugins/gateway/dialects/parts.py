@@ -100,7 +100,7 @@ def _image(part: Mapping[str, Any], kind: str, reading: Reading, place: str) -> 
         if reading.pixels > MOST_PIXELS:
             raise invalid(f"{place}: the images of a request may have {MOST_PIXELS} pixels together")
         return [image.convert("RGB")]
-    except (binascii.Error, OSError, ValueError) as error:
+    except (binascii.Error, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise invalid(f"{place}: not a base64 image ({error})") from None
 
 

@@ -210,7 +210,7 @@ def test_what_pays_a_role(play, task: dict[str, Any], rewards: dict[str, list[fl
     steps = sorted((s for row in rows for s in row.extra_fields["turnkey"]["steps"]), key=lambda s: s["step"])
     by_role: dict[str, list[float]] = {}
     for step in steps:
-        by_role.setdefault(step["extra"]["role"], []).append(step["composed_reward"])
+        by_role.setdefault(step["extra"].get("role", "policy"), []).append(step["composed_reward"])
         assert step.get("outcome", 0.0) == (step["composed_reward"] if task.get("at_once") else 0.0)
     assert by_role == rewards
     assert all(step["success"] for step in steps), "the first role's outcome, or the reward, is above 0"

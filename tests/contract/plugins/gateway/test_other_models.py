@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
@@ -11,8 +12,11 @@ from gateway_parts import ASKED, Played, ask, chats
 from other_model import OtherModel, other_model
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.envs.http import EndpointConfig
 from verl_turnkey.plugins.config.agent import AgentConfig
+from verl_turnkey.plugins.gateway.messages import GatewayError
 from verl_turnkey.plugins.gateway.models import Models
+from verl_turnkey.plugins.gateway.session import Session
 
 KEY = "a-key-of-the-user"
 
@@ -97,8 +101,39 @@ def test_a_model_that_fails_or_is_unknown_is_an_error_and_never_the_policy(
     assert [(call["model"], KEY in call["error"]) for call in calls] == [(model, False)] * (model in ("judge", "lost"))
 
 
-def test_a_key_that_is_missing_is_said(judge: OtherModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("A_VARIABLE")
+@pytest.mark.parametrize("path", ["/../admin", "/chat/%2e%2e/admin", "/embeddings%3Fx=1", "/.", "//host"])
+def test_no_path_leads_out_of_the_api(path: str) -> None:
+    """The key of the user's server is for its model alone."""
+    models = Models({"judge": EndpointConfig("http://127.0.0.1:9/v1", "big")}, "policy")
+    with pytest.raises(GatewayError, match="expected a path below /v1"):
+        asyncio.run(models.answer("judge", path, {}, cast(Any, None)))
+
+
+def test_a_call_ends_with_its_episode() -> None:
+    """A model that hangs outlives neither the agent nor the log's copy of the calls."""
+
+    async def hangs() -> tuple[Session, asyncio.Task[Any]]:
+        session = Session(cast(Any, None), cast(Any, None), {}, cast(Any, None), "policy")
+        call = asyncio.create_task(session._while_open(asyncio.sleep(60, {})))
+        await asyncio.sleep(0)
+        await session.close(0.0)
+        with pytest.raises(GatewayError, match="the episode has ended"):
+            await call
+        return session, call
+
+    session, call = asyncio.run(hangs())
+    assert call.done()
+    assert not session._others
+
+
+@pytest.mark.parametrize("key", [None, "two\nlines", "\u043a"])
+def test_a_key_that_is_missing_or_no_header_is_said(
+    judge: OtherModel, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    if key is None:
+        monkeypatch.delenv("A_VARIABLE")
+    else:
+        monkeypatch.setenv("A_VARIABLE", key)
 
     async def agent(client: Any) -> None:
         await ask(client)

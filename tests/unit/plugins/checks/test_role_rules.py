@@ -109,11 +109,15 @@ def test_branches_of_several_roles_are_measured_and_not_trained():
     assert error.value.id == "roles-branches"
 
 
+FIXED = {"url": "http://127.0.0.1:9/v1", "model": "m"}
+
+
 @pytest.mark.parametrize(
     ("env_id", "info", "turnkey", "rules"),
     [
         ("tests/Kuhn-v0", {"roles": kuhn.ROLES, "admissible": ["check"]}, {"opponent": "random"}, []),
         ("tests/Kuhn-v0", {"roles": kuhn.ROLES, "admissible": None}, {"val_opponent": "random"}, ["opponent-random"]),
+        ("tests/Kuhn-v0", {"roles": kuhn.ROLES, "images": [1]}, {"opponent": FIXED}, ["opponent-images"]),
         ("own/Alone-v0", {"admissible": ["go"]}, {"opponent": "random"}, ["opponent-without-roles"]),
         ("own/Alone-v0", {"admissible": ["go"]}, {"opponent": "self"}, []),
     ],

@@ -203,6 +203,13 @@ def test_no_name_leads_out_of_the_folder(here: Path) -> None:
     [
         ('API_KEY = "abc-123"\ncall(abc-123)', ".py", 'API_KEY = "***"\ncall(***)'),
         ("headers = {'api_key': 'k1', \"x\": 1}", ".py", "headers = {'api_key': '***', \"x\": 1}"),
+        ('os.environ["WANDB_API_KEY"] = "q7"', ".py", 'os.environ["WANDB_API_KEY"] = "***"'),
+        ('def f(api_key: str = "q7"): ...', ".py", 'def f(api_key: str = "***"): ...'),
+        ("password = (\n    'q7')", ".py", "password = (\n    '***')"),
+        ('os.getenv("API_KEY", "q7")', ".py", 'os.getenv("API_KEY", "***")'),
+        ("{api_key: q7, x: 1}", ".yaml", "{api_key: ***, x: 1}"),
+        ("token:\n  q7", ".yaml", "token:\n  ***"),
+        ('{"headers": {"X": "q7"}}', ".json", '{"headers": {"X": "***"}}'),
         ("password: hunter2 # mine\nname: b", ".yaml", "password: ***\nname: b"),
         ('{"access_token": "t"}', ".json", '{"access_token": "***"}'),
         ("https://me:pw@host/x", ".txt", "https://***@host/x"),
