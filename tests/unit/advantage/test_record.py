@@ -49,6 +49,8 @@ def test_builder_makes_the_documented_schema():
     versioned = make_step(step=2, reward=1, version=np.int64(7))
     assert versioned == make_step(step=2, reward=1) | {"version": 7}
     assert type(versioned["version"]) is int
+    of_tree = {"after": 1, "request": 0, "outcome": 0.5}
+    assert make_step(step=2, reward=1, **of_tree) == make_step(step=2, reward=1) | of_tree
 
 
 def test_numpy_scalars_of_an_environment_become_plain():
