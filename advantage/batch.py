@@ -240,7 +240,7 @@ class StepBatch:
         """The same steps, in which what each role did in a trajectory is a trajectory, in a group of the role's own.
 
         So any method compares returns, groups and anchors of one role. Roles are those of ``extra.role``; the table
-        itself, if it has none or one. In a tree a step goes on after the nearest step of its role on the way to it. A
+        itself, if it has none or one. In a tree a step continues the nearest step of its role on its path. A
         role is rewarded by its own steps; it succeeds if
         its ``extra.role_outcome``, where there is one, is above 0; its last step has the flags of the trajectory's last
         one. Its next state is the one in which it moves again, and a key of the task is one of the role's. A turn limit

@@ -6,8 +6,8 @@
     python benchmarks/pictures.py draw     # draw from finished runs
     python benchmarks/pictures.py draw --quickstart RUN --healthy RUN --collapsed RUN     # from runs elsewhere
 
-``quickstart.png`` shows every seed that ``real_model.py`` keeps. A picture of the viewer keeps the labels that are in
-it, as text of the PNG file; a test compares them with the labels of the viewer. ``evidence/tables.py`` draws
+``quickstart.png`` shows every seed that ``real_model.py`` keeps. A picture of the viewer stores its labels as
+text in the PNG file; a test compares them with the viewer's labels. ``evidence/tables.py`` draws
 evidence.png.
 """
 
@@ -88,7 +88,7 @@ def of_runs(browser: Browser, quickstart: Path, healthy: Path, collapsed: Path, 
 
 
 def learning_curves(runs: list[dict[str, Any]], path: Path) -> Path:
-    """Success over the updates that the policy has had, of each seed and in the mean; lines of :mod:`real_model`."""
+    """Plot success by number of updates, for each seed and their mean; ``runs``: lines of :mod:`real_model`."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,12 +1,12 @@
 """Self-play of one tabular softmax policy with the credit of each method: how far from optimal play does it end?
 
-    python benchmarks/selfplay.py run      # about two minutes of one core; writes benchmarks/results/selfplay.json
+    python benchmarks/selfplay.py run      # about two minutes on one core; writes benchmarks/results/selfplay.json
     python benchmarks/selfplay.py pages    # the table, in benchmarks/results/README.md
 
 Environments and estimators are those of this package; a policy has a row of logits for each information state. Each
 role is paid its own outcome on its last turn, as in training. Kuhn poker is measured by exploitability (half of what
 the best answers to the policy gain in both roles together, 0 for an equilibrium), nim by the probability of an optimal
-move, mean over all states in which another move loses.
+move, averaged over all states in which another move loses.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _known(logits: Logits, env: Any) -> np.ndarray:
 
 
 def exploitability(logits: Logits) -> float:
-    """Of a policy of Kuhn poker: the best of all deterministic answers in each role, exactly."""
+    """Exploitability in Kuhn poker, exact: it tries all deterministic answers in each role."""
     env: Any = make("turnkey/OpenSpiel-v0", {"game": "kuhn_poker"}).unwrapped
     env.reset(seed=0)
     bets: dict[str, float] = {}
@@ -147,7 +147,7 @@ def exploitability(logits: Logits) -> float:
 
 
 def optimal_share(logits: Logits) -> float:
-    """Of a policy of nim: the probability of an optimal move, mean over the states where another one loses."""
+    """The probability of an optimal move in nim, averaged over the states where another one loses."""
     env: Any = make("turnkey/OpenSpiel-v0", {"game": GAMES["nim"]}).unwrapped
     env.reset(seed=0)
     shares: dict[str, float] = {}

@@ -1,6 +1,6 @@
 """Where a training step of the quickstart spends its time.
 
-    python benchmarks/step_seconds.py run runs/quickstart             # seconds of each phase, as the run has timed them
+    python benchmarks/step_seconds.py run runs/quickstart             # seconds of each phase, as the run timed them
     python benchmarks/step_seconds.py engine runs/quickstart/model    # an update of padded rows, and one of trees
 
 ``engine`` builds verl's FSDP2 engine and gives it the conversations of a step: groups of one task, by noisy players. It
@@ -37,7 +37,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
 @app.command()
 def run(folder: Annotated[Path, typer.Argument(help="of a run of examples/quickstart.sh")]) -> None:
-    """Print the seconds of each phase, step by step; what verl times under no name is the rest."""
+    """Print the seconds of each phase, step by step; the rest is what verl does not time by name."""
     rows = []
     for step, data in read_metrics(folder).items():
         seconds = {name: data.get(f"timing_s/{key}", 0.0) for name, key in PHASES.items()}

@@ -31,7 +31,7 @@ that declares roles), and ``turn_limit`` and ``roles`` (of a reset in a host), s
 
 _LARGEST = sys.float_info.max
 MOST_PIXELS = 2**26
-"""of the images of an answer, or of a request, together: a kilobyte of PNG can become a hundred megabytes"""
+"""in all images of an answer, or of a request: a kilobyte of PNG can become a hundred megabytes"""
 DECLARED = "the roles in the class's metadata, such as metadata = {'roles': ['first', 'second']}"
 
 

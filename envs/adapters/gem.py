@@ -159,8 +159,8 @@ class GEMText(TextEnv):
         game: id of a game, with or without GEM's prefix ``game:``, such as ``Sokoban-v0-easy``.
         reward: ``native`` is the game's own, with partial credit where GEM gives it, at the turn limit for example;
             ``success`` gives 1.0 for winning and 0.0 otherwise.
-        images: of Sokoban: show the board as a picture, and no text of it.
-        tile: pixels of a side of a cell in pictures.
+        images: Sokoban only: show the board as a picture, not as text.
+        tile: side of a cell in pictures, in pixels.
         **kwargs: arguments of the game, over those that GEM registered for the id: ``max_turns`` (the limit of the
             episode), ``num_boxes``, ``dim_room``, ...
 

@@ -1,6 +1,6 @@
-"""Games of OpenSpiel for two who take turns: Kuhn poker, tic-tac-toe, connect four, Leduc poker, hex, nim, ...
+"""Two-player, turn-based games of OpenSpiel: Kuhn poker, tic-tac-toe, connect four, Leduc poker, hex, nim, ...
 
-Lanctot et al. 2019, "OpenSpiel". Each role sees its own information state, and no card of the other one.
+Lanctot et al. 2019, "OpenSpiel". Each role sees its own information state, and none of the other's cards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RULES = {
 }
 CARDS = ("jack", "queen", "king")
 SMALL = 10_000
-"""states of a game up to which its values are computed"""
+"""most states of a game for which its values are computed"""
 
 
 def playable(game: Any) -> str | None:
@@ -54,7 +54,7 @@ class OpenSpielText(TextEnv):
         game: its name, with parameters in brackets if it needs any: ``hex(board_size=4)``.
         max_steps: steps before truncation; None: the game ends by its rules.
 
-    What the game gives each player at its end is the ``outcome``. ``success``: player 0 gets more than 0.
+    ``outcome`` is each player's return at the end; ``success``: player 0's is above 0.
     ``state_key`` is a hash of the whole state, hidden cards included.
     """
 
@@ -108,7 +108,7 @@ class OpenSpielText(TextEnv):
         )
 
     def policy(self) -> dict[str, float] | None:
-        """How likely an optimal player takes each action that is legal now; None where that is not known.
+        """The probability of each legal action for an optimal player; None where it is not known.
 
         By minimax in games of perfect information that are small; Kuhn poker's equilibrium (Kuhn 1950), of the family
         of which player 0 bets a jack with probability 1/6.
@@ -129,7 +129,7 @@ class OpenSpielText(TextEnv):
         return {name: (name in best) / len(best) for name in values}
 
     def _draw(self) -> None:
-        """Let chance move until a player does."""
+        """Play chance moves until it is a player's turn."""
         while self._state.is_chance_node():
             actions, probabilities = zip(*self._state.chance_outcomes(), strict=True)
             self._state.apply_action(self._chance.choices(actions, probabilities)[0])
@@ -156,15 +156,15 @@ class OpenSpielText(TextEnv):
 
 
 def _legal(state: Any) -> dict[str, int]:
-    """The legal actions of who moves: name -> OpenSpiel's number."""
+    """The legal actions of the player to move: name -> OpenSpiel's number."""
     player = state.current_player()
     return {state.action_to_string(player, number).strip(" ;"): number for number in state.legal_actions()}
 
 
 def kuhn_bet(information: str, bluff: float = 1 / 6) -> float:
-    """How likely an equilibrium bets in an information state of Kuhn poker: the card, 0 to 2, and moves p and b.
+    """How often an equilibrium bets in an information state of Kuhn poker: the card, 0 to 2, and moves p and b.
 
-    ``bluff``: how likely player 0 bets a jack, 0 to 1/3; all of these are equilibria with the value -1/18 for player 0.
+    ``bluff``: how often player 0 bets a jack, 0 to 1/3; all of these are equilibria with the value -1/18 for player 0.
     """
     card, moves = int(information[0]), information[1:]
     return {

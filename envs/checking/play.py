@@ -140,7 +140,7 @@ USER_ERRORS = (
 )
 LONG_SECONDS = 3.0
 MOST_ROLLOUTS = 1000
-"""of each seed, however fast they are: all of them are kept until they are judged"""
+"""per seed, however fast they are: all are kept in memory until they are judged"""
 PROBE = "qzxv wplk"
 """a text that means nothing anywhere"""
 TEXTS = (PROBE, "", "   ", "\x00\x1b[31m\u202e\u2603", "</action>{0}%s[]\\boxed{", "x" * 100_000)
@@ -158,10 +158,10 @@ class Job:
     steps: int
     replays: Sequence[Trace] = ()
     seconds: float | None = None
-    """for which rollouts follow each other, in place of their number"""
+    """how long to play rollouts, instead of ``rollouts`` per seed"""
 
     def further_rollouts(self) -> Iterator[int]:
-        """Their numbers, from 1 on, for the first rollout of each seed is played before; one at least."""
+        """Numbers of the rollouts after the first of each seed, which was played before; at least one."""
         until = time.monotonic() + (self.seconds or 0.0)
         for rollout in range(1, self.rollouts if self.seconds is None else MOST_ROLLOUTS):
             yield rollout

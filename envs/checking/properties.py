@@ -294,7 +294,7 @@ def key_repeats(record: Record, limits: Limits) -> Verdict:
 
 
 def images(record: Record, limits: Limits) -> Verdict:
-    """Equal states are drawn alike: what is in the picture and not in the key splits states, or is noise."""
+    """Equal states are drawn alike: what the picture shows and the key lacks belongs to the state, or is noise."""
     answers = record.answers()
     shapes = Counter(shape for answer in answers for shape in answer.info["images"])
     if not shapes:

@@ -297,7 +297,7 @@ def check(
         modules: modules or ``.py`` files that register it.
         seeds: number of seeds; the seeds are 0, 1, 2, ...
         rollouts: episodes per seed, from which the shared-anchor rate is computed.
-        seconds: play such episodes for so long instead; two per seed at least.
+        seconds: play rollouts for this long instead, at least two per seed.
         steps: steps per rollout at most.
         processes: further processes that replay the first episodes. 0: everything runs in this very process, fast but
             without protection from an environment that hangs or dies.

@@ -98,7 +98,7 @@ class Calls:
             trace.faults.append((where, f"{what}: {answer.message}"))
             return None
         trace.faults += [(fault.property, f"{what}: {fault.message}") for fault in answer.faults]
-        # Nobody judges pixels and further values but the role: they need not travel to the parent.
+        # Nothing judges pixels, or values of ``extra`` but the role: they need not be sent to the parent.
         shapes = [f"{image.shape[1]} x {image.shape[0]}" for image in answer.info.get("images", ())]
         kept = answer.info | {"images": shapes, "extra": {"role": answer.role}}
         trace.answers.append(replace(answer, info=kept, faults=[]))

@@ -25,7 +25,7 @@ from verl_turnkey.plugins.config.schema import TurnkeyConfig
 TakesImages = Callable[[DictConfig, TurnkeyConfig, Sequence[Any]], None]
 """checks a run whose first observation has these images, arrays of (height, width, 3) bytes"""
 PATCHED = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor", "Glm4vProcessor", "Glm46VProcessor")
-"""cut images of any size into patches, of which a token stands for a square; their video parts need torchvision"""
+"""cut images of any size into patches, one token per square of them; their video parts need torchvision"""
 KNOWN = (*PATCHED, "MllamaProcessor", "Gemma4Processor")
 """those that verl's ``hf_processor`` takes; a contract test compares them with its code"""
 LIMIT = f"{ROLLOUT}.engine_kwargs.vllm.limit_mm_per_prompt"
@@ -34,7 +34,7 @@ LIMIT = f"{ROLLOUT}.engine_kwargs.vllm.limit_mm_per_prompt"
 def check_images(config: DictConfig, turnkey: TurnkeyConfig, images: Sequence[Any]) -> None:
     """Refuse a model to which verl cannot show ``images``, those of a first prompt, and prompts without room for them.
 
-    What holds for a conversation only if it gets long is a warning.
+    What only a long conversation would exceed is a warning.
     """
     model = config.actor_rollout_ref.model
     folder = Path(model.get("tokenizer_path") or model.path).expanduser()

@@ -1,8 +1,8 @@
 """What a launch line needs of each GPU, in bytes: arithmetic on the shapes of its model, for FSDP with vLLM.
 
-Exact are weights, gradients and the state of the optimizer. Activations are what autograd saves of a layer of Llama's
-kind with flash attention. CUDA, NCCL and fragmentation get an allowance, :data:`CONTEXTS`. Pictures, and models of
-turnkey.prm and of judges, are not counted.
+Weights, gradients and optimizer state are exact. Activations are what autograd saves for a layer like Llama's with
+flash attention. CUDA, NCCL and fragmentation get an allowance, :data:`CONTEXTS`. Images, and the models of turnkey.prm
+and of judges, are not counted.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ MICRO_BATCHES = {
     "log_prob": (f"{ROLLOUT}.log_prob", f"{ROLLOUT}.log_prob_use_dynamic_bsz"),
     "critic": ("critic.ppo", None),
 }
-"""pass -> start of the keys with its sizes, and the switch that has it cut by tokens; None: it always is"""
+"""pass -> prefix of the keys with its sizes, and the switch that splits it by tokens; None: it always is split"""
 KINDS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
-"""``model_type`` whose parameters follow from config.json; of all others they are counted in the files of weights"""
+"""``model_type`` whose parameters follow from config.json; for all others they are counted in the weight files"""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Trained:
 
     @property
     def gathered(self) -> float:
-        """Of whole layers meanwhile: this one, the next, and the gradients of this one on their way to the ranks."""
+        """Whole layers during a pass: this one, the next, and the gradients of this one on their way to the ranks."""
         largest = max(self.shapes.layer, self.shapes.vocabulary * self.shapes.hidden)
         kept = self.shapes.parameters if not self.engine.reshard_after_forward else 0
         return max(kept, 2 * largest) * self.computes
@@ -180,7 +180,7 @@ class Trained:
 
 
 def models(run: CheckedRun) -> dict[str, Trained]:
-    """Actor and critic; without one of unknown shapes."""
+    """Actor and critic, except one of unknown shapes."""
     config, model = run.config, run.config.actor_rollout_ref.model
     gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
     nodes = {"actor": (model, run.actor.fsdp_config, run.actor.optim)}
@@ -281,7 +281,7 @@ class Estimate:
 
     @property
     def vllm_least(self) -> float:
-        """Bytes of vLLM for its weights and one sequence of the greatest length."""
+        """Bytes of vLLM for its weights and one sequence of maximum length."""
         rollout, shape = self.run.rollout, self.shapes
         parallel = int(rollout.tensor_model_parallel_size) * int(rollout.get("pipeline_model_parallel_size") or 1)
         width = WIDTHS.get(str(rollout.dtype), 2)
@@ -299,7 +299,7 @@ def estimate(run: CheckedRun, gpu: machine.Gpu) -> Estimate | str:
     known = models(run)
     for role, key in {"actor": f"{MODEL}.path", **({"critic": "critic.model.path"} if run.use_critic else {})}.items():
         if role not in known:
-            return f"{key}={run.get(key)}: it is not on this machine, or of an architecture that is unknown without it"
+            return f"{key}={run.get(key)}: it is not on this machine, or its architecture is unknown here"
     return Estimate(run, gpu, known["actor"], known.get("critic"))
 
 
@@ -354,7 +354,7 @@ def _way_out(result: Estimate, phase: str) -> str:
         return f"set {MODEL}.enable_gradient_checkpointing=true"
     if fits > 0:
         return f"raise {ACTOR}.ulysses_sequence_parallel_size, and lower {MICRO_BATCHES[of][0]}_max_token_len_per_gpu"
-    return f"take more GPUs, or {ACTOR}.strategy=fsdp2 {ACTOR}.fsdp_config.offload_policy=true"
+    return f"use more GPUs, or {ACTOR}.strategy=fsdp2 {ACTOR}.fsdp_config.offload_policy=true"
 
 
 def in_gb(number: float) -> str:

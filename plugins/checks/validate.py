@@ -113,7 +113,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         check(limits.check_limits, run)
         check(limits.check_late, run)
         check(resources.check_resources, run)
-        if not findings.errors:  # it computes with what they are about
+        if not findings.errors:  # it uses the settings that may be wrong
             check(memory.check_memory, run)
     elif turnkey.log.trajectories:
         check(resources.check_address, "turnkey.log.trajectories", turnkey.log.trajectories)

@@ -154,7 +154,7 @@ def env_check(
     module: Annotated[list[str] | None, typer.Option(help="module that registers the id")] = None,
     seeds: Annotated[int, typer.Option(help="number of seeds")] = 3,
     rollouts: Annotated[int, typer.Option(help="episodes per seed")] = 8,
-    seconds: Annotated[float | None, typer.Option(help="play episodes for so long instead of --rollouts")] = None,
+    seconds: Annotated[float | None, typer.Option(help="play episodes for this long instead of --rollouts")] = None,
     steps: Annotated[int, typer.Option(help="steps per episode at most")] = 20,
     processes: Annotated[int, typer.Option(help="further processes that must see the same; 0: no process at all")] = 3,
     step_timeout: Annotated[float, typer.Option(help="seconds, as turnkey.env.step_timeout")] = 30.0,

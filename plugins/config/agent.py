@@ -93,15 +93,15 @@ class AgentConfig:
     model: Played[str] = "policy"
     """name of the model for agents; calls of other models are answered and not trained, unless all are"""
     models: Played[dict[str, Any] | None] = None
-    """other models by the name that requests give them, each a mapping: url of an OpenAI-compatible server, model (its
+    """other models by the name that requests use, each a mapping: url of an OpenAI-compatible server, model (its
     name there; default: the same), key_env (variable with the API key), timeout; null: the policy answers any name"""
     leave_out: Played[list[dict[str, Any]]] = field(default_factory=list)
     """other calls that are answered but not trained, such as those for titles: a list of {no_tools: true}, {system:
     part of its system text}, {model: name}, or several of these keys"""
 
     discarded: Played[Literal["train", "mask"]] = "train"
-    """replies that the agent did not use, such as samples that lost; train: like others; mask: left out. Used is what a
-    later request goes on after or shows, and the last reply of the episode and of each role"""
+    """replies that the agent did not use, such as rejected samples; train: like others; mask: left out. Used are
+    those that a later request continues or contains, and the last one of the episode and of each role"""
 
     def __post_init__(self) -> None:
         check(self.timeout > 0, "timeout", "positive seconds", self.timeout)
@@ -236,7 +236,7 @@ class OpponentConfig(EndpointConfig):
 
 
 def read_opponent(value: str | Mapping[str, Any], key: str) -> str | OpponentConfig:
-    """The opponent that ``key`` has as its ``value``.
+    """The opponent that ``key=value`` describes.
 
     Raises:
         ConfigError: names the key.

@@ -95,7 +95,7 @@ def model_config(folder: str) -> dict[str, Any]:
 
 
 def model_folder(path: str) -> Path | None:
-    """The folder of a model: ``path``, or of a name in the hub's cache; None if it is not on this machine."""
+    """A model's folder: ``path``, or that of a name in the hub's cache; None if it is not on this machine."""
     if (folder := Path(path).expanduser()).is_dir():
         return folder
     if "://" in path or path.count("/") > 1 or path.startswith(("/", ".", "~")):
@@ -108,7 +108,7 @@ def model_folder(path: str) -> Path | None:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A model of GPU, its bytes, and how many a node has; 0: as many as the run takes."""
+    """A GPU model, its bytes of memory, and how many a node has; 0: as many as the run uses."""
 
     name: str
     memory: float

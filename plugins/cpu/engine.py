@@ -52,7 +52,7 @@ OTHER_PATHS = {"use_remove_padding": True, "use_fused_kernels": False, "distilla
 SHARED_PREFIXES = "TURNKEY_SHARED_PREFIXES"
 """environment variable: "0" computes every row from its first token"""
 HIDDEN_SIZE, IS_TREE = "turnkey_hidden_size", "turnkey_is_tree"
-"""entries of a batch whose micro-batches may be trees, and of a micro-batch that is one"""
+"""keys of a batch whose micro-batches may be trees, and of a micro-batch that is one"""
 
 
 class SparseLogitsEngine(FreesMemory, FSDPEngineWithLMHead):

@@ -2,7 +2,7 @@
 
 The rollouts of a group begin with the same prompt, and the rows of an episode with the same turns. In a causal model
 the state of a token depends only on the tokens before it, so rows with the same first tokens have the same states
-there. The model therefore gets each distinct beginning once, in one sequence of N nodes: each with its position in its
+there. The model therefore gets each distinct prefix once, in one sequence of N nodes: each with its position in its
 row, and a mask of its ancestors. States, log-probabilities and gradients equal those of padded rows, up to rounding.
 """
 
@@ -17,10 +17,10 @@ import torch
 from verl_turnkey.losses.turns import row_offsets
 
 MODEL_TYPES = {"llama", "qwen2", "qwen3"}
-"""decoders that take a mask of four dimensions as it is, and mix tokens in attention alone"""
+"""decoders that use a four-dimensional mask unchanged, and mix tokens only in attention"""
 ATTENDED, STARTED = 5, 32
-"""Per token, a layer's matrices cost as much as attention to so many tokens times the hidden size; a micro-batch, for
-which weights are gathered, costs as much as so many tokens of it."""
+"""A layer's matrices cost as much per token as attention to this many times the hidden size in tokens; gathering the
+weights for a micro-batch costs as much as this many of its tokens."""
 
 
 def takes_trees(config: Any) -> bool:
@@ -34,7 +34,7 @@ def takes_trees(config: Any) -> bool:
 
 
 def in_order(rows: Sequence[list[int]]) -> tuple[list[int], list[int]]:
-    """The order in which rows with the same beginning adjoin; how many first tokens each shares with the one before."""
+    """An order with rows of a common prefix side by side; how many first tokens each shares with the one before."""
     order = sorted(range(len(rows)), key=lambda row: rows[row])
     return order, [0, *(_common(rows[before], rows[row]) for before, row in pairwise(order))]
 
@@ -124,6 +124,6 @@ class Tree(NamedTuple):
 
     def inputs(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Of the model, as one row; ``dtype``: in which it computes."""
-        # Numbers: sdpa would turn bools into numbers in each layer, and keep them all until the backward pass.
+        # Floats: sdpa would convert a bool mask in each layer, and keep every copy until the backward pass.
         mask = torch.zeros(self.mask.shape, dtype=dtype).masked_fill_(~self.mask, torch.finfo(dtype).min)
         return {"input_ids": self.ids[None], "position_ids": self.depth[None], "attention_mask": mask[None, None]}

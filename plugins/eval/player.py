@@ -263,7 +263,7 @@ class ChatCompletions:
             for name in ("temperature", "top_p", "max_tokens", "stop_token_ids")
             if sampling.get(name)
         }
-        request |= {"top_k": sampling["top_k"]} if sampling["top_k"] > 0 else {}  # not of every such server
+        request |= {"top_k": sampling["top_k"]} if sampling["top_k"] > 0 else {}  # not every server has it
         request |= {"temperature": sampling["temperature"], "seed": seed}
         request["messages"] = [{"role": m["role"], "content": _with_data_urls(m["content"])} for m in messages]
         choice = await self._endpoint.ask(request)

@@ -1,4 +1,4 @@
-"""Other models than the policy (``turnkey.agent.models``): requests that name one go to it as they are.
+"""Other models than the policy (``turnkey.agent.models``): requests that name one are forwarded unchanged.
 
 They are calls of a frozen model: no turn, no row, no credit. The log has them beside the episode.
 """
@@ -19,7 +19,7 @@ from verl_turnkey.plugins.gateway.exchange import Exchange
 from verl_turnkey.plugins.gateway.messages import GatewayError, invalid
 
 SHOWN = 2000
-"""characters of a request's end and of a reply's beginning that the log has"""
+"""logged characters of a request's end and of a reply's beginning"""
 KEY = "turnkey.agent.models"
 PATH = re.compile(r"(/(?!\.{1,2}(/|$))[\w.~:-]+)+", re.ASCII)
 """paths that are passed on: no part of them leads upwards or is a query"""
@@ -117,5 +117,5 @@ def _key(name: str, endpoint: EndpointConfig) -> str:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Read once: httpx would for every request."""
+    """Read once: httpx would read it for every request."""
     return ssl.create_default_context()

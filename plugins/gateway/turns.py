@@ -206,13 +206,13 @@ def _wrong(name: str, expected: str, value: Any) -> GatewayError:
 # A turn goes on after the one whose reply its request holds last. Where the calls of an episode ran at the same time,
 # nothing else counts, and a request that holds no reply begins a conversation. An agent that makes one call after
 # another may write its past in other words: there such a request goes on after the call before it, unless a later one
-# takes up what came before, as after a sub-agent. A turn goes on after turns of its own role alone.
+# takes up what came before, as after a sub-agent. A turn continues only turns of its own role.
 #
-# A sub-agent's conversation was begun by a reply, and its distance to the end counts along that one: the reply that the
-# client names, or else the only one with a call of which a text stands in the conversation's first request.
+# A reply may begin a sub-agent's conversation, which then counts as a branch of that reply's turn. It is the reply that
+# the client names, or else the only one with a text in a call's arguments that the first request repeats.
 
 SHORTEST_TASK = 8
-"""characters of a text in a call's arguments by which the sub-agent is known that it began"""
+"""least characters of a text in a call's arguments that identifies the sub-agent it began"""
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ def _before(turns: Sequence[Turn], parallel: bool) -> dict[int, Turn | None]:
 
 
 def _began(turns: Sequence[Turn], before: Mapping[int, Turn | None]) -> dict[int, Turn]:
-    """The turn whose reply began a conversation, by the first turn of it; no entry: none did, or several may have."""
+    """First turn of a conversation -> the turn whose reply began it; no entry: none did, or several may have."""
     by_reply = {turn.reply.id: turn for turn in turns}
     tasks = [(turn, [text for call in turn.reply.calls for text in _texts(call.arguments)]) for turn in turns]
     began: dict[int, Turn] = {}
@@ -314,7 +314,7 @@ def _began(turns: Sequence[Turn], before: Mapping[int, Turn | None]) -> dict[int
 
 
 def _texts(value: Any) -> list[str]:
-    """The texts in a call's arguments that are long enough to tell what it began."""
+    """The texts in a call's arguments that are long enough to identify what it began."""
     if isinstance(value, str):
         return [value.strip()] if len(value.strip()) >= SHORTEST_TASK else []
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
@@ -322,7 +322,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def discarded(every: Sequence[Turn], turns: Sequence[Turn], parallel: bool) -> list[Turn]:
-    """Those of ``turns`` whose reply the agent did not use: no later request goes on after it or shows its text.
+    """Those of ``turns`` whose reply the agent did not use: no later request continues it or contains its text.
 
     The last reply of the episode, and of each role, is used. Arguments as in :func:`threads_of`.
     """

@@ -57,7 +57,7 @@ _YAML = re.compile(
 
 
 def keep_copies(facts: Facts, log: Path) -> None:
-    """Copy the small text files on record that are as they were hashed; one that cannot be read or written is left out.
+    """Copy the small text files on record that still match their hashes; skip any that cannot be read or written.
 
     The configuration of MCP servers may hold secrets under any name and is not copied.
     """

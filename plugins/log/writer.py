@@ -72,7 +72,7 @@ class Tables:
         most_bytes: how much may wait for the disk, estimated; further rows are lost.
         most_puts: after which a file is written.
         seconds: after which a file is written.
-        also: gets all rows of a put, too, in the thread, as (table, step, rows).
+        also: called in the thread with all rows of a put, as (table, step, rows).
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """What a turn of the model leads to: a step of the environment, and the results of the turn's calls.
 
-Tools that are not the environment's, verl's own and those of MCP servers, are called here. And opponents move here, who
-play the roles of an episode that the policy does not. To the policy their turns belong to the environment: its state
-after a turn is the next one in which it moves. They are in none of its rows, and so neither trained nor compared; the
+Tools that are not the environment's, verl's own and those of MCP servers, are called here. Opponents, who play the
+roles of an episode that the policy does not, also move here. To the policy their turns belong to the environment: its
+state after a turn is the next one in which it moves. They are in none of its rows, so neither trained nor compared; the
 log has them beside the turn that they followed.
 """
 
@@ -308,7 +308,7 @@ class Opponents:
         """Response, action and why that is invalid, of the role that moves in the state ``seen``."""
         if isinstance(self._opponent, str):
             if not seen.admissible:
-                raise EnvironmentFailure("opponent", f"the environment names no legal action of {seen.role!r}")
+                raise EnvironmentFailure("opponent", f"the environment lists no legal action for {seen.role!r}")
             action = self._rng.choice(seen.admissible)
             return action, action, None
         if seen.info.get("images"):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Blocks = dict[str, bytes]
 GROUP_BYTES = 8 << 20
-"""of the pictures of a group that are on a page; of the others it has the names"""
+"""most bytes of a group's pictures on a page; the others are only named"""
 
 MISSING = -32768
 """in the index: no credit"""

@@ -452,9 +452,9 @@ def send(url: str, all_spans: Iterator[list[ReadableSpan]], total: int) -> tuple
 
 
 class LiveTraces:
-    """Sends the episodes of a process as they enter the log, in a thread; whoever plays never waits for the receiver.
+    """Sends a process's episodes from a thread, as they enter the log; rollouts never wait for the receiver.
 
-    The spans are those of an export, but for credit, which the trainer computes later.
+    The spans are those of an export, without credit, which the trainer computes later.
 
     Args:
         url: see :func:`endpoint`.
