@@ -15,6 +15,7 @@ trap 'rm -rf "$copy"' EXIT
 mkdir "$copy/tests"
 cp -rL src "$copy/src"
 cp -r tests/unit tests/data "$copy/tests"
+cp -r docs "$copy/docs"
 cat >"$copy/pyproject.toml" <<END
 [tool.pytest.ini_options]
 pythonpath = ["tests/unit"]
@@ -24,7 +25,7 @@ addopts = "-p no:asyncio -p no:anyio -p no:hydra_pytest"
 source_paths = ["src/verl_turnkey/${file%%/*}"]
 only_mutate = ["src/verl_turnkey/$file"]
 pytest_add_cli_args_test_selection = [$(printf '"%s", ' "$@")]
-also_copy = ["src/verl_turnkey", "tests/unit", "tests/data"]
+also_copy = ["src/verl_turnkey", "tests/unit", "tests/data", "docs"]
 END
 cd "$copy"
 export OMP_NUM_THREADS=1 PYTHONPATH="$copy/src"
