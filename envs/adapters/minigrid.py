@@ -47,7 +47,7 @@ class MiniGridText(TextEnv):
             reward, ``1 - 0.9 * steps / max_steps``.
         max_steps: steps after which the episode is truncated; ``None`` leaves the level's own limit.
         images: show the agent's view as a picture (RGB, the agent at the bottom facing up); the text then says only
-            what it carries.
+            what the agent carries.
         tile: side of a cell in pictures, in pixels; with 8 the view of 7 x 7 cells has 56 x 56 pixels.
 
     ``state_key`` is a hash of the full state, not of the text: grid, pose, carried object, mission, progress. ``task``

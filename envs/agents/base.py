@@ -75,7 +75,7 @@ class AgentResult:
     turn_rewards: Mapping[int | str, float] = field(default_factory=dict)
     """turn -> reward, besides ``reward``; a turn is its number, counted from 0, or the id of its reply"""
     outcome: Mapping[str, float] = field(default_factory=dict)
-    """role -> what it is paid at the end, besides ``reward``, which every role gets"""
+    """role -> its reward at the end, in addition to ``reward``, which every role gets"""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """further plain values by name, for reward components and estimators"""
     truncated: bool = False

@@ -80,9 +80,8 @@ def played(session: Session, outcome: AgentResult, options: StepOptions, episode
     if not (turns := trained(session)):
         raise AgentFailure("turnkey.agent.leave_out leaves out every call of the agent")
     numbers = {turn.reply.id: turn.reply.number for turn in session.turns}
-    masked = {turn.reply.id for turn in _discarded(session)}
-    paid = {number for reply, number in numbers.items() if rewards.get(reply) and reply not in masked}
-    if untrained := paid - {turn.reply.number for turn in turns}:
+    paid = {number for reply, number in numbers.items() if rewards.get(reply)}
+    if untrained := paid - {turn.reply.number for turn in _without_side_calls(session)}:
         raise AgentFailure(
             f"a reward of turn {min(untrained)}, which is not trained (turnkey.agent.leave_out, or another model's "
             "name): turns count from 0, those that are not trained included"
@@ -139,14 +138,11 @@ def _turn_rewards(session: Session, outcome: AgentResult) -> dict[str, float]:
 
 def trained(session: Session) -> list[Turn]:
     """The turns without side calls and without those that ``turnkey.agent.discarded`` masks."""
-    masked = {id(turn) for turn in _discarded(session)}
-    return [turn for turn in _without_side_calls(session) if id(turn) not in masked]
-
-
-def _discarded(session: Session) -> list[Turn]:
+    turns = _without_side_calls(session)
     if session.limits.discarded == "train":
-        return []
-    return discarded(session.turns, _without_side_calls(session), session.parallel_since is not None)
+        return turns
+    masked = {id(turn) for turn in discarded(session.turns, turns, session.parallel_since is not None)}
+    return [turn for turn in turns if id(turn) not in masked]
 
 
 def _without_side_calls(session: Session) -> list[Turn]:

@@ -318,8 +318,8 @@ class Opponents:
             self._prompts[seen.role] = ChatPrompts(settings, seen.info["task"] or self._task)
         prompts, config = self._prompts[seen.role], self._opponent.config
         assert isinstance(config, OpponentConfig)
-        # The seed makes each question another one: equal ones would share an answer.
         messages = await guarded(prompts.next, seen)
+        # The seed makes each question another one: equal ones would share an answer.
         question = {"messages": messages, "seed": self._rng.getrandbits(31), **config.limit(self._max_tokens)}
         try:
             text = plain_text(await self._opponent.ask(question))

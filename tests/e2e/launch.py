@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import naive
 import numpy as np
 import pandas as pd
 import pytest
@@ -168,6 +169,25 @@ def minigrid(
         f"turnkey.rollout.max_turns={max(level['max_steps'] for level in levels)}",
         *data(out, batch=batch),
     )
+
+
+def agent_tasks(out: Path, source: str, **splits: Sequence[dict[str, Any]]) -> None:
+    """Write tasks for an agent of the user's, by split."""
+    for split, tasks in splits.items():
+        frame = pd.DataFrame({"turnkey_task": [json.dumps(task) for task in tasks]})
+        frame["prompt"] = [[{"role": "user", "content": "-"}]] * len(frame)
+        frame["data_source"] = source
+        frame["extra_info"] = [{"split": split, "index": i} for i in range(len(frame))]
+        frame.to_parquet(out / f"{split}.parquet")
+
+
+def gigpo_by_role(steps: list[dict[str, Any]]) -> list[float]:
+    """GiGPO's twin on what each role did, as if it were a trajectory in a group of its own."""
+
+    def own(step: dict[str, Any], name: str) -> str:
+        return f"{step[name]} {step['extra']['role']}"
+
+    return naive.gigpo([{**s, "trajectory": own(s, "trajectory"), "group": own(s, "group")} for s in steps])
 
 
 def questions(out: Path, source: str, question: str, rows: int) -> tuple[str, ...]:

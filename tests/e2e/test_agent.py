@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import naive
-import pandas as pd
 import pytest
-from launch import Run, data, train
+from launch import Run, agent_tasks, data, train
 from transformers import AutoTokenizer
 
 AGENT = Path(__file__).with_name("black_box.py")
@@ -19,13 +17,8 @@ STEPS = 2
 def run(model: Path, out: Path) -> Run:
     """Of the training tasks one breaks the agent, one lets it ask nothing, and one lets it sleep."""
     moods = {1: "broken", 2: "idle", 4: "slow"}
-    for split, count in (("train", 5), ("val", 4)):
-        tasks = [{"seed": seed, "mood": moods.get(seed, "well")} for seed in range(count)]
-        frame = pd.DataFrame({"turnkey_task": [json.dumps(task) for task in tasks]})
-        frame["prompt"] = [[{"role": "user", "content": "-"}]] * len(frame)
-        frame["data_source"] = "corridor"
-        frame["extra_info"] = [{"split": split, "index": i} for i in range(len(frame))]
-        frame.to_parquet(out / f"{split}.parquet")
+    tasks = [{"seed": seed, "mood": moods.get(seed, "well")} for seed in range(5)]
+    agent_tasks(out, "corridor", train=tasks, val=tasks[:4])
     return train(
         out,
         model,

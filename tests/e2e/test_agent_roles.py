@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import naive
-import pandas as pd
 import pytest
-from launch import Run, data, train
+from launch import Run, agent_tasks, data, gigpo_by_role, train
 
 AGENT = Path(__file__).parents[2] / "examples" / "agents" / "planner_and_executor.py"
 STEPS = 2
@@ -17,12 +14,8 @@ STEPS = 2
 
 @pytest.fixture(scope="module")
 def run(model: Path, out: Path) -> Run:
-    for split, count in (("train", 4), ("val", 2)):
-        frame = pd.DataFrame({"turnkey_task": [json.dumps({"numbers": [2, 3, n]}) for n in range(count)]})
-        frame["prompt"] = [[{"role": "user", "content": "-"}]] * len(frame)
-        frame["data_source"] = "sums"
-        frame["extra_info"] = [{"split": split, "index": i} for i in range(len(frame))]
-        frame.to_parquet(out / f"{split}.parquet")
+    tasks = [{"numbers": [2, 3, n]} for n in range(4)]
+    agent_tasks(out, "sums", train=tasks, val=tasks[:2])
     return train(
         out,
         model,
@@ -37,18 +30,9 @@ def run(model: Path, out: Path) -> Run:
     )
 
 
-def apart(steps: list[dict[str, Any]]) -> list[float]:
-    """GiGPO's twin on what each role did, as if it were a trajectory in a group of its own."""
-
-    def own(step: dict[str, Any], name: str) -> str:
-        return f"{step[name]} {step['extra']['role']}"
-
-    return naive.gigpo([{**s, "trajectory": own(s, "trajectory"), "group": own(s, "group")} for s in steps])
-
-
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_credit_is_that_of_each_role_alone(run: Run, step: int) -> None:
-    run.agrees_with(apart, step)
+    run.agrees_with(gigpo_by_role, step)
     advantages = [row.abs().max().item() for (row,) in run.rows(step, "advantages")]
     assert max(advantages) > 0
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import naive
 import pytest
-from launch import POLICY, Run, data, train
+from launch import POLICY, Run, data, gigpo_by_role, train
 
 from verl_turnkey.envs.tasks import Task, write_parquet
 
@@ -38,18 +36,9 @@ def played(request: pytest.FixtureRequest, model: Path, out: Path) -> tuple[str,
     )
 
 
-def by_role(steps: list[dict[str, Any]]) -> list[float]:
-    """GiGPO's twin on what each role did, as if it were a trajectory in a group of its own."""
-
-    def own(step: dict[str, Any], name: str) -> str:
-        return f"{step[name]} {step['extra']['role']}"
-
-    return naive.gigpo([{**s, "trajectory": own(s, "trajectory"), "group": own(s, "group")} for s in steps])
-
-
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_credit_is_that_of_each_role_alone(played: tuple[str, Run], step: int) -> None:
-    played[1].agrees_with(by_role, step)
+    played[1].agrees_with(gigpo_by_role, step)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
