@@ -108,6 +108,10 @@ def history_text(parsed: ParsedAction, text: str, whole: bool) -> str:
 FIELDS = ("task", "examples", "summary", "taken", "shown", "history", "step", "observation", "admissible", "format")
 LINE_FIELDS = ("step", "observation", "action")
 LINE = "{observation}\nAction: {action}"
+SUMMARY_REQUEST = (
+    "Your context is nearly full. Write a summary of everything so far that matters for the task: what you know, what "
+    "you did, what is left. You will go on with the task, this summary and what you see next; all else is forgotten."
+)
 TEMPLATES = Path(__file__).parent / "templates"
 _FIELD = re.compile(r"\{([a-z_]+)\}")
 _OF_A_STEP = re.compile(r"\{(observation|admissible)\}")

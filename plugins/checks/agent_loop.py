@@ -66,9 +66,13 @@ def _check_prompts(run: CheckedRun) -> None:
         template = load_template(options.template)
     except (ValueError, OSError) as error:
         refuse("template-invalid", error=error)
-    for key in ("observation_role", "thinking", "when_full") if options.prompt == "template" else ():
+    summarizes = options.prompt == "conversation" and options.when_full == "summarize"
+    without_effect = {"summary_request": "when_full"} if not summarizes else {"summary": "when_full"}
+    if options.prompt == "template":
+        without_effect |= dict.fromkeys(("observation_role", "thinking", "when_full"), "prompt")
+    for key, other in without_effect.items():
         if (value := getattr(options, key)) != getattr(type(options)(), key):
-            warn("prompt-keys-without-effect", key=key, value=value)
+            warn("prompt-keys-without-effect", key=key, value=value, other=other, chosen=getattr(options, other))
     if options.action_format in CALLS:
         from verl_turnkey.plugins.rollout.tool_calls import check_tool_parser
 
@@ -88,8 +92,11 @@ def _check_prompts(run: CheckedRun) -> None:
             warn("format-not-told", action_format=options.action_format)
     if options.summary is not None:
         load_function(options.summary, "turnkey.rollout.summary")
-        if "{summary}" not in template:
-            refuse("template-without-summary", summary=options.summary, template=options.template)
+    if (options.summary is not None or summarizes) and "{summary}" not in template:
+        needs = "when_full=summarize" if summarizes else f"summary={options.summary}"
+        refuse("template-without-summary", needs=needs, template=options.template)
+    if summarizes and 2 * (limit := options.max_tokens_per_turn or 0) + REQUEST > run.rollout.response_length:
+        refuse("summarize-without-room", limit=limit, budget=run.rollout.response_length, least=2 * limit + REQUEST)
 
 
 def check_opponents(run: CheckedRun) -> None:
@@ -102,6 +109,8 @@ def check_opponents(run: CheckedRun) -> None:
 
 
 RUN = "turnkey.agent.run"
+REQUEST = 64
+"""about as many tokens as ``turnkey.rollout.summary_request`` has in a chat"""
 LOCAL = ("127.", "localhost", "::1")
 """how addresses of this machine alone begin"""
 # Keys of turnkey.rollout about prompts that an agent writes itself.

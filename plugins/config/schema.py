@@ -16,7 +16,7 @@ from verl_turnkey.advantage import EstimatorSpec, Modification, estimators, pars
 from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.prompting.actions import CALLS, FORMATS
-from verl_turnkey.envs.prompting.prompts import KEY, LINE, LINE_FIELDS, ExampleTurn, check_fields
+from verl_turnkey.envs.prompting.prompts import KEY, LINE, LINE_FIELDS, SUMMARY_REQUEST, ExampleTurn, check_fields
 from verl_turnkey.plugins.config.agent import SELF, AgentConfig, McpConfig, OpponentConfig, read_opponent
 from verl_turnkey.plugins.config.presets import PresetConfig
 from verl_turnkey.plugins.config.roles import (
@@ -116,9 +116,11 @@ class RolloutConfig:
     such messages, else user"""
     thinking: Played[Literal["keep", "drop"]] = "keep"
     """conversation: drop removes thoughts from past turns; each step with thoughts is then a row of its own"""
-    when_full: Played[Literal["end", "drop_oldest"]] = "end"
+    when_full: Played[Literal["end", "drop_oldest", "summarize"]] = "end"
     """conversation without room for a turn: end truncates the episode, drop_oldest continues in a new row without its
-    first turns"""
+    first turns, summarize in one with the model's own summary, written in a turn that is trained"""
+    summary_request: Played[str] = SUMMARY_REQUEST
+    """what asks for that summary"""
     history: Played[int] = 2
     """template: past turns shown in a prompt; fewer if they do not fit into data.max_prompt_length"""
     history_line: Played[str] = LINE

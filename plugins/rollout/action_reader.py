@@ -76,6 +76,23 @@ def _answer(tokenizer: Any, ids: list[int], prompt: Sequence[int], header: str =
     return ids if answer == text else tokenizer.encode(answer, add_special_tokens=False)
 
 
+def read_summary(tokenizer: Any, ids: list[int], prompt: Sequence[int], cut: bool) -> ParsedAction:
+    """The summary that a turn writes, its answer after the thoughts; ``content`` also has one that is unfinished.
+
+    Args:
+        ids: of the turn.
+        prompt: ids that the turn answers.
+        cut: the limit of tokens ended the turn.
+    """
+    answer = _answer(tokenizer, ids, prompt, HEADER)
+    if answer is None:
+        return UNFINISHED
+    content = tokenizer.decode(answer, skip_special_tokens=True).strip()
+    if cut or not content:
+        return ParsedAction(None, f"{AT_LIMIT} before the summary ended" if cut else "no summary", content=content)
+    return ParsedAction(content, content=content)
+
+
 class TextReader:
     """Reads the formats that are text. A parser of the user's own gets the whole turn, thoughts included."""
 

@@ -24,7 +24,7 @@ from verl_turnkey.envs.prompting.actions import ParsedAction
 from verl_turnkey.envs.tasks import COLUMN, Task
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.rollout import worker
-from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ActionReader, ToolsReader, action_reader
+from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ActionReader, ToolsReader, action_reader, read_summary
 from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching, Budget, Cost, Trajectory
 from verl_turnkey.plugins.rollout.columns import ROLE, TURN_LIMIT, countable, extras, hint_line, skill_line, turn_limit
 from verl_turnkey.plugins.rollout.episode import (
@@ -248,13 +248,17 @@ class EnvAgentLoop(AgentLoopBase):
                     raise
                 episode.steps[-1].record["truncated"] = True
                 break
-            if forks is not None:
+            if forks is not None and prompt.request is None:
                 await forks.at(trajectory)
             turn = await self._generate(trajectory, prompt)
+            cut = was_cut(turn, trajectory.sampling, self.ends.issuperset(turn.ids[-1:]))
+            if prompt.request is not None:
+                trajectory.prompt = None
+                await self._summarize(trajectory, prompt, turn, cut)
+                continue
             if forks is not None:
                 await forks.written(trajectory, turn)
             trajectory.prompt = None
-            cut = was_cut(turn, trajectory.sampling, self.ends.issuperset(turn.ids[-1:]))
             admissible = trajectory.seen.info["admissible"]
             parsed = await trajectory.reader.read(turn.ids, turn.text, admissible, prompt.ids, cut)
             started = perf_counter()
@@ -278,6 +282,17 @@ class EnvAgentLoop(AgentLoopBase):
             if trajectory.seen.terminated or trajectory.seen.truncated:
                 break
         episode.end(trajectory.seen.info["success"])
+
+    async def _summarize(self, trajectory: Trajectory, prompt: Prompt, turn: Generated, cut: bool) -> None:
+        """A turn that summarizes its conversation: the state stays, and the turn before it leads here."""
+        parsed = read_summary(self.tokenizer, turn.ids, prompt.ids, cut)
+        seen = trajectory.seen
+        unchanged = Answer(seen.observation, {**seen.info, "invalid": False})
+        step = self._step(trajectory, prompt, turn, parsed, unchanged, 0.0)
+        before = trajectory.episode.steps[-1].record
+        before["extra"] = {**before["extra"], "next_anchor": str(step.record["anchor"])}
+        trajectory.add(step, seen)
+        await guarded(trajectory.prompts.heard, turn, parsed)
 
     async def _prompt(self, trajectory: Trajectory) -> Prompt:
         """The prompt of the next turn."""
@@ -312,7 +327,7 @@ class EnvAgentLoop(AgentLoopBase):
         record = make_step(
             step=t,
             reward=answer.reward,
-            anchor=self._anchor(seen),
+            anchor=self._anchor(seen) if prompt.request is None else f"summary of {self._anchor(seen)}",
             action=parsed.action,
             valid=valid,
             penalty=0.0 if valid else self.options.invalid_action_penalty,
@@ -327,8 +342,8 @@ class EnvAgentLoop(AgentLoopBase):
             prompt=prompt,
             turn=turn,
             record=record,
-            observation=seen.text,
-            images=seen.info.get("images", ()),
+            observation=seen.text if prompt.request is None else prompt.request,
+            images=seen.info.get("images", ()) if prompt.request is None else (),
             answer=answer.text,
             invalid=invalid,
             unparsed=not parsed.valid and parsed.kind == "format",

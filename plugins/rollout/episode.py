@@ -34,6 +34,8 @@ class Prompt:
     """where the last observation is, see ``OBSERVED`` in :mod:`~verl_turnkey.plugins.credit.metrics`; None: unknown"""
     messages: Sequence[Mapping[str, Any]] | None = None
     """what the ids render, where the server takes messages"""
+    request: str | None = None
+    """what asks for a summary of the turns so far; None: it shows an observation"""
 
 
 @dataclass(frozen=True)

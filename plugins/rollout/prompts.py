@@ -299,8 +299,8 @@ class ChatPrompts:
 # Prompts of a conversation: the task, then by turns the observations and the model's responses as sampled.
 #
 # Each prompt begins, id by id, with the prompt before it and the model's response, so consecutive steps can be one row.
-# There are four exceptions, named in ``Prompt.broke``: ``full`` (``turnkey.rollout.when_full=drop_oldest`` rendered a
-# prompt anew), ``tools`` (the environment changed the tools, which the first message shows), ``thinking``
+# There are four exceptions, named in ``Prompt.broke``: ``full`` (``turnkey.rollout.when_full`` rendered a prompt anew,
+# without the oldest turns or with a summary of all), ``tools`` (the environment changed the tools, which the first message shows), ``thinking``
 # (``turnkey.rollout.thinking=drop`` cut the thoughts out of a turn) and ``boundary`` (the turn ended with a token that
 # begins another message than the one that followed).
 
@@ -331,29 +331,42 @@ class ConversationPrompts(Prompts):
         self._calls: tuple[Call, ...] = ()  # of the last turn
         self._broke: str | None = None
         self._observed: Sequence[tuple[int, int]] | None = () if settings.marks_observations else None
+        self._end = 0  # length of _ids up to the end of the last turn
+        self._summary = ""  # the model's own, of all turns that are no longer shown
+        self._summarizing = False  # the last prompt asks for a summary
 
     def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
+        if self._summarizing:  # the summary is there
+            self._summarizing = False
+            self._begin(len(self._seen) - 1, [], self._settings.prompt_length)
+            return self._prompt("full")
         self._seen.append(seen)
         self._images.append(images or [])
         if len(self._seen) == 1:
             self._begin(0, [], self._settings.prompt_length)
             return self._prompt(None)
-        self._ids = self._appended()
+        closed, self._ids = self._ids, self._appended()
+        when_full = self._settings.options.when_full
         if self._broke == "tools":
-            return self._prompt(self._begin_with_tools())
-        broke = self._broke or (None if self._ids[: len(self._sampled)] == self._sampled else "boundary")
-        if len(self._ids) - self._fresh + self._turn <= self._settings.response_length:
-            return self._prompt(broke)
-        if self._settings.options.when_full == "end":
-            appended, budget = len(self._ids) - self._fresh, self._settings.response_length
-            raise PromptTooLongError(
-                f"{appended} tokens of the conversation leave no room for a turn of {self._turn} in "
-                f"data.max_response_length={budget}"
-            )
-        self._drop_oldest()
-        return self._prompt("full")
+            try:
+                return self._prompt(self._begin_with_tools())
+            except PromptTooLongError:
+                if when_full != "summarize":
+                    raise
+                return self._summary_prompt(closed)
+        if self._fits(self._turn + (self._for_summary() if when_full == "summarize" else 0)):
+            return self._prompt(self._broken())
+        if when_full == "drop_oldest":
+            self._drop_oldest()
+            return self._prompt("full")
+        if when_full == "summarize":
+            return self._summary_prompt(closed)
+        raise self._too_long("a turn")
 
     def heard(self, turn: Generated, parsed: ParsedAction) -> None:
+        if self._summarizing:
+            self._summary = (parsed.content or "").strip()
+            return
         self._memory.add(PromptTurn(self._seen[-1].text, history_text(parsed, turn.text, whole=False)))
         self._calls = parsed.calls
         called = bool(parsed.calls) or (
@@ -369,29 +382,75 @@ class ConversationPrompts(Prompts):
             before, ids, self._broke = before[:-opened] if bare else before, rest, "thinking"
         self._starts.append(len(before))
         self._bare.append(bare)
+        self._end = len(before) + len(ids)
         self._ids = [*before, *ids, *self._tail.close(ids, self._role, bare)]
 
     def take_tools(self, tools: list[dict[str, Any]]) -> None:
         super().take_tools(tools)
         self._broke = "tools"
 
-    def _prompt(self, broke: str | None) -> Prompt:
-        visible = [image for images in self._images[len(self._seen) - len(self._starts) - 1 :] for image in images]
+    def _prompt(self, broke: str | None, request: str | None = None) -> Prompt:
+        shown = self._images[len(self._seen) - len(self._starts) - 1 :]
+        visible = [image for images in (shown if request is None else shown[:-1]) for image in images]
         cut = len(self._starts) < len(self._seen) - 1
-        return Prompt(self._ids, visible or None, broke, cut, self._observed)
+        return Prompt(self._ids, visible or None, broke, cut, self._observed, request=request)
+
+    def _fits(self, tokens: int) -> bool:
+        """Whether so many more may follow the ids."""
+        return len(self._ids) - self._fresh + tokens <= self._settings.response_length
+
+    def _too_long(self, what: str) -> PromptTooLongError:
+        return PromptTooLongError(
+            f"{len(self._ids) - self._fresh} tokens of the conversation leave no room for {what} of {self._turn} in "
+            f"data.max_response_length={self._settings.response_length}"
+        )
+
+    def _broken(self) -> str | None:
+        """Why the ids do not extend the last prompt and what answered it; None: they do."""
+        return self._broke or (None if self._ids[: len(self._sampled)] == self._sampled else "boundary")
+
+    # --- the model's own summary ---
+
+    def _for_summary(self) -> int:
+        """Tokens that a turn has to leave free for the request of a summary and the summary."""
+        request = self._append([self._request], "user")
+        return len(self._tail.user) + len(request) - len(self._ids) + self._turn
+
+    @property
+    def _request(self) -> dict[str, Any]:
+        return {"role": "user", "content": self._settings.options.summary_request}
+
+    def _summary_prompt(self, closed: list[int]) -> Prompt:
+        """Ask for a summary after the last turn, in the place of the observation, which the next prompt shows.
+
+        ``closed``: the ids with the last turn and what ends it.
+        """
+        self._broke = None if self._broke == "tools" else self._broke  # the new tools come with the next prompt
+        last = closed[self._starts[-1] : self._end]
+        self._role = "user"
+        self._ids = [*closed[: self._end], *self._tail.close(last, "user", self._bare[-1])]
+        self._ids = self._append([self._request], "user")
+        self._observed = self._observed and ()
+        if not self._fits(self._turn):
+            raise self._too_long("a summary")
+        self._summarizing = True
+        return self._prompt(self._broken(), self._settings.options.summary_request)
+
+    # --- observations ---
 
     def _appended(self) -> list[int]:
         """The ids, followed by what answers the last turn and by the generation prompt."""
         seen, before = self._seen[-1], len(self._ids)
-        ids = self._append(self._answers(seen))
+        ids = self._append(self._answers(seen), self._role)
         if self._settings.marks_observations:
-            others = [self._append(self._answers(other))[before:] for other in marked(seen)]
+            others = [self._append(self._answers(other), self._role)[before:] for other in marked(seen)]
             self._observed = spans(self._tail.tokenizer, ids[before:], others)
         return ids
 
-    def _append(self, messages: list[dict[str, Any]]) -> list[int]:
+    def _append(self, messages: list[dict[str, Any]], role: str) -> list[int]:
+        """The ids, followed by ``messages`` of that role and by the generation prompt."""
         called = [(message["name"], message["tool_call_id"]) for message in messages if "tool_call_id" in message]
-        past = [ASKED, self._tail.turn(self._role, called or CALLED)]
+        past = [ASKED, self._tail.turn(role, called or CALLED)]
         settings = self._settings
         return builders.appended_tokens(settings.builder, past, [*past, *messages], self._ids, settings.tools)
 
@@ -435,7 +494,7 @@ class ConversationPrompts(Prompts):
         try:
             self._begin(first, kept, self._settings.prompt_length)
         except PromptTooLongError:
-            if self._settings.options.when_full == "end":
+            if self._settings.options.when_full != "drop_oldest":
                 raise
             self._drop_oldest()
             return "full"
@@ -458,7 +517,7 @@ class ConversationPrompts(Prompts):
     def _begin(self, first: int, kept: list[int], budget: int, dropped: int = 0) -> None:
         """Render the task and the observation of step ``first`` anew; ``kept`` are the ids from its turn on."""
         self._memory.window = len(self._memory.turns) - first
-        summary = self._memory.history().summary if first else ""
+        summary = self._summary or (self._memory.history().summary if first else "")
         past, images = PromptHistory((), summary), self._images[first]
         messages = self._settings.messages(self._task, self._seen[first], past, first + 1, images)
         ids = self._settings.render(messages, images or None)

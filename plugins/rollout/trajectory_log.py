@@ -94,7 +94,7 @@ class TrajectoryLog:
                 _Turn.of(
                     step,
                     players.index(players[t]) == t,
-                    t > 0 and players[t] == players[t - 1],
+                    t > 0 and players[t] == players[t - 1] and step.prompt.request is None,
                     self._lengths,
                     opening if t == 0 else (),
                 )
@@ -156,7 +156,7 @@ class _Turn(NamedTuple):
     """its ids where the log has their lengths"""
     text: str
     observation: str | None
-    """what the agent saw before the first turn, or where another role moved before; None: the answer of then"""
+    """what the agent saw, at first, after another role's turn, or as the request of a summary; None: the last answer"""
     answer: str
     oldest: int | None
     opponents: str | None = None
@@ -167,7 +167,7 @@ class _Turn(NamedTuple):
     def of(
         cls, step: PlayedStep, first: bool, follows: bool, lengths: bool, opening: Sequence[OtherTurn] = ()
     ) -> _Turn:
-        """``first``: of its role. ``follows``: a turn of the same role. ``opening``: turns of others before it."""
+        """``first``: of its role. ``follows``: a turn of the same role, whose answer it saw. ``opening``: turns before it."""
         prompt, turn = step.prompt, step.turn
         columns = {
             "parse_note": step.invalid,

@@ -106,3 +106,45 @@ def test_a_teacher_rates_the_rows_that_have_a_text(run: Run, step: int) -> None:
     assert metrics["teacher/gap_abs/mean"] > 1e-3
     assert metrics.get("teacher/gap_abs/control", 0.0) < 1e-4
     assert np.isfinite(metrics["teacher/contrast"])
+
+
+# --- the model's own summaries ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["merged", "steps"])
+def summarizing(request: pytest.FixtureRequest, model: Path, out: Path) -> Run:
+    """Full conversations go on with a summary that the model writes."""
+    folder = out.with_name(f"{out.name}-{request.param}")
+    levels = minigrid(folder, LEVEL, seed=2)
+    (folder / "template.txt").write_text("Task: {task}\n{summary}\n{observation}\n")
+    return train(
+        folder,
+        model,
+        "+turnkey=gigpo",
+        *levels,
+        f"turnkey.rollout.template={folder}/template.txt",
+        "turnkey.rollout.prompt=conversation",
+        "turnkey.rollout.when_full=summarize",
+        "turnkey.rollout.summary_request=Sum up.",
+        f"turnkey.rollout.layout={request.param}",
+        f"turnkey.rollout.max_tokens_per_turn={TURN}",
+        f"data.max_response_length={BUDGET}",
+        mini_batch=4,
+    )
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_summaries_are_trained_as_turns(summarizing: Run, model: Path, step: int) -> None:
+    summarizing.holds_each_turn_once(step, AutoTokenizer.from_pretrained(model))
+    assert summarizing.metrics[step]["training/rollout_probs_diff_max"] < 1e-4
+    summarizing.agrees_with(naive.gigpo, step)
+
+
+def test_a_summary_follows_a_full_conversation(summarizing: Run) -> None:
+    episodes = [e for split in ("train", "val") for e in summarizing.episodes(split)]
+    assert not any(e["failed"] for e in episodes)
+    for episode in episodes:
+        asked = [text["first_observation"] == "Sum up." for text in episode["texts"]]
+        assert [str(turn["anchor"]).startswith("summary of ") for turn in episode["steps"]] == asked
+        assert not asked[0]
+    assert any(str(turn["anchor"]).startswith("summary of ") for e in episodes for turn in e["steps"])

@@ -723,6 +723,28 @@ def test_a_full_conversation(play, when_full):
     assert [step["step"] for step in records] == list(range(len(script.prompts)))
 
 
+def test_a_summary_is_a_turn_that_leaves_the_state(play):
+    rows = {}
+    for layout in ("merged", "steps"):
+        summarizes = ["turnkey.rollout.when_full=summarize", f"turnkey.rollout.layout={layout}"]
+        overrides = [*TALK, *summarizes, "turnkey.rollout.max_turns=25", "turnkey.rollout.summary_request=Sum up."]
+        rows[layout], script = play(["look"] * 24 + ["win"], awkward(), *overrides)
+    records = recorded(rows["merged"])
+    assert records == recorded(rows["steps"])
+    assert masked_in(rows["merged"]) == masked_in(rows["steps"]) == script.answers
+    requests = [t for t in range(25) if script.text(t).endswith("Sum up.<|im_end|>\n<|im_start|>assistant\n")]
+    assert 1 < len(requests) < 8
+    assert whys(rows["merged"]) == ["first"] + ["full"] * len(requests)
+    for t in requests:
+        state = records[t + 1]["anchor"]
+        assert (records[t]["anchor"], records[t]["extra"]["next_anchor"]) == (f"summary of {state}", state)
+        assert records[t - 1]["extra"]["next_anchor"] == records[t]["anchor"]
+        assert (records[t]["action"], records[t]["valid"], records[t]["reward"]) == ("look", True, 0.0)
+        assert "What happened before: look\n" in script.text(t + 1)
+        assert "Sum up." not in script.text(t + 1)
+    assert records[-1]["terminated"] and records[-1]["success"]
+
+
 def whys(outputs: list[AgentLoopOutput]) -> list[str | None]:
     return [row.extra_fields["turnkey_break"] for row in outputs]
 

@@ -15,7 +15,7 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import PromptTooLongError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import Call, ControlTokens, ParsedAction
-from verl_turnkey.envs.prompting.prompts import Examples, PromptTurn, Summarize, later_template
+from verl_turnkey.envs.prompting.prompts import SUMMARY_REQUEST, Examples, PromptTurn, Summarize, later_template
 from verl_turnkey.plugins.config.schema import RolloutConfig, load_examples
 from verl_turnkey.plugins.rollout.action_reader import ACT
 from verl_turnkey.plugins.rollout.episode import Generated, Prompt
@@ -76,7 +76,8 @@ class Talk:
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         self.sampled.append(ids)
         turn = Generated(ids, None, self.tokenizer.decode(ids, skip_special_tokens=True), {}, -1, 0.0)
-        self.prompts.heard(turn, ParsedAction("go") if called else ParsedAction(None, "no action"))
+        content = text.removesuffix(self.family.stop)
+        self.prompts.heard(turn, ParsedAction("go") if called else ParsedAction(None, "no action", content=content))
 
     def observed(self, t: int) -> list[str]:
         """The spans of prompt ``t`` that are marked as an observation's, as text without the whitespace around them."""
@@ -343,6 +344,51 @@ def test_dropping_thoughts_and_turns_together(name):
         assert len(prompt.ids) + 40 <= 700 + 500
         assert "I am" not in text
         assert text.count(begin) == (1 if name == "minimax" else 0)
+
+
+def summarized(talk: Talk, turns: int, answer: str, called: bool = False) -> list[int]:
+    """Turns of an episode whose summaries say how many rooms were seen; the prompts that ask for one."""
+    requests = []
+    for t in range(turns):
+        text = talk.see(f"room {t}")
+        if talk.built[-1].request is not None:
+            requests.append(len(talk.built) - 1)
+            assert f"room {t}" not in text
+            assert text.count(SUMMARY_REQUEST) == 1
+            assert talk.observed(-1) == []
+            talk.say(f" {t} rooms. " + talk.family.stop)
+            text = talk.see(f"room {t}")
+            assert f"Do it\nBefore: {t} rooms.\n\nSeen (step {t + 1}): room {t}" in text
+            assert talk.built[-1].broke == "full"
+        assert re.findall(r"\(step (\d+)\): room (\d+)", text)[-1] == (str(t + 1), str(t))
+        assert SUMMARY_REQUEST not in text
+        talk.say(answer + talk.family.stop, called)
+    return requests
+
+
+@each_family
+@pytest.mark.parametrize("thinking", ["keep", "drop"])
+def test_a_full_conversation_goes_on_with_the_models_summary(name, thinking):
+    family = FAMILIES[name]
+    talk = Talk(family, prompt=700, response=900, when_full="summarize", thinking=thinking)
+    begin, end = family.thoughts
+    answer = "go" if thinking == "keep" else ("" if name == "minimax" else begin) + f"I am{end}go"
+    requests = summarized(talk, 60, answer)
+    assert 1 < len(requests) < 15
+    fresh = [0, *(t + 1 for t in requests)]
+    assert [t for t, prompt in enumerate(talk.built) if prompt.broke == "full"] == fresh[1:]
+    if thinking == "keep":
+        assert talk.extends() == [prompt.broke is None for prompt in talk.built[1:]]
+    for start, after in zip(fresh, [*fresh[1:], len(talk.built)], strict=True):
+        longest = max(len(prompt.ids) for prompt in talk.built[start:after])
+        assert longest - len(talk.built[start].ids) + 40 <= 900
+
+
+@pytest.mark.parametrize("name", TOOL_CALLERS)
+def test_a_summary_is_asked_of_the_model_after_a_tool_call(name):
+    talk = Talk(ALL[name], tools=True, prompt=2000, response=800, when_full="summarize")
+    assert summarized(talk, 60, "go", called=True)
+    assert talk.extends() == [prompt.broke is None for prompt in talk.built[1:]]
 
 
 @pytest.mark.parametrize("when_full", ["end", "drop_oldest"])
