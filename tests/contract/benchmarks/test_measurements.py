@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 
 import advantage_step
+import cluster_sim
 import estimators
 import gpu_check
 import gpu_stack
@@ -23,6 +24,7 @@ import real_model
 import step_seconds
 import synthetic_run
 import transfer_queue as tq
+import typer
 from contract_tools import driven
 from PIL import Image
 from prm_from_log import BOTH, SEEN, TURN
@@ -369,3 +371,33 @@ def test_each_picture_is_on_a_page(name: str) -> None:
     pages = [ROOT / "README.md", *DOCS.glob("*.md"), *(ROOT / "benchmarks/results").glob("*.md")]
     image = re.compile(rf"!\[[^\]]+\]\((?:[./]*docs/)?{name}\)")
     assert any(image.search(page.read_text(encoding="utf-8")) for page in pages)
+
+
+# --- a cluster by arithmetic ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("episodes", "changes", "full"),
+    [
+        (10, {}, "nothing"),
+        (5000, {}, "GPUs"),
+        (5000, {"most_turns": 1e6, "turn_seconds": 0.3}, "agent-loop workers"),
+        (5000, {"env_seconds": 2.0}, "hosts"),
+    ],
+)
+def test_what_is_full_first_in_a_cluster(episodes, changes, full):
+    settings = {"turns": 20, "turn_seconds": 3.0, "most_turns": 800.0, "env_seconds": 0.02, "workers": 8, "hosts": 32}
+    seconds, fullest = cluster_sim.step(episodes, **settings | changes)
+    assert fullest == full
+    more, _ = cluster_sim.step(2 * episodes, **settings | changes)
+    assert more == pytest.approx(seconds * (1 if full == "nothing" else 2))
+
+
+def test_the_table_of_a_cluster_and_its_check():
+    command = CliRunner()
+    app = typer.Typer()
+    app.command()(cluster_sim.main)
+    needed = command.invoke(app, ["--episodes", "1000,3000"]).output.splitlines()
+    assert needed[3].startswith("| 3000 | 75 | 800 | GPUs | 1.6 | 1.0 |")  # as docs/gpus.md says
+    ratios = [float(line.split("|")[-2]) for line in command.invoke(app, ["--check"]).output.splitlines()[2:]]
+    assert ratios == [1.02, 1.05, 1.06, 1.07]

@@ -1,0 +1,122 @@
+"""What do thousands of episodes at once need of a cluster, and what is full first? Arithmetic from measured costs.
+
+    python benchmarks/cluster_sim.py                                             # 64 GPUs, turns of 200 tokens
+    python benchmarks/cluster_sim.py --turn-tokens 20 --env-seconds 0.2          # short tool calls, slow tools
+    python benchmarks/cluster_sim.py --check                                     # beside waves that were measured
+
+Episodes wait for the model, for the agent loop's Python, for the environment or not at all, so a step of N episodes
+takes as long as the fullest of these or, with few episodes, as one of them alone (the bounds of a closed queueing
+network). What a turn costs is measured by ``rollout_scale.py``, what a row costs by ``advantage_step.py``, on the CPU
+that ``results/README.md`` names. How fast GPUs write is yours to say: ``--tokens-per-second`` of a full GPU and
+``--alone`` of one episode. Prompts are taken to be cached.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from verl_turnkey.plugins.cli.tables import table
+
+LOOP, HOSTS = 1.8e-3, 1.2e-3
+"""CPU seconds of a turn, from 512 episodes on: the agent loop, the hosts"""
+OF_VERL = 4.4e-3
+"""CPU seconds of an episode: verl makes an agent loop for it"""
+ROW, TOKEN = 6.6e3, 99.5
+"""bytes of the driver's memory for a row and for each of its tokens: 1.14 GB for 100,000 rows of 48 tokens on average,
+31.22 GB for 100,000 of 3,072"""
+DRIVER = 0.72e-3, 0.246e-6
+"""CPU seconds of the advantage step for a row and for each of its tokens, from the same two: 72.9 and 147.4 s"""
+QUEUED = 48
+"""bytes of a token of a response in the queue: ids, attention mask, positions, response and its mask of eight,
+log-probabilities and scores of four"""
+CALLS = 16
+"""calls at once per host by default"""
+MEASURED = {(32, 1): (38.5, 39.1), (512, 1): (60.0, 62.8), (1024, 1): (60.4, 64.2), (2048, 2): (70.1, 75.2)}
+"""(episodes, workers) -> seconds of the slowest episode alone, and of the wave, by ``rollout_scale.py``; eight turns"""
+HEADS = (
+    "episodes",
+    "rollout, s",
+    "turns/s",
+    "full first",
+    "agent-loop workers",
+    "hosts",
+    "cores of both",
+    "driver, GB",
+    "driver, CPU s",
+    "queue, GB",
+)
+
+
+def step(
+    episodes: int, turns: int, turn_seconds: float, most_turns: float, env_seconds: float, workers: int, hosts: int
+) -> tuple[float, str]:
+    """Seconds of a step's rollouts, and what is full.
+
+    Args:
+        turn_seconds: of the model, for one episode alone.
+        most_turns: per second, of all GPUs.
+        workers, hosts: each has one core for its Python; a host runs ``CALLS`` calls at once.
+    """
+    each = {
+        "nothing": turns * (turn_seconds + LOOP + HOSTS + env_seconds) + OF_VERL,
+        "GPUs": episodes * turns / most_turns,
+        "agent-loop workers": episodes * (turns * LOOP + OF_VERL) / workers,
+        "hosts": episodes * turns * max(HOSTS, env_seconds / CALLS) / hosts,
+    }
+    full = max(each, key=lambda name: each[name])
+    return each[full], full
+
+
+def main(
+    episodes: Annotated[str, typer.Option(help="numbers of episodes at once")] = "1000,3000,10000",
+    gpus: int = 64,
+    tokens_per_second: Annotated[float, typer.Option(help="of a GPU with a full batch")] = 2500.0,
+    alone: Annotated[float, typer.Option(help="tokens per second of one episode")] = 60.0,
+    turns: int = 20,
+    turn_tokens: int = 200,
+    observation_tokens: int = 300,
+    env_seconds: Annotated[float, typer.Option(help="of the environment's own work per turn")] = 0.02,
+    workers: Annotated[int, typer.Option(help="agent-loop workers, verl's default")] = 8,
+    hosts: Annotated[int, typer.Option(help="turnkey.env.hosts of all workers together")] = 32,
+    check: Annotated[bool, typer.Option(help="compare with the measured waves")] = False,
+) -> None:
+    """Print what a step of training needs, a row per number of episodes."""
+    if check:
+        rows = [
+            (n, w, ideal, f"{n * (8 * LOOP + OF_VERL) / w:.1f}", took, f"{took / ideal:.2f}")
+            for (n, w), (ideal, took) in MEASURED.items()
+        ]
+        print(
+            table(("episodes", "workers", "the slowest, s", "the loop's CPU, s", "measured, s", "ratio"), rows), end=""
+        )
+        return
+    most_turns, needed = gpus * tokens_per_second / turn_tokens, []
+    for number in map(int, episodes.split(",")):
+        seconds, full = step(number, turns, turn_tokens / alone, most_turns, env_seconds, workers, hosts)
+        unhindered, _ = step(number, turns, turn_tokens / alone, most_turns, env_seconds, 10**9, 10**9)
+        rate = number * turns / unhindered
+        tokens = number * turns * (turn_tokens + observation_tokens)
+        loops, calls = rate * LOOP + number * OF_VERL / unhindered, rate * max(HOSTS, env_seconds / CALLS)
+        driver = (number * ROW + tokens * TOKEN) / 1e9
+        cpu = number * DRIVER[0] + tokens * DRIVER[1]
+        needed.append(
+            (
+                number,
+                round(seconds),
+                round(rate),
+                full,
+                f"{loops:.1f}",
+                f"{calls:.1f}",
+                f"{rate * (LOOP + HOSTS + env_seconds):.0f}",
+                f"{driver:.1f}",
+                f"{cpu:.0f}",
+                f"{tokens * QUEUED / 1e9:.1f}",
+            )
+        )
+    print(table(HEADS, needed), end="")
+
+
+if __name__ == "__main__":
+    typer.run(main)
