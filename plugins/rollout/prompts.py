@@ -300,9 +300,9 @@ class ChatPrompts:
 #
 # Each prompt begins, id by id, with the prompt before it and the model's response, so consecutive steps can be one row.
 # There are four exceptions, named in ``Prompt.broke``: ``full`` (``turnkey.rollout.when_full`` rendered a prompt anew,
-# without the oldest turns or with a summary of all), ``tools`` (the environment changed the tools, which the first message shows), ``thinking``
-# (``turnkey.rollout.thinking=drop`` cut the thoughts out of a turn) and ``boundary`` (the turn ended with a token that
-# begins another message than the one that followed).
+# without the oldest turns or with a summary of all), ``tools`` (the environment changed the tools, which the first
+# message shows), ``thinking`` (``turnkey.rollout.thinking=drop`` cut the thoughts out of a turn) and ``boundary`` (the
+# turn ended with a token that begins another message than the one that followed).
 
 
 class ConversationPrompts(Prompts):

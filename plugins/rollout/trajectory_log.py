@@ -167,7 +167,7 @@ class _Turn(NamedTuple):
     def of(
         cls, step: PlayedStep, first: bool, follows: bool, lengths: bool, opening: Sequence[OtherTurn] = ()
     ) -> _Turn:
-        """``first``: of its role. ``follows``: a turn of the same role, whose answer it saw. ``opening``: turns before it."""
+        """``first``: of its role. ``follows``: it saw the answer of the turn before. ``opening``: turns of others before it."""
         prompt, turn = step.prompt, step.turn
         columns = {
             "parse_note": step.invalid,

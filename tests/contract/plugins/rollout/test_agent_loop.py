@@ -742,7 +742,8 @@ def test_a_summary_is_a_turn_that_leaves_the_state(play):
         assert (records[t]["action"], records[t]["valid"], records[t]["reward"]) == ("look", True, 0.0)
         assert "What happened before: look\n" in script.text(t + 1)
         assert "Sum up." not in script.text(t + 1)
-    assert records[-1]["terminated"] and records[-1]["success"]
+    assert records[-1]["terminated"]
+    assert records[-1]["success"]
 
 
 def whys(outputs: list[AgentLoopOutput]) -> list[str | None]:
