@@ -52,8 +52,10 @@ def weighed(inputs: LossInputs, params: StPpoParams) -> TokenLoss:
 TRUE_FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
 
-def make_engine(model: Path, strategy: str, packed: bool = False, spread: int = 1) -> Any:
+def make_engine(model: Path, strategy: str, packed: bool = False, spread: int = 1, lora: int = 0) -> Any:
     model_config = HFModelConfig(
+        lora_rank=lora,
+        lora_alpha=2 * lora,
         path=str(model),
         use_remove_padding=packed,
         enable_gradient_checkpointing=False,
@@ -89,7 +91,8 @@ def gradients(engine: Any) -> dict[str, torch.Tensor]:
                 name.replace("_fsdp_wrapped_module.", ""): p.grad.detach().clone()
                 for name, p in engine.module.named_parameters()
             }
-    return {name: p.grad.full_tensor().detach().clone() for name, p in engine.module.named_parameters()}
+    trained = ((name, p) for name, p in engine.module.named_parameters() if p.requires_grad)
+    return {name: p.grad.full_tensor().detach().clone() for name, p in trained}
 
 
 def data_of(case: dict[str, Any], rank: int, world: int) -> Any:
@@ -100,9 +103,6 @@ def data_of(case: dict[str, Any], rank: int, world: int) -> Any:
 
     prompts, responses = case["prompts"], case["responses"]
     whole = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
-    masks = [
-        torch.cat([torch.zeros_like(prompt), mask]) for prompt, mask in zip(prompts, case["response_mask"], strict=True)
-    ]
     columns = ("prompts", "responses", "response_mask", "old_log_probs", "advantages", "rollout_is_weights")
     tensors = {name: nested(case[name]) for name in columns if name in case}
     if "weight_share" in case:
@@ -112,7 +112,7 @@ def data_of(case: dict[str, Any], rank: int, world: int) -> Any:
     tensors |= {
         "input_ids": nested(whole),
         "position_ids": nested([torch.arange(len(row)) for row in whole]),
-        "loss_mask": nested(masks),
+        "loss_mask": nested(case["response_mask"]),
     }
     if "weights" in case:
         tensors[weighing.COLUMN] = nested(case["weights"])
@@ -124,7 +124,7 @@ def data_of(case: dict[str, Any], rank: int, world: int) -> Any:
         "max_token_len_per_gpu": case.get("max_tokens"),
         "micro_batch_size_per_gpu": case.get("micro_batch_size"),
         "use_remove_padding": case.get("packed", False),
-        "calculate_entropy": case.get("packed", False),
+        "calculate_entropy": "entropy" in case,
         "global_batch_size": len(responses),
         "pad_token_id": 0,
         weighing.MINI_BATCHES: 3,

@@ -1,4 +1,4 @@
-"""verl's FSDP2 engine on packed rows: one rank, two data-parallel ones, and two that spread each sequence (Ulysses).
+"""verl's FSDP2 engine in the setups of test_parallel_matrix.py: ranks, sequences spread over them, packed rows, LoRA.
 
 python parallel_ranks.py FOLDER      (FOLDER holds `model` and `cases.pt`)
 
@@ -8,6 +8,7 @@ the same contract, verl's all-to-all around scaled dot products whose mask follo
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
@@ -20,6 +21,7 @@ from clipping_bias_rank import data_of, gradients, make_engine
 
 import torch  # isort: skip - the module above sets variables that verl reads when it is imported
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from verl.utils import ulysses
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
@@ -99,14 +101,29 @@ def update(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
     return taken
 
 
+def fill_adapter(module: Any) -> None:
+    """Give each weight of an adapter, half of which begin at zero, values that follow from its name and place."""
+    for name, weight in module.named_parameters():
+        if weight.requires_grad:
+            values = 0.2 * torch.cos(len(name) + torch.arange(weight.numel(), dtype=torch.float64))
+            values = values.reshape(weight.shape).to(weight.dtype)
+            with torch.no_grad():
+                if isinstance(weight, DTensor):
+                    values = distribute_tensor(values, weight.device_mesh, weight.placements)
+                weight.copy_(values)
+
+
 def main(folder: Path, world: int, rank: int) -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous{world}", rank=rank, world_size=world)
     cases = torch.load(folder / "cases.pt")
-    for spread in range(1, world + 1):
-        engine = make_engine(folder / "model", "fsdp2", packed=True, spread=spread)
-        results = {name: update(engine, case) for name, case in cases.items()}
-        torch.save(results, folder / f"{world}-{spread}-{rank}.pt")
+    for name, (ranks, spread, packed, lora) in json.loads((folder / "setups.json").read_text()).items():
+        if ranks == world:
+            engine = make_engine(folder / "model", "fsdp2", packed=packed, spread=spread, lora=lora)
+            if lora:
+                fill_adapter(engine.module)
+            results = {case: update(engine, {**settings, "packed": packed}) for case, settings in cases.items()}
+            torch.save(results, folder / f"{name} {rank}.pt")
     dist.destroy_process_group()
 
 
