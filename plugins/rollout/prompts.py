@@ -365,7 +365,7 @@ class ConversationPrompts(Prompts):
 
     def heard(self, turn: Generated, parsed: ParsedAction) -> None:
         if self._summarizing:
-            self._summary = (parsed.content or "").strip()
+            self._summary = (parsed.content or "").strip() or self._summary
             return
         self._memory.add(PromptTurn(self._seen[-1].text, history_text(parsed, turn.text, whole=False)))
         self._calls = parsed.calls
