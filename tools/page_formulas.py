@@ -10,10 +10,10 @@ import re
 from typing import Any
 
 from verl_turnkey.advantage import estimators
+from verl_turnkey.plugins.cli.tables import ROLE
 
 SECTION = re.compile(r"^## `?(\w+)`?$", re.MULTILINE)
 BLOCK = re.compile(r"^(.*)::\n\n((?:    .*\n|\n)+)", re.MULTILINE)
-ROLE = re.compile(r":\w+:`(?:~[\w.]*\.)?([^`]+)`")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:

@@ -46,7 +46,7 @@ def information_gain(batch: StepBatch, params: InformationGainParams) -> Credit:
         z(t) = (r(t) - mean_g) / (sqrt(var_g + 1e-8) + 1e-6)         population variance, over the pool of the group
         A(t) = z(t) + gamma A(t+1) - penalty(t)
 
-    ``v(t)`` is ``extra["gold_probability"]``: the probability that the policy gives to the gold answer *before* turn t,
+    ``v(t)`` is ``extra["gold_probability"]``: the probability that the policy gives to the gold answer before turn t,
     the exponential of the mean log-probability of its tokens; its logarithm with ``gain="log_probability"``. A pool of
     one value, or of equal values, gives 0.
 

@@ -48,7 +48,7 @@ def turn_gae(batch: StepBatch, params: TurnGaeParams) -> Credit:
     Source: Turn-PPO, arXiv:2512.17008, from summaries and two third-party implementations; no official code is known.
     Whitening over turns is HiPER-agent's; another implementation whitens over tokens, so that long turns weigh more:
     not offered. The value after a truncated episode, and the penalty, are our reading. Not to be confused with the
-    *ratio* per turn of ST-PPO, also called Turn-PPO.
+    ratio per turn of ST-PPO, also called Turn-PPO.
     """
     bootstrap = np.where(batch.truncated, batch.value, 0.0) if params.truncated == "value" else 0.0
     delta = td_errors(batch, params.gamma, bootstrap)

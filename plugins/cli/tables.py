@@ -39,6 +39,8 @@ NONE: Mapping[str, Any] = MappingProxyType({})
 PARAMETERS = "parameters (default)"
 WIDTH = 80
 """columns of an explanation"""
+ROLE = re.compile(r":\w+:`(?:~[\w.]*\.|\.)?([^`]+)`")
+"""a reference in a docstring, and the name that it shows"""
 # YAML reads these as other values than strings.
 YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 
@@ -325,12 +327,13 @@ def write_between(page: Path, marker: str, content: str) -> bool:
 def explain(name: str, formula: bool = False) -> str:
     """Explain ``name``, ours or a paper's: its launch line, its summary and parameters, any difference, its page.
 
-    ``formula``: also the docstring of each part, with formula, source and differences from paper and released code.
+    ``formula``: also the docstring of each part, with formula, source and differences from paper and released code,
+    before its parameters.
     """
     if (spec := own("estimators").get(name)) is not None:
         first = f"{name} is a method of the module {spec.fn.__module__}"
         lines = [first, "", f"    +turnkey=base algorithm.adv_estimator={name}"]
-        return _text([*lines, *_part("method", spec, spec.params, "+turnkey.credit.")]) + _formula(spec, formula)
+        return _text([*lines, *_part("method", spec, spec.params, "+turnkey.credit.", formula)])
     ours = {plain_name(method): method for method in shipped()}.get(plain_name(name))
     entry = _entry_of(ours) if ours else paper_name(name)
     if entry is None and (missing := absent(name)):
@@ -343,11 +346,9 @@ def explain(name: str, formula: bool = False) -> str:
     first = f"{ours} is a method of this package" if ours else entry.equivalent(name)
     lines = [f"{first} (also: {others})" if others else first, "", f"    {entry.line}"]
     lines += ["", f"{'note' if entry.exact else 'differs'}: {entry.note}"] if entry.note else []
-    parts = list(_parts(entry.line))
-    for part in parts:
-        lines += _part(*part)
-    formulas = "".join(_formula(spec, formula) for _, spec, *_ in parts)
-    return _text([*lines, "", f"page: docs/{entry.page}"]) + formulas
+    for part in _parts(entry.line):
+        lines += _part(*part, formula)
+    return _text([*lines, "", f"page: docs/{entry.page}"])
 
 
 def explain_reward(name: str) -> str:
@@ -361,20 +362,28 @@ def explain_reward(name: str) -> str:
     return _text([*lines, "", "page: docs/rewards.md"])
 
 
-def _part(kind: str, spec: Any, params: type, key: str) -> Iterator[str]:
-    """An empty line, then a part of a launch line with its parameters."""
+def _part(kind: str, spec: Any, params: type, key: str, formula: bool) -> Iterator[str]:
+    """An empty line, then a part of a launch line with its formula, if wanted, and its parameters."""
     source = spec.source if kind == "strategy" else spec.paper
     yield from ("", f"{kind} {spec.name}: {spec.summary}{f' ({source})' if source else ''}")
     if kind != "strategy" and spec.needs:
         yield f"  needs {', '.join(spec.needs)}"
+    if formula:
+        yield from ("", *_plain_docstring(spec), "parameters")
     docs, default = attribute_docs(params), params()
     for entry in fields(params):
         yield f"  {key}{entry.name}={scalar(getattr(default, entry.name))}  {docs.get(entry.name, '')}"
 
 
-def _formula(spec: Any, wanted: bool) -> str:
-    doc = inspect.getdoc(getattr(spec, "fn", None) or spec.cls) or ""
-    return f"\n\n--- {spec.name}\n\n{doc}" if wanted else ""
+def _plain_docstring(spec: Any) -> Iterator[str]:
+    """The docstring of a part without markup and without its errors; formulas stay as they are."""
+    doc = (inspect.getdoc(getattr(spec, "fn", None) or spec.cls) or "").partition("\nRaises:\n")[0]
+    doc = re.sub("``([a-z]{2,})``", r"'\1'", ROLE.sub(r"\1", doc))  # a name that would read as a word of the sentence
+    for block in doc.replace("``", "").split("\n\n"):
+        if block.startswith("    "):
+            yield from (*block.rstrip().splitlines(), "")
+        elif block != "::":
+            yield from (*textwrap.wrap(re.sub("::$", ":", block), WIDTH, break_on_hyphens=False), "")
 
 
 def _text(lines: Iterable[str]) -> str:

@@ -141,14 +141,24 @@ def test_a_name_is_explained(name, parts):
 @pytest.mark.parametrize(
     ("name", "texts"),
     [
-        ("rtmc", ["Q(s, a) = mean of gamma^(T-1-t) R", "Source: arXiv:2604.11037"]),
-        ("SPO", ["--- progress", "--- segment_mask", "--- spo_chain"]),
+        ("rtmc", ["Q(s, a) = mean of gamma^(T-1-t) R", "Source: arXiv:2604.11037", "  turnkey.credit."]),
+        ("SPO", ["method progress: ", "V(t+1) - V(t)", "  turnkey.credit.alpha=",
+                 "loss segment_mask: ", "Source: arXiv", "  turnkey.loss.threshold=",
+                 "strategy spo_chain: ", "whose probability was below 'below'", "  every=5"]),
     ],
-)
-def test_a_formula_is_shown_with_its_source(name, texts):
+)  # fmt: skip
+def test_a_formula_is_shown_with_its_source_and_then_the_parameters(name, texts):
     output = listed("methods", name, "--formula").output
-    assert [text for text in texts if text not in output] == []
+    assert re.search(".*".join(map(re.escape, texts)), output, re.DOTALL)
     assert "Source: arXiv" not in listed("methods", name).output
+
+
+@pytest.mark.parametrize("name", [*shipped(), *(entry.names.split(" / ")[0] for entry in PAPER_NAMES)])
+def test_a_formula_has_no_markup(name):
+    text = explain(name, formula=True)
+    assert re.findall(r"``|::|:\w+:|\*\w+\*|Raises:", text) == []
+    prose = [line for line in text.splitlines() if not line.startswith("    ")]
+    assert all(len(line) <= 80 for line in prose if " " in line.strip())
 
 
 def test_an_unknown_name_is_refused_with_the_closest():
