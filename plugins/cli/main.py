@@ -23,7 +23,7 @@ from verl_turnkey.plugins.config import machine
 SECTIONS = {
     "Train": ("train", "resume", "check", "recipe", "list"),
     "Tasks and environments": ("tasks", "panel", "env-check", "agent"),
-    "Results": ("eval", "compare", "view", "report", "prm"),
+    "Results": ("eval", "compare", "view", "export", "report", "prm"),
     "Installation, parts of your own": ("doctor", "new"),
 }
 """heading of ``--help`` -> commands, in this order"""

@@ -170,7 +170,7 @@ def _page(runs: Sequence[Path], out: Path, port: int | None, max_mb: float, open
         typer.echo(f"no browser could be started here: open {address}")
 
 
-@app.command(hidden=True)  # a door of `view`, which names it
+@app.command()
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, or its turnkey_log folder")],
     otlp: Annotated[

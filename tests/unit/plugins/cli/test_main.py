@@ -19,14 +19,12 @@ from verl_turnkey.plugins.cli.main import SECTIONS, app, main
 LAKE = "turnkey/FrozenLake-v0"
 
 
-def test_help_shows_at_most_16_commands_under_headings_with_whole_summaries():
-    group = typer.main.get_command(app)
+def test_help_shows_every_command_under_a_heading_with_its_whole_summary():
+    commands = typer.main.get_command(app).commands
     text = CliRunner().invoke(app, ["--help"], terminal_width=80).output
     lines = re.findall(r"^  ([a-z][a-z-]*) +(\S.*)$", text, re.MULTILINE)
-    listed = {name: command for name, command in group.commands.items() if not command.hidden}
-    assert {*group.commands} - {*listed} == {"export"}  # which `turnkey view --help` names
-    assert dict(lines) == {name: command.get_short_help_str(1000) for name, command in listed.items()}
-    assert len(lines) <= 16
+    assert dict(lines) == {name: command.get_short_help_str(1000) for name, command in commands.items()}
+    assert len(lines) == len(commands)
     assert lines[0][0] == "train"
     assert re.findall(r"^(\w.*):$", text, re.MULTILINE) == ["Options", *SECTIONS]
 
