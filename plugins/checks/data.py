@@ -168,9 +168,9 @@ def warn_of_shared(config: DictConfig) -> None:
     """Warn of validation tasks that are trained on."""
     if config.trainer.test_freq is None or (config.trainer.test_freq <= 0 and not config.trainer.val_before_train):
         return
-    shared, total = shared_tasks(config)
+    shared, total, compared = shared_tasks(config)
     if shared:
-        warn("validation-tasks-trained", shared=shared, total=total)
+        warn("validation-tasks-trained", shared=shared, total=total, compared=compared)
 
 
 NULL, TEXT, MAPPING, LIST, MESSAGES = "null", "a text", "a mapping", "a list", "a list of messages"

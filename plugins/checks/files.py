@@ -116,15 +116,17 @@ def last_step(config: DictConfig) -> int | None:
     return min((end for end in ends if end is not None), default=None)
 
 
-def shared_tasks(config: DictConfig) -> tuple[int, int]:
-    """The number of validation tasks that are training tasks, too, and of all validation tasks.
+def shared_tasks(config: DictConfig) -> tuple[int, int, str]:
+    """The number of validation tasks that training has, too, that of all validation tasks, and what is compared.
 
-    A task is its environment, arguments and seed. An environment of :data:`HELD_OUT_SPLITS` has a finite set of tasks
-    per split, whatever the seed: there a validation task counts if training uses its split.
+    An environment of :data:`HELD_OUT_SPLITS` has a finite set of tasks per split, whatever the seed: there a validation
+    task counts if training uses its split.
     """
     train, val = (_of_config(config, key) for key in ("train_files", "val_files"))
     trained = set(train)
-    return sum(start in trained for start in val), len(val)
+    by_seed = any(name not in HELD_OUT_SPLITS for name, _, _ in val)
+    compared = "environment, arguments and seed" if by_seed else "environment and arguments"
+    return sum(start in trained for start in val), len(val), compared
 
 
 def task_environments(config: DictConfig) -> Counter[str]:

@@ -263,8 +263,8 @@ def _validation(run: CheckedRun) -> str:
         return "none"
     number = tasks(run.config, "val_files")
     total = "all tasks" if number is None else plural(number, "task")
-    shared, readable = shared_tasks(run.config)
-    both = f" ({shared} of them also in training)" if readable else ""
+    shared, readable, compared = shared_tasks(run.config)
+    both = f" ({shared} with the {compared} of a training task)" if readable else ""
     return f"{' and '.join(often)}: {total}{both} x {plural(kwargs.n, 'episode')}, {_sampling(kwargs)}"
 
 

@@ -436,16 +436,18 @@ def _rows(patterns: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def counted(config: DictConfig, tasks: Path, run: RunFolder | None, samples: int) -> str:
-    """The number of tasks, and how many of them the run trained on."""
+    """The number of tasks, and how many of them equal one that the run trained on."""
     from verl_turnkey.plugins.eval.run import read_rows
 
     of_training = run.task_files("train") if run else []
     if config.turnkey.agent.run:
         trained = [task_of(row) for row in _rows(of_training)]
         played = read_rows(tasks, agent=True)
-        shared, total = sum(task_of(row) in trained for row in played), len(played)
+        shared, total, compared = sum(task_of(row) in trained for row in played), len(played), "content"
     else:
         files = {"train_files": of_training, "val_files": [str(tasks)]}
-        shared, total = shared_tasks(OmegaConf.create({"data": files, "turnkey": {"env": config.turnkey.env}}))
-    of_run = f"; the run trained on {shared or 'none'} of them" if run else ""
+        shared, total, compared = shared_tasks(
+            OmegaConf.create({"data": files, "turnkey": {"env": config.turnkey.env}})
+        )
+    of_run = f"; {shared or 'none'} with the {compared} of a task that the run trained on" if run else ""
     return f"tasks     {total}, {samples} sample{'s' * (samples > 1)} per task ({tasks}){of_run}"

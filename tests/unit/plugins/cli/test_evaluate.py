@@ -64,7 +64,7 @@ def test_validation_on_trained_tasks_is_counted(tmp_path, val):
     trainer = {"test_freq": 5, "val_before_train": True}
     env = {"id": "turnkey/Search-v0", "kwargs": launch.resolve("search", val).kwargs}
     config = OmegaConf.create({"data": files, "trainer": trainer, "turnkey": {"env": env}})
-    assert shared_tasks(config) == (4 if val else 0, 4)
+    assert shared_tasks(config) == (4 if val else 0, 4, "environment and arguments")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warn_of_shared(config)
