@@ -30,6 +30,7 @@ from verl_turnkey.envs.answers import plain_text
 from verl_turnkey.envs.http import Endpoint, EndpointConfig
 from verl_turnkey.envs.rewards import JudgeError
 from verl_turnkey.plugins.checks.run import AGENT
+from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.eval.result import text_digest
 from verl_turnkey.plugins.gateway import process as agents
 from verl_turnkey.plugins.log.schema import COMPONENT
@@ -67,7 +68,7 @@ class Player:
         worker.prepare(self._worker)
         if config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_agent":
             agents.prepare(self._worker)
-        self._config = config
+        self._config, self._policy = config, turnkey_config(config).agent.model
         rollout = config.actor_rollout_ref.rollout
         self._sampling = {name: rollout[name] for name in ("temperature", "top_p", "top_k")}
         self._sampling |= {"repetition_penalty": 1.0, "logprobs": False}
@@ -101,7 +102,7 @@ class Player:
         )
         outputs = await loop.run(dict(self._sampling), **row, **{VALIDATION: True}, global_steps=0)
         failed = outputs[0].extra_fields["turnkey"]["failed"]
-        return outcome(outputs) if failed is None else failed
+        return outcome(outputs, self._policy) if failed is None else failed
 
     async def stop(self) -> None:
         """Close what agents keep open between episodes; on the event loop that played them."""
@@ -114,15 +115,16 @@ class Player:
         worker._process = agents._process = None
 
 
-def outcome(outputs: list[Any]) -> dict[str, Any]:
+def outcome(outputs: list[Any], policy: str = "policy") -> dict[str, Any]:
     """The result of a played episode, from its rows: ``success``, ``env_return``, ``composed_return`` and the sum of
     each component, turns, rates, tokens of the model, their digest (equal for equal responses), seconds, and the
-    outcome of each role that the model played, where there are several."""
+    outcome of each role that the model played, where there are several. ``policy``: the role of a turn that names none
+    (``turnkey.agent.model``)."""
     info = outputs[-1].extra_fields["reward_extra_info"]
     steps = [step for row in outputs for step in row.extra_fields["turnkey"]["steps"]]
     last = max(steps, key=lambda step: step["step"])  # each conversation of an agent has rows of its own
     extras = [step["extra"] for step in steps]
-    outcomes = {str(extra.get("role", "policy")): extra["role_outcome"] for extra in extras if "role_outcome" in extra}
+    outcomes = {str(extra.get("role", policy)): extra["role_outcome"] for extra in extras if "role_outcome" in extra}
     written = [token for row in outputs for token, own in zip(row.response_ids, row.response_mask, strict=True) if own]
     return {
         "success": bool(info["acc"]),

@@ -21,6 +21,7 @@ from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.checks import probe
 from verl_turnkey.plugins.checks.driver import resolve_and_check
 from verl_turnkey.plugins.config.schema import turnkey_config
+from verl_turnkey.plugins.eval.player import outcome as evaluated
 from verl_turnkey.plugins.gateway import loop as gateway_loop
 from verl_turnkey.plugins.gateway import process
 from verl_turnkey.plugins.rollout import worker as loop_worker
@@ -213,6 +214,8 @@ def test_what_pays_a_role(play, task: dict[str, Any], rewards: dict[str, list[fl
         by_role.setdefault(step["extra"].get("role", "policy"), []).append(step["composed_reward"])
         assert step.get("outcome", 0.0) == (step["composed_reward"] if task.get("at_once") else 0.0)
     assert by_role == rewards
+    of_evaluation = evaluated(rows, "own").get("outcomes", {})  # with turnkey.agent.model=own
+    assert of_evaluation.keys() == (set() if task.get("at_once") else {"a", "b", "own"})
     assert all(step["success"] for step in steps), "the first role's outcome, or the reward, is above 0"
 
 
