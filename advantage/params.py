@@ -62,6 +62,23 @@ class ConfigError(ValueError):
     """A configuration value that cannot be used; the message names the key to change."""
 
 
+class ConfigErrors(ConfigError):
+    """Several, in one message that numbers them; ``where`` says what has them."""
+
+    def __init__(self, errors: Sequence[Exception], where: str = "") -> None:
+        lines = [f"{number}. {error}" for number, error in enumerate(errors, 1)]
+        super().__init__("\n".join([f"{len(errors)} errors{where}:", *lines]))
+        self.errors = errors
+
+
+def raise_all(errors: Sequence[Exception], where: str = "") -> None:
+    """Raise ``errors`` together, each once: one as it is, several as :class:`ConfigErrors`; none: return."""
+    single = (part for error in errors for part in (error.errors if isinstance(error, ConfigErrors) else [error]))
+    unique = list({str(error): error for error in single}.values())
+    if unique:
+        raise unique[0] if len(unique) == 1 else ConfigErrors(unique, where)
+
+
 def check(ok: bool, key: str, expected: str, value: object) -> None:
     """Raise :class:`ConfigError` unless ``ok``: the range check of a params dataclass, for its ``__post_init__``.
 
@@ -154,26 +171,32 @@ def parse(cls: type[T], mapping: Mapping[str, Any] | None, where: str) -> T:
     included) come out as plain ones.
 
     Raises:
-        ConfigError: unknown key, missing key, wrong type, value outside a Literal, or a failed range check in
-            ``__post_init__``.
+        ConfigError: unknown keys, missing keys, wrong types, values outside a Literal (all at once), or else a failed
+            range check in ``__post_init__``.
     """
     if mapping is None:
         mapping = {}
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{where}: expected a mapping of keys, got {_got(mapping)}")
     known = {f.name: f for f in fields(cls) if f.init}  # pyright: ignore[reportArgumentType]
-    for key in mapping:
+    hints, names = _hints(cls), ", ".join(sorted(known)) or "none"
+    errors: list[Exception] = [
+        ConfigError(f"{_join(where, name)}: missing; expected {_expected(hints[name])}, and there is no default")
+        for name, field in known.items()
+        if name not in mapping and field.default is MISSING and field.default_factory is MISSING
+    ]
+    values = {}
+    for key, value in mapping.items():
+        place = _join(where, str(key))
         if key not in known:
-            names = ", ".join(sorted(known)) or "none"
             hint = did_you_mean(key, known)
-            raise ConfigError(f"{_join(where, str(key))}: unknown key{hint or '.'} Known keys: {names}")
-    for name, field in known.items():
-        if name not in mapping and field.default is MISSING and field.default_factory is MISSING:
-            raise ConfigError(
-                f"{_join(where, name)}: missing; expected {_expected(_hints(cls)[name])}, and there is no default"
-            )
-    hints = _hints(cls)
-    values = {key: _value(value, hints[key], _join(where, key)) for key, value in mapping.items()}
+            errors.append(ConfigError(f"{place}: unknown key{hint or '.'} Known keys: {names}"))
+            continue
+        try:
+            values[key] = _value(value, hints[key], place)
+        except ConfigError as error:
+            errors.append(error)
+    raise_all(errors)
     try:
         return cls(**values)
     except ConfigError as error:

@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, ListConfig
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.params import ConfigErrors, raise_all
 from verl_turnkey.envs import errors
+from verl_turnkey.plugins.config.command_line import IN_LINE
 from verl_turnkey.plugins.config.recipe_files import rule_words
 
 # These cannot be ignored, nor can errors about values below `turnkey`.
@@ -79,7 +81,7 @@ class Findings:
     def take(self, error: Exception, name: str) -> None:
         """Collect what the check ``name`` raised; after a refusal, its consequences are left out."""
         if isinstance(error, EXPECTED):
-            self.errors.append(error)
+            self.errors += error.errors if isinstance(error, ConfigErrors) else [error]
         elif not self.errors and not self.overruled:
             raise error
         elif not self.errors:
@@ -92,11 +94,7 @@ class Findings:
             ConfigError: there was at least one refusal.
         """
         unique = list({str(error): error for error in self.errors}.values())
-        if len(unique) == 1:
-            raise unique[0]
-        if unique:
-            lines = [f"{number}. {described(error)}" for number, error in enumerate(unique, 1)]
-            raise ConfigError("\n".join([f"{len(unique)} errors in this launch line:", *lines]))
+        raise_all(unique if len(unique) == 1 else [ConfigError(described(error)) for error in unique], IN_LINE)
 
 
 _findings: ContextVar[Findings | None] = ContextVar("findings", default=None)

@@ -32,7 +32,7 @@ from verl_turnkey.plugins.checks import (
 from verl_turnkey.plugins.checks.files import training_loops
 from verl_turnkey.plugins.checks.findings import Findings, collecting, warn
 from verl_turnkey.plugins.checks.run import MODE, OURS, CheckedRun
-from verl_turnkey.plugins.config.schema import TurnkeyConfig, estimator_of, loss_of, turnkey_config
+from verl_turnkey.plugins.config.schema import TurnkeyConfig, check_parameters, estimator_of, loss_of, turnkey_config
 from verl_turnkey.plugins.verl_api import internals, ledger
 
 
@@ -65,6 +65,8 @@ def check_values(config: DictConfig, *, use_critic: bool) -> None:
         if involved(config):
             findings.run(values.check_ranges, config, use_critic=use_critic)
         findings.run(turnkey_config, config)
+        findings.run(check_parameters, config, "credit")
+        findings.run(check_parameters, config, "loss")
 
 
 def involved(config: DictConfig) -> bool:

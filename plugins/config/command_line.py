@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.advantage.paper_names import known_as
-from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.advantage.params import did_you_mean, raise_all
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.plugins.config.foreign_keys import BARE, VERLS_ESTIMATORS, WITHOUT_INPUT, foreign, refusal
 from verl_turnkey.plugins.config.overrides import read
@@ -33,6 +33,8 @@ _SEARCHED = re.compile(r"(?:pkg|file)://[^\s\]'\",]+")
 OTHER_PROGRAMS = ("verl.experimental.", "recipe.dapo.")
 _ESTIMATOR_KEY = "algorithm.adv_estimator"
 _LOSS_KEY = "actor_rollout_ref.actor.policy_loss.loss_mode"
+KWARGS = "turnkey.env.kwargs"
+IN_LINE = " in this launch line"
 # Group -> the groups that must follow it. Devices share no keys with others.
 _ORDER = {
     "turnkey": ("turnkey/env", "turnkey/loss", "turnkey/modifier", "turnkey/preset"),
@@ -162,16 +164,26 @@ def check(arguments: Sequence[str], main: str = "") -> None:
 
     default = TurnkeyConfig()
     nodes = [entry.name for entry in fields(default) if is_dataclass(getattr(default, entry.name))]
+    errors: list[Exception] = []
     for override in line.ours:
-        if not line.own_files:
-            check_node(override.text, override.key, override.value, groups(), nodes)
-        if line.own_files and not override.key.startswith(("turnkey.credit.", "turnkey.loss.")):
-            continue
-        if f"{override.key}.".startswith(f"{KWARGS}.") and not override.plus:
-            chosen = [(other.key, other.value) for other in line.overrides if other.key.startswith("turnkey")]
-            check_argument(override.text, override.key, chosen, [other.key for other in line.overrides if other.plus])
-        elif override.key.startswith("turnkey.") and not override.plus:
-            _check_key(override, line, default)
+        try:
+            _check_own(override, line, default, nodes)
+        except ConfigError as error:
+            errors.append(error)
+    raise_all(errors, IN_LINE)
+
+
+def _check_own(override: _Override, line: CommandLine, default: Any, nodes: Sequence[str]) -> None:
+    """Check a key below ``turnkey``; ``default``: the whole node, ``nodes``: its keys that have keys of their own."""
+    if not line.own_files:
+        check_node(override.text, override.key, override.value, groups(), nodes)
+    elif not override.key.startswith(("turnkey.credit.", "turnkey.loss.")):
+        return
+    if f"{override.key}.".startswith(f"{KWARGS}.") and not override.plus:
+        chosen = [(other.key, other.value) for other in line.ours]
+        check_argument(override.text, override.key, chosen, [other.key for other in line.overrides if other.plus])
+    elif override.key.startswith("turnkey."):
+        _check_key(override, line, default)
 
 
 def near_miss(root: str) -> bool:
@@ -278,7 +290,7 @@ def _check_foreign(line: CommandLine) -> None:
 
 
 def _check_key(override: _Override, line: CommandLine, node: Any) -> None:
-    """Check a key below ``node`` without a plus: for a misspelt one, Hydra would recommend to add a plus."""
+    """Check a key below ``node``: for a misspelt one without a plus, Hydra would recommend to add one."""
     where = "turnkey"
     for part in override.key.split(".")[1:]:
         if where in ("turnkey.credit", "turnkey.loss"):
@@ -306,9 +318,6 @@ def _check_parameter(override: _Override, name: str, line: CommandLine, group: s
     chosen, names = switches[0].value, params_by_name("credit" if group == "turnkey" else "loss")
     if chosen in names and name not in names[chosen]:
         raise ConfigError(not_a_parameter(override.key, chosen, names))
-
-
-KWARGS = "turnkey.env.kwargs"
 
 
 def check_together(arguments: Sequence[str], overrides: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_turnkey.advantage import EstimatorSpec, Modification, estimators, parse_modify
-from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
+from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse, raise_all
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.prompting.actions import CALLS, FORMATS
 from verl_turnkey.envs.prompting.prompts import KEY, LINE, LINE_FIELDS, SUMMARY_REQUEST, ExampleTurn, check_fields
@@ -268,13 +268,17 @@ def turnkey_config(config: Mapping[str, Any]) -> TurnkeyConfig:
     """Parse the ``turnkey`` node of a whole verl configuration; an absent node means all defaults.
 
     Raises:
-        ConfigError: an unknown key (with the closest match), a wrong type or a value out of range.
+        ConfigError: unknown keys (with the closest match), wrong types or a value out of range.
     """
+    return parse(TurnkeyConfig, _plain(config), "turnkey")
+
+
+def _plain(config: Mapping[str, Any]) -> Any:
+    """The ``turnkey`` node in plain Python."""
     from omegaconf import OmegaConf
 
     node = config.get("turnkey")
-    plain: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    return parse(TurnkeyConfig, plain or {}, "turnkey")
+    return (OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node) or {}
 
 
 def reward_entries(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> list[dict[str, Any]]:
@@ -336,10 +340,21 @@ def loss_params(config: Mapping[str, Any], turnkey: TurnkeyConfig) -> Any:
 
 def _params(spec: EstimatorSpec | LossSpec, values: dict[str, Any], node: Literal["credit", "loss"]) -> Any:
     known = params_by_name(node)
-    for name in values:
-        if name not in known[spec.name]:
-            raise ConfigError(not_a_parameter(f"turnkey.{node}.{name}", spec.name, known))
+    unknown = [f"turnkey.{node}.{name}" for name in values if name not in known[spec.name]]
+    raise_all([ConfigError(not_a_parameter(key, spec.name, known)) for key in unknown])
     return parse(spec.params, values, f"turnkey.{node}")
+
+
+def check_parameters(config: Mapping[str, Any], node: Literal["credit", "loss"]) -> None:
+    """Check the parameters of the estimator or the loss, whatever else below ``turnkey`` is wrong.
+
+    Raises:
+        ConfigError: unknown or ill-typed parameters.
+    """
+    plain, spec = _plain(config), estimator_of(config) if node == "credit" else loss_of(config)
+    values = plain.get(node) if isinstance(plain, dict) else None
+    if spec is not None and isinstance(values, dict):
+        _params(spec, {key: value for key, value in values.items() if key != MODIFY}, node)
 
 
 def params_by_name(node: Literal["credit", "loss"]) -> dict[str, list[str]]:

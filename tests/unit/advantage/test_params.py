@@ -43,6 +43,14 @@ class Outer:
     rates: dict[str, Inner] = field(default_factory=dict)
 
 
+def test_all_errors_of_nested_nodes_come_at_once():
+    with pytest.raises(ConfigError) as error:
+        parse(Outer, {"cuont": 1, "on": "x", "inner": {"rat": 1, "mode": "c"}}, "node")
+    places = re.findall(r"^\d\. ([\w.]+): ", str(error.value), re.MULTILINE)
+    assert str(error.value).startswith("5 errors:\n")
+    assert places == ["node.name", "node.cuont", "node.on", "node.inner.rat", "node.inner.mode"]
+
+
 def test_defaults_and_values():
     assert parse(Outer, {"name": "x"}, "node") == Outer("x")
     parsed = parse(
