@@ -103,6 +103,8 @@ def check(context: typer.Context) -> None:
 
     turnkey check +turnkey=gigpo +turnkey/env=babyai data.train_files=tasks/train.parquet ...
 
+    turnkey check python -m verl.trainer.main_ppo +turnkey=gigpo ...    # a whole command, as you would start it
+
     turnkey check launch.sh    # runs the script in a sandbox up to its call of main_ppo; more arguments win
 
     TURNKEY_CHECK=1 bash launch.sh    # runs it as it is, and ends after the checks
@@ -125,9 +127,10 @@ def check(context: typer.Context) -> None:
         os.environ[machine.GPU] = gpu
     prompt, as_json = "--prompt" in words, "--json" in words
     words = [word for word in words if word not in ("--prompt", "--json")]
-    if words and words[0].endswith(".sh"):
-        from verl_turnkey.plugins.cli import script
+    from verl_turnkey.plugins.cli import script
 
+    words = script.pasted(words)
+    if words and words[0].endswith(".sh"):
         call = script.read(Path(words[0]))
         typer.echo("\n".join(script.lines(words[0], call)))
         script.enter(call)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,6 +28,8 @@ from verl_turnkey.plugins.checks.driver import STOPS
 from verl_turnkey.plugins.cli import script_stubs
 
 MAIN = "verl.trainer.main_ppo"
+OURS = re.compile(r"verl\.trainer\.main_ppo|(.*/)?main_ppo\.py|turnkey check")
+"""programs whose arguments are those of :data:`MAIN`"""
 SECONDS = 60
 INSIDE = script_stubs.FOLDER
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 15)))
@@ -111,6 +115,56 @@ def read(script: Path) -> Call:
         )
     ((words, entry),) = calls.items()
     return Call(json.loads(words), entry["cwd"], entry["env"], skipped)
+
+
+def pasted(words: Sequence[str]) -> list[str]:
+    """The arguments of verl's main program, or the script, in ``words``: these, or a whole command, also as one text.
+
+    Variables before the program are set in this process.
+
+    Raises:
+        ConfigError: the command starts another program.
+    """
+    parts = _words(words[0]) if len(words) == 1 else []
+    if len(parts) > 1 and (_program(parts) or all("=" in part or part.startswith("-") for part in parts)):
+        words = parts
+    if [Path(word).name for word in words[:1]] in (["bash"], ["sh"]) and words[1:2] and words[1].endswith(".sh"):
+        return [*words[1:]]
+    if (program := _program(words)) is None:
+        return [*words]
+    place, name = program
+    if not OURS.fullmatch(name):
+        raise ConfigError(
+            f"{name} is another program: turnkey check takes the arguments of {MAIN}, or a whole command that starts it"
+        )
+    variables = dict(word.split("=", 1) for word in words[:place] if re.fullmatch(r"[A-Za-z_]\w*=.*", word, re.DOTALL))
+    if variables:
+        enter(Call([], os.getcwd(), {**os.environ, **variables}, []))
+    return [*words[place + 1 :]]
+
+
+def _words(text: str) -> list[str]:
+    """The words of the first command in ``text``, without what a shell does with its output."""
+    try:
+        lexer = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars=True)
+        lexer.whitespace_split, lexer.commenters = True, ""
+        command = takewhile(lambda word: not {*word} <= {*lexer.punctuation_chars}, lexer)
+        return [word for word in command if not word.isdigit()]  # 2 of 2>&1
+    except ValueError:  # a quote without its end
+        return [text]
+
+
+def _program(words: Sequence[str]) -> tuple[int, str] | None:
+    """Place and name of the program that the command ``words`` starts: a module, a file, or ours; None: no command."""
+    for place, word in enumerate(words):
+        before = words[place - 1] if place else ""
+        if Path(before).name in ("turnkey", "verl_turnkey"):
+            return place, f"turnkey {word}"
+        if OURS.fullmatch(word) or (before == "-m" and re.fullmatch(r"[\w.]+", word) and word != "verl_turnkey"):
+            return place, word
+        if word.endswith(".py") and "=" not in word and any(Path(w).name.startswith("python") for w in words[:place]):
+            return place, word
+    return None
 
 
 def enter(call: Call) -> None:

@@ -142,6 +142,49 @@ def test_a_script_without_one_call_is_refused(text: str, message: str, tmp_path:
         run(text, tmp_path)
 
 
+LINE = ["+turnkey=gigpo", "a.b=1"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        LINE,
+        ["python", "-m", "verl.trainer.main_ppo", *LINE],
+        ["PASTED=1", "/opt/bin/python3.11", "-u", "-m", "verl.trainer.main_ppo", *LINE],
+        ["python3", "/src/verl/trainer/main_ppo.py", *LINE],
+        ["ray", "job", "submit", "--", "python3", "-m", "verl.trainer.main_ppo", *LINE],
+        ["turnkey", "check", *LINE],
+        ["PASTED=1 python3 -m verl.trainer.main_ppo \\\n  +turnkey=gigpo 'a.b=1' 2>&1 | tee train.log"],
+        ["+turnkey=gigpo a.b=1"],
+    ],
+)
+def test_a_pasted_command_is_its_arguments(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    assert script.pasted(words) == LINE
+    assert os.environ.get("PASTED") == ("1" if words[0].startswith("PASTED") else None)
+
+
+@pytest.mark.parametrize("words", [["a.b=c d"], ["a.b='c"], ["-m", "a.b=1,2"], ["launch.sh", "a.b=1"], []])
+def test_other_words_stay_as_they_are(words: list[str]) -> None:
+    assert script.pasted(words) == words
+    assert script.pasted(["bash", *words]) == (words if words[:1] == ["launch.sh"] else ["bash", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["python", "-m", "verl.trainer.sft_trainer", *LINE], "verl.trainer.sft_trainer"),
+        (["python -m recipe.dapo.main_dapo a.b=1"], "recipe.dapo.main_dapo"),
+        (["python3", "train.py", *LINE], "train.py"),
+        (["turnkey", "train", "babyai"], "turnkey train"),
+    ],
+)
+def test_a_command_of_another_program_is_refused(words: list[str], name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is another program: .* arguments of verl.trainer.main_ppo"):
+        script.pasted(words)
+
+
 def test_a_script_that_waits_or_has_no_sandbox_is_run_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(script, "SECONDS", 1)
     with pytest.raises(ConfigError, match=r"takes more than 1 s where nothing trains: run `TURNKEY_CHECK=1 bash"):
