@@ -32,6 +32,7 @@ from verl_turnkey.plugins.checks.files import (
 from verl_turnkey.plugins.checks.findings import Refusal, refusal, refuse, warn
 from verl_turnkey.plugins.checks.resources import absent
 from verl_turnkey.plugins.checks.run import FILTER, CheckedRun
+from verl_turnkey.plugins.checks.values import unset
 from verl_turnkey.plugins.config.agent import AgentConfig, sandbox_of
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.config.playing import differing
@@ -78,6 +79,9 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
         refuse("data-format", key=key, file=file, formats=", ".join(FORMATS), suffix=path.suffix or "no suffix")
         return False
     if "://" in file:
+        return False
+    if file.startswith("~") and unset(config, key):
+        refuse("data-file-default", key=key, file=file)
         return False
     if file.startswith("~"):
         refuse("data-tilde", key=key, file=file, path=path)

@@ -22,7 +22,7 @@ from verl_turnkey.plugins.checks import memory
 from verl_turnkey.plugins.checks.files import tasks
 from verl_turnkey.plugins.checks.findings import EXPECTED, RuleWarning, collecting, described, grouped
 from verl_turnkey.plugins.checks.keys import uses_us
-from verl_turnkey.plugins.checks.values import unreadable
+from verl_turnkey.plugins.checks.values import unreadable, with_origins
 from verl_turnkey.plugins.config import machine, resolve
 from verl_turnkey.plugins.config.schema import turnkey_config
 from verl_turnkey.plugins.log.writer import new_segment
@@ -44,7 +44,7 @@ def _in_sentences(config: Any) -> Iterator[None]:
     try:
         yield
     except EXPECTED as error:
-        raise Refused(described(error)) from error
+        raise Refused(with_origins(described(error), config)) from error
     except (TypeError, ValueError, AttributeError, LookupError, OmegaConfBaseException) as error:
         frames = traceback.extract_tb(error.__traceback__)
         frame = next((frame for frame in reversed(frames) if frame.filename.startswith(_HERE)), frames[-1])
@@ -144,6 +144,7 @@ def _validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: 
     with _in_sentences(config):
         if OmegaConf.select(config, "turnkey.log.trajectories"):
             resolve.log_segment(config, new_segment(), tasks(config, "val_files"))
-        lines = header(config, notices, [*(f"replaced: {text}" for text in overridden), *grouped(of_rules)])
+        warned = [with_origins(text, config) for text in grouped(of_rules)]
+        lines = header(config, notices, [*(f"replaced: {text}" for text in overridden), *warned])
     if lines:
         print("\n".join(lines), flush=True)

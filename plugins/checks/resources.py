@@ -18,7 +18,6 @@ from verl_turnkey.plugins.checks.run import MODEL, ROLLOUT, CheckedRun
 from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.config.checkpoint_files import FSDP, TRACKER
 from verl_turnkey.plugins.config.machine import joins_cluster, visible_accelerator
-from verl_turnkey.plugins.config.resolve import VERLS_CRITIC
 from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.log.writer import read_segments
 
@@ -178,8 +177,7 @@ def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:
         return
     folder = Path(path).expanduser()
     if is_local(path) and not folder.is_dir():
-        default = ", which is verl's default" if path == VERLS_CRITIC else ""
-        absent(config, f"{key}={path}{default}: there is no such folder; give that of a model, or its name on the hub")
+        absent(config, f"{key}={path}: there is no such folder; give that of a model, or its name on the hub")
     elif not folder.is_dir() and (problem := _typed(path)):
         absent(config, f"{key}={path}: {problem}")
     elif weights and folder.is_dir() and not (folder / "config.json").is_file():

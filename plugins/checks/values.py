@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,12 +21,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_turnkey.plugins.checks.findings import refuse_with
 from verl_turnkey.plugins.checks.limits import COUNTS
+from verl_turnkey.plugins.config.command_line import CommandLine
 from verl_turnkey.plugins.config.composing import verls_config_dir
 from verl_turnkey.plugins.config.recipe_files import beside_parameters
 from verl_turnkey.plugins.config.resolve import CRITIC_TOKENS
 
 STOCK = "_generated_ppo_trainer.yaml"
 """verl's own values in one file"""
+_SETTING = re.compile(r"(?<![\w.+])([a-z]\w*(?:\.\w+)+)=([^\s,;:()]+)")
+"""``key=value`` in a message"""
 EXPECTED = {
     "mapping": "a mapping of keys",
     "list": "a list",
@@ -113,10 +117,36 @@ def is_number(value: Any) -> bool:
 
 
 @cache
+def _defaults() -> Any:
+    """verl's own values; none if this verl has no such file."""
+    file = verls_config_dir() / STOCK
+    return OmegaConf.load(file) if file.is_file() else OmegaConf.create()
+
+
+def unset(config: DictConfig, key: str) -> bool:
+    """Whether ``key`` has verl's default, and neither the launch line nor a file of the user's sets it."""
+    line, default = CommandLine(sys.argv[1:]), value_at(_defaults(), key)
+    return default is not None and value_at(config, key) == default and not (line.of(key) or line.own_files)
+
+
+def with_origins(text: str, config: DictConfig) -> str:
+    """The message ``text``, which says of the first mention of a value that nobody set that it is verl's default."""
+    named: set[str] = set()
+
+    def noted(match: re.Match[str]) -> str:
+        key, value = match.groups()
+        if key in named or not unset(config, key) or str(value_at(config, key)).lower() != value.lower():
+            return match[0]
+        named.add(key)
+        return f"{match[0]} (not set: verl's default)"
+
+    return _SETTING.sub(noted, text)
+
+
+@cache
 def _kinds() -> dict[str, Any]:
     """The kind of each of verl's keys, nested like them, without those that are null by default."""
-    file = verls_config_dir() / STOCK
-    kinds = _kinds_below(OmegaConf.load(file)) if file.is_file() else {}
+    kinds = _kinds_below(_defaults())
     for key, kind in KINDS.items():
         *parents, name = key.split(".")
         node = kinds

@@ -160,6 +160,7 @@ def test_an_estimator_and_a_loop_of_verls(checked: Checked):
         ("+turnkey=gigpo trainer.v1.trainer_mode=turnky_sync", "'turnky_sync' | did you mean 'turnkey_sync'"),
         ("+turnkey=gigpo +turnkey.env.kwargs.levle=x", "'levle'"),
         ("+turnkey=gigpo trainer.total_epoch=3", "'trainer.total_epochs'? A key of your own needs a plus: +trainer."),
+        ("+turnkey=gigpo trainer.default_local_dir=~/runs", "the shell leaves this ~ as it is: write $HOME"),
         ("+turnkey=gigpo trainer.test_freq=[1", "trainer.test_freq=[1: Hydra cannot read this override"),
     ],
 )
@@ -170,6 +171,18 @@ def test_a_refused_line_ends_in_its_message(checked: Checked, line, words):
     assert "Traceback" not in err
     assert len(err.splitlines()) <= 8  # Hydra's line with all overrides, ours, and how to see more
     assert ": this run" not in out
+
+
+def test_a_value_that_nobody_set_is_called_verls_default(stock_overrides: list[str], monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    key, path = "actor_rollout_ref.model.path", "~/models/deepseek-llm-7b-chat"
+    line = ["+turnkey=gigpo", *(word for word in stock_overrides if "_files=" not in word and "model.path" not in word)]
+    assert dry_run(line) == 1
+    err = capsys.readouterr().err
+    assert "data.val_files is not set, and verl's default is ~/data/rlhf/gsm8k/test.parquet: set data.val_files=" in err
+    assert f"{key}={path} (not set: verl's default): there is no such folder" in err
+    assert dry_run([*line, f"{key}='{path}'"]) == 1
+    assert f"{key}={path}: there is no such folder" in capsys.readouterr().err
 
 
 def test_the_traceback_is_there_when_asked(checked: Checked, monkeypatch):
