@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -63,7 +64,7 @@ def spec_of(env_id: str, kwargs: Mapping[str, Any] | None = None) -> dict[str, A
     package = next((adapter.package for adapter in ADAPTERS if adapter.id == env_id), "")
     if not package and env_id in gymnasium.registry:
         entry = gymnasium.registry[env_id].entry_point
-        package = entry.partition(".")[0] if isinstance(entry, str) else ""
+        package = re.split("[.:]", entry)[0] if isinstance(entry, str) else ""
     try:
         package_version = version(package) if package else None
     except PackageNotFoundError:

@@ -244,18 +244,16 @@ class _Examination:
             return  # not even a reset: nothing more to learn
         for env in envs[1:]:
             self.close(env)
-        fresh = []
-        for trace in first:
-            env = self.make()
-            fresh.append(replay(env, trace, calls))
-            self.close(env)
-        note("fresh", fresh)
+        oracle = note("oracle", self.oracle(envs[0]))
+        if all(answer.invalid for trace in first for answer in trace.answers[1:]):  # replays would compare nothing
+            by_seed = {trace.seed: trace for trace in oracle}
+            first = note("first", [self.again(by_seed[t.seed]) if t.seed in by_seed else t for t in first])
+        note("fresh", [self.again(trace) for trace in first])
         note("making", self.making)
         with self.guarded("clone", "a clone made half-way"):
             note("clones", clones(self.make, type(envs[0].unwrapped), first, calls, self.other))
 
         env = envs[0]
-        oracle = note("oracle", self.oracle(env))
         vocabulary = sorted({action for trace in oracle for action in trace.actions})
         group = [
             play(env, seed, "admissible", drawn(_rng(seed, rollout), vocabulary), job.steps, calls)
@@ -283,6 +281,13 @@ class _Examination:
         with self.guarded("gymnasium", "making the environment once more"):
             note("gymnasium", _gymnasium(job))
         note("complete", True)
+
+    def again(self, trace: Trace) -> Trace:
+        """The actions of ``trace`` on a new instance."""
+        env = self.make()
+        replayed = replay(env, trace, self.calls)
+        self.close(env)
+        return replayed
 
     def repeat(self) -> None:
         """What another process does: the same episodes, on an instance of its own."""

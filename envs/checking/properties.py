@@ -13,6 +13,11 @@ from verl_turnkey.envs.checking.play import PROBE, THREADS
 from verl_turnkey.envs.checking.traces import Limits, Probe, Record, Status, Trace, Verdict, seconds, shorten, world
 
 UNREACHED = "the check did not get that far"
+NO_ACTIONS = "list the actions in info['admissible'], or add oracle()"
+GYMNASIUMS_FORM = (
+    "reset(self, *, seed=None, options=None) begins with super().reset(seed=seed), draws from self.np_random and "
+    "returns (observation, info); step(self, action) returns (observation, reward, terminated, truncated, info)"
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def gymnasium(record: Record, limits: Limits) -> Verdict:
     assert record.gymnasium is not None
     fault, spaces = record.gymnasium
     if fault:
-        return "fail", fault
+        return "fail", f"{fault}; {GYMNASIUMS_FORM}"
     if spaces:
         return "warn", f"only with the spaces verl_turnkey.envs.base.AnyText; with its own: {spaces}"
     return "pass", "check_env found nothing"
@@ -117,7 +122,7 @@ def group(record: Record, limits: Limits) -> Verdict:
     for first, other in zip(record.first, record.fresh, strict=True):
         if difference := _start(first, other):
             return "fail", f"two new instances, {difference}; draw from self.np_random only"
-    return "pass", f"{len(record.first)} seeds"
+    return "pass", f"{len(record.first)} seeds, task and first observation alike"
 
 
 def seed(record: Record, limits: Limits) -> Verdict:
@@ -136,11 +141,12 @@ def reuse(record: Record, limits: Limits) -> Verdict:
 
 def processes(record: Record, limits: Limits) -> Verdict:
     """The same in other processes, whose ``PYTHONHASHSEED`` differs."""
+    verdict: Verdict = "skip", "one process only"
     for place, traces in record.elsewhere.items():
         verdict = _same(record.first, traces, place, "something depends on hash() or on the order of a set")
-        if verdict[0] != "pass":
+        if verdict[0] == "fail":
             return verdict
-    return ("pass", f"{len(record.elsewhere)} processes") if record.elsewhere else ("skip", "one process only")
+    return ("pass", f"{len(record.elsewhere)} processes") if verdict[0] == "pass" else verdict
 
 
 def seeds_differ(record: Record, limits: Limits) -> Verdict:
@@ -148,9 +154,17 @@ def seeds_differ(record: Record, limits: Limits) -> Verdict:
     if len(record.first) < 2:
         return "skip", "one seed only"
     starts = {(trace.task, trace.answers[0].observation_key, trace.answers[0].state_key) for trace in record.first}
-    if len(starts) == 1:
-        return "warn", f"{len(record.first)} seeds, one start: right for a single fixed task, else the seed is not used"
-    return "pass", f"{len(starts)} starts of {len(record.first)} seeds"
+    if len(starts) > 1:
+        return "pass", f"{len(starts)} starts of {len(record.first)} seeds"
+    after: dict[tuple[str, ...], object] = {}
+    for trace in record.played():
+        for t, answer in enumerate(trace.answers):
+            if after.setdefault(tuple(trace.actions[:t]), world(answer)) != world(answer):
+                return "pass", f"{len(record.first)} seeds start alike, but the same actions lead them apart"
+    return "warn", (
+        f"{len(record.first)} seeds, one start, and the same actions led to the same answers: right for a single fixed "
+        "task; else reset(seed) must draw the task from self.np_random"
+    )
 
 
 def clone(record: Record, limits: Limits) -> Verdict:
@@ -175,7 +189,7 @@ def threads(record: Record, limits: Limits) -> Verdict:
     verdict = _same([first[trace.seed] for trace in record.threads], record.threads, f"{THREADS} threads", "")
     if verdict[0] == "fail":
         return "fail", verdict[1] + "metadata['thread_safe'] must be False"
-    return "pass", f"{THREADS} threads, {len(record.threads)} episodes"
+    return ("pass", f"{THREADS} threads, {len(record.threads)} episodes") if verdict[0] == "pass" else verdict
 
 
 # --- what they share -------------------------------------------------------------------------------------------
@@ -209,14 +223,17 @@ def _apart(first: object, other: object) -> tuple[str, str]:
 
 
 def _same(originals: Iterable[Trace], others: Iterable[Trace], where: str, advice: str) -> Verdict:
-    steps = 0
+    steps = valid = 0
     for first, other in zip(originals, others, strict=True):
         steps += len(first.actions)
+        valid += sum(not answer.invalid for answer in first.answers[1:])
         if difference := _start(first, other) or _difference(first.answers, other.answers, first):
             return "fail", f"{where}, {difference}; {advice}"
         if len(first.answers) != len(other.answers):
             lengths = f"{len(first.answers) - 1} steps, then {len(other.answers) - 1}"
             return "fail", f"{where}, seed {first.seed}: {lengths}; {advice}"
+    if not valid:
+        return "skip", f"none of the {steps} actions was valid, so that only the starts were compared: {NO_ACTIONS}"
     return "pass", f"{steps} steps alike"
 
 
@@ -386,7 +403,7 @@ def admissible(record: Record, limits: Limits) -> Verdict:
     if answers and refused == len(answers):
         return "warn", (
             f"none of the {refused} words and numbers drawn was a valid action, so that little was seen of the "
-            "environment: list the actions in info['admissible'], or add oracle()"
+            f"environment: {NO_ACTIONS}"
         )
     return "skip", f"no list of admissible actions; {refused} of {len(answers)} words and numbers drawn were invalid"
 
@@ -415,7 +432,11 @@ def oracle(record: Record, limits: Limits) -> Verdict:
     for trace in record.oracle:
         end = trace.answers[-1]
         if not (end.success if end.success is not None else end.terminated and end.reward > 0):
-            return "fail", f"seed {trace.seed}: not solved after its {len(trace.actions)} actions"
+            return "fail", (
+                f"seed {trace.seed}: not solved after its {len(trace.actions)} actions: the last step has success="
+                f"{end.success}, terminated={end.terminated}, reward {end.reward:g}; correct oracle(), or let the step "
+                "that solves the task set success=True and terminated=True"
+            )
     lengths = [len(trace.actions) for trace in record.oracle]
     return "pass", f"solved {len(lengths)} of {len(lengths)} episodes in {min(lengths)} to {max(lengths)} steps"
 

@@ -188,7 +188,7 @@ class Report:
         wide = max(map(len, PROPERTIES))
         judged = [finding for finding in self.findings if finding.evidence != UNREACHED]
         arguments = f" {json.dumps(self.env['kwargs'])}" if self.env["kwargs"] else ""
-        package = f" ({self.env['package']} {self.env['version']})" if self.env["package"] else ""
+        package = f" ({self.env['package']} {self.env['version']})" if self.env["version"] else ""
         lines = [f"{self.env['id']}{arguments}{package}"]
         lines += [f"{finding.status}  {finding.property:<{wide}}  {finding.evidence}" for finding in judged]
         if len(judged) < len(self.findings):

@@ -299,6 +299,33 @@ class SpeaksItsOwnLanguage(Corridor):
         return replace(super().result(**outcome), admissible=None)
 
 
+class KnownToItsOracle(_Numbered):
+    """No drawn text is an action, and an action shows what differs between instances."""
+
+    def act(self, action: str) -> StepResult:
+        return super().act("right") if action == "fjord" else self.result(invalid=True)
+
+    def oracle(self) -> list[str] | None:
+        return ["fjord"] * self.goal
+
+    def result(self, **outcome: Any) -> StepResult:
+        wind = f" The wind is {self.number}." if self.position else ""
+        healthy = super().result(**outcome)
+        return replace(healthy, observation=healthy.observation + wind, admissible=None)
+
+
+class HiddenGoal(Corridor):
+    """Healthy: what the seed says shows at the end."""
+
+    def begin(self, seed: int) -> tuple[StepResult, str]:
+        return super().begin(seed)[0], "Walk."
+
+    def result(self, **outcome: Any) -> StepResult:
+        return StepResult(
+            f"You stand at {self.position}.", digest(self.position, sorted(self.taken)), list(MOVES), **outcome
+        )
+
+
 class MovesByAnyText(Corridor):
     def act(self, action: str) -> StepResult:
         return super().act(action if action in MOVES else "right")
@@ -431,7 +458,12 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (CannotClose, "runs", "fail", "close() raised OSError: 'still in use'"),
     (RaisesOnLongText, "any_text", "fail", "ValueError: 'too long'"),
     (Slow, "deadline", "fail", "s of 0.04 s: raise turnkey.env.reset_timeout or step_timeout"),
-    (NoGenerator, "gymnasium", "fail", "super().reset(seed=seed)"),
+    (
+        NoGenerator,
+        "gymnasium",
+        "fail",
+        "; reset(self, *, seed=None, options=None) begins with super().reset(seed=seed)",
+    ),
     (NarrowSpace, "gymnasium", "warn", "AnyText"),
     (NoText, "observation", "fail", "list [1]"),
     (SuccessInWords, "info", "fail", "info['success'] must be a bool, not str"),
@@ -439,8 +471,9 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (GoesOn, "after_end", "warn", "raise an exception"),
     (AnotherTask, "group", "fail", "task"),
     (InstancesDiffer, "seed", "fail", "wind is"),
+    (KnownToItsOracle, "seed", "fail", "after action 1 'fjord'"),
     (KeepsCoins, "reuse", "fail", "with 0 coins"),
-    (OneStart, "seeds_differ", "warn", "one start"),
+    (OneStart, "seeds_differ", "warn", "one start, and the same actions led to the same answers"),
     (KeyIsATuple, "state_key", "fail", "tuple (0, 0)"),
     (NoKey, "state_key", "warn", "the text of observations is compared"),
     (Drawn, "state_key", "warn", "the text and images of observations are compared"),
@@ -467,7 +500,7 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (SpeaksItsOwnLanguage, "admissible", "warn", "words and numbers drawn was a valid action"),
     (OffersNothing, "admissible", "fail", "empty"),
     (MovesByAnyText, "invalid_text", "fail", "was not flagged and earned 0.25"),
-    (BadOracle, "oracle", "fail", "not solved after its 3 actions"),
+    (BadOracle, "oracle", "fail", "success=False, terminated=False, reward 0; correct oracle(), or let the step"),
     (GlobalRandom, "global_rng", "warn", "random in step("),
     (GlobalRandomAndThreads, "global_rng", "fail", "thread_safe must be False"),
     (Prints, "stdout", "warn", "step "),
@@ -490,6 +523,6 @@ IN_PROCESSES: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (Dies, "runs", "fail", "signal SIGABRT"),
 )
 
-for _env in (Corridor, Copied, *(env for env, *_ in (*DEFECTS, *IN_PROCESSES))):
+for _env in (Corridor, Copied, HiddenGoal, *(env for env, *_ in (*DEFECTS, *IN_PROCESSES))):
     if f"defect/{_env.__name__}-v0" not in gymnasium.registry:
         gymnasium.register(f"defect/{_env.__name__}-v0", entry_point=_env)

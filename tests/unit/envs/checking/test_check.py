@@ -53,6 +53,25 @@ def test_a_defect_is_found_and_nothing_else(env, property, status, words):
     assert report.ok == (status == "warn")
 
 
+def test_what_no_valid_action_could_show_is_not_judged():
+    report = check("defect/SpeaksItsOwnLanguage-v0", processes=0, **SMALL)
+    assert [report[name].status for name in ("group", "seed", "reuse")] == ["pass", "skip", "skip"]
+    assert (
+        report["seed"].evidence
+        == report["reuse"].evidence
+        == (
+            "none of the 24 actions was valid, so that only the starts were compared: list the actions in "
+            "info['admissible'], or add oracle()"
+        )
+    )
+
+
+def test_what_a_seed_draws_may_be_hidden_at_first():
+    report = check("defect/HiddenGoal-v0", processes=0, **SMALL)
+    assert judged(report) == {}
+    assert report["seeds_differ"].evidence == "2 seeds start alike, but the same actions lead them apart"
+
+
 def test_every_property_has_a_defect_and_a_line_in_the_docs():
     assert {property for _, property, *_ in (*DEFECTS, *IN_PROCESSES)} == set(PROPERTIES)
     page = (ROOT / "docs" / "env-check.md").read_text()
@@ -135,6 +154,7 @@ def test_command(capfd):
     assert code == 1
     assert out.splitlines()[-1] == "fails: flags"
     assert re.search(r"^fail  flags +seed \d+, step \d+: terminated and truncated are both set$", out, re.MULTILINE)
+    assert run(CUSTOM)[1].startswith("example/GuessNumber-v0\n")  # a file belongs to no package
     code, out = run("defect/Corridor-v0", "--json")
     assert code == 0
     report = json.loads(out)
