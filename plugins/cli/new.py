@@ -5,10 +5,10 @@ The texts are in ``templates``. ``tools/new_part.py`` writes all files of a part
 
 from __future__ import annotations
 
-import ast
 import keyword
 import re
 import shlex
+import symtable
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -106,9 +106,11 @@ def _installed(name: str) -> bool:
 def check_name(kind: str, name: str, templates: Iterable[str]) -> None:
     """Raise ``ValueError`` unless ``name`` can be the name of a new one, in code made from ``templates``."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
-        raise ValueError(f"NAME: expected a Python identifier in snake case such as my_{kind}, got {name!r}")
+        snake_case = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_")
+        natural = snake_case if re.match("[a-z]", snake_case) and not keyword.iskeyword(snake_case) else f"my_{kind}"
+        raise ValueError(f"NAME: expected a Python identifier in snake case such as {natural}, got {name!r}")
     if holder := _holder(kind, name, templates):
-        raise ValueError(f"NAME: expected a new name, but {name!r} is {holder}")
+        raise ValueError(f"NAME: expected a new name, but {name!r} is {holder}: write another, such as my_{name}")
 
 
 def _holder(kind: str, name: str, templates: Iterable[str]) -> str | None:
@@ -116,7 +118,7 @@ def _holder(kind: str, name: str, templates: Iterable[str]) -> str | None:
     import_installed(["estimators", f"{kind}s"])
     if kind == "estimator" and name in VERLS_ESTIMATORS:
         return "an estimator of verl's"
-    if {name, camel(name)} & _used(kind, templates):
+    if _clashes(kind, name, templates):
         return "a name that the file of a new one uses itself"
     if kind == "env":
         return next((entry.id for entry in ADAPTERS if name == entry.module or camel(name) == entry.name), None)
@@ -127,15 +129,22 @@ def _holder(kind: str, name: str, templates: Iterable[str]) -> str | None:
     return f"the {kind} of {getattr(spec, 'cls' if kind == 'reward' else 'fn').__module__}" if spec else None
 
 
-def _used(kind: str, templates: Iterable[str]) -> set[str]:
-    """Names of the templates' code."""
-    names: set[str] = set()
+def _clashes(kind: str, name: str, templates: Iterable[str]) -> bool:
+    """Whether the new one would hide a name of the templates' code, or be hidden by it."""
+    new_names = {"the_new_one": name, "TheNewOne": camel(name)}
     for template in templates:
-        for node in ast.walk(ast.parse(render(template, "the_new_one", KINDS[kind].summary, "the_new_one.py"))):
-            names |= {getattr(node, name) for name in ("id", "arg") if isinstance(getattr(node, name, None), str)}
-            if isinstance(node, ast.alias):
-                names.add(node.asname or node.name)
-    return names - {"the_new_one", "TheNewOne"}
+        code = render(template, "the_new_one", KINDS[kind].summary, "the_new_one.py")
+        scopes, names, new = [symtable.symtable(code, "the_new_one.py", "exec")], set[str](), set[str]()
+        while scopes:
+            scope = scopes.pop()
+            scopes += scope.get_children()
+            here = {symbol.get_name(): symbol.is_global() for symbol in scope.get_symbols()}
+            new |= (new_here := new_names.keys() & here)
+            everything = new_here or scope.get_type() == "module"  # else a local name is in nobody's way
+            names |= {name for name, is_global in here.items() if everything or is_global}
+        if names & {new_names[which] for which in new}:
+            return True
+    return False
 
 
 def camel(name: str) -> str:

@@ -158,6 +158,14 @@ def test_an_environment_of_ones_own_is_one_to_train_on(tmp_path, monkeypatch):
         gymnasium.registry.pop("my/CountUp-v0", None)
 
 
+@pytest.mark.parametrize(("kind", "name"), [("env", "guess"), ("loss", "ratio"), ("modifier", "credit")])
+def test_a_name_of_a_variable_inside_a_function_is_free(tmp_path, monkeypatch, kind, name):
+    monkeypatch.chdir(tmp_path)
+    ran("new", kind, name)
+    done = subprocess.run([sys.executable, f"{name}.py"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(("arguments", "words"), yaml.safe_load(REFUSED.read_text(encoding="utf-8")))
 def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
