@@ -1,17 +1,20 @@
-"""``turnkey agent``: let an agent play one task without a GPU, and show what training would get of it."""
+"""``turnkey agent``: let an agent play a task without a GPU, and show what training would get of it."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import re
 import shlex
+import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +23,7 @@ from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.agents.function import is_url
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.cli.tasks import json_object
-from verl_turnkey.plugins.config.overrides import override, read
+from verl_turnkey.plugins.config.overrides import override
 
 if TYPE_CHECKING:
     from verl_turnkey.plugins.gateway.rehearsal import Rehearsal, RehearsedTurn
@@ -37,59 +40,74 @@ def agent(
     run: Annotated[
         str, typer.Argument(help="module:function, file.py:function, the URL of a service, or a command in quotes")
     ],
-    overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: turnkey.agent.key=1")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="of a launch line: turnkey.agent.state=call")] = None,
     task: Annotated[str, typer.Option(help="the task as JSON, or a .json file with it")] = "{}",
     model: Annotated[str, typer.Option(help="fake: scripted replies; or an OpenAI-compatible server's URL")] = FAKE,
     model_name: Annotated[str, typer.Option(help="name of the model on the server")] = "",
     api_key_env: Annotated[str | None, typer.Option(help="variable with the server's API key")] = None,
     replies: Annotated[Path | None, typer.Option(help="of the fake model: a JSON or YAML list")] = None,
+    times: Annotated[int, typer.Option(min=1, help="episodes of the task; from 2 on with the credit of turns")] = 1,
+    at_once: Annotated[int, typer.Option(min=1, help="episodes that run at the same time")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Let your agent play one task. Shows its requests, which of them make a row, states and reward; exit 1 on failure.
 
-    The fake model gives the replies of --replies, then calls the first tool once and answers "ok".
+    The fake model gives the replies of --replies, then calls the first tool once and answers "ok". With
+    actor_rollout_ref.model.path=MODEL prompts and turns are those of that model's tokenizer, template and tool parser.
 
-    turnkey agent my_agent.py:play --task '{"question": "2 + 3"}' turnkey.agent.state=call
+    turnkey agent my_agent.py:play --task '{"question": "2 + 3"}' turnkey.agent.state=call --times 8 --at-once 4
     """
     require_verl("agent")
     if model != FAKE and replies is not None:
         raise typer.BadParameter("--replies goes with --model fake")
+    command = run if is_url(run) or FUNCTION.fullmatch(run) else shlex.split(run)
+    _check_file(run)
+    others = [word for word in overrides or () if not re.match(r"\+{0,2}turnkey\.agent\.run=", word)]
+    line = [override("turnkey.agent.run", command), *others]
     with redirect_stdout(sys.stderr if as_json else sys.stdout):  # verl and the agent print, too
-        from verl_turnkey.plugins.gateway.rehearsal import Script, Server, read_replies, rehearse
+        from verl_turnkey.plugins.gateway.rehearsal import Script, Server, configuration, read_replies, rehearse
 
-        script = Script(read_replies(replies) if replies else ())
-        stand_in = script if model == FAKE else Server(model, model_name, api_key_env)
+        scripted = read_replies(replies) if replies else ()
+        server = None if model == FAKE else Server(model, model_name, api_key_env)
         text = read_text(task) if task.endswith(".json") else task
-        settings = _settings(overrides or ())
-        settings.setdefault("agent", {})["run"] = run if is_url(run) or FUNCTION.fullmatch(run) else shlex.split(run)
-        episode = asyncio.run(rehearse(settings, json_object(text, "--task"), stand_in))
-        report = "\n".join(lines(episode, settings["agent"]["run"]))
-    typer.echo(json.dumps(asdict(episode), default=str) if as_json else report)
-    raise typer.Exit(0 if episode.failure is None else 1)
+        config = configuration(line)
+        slow = times > 1 and server is None
+        played = rehearse(config, json_object(text, "--task"), lambda: server or Script(scripted), times, at_once, slow)
+        episodes = asyncio.run(played)
+        report = [*(lines(episodes[0]) if times == 1 else group_lines(episodes, config.algorithm.adv_estimator))]
+        failed = all(episode.failure is not None for episode in episodes)
+        if not failed:
+            report.append(f"on a launch line: {' '.join(map(shlex.quote, line))}")
+    plain = [asdict(episode) for episode in episodes]
+    typer.echo(json.dumps(plain[0] if times == 1 else plain, default=str) if as_json else "\n".join(report))
+    raise typer.Exit(0 if all(episode.failure is None for episode in episodes) else 1)
 
 
-def _settings(words: Sequence[str]) -> dict[str, Any]:
-    """The node ``turnkey`` that overrides set."""
-    settings: dict[str, Any] = {}
-    for word in words:
-        key, value = read(word)
-        first, *path = key.split(".")
-        if first != "turnkey" or not path:
-            raise ConfigError(f"{word}: turnkey agent takes keys that begin with turnkey.")
-        node = settings
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
-        node[path[-1]] = value
-    return settings
+def _check_file(run: str) -> None:
+    """Refuse a Python file without a function that no shell would start, either."""
+    if not re.fullmatch(r"\S+\.py", run) or is_url(run) or shutil.which(run):
+        return
+    path, functions = Path(run), list[str]()
+    with suppress(SyntaxError):
+        for node in ast.parse(read_text(path)).body if path.is_file() else ():
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+                names = node.args.posonlyargs + node.args.args
+                takes_two = len(names) - len(node.args.defaults) <= 2 and (len(names) >= 2 or node.args.vararg)
+                functions += [f"{run}:{node.name}"] if takes_two else []
+    there = "which has no function of (task, agent)" if path.is_file() else "and there is no such file"
+    what = f"the file {run}" if functions else f"the file {run}, {there}"
+    raise ConfigError(
+        f"RUN: expected a function, a URL or a command, got {what}: write {' or '.join(functions) or f'{run}:FUNCTION'}"
+    )
 
 
-def lines(episode: Rehearsal, run: str | list[str]) -> Iterator[str]:
+def lines(episode: Rehearsal) -> Iterator[str]:
     """The report of an episode."""
-    from verl_turnkey.plugins.gateway.rehearsal import WHY
-
     for number, turn in enumerate(episode.turns):
         yield f"turn {number}  {f'{turn.role}, ' * bool(turn.role)}{_place(turn, number)}"
         reply = " ".join(turn.reply.split())
+        if turn.differs:
+            yield f"        departs from the turn before at {turn.differs}"
         yield f"        reply  {reply[:REPLY_WIDTH]}{'...' * (len(reply) > REPLY_WIDTH)}"
         if turn.trained:
             yield f"        state  {turn.state}  reward  {turn.reward:g}"
@@ -98,8 +116,7 @@ def lines(episode: Rehearsal, run: str | list[str]) -> Iterator[str]:
             yield f"        not trained: {side_call if turn.side_call else 'the episode failed'}"
     trained = sum(turn.trained for turn in episode.turns)
     yield f"{_number(len(episode.turns), 'turn')}, {trained} of them trained, in {_number(episode.rows, 'row')}"
-    for reason in sorted({turn.broke for turn in episode.turns if turn.broke}):
-        yield f"new row, {reason}: {WHY.get(reason, reason)}"
+    yield from dict.fromkeys(episode.warnings)
     for name, count in sorted(episode.overruled.items()):
         yield f"ignored: {name}, in {_number(count, 'request')}"
     for name, count in sorted(episode.other_models.items()):
@@ -111,8 +128,50 @@ def lines(episode: Rehearsal, run: str | list[str]) -> Iterator[str]:
     if episode.failure is not None:
         yield f"failed: {episode.failure}"
         return
-    yield f"return {sum(turn.reward or 0.0 for turn in episode.turns):g}, success {episode.success}"
-    yield f"on a launch line: {shlex.quote(override('turnkey.agent.run', run))}"
+    yield f"return {episode.total:g}, success {episode.success}"
+
+
+def group_lines(episodes: Sequence[Rehearsal], method: str) -> Iterator[str]:
+    """The report of episodes of one task: what went wrong in how many, and the worst with the credit of its turns."""
+    played = [(number, episode) for number, episode in enumerate(episodes) if episode.failure is None]
+    totals, solved = [episode.total for _, episode in played], sum(bool(episode.success) for _, episode in played)
+    yield f"{len(episodes)} episodes, {len(episodes) - len(played)} failed, {solved} solved"
+    failures = Counter(episode.failure for episode in episodes if episode.failure is not None)
+    for failure, count in failures.most_common():
+        yield f"failed, {_number(count, 'episode')}: {failure}"
+    refusals = Counter(episode.last_refusal for episode in episodes if episode.last_refusal)
+    for refusal, count in refusals.most_common():
+        yield f"refused, {_number(count, 'episode')}: {refusal}"
+    for leaves in {episode.leaves for episode in episodes if episode.leaves is not None}:
+        yield f"a process for each episode: the agent {leaves}"
+    warnings = Counter(warning for episode in episodes for warning in dict.fromkeys(episode.warnings))
+    for warning, count in warnings.most_common():
+        yield f"{_number(count, 'episode')}: {warning}"
+    departures = ((n, t, turn) for n, e in enumerate(episodes) for t, turn in enumerate(e.turns) if turn.differs)
+    for number, t, turn in [*departures][:1]:
+        yield f"for example, turn {t} of episode {number} departs from the turn before at {turn.differs}"
+    if not played:
+        return
+    starts = len({episode.turns[0].state for _, episode in played})
+    if starts > 1:
+        yield f"the episodes start in {starts} states: look for a date or a folder in the first prompt"
+    turns, rows = (sum(numbers) for numbers in zip(*((len(e.turns), e.rows) for _, e in played), strict=True))
+    yield f"return {min(totals):g} to {max(totals):g}; {_number(turns, 'turn')} in {_number(rows, 'row')}"
+    number, worst = min(played, key=lambda entry: (entry[1].total, -len(entry[1].warnings)))
+    yield f"the worst, episode {number}: return {worst.total:g}, credit by {method}"
+    yield from _tree(worst, None, "")
+
+
+def _tree(episode: Rehearsal, parent: int | None, indent: str) -> Iterator[str]:
+    """The turns that go on after ``parent``, each with those that follow it; branches are indented."""
+    children = [n for n, turn in enumerate(episode.turns) if turn.trained and turn.follows == parent]
+    for place, number in enumerate(children):
+        turn = episode.turns[number]
+        credit = "" if turn.credit is None else f", credit {turn.credit:.3g}"
+        branch = f"{indent}  " if parent is not None and place < len(children) - 1 else indent
+        reply = " ".join(turn.reply.split())[:REPLY_WIDTH]
+        yield f"{branch}turn {number}  {f'{turn.role}, ' * bool(turn.role)}reward {turn.reward:g}{credit}  {reply}"
+        yield from _tree(episode, number, branch)
 
 
 def _place(turn: RehearsedTurn, number: int) -> str:

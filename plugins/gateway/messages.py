@@ -69,6 +69,11 @@ class Request:
         """Whether tools were sent, shown to the model or not."""
         return self.hides_tools or bool(self.tools)
 
+    @property
+    def call_ids(self) -> set[str]:
+        """The ids of the calls in its messages."""
+        return {call.id for message in self.messages for call in message.calls}
+
 
 @dataclass(frozen=True)
 class Reply:

@@ -1,35 +1,48 @@
-"""An episode of an agent with a stand-in for the model, a script or a server: what ``turnkey agent`` shows.
+"""Episodes of an agent with a stand-in for the model, a script or a server: what ``turnkey agent`` shows.
 
-No tokenizer is needed: a stand-in counts messages in the place of tokens, each is one id. What an agent sends, and how
-its requests go on after each other, is as in training.
+No tokenizer is needed: without one a stand-in counts messages in the place of tokens, each is one id. What an agent
+sends, and how its requests go on after each other, is as in training.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage import ConfigError, compute_credit
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.agents.base import AgentFailure, AgentResult, cut, without_secret
 from verl_turnkey.envs.http import Endpoint, EndpointConfig
+from verl_turnkey.envs.user_modules import import_modules
+from verl_turnkey.plugins.config import command_line
+from verl_turnkey.plugins.config.composing import composed
+from verl_turnkey.plugins.config.overrides import read
+from verl_turnkey.plugins.config.resolve import VERLS_CRITIC as VERLS_MODEL  # verl's default for both
+from verl_turnkey.plugins.config.schema import credit_modify, credit_params, estimator_of, turnkey_config
+from verl_turnkey.plugins.credit.rows import BREAK, read_rows
 from verl_turnkey.plugins.gateway import episode as episodes
-from verl_turnkey.plugins.gateway.codec import Calls, Ids, Messages, Parsed, Tools, TurnCodec
+from verl_turnkey.plugins.gateway.codec import Calls, Codec, Ids, Messages, Parsed, Tools, TurnCodec
 from verl_turnkey.plugins.gateway.dialects import parts
 from verl_turnkey.plugins.gateway.messages import Message, ToolCall
 from verl_turnkey.plugins.gateway.process import AgentProcess
-from verl_turnkey.plugins.gateway.server import Gateway
+from verl_turnkey.plugins.gateway.server import Gateway, calls_of
 from verl_turnkey.plugins.gateway.session import Session
-from verl_turnkey.plugins.gateway.turns import Turn
+from verl_turnkey.plugins.gateway.tree import conversation_key
+from verl_turnkey.plugins.gateway.turns import Turn, reply_id
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, Prompt, RowBuilder
 
 # --- stand-ins --------------------------------------------------------------------------------------------------------
@@ -42,14 +55,13 @@ EXAMPLES: Mapping[str, Any] = {"string": "example", "integer": 1, "number": 1.0,
 DONE = Parsed("ok")
 
 
-class StandIn(TurnCodec):
-    """A codec and a model in one, whose ids stand for messages."""
+class Counting(TurnCodec):
+    """A stand-in's codec whose ids stand for messages."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self) -> None:
         self.shows_tools = True
         self.stop_token_ids = []
         self.at_least = len
-        self._model = model
         self._parts: list[Any] = []
 
     def first(self, messages: Messages, tools: Tools, images: list[Any] | None = None) -> list[int]:
@@ -71,17 +83,73 @@ class StandIn(TurnCodec):
     def token(self, token_id: int) -> str:
         return ""
 
-    async def generate(self, request_id: str, prompt: Prompt, sampling: dict[str, Any]) -> Generated:
-        """The turn of the model that stands in."""
-        started = perf_counter()
+    def asked(self, prompt: Prompt) -> tuple[Messages, Tools]:
+        """What the ids of a prompt show."""
         tools, *messages = [self._parts[number] for number in prompt.ids]
-        turn = await self._model(messages, tools)
-        seconds = perf_counter() - started
-        return Generated([self._add(turn)], None, turn.text, {}, num_preempted=-1, seconds=seconds)
+        return messages, tools
+
+    def written(self, turn: Parsed, messages: Messages, tools: Tools, most: int) -> list[int]:
+        """At most so many ids of the model's turn."""
+        return [self._add(turn)]
 
     def _add(self, part: Any) -> int:
         self._parts.append(part)
         return len(self._parts) - 1
+
+
+class Rendering(Codec):
+    """The codec of a run's model, with which a stand-in writes its turns as that model would."""
+
+    def __init__(self, *of_codec: Any) -> None:
+        super().__init__(*of_codec)
+        self._asked: dict[tuple[int, ...], tuple[Messages, Tools]] = {}
+        self._turns: dict[tuple[int, ...], Parsed] = {}
+
+    def first(self, messages: Messages, tools: Tools, images: list[Any] | None = None) -> list[int]:
+        ids = super().first(messages, tools, images)
+        self._asked[tuple(ids)] = messages, tools
+        return ids
+
+    def continued(self, prompt: Ids, sampled: Ids, calls: Calls, new: Messages, tools: Tools) -> list[int] | None:
+        ids = super().continued(prompt, sampled, calls, new, tools)
+        if ids is not None:
+            turn = self._turns[tuple(sampled)]
+            message = Message("assistant", turn.text, tuple(calls), turn.reasoning)
+            self._asked[tuple(ids)] = [*self._asked[tuple(prompt)][0], message, *new], tools
+        return ids
+
+    def asked(self, prompt: Prompt) -> tuple[Messages, Tools]:
+        """What the ids of a prompt show."""
+        return self._asked[tuple(prompt.ids)]
+
+    def written(self, turn: Parsed, messages: Messages, tools: Tools, most: int) -> list[int]:
+        """At most so many ids of the model's turn: what its chat template puts behind the prompt."""
+        past = self._rendered(messages, {})
+        answer = self._message(Message("assistant", turn.text, turn.calls, turn.reasoning), {})
+        render = partial(self.tokenizer.apply_chat_template, tools=[*tools] or None, tokenize=False)
+        prompt, whole = render(past, add_generation_prompt=True), render([*past, answer])
+        end = self.tokenizer.eos_token
+        text = whole.removeprefix(prompt).rpartition(end)[0] if whole.startswith(prompt) else turn.text
+        ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id][:most]
+        self._turns[tuple(ids)] = turn
+        return ids
+
+
+SECONDS = 0.05, 0.25
+"""least and most that a scripted reply takes where episodes run at the same time: parallel calls overlap then"""
+
+
+async def answered(
+    codec: Counting | Rendering, model: Model, wait: bool, request_id: str, prompt: Prompt, sampling: dict[str, Any]
+) -> Generated:
+    """The turn of the model that stands in. ``wait``: it takes its time."""
+    started = perf_counter()
+    messages, tools = codec.asked(prompt)
+    turn = await model(messages, tools)
+    if wait:
+        await asyncio.sleep(random.uniform(*SECONDS))
+    ids = codec.written(turn, messages, tools, sampling["max_tokens"])
+    return Generated(ids, None, turn.text, {}, num_preempted=-1, seconds=perf_counter() - started)
 
 
 class Script:
@@ -198,18 +266,22 @@ def _message_of(answer: Any) -> dict[str, Any] | None:
     return message if isinstance(message, dict) else None
 
 
-# --- the episode ------------------------------------------------------------------------------------------------------
+# --- the episodes -----------------------------------------------------------------------------------------------------
 
 ROOM = 1 << 30
-"""messages that fit into a prompt: stand-ins have no limit"""
+"""tokens or messages that fit into a prompt, where no key says how many"""
 WHY: Mapping[str, str] = {
     "history": "its messages do not begin with an earlier request and the reply to it",
     "tools": "the conversation goes on with other tools",
     "branch": "another request has gone on from there already",
     "edited": "a reply came back with other content than the model gave it",
     "thinking": "turnkey.agent.thinking=as_sent shows the model what the agent sends, without its past thoughts",
+    "template": "the model's chat template cannot append these messages: change the order of roles",
+    "boundary": "the appended messages change the last sampled tokens",
 }
 """why a prompt does not extend a row"""
+PARALLEL = {"prefix": "calls of one conversation ran at the same time, and each is a row"}
+"""why rows do not extend each other although each prompt extends one"""
 
 
 @dataclass(frozen=True)
@@ -233,6 +305,12 @@ class RehearsedTurn:
     """who takes it; empty: the model's name has no role"""
     state: Any = None
     reward: float | None = None
+    differs: str | None = None
+    """of a prompt that is rendered anew: where it departs from the conversation before"""
+    follows: int | None = None
+    """the turn that leads to it, from which its reward is discounted; None: none does"""
+    credit: float | None = None
+    """its advantage among the episodes of a rehearsal; None: there is one episode, or the method cannot tell"""
 
 
 @dataclass(frozen=True)
@@ -255,80 +333,235 @@ class Rehearsal:
     extra: Mapping[str, Any] = field(default_factory=dict)
     other_models: Mapping[str, int] = field(default_factory=dict)
     """name in ``turnkey.agent.models`` -> requests for it"""
+    warnings: list[str] = field(default_factory=list)
+    """what would cost credit or rows in training"""
+
+    @property
+    def total(self) -> float:
+        """The sum of its rewards."""
+        return sum(turn.reward or 0.0 for turn in self.turns)
 
 
-async def rehearse(turnkey: Mapping[str, Any], task: Mapping[str, Any], model: Model) -> Rehearsal:
+@dataclass
+class _Played:
+    """An episode on its way to a :class:`Rehearsal`."""
+
+    session: Session
+    outcome: AgentResult
+    failure: str | None
+    requests: int
+    """when it ended"""
+    rows: list[Any] = field(default_factory=list)
+
+
+def configuration(words: Sequence[str]) -> DictConfig:
+    """The configuration of a launch line, by default with ``+turnkey=gigpo``.
+
+    ``data.max_prompt_length`` and ``data.max_response_length`` count where ``words`` set them; else there is room for
+    any conversation.
+
+    Raises:
+        ConfigError: a word, or a setting, is wrong.
+    """
+    keys = [read(word)[0] for word in words]
+    line = [*([] if "turnkey" in keys else ["+turnkey=gigpo"]), *words]
+    command_line.check(line)
+    config = composed(line)
+    for key in ("prompt", "response"):
+        if f"data.max_{key}_length" not in keys:
+            OmegaConf.update(config, f"actor_rollout_ref.rollout.{key}_length", ROOM)
+    import_modules(turnkey_config(config).modules)
+    return config
+
+
+def codec_for(config: DictConfig) -> Counting | Rendering:
+    """The codec of ``actor_rollout_ref.model.path``; one that counts messages where that is verl's default.
+
+    Raises:
+        ConfigError: there is no tokenizer, or it does not suit the configuration.
+    """
+    model = config.actor_rollout_ref.model
+    if model.path == VERLS_MODEL:
+        return Counting()
+    from transformers import AutoConfig
+    from verl.utils import hf_tokenizer
+
+    from verl_turnkey.plugins.verl_api.builders import builder_of
+
+    path = str(Path(model.get("tokenizer_path") or model.path).expanduser())
+    try:
+        tokenizer: Any = hf_tokenizer(path, trust_remote_code=bool(model.get("trust_remote_code")))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"actor_rollout_ref.model.path: no tokenizer in {path!r} ({str(error)[:200]})") from error
+    try:
+        model_type = AutoConfig.from_pretrained(path).model_type
+    except (OSError, ValueError):  # a folder with a tokenizer alone
+        model_type = None
+    if template := model.get("custom_chat_template"):
+        tokenizer.chat_template = template
+    builder = builder_of(config, tokenizer, None, model_type)
+    rollout = config.actor_rollout_ref.rollout
+    stop_token_ids = turnkey_config(config).rollout.stop_token_ids
+    return Rendering(tokenizer, builder, rollout.multi_turn.format or "hermes", stop_token_ids)
+
+
+async def rehearse(
+    config: DictConfig,
+    task: Mapping[str, Any],
+    new_model: Callable[[], Model],
+    times: int = 1,
+    at_once: int = 1,
+    slow: bool = False,
+) -> list[Rehearsal]:
     """Let the agent of ``turnkey.agent.run`` play one task.
 
     Args:
-        turnkey: the node ``turnkey`` of a configuration.
+        config: of :func:`configuration`.
         task: what a row's column ``turnkey_task`` holds.
-        model: stands in for the policy.
+        new_model: stands in for the policy in one episode.
+        times: episodes, a group of which credit is computed.
+        at_once: episodes that run at the same time.
+        slow: replies take :data:`SECONDS`.
 
     Raises:
         ConfigError: a setting is wrong.
         ModuleImportError: the agent's function or the state's cannot be imported.
     """
-    stand_in = StandIn(model)
-    agents = AgentProcess(configuration(turnkey), stand_in)
-    session = agents.session(stand_in.generate, {})
-    outcome, failure = AgentResult(), None
+    codec = codec_for(config)
+    agents, places = AgentProcess(config, codec), asyncio.Semaphore(at_once)
     server = Gateway()
     await server.start(agents.turnkey.agent.listen)
-    server.add(session)
+
+    async def play() -> _Played:
+        session = agents.session(partial(answered, codec, new_model(), slow), {})
+        outcome, failure = AgentResult(), None
+        async with places:
+            server.add(session)
+            try:
+                with agents.workspace(session) as workspace:
+                    outcome = await agents.runner.run(task, await agents.handle(server, session, workspace))
+            except Exception as error:  # of the agent; what it asked before is worth seeing
+                failure = str(error) if isinstance(error, AgentFailure) else cut(f"{type(error).__name__}: {error}")
+            finally:
+                server.remove(session)
+                await session.close(agents.turnkey.agent.grace)
+        return _Played(session, outcome, failure, calls_of(session.secret))
+
     try:
-        with agents.workspace(session) as workspace:
-            outcome = await agents.runner.run(task, await agents.handle(server, session, workspace))
-    except Exception as error:  # of the agent; what it asked before is worth seeing
-        failure = str(error) if isinstance(error, AgentFailure) else cut(f"{type(error).__name__}: {error}")
+        episodes_played = await asyncio.gather(*(play() for _ in range(times)))
     finally:
-        server.remove(session)
-        await session.close(agents.turnkey.agent.grace)
         await server.stop()
         await agents.runner.close()
-    return _rehearsal(session, outcome, agents, failure)
+    rehearsals = [_rehearsal(played, agents) for played in episodes_played]
+    return _with_credit(config, agents, episodes_played, rehearsals) if times > 1 else rehearsals
 
 
-def configuration(turnkey: Mapping[str, Any]) -> DictConfig:
-    """The part of verl's configuration that an agent process reads, with room for any conversation."""
-    rollout = {"prompt_length": ROOM, "response_length": ROOM, "max_model_len": None}
-    rollout |= {"multi_turn": {"format": "hermes"}}
-    return OmegaConf.create({"turnkey": dict(turnkey), "actor_rollout_ref": {"rollout": rollout}, "reward": {}})
-
-
-def _rehearsal(session: Session, outcome: AgentResult, agents: AgentProcess, failure: str | None) -> Rehearsal:
-    episode, rows = Episode(), 0
+def _rehearsal(played: _Played, agents: AgentProcess) -> Rehearsal:
+    episode, session, failure = Episode(), played.session, played.failure
     if failure is None:
         try:
             options = agents.step_options(SimpleNamespace(keep_texts=False, before=()))
-            order = episodes.played(session, outcome, options, episode)
+            order = episodes.played(session, played.outcome, options, episode)
             for step in episode.steps:
                 step.record["composed_reward"] = step.record["reward"]
             merged = agents.turnkey.rollout.layout == "merged"
-            rows = len(RowBuilder(0, False, (), merged, None).played(episodes.in_rows(episode, order)))
+            played.rows = RowBuilder(0, False, (), merged, None).played(episodes.in_rows(episode, order))
         except Exception as error:
             failure = str(error)
     trained = episodes.trained(session) if session.turns else []
     records = {id(turn): step.record for turn, step in zip(trained, episode.steps, strict=False)}
     numbers = {id(turn): number for number, turn in enumerate(session.turns)}
     in_training = {id(turn) for turn in trained}
+    turns: list[RehearsedTurn] = []
+    last: dict[str, Turn] = {}
+    for turn in session.turns:
+        before = turn.before or last.get(turn.role)
+        turns.append(_turn(turn, numbers, records, id(turn) not in in_training, before))
+        last[turn.role] = turn
+    latest: dict[str, int] = {}
+    for turn in trained if records else ():
+        number, after = numbers[id(turn)], records[id(turn)].get("after")
+        follows = latest.get(turn.role) if after is None else numbers[id(trained[after])] if after >= 0 else None
+        turns[number], latest[turn.role] = replace(turns[number], follows=follows), number
     return Rehearsal(
-        turns=[_turn(turn, numbers, records, id(turn) not in in_training) for turn in session.turns],
-        rows=rows,
+        turns=turns,
+        rows=len(played.rows),
         overruled=dict(Counter(name for turn in session.turns for name in turn.request.overruled)),
         refused=session.counts.get("refused", 0),
         last_refusal=session.refused,
         failure=None if failure is None else without_secret(failure, session.secret),
         leaves=getattr(agents.runner, "leaves", None),
         success=None if failure is not None else episode.success,
-        extra=outcome.extra,
+        extra=played.outcome.extra,
         other_models=dict(Counter(call["model"] for call in session.other_calls)),
+        warnings=[*_warnings(played, turns)],
     )
 
 
+def _warnings(played: _Played, turns: Sequence[RehearsedTurn]) -> Iterator[str]:
+    """What would cost an episode credit or rows in training."""
+    session = played.session
+    if calls_of(session.secret) > played.requests:
+        yield "requests came after its end: a client was kept for a later episode; make it in the function"
+    if any(turn.renamed for turn in session.turns):
+        yield "calls came back under other ids: send those of the reply, else equal calls cannot be told apart"
+    if session.next_state is not None:
+        yield "a state was posted after the last request: no turn has it"
+    rewards = {**session.turn_rewards, **played.outcome.turn_rewards}
+    named = {reply_id(name) if isinstance(name, str) else name for name in rewards}
+    without = [n for n, turn in enumerate(turns) if turn.trained and not {n, session.turns[n].reply.id} & named]
+    if rewards and without:
+        words = ", ".join(map(str, without[:5])) + ("..." if len(without) > 5 else "")
+        yield f"some turns were rewarded and others left out, which have 0: {words} of {len(turns)}"
+    broke = {turn.broke for turn in turns if turn.broke} | {row.extra_fields[BREAK] for row in played.rows}
+    for reason in sorted(broke & {*WHY, *PARALLEL}):
+        yield f"new row, {reason}: {WHY.get(reason) or PARALLEL[reason]}"
+
+
+def _with_credit(
+    config: DictConfig, agents: AgentProcess, played: Sequence[_Played], rehearsals: Sequence[Rehearsal]
+) -> list[Rehearsal]:
+    """The episodes with the credit that each turn would get if they were a group of training."""
+    spec, turnkey = estimator_of(config), agents.turnkey
+    places = [(i, row) for i, episode in enumerate(played) for row in episode.rows]
+    if spec is None or not places:
+        return [*rehearsals]
+    params, modify = credit_params(config, turnkey), credit_modify(config, turnkey)
+    names = [f"task_{i}" for i in range(len(played))]
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # a warning for developers of torch
+    rows = read_rows(
+        [f"{names[i]}_{j}" for j, (i, _) in enumerate(places)],
+        [{}] * len(places),
+        [row.extra_fields for _, row in places],
+        torch.nested.nested_tensor([torch.tensor(row.response_mask) for _, row in places], layout=torch.jagged),
+        before=spec.names_before(modify),
+    )
+    try:
+        credit = compute_credit(spec.name, rows.steps, modify=modify, **asdict(params))
+    except ConfigError as error:  # it needs what only training has, such as a critic's values
+        return [replace(episode, warnings=[*episode.warnings, f"no credit: {error}"]) for episode in rehearsals]
+    by_step = {
+        (rows.steps.ids["trajectory"][code], int(step)): float(value)
+        for code, step, value in zip(rows.steps.trajectory, rows.steps.step, credit.advantage, strict=True)
+    }
+    made = []
+    for name, rehearsal in zip(names, rehearsals, strict=True):
+        numbers = [n for n, turn in enumerate(rehearsal.turns) if turn.trained]
+        turns = [*rehearsal.turns]
+        for step, number in enumerate(numbers):
+            turns[number] = replace(turns[number], credit=by_step[name, step])
+        made.append(replace(rehearsal, turns=turns))
+    return made
+
+
 def _turn(
-    turn: Turn, numbers: Mapping[int, int], records: Mapping[int, Mapping[str, Any]], side_call: bool
+    turn: Turn,
+    numbers: Mapping[int, int],
+    records: Mapping[int, Mapping[str, Any]],
+    side_call: bool,
+    before: Turn | None,
 ) -> RehearsedTurn:
+    """``before``: the turn whose conversation it would be expected to continue."""
     record = records.get(id(turn))
     return RehearsedTurn(
         messages=len(turn.request.messages),
@@ -343,4 +576,25 @@ def _turn(
         role=turn.role,
         state=None if record is None else record["anchor"],
         reward=None if record is None else record["reward"],
+        differs=None if turn.prompt.broke is None else _difference(turn, before),
     )
+
+
+def _difference(turn: Turn, before: Turn | None) -> str | None:
+    """The first message of a request that is not that of the conversation ``before``; None: there is none."""
+    if before is None or before.node is None:
+        return None
+    for n, (past, sent) in enumerate(zip(before.node.messages, turn.request.messages, strict=False)):
+        if conversation_key([past]) != conversation_key([sent]):
+            was, now = (
+                message.text or json.dumps([asdict(call) for call in message.calls]) for message in (past, sent)
+            )
+            return f"message {n}, {sent.role}: {_from(was, now)!r}, was {past.role}: {_from(now, was)!r}"
+    return None
+
+
+def _from(other: str, text: str) -> str:
+    """``text`` from shortly before the place where it departs from ``other``."""
+    same = next((n for n, (a, b) in enumerate(zip(other, text, strict=False)) if a != b), min(len(other), len(text)))
+    begin = max(0, same - 10)
+    return "..." * (begin > 0) + text[begin : begin + 40]

@@ -168,6 +168,8 @@ class Session:
     """when two of these turns were under way at the same time first; None: each began after the one before it"""
     numbered: list[float] = field(default_factory=list)
     """when rewards of turns were posted by their number"""
+    next_state: tuple[str, float] | None = None
+    """the key of the state that the agent gave for a request that has not come, and when"""
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     """set when the agent says that it has ended"""
     closed: bool = False
@@ -192,7 +194,6 @@ class Session:
         self._others: set[asyncio.Task[Any]] = set()  # calls of other models
         self._busy: set[str] = set()
         self._line = asyncio.Semaphore(AT_ONCE)
-        self._next_state: tuple[str, float] | None = None
         self._started = self._failed = 0
 
     # --- calls of the model -------------------------------------------------------------------------------------------
@@ -305,15 +306,15 @@ class Session:
             self._count("refused")
 
     async def _turn(self, number: int, request: Request) -> Turn:
-        posted, self._next_state = self._next_state, None
+        posted, self.next_state = self.next_state, None
         began = perf_counter()
         try:
             async with self._line:
                 self._check_open()
                 return await self._generated(number, request, posted, began)
         except BaseException:
-            if self._next_state is None:
-                self._next_state = posted  # the client sends the request again, in the same state
+            if self.next_state is None:
+                self.next_state = posted  # the client sends the request again, in the same state
             raise
 
     async def _generated(
@@ -321,7 +322,7 @@ class Session:
     ) -> Turn:
         """The turn of a request; ``posted_state``: the key of its state, if the agent gave one, and when."""
         state, posted = posted_state or (None, None)
-        request = self._tree.whole(request)
+        sent, request = request, self._tree.whole(request)
         if state is None and self.observe is not None:
             state = await asyncio.to_thread(self.observe, request) or f"(no other) {self.tag}_{number}"
         files = None if self.files is None else await asyncio.to_thread(self.files)
@@ -358,6 +359,7 @@ class Session:
             request_id,
             files,
             role=role_of(request.model, self.model),
+            renamed=not sent.call_ids <= request.call_ids,
         )
 
     async def _prompt(self, match: Match) -> Prompt:
@@ -431,7 +433,7 @@ class Session:
         if what == "state" and turn is not None:
             turn.state, turn.posted = state_of(body), None
         elif what == "state":
-            self._next_state = state_of(body), perf_counter()
+            self.next_state = state_of(body), perf_counter()
         elif what == "reward" or body.get("reward") is not None:
             reward, role = reward_of(body), body.get("role")
             if role is not None and (turn is not None or not isinstance(role, str)):

@@ -101,6 +101,8 @@ class Turn:
     """its place in the tree, once the agent has the reply"""
     role: str = ""
     """who takes it, as the request's model name says; empty: it names the policy alone, or another model"""
+    renamed: bool = False
+    """whether its request holds calls of replies under other ids"""
 
     @property
     def ids(self) -> SharedIds:

@@ -21,12 +21,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.gateway import rehearsal
 from verl_turnkey.plugins.gateway.codec import Parsed
 from verl_turnkey.plugins.gateway.messages import Dialect, ToolCall
-from verl_turnkey.plugins.gateway.rehearsal import Rehearsal, Script, rehearse
+from verl_turnkey.plugins.gateway.rehearsal import Rehearsal, Script, configuration, rehearse
 from verl_turnkey.plugins.gateway.server import Gateway
 from verl_turnkey.plugins.gateway.session import Session
 
@@ -79,18 +78,22 @@ def play(name: str, replies: Sequence[Parsed]) -> Rehearsal:
     subprocess.run([ROOT / "examples/agents/install.sh", folder, package], check=True)
     if name == "pydantic_ai":
         sys.path += [] if (site := str(folder / "site")) in sys.path else [site]  # the agent's process gets the same
-        settings: dict[str, Any] = {"agent": {"run": f"{ROOT}/examples/agents/sums_with_pydantic_ai.py:play"}}
-        return asyncio.run(rehearse(settings, SUM, Script(replies)))
+        return played(SUM, replies, run=f"{ROOT}/examples/agents/sums_with_pydantic_ai.py:play")
     if name in COMMANDS:
         python, program, *arguments = COMMANDS[name]
         run = [python.format(python=folder.absolute() / package / "bin/python"), str(ROOT / program), *arguments]
-        settings = {"agent": {"run": run, "sandbox": "none", "reward": "exit_code", "timeout": 240.0}}
-        return asyncio.run(rehearse(settings, SUM, Script(replies)))
+        return played(SUM, replies, run=run, sandbox="none", reward="exit_code", timeout=240.0)
     os.environ["PATH"] = f"{folder}/npm/bin:{folder}/bin:{folder}/{name}/bin:/usr/local/bin:/usr/bin:/bin"
-    settings = yaml.safe_load((ROOT / f"recipe/config/turnkey/agent/{name}.yaml").read_text())
-    settings["agent"] |= {"sandbox": "bwrap", "timeout": 240.0}
     task = {"env_id": "harbor", "seed": 0, "kwargs": {"path": str(MEDIAN)}}
-    return asyncio.run(rehearse(settings, task, Script([*SIDE_CALLS.get(name, ()), *replies])))
+    replies = [*SIDE_CALLS.get(name, ()), *replies]
+    return played(task, replies, f"+turnkey/agent={name}", sandbox="bwrap", timeout=240.0)
+
+
+def played(task: dict[str, Any], replies: Sequence[Parsed], *words: str, **agent: Any) -> Rehearsal:
+    """An episode with scripted replies; ``agent``: keys of ``turnkey.agent``."""
+    config = configuration([*words, *(override(f"turnkey.agent.{key}", value) for key, value in agent.items())])
+    (episode,) = asyncio.run(rehearse(config, task, lambda: Script(replies)))
+    return episode
 
 
 DATA = ROOT / "tests/data/agents"
@@ -160,7 +163,7 @@ def edit(before: str, after: str) -> str:
 
 def record(name: str) -> list[dict[str, Any]]:
     """What the agent ``name`` sent, request by request, and what was made of it."""
-    rehearsal.Gateway = Recorder  # pyright: ignore[reportPrivateImportUsage]
+    rehearsal.Gateway = Recorder
     episode = play(name, script(name))
     assert episode.failure is None, episode
     (session,) = Recorder.sessions

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from record_agents import MEDIAN, ROOT, SIDE_CALLS, SUM, end, play, script, shel
 from verl_turnkey.plugins.gateway import rehearsal
 from verl_turnkey.plugins.gateway.codec import Parsed
 from verl_turnkey.plugins.gateway.messages import ToolCall
-from verl_turnkey.plugins.gateway.rehearsal import Script
 
 SOLUTION = (MEDIAN / "solution/solve.sh").read_text()
 FIX = SOLUTION + "\n[ $(pwd) = /app ] && ! (exec 3<>/dev/tcp/127.0.0.1/22) 2>/dev/null && echo repaired"
@@ -83,12 +82,10 @@ ADDER = f"{ROOT}/tests/contract/plugins/gateway/agents_of_users.py:adder"
 
 def test_requests_and_replies_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     replies = [Parsed("I add.", (ToolCall("add", {"a": 2, "b": 3}, ""),), "Simple."), Parsed("5")]
-    settings = {"agent": {"run": ADDER, "in_process": True}}
     monkeypatch.setattr(rehearsal, "Gateway", rehearsal.Gateway)  # which recording replaces
     monkeypatch.setattr(record_agents, "script", lambda name: replies)
-    monkeypatch.setattr(
-        record_agents, "play", lambda name, turns: asyncio.run(rehearsal.rehearse(settings, SUM, Script(turns)))
-    )
+    play = partial(record_agents.played, SUM, run=ADDER, in_process=True)
+    monkeypatch.setattr(record_agents, "play", lambda name, turns: play(turns))
     first, second = record_agents.record("adder")
     assert first["body"]["messages"] == [{"role": "user", "content": "2 + 3?"}]
     assert (first["repeated"], second["repeated"]) == ([], ["model", "temperature", "tools"])

@@ -160,7 +160,7 @@ def test_the_launch_line_passes_all_checks(
 
 def test_the_tables_are_what_the_gateway_does():
     assert first_column("States") == {*STATES, "module:function"}
-    assert first_column("Rows") == set(WHY) | {"template", "boundary"}
+    assert first_column("Rows") == set(WHY)
     named = " ".join(re.findall(r"`([^`]+)`", section("Parameters")))
     refused = {row.name for row in PARAMETERS if row.treatment == "refused"}
     left_out = {"best_of", "functions", "function_call", "modalities", "conversation", "prompt", "output_config.format",

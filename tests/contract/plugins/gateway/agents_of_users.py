@@ -193,6 +193,63 @@ async def raises(task: dict[str, Any], agent: Any) -> float:
     raise ValueError(f"I give up at {agent.base_url}")
 
 
+async def forking(task: dict[str, Any], agent: Any) -> float:
+    """Samples two answers at the same time, goes on with the first and rewards both; one episode in three is worse."""
+    FORKED.append(agent)
+    number = len(FORKED)
+    async with agent.client() as client:
+        messages: list[Any] = [{"role": "user", "content": task["question"]}]
+        replies = [await client.chat.completions.create(model=agent.model, messages=messages)]
+        messages += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "And?"}]
+        asked = (client.chat.completions.create(model=agent.model, messages=messages) for _ in range(2))
+        replies += await asyncio.gather(*asked)
+        messages += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "So?"}]
+        await client.chat.completions.create(model=agent.model, messages=messages)
+    for reply in replies[1:]:
+        await agent.reward(0.25, turn=reply.id)
+    return float(number % 3 != 0)
+
+
+FORKED: list[Any] = []
+
+
+async def _at_once(agent: Any) -> list[Any]:
+    async with agent.client(max_retries=0) as client:
+        messages: Any = [{"role": "user", "content": "Go on."}]
+        asked = (client.chat.completions.create(model=agent.model, messages=messages) for _ in range(2))
+        return await asyncio.gather(*asked)
+
+
+async def numbering(task: dict[str, Any], agent: Any) -> dict[str, Any]:
+    """Names the turns of parallel calls by number."""
+    await _at_once(agent)
+    return {"reward": 1.0, "turns": {0: 0.5}}
+
+
+async def steering(task: dict[str, Any], agent: Any) -> float:
+    """Posts the state of one of two parallel calls."""
+    await agent.state("here")
+    await _at_once(agent)
+    return 1.0
+
+
+async def renaming(task: dict[str, Any], agent: Any) -> float:
+    """Gives calls ids of its own, changes its question, and posts a state that no turn is left for."""
+    messages: list[Any] = [{"role": "user", "content": task["question"]}]
+    async with agent.client() as client:
+        for _ in range(2):
+            reply = await client.chat.completions.create(model=agent.model, messages=messages, tools=[ADD])
+            message = reply.choices[0].message.model_dump(exclude_none=True)
+            messages.append(message)
+            for call in message.get("tool_calls") or ():
+                call["id"] = "mine"
+                messages.append({"role": "tool", "tool_call_id": "mine", "content": "5"})
+        messages[0] = {"role": "user", "content": f"{task['question']}b"}
+        await client.chat.completions.create(model=agent.model, messages=messages[:1], tools=[ADD])
+    await agent.state("late")
+    return 1.0
+
+
 def leaves_a_thread(task: dict[str, Any], agent: Any) -> float:
     threading.Thread(target=threading.Event().wait, daemon=True, name="asker").start()
     with agent.client() as client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+import real_tokenizers
 from agents_of_users import ADD
 from gateway_parts import Played, run
 from loopback import serve
@@ -22,6 +24,7 @@ from typer.testing import CliRunner
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.http import post_json
 from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.gateway.codec import Parsed
 from verl_turnkey.plugins.gateway.messages import ToolCall
 from verl_turnkey.plugins.gateway.rehearsal import (
@@ -30,6 +33,7 @@ from verl_turnkey.plugins.gateway.rehearsal import (
     Rehearsal,
     Script,
     Server,
+    configuration,
     example,
     read_replies,
     rehearse,
@@ -42,8 +46,10 @@ FIVE = [Parsed("I add.", (ToolCall("add", {"a": 2, "b": 3}, ""),), "Simple."), P
 
 
 def play(function: str, model: Model, task: dict[str, Any] | None = None, **agent: Any) -> Rehearsal:
-    settings = {"agent": {"run": f"{AGENTS}:{function}", "in_process": True, **agent}}
-    return asyncio.run(rehearse(settings, task or SUM, model))
+    settings = {"run": f"{AGENTS}:{function}", "in_process": True, **agent}
+    config = configuration([override(f"turnkey.agent.{key}", value) for key, value in settings.items()])
+    (episode,) = asyncio.run(rehearse(config, task or SUM, lambda: model))
+    return episode
 
 
 def test_an_agent_with_a_tool():
@@ -131,10 +137,91 @@ def test_the_command_prints_the_episode(tmp_path: Path):
     assert lines[3] == "turn 1  3 messages, 1 tool, 1 new after turn 0"
     counts = ["2 turns, 2 of them trained, in 1 row", "ignored: temperature, in 2 requests"]
     assert lines[6:9] == [*counts, "return 1, success True"]
-    assert f"turnkey.agent.run={AGENTS}:adder" in lines[9].replace('"', "").replace("'", "")
+    launch = lines[9].replace('"', "").replace("'", "")
+    assert launch == f"on a launch line: turnkey.agent.run={AGENTS}:adder turnkey.agent.in_process=true"
     failed = CliRunner().invoke(app, ["agent", f"{AGENTS}:demanding", "turnkey.agent.in_process=true", "--json"])
     assert failed.exit_code == 1
     assert "n=2 is not supported" in json.loads(failed.stdout)["failure"]
+
+
+GROUP = ["turnkey.agent.in_process=true", "--times", "3", "--at-once", "3"]
+
+
+def group(function: str, *words: str, replies: Path | None = None, code: int = 0) -> list[str]:
+    """What the command prints of three episodes."""
+    further = [] if replies is None else ["--replies", str(replies)]
+    done = CliRunner().invoke(
+        app, ["agent", f"{AGENTS}:{function}", "--task", json.dumps(SUM), *GROUP, *further, *words]
+    )
+    assert done.exit_code == code, done.output
+    return done.stdout.splitlines()
+
+
+def test_episodes_of_a_task_and_the_credit_of_the_worst():
+    lines = group("forking", "turnkey.credit.norm=mean", "turnkey.credit.step_advantage_w=0")
+    assert lines[:2] == [
+        "3 episodes, 0 failed, 2 solved",
+        "3 episodes: some turns were rewarded and others left out, which have 0: 0, 3 of 4",
+    ]
+    assert lines[2] == "3 episodes: new row, prefix: calls of one conversation ran at the same time, and each is a row"
+    at = next(n for n, line in enumerate(lines) if line.startswith("the worst"))
+    assert re.fullmatch(r"the worst, episode \d: return 0.5, credit by gigpo", lines[at])
+    # Returns of 0.5, 1.5, 1.5: the worst is 2/3 below their mean.
+    assert [line.partition("  ok")[0] for line in lines[at + 1 : at + 5]] == [
+        "turn 0  reward 0, credit -0.667",
+        *["  turn 1  reward 0.25, credit -0.667", "turn 2  reward 0.25, credit -0.667"],
+        "turn 3  reward 0, credit -0.667",
+    ]
+
+
+def test_numbers_of_turns_that_shift_fail_their_episodes():
+    lines = group("numbering", code=1)
+    assert lines[0] == "3 episodes, 3 failed, 0 solved"
+    assert "a reward of a turn by its number, but calls of the episode ran at the same time" in lines[1]
+    assert "a state for the next turn, but calls of the episode ran at the same time" in group("steering", code=1)[1]
+
+
+def test_ids_and_states_that_an_agent_loses():
+    lines = group("renaming")
+    assert [line for line in lines if line.startswith("3 episodes: ")] == [
+        "3 episodes: calls came back under other ids: send those of the reply, else equal calls cannot be told apart",
+        "3 episodes: a state was posted after the last request: no turn has it",
+        "3 episodes: new row, history: its messages do not begin with an earlier request and the reply to it",
+    ]
+    assert "departs from the turn before at message 0, user: '2 + 3b', was user: '2 + 3'" in "\n".join(lines)
+
+
+def test_a_client_that_is_kept_for_the_next_episode():
+    words = ["--task", '{"keeps": "client", "mixes": true}', "--times", "2"]
+    done = CliRunner().invoke(app, ["agent", f"{AGENTS}:keeps", *words])
+    assert done.exit_code == 1
+    assert "calls through a client of an earlier episode: make the client in the function" in done.stdout
+    assert "1 episode: requests came after its end: a client was kept for a later episode" in done.stdout
+
+
+def test_the_models_own_tokenizer_template_and_parser(tmp_path: Path):
+    replies = tmp_path / "replies.json"
+    replies.write_text(json.dumps([{"text": "I add.", "calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]}, "5"]))
+    path = real_tokenizers.tokenizer("qwen3").name_or_path
+    lines = group("adder", f"actor_rollout_ref.model.path={path}", "+turnkey=grpo_steps", replies=replies)
+    assert lines[0] == "3 episodes, 0 failed, 3 solved"
+    assert "return 1 to 1; 6 turns in 3 rows" in lines
+    tree = lines[lines.index("the worst, episode 0: return 1, credit by grpo_steps") + 1 :]
+    assert tree[:2] == ['turn 0  reward 0, credit 0  [["add", {"a": 2, "b": 3}]]', "turn 1  reward 1, credit 0  5"]
+    assert tree[2].endswith(f"turnkey.agent.in_process=true actor_rollout_ref.model.path={path} +turnkey=grpo_steps")
+
+
+def test_a_file_without_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("def one(x): ...\nasync def play(task, agent): ...\ndef _two(task, agent): ...\n")
+    Path("broken.py").write_text("def play(:")
+    for file, advice in {
+        "own.py": "write own.py:play",
+        "broken.py": "has no function of (task, agent): write broken.py:FUNCTION",
+        "no.py": "and there is no such file: write no.py:FUNCTION",
+    }.items():
+        done = CliRunner().invoke(app, ["agent", file])
+        assert advice in str(done.exception)
 
 
 def test_requests_for_another_model_are_counted():
@@ -211,8 +298,8 @@ def test_a_command_as_the_agent(tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["turnkey.agent.stat=call"], "turnkey.agent.stat: unknown key"),
-        (["data.train_files=x"], "turnkey agent takes keys that begin with turnkey."),
+        (["turnkey.agent.stat=call"], "turnkey.agent.stat: unknown key; did you mean 'state'?"),
+        (["actor_rollout_ref.model.path=/nowhere"], "actor_rollout_ref.model.path: no tokenizer in '/nowhere'"),
         (["--model", "http://127.0.0.1:1/v1", "--replies", "x.json"], "--replies goes with --model fake"),
         (["--task", "[1]"], "--task must be a JSON object"),
     ],
