@@ -83,7 +83,7 @@ class Counting(TurnCodec):
     def token(self, token_id: int) -> str:
         return ""
 
-    def asked(self, prompt: Prompt) -> tuple[Messages, Tools]:
+    def contents(self, prompt: Prompt) -> tuple[Messages, Tools]:
         """What the ids of a prompt show."""
         tools, *messages = [self._parts[number] for number in prompt.ids]
         return messages, tools
@@ -102,12 +102,12 @@ class Rendering(Codec):
 
     def __init__(self, *of_codec: Any) -> None:
         super().__init__(*of_codec)
-        self._asked: dict[tuple[int, ...], tuple[Messages, Tools]] = {}
+        self._prompts: dict[tuple[int, ...], tuple[Messages, Tools]] = {}
         self._turns: dict[tuple[int, ...], Parsed] = {}
 
     def first(self, messages: Messages, tools: Tools, images: list[Any] | None = None) -> list[int]:
         ids = super().first(messages, tools, images)
-        self._asked[tuple(ids)] = messages, tools
+        self._prompts[tuple(ids)] = messages, tools
         return ids
 
     def continued(self, prompt: Ids, sampled: Ids, calls: Calls, new: Messages, tools: Tools) -> list[int] | None:
@@ -115,12 +115,12 @@ class Rendering(Codec):
         if ids is not None:
             turn = self._turns[tuple(sampled)]
             message = Message("assistant", turn.text, tuple(calls), turn.reasoning)
-            self._asked[tuple(ids)] = [*self._asked[tuple(prompt)][0], message, *new], tools
+            self._prompts[tuple(ids)] = [*self._prompts[tuple(prompt)][0], message, *new], tools
         return ids
 
-    def asked(self, prompt: Prompt) -> tuple[Messages, Tools]:
+    def contents(self, prompt: Prompt) -> tuple[Messages, Tools]:
         """What the ids of a prompt show."""
-        return self._asked[tuple(prompt.ids)]
+        return self._prompts[tuple(prompt.ids)]
 
     def written(self, turn: Parsed, messages: Messages, tools: Tools, most: int) -> list[int]:
         """At most so many ids of the model's turn: what its chat template puts behind the prompt."""
@@ -144,7 +144,7 @@ async def answered(
 ) -> Generated:
     """The turn of the model that stands in. ``wait``: it takes its time."""
     started = perf_counter()
-    messages, tools = codec.asked(prompt)
+    messages, tools = codec.contents(prompt)
     turn = await model(messages, tools)
     if wait:
         await asyncio.sleep(random.uniform(*SECONDS))
@@ -350,7 +350,7 @@ class _Played:
     outcome: AgentResult
     failure: str | None
     requests: int
-    """when it ended"""
+    """that had come when it ended"""
     rows: list[Any] = field(default_factory=list)
 
 
@@ -394,7 +394,7 @@ def codec_for(config: DictConfig) -> Counting | Rendering:
     except (OSError, ValueError) as error:
         raise ConfigError(f"actor_rollout_ref.model.path: no tokenizer in {path!r} ({str(error)[:200]})") from error
     try:
-        model_type = AutoConfig.from_pretrained(path).model_type
+        model_type = AutoConfig.from_pretrained(str(Path(model.path).expanduser())).model_type
     except (OSError, ValueError):  # a folder with a tokenizer alone
         model_type = None
     if template := model.get("custom_chat_template"):
@@ -402,7 +402,7 @@ def codec_for(config: DictConfig) -> Counting | Rendering:
     builder = builder_of(config, tokenizer, None, model_type)
     rollout = config.actor_rollout_ref.rollout
     stop_token_ids = turnkey_config(config).rollout.stop_token_ids
-    return Rendering(tokenizer, builder, rollout.multi_turn.format or "hermes", stop_token_ids)
+    return Rendering(tokenizer, builder, rollout.multi_turn.format, stop_token_ids)
 
 
 async def rehearse(

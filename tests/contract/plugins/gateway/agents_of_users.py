@@ -201,8 +201,8 @@ async def forking(task: dict[str, Any], agent: Any) -> float:
         messages: list[Any] = [{"role": "user", "content": task["question"]}]
         replies = [await client.chat.completions.create(model=agent.model, messages=messages)]
         messages += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "And?"}]
-        asked = (client.chat.completions.create(model=agent.model, messages=messages) for _ in range(2))
-        replies += await asyncio.gather(*asked)
+        parallel = (client.chat.completions.create(model=agent.model, messages=messages) for _ in range(2))
+        replies += await asyncio.gather(*parallel)
         messages += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "So?"}]
         await client.chat.completions.create(model=agent.model, messages=messages)
     for reply in replies[1:]:
@@ -216,8 +216,8 @@ FORKED: list[Any] = []
 async def _at_once(agent: Any) -> list[Any]:
     async with agent.client(max_retries=0) as client:
         messages: Any = [{"role": "user", "content": "Go on."}]
-        asked = (client.chat.completions.create(model=agent.model, messages=messages) for _ in range(2))
-        return await asyncio.gather(*asked)
+        parallel = (client.chat.completions.create(model=agent.model, messages=messages) for _ in range(2))
+        return await asyncio.gather(*parallel)
 
 
 async def numbering(task: dict[str, Any], agent: Any) -> dict[str, Any]:
