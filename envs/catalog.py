@@ -253,7 +253,7 @@ ADAPTERS = (
     Adapter(
         "turnkey/TextArena-v0",
         f"{_HERE}.textarena:TextArenaText",
-        summary="TextArena's solo games",
+        summary="TextArena's games for one and for two",
         recipe="textarena",
         package="textarena",
         extra="textarena",

@@ -1,4 +1,4 @@
-"""TextArena's games for one player: puzzles, board games and guessing games; and tic-tac-toe for two.
+"""TextArena's games for one player, puzzles, board games and guessing games, and those for two.
 
 Guertler et al. 2025, "TextArena". The games seed the global random states of Python and numpy and draw from them; here
 each environment keeps a random state of its own, and the program's is restored after every call.
@@ -20,6 +20,7 @@ import numpy as np
 import textarena
 from textarena.core import ObservationType
 from textarena.envs.registration import ENV_REGISTRY
+from textarena.wrappers import LLMObservationWrapper
 
 from verl_turnkey.envs.adapters._shared import OwnRandom
 from verl_turnkey.envs.base import StepResult, TextEnv, check, check_name, digest
@@ -34,41 +35,51 @@ LEFT_OUT = {
     "BabyAiText-": "it calls TextArena in a way that no longer exists",
     "Bandit-": "it pays the regret, 0 for the best arm, and is never won",
     "Blackjack-": "it pays the share of hands won, and draws nothing",
+    "Checkers-": "a player without a move raises an error",
     "Cryptarithm-": "seven letters with any digits pay 0.875",
+    "Debate-": "a jury of paid models decides it",
+    "DontSayIt-v0-unlimited": "it compares turns with its missing limit, which raises an error",
     "FifteenPuzzle-": "half of its boards cannot be solved, and the move that solves one of the others raises an error",
-    "KuhnPoker-": "a bet and a call add nothing to the pot, so that nobody should ever fold",
     "Klondike-": "its source has a syntax error in every version of Python",
     "LightsOut-": "it may begin with all lights off, and pays as little as -7",
     "PegJump-": "four of its jumps bend, and the lowest row has none",
+    "ScenarioPlanning-": "a jury of paid models decides it",
     "Set-": "it pays the number of sets, and three times one card is a set",
     "Slitherlink-": "all numbers without a loop pay 1, too",
+    "SpiteAndMalice-": "a player may draw for ever, so that a game need not end",
+    "Stratego-": "a battle raises an error",
+    "Tak-": "a win raises an error",
     "TwentyQuestions-": "a list of words that holds the secret wins, and a secret with a hyphen cannot be guessed",
     "UltimateTexasHoldem-": "it is won after a thousand rounds, whatever was won in them",
+    "UsedCar": "its instructions are not in the package",
+    "WordChains-": "its first word does not follow from the seed",
 }
-"""beginnings of the ids of games for one player that cannot be trained on, and why"""
+"""beginnings of the ids of games that cannot be trained on, and why"""
 
 
 @cache
-def for_one_player(entry_point: Any) -> bool:
-    """Whether a registered game is for one player, read from its source: many cannot be imported without more packages.
+def players(entry_point: Any) -> int:
+    """For how many players a registered game is: 1, 2, or 0 for any other number.
 
-    A game from outside TextArena counts as one.
+    It is read from the source: many games cannot be imported without more packages. A game from outside TextArena is
+    taken to be for one player.
     """
     module = str(entry_point).partition(":")[0].split(".")
     if module[0] != "textarena":
-        return True
+        return 1
     file = Path(textarena.__file__).parent.joinpath(*module[1:]).with_suffix(".py")
-    return file.is_file() and "SinglePlayerState(" in file.read_text(encoding="utf-8")
+    source = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return 1 if "SinglePlayerState(" in source else 2 if "TwoPlayerState(" in source else 0
 
 
-def games() -> list[str]:
-    """The ids of all games for one player, without those left out and the variants that only differ in wrappers."""
+def games(number: int) -> list[str]:
+    """The ids of all games for ``number`` players, without those left out and variants that only differ in wrappers."""
     return sorted(
         name
         for name, spec in ENV_REGISTRY.items()
         if not name.endswith(("-train", "-raw"))
         and not name.startswith(tuple(LEFT_OUT))
-        and for_one_player(spec.entry_point)
+        and players(spec.entry_point) == number
     )
 
 
@@ -84,12 +95,35 @@ class PlayerState(textarena.SinglePlayerState):
 # Secrets that a guess, letters only and in Wordle in small ones, can be.
 _GUESSABLE: dict[str, Callable[[str], bool]] = {"HangmanEnv": str.isalpha, "WordleEnv": str.islower}
 
-GAMES = games()
-TWO_PLAYERS = ("TicTacToe-v0",)
-"""ids of the games for two players, whose boards say which moves there are"""
+GAMES, TWO_PLAYERS = games(1), games(2)
 ROLES = ("player 0", "player 1")
 OPPONENTS = ("self", "random")
-CHOICE = re.compile(r"'\[([^\]']+)\]'")
+MOVES: dict[str, Callable[[Any, int], list[str]]] = {
+    "Breakthrough": lambda *now: _steps_of_breakthrough(*now),
+    "Briscola": lambda game, player: [
+        f"play {n}" for n, _ in enumerate(game.state.game_state["players"][player]["hand"], 1)
+    ],
+    "Chopsticks": lambda game, player: _moves_of_chopsticks(
+        *(game.state.game_state["hands"][p] for p in (player, 1 - player))
+    ),
+    "ConnectFour": lambda game, _: [
+        f"col {n}" for n, top in enumerate(game.state.game_state["board"][0]) if top == "."
+    ],
+    "IteratedMatchingPennies": lambda *_: ["heads", "tails"],
+    "IteratedRockPaperScissors": lambda *_: ["rock", "paper", "scissors"],
+    "Nim": lambda game, _: [
+        f"{pile} {number}" for pile, size in enumerate(game.state.game_state["piles"]) for number in range(1, size + 1)
+    ],
+    "Othello": lambda game, _: (
+        [f"{r}, {c}" for r, c in game.state.game_state["valid_moves"]] or ["skip"] if game.show_valid else []
+    ),
+}
+"""the moves of a player in games whose boards do not list them"""
+LISTED = re.compile(
+    r"(?:available moves|valid moves|available actions(?: are)?|remaining (?:hand|money cards)):(.*)", re.I
+)
+"""where a board lists the moves of the player who sees it"""
+CHOICE = re.compile(r"\[([^\[\]]+)\]")
 REWARDS = ("raw", "success")
 COUNTERS = ("moves_made", "num_turns")  # count steps; left out of the state key
 LARGE = 5000  # characters of an attribute's repr
@@ -132,14 +166,18 @@ class TextArenaText(TextEnv):
             if str(game).startswith(beginning):
                 raise UnknownEnvironmentError(f"{game!r} of TextArena cannot be trained on: {why}")
         two = game in TWO_PLAYERS
-        if (spec := ENV_REGISTRY.get(str(game))) and not two and not for_one_player(spec.entry_point):
+        if (spec := ENV_REGISTRY.get(str(game))) and not players(spec.entry_point):
             raise UnknownEnvironmentError(
-                f"{game!r} is a game for several players; of these only {', '.join(TWO_PLAYERS)} are here"
+                f"{game!r} of TextArena is for more than two players, or any number; expected a game for one or two"
             )
         check_name(game, (*GAMES, *TWO_PLAYERS), "TextArena has no game", "", UnknownEnvironmentError)
         check(opponent in OPPONENTS, "opponent", f"one of {', '.join(OPPONENTS)}", opponent)
         check(two or opponent == "self", "opponent", "left out in a game for one player", opponent)
         self._two, self._random_opponent = two, opponent == "random"
+        self._moves = MOVES.get(str(game).partition("-")[0])
+        # Where the players talk, each hears the other; elsewhere the game itself says what was played.
+        training = ENV_REGISTRY.get(f"{game}-train")
+        self._talk = two and training is not None and LLMObservationWrapper in (training.default_wrappers or ())
         if two and not self._random_opponent:
             self.metadata = {**self.metadata, "roles": ROLES}  # pyright: ignore[reportAttributeAccessIssue]
         check(reward in REWARDS, "reward", f"one of {', '.join(REWARDS)}", reward)
@@ -178,12 +216,25 @@ class TextArenaText(TextEnv):
     def _opponents_moves(self) -> list[tuple[str, ObservationType]]:
         """Plays until it is the model's turn, or the game is over; what the model has heard then."""
         while self._model not in (None, self._mover) and not self._game.state.done:
-            board = next(text for text, kind in reversed(self._heard()) if kind == ObservationType.GAME_BOARD)
+            heard = [text for text, kind in self._heard() if kind == ObservationType.GAME_BOARD]
+            self._boards[self._mover] = (heard or [self._boards.get(self._mover, "")])[-1]
+            # Without a move left, a player who has to move loses by an invalid one.
+            if not (moves := self._listed() or ["pass"] * bool(self._moves)):
+                raise EnvironmentKwargsError(
+                    f"{self._name!r} does not list its moves, of which opponent=random draws one: leave it out"
+                )
             with self._own_random():
-                self._game.step(f"[{self._rng.choice(CHOICE.findall(board))}]")
+                self._game.step(f"[{self._rng.choice(moves)}]")
         if self._game.state.done and self._model is not None:
             self._game.state.current_player_id = self._model
         return self._heard()
+
+    def _listed(self) -> list[str]:
+        """The moves of the player whose turn it is, where the game tells or needs no telling."""
+        if self._moves is not None:
+            return self._moves(self._game, self._mover)
+        lines = LISTED.findall(self._boards.get(self._mover, ""))
+        return CHOICE.findall(lines[-1]) if lines else []
 
     @property
     def _mover(self) -> int:
@@ -191,7 +242,7 @@ class TextArenaText(TextEnv):
 
     def act(self, action: str) -> StepResult:
         action = action.strip()
-        bare = "[" not in action and "]" not in action and not self._name.startswith("GuessWho-")  # a question
+        bare = "[" not in action and "]" not in action and not self._talk and not self._name.startswith("GuessWho-")
         with self._own_random():
             mover, (done, _) = self._mover, self._game.step(f"[{action}]" if bare else action)
         if done and self._two:
@@ -213,8 +264,7 @@ class TextArenaText(TextEnv):
         state, final, success, ended = self._game.state, 0.0, False, {}
         more: dict[str, Any] = {"task": "\n".join(line.strip() for line in prompt.splitlines())}
         if self._two:
-            choices = CHOICE.findall(self._boards.get(self._mover, ""))
-            more |= {"admissible": choices or None, "extra": {"role": ROLES[self._mover]}}
+            more |= {"admissible": self._listed() or None, "extra": {"role": ROLES[self._mover]}}
         if done:
             rewards, infos = self._game.close()
             player = self._model if self._model is not None else self._first if self._two else 0
@@ -225,7 +275,8 @@ class TextArenaText(TextEnv):
             if self._two and self._model is None:
                 more["outcome"] = {role: float(rewards[n]) for n, role in enumerate(ROLES)}
                 final = 0.0
-        truncated = done and not success and bool(OUT_OF_TURNS.search(str(ended.get("reason"))))
+        # For two, the turn limit is a rule that says who has won.
+        truncated = done and not success and not self._two and bool(OUT_OF_TURNS.search(str(ended.get("reason"))))
         return StepResult(
             observation="\n".join(line for line in lines if line) or "The game begins.",
             state_key=digest(self._name, done, state.error_count, self._state(), *([self._mover] if self._two else ())),
@@ -243,10 +294,36 @@ class TextArenaText(TextEnv):
         return _plain({**own, "state": self._game.state.game_state})
 
     def _heard(self) -> list[tuple[str, ObservationType]]:
-        """The game's messages since the last call, without echoes of the player's action, which some games garble."""
-        echo = ObservationType.PLAYER_ACTION
-        messages = self._game.get_observation()[1]
-        return [(message.strip(), kind) for _, message, kind in messages if isinstance(message, str) and kind != echo]
+        """The game's messages since the last call, and what the other player said if they talk.
+
+        Without echoes of the player's own action, which some games garble.
+        """
+        heard = []
+        for sender, message, kind in self._game.get_observation()[1]:
+            speech = kind == ObservationType.PLAYER_ACTION
+            if isinstance(message, str) and (not speech or (self._talk and sender != self._mover)):
+                name = f"[{self._game.state.role_mapping[sender]}] " if speech else ""
+                heard.append((name + message.strip(), kind))
+        return heard
+
+
+def _steps_of_breakthrough(game: Any, player: int) -> list[str]:
+    forward, size = 1 if player == 0 else -1, game.board_size
+    return [
+        f"{chr(97 + column)}{row + 1}{chr(97 + column + aside)}{row + 1 + forward}"
+        for row in range(size)
+        for column in range(size)
+        for aside in (-1, 0, 1)
+        if 0 <= row + forward < size
+        and 0 <= column + aside < size
+        and game._is_valid_move(player, row, column, row + forward, column + aside)
+    ]
+
+
+def _moves_of_chopsticks(own: list[int], other: list[int]) -> list[str]:
+    attacks = [f"attack {n} {m}" for n, mine in enumerate(own) for m, theirs in enumerate(other) if mine and theirs]
+    total = sum(own)
+    return attacks + [f"split {left} {total - left}" for left in range(total + 1) if left != own[0]]
 
 
 _SIMPLE = (str, int, float, type(None))
@@ -261,6 +338,8 @@ def _make(game: str, options: dict[str, Any]) -> Any:
             f"averaged_perceptron_tagger_eng ({' '.join(str(error).split())[:200]})",
             name="nltk",
         ) from error
+    except SyntaxError as error:
+        raise UnknownEnvironmentError(f"{game!r} of TextArena needs Python 3.12 or later: {error}") from error
     except TypeError as error:
         raise EnvironmentKwargsError(f"{game!r} does not take the options {options}: {error}") from error
     while isinstance(made, textarena.Wrapper):  # wrappers repeat the whole dialogue; the agent loop builds the prompts

@@ -1,4 +1,4 @@
-"""TextArena's games for one player."""
+"""TextArena's games for one player and for two."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import textarena_players as players
 from textarena_players import Player
 
 from verl_turnkey.envs import EpisodeOverError, make
-from verl_turnkey.envs.adapters.textarena import GAMES, TextArenaText
-from verl_turnkey.envs.errors import MissingPackageError
+from verl_turnkey.envs.adapters.textarena import GAMES, LEFT_OUT, TWO_PLAYERS, TextArenaText
+from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError, UnknownEnvironmentError
 
 # One id of each family that needs nothing but the package, with actions that it understands.
 ACTIONS = {
@@ -285,6 +285,19 @@ SEEDS = {"Sokoban-v0-medium": 4, "Sudoku-v0-hard": 1}
 OUT_OF_TURNS = ("GuessTheNumber", "LogicPuzzle", "Mastermind", "Sokoban", "TowerOfHanoi", "WordLadder", "Wordle")
 
 
+WORD_GAMES = (
+    "DontSayIt",
+    "Hangman",
+    "LetterAuction",
+    "SpellingBee",
+    "WordChains",
+    "WordLadder",
+    "WordSearch",
+    "Wordle",
+)
+OF_WORDS = ("textarena.envs.utils.word_lists", *(f"textarena.envs.{name}.env" for name in WORD_GAMES))
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], TextArenaText]]:
     """Environments by game; those of words have the lists above, and take each of these for a noun."""
@@ -298,11 +311,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[
         patch.setattr(nltk, "download", lambda *_, **__: True)
         patch.setattr(nltk, "pos_tag", lambda words: [(word, "NN") for word in words])
         patch.setenv("OPENROUTER_API_KEY", "none")
-        for name in ("Hangman", "WordLadder", "WordSearch", "Wordle"):  # they keep what they imported
-            patch.delitem(sys.modules, f"textarena.envs.{name}.env", raising=False)
+        for module in OF_WORDS:  # they keep what they imported
+            patch.delitem(sys.modules, module, raising=False)
         yield lambda name: made.get(name) or made.setdefault(name, TextArenaText(name))
-        for name in ("Hangman", "WordLadder", "WordSearch", "Wordle"):
-            sys.modules.pop(f"textarena.envs.{name}.env", None)
+        for module in OF_WORDS:
+            sys.modules.pop(module, None)
         from nltk.corpus import words
 
         if hasattr(words, "_unload"):
@@ -405,3 +418,126 @@ def test_against_a_random_opponent_it_is_a_game_for_one_player(seed: int):
         ends.append((text, reward))
     assert ends[0] == ends[1]
     assert "roles" not in env.unwrapped.metadata
+
+
+LATER = ("Chess-", "IteratedStagHunt-", "ReverseTicTacToe-")
+"""games that need Python 3.12"""
+
+
+def random_game(env: TextArenaText, seed: int) -> tuple[list[tuple[str, dict[str, Any]]], tuple[Any, ...]]:
+    """The states before the end, and what the last step returned."""
+    chance, seen = random.Random(seed), [env.reset(seed=seed)]
+    family, game = env._name.partition("-")[0], env._game
+    game.state.error_allowance = 1_000  # moves are tried where the game does not list them
+    while True:
+        listed = seen[-1][1]["admissible"]
+        tries = [chance.choice(listed)] if listed else players.TRIES.get(family, lambda _: [])(game)
+        for action in chance.sample(tries, len(tries)):
+            step = env.step(action)
+            assert not (listed and step[4]["invalid"]), action
+            if step[2] or not step[4]["invalid"]:
+                break
+        else:  # no move is left
+            game.state.error_allowance = 0
+            step = env.step("pass")
+        if step[2]:
+            return seen, step
+        seen.append((step[0], step[4]))
+
+
+@pytest.mark.parametrize("name", [name for name in TWO_PLAYERS if not name.startswith(LATER)])
+def test_every_game_for_two_is_played_to_its_end(environment, name):
+    seen, (text, reward, terminated, truncated, info) = random_game(environment(name), seed=0)
+    roles = [state["extra"]["role"] for _, state in seen]
+    assert {*roles} == {"player 0", "player 1"}
+    assert len({state["task"] for _, state in seen if "task" in state}) == 2  # each is told its own part, once
+    assert (terminated, truncated, reward) == (True, False, 0.0)
+    assert sorted(info["outcome"]) == ["player 0", "player 1"]
+    assert sorted(info["outcome"].values()) in ([-1, 1], [0, 0])
+    assert info["success"] == (info["outcome"][roles[0]] == 1)
+    assert text
+
+
+def test_games_that_need_a_later_python_say_so():
+    for name in (name for name in TWO_PLAYERS if name.startswith(LATER) and sys.version_info < (3, 12)):
+        with pytest.raises(UnknownEnvironmentError, match=f"'{name}' of TextArena needs Python 3.12 or later"):
+            TextArenaText(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("Debate-v0", "a jury of paid models decides it"),
+        ("Stratego-v0", "a battle raises an error"),
+        ("UsedCar-v0-balanced", "its instructions are not in the package"),
+        ("Poker-v0", "is for more than two players, or any number; expected a game for one or two"),
+        ("Codenames-v0", "is for more than two players, or any number; expected a game for one or two"),
+    ],
+)
+def test_a_game_that_does_not_work_is_refused_by_name(name: str, why: str):
+    with pytest.raises(UnknownEnvironmentError, match=f"'{name}' of TextArena .*{why}"):
+        TextArenaText(name)
+    assert not any(known.startswith(tuple(LEFT_OUT)) for known in (*GAMES, *TWO_PLAYERS))
+
+
+def test_kuhn_poker_shows_each_player_its_own_card_alone():
+    env = TextArenaText("KuhnPoker-v0")
+    texts: dict[tuple[str, str], set[str]] = {}
+    cards = set()
+    for seed in range(40):
+        observation, info = env.reset(seed=seed)
+        for action in ("check", "bet"):
+            role = info["extra"]["role"]
+            dealt = env._game.state.game_state["player_cards"]
+            cards.add(tuple(dealt.values()))
+            own = "JQK"[dealt[int(role[-1])]]
+            assert f"Your card is: '{own}'" in observation
+            texts.setdefault((role, own), set()).add(observation)
+            observation, *_, info = env.step(action)
+    assert len(cards) == 6
+    assert len(texts) == 6  # whatever card the other has
+    assert all(len(of_card) == 1 for of_card in texts.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("ColonelBlotto-v0", ["A20", "C20"]),
+        ("GameOfPureStrategy-v0", ["2", "K"]),
+        ("HighSociety-v0", ["1", "11"]),
+        ("IteratedMatchingPennies-v0", ["heads", "tails"]),
+        ("IteratedRockPaperScissors-v0", ["rock", "paper"]),
+        ("IteratedTwoThirdsAverage-v0", ["0", "100"]),
+    ],
+)
+def test_a_choice_is_hidden_until_the_other_has_chosen(name: str, choices: list[str]):
+    env = TextArenaText(name)
+    heard = []
+    for choice in choices:
+        env.reset(seed=3)
+        observation, *_, info = env.step(choice)
+        heard.append((observation, info["extra"]["role"], info["task"], info["admissible"]))
+    assert heard[0] == heard[1]
+
+
+@pytest.mark.parametrize("name", ["DontSayIt-v0", "IteratedPrisonersDilemma-v0", "TruthAndDeception-v0"])
+def test_who_talks_is_heard_by_the_other_alone(environment, name: str):
+    env = environment(name)
+    env.reset(seed=0)
+    heard, *_, info = env.step("good morning")
+    speaker = "Deceiver" if name.startswith("Truth") else "Player 0"
+    assert heard.startswith(f"[{speaker}] good morning")
+    assert "correct)" not in info["task"]
+    assert "good morning" not in env.step("to you, too")[0]
+
+
+def test_a_random_opponent_plays_where_moves_are_listed():
+    for name in ("Breakthrough-v0-tiny", "KuhnPoker-v0", "Nim-v0", "PigDice-v0-short"):
+        env = TextArenaText(name, opponent="random")
+        for seed in range(2):
+            _, (*_, info) = random_game(env, seed)
+            assert info["extra"]["role"] == f"player {seed}"
+    env = TextArenaText("Battleship-v0", opponent="random")
+    env.reset(seed=0)
+    with pytest.raises(EnvironmentKwargsError, match="'Battleship-v0' does not list its moves"):
+        env.step("A0")

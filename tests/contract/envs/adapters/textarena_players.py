@@ -215,3 +215,78 @@ def pegs_of_the_last(game: Any) -> float:
 def letters_of_the_last(game: Any) -> float:
     feedback = game.state.game_state["guess_history"][-1][1]
     return (feedback.count("G") + feedback.count("Y") / 2) / game.word_length
+
+
+# --- two players: actions to try, in games that do not list them ------------------------------------------------------
+def coordinates(size: int) -> list[str]:
+    return [f"{column}{row}" for column in "abcdefghij"[:size] for row in range(1, size + 1)]
+
+
+def unseen(game: Any) -> list[str]:
+    tracked = game.state.game_state["tracking_board"][game.state.current_player_id]
+    return [f"{chr(65 + r)}{c}" for r, row in enumerate(tracked) for c, cell in enumerate(row) if cell == "~"]
+
+
+def unmatched(game: Any) -> list[str]:
+    places = [*product(range(game.grid_size), repeat=2)]
+    pairs = permutations([place for place in places if place not in game.state.game_state["matched_positions"]], 2)
+    return [f"{a} {b} {c} {d}" for (a, b), (c, d) in pairs]
+
+
+def lines_of_action(game: Any) -> list[str]:
+    board, side = game.state.game_state["board"], "OX"[game.state.current_player_id]
+    moves = []
+    for (r, c), down, right in product(product(range(8), repeat=2), (-1, 0, 1), (-1, 0, 1)):
+        if board[r][c] == side and (down or right):
+            distance = game._count_pieces_on_line(r, c, down, right)
+            end = r + distance * down, c + distance * right
+            if all(0 <= place < 8 for place in end):
+                moves.append(game.rc_to_coord(r, c) + game.rc_to_coord(*end))
+    return moves
+
+
+def leaps(size: int) -> list[str]:
+    squares = coordinates(size)
+    near = [
+        (a, b) for a, b in permutations(squares, 2) if all(abs(ord(x) - ord(y)) <= 2 for x, y in zip(a, b, strict=True))
+    ]
+    return [f"{a} {b}" for a, b in near]
+
+
+def longest_words(game: Any) -> list[str]:
+    state = game.state.game_state
+    fitting = {word for word in game.dictionary.us_words if {*word} <= state["allowed_letters"]}
+    least = len((state["word_history"] or [""])[-1])
+    return sorted((w for w in fitting.difference(state["word_history"]) if len(w) >= least), key=lambda w: (len(w), w))[
+        -1:
+    ]
+
+
+BIDS = ["hi", "[Bid on Item 0: 100] [Bid on Item 2: 20]"]
+TRIES: dict[str, Callable[[Any], list[str]]] = {
+    "Alquerque": lambda game: leaps(5),
+    "Battleship": unseen,
+    "ColonelBlotto": lambda game: [
+        " ".join(f"{name}{game.num_total_units if name == full else 0}" for name in game.field_names)
+        for full in game.field_names
+    ],
+    "DontSayIt": lambda game: ["hello there", "an apple", "the river"],
+    "GermanWhist": lambda game: [f"play {n}" for n in range(1, 14)],
+    "Golf": lambda game: ["draw", "take", "discard", *(f"swap {r} {c}" for r, c in product((1, 2, 3), repeat=2))],
+    "IndianPoker": lambda game: ["check", "fold", "call", "bet 2", "raise 3"],
+    "IteratedPrisonersDilemma": lambda game: ["I trust you", "[Defect]", "[Cooperate]"],
+    "IteratedTwoThirdsAverage": lambda game: ["0", "33.3", "100"],
+    "IteratedUltimatumGame": lambda game: ["[Offer: $10]", "[Accept]", "[Reject]"],
+    "LetterAuction": lambda game: ["pass", "bid 2", "apple"],
+    "LinesOfAction": lines_of_action,
+    "MemoryGame": unmatched,
+    "NewRecruit": lambda game: ["[Propose] ABCDEABC", "[Accept]", "[Reject]"],
+    "Othello": lambda game: [f"{r}, {c}" for r, c in product(range(game.N), repeat=2)],
+    "QuantumTicTacToe": lambda game: [f"{a},{b}" for a, b in permutations(range(9), 2)],
+    "SimpleBlindAuction": lambda game: BIDS,
+    "SimpleNegotiation": lambda game: ["[Offer: 1 Wood -> 1 Ore]", "[Accept]", "[Deny]"],
+    "SpellingBee": longest_words,
+    "TruthAndDeception": lambda game: ["it is the first", "[Fact 1]", "[Fact 2]"],
+    "TwoDollar": lambda game: ["Half each. [Propose] $1.00", "Well. [Accept]", "No. [Reject]"],
+    "UltimateTicTacToe": lambda game: [f"{a} {b}" for a, b in product(range(9), repeat=2)],
+}
