@@ -68,7 +68,7 @@ class Model:
     def __post_init__(self) -> None:
         if (self.checkpoint is None) == (self.server is None):
             raise typer.BadParameter("give a RUN, or either --checkpoint or --server")
-        of_server = {"--model": self.name, "--tag": self.tag, "--api-key-env": self.api_key_env}
+        of_server = {"--model": self.name, "--api-key-env": self.api_key_env}
         if self.server is None and (options := [option for option, value in of_server.items() if value is not None]):
             raise typer.BadParameter(f"{' and '.join(options)} go with --server; other weights: --checkpoint")
         if self.checkpoint is None and self.name is None:
@@ -177,7 +177,7 @@ def evaluate(
     server: Annotated[str | None, typer.Option(help="or an OpenAI-compatible server: http://host:8000/v1")] = None,
     model_name: Annotated[str | None, typer.Option("--model", help="name of the model on the server")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="its folder or hub name; default: that of --model")] = None,
-    tag: Annotated[str | None, typer.Option(help="your label for the weights behind --model")] = None,
+    tag: Annotated[str | None, typer.Option(help="your label for the weights, also in ratings")] = None,
     api_key_env: Annotated[str | None, typer.Option(help="variable with the server's API key")] = None,
     panel_name: Annotated[
         str | None, typer.Option("--panel", help="play a published panel, or NAME.json: turnkey panel")
@@ -256,6 +256,7 @@ def evaluate(
             url=(server or "").rstrip("/"),
             name=model_name or "",
             tag=tag,
+            player=tag or (f"{name}-" if name and server is None else "") + model.short_name,
             api_key_env=api_key_env,
             new=new,
         )

@@ -28,7 +28,10 @@ EPISODES = 4
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs, several seeds of each method")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="runs, several seeds of each method; or evaluations against opponents"),
+    ],
     metric: Annotated[str | None, typer.Option(help="val success, success, or the name of a metric")] = None,
     level: Annotated[float | None, typer.Option(help="also what it takes to reach this value")] = None,
     by: Annotated[list[str] | None, typer.Option(help="method, loss, env, model or a key: groups by it alone")] = None,
@@ -37,10 +40,24 @@ def compare(
     across_panels: Annotated[bool, typer.Option(help="compare runs that validate on different panels, too")] = False,
     out: Annotated[Path | None, typer.Option(help="folder for comparison.json and .png")] = None,
 ) -> None:
-    """Compare runs. Groups the seeds of a configuration; curves, intervals, steps to a level, time by part."""
+    """Compare runs. Groups the seeds of a configuration; curves, intervals, steps to a level, time by part.
+
+    Of evaluations against opponents: Elo ratings of the players.
+    """
     from verl_turnkey.plugins.view import compare
     from verl_turnkey.plugins.view.compare import compare as numbers
 
+    if evaluations := [folder for folder in runs if (folder / compare.RESULT).is_file()]:
+        if others := [folder for folder in runs if folder not in evaluations]:
+            raise ConfigError(f"{evaluations[0]} is an evaluation and {others[0]} is not: compare evaluations alone")
+        if metric or level is not None or by or baseline or x != "step":
+            raise typer.BadParameter("--metric, --level, --by, --x and --baseline are for runs, not for evaluations")
+        comparison = compare.ratings(evaluations)
+        compare.print_tables(comparison)
+        if out is not None:
+            write_text(out / "comparison.json", json.dumps(comparison, indent=1) + "\n")
+            typer.echo(f"comparison.json in {out}")
+        return
     logged = []
     for folder in runs:  # runs/* may hold other things
         try:

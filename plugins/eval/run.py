@@ -23,6 +23,7 @@ from verl_turnkey.envs.tasks import COLUMN, Task, open_parquet, panel_of, task_o
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.checks.run import AGENT, CheckedRun
 from verl_turnkey.plugins.config import resolve
+from verl_turnkey.plugins.config.agent import SELF
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.playing import differing
 from verl_turnkey.plugins.config.schema import turnkey_config
@@ -52,7 +53,8 @@ class EvalSettings:
         tasks: file of tasks.
         weights: Hugging Face folder to serve here; None: the server at ``url`` has the model.
         name: of the model on the server.
-        tag: the user's label for the weights behind that name.
+        tag: the user's label for the weights.
+        player: what the model is called in ratings.
     """
 
     words: Sequence[str]
@@ -64,6 +66,7 @@ class EvalSettings:
     url: str = ""
     name: str = ""
     tag: str | None = None
+    player: str = ""
     api_key_env: str | None = None
     new: bool = False
 
@@ -119,7 +122,10 @@ def evaluate(
                     failures = _play(
                         settings, config, player, kept, todo, lambda n: begin(n, len(rows) * settings.samples), remote
                     )
-            return finish(kept, rows, settings.samples, failures, panel)
+            opponent = turnkey_config(config).opponent_of(True)
+            names = {"policy": settings.player, "opponent": getattr(opponent, "model", opponent)}
+            players = None if opponent == SELF else names
+            return finish(kept, rows, settings.samples, failures, panel, players)
 
 
 def _play(
@@ -348,13 +354,25 @@ def finish(
     samples: int,
     failures: Sequence[Mapping[str, Any]],
     panel: Mapping[str, str] | None = None,
+    players: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Write the result of the finished samples to ``result.json`` and return it; ``panel``: its name and hash."""
+    """Write the result of the finished samples to ``result.json`` and return it.
+
+    Args:
+        panel: its name and hash.
+        players: names of ``policy`` and ``opponent``, if others play some roles.
+    """
     finished = {
         place: [kept.done[key] for number in range(samples) if (key := kept.key(row[COLUMN], number)) in kept.done]
         for place, row in enumerate(rows)
     }
     tasks = [without_secrets(json.loads(row[COLUMN])) for row in rows]
-    summary = {"eval_id": kept.id, "panel": panel, **result(finished, failures, tasks=tasks, samples_per_task=samples)}
+    named = {} if players is None else {"players": dict(players)}
+    summary = {
+        "eval_id": kept.id,
+        "panel": panel,
+        **named,
+        **result(finished, failures, tasks=tasks, samples_per_task=samples),
+    }
     write_text(kept.folder / RESULT, json.dumps(summary, indent=1) + "\n")
     return summary

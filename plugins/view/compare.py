@@ -5,8 +5,10 @@ Names in it are not trusted: control characters are replaced.
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from verl_turnkey.advantage.params import ConfigError
 from verl_turnkey.plugins.log.schema import current_metric
 from verl_turnkey.plugins.view import stats
 from verl_turnkey.plugins.view.collapse import UPDATE, Curve, Kind, change_rows, changes, fall
@@ -295,6 +298,47 @@ def _number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+RESULT = "result.json"
+"""of an evaluation"""
+
+
+def ratings(folders: Sequence[Path], seed: int = 0) -> dict[str, Any]:
+    """Rate the players of evaluations against an opponent, each by its name there.
+
+    Raises:
+        ConfigError: an evaluation without an opponent, of another environment, or between players of one name.
+        ValueError: some players are not connected by games.
+    """
+    ends: Counter[tuple[str, str, int]] = Counter()
+    environments: dict[str, Path] = {}
+    for folder in folders:
+        pair = json.loads((folder / RESULT).read_text(encoding="utf-8")).get("players")
+        if pair is None:
+            raise ConfigError(
+                f"{folder} has no games against an opponent: play them with turnkey eval ... "
+                "turnkey.val_opponent='{url: http://host:8000/v1, model: NAME}'"
+            )
+        policy, opponent = pair["policy"], pair["opponent"]
+        if policy == opponent:
+            raise ConfigError(f"{folder}: both players are called {policy!r}: name the evaluated one with --tag")
+        identity = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
+        environments.setdefault(json.dumps(identity.get("environment"), sort_keys=True), folder)
+        for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines():
+            for outcome in json.loads(line).get("outcomes", {}).values():
+                ends[policy, opponent, int(np.sign(outcome))] += 1
+    if len(environments) > 1:
+        first, second = list(environments.values())[:2]
+        raise ConfigError(f"{first} and {second} were played in different environments: compare games of one")
+    names = list(dict.fromkeys(name for pair in ends for name in pair[:2]))
+    table = np.array([[[ends[a, b, end] for end in (1, 0, -1)] for b in names] for a in names])
+    by_player = table.sum(axis=1) + table.sum(axis=0)[:, ::-1]
+    lines = [
+        {"player": name, "rating": rating.value, "interval": [rating.low, rating.high], "ends": numbers.tolist()}
+        for name, rating, numbers in zip(names, stats.ratings(table, seed=seed), by_player, strict=True)
+    ]
+    return {"ratings": sorted(lines, key=lambda line: -line["rating"]), "files": [], "notes": []}
+
+
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """distinct for colour-blind readers, too (Okabe and Ito)"""
 KEYS = 20
@@ -314,7 +358,20 @@ class Table:
 
 
 def tables(comparison: dict[str, Any]) -> list[Table]:
-    """The tables of a comparison, as texts."""
+    """The tables of a comparison, or of ratings, as texts."""
+    if "ratings" in comparison:
+        rated = [
+            [
+                plain(line["player"]),
+                f"{line['rating']:.0f}",
+                _interval(line["interval"], 0),
+                str(sum(line["ends"])),
+                *map(str, line["ends"]),
+            ]
+            for line in comparison["ratings"]
+        ]
+        head = ["player", "rating", "95 % interval", "games", "won", "drawn", "lost"]
+        return [Table("ratings", head, rated)]
     groups, at = comparison["groups"], f"at {comparison['x'].removesuffix('s')} {comparison['range'][1]:g}"
     names = [plain(group["name"]) for group in groups]
     rows = [

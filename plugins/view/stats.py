@@ -163,6 +163,52 @@ def improvement(
     return _interval(float(better.mean()), np.concatenate(drawn), confidence)
 
 
+# --- ratings of players who met in games ------------------------------------------------------------------------------
+DRAWS = 1.0
+"""draws that each pair that met is given on top, without which a player who won all games has no finite rating"""
+ELO = 400 / math.log(10)
+MEAN_RATING = 1000.0
+
+
+def ratings(ends: ArrayLike, *, confidence: float = 0.95, resamples: int = 1000, seed: int = 0) -> list[Interval]:
+    """Elo ratings by maximum likelihood of Bradley and Terry's model, with a draw as half a win; their mean is 1000.
+
+    Games of each pair are resampled for the intervals.
+
+    Args:
+        ends: (P, P, 3) numbers of games between two players, by how they ended for the first: won, drawn, lost. Each
+            game counts once, at either place of its pair.
+
+    Raises:
+        ValueError: some players are not connected by games.
+    """
+    games = np.asarray(ends, np.float64)
+    games = np.triu(np.ones(games.shape[:2]), 1)[..., None] * (games + games.transpose(1, 0, 2)[..., ::-1])
+    met = games.sum(axis=-1) + games.sum(axis=-1).T > 0
+    if not np.all(np.linalg.matrix_power(met + np.eye(len(met)), len(met)) > 0):
+        raise ValueError("some players are not connected by games")
+    drawn, rng = np.zeros((resamples, *games.shape)), np.random.default_rng(seed)
+    for i, j in np.argwhere(np.triu(met)):
+        number = games[i, j].sum()
+        drawn[:, i, j] = rng.multinomial(int(number), games[i, j] / number, size=resamples)
+    values = _strengths(np.concatenate([games[None], drawn]), met)
+    return [_interval(float(of_player[0]), of_player[1:], confidence) for of_player in values.T]
+
+
+def _strengths(games: Floats, met: NDArray[np.bool_]) -> Floats:
+    """(R, P) ratings of R tables of games (R, P, P, 3), by Hunter's minorization-maximization (2004, eq. 3)."""
+    points = games[..., 0] + (games[..., 1] + DRAWS * np.triu(met)) / 2
+    points += np.swapaxes(games[..., 2] + (games[..., 1] + DRAWS * np.triu(met)) / 2, 1, 2)
+    number, strength = points + np.swapaxes(points, 1, 2), np.ones(points.shape[:2])
+    for _ in range(10_000):
+        before = strength
+        strength = points.sum(axis=2) / (number / (before[:, :, None] + before[:, None])).sum(axis=2)
+        strength /= np.exp(np.log(strength).mean(axis=1, keepdims=True))
+        if np.allclose(strength, before, rtol=1e-6, atol=0):
+            break
+    return MEAN_RATING + ELO * np.log(strength)
+
+
 # --- learning curves: N evaluations y at increasing x -----------------------------------------------------------------
 
 

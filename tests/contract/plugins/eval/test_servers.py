@@ -142,6 +142,7 @@ def test_win_draw_and_loss_of_each_role(lake, opponent: str, roles: int):
     of_recipe = [] if opponent == "random" else [f"turnkey.val_opponent={opponent}"]
     done = good(lake("--tasks", "10", "--samples", "2", *of_recipe, environment="openspiel"))
     result, samples = lake.result(), list(lake.samples().values())
+    assert result.get("players") == ({"policy": "m", "opponent": "random"} if opponent == "random" else None)
     assert {len(sample["outcomes"]) for sample in samples} == {roles}
     assert [*result["roles"]] == ["player 0", "player 1"]
     for role, numbers in result["roles"].items():
@@ -157,6 +158,29 @@ def test_win_draw_and_loss_of_each_role(lake, opponent: str, roles: int):
             assert f"{role}: {end}" in done.output
     won = [max(s["outcomes"].values() if roles == 1 else [s["outcomes"]["player 0"]]) > 0 for s in samples]
     assert result["success"]["value"] == pytest.approx(sum(won) / len(samples))
+
+
+def test_models_that_played_each_other_are_rated(lake):
+    """One bets, one passes, and the third does as its seed says."""
+
+    def always(action: str) -> Callable[[Any], Any]:
+        return lambda _: {"choices": [{"message": {"role": "assistant", "content": f"<action>{action}</action>"}}]}
+
+    folders = []
+    with serve({"/v1/chat/completions": always("Bet")}) as (address, _):
+        bets = f"turnkey.val_opponent={{url: {address}/v1, model: bets}}"
+        for name, against in (("passes", bets), ("passes", "turnkey.val_opponent=random"), ("bets", "")):
+            lake.out = lake.folder / f"{name}-{len(folders)}"
+            lake.text = lambda request, name=name: f"<action>{'Bet' if name == 'bets' else 'Pass'}</action>"
+            good(lake("--tasks", "8", "--tag", name, *[against] * bool(against), environment="openspiel"))
+            folders.append(str(lake.out))
+    assert [json.loads((Path(folder) / "result.json").read_text())["players"] for folder in folders] == [
+        {"policy": "passes", "opponent": "bets"},
+        {"policy": "passes", "opponent": "random"},
+        {"policy": "bets", "opponent": "random"},
+    ]
+    done = good(CliRunner().invoke(app, ["compare", *folders]))
+    assert all(f"\n  {name} " in done.output for name in ("passes", "bets", "random"))
 
 
 def test_requests_are_what_training_would_send(lake, tokenizer):

@@ -24,7 +24,7 @@ SERVER = ["--server", "http://127.0.0.1:1/v1", "--model", "m"]
         ([], "give a RUN, or either --checkpoint or --server"),
         ([*SERVER, "--checkpoint", "c"], "give a RUN, or either --checkpoint or --server"),
         (SERVER[:2], "needs --model"),
-        (["--checkpoint", "c", "--model", "m", "--tag", "t"], "--model and --tag go with --server"),
+        (["--checkpoint", "c", "--model", "m", "--api-key-env", "K"], "--model and --api-key-env go with --server"),
         ([*SERVER, "--greedy", "--temperature", "1"], "exclude each other"),
         ([*SERVER, "--greedy", "--samples", "2"], "leave out --samples 2"),
         ([*SERVER, "--temperature", "0", "--samples", "2"], "--temperature 0 gives the same sample each time"),

@@ -1,8 +1,10 @@
 """``turnkey compare``: which runs are seeds of one configuration, the numbers, and what is written."""
 
 import json
+import math
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -242,6 +244,80 @@ def test_the_command(tmp_path):
     comparison = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert [group["name"] for group in comparison["groups"]] == ["gigpo", "grpo_steps"]
     assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- ratings ----------------------------------------------------------------------------------------------------------
+def test_the_ratings_of_two_by_hand():
+    ends = np.zeros((2, 2, 3))
+    ends[0, 1] = 6, 2, 1
+    ends[1, 0] = 1, 0, 2  # the other way round: two more won, one more lost
+    a, b = stats.ratings(ends)
+    points = 6 + 2 + (2 + stats.DRAWS) / 2
+    assert a.value - b.value == pytest.approx(400 * math.log10(points / (13 - points)), abs=0.01)
+    assert a.value + b.value == pytest.approx(2000)
+    assert a.low < a.value < a.high
+    assert b.low == pytest.approx(2000 - a.high)
+    few, many = (stats.ratings(number * ends)[0] for number in (1, 20))
+    assert many.high - many.low < (few.high - few.low) / 3
+    won, lost = stats.ratings([[[0, 0, 0], [9, 0, 0]], [[0, 0, 0], [0, 0, 0]]])
+    assert won.value - lost.value == pytest.approx(400 * math.log10(9.5 / 0.5), abs=0.01)
+
+
+def test_the_ratings_of_four_are_those_of_a_logistic_regression():
+    from sklearn.linear_model import LogisticRegression
+
+    ends = np.random.default_rng(0).integers(0, 9, size=(4, 4, 3))
+    ends[0, 3] = ends[3, 0] = 0  # they never met
+    pairs, won, weight = [], [], []
+    for i in range(4):
+        for j in range(i + 1, 4):
+            wins, draws, losses = ends[i, j] + ends[j, i, ::-1]
+            draws += stats.DRAWS * (wins + draws + losses > 0)
+            pairs += 2 * [np.eye(4)[i] - np.eye(4)[j]]
+            won += [1, 0]
+            weight += [wins + draws / 2, losses + draws / 2]
+    fit = LogisticRegression(C=np.inf, fit_intercept=False, tol=1e-10).fit(pairs, won, sample_weight=weight)
+    expected = 400 / math.log(10) * (fit.coef_[0] - fit.coef_[0].mean()) + 1000
+    assert [rating.value for rating in stats.ratings(ends)] == pytest.approx([*expected], abs=0.1)
+
+
+def evaluation(folder: Path, policy: str, opponent: str, outcomes: list[float], environment: str = "kuhn") -> Path:
+    folder.mkdir()
+    (folder / "result.json").write_text(json.dumps({"players": {"policy": policy, "opponent": opponent}}))
+    (folder / "eval.json").write_text(json.dumps({"environment": environment}))
+    lines = [{"outcomes": {f"player {n % 2}": outcome}} for n, outcome in enumerate(outcomes)]
+    (folder / "samples.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"truncated": True}])))
+    return folder
+
+
+def rated(*folders: Path, more: tuple[str, ...] = ()):
+    return CliRunner().invoke(app, ["compare", *map(str, folders), *more])
+
+
+def test_evaluations_are_compared_by_ratings(tmp_path):
+    late = evaluation(tmp_path / "late", "step 20", "step 10", [2, 1, 1, 0, -1])
+    early = evaluation(tmp_path / "early", "step 10", "random", [1, 1, -2])
+    done = rated(late, early, more=("--out", str(tmp_path / "out")))
+    assert done.exit_code == 0, done.output
+    for name, ends in {"step 20": (5, 3, 1, 1), "step 10": (8, 3, 1, 4), "random": (3, 1, 0, 2)}.items():
+        assert re.search(rf"{name} +\d+ +-?\d+ to \d+ +{' +'.join(map(str, ends))} +\n", done.output), done.output
+    ratings = json.loads((tmp_path / "out" / "comparison.json").read_text())["ratings"]
+    assert [line["player"] for line in ratings] == ["step 20", "step 10", "random"]
+    assert sum(line["rating"] for line in ratings) == pytest.approx(3000)
+
+
+def test_evaluations_that_cannot_be_rated(tmp_path):
+    first = evaluation(tmp_path / "first", "a", "b", [1])
+    for other, message in {
+        evaluation(tmp_path / "apart", "c", "d", [1]): "some players are not connected by games",
+        evaluation(tmp_path / "same", "a", "a", [1]): "both players are called 'a': name the evaluated one with --tag",
+        evaluation(tmp_path / "nim", "a", "c", [1], "nim"): "were played in different environments",
+        write(tmp_path / "run", CURVE): "is an evaluation and .* is not: compare evaluations alone",
+    }.items():
+        assert re.search(message, str(rated(first, other).exception))
+    (first / "result.json").write_text("{}")
+    assert "has no games against an opponent" in str(rated(first).exception)
+    assert "are for runs, not for evaluations" in rated(first, more=("--level", "0.5")).output
 
 
 def test_a_long_list_of_differences_is_cut(tmp_path):
