@@ -18,7 +18,8 @@ import textarena_players as players
 from textarena_players import Player
 
 from verl_turnkey.envs import EpisodeOverError, make
-from verl_turnkey.envs.adapters.textarena import GAMES, LEFT_OUT, TWO_PLAYERS, TextArenaText
+from verl_turnkey.envs.adapters.textarena import GAMES, TWO_PLAYERS, TextArenaText
+from verl_turnkey.envs.checking.report import check
 from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError, UnknownEnvironmentError
 
 # One id of each family that needs nothing but the package, with actions that it understands.
@@ -464,22 +465,6 @@ def test_games_that_need_a_later_python_say_so():
             TextArenaText(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("Debate-v0", "a jury of paid models decides it"),
-        ("Stratego-v0", "a battle raises an error"),
-        ("UsedCar-v0-balanced", "its instructions are not in the package"),
-        ("Poker-v0", "is for more than two players, or any number; expected a game for one or two"),
-        ("Codenames-v0", "is for more than two players, or any number; expected a game for one or two"),
-    ],
-)
-def test_a_game_that_does_not_work_is_refused_by_name(name: str, why: str):
-    with pytest.raises(UnknownEnvironmentError, match=f"'{name}' of TextArena .*{why}"):
-        TextArenaText(name)
-    assert not any(known.startswith(tuple(LEFT_OUT)) for known in (*GAMES, *TWO_PLAYERS))
-
-
 def test_kuhn_poker_shows_each_player_its_own_card_alone():
     env = TextArenaText("KuhnPoker-v0")
     texts: dict[tuple[str, str], set[str]] = {}
@@ -541,3 +526,10 @@ def test_a_random_opponent_plays_where_moves_are_listed():
     env.reset(seed=0)
     with pytest.raises(EnvironmentKwargsError, match="'Battleship-v0' does not list its moves"):
         env.step("A0")
+
+
+@pytest.mark.parametrize("game", ["HighSociety-v0", "KuhnPoker-v0", "TruthAndDeception-v0"])
+def test_env_check_finds_nothing_in_games_for_two(game: str):
+    report = check("turnkey/TextArena-v0", {"game": game}, rollouts=2, processes=0)
+    assert report.ok
+    assert {*report.warned} <= {"key_repeats"}  # invalid actions are counted: two in a row end the game
