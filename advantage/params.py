@@ -63,7 +63,7 @@ class ConfigError(ValueError):
 
 
 class ConfigErrors(ConfigError):
-    """Several, in one message that numbers them; ``where`` says what has them."""
+    """Several errors in one numbered message; ``where`` says where they are."""
 
     def __init__(self, errors: Sequence[Exception], where: str = "") -> None:
         lines = [f"{number}. {error}" for number, error in enumerate(errors, 1)]
@@ -72,7 +72,7 @@ class ConfigErrors(ConfigError):
 
 
 def raise_all(errors: Sequence[Exception], where: str = "") -> None:
-    """Raise ``errors`` together, each once: one as it is, several as :class:`ConfigErrors`; none: return."""
+    """Raise ``errors``, each once: one as it is, several as :class:`ConfigErrors`; return if there are none."""
     single = (part for error in errors for part in (error.errors if isinstance(error, ConfigErrors) else [error]))
     unique = list({str(error): error for error in single}.values())
     if unique:

@@ -1,14 +1,14 @@
-"""What do thousands of episodes at once need of a cluster, and what is full first? Arithmetic from measured costs.
+"""What do thousands of episodes at once need from a cluster; what is the bottleneck? Arithmetic from measured costs.
 
     python benchmarks/cluster_sim.py                                             # 64 GPUs, turns of 200 tokens
     python benchmarks/cluster_sim.py --turn-tokens 20 --env-seconds 0.2          # short tool calls, slow tools
-    python benchmarks/cluster_sim.py --check                                     # beside waves that were measured
+    python benchmarks/cluster_sim.py --check                                     # compared with measured waves
 
 Episodes wait for the model, for the agent loop's Python, for the environment or not at all, so a step of N episodes
-takes as long as the fullest of these or, with few episodes, as one of them alone (the bounds of a closed queueing
-network). What a turn costs is measured by ``rollout_scale.py``, what a row costs by ``advantage_step.py``, on the CPU
-that ``results/README.md`` names. How fast GPUs write is yours to say: ``--tokens-per-second`` of a full GPU and
-``--alone`` of one episode. Prompts are taken to be cached.
+takes as long as the busiest of these or, with few episodes, as long as one episode alone (the bounds of a closed
+queueing network). ``rollout_scale.py`` measured what a turn costs, and ``advantage_step.py`` what a row costs, on the
+CPU named in ``results/README.md``. You say how fast GPUs generate: ``--tokens-per-second`` for a full GPU, ``--alone``
+for one episode. Prompts are assumed to be cached.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ import typer
 from verl_turnkey.plugins.cli.tables import table
 
 LOOP, HOSTS = 1.8e-3, 1.2e-3
-"""CPU seconds of a turn, from 512 episodes on: the agent loop, the hosts"""
+"""CPU seconds per turn, with 512 episodes or more: of the agent loop, of the hosts"""
 OF_VERL = 4.4e-3
-"""CPU seconds of an episode: verl makes an agent loop for it"""
+"""CPU seconds per episode: verl creates an agent loop for each"""
 ROW, TOKEN = 6.6e3, 99.5
-"""bytes of the driver's memory for a row and for each of its tokens: 1.14 GB for 100,000 rows of 48 tokens on average,
+"""bytes of the driver's memory per row and per token: 1.14 GB for 100,000 rows of 48 tokens on average,
 31.22 GB for 100,000 of 3,072"""
 DRIVER = 0.72e-3, 0.246e-6
-"""CPU seconds of the advantage step for a row and for each of its tokens, from the same two: 72.9 and 147.4 s"""
+"""CPU seconds of the advantage step per row and per token, from the same two measurements: 72.9 and 147.4 s"""
 QUEUED = 48
-"""bytes of a token of a response in the queue: ids, attention mask, positions, response and its mask of eight,
-log-probabilities and scores of four"""
+"""bytes per response token in the queue: eight each for ids, attention mask, positions, response and its mask, four
+each for log-probabilities and scores"""
 CALLS = 16
 """calls at once per host by default"""
 MEASURED = {(32, 1): (38.5, 39.1), (512, 1): (60.0, 62.8), (1024, 1): (60.4, 64.2), (2048, 2): (70.1, 75.2)}
-"""(episodes, workers) -> seconds of the slowest episode alone, and of the wave, by ``rollout_scale.py``; eight turns"""
+"""(episodes, workers) -> seconds of the slowest episode alone and of the wave, by ``rollout_scale.py``; eight turns"""
 HEADS = (
     "episodes",
     "rollout, s",
     "turns/s",
-    "full first",
+    "bottleneck",
     "agent-loop workers",
     "hosts",
     "cores of both",
@@ -52,11 +52,11 @@ HEADS = (
 def step(
     episodes: int, turns: int, turn_seconds: float, most_turns: float, env_seconds: float, workers: int, hosts: int
 ) -> tuple[float, str]:
-    """Seconds of a step's rollouts, and what is full.
+    """Seconds that a step's rollouts take, and the bottleneck.
 
     Args:
-        turn_seconds: of the model, for one episode alone.
-        most_turns: per second, of all GPUs.
+        turn_seconds: the model's time per turn, for one episode alone.
+        most_turns: turns per second that all GPUs can generate.
         workers, hosts: each has one core for its Python; a host runs ``CALLS`` calls at once.
     """
     each = {
@@ -77,12 +77,12 @@ def main(
     turns: int = 20,
     turn_tokens: int = 200,
     observation_tokens: int = 300,
-    env_seconds: Annotated[float, typer.Option(help="of the environment's own work per turn")] = 0.02,
+    env_seconds: Annotated[float, typer.Option(help="the environment's own work per turn")] = 0.02,
     workers: Annotated[int, typer.Option(help="agent-loop workers, verl's default")] = 8,
-    hosts: Annotated[int, typer.Option(help="turnkey.env.hosts of all workers together")] = 32,
+    hosts: Annotated[int, typer.Option(help="turnkey.env.hosts, over all workers")] = 32,
     check: Annotated[bool, typer.Option(help="compare with the measured waves")] = False,
 ) -> None:
-    """Print what a step of training needs, a row per number of episodes."""
+    """Print what a training step needs, a row per number of episodes."""
     if check:
         rows = [
             (n, w, ideal, f"{n * (8 * LOOP + OF_VERL) / w:.1f}", took, f"{took / ideal:.2f}")

@@ -1,12 +1,12 @@
-"""Self-play of one policy with the credit of each method: how far from optimal play does it end?
+"""Self-play of one policy with the credit of each method: how far from optimal play does it end up?
 
     python benchmarks/selfplay.py run      # about two minutes on one core; writes benchmarks/results/selfplay.json
-    python benchmarks/selfplay.py neural   # a transformer; a line for each run in results/selfplay_neural.jsonl
-    python benchmarks/selfplay.py neural kuhn_poker marshal 0  # one run of it
+    python benchmarks/selfplay.py neural   # a transformer; adds a line per run to results/selfplay_neural.jsonl
+    python benchmarks/selfplay.py neural kuhn_poker marshal 0  # one such run
     python benchmarks/selfplay.py pages    # the tables, in benchmarks/results/README.md
 
 Environments and estimators are those of this package. The tabular softmax policy has a row of logits for each
-information state; the transformer reads its words. ``neural`` leaves out finished runs. Each
+information state; the transformer reads the words of the state. ``neural`` skips finished runs. Each
 role is paid its own outcome on its last turn, as in training. Kuhn poker is measured by exploitability (half of what
 the best answers to the policy gain in both roles together, 0 for an equilibrium), nim by the probability of an optimal
 move, averaged over all states in which another move loses.
@@ -69,7 +69,7 @@ class Table(dict[str, np.ndarray]):
 
 
 class Transformer(torch.nn.Module):
-    """One layer over the words of an information state, and a logit for each name of an action."""
+    """One layer over the words of an information state, and a logit for each action name."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Transformer(torch.nn.Module):
         self.words = torch.nn.Embedding(256, WIDTH, padding_idx=0)
         self.places = torch.nn.Embedding(64, WIDTH)
         self.layer = torch.nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True)
-        # States differ in a word or two. Without this the first updates raise one action in all states.
+        # States differ by a word or two. Without this, the first updates raise the same action in all states.
         self.norm = torch.nn.BatchNorm1d(WIDTH, affine=False, momentum=0.5)
         self.head = torch.nn.Linear(WIDTH, 32, bias=False)
         self.optimizer = torch.optim.Adam(self.parameters(), lr=NEURAL_RATE)
@@ -112,7 +112,7 @@ class Transformer(torch.nn.Module):
         self._known.clear()
 
     def _log_probabilities(self, states: Sequence[str]) -> torch.Tensor:
-        """(states, most actions), of the legal actions in their order; -inf behind the last."""
+        """(states, most actions) for the legal actions in order; -inf after the last."""
         words = [re.findall(r"\w+|[^\w\s]", state) for state in states]
         length, most = max(map(len, words)), max(len(self._actions[state]) for state in states)
         known, padding = self._vocabulary, [""] * length
@@ -153,7 +153,7 @@ def episode(env: Any, policy: Policy, seed: int, rng: np.random.Generator) -> li
 
 
 def train(game: str, method: str, seed: int, policy: Policy, updates: int, every: int) -> list[float]:
-    """The measure of ``game`` before training and after each ``every`` updates."""
+    """The measure of ``game`` before training and at intervals of ``every`` updates."""
     env, rng = make("turnkey/OpenSpiel-v0", {"game": GAMES[game]}), np.random.default_rng(seed)
     measured, memory = [measure(game, policy)], None
     for update in range(1, updates + 1):
@@ -259,7 +259,7 @@ def run() -> None:
 
 
 def neural(*chosen: str) -> None:
-    """Train the transformer; ``chosen``: game, method and seed of one run, else all that have no line yet."""
+    """Train the transformer; ``chosen``: game, method and seed of one run; none: all runs without a line."""
     torch.set_num_threads(1)
     kept = {tuple(line[key] for key in ("game", "method", "seed")) for line in _neural_lines()}
     runs = [(chosen[0], chosen[1], int(chosen[2]))] if chosen else product(GAMES, NEURAL, SEEDS)
@@ -286,7 +286,7 @@ def _neural_lines() -> list[dict[str, Any]]:
 
 
 def _table(steps: Sequence[int], curves: Mapping[tuple[str, str], Sequence[Sequence[float]]]) -> list[str]:
-    """Rows of a table: the measure after each of ``steps`` updates; ``steps``: those of a curve's numbers to show."""
+    """Lines of a table: the measure after each number of updates in ``steps``, the points of a curve to show."""
     every = steps[1] if len(steps) > 1 else 1
     rows = [
         f"| {game} | {method} | {' | '.join(cell([c[step // every] for c in of_seeds], 3) for step in steps)} |"
@@ -301,7 +301,7 @@ def pages() -> None:
     curves = {(line["game"], line["method"]): line["curves"] for line in content["results"]}
     table = _table(range(0, updates + 1, every), curves)
     of_neural: dict[tuple[str, str], list[list[float]]] = {}
-    for line in _neural_lines():  # every second evaluation
+    for line in _neural_lines():  # every other evaluation
         of_neural.setdefault((line["game"], line["method"]), []).append(line["curve"][::2])
     if of_neural:
         table += ["", "The transformer:", "", *_table(range(0, NEURAL_UPDATES + 1, 2 * NEURAL_EVERY), of_neural)]

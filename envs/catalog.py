@@ -253,7 +253,7 @@ ADAPTERS = (
     Adapter(
         "turnkey/TextArena-v0",
         f"{_HERE}.textarena:TextArenaText",
-        summary="TextArena's games for one and for two",
+        summary="TextArena's games for one or two players",
         recipe="textarena",
         package="textarena",
         extra="textarena",

@@ -1,4 +1,4 @@
-"""TextArena's games for one player, puzzles, board games and guessing games, and those for two.
+"""TextArena's single-player games (puzzles, board games and guessing games) and its two-player games.
 
 Guertler et al. 2025, "TextArena". The games seed the global random states of Python and numpy and draw from them; here
 each environment keeps a random state of its own, and the program's is restored after every call.
@@ -38,7 +38,7 @@ LEFT_OUT = {
     "Checkers-": "a player without a move raises an error",
     "Cryptarithm-": "seven letters with any digits pay 0.875",
     "Debate-": "a jury of paid models decides it",
-    "DontSayIt-v0-unlimited": "it compares turns with its missing limit, which raises an error",
+    "DontSayIt-v0-unlimited": "it compares turns with a limit that it lacks, which raises an error",
     "FifteenPuzzle-": "half of its boards cannot be solved, and the move that solves one of the others raises an error",
     "Klondike-": "its source has a syntax error in every version of Python",
     "LightsOut-": "it may begin with all lights off, and pays as little as -7",
@@ -46,23 +46,23 @@ LEFT_OUT = {
     "ScenarioPlanning-": "a jury of paid models decides it",
     "Set-": "it pays the number of sets, and three times one card is a set",
     "Slitherlink-": "all numbers without a loop pay 1, too",
-    "SpiteAndMalice-": "a player may draw for ever, so that a game need not end",
+    "SpiteAndMalice-": "a player may draw forever, so a game need not end",
     "Stratego-": "a battle raises an error",
     "Tak-": "a win raises an error",
     "TwentyQuestions-": "a list of words that holds the secret wins, and a secret with a hyphen cannot be guessed",
     "UltimateTexasHoldem-": "it is won after a thousand rounds, whatever was won in them",
     "UsedCar": "its instructions are not in the package",
-    "WordChains-": "its first word does not follow from the seed",
+    "WordChains-": "the seed does not determine its first word",
 }
-"""beginnings of the ids of games that cannot be trained on, and why"""
+"""prefixes of the ids of games that cannot be trained on, and why"""
 
 
 @cache
 def players(entry_point: Any) -> int:
-    """For how many players a registered game is: 1, 2, or 0 for any other number.
+    """How many players a registered game is for: 1, 2, or 0 for any other number.
 
-    It is read from the source: many games cannot be imported without more packages. A game from outside TextArena is
-    taken to be for one player.
+    Read from its source, because many games cannot be imported without more packages. A game from outside TextArena is
+    assumed to be for one player.
     """
     module = str(entry_point).partition(":")[0].split(".")
     if module[0] != "textarena":
@@ -73,7 +73,7 @@ def players(entry_point: Any) -> int:
 
 
 def games(number: int) -> list[str]:
-    """The ids of all games for ``number`` players, without those left out and variants that only differ in wrappers."""
+    """The ids of all games for ``number`` players, without those left out and variants that differ only in wrappers."""
     return sorted(
         name
         for name, spec in ENV_REGISTRY.items()
@@ -218,10 +218,10 @@ class TextArenaText(TextEnv):
         while self._model not in (None, self._mover) and not self._game.state.done:
             heard = [text for text, kind in self._heard() if kind == ObservationType.GAME_BOARD]
             self._boards[self._mover] = (heard or [self._boards.get(self._mover, "")])[-1]
-            # Without a move left, a player who has to move loses by an invalid one.
+            # A player who has to move but has no move left loses by an invalid one.
             if not (moves := self._listed() or ["pass"] * bool(self._moves)):
                 raise EnvironmentKwargsError(
-                    f"{self._name!r} does not list its moves, of which opponent=random draws one: leave it out"
+                    f"{self._name!r} does not list its moves, from which opponent=random draws: leave it out"
                 )
             with self._own_random():
                 self._game.step(f"[{self._rng.choice(moves)}]")
@@ -230,7 +230,7 @@ class TextArenaText(TextEnv):
         return self._heard()
 
     def _listed(self) -> list[str]:
-        """The moves of the player whose turn it is, where the game tells or needs no telling."""
+        """The moves of the player whose turn it is, where :data:`MOVES` or the game lists them."""
         if self._moves is not None:
             return self._moves(self._game, self._mover)
         lines = LISTED.findall(self._boards.get(self._mover, ""))
@@ -275,7 +275,7 @@ class TextArenaText(TextEnv):
             if self._two and self._model is None:
                 more["outcome"] = {role: float(rewards[n]) for n, role in enumerate(ROLES)}
                 final = 0.0
-        # For two, the turn limit is a rule that says who has won.
+        # With two players, the turn limit is a rule that decides who has won.
         truncated = done and not success and not self._two and bool(OUT_OF_TURNS.search(str(ended.get("reason"))))
         return StepResult(
             observation="\n".join(line for line in lines if line) or "The game begins.",
@@ -294,9 +294,9 @@ class TextArenaText(TextEnv):
         return _plain({**own, "state": self._game.state.game_state})
 
     def _heard(self) -> list[tuple[str, ObservationType]]:
-        """The game's messages since the last call, and what the other player said if they talk.
+        """The game's messages since the last call, and what the other player said if the players talk.
 
-        Without echoes of the player's own action, which some games garble.
+        It leaves out echoes of the player's own action, which some games garble.
         """
         heard = []
         for sender, message, kind in self._game.get_observation()[1]:

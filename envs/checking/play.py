@@ -283,7 +283,7 @@ class _Examination:
         note("complete", True)
 
     def again(self, trace: Trace) -> Trace:
-        """The actions of ``trace`` on a new instance."""
+        """Replay the actions of ``trace`` on a new instance."""
         env = self.make()
         replayed = replay(env, trace, self.calls)
         self.close(env)

@@ -15,8 +15,8 @@ from verl_turnkey.envs.checking.traces import Limits, Probe, Record, Status, Tra
 UNREACHED = "the check did not get that far"
 NO_ACTIONS = "list the actions in info['admissible'], or add oracle()"
 GYMNASIUMS_FORM = (
-    "reset(self, *, seed=None, options=None) begins with super().reset(seed=seed), draws from self.np_random and "
-    "returns (observation, info); step(self, action) returns (observation, reward, terminated, truncated, info)"
+    "reset(self, *, seed=None, options=None) must begin with super().reset(seed=seed), draw from self.np_random and "
+    "return (observation, info); step(self, action) must return (observation, reward, terminated, truncated, info)"
 )
 
 
@@ -122,7 +122,7 @@ def group(record: Record, limits: Limits) -> Verdict:
     for first, other in zip(record.first, record.fresh, strict=True):
         if difference := _start(first, other):
             return "fail", f"two new instances, {difference}; draw from self.np_random only"
-    return "pass", f"{len(record.first)} seeds, task and first observation alike"
+    return "pass", f"{len(record.first)} seeds, same task and first observation each time"
 
 
 def seed(record: Record, limits: Limits) -> Verdict:
@@ -160,10 +160,10 @@ def seeds_differ(record: Record, limits: Limits) -> Verdict:
     for trace in record.played():
         for t, answer in enumerate(trace.answers):
             if after.setdefault(tuple(trace.actions[:t]), world(answer)) != world(answer):
-                return "pass", f"{len(record.first)} seeds start alike, but the same actions lead them apart"
+                return "pass", f"{len(record.first)} seeds start alike, but the same actions lead to different states"
     return "warn", (
         f"{len(record.first)} seeds, one start, and the same actions led to the same answers: right for a single fixed "
-        "task; else reset(seed) must draw the task from self.np_random"
+        "task; otherwise reset(seed) must draw the task from self.np_random"
     )
 
 
@@ -233,7 +233,7 @@ def _same(originals: Iterable[Trace], others: Iterable[Trace], where: str, advic
             lengths = f"{len(first.answers) - 1} steps, then {len(other.answers) - 1}"
             return "fail", f"{where}, seed {first.seed}: {lengths}; {advice}"
     if not valid:
-        return "skip", f"none of the {steps} actions was valid, so that only the starts were compared: {NO_ACTIONS}"
+        return "skip", f"none of the {steps} actions was valid, so only the starts were compared: {NO_ACTIONS}"
     return "pass", f"{steps} steps alike"
 
 
@@ -433,7 +433,7 @@ def oracle(record: Record, limits: Limits) -> Verdict:
         end = trace.answers[-1]
         if not (end.success if end.success is not None else end.terminated and end.reward > 0):
             return "fail", (
-                f"seed {trace.seed}: not solved after its {len(trace.actions)} actions: the last step has success="
+                f"seed {trace.seed}: not solved after its {len(trace.actions)} actions, the last of which gave success="
                 f"{end.success}, terminated={end.terminated}, reward {end.reward:g}; correct oracle(), or let the step "
                 "that solves the task set success=True and terminated=True"
             )

@@ -110,7 +110,7 @@ def check_opponents(run: CheckedRun) -> None:
 
 RUN = "turnkey.agent.run"
 REQUEST = 64
-"""about as many tokens as ``turnkey.rollout.summary_request`` has in a chat"""
+"""roughly how many tokens ``turnkey.rollout.summary_request`` takes in a chat"""
 LOCAL = ("127.", "localhost", "::1")
 """how addresses of this machine alone begin"""
 # Keys of turnkey.rollout about prompts that an agent writes itself.

@@ -117,7 +117,7 @@ def last_step(config: DictConfig) -> int | None:
 
 
 def shared_tasks(config: DictConfig) -> tuple[int, int, str]:
-    """The number of validation tasks that training has, too, that of all validation tasks, and what is compared.
+    """How many validation tasks are also training tasks, out of how many, and what is compared.
 
     An environment of :data:`HELD_OUT_SPLITS` has a finite set of tasks per split, whatever the seed: there a validation
     task counts if training uses its split.

@@ -264,7 +264,7 @@ def _validation(run: CheckedRun) -> str:
     number = tasks(run.config, "val_files")
     total = "all tasks" if number is None else plural(number, "task")
     shared, readable, compared = shared_tasks(run.config)
-    both = f" ({shared} with the {compared} of a training task)" if readable else ""
+    both = f" ({shared} with the same {compared} as a training task)" if readable else ""
     return f"{' and '.join(often)}: {total}{both} x {plural(kwargs.n, 'episode')}, {_sampling(kwargs)}"
 
 

@@ -124,13 +124,13 @@ def _defaults() -> Any:
 
 
 def unset(config: DictConfig, key: str) -> bool:
-    """Whether ``key`` has verl's default, and neither the launch line nor a file of the user's sets it."""
+    """Whether ``key`` has verl's default, and neither the launch line nor a file of the user sets it."""
     line, default = CommandLine(sys.argv[1:]), value_at(_defaults(), key)
     return default is not None and value_at(config, key) == default and not (line.of(key) or line.own_files)
 
 
 def with_origins(text: str, config: DictConfig) -> str:
-    """The message ``text``, which says of the first mention of a value that nobody set that it is verl's default."""
+    """The message ``text``, with each value that nobody set marked as verl's default where it is first mentioned."""
     named: set[str] = set()
 
     def noted(match: re.Match[str]) -> str:

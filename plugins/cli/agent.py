@@ -1,4 +1,4 @@
-"""``turnkey agent``: let an agent play a task without a GPU, and show what training would get of it."""
+"""``turnkey agent``: let an agent play a task without a GPU, and show what training would get from it."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def agent(
     run: Annotated[
         str, typer.Argument(help="module:function, file.py:function, the URL of a service, or a command in quotes")
     ],
-    overrides: Annotated[list[str] | None, typer.Argument(help="of a launch line: turnkey.agent.state=call")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="launch-line keys: turnkey.agent.state=call")] = None,
     task: Annotated[str, typer.Option(help="the task as JSON, or a .json file with it")] = "{}",
     model: Annotated[str, typer.Option(help="fake: scripted replies; or an OpenAI-compatible server's URL")] = FAKE,
     model_name: Annotated[str, typer.Option(help="name of the model on the server")] = "",
     api_key_env: Annotated[str | None, typer.Option(help="variable with the server's API key")] = None,
     replies: Annotated[Path | None, typer.Option(help="of the fake model: a JSON or YAML list")] = None,
-    times: Annotated[int, typer.Option(min=1, help="episodes of the task; from 2 on with the credit of turns")] = 1,
+    times: Annotated[int, typer.Option(min=1, help="episodes of the task; 2 or more also show each turn's credit")] = 1,
     at_once: Annotated[int, typer.Option(min=1, help="episodes that run at the same time")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Let your agent play one task. Shows its requests, which of them make a row, states and reward; exit 1 on failure.
 
     The fake model gives the replies of --replies, then calls the first tool once and answers "ok". With
-    actor_rollout_ref.model.path=MODEL prompts and turns are those of that model's tokenizer, template and tool parser.
+    actor_rollout_ref.model.path=MODEL, that model's tokenizer, template and tool parser make the prompts and turns.
 
     turnkey agent my_agent.py:play --task '{"question": "2 + 3"}' turnkey.agent.state=call --times 8 --at-once 4
     """
@@ -84,7 +84,7 @@ def agent(
 
 
 def _check_file(run: str) -> None:
-    """Refuse a Python file without a function that no shell would start, either."""
+    """Refuse a Python file that is given without a function and that no shell would start."""
     if not re.fullmatch(r"\S+\.py", run) or is_url(run) or shutil.which(run):
         return
     path, functions = Path(run), list[str]()
@@ -94,7 +94,7 @@ def _check_file(run: str) -> None:
                 names = node.args.posonlyargs + node.args.args
                 takes_two = len(names) - len(node.args.defaults) <= 2 and (len(names) >= 2 or node.args.vararg)
                 functions += [f"{run}:{node.name}"] if takes_two else []
-    there = "which has no function of (task, agent)" if path.is_file() else "and there is no such file"
+    there = "which has no function that takes (task, agent)" if path.is_file() else "and there is no such file"
     what = f"the file {run}" if functions else f"the file {run}, {there}"
     raise ConfigError(
         f"RUN: expected a function, a URL or a command, got {what}: write {' or '.join(functions) or f'{run}:FUNCTION'}"
@@ -107,7 +107,7 @@ def lines(episode: Rehearsal) -> Iterator[str]:
         yield f"turn {number}  {f'{turn.role}, ' * bool(turn.role)}{_place(turn, number)}"
         reply = " ".join(turn.reply.split())
         if turn.differs:
-            yield f"        departs from the turn before at {turn.differs}"
+            yield f"        differs from the turn before at {turn.differs}"
         yield f"        reply  {reply[:REPLY_WIDTH]}{'...' * (len(reply) > REPLY_WIDTH)}"
         if turn.trained:
             yield f"        state  {turn.state}  reward  {turn.reward:g}"
@@ -132,7 +132,7 @@ def lines(episode: Rehearsal) -> Iterator[str]:
 
 
 def group_lines(episodes: Sequence[Rehearsal], method: str) -> Iterator[str]:
-    """The report of episodes of one task: what went wrong in how many, and the worst with the credit of its turns."""
+    """The report on episodes of one task: what went wrong, in how many, and the worst one with its turns' credit."""
     played = [(number, episode) for number, episode in enumerate(episodes) if episode.failure is None]
     totals, solved = [episode.total for _, episode in played], sum(bool(episode.success) for _, episode in played)
     yield f"{len(episodes)} episodes, {len(episodes) - len(played)} failed, {solved} solved"
@@ -149,12 +149,12 @@ def group_lines(episodes: Sequence[Rehearsal], method: str) -> Iterator[str]:
         yield f"{_number(count, 'episode')}: {warning}"
     departures = ((n, t, turn) for n, e in enumerate(episodes) for t, turn in enumerate(e.turns) if turn.differs)
     for number, t, turn in [*departures][:1]:
-        yield f"for example, turn {t} of episode {number} departs from the turn before at {turn.differs}"
+        yield f"for example, turn {t} of episode {number} differs from the turn before at {turn.differs}"
     if not played:
         return
     starts = len({episode.turns[0].state for _, episode in played})
     if starts > 1:
-        yield f"the episodes start in {starts} states: look for a date or a folder in the first prompt"
+        yield f"the episodes start in {starts} different states: look for a date or a folder in the first prompt"
     turns, rows = (sum(numbers) for numbers in zip(*((len(e.turns), e.rows) for _, e in played), strict=True))
     yield f"return {min(totals):g} to {max(totals):g}; {_number(turns, 'turn')} in {_number(rows, 'row')}"
     number, worst = min(played, key=lambda entry: (entry[1].total, -len(entry[1].warnings)))
@@ -163,7 +163,7 @@ def group_lines(episodes: Sequence[Rehearsal], method: str) -> Iterator[str]:
 
 
 def _tree(episode: Rehearsal, parent: int | None, indent: str) -> Iterator[str]:
-    """The turns that go on after ``parent``, each with those that follow it; branches are indented."""
+    """The turns that follow ``parent``, each with those that follow it in turn; branches are indented."""
     children = [n for n, turn in enumerate(episode.turns) if turn.trained and turn.follows == parent]
     for place, number in enumerate(children):
         turn = episode.turns[number]

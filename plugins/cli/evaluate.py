@@ -177,7 +177,7 @@ def evaluate(
     server: Annotated[str | None, typer.Option(help="or an OpenAI-compatible server: http://host:8000/v1")] = None,
     model_name: Annotated[str | None, typer.Option("--model", help="name of the model on the server")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="its folder or hub name; default: that of --model")] = None,
-    tag: Annotated[str | None, typer.Option(help="your label for the weights, also in ratings")] = None,
+    tag: Annotated[str | None, typer.Option(help="your label for the weights, also used in ratings")] = None,
     api_key_env: Annotated[str | None, typer.Option(help="variable with the server's API key")] = None,
     panel_name: Annotated[
         str | None, typer.Option("--panel", help="play a published panel, or NAME.json: turnkey panel")
@@ -437,7 +437,7 @@ def _rows(patterns: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def counted(config: DictConfig, tasks: Path, run: RunFolder | None, samples: int) -> str:
-    """The number of tasks, and how many of them equal one that the run trained on."""
+    """The number of tasks, and how many of them match one that the run trained on."""
     from verl_turnkey.plugins.eval.run import read_rows
 
     of_training = run.task_files("train") if run else []
@@ -450,5 +450,5 @@ def counted(config: DictConfig, tasks: Path, run: RunFolder | None, samples: int
         shared, total, compared = shared_tasks(
             OmegaConf.create({"data": files, "turnkey": {"env": config.turnkey.env}})
         )
-    of_run = f"; {shared or 'none'} with the {compared} of a task that the run trained on" if run else ""
+    of_run = f"; {shared or 'none'} with the same {compared} as a task that the run trained on" if run else ""
     return f"tasks     {total}, {samples} sample{'s' * (samples > 1)} per task ({tasks}){of_run}"

@@ -103,7 +103,7 @@ def check(context: typer.Context) -> None:
 
     turnkey check +turnkey=gigpo +turnkey/env=babyai data.train_files=tasks/train.parquet ...
 
-    turnkey check python -m verl.trainer.main_ppo +turnkey=gigpo ...    # a whole command, as you would start it
+    turnkey check python -m verl.trainer.main_ppo +turnkey=gigpo ...    # a whole command, as you would run it
 
     turnkey check launch.sh    # runs the script in a sandbox up to its call of main_ppo; more arguments win
 

@@ -110,7 +110,7 @@ def check_name(kind: str, name: str, templates: Iterable[str]) -> None:
         natural = snake_case if re.match("[a-z]", snake_case) and not keyword.iskeyword(snake_case) else f"my_{kind}"
         raise ValueError(f"NAME: expected a Python identifier in snake case such as {natural}, got {name!r}")
     if holder := _holder(kind, name, templates):
-        raise ValueError(f"NAME: expected a new name, but {name!r} is {holder}: write another, such as my_{name}")
+        raise ValueError(f"NAME: expected a new name, but {name!r} is {holder}: choose another, such as my_{name}")
 
 
 def _holder(kind: str, name: str, templates: Iterable[str]) -> str | None:
@@ -130,7 +130,7 @@ def _holder(kind: str, name: str, templates: Iterable[str]) -> str | None:
 
 
 def _clashes(kind: str, name: str, templates: Iterable[str]) -> bool:
-    """Whether the new one would hide a name of the templates' code, or be hidden by it."""
+    """Whether the new name would shadow a name in the templates' code, or be shadowed by one."""
     new_names = {"the_new_one": name, "TheNewOne": camel(name)}
     for template in templates:
         code = render(template, "the_new_one", KINDS[kind].summary, "the_new_one.py")
@@ -140,7 +140,7 @@ def _clashes(kind: str, name: str, templates: Iterable[str]) -> bool:
             scopes += scope.get_children()
             here = {symbol.get_name(): symbol.is_global() for symbol in scope.get_symbols()}
             new |= (new_here := new_names.keys() & here)
-            everything = new_here or scope.get_type() == "module"  # else a local name is in nobody's way
+            everything = new_here or scope.get_type() == "module"  # otherwise a local name clashes with nothing
             names |= {name for name, is_global in here.items() if everything or is_global}
         if names & {new_names[which] for which in new}:
             return True

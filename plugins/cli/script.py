@@ -29,7 +29,7 @@ from verl_turnkey.plugins.cli import script_stubs
 
 MAIN = "verl.trainer.main_ppo"
 OURS = re.compile(r"verl\.trainer\.main_ppo|(.*/)?main_ppo\.py|turnkey check")
-"""programs whose arguments are those of :data:`MAIN`"""
+"""programs that take the arguments of :data:`MAIN`"""
 SECONDS = 60
 INSIDE = script_stubs.FOLDER
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 15)))
@@ -118,7 +118,7 @@ def read(script: Path) -> Call:
 
 
 def pasted(words: Sequence[str]) -> list[str]:
-    """The arguments of verl's main program, or the script, in ``words``: these, or a whole command, also as one text.
+    """The script or the arguments of verl's main program in ``words``, which may be a whole command, even one string.
 
     Variables before the program are set in this process.
 
@@ -144,13 +144,13 @@ def pasted(words: Sequence[str]) -> list[str]:
 
 
 def _words(text: str) -> list[str]:
-    """The words of the first command in ``text``, without what a shell does with its output."""
+    """The words of the first command in ``text``, without pipes and redirections."""
     try:
         lexer = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars=True)
         lexer.whitespace_split, lexer.commenters = True, ""
         command = takewhile(lambda word: not {*word} <= {*lexer.punctuation_chars}, lexer)
-        return [word for word in command if not word.isdigit()]  # 2 of 2>&1
-    except ValueError:  # a quote without its end
+        return [word for word in command if not word.isdigit()]  # the 2 of 2>&1
+    except ValueError:  # an unclosed quote
         return [text]
 
 

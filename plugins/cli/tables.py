@@ -327,8 +327,8 @@ def write_between(page: Path, marker: str, content: str) -> bool:
 def explain(name: str, formula: bool = False) -> str:
     """Explain ``name``, ours or a paper's: its launch line, its summary and parameters, any difference, its page.
 
-    ``formula``: also the docstring of each part, with formula, source and differences from paper and released code,
-    before its parameters.
+    ``formula``: also the docstring of each part, with formula, source and differences from the paper and released
+    code, before its parameters.
     """
     if (spec := own("estimators").get(name)) is not None:
         first = f"{name} is a method of the module {spec.fn.__module__}"
@@ -376,9 +376,9 @@ def _part(kind: str, spec: Any, params: type, key: str, formula: bool) -> Iterat
 
 
 def _plain_docstring(spec: Any) -> Iterator[str]:
-    """The docstring of a part without markup and without its errors; formulas stay as they are."""
+    """The docstring of a part without markup and the errors it raises; formulas stay as they are."""
     doc = (inspect.getdoc(getattr(spec, "fn", None) or spec.cls) or "").partition("\nRaises:\n")[0]
-    doc = re.sub("``([a-z]{2,})``", r"'\1'", ROLE.sub(r"\1", doc))  # a name that would read as a word of the sentence
+    doc = re.sub("``([a-z]{2,})``", r"'\1'", ROLE.sub(r"\1", doc))  # a name that would read as an ordinary word
     for block in doc.replace("``", "").split("\n\n"):
         if block.startswith("    "):
             yield from (*block.rstrip().splitlines(), "")

@@ -30,7 +30,7 @@ EPISODES = 4
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="runs, several seeds of each method; or evaluations against opponents"),
+        typer.Argument(metavar="RUN...", help="runs, several seeds per method; or evaluations against opponents"),
     ],
     metric: Annotated[str | None, typer.Option(help="val success, success, or the name of a metric")] = None,
     level: Annotated[float | None, typer.Option(help="also what it takes to reach this value")] = None,
@@ -42,14 +42,14 @@ def compare(
 ) -> None:
     """Compare runs. Groups the seeds of a configuration; curves, intervals, steps to a level, time by part.
 
-    Of evaluations against opponents: Elo ratings of the players.
+    For evaluations against opponents: Elo ratings of the players.
     """
     from verl_turnkey.plugins.view import compare
     from verl_turnkey.plugins.view.compare import compare as numbers
 
     if evaluations := [folder for folder in runs if (folder / compare.RESULT).is_file()]:
         if others := [folder for folder in runs if folder not in evaluations]:
-            raise ConfigError(f"{evaluations[0]} is an evaluation and {others[0]} is not: compare evaluations alone")
+            raise ConfigError(f"{evaluations[0]} is an evaluation and {others[0]} is not: do not mix them")
         if metric or level is not None or by or baseline or x != "step":
             raise typer.BadParameter("--metric, --level, --by, --x and --baseline are for runs, not for evaluations")
         comparison = compare.ratings(evaluations)

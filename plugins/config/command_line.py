@@ -290,7 +290,7 @@ def _check_foreign(line: CommandLine) -> None:
 
 
 def _check_key(override: _Override, line: CommandLine, node: Any) -> None:
-    """Check a key below ``node``: for a misspelt one without a plus, Hydra would recommend to add one."""
+    """Check a key below ``node``: for a misspelt one without a plus, Hydra would recommend adding one."""
     where = "turnkey"
     for part in override.key.split(".")[1:]:
         if where in ("turnkey.credit", "turnkey.loss"):

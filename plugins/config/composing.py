@@ -52,7 +52,7 @@ def sentence(error: HydraException) -> str:
     text = " ".join(f"{error} {error.__cause__ or ''}".split())
     if isinstance(error, OverrideParseException):
         if re.match(r"[^=]+=~", str(error.override)):
-            return f"{error.override}: the shell leaves this ~ as it is: write $HOME"
+            return f"{error.override}: the shell does not expand this ~: write $HOME"
         return (
             f"{error.override}: Hydra cannot read this override ({text.partition(' See https')[0]}): put a text with "
             "special characters in double quotes, and the whole word in single quotes"

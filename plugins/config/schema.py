@@ -118,9 +118,9 @@ class RolloutConfig:
     """conversation: drop removes thoughts from past turns; each step with thoughts is then a row of its own"""
     when_full: Played[Literal["end", "drop_oldest", "summarize"]] = "end"
     """conversation without room for a turn: end truncates the episode, drop_oldest continues in a new row without its
-    first turns, summarize in one with the model's own summary, written in a turn that is trained"""
+    first turns, summarize continues in one with the model's own summary, which it writes in a trained turn"""
     summary_request: Played[str] = SUMMARY_REQUEST
-    """what asks for that summary"""
+    """the message that asks for that summary"""
     history: Played[int] = 2
     """template: past turns shown in a prompt; fewer if they do not fit into data.max_prompt_length"""
     history_line: Played[str] = LINE
@@ -274,7 +274,7 @@ def turnkey_config(config: Mapping[str, Any]) -> TurnkeyConfig:
 
 
 def _plain(config: Mapping[str, Any]) -> Any:
-    """The ``turnkey`` node in plain Python."""
+    """The ``turnkey`` node as plain Python values."""
     from omegaconf import OmegaConf
 
     node = config.get("turnkey")
@@ -346,7 +346,7 @@ def _params(spec: EstimatorSpec | LossSpec, values: dict[str, Any], node: Litera
 
 
 def check_parameters(config: Mapping[str, Any], node: Literal["credit", "loss"]) -> None:
-    """Check the parameters of the estimator or the loss, whatever else below ``turnkey`` is wrong.
+    """Check the parameters of the estimator or the loss, even if other keys below ``turnkey`` are wrong.
 
     Raises:
         ConfigError: unknown or ill-typed parameters.

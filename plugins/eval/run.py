@@ -360,7 +360,7 @@ def finish(
 
     Args:
         panel: its name and hash.
-        players: names of ``policy`` and ``opponent``, if others play some roles.
+        players: names of ``policy`` and ``opponent``, if an opponent plays some roles.
     """
     finished = {
         place: [kept.done[key] for number in range(samples) if (key := kept.key(row[COLUMN], number)) in kept.done]

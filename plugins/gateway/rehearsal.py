@@ -1,7 +1,7 @@
 """Episodes of an agent with a stand-in for the model, a script or a server: what ``turnkey agent`` shows.
 
-No tokenizer is needed: without one a stand-in counts messages in the place of tokens, each is one id. What an agent
-sends, and how its requests go on after each other, is as in training.
+No tokenizer is needed: without one, a stand-in counts messages instead of tokens, one id each. What an agent sends, and
+how its requests continue each other, is as in training.
 """
 
 from __future__ import annotations
@@ -136,13 +136,13 @@ class Rendering(Codec):
 
 
 SECONDS = 0.05, 0.25
-"""least and most that a scripted reply takes where episodes run at the same time: parallel calls overlap then"""
+"""least and most that a scripted reply takes where episodes run at the same time, so that parallel calls overlap"""
 
 
 async def answered(
     codec: Counting | Rendering, model: Model, wait: bool, request_id: str, prompt: Prompt, sampling: dict[str, Any]
 ) -> Generated:
-    """The turn of the model that stands in. ``wait``: it takes its time."""
+    """The turn of the stand-in for the model. ``wait``: it takes :data:`SECONDS`."""
     started = perf_counter()
     messages, tools = codec.contents(prompt)
     turn = await model(messages, tools)
@@ -269,7 +269,7 @@ def _message_of(answer: Any) -> dict[str, Any] | None:
 # --- the episodes -----------------------------------------------------------------------------------------------------
 
 ROOM = 1 << 30
-"""tokens or messages that fit into a prompt, where no key says how many"""
+"""tokens or messages that fit into a prompt, where no key sets a limit"""
 WHY: Mapping[str, str] = {
     "history": "its messages do not begin with an earlier request and the reply to it",
     "tools": "the conversation goes on with other tools",
@@ -306,11 +306,11 @@ class RehearsedTurn:
     state: Any = None
     reward: float | None = None
     differs: str | None = None
-    """of a prompt that is rendered anew: where it departs from the conversation before"""
+    """for a prompt that is rendered anew: where it differs from the conversation before it"""
     follows: int | None = None
-    """the turn that leads to it, from which its reward is discounted; None: none does"""
+    """the turn that leads to it, from which its reward is discounted; None: there is none"""
     credit: float | None = None
-    """its advantage among the episodes of a rehearsal; None: there is one episode, or the method cannot tell"""
+    """its advantage among the episodes of a rehearsal; None: there is only one episode, or the method cannot tell"""
 
 
 @dataclass(frozen=True)
@@ -344,24 +344,24 @@ class Rehearsal:
 
 @dataclass
 class _Played:
-    """An episode on its way to a :class:`Rehearsal`."""
+    """A played episode that is to become a :class:`Rehearsal`."""
 
     session: Session
     outcome: AgentResult
     failure: str | None
     requests: int
-    """that had come when it ended"""
+    """that had arrived when it ended"""
     rows: list[Any] = field(default_factory=list)
 
 
 def configuration(words: Sequence[str]) -> DictConfig:
     """The configuration of a launch line, by default with ``+turnkey=gigpo``.
 
-    ``data.max_prompt_length`` and ``data.max_response_length`` count where ``words`` set them; else there is room for
+    ``data.max_prompt_length`` and ``data.max_response_length`` apply where ``words`` set them; else there is room for
     any conversation.
 
     Raises:
-        ConfigError: a word, or a setting, is wrong.
+        ConfigError: a word or a setting is wrong.
     """
     keys = [read(word)[0] for word in words]
     line = [*([] if "turnkey" in keys else ["+turnkey=gigpo"]), *words]
@@ -416,10 +416,10 @@ async def rehearse(
     """Let the agent of ``turnkey.agent.run`` play one task.
 
     Args:
-        config: of :func:`configuration`.
+        config: from :func:`configuration`.
         task: what a row's column ``turnkey_task`` holds.
-        new_model: stands in for the policy in one episode.
-        times: episodes, a group of which credit is computed.
+        new_model: makes the stand-in for the policy in one episode.
+        times: number of episodes, a group for which credit is computed.
         at_once: episodes that run at the same time.
         slow: replies take :data:`SECONDS`.
 
@@ -502,17 +502,17 @@ def _warnings(played: _Played, turns: Sequence[RehearsedTurn]) -> Iterator[str]:
     """What would cost an episode credit or rows in training."""
     session = played.session
     if calls_of(session.secret) > played.requests:
-        yield "requests came after its end: a client was kept for a later episode; make it in the function"
+        yield "requests came after its end: a client was kept for a later episode; create it inside the function"
     if any(turn.renamed for turn in session.turns):
-        yield "calls came back under other ids: send those of the reply, else equal calls cannot be told apart"
+        yield "calls came back under other ids: send those of the reply, or equal calls cannot be told apart"
     if session.next_state is not None:
-        yield "a state was posted after the last request: no turn has it"
+        yield "a state was posted after the last request: it belongs to no turn"
     rewards = {**session.turn_rewards, **played.outcome.turn_rewards}
     named = {reply_id(name) if isinstance(name, str) else name for name in rewards}
     without = [n for n, turn in enumerate(turns) if turn.trained and not {n, session.turns[n].reply.id} & named]
     if rewards and without:
         words = ", ".join(map(str, without[:5])) + ("..." if len(without) > 5 else "")
-        yield f"some turns were rewarded and others left out, which have 0: {words} of {len(turns)}"
+        yield f"some turns were rewarded, but not these, which have 0: {words} of {len(turns)}"
     broke = {turn.broke for turn in turns if turn.broke} | {row.extra_fields[BREAK] for row in played.rows}
     for reason in sorted(broke & {*WHY, *PARALLEL}):
         yield f"new row, {reason}: {WHY.get(reason) or PARALLEL[reason]}"
@@ -521,14 +521,14 @@ def _warnings(played: _Played, turns: Sequence[RehearsedTurn]) -> Iterator[str]:
 def _with_credit(
     config: DictConfig, agents: AgentProcess, played: Sequence[_Played], rehearsals: Sequence[Rehearsal]
 ) -> list[Rehearsal]:
-    """The episodes with the credit that each turn would get if they were a group of training."""
+    """The episodes with the credit that each turn would get if they were a training group."""
     spec, turnkey = estimator_of(config), agents.turnkey
     places = [(i, row) for i, episode in enumerate(played) for row in episode.rows]
     if spec is None or not places:
         return [*rehearsals]
     params, modify = credit_params(config, turnkey), credit_modify(config, turnkey)
     names = [f"task_{i}" for i in range(len(played))]
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # a warning for developers of torch
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # a warning for torch's developers
     rows = read_rows(
         [f"{names[i]}_{j}" for j, (i, _) in enumerate(places)],
         [{}] * len(places),
@@ -581,7 +581,7 @@ def _turn(
 
 
 def _difference(turn: Turn, before: Turn | None) -> str | None:
-    """The first message of a request that is not that of the conversation ``before``; None: there is none."""
+    """The first message of a request that differs from the conversation ``before``; None: there is none."""
     if before is None or before.node is None:
         return None
     for n, (past, sent) in enumerate(zip(before.node.messages, turn.request.messages, strict=False)):
@@ -594,7 +594,7 @@ def _difference(turn: Turn, before: Turn | None) -> str | None:
 
 
 def _from(other: str, text: str) -> str:
-    """``text`` from shortly before the place where it departs from ``other``."""
+    """``text`` from shortly before the place where it differs from ``other``."""
     same = next((n for n, (a, b) in enumerate(zip(other, text, strict=False)) if a != b), min(len(other), len(text)))
     begin = max(0, same - 10)
     return "..." * (begin > 0) + text[begin : begin + 40]

@@ -169,7 +169,7 @@ class Session:
     numbered: list[float] = field(default_factory=list)
     """when rewards of turns were posted by their number"""
     next_state: tuple[str, float] | None = None
-    """the key of the state that the agent gave for a request that has not come, and when"""
+    """the key of the state that the agent gave for a request that has not arrived, and when"""
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     """set when the agent says that it has ended"""
     closed: bool = False

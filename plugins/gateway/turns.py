@@ -102,7 +102,7 @@ class Turn:
     role: str = ""
     """who takes it, as the request's model name says; empty: it names the policy alone, or another model"""
     renamed: bool = False
-    """whether its request holds calls of replies under other ids"""
+    """whether its request holds calls from replies under other ids"""
 
     @property
     def ids(self) -> SharedIds:

@@ -138,7 +138,7 @@ TABLES = {
             token_lengths     ints     characters that each token adds; null: no teacher, or unknown
             observation       string   the environment's answer
             task_text         string   the task in words, of turn 0
-            first_observation string   what the agent saw in turn 0 or after another role, or a summary's request
+            first_observation string   what the agent saw in turn 0 or after another role, or a summary request
             opponents         string   turns of other roles until the next one, JSON; null: the policy plays all
         """),
     ),

@@ -77,12 +77,12 @@ def _answer(tokenizer: Any, ids: list[int], prompt: Sequence[int], header: str =
 
 
 def read_summary(tokenizer: Any, ids: list[int], prompt: Sequence[int], cut: bool) -> ParsedAction:
-    """The summary that a turn writes, its answer after the thoughts; ``content`` also has one that is unfinished.
+    """The summary in a turn, its answer after the thoughts; ``content`` has it even if it is unfinished.
 
     Args:
         ids: of the turn.
         prompt: ids that the turn answers.
-        cut: the limit of tokens ended the turn.
+        cut: the token limit ended the turn.
     """
     answer = _answer(tokenizer, ids, prompt, HEADER)
     if answer is None:

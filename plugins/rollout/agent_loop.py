@@ -284,7 +284,7 @@ class EnvAgentLoop(AgentLoopBase):
         episode.end(trajectory.seen.info["success"])
 
     async def _summarize(self, trajectory: Trajectory, prompt: Prompt, turn: Generated, cut: bool) -> None:
-        """A turn that summarizes its conversation: the state stays, and the turn before it leads here."""
+        """Add a turn that summarizes its conversation: the state stays, and the turn before leads to it."""
         parsed = read_summary(self.tokenizer, turn.ids, prompt.ids, cut)
         seen = trajectory.seen
         unchanged = Answer(seen.observation, {**seen.info, "invalid": False})

@@ -35,7 +35,7 @@ class Prompt:
     messages: Sequence[Mapping[str, Any]] | None = None
     """what the ids render, where the server takes messages"""
     request: str | None = None
-    """what asks for a summary of the turns so far; None: it shows an observation"""
+    """the message that asks for a summary of the turns so far; None: the prompt shows an observation"""
 
 
 @dataclass(frozen=True)

@@ -396,7 +396,7 @@ class ConversationPrompts(Prompts):
         return Prompt(self._ids, visible or None, broke, cut, self._observed, request=request)
 
     def _fits(self, tokens: int) -> bool:
-        """Whether so many more may follow the ids."""
+        """Whether so many more tokens may follow the ids."""
         return len(self._ids) - self._fresh + tokens <= self._settings.response_length
 
     def _too_long(self, what: str) -> PromptTooLongError:
@@ -406,13 +406,13 @@ class ConversationPrompts(Prompts):
         )
 
     def _broken(self) -> str | None:
-        """Why the ids do not extend the last prompt and what answered it; None: they do."""
+        """Why the ids do not extend the last prompt and its response; None: they do."""
         return self._broke or (None if self._ids[: len(self._sampled)] == self._sampled else "boundary")
 
     # --- the model's own summary ---
 
     def _for_summary(self) -> int:
-        """Tokens that a turn has to leave free for the request of a summary and the summary."""
+        """Tokens that a turn has to leave free for the summary request and the summary."""
         request = self._append([self._request], "user")
         return len(self._tail.user) + len(request) - len(self._ids) + self._turn
 
@@ -421,7 +421,7 @@ class ConversationPrompts(Prompts):
         return {"role": "user", "content": self._settings.options.summary_request}
 
     def _summary_prompt(self, closed: list[int]) -> Prompt:
-        """Ask for a summary after the last turn, in the place of the observation, which the next prompt shows.
+        """Ask for a summary after the last turn, in place of the observation, which the next prompt shows.
 
         ``closed``: the ids with the last turn and what ends it.
         """

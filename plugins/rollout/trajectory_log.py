@@ -156,7 +156,7 @@ class _Turn(NamedTuple):
     """its ids where the log has their lengths"""
     text: str
     observation: str | None
-    """what the agent saw, at first, after another role's turn, or as the request of a summary; None: the last answer"""
+    """what the agent saw, at first, after another role's turn, or as a summary request; None: the last answer"""
     answer: str
     oldest: int | None
     opponents: str | None = None
@@ -167,7 +167,7 @@ class _Turn(NamedTuple):
     def of(
         cls, step: PlayedStep, first: bool, follows: bool, lengths: bool, opening: Sequence[OtherTurn] = ()
     ) -> _Turn:
-        """``first``: of its role. ``follows``: it saw the answer of the turn before. ``opening``: turns of others before it."""
+        """``first``: of its role. ``follows``: it saw the last turn's answer. ``opening``: others' turns before it."""
         prompt, turn = step.prompt, step.turn
         columns = {
             "parse_note": step.invalid,

@@ -299,14 +299,14 @@ def _number(value: float) -> float | None:
 
 
 RESULT = "result.json"
-"""of an evaluation"""
+"""file of an evaluation"""
 
 
 def ratings(folders: Sequence[Path], seed: int = 0) -> dict[str, Any]:
     """Rate the players of evaluations against an opponent, each by its name there.
 
     Raises:
-        ConfigError: an evaluation without an opponent, of another environment, or between players of one name.
+        ConfigError: an evaluation has no opponent or another environment, or its players share a name.
         ValueError: some players are not connected by games.
     """
     ends: Counter[tuple[str, str, int]] = Counter()
@@ -315,7 +315,7 @@ def ratings(folders: Sequence[Path], seed: int = 0) -> dict[str, Any]:
         pair = json.loads((folder / RESULT).read_text(encoding="utf-8")).get("players")
         if pair is None:
             raise ConfigError(
-                f"{folder} has no games against an opponent: play them with turnkey eval ... "
+                f"{folder} has no games against an opponent: play some with turnkey eval ... "
                 "turnkey.val_opponent='{url: http://host:8000/v1, model: NAME}'"
             )
         policy, opponent = pair["policy"], pair["opponent"]
@@ -328,7 +328,7 @@ def ratings(folders: Sequence[Path], seed: int = 0) -> dict[str, Any]:
                 ends[policy, opponent, int(np.sign(outcome))] += 1
     if len(environments) > 1:
         first, second = list(environments.values())[:2]
-        raise ConfigError(f"{first} and {second} were played in different environments: compare games of one")
+        raise ConfigError(f"{first} and {second} were played in different environments: compare games in one")
     names = list(dict.fromkeys(name for pair in ends for name in pair[:2]))
     table = np.array([[[ends[a, b, end] for end in (1, 0, -1)] for b in names] for a in names])
     by_player = table.sum(axis=1) + table.sum(axis=0)[:, ::-1]

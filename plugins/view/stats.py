@@ -165,19 +165,19 @@ def improvement(
 
 # --- ratings of players who met in games ------------------------------------------------------------------------------
 DRAWS = 1.0
-"""draws that each pair that met is given on top, without which a player who won all games has no finite rating"""
+"""extra draws for each pair that met, without which a player who won every game has no finite rating"""
 ELO = 400 / math.log(10)
 MEAN_RATING = 1000.0
 
 
 def ratings(ends: ArrayLike, *, confidence: float = 0.95, resamples: int = 1000, seed: int = 0) -> list[Interval]:
-    """Elo ratings by maximum likelihood of Bradley and Terry's model, with a draw as half a win; their mean is 1000.
+    """Elo ratings: the maximum-likelihood Bradley-Terry model, with a draw as half a win; their mean is 1000.
 
-    Games of each pair are resampled for the intervals.
+    For the intervals, the games of each pair are resampled.
 
     Args:
         ends: (P, P, 3) numbers of games between two players, by how they ended for the first: won, drawn, lost. Each
-            game counts once, at either place of its pair.
+            game counts once, in either place of its pair.
 
     Raises:
         ValueError: some players are not connected by games.

@@ -462,7 +462,7 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
         NoGenerator,
         "gymnasium",
         "fail",
-        "; reset(self, *, seed=None, options=None) begins with super().reset(seed=seed)",
+        "; reset(self, *, seed=None, options=None) must begin with super().reset(seed=seed)",
     ),
     (NarrowSpace, "gymnasium", "warn", "AnyText"),
     (NoText, "observation", "fail", "list [1]"),

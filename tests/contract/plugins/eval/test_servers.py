@@ -531,7 +531,7 @@ def test_a_run_of_an_agent_is_evaluated_with_its_settings(served: Served):
     OmegaConf.save(config, record / "config.yaml")
     done = good(served(str(run), "--tasks", "4", sizes=()))
     assert f"settings  of the run in {run}" in done.output
-    assert "; 3 with the content of a task that the run trained on" in done.output
+    assert "; 3 with the same content as a task that the run trained on" in done.output
     assert "response 200" in done.output
     fields = json.loads((served.out / "eval.json").read_text())
     assert [*fields["turnkey.agent.files"]] == ["a.b/c.toml"]

@@ -161,7 +161,7 @@ def test_episodes_of_a_task_and_the_credit_of_the_worst():
     lines = group("forking", "turnkey.credit.norm=mean", "turnkey.credit.step_advantage_w=0")
     assert lines[:2] == [
         "3 episodes, 0 failed, 2 solved",
-        "3 episodes: some turns were rewarded and others left out, which have 0: 0, 3 of 4",
+        "3 episodes: some turns were rewarded, but not these, which have 0: 0, 3 of 4",
     ]
     assert lines[2] == "3 episodes: new row, prefix: calls of one conversation ran at the same time, and each is a row"
     at = next(n for n, line in enumerate(lines) if line.startswith("the worst"))
@@ -184,11 +184,11 @@ def test_numbers_of_turns_that_shift_fail_their_episodes():
 def test_ids_and_states_that_an_agent_loses():
     lines = group("renaming")
     assert [line for line in lines if line.startswith("3 episodes: ")] == [
-        "3 episodes: calls came back under other ids: send those of the reply, else equal calls cannot be told apart",
-        "3 episodes: a state was posted after the last request: no turn has it",
+        "3 episodes: calls came back under other ids: send those of the reply, or equal calls cannot be told apart",
+        "3 episodes: a state was posted after the last request: it belongs to no turn",
         "3 episodes: new row, history: its messages do not begin with an earlier request and the reply to it",
     ]
-    assert "departs from the turn before at message 0, user: '2 + 3b', was user: '2 + 3'" in "\n".join(lines)
+    assert "differs from the turn before at message 0, user: '2 + 3b', was user: '2 + 3'" in "\n".join(lines)
 
 
 def test_a_client_that_is_kept_for_the_next_episode():
@@ -217,7 +217,7 @@ def test_a_file_without_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Path("broken.py").write_text("def play(:")
     for file, advice in {
         "own.py": "write own.py:play",
-        "broken.py": "has no function of (task, agent): write broken.py:FUNCTION",
+        "broken.py": "has no function that takes (task, agent): write broken.py:FUNCTION",
         "no.py": "and there is no such file: write no.py:FUNCTION",
     }.items():
         done = CliRunner().invoke(app, ["agent", file])

@@ -60,7 +60,7 @@ def test_what_no_valid_action_could_show_is_not_judged():
         report["seed"].evidence
         == report["reuse"].evidence
         == (
-            "none of the 24 actions was valid, so that only the starts were compared: list the actions in "
+            "none of the 24 actions was valid, so only the starts were compared: list the actions in "
             "info['admissible'], or add oracle()"
         )
     )
@@ -69,7 +69,7 @@ def test_what_no_valid_action_could_show_is_not_judged():
 def test_what_a_seed_draws_may_be_hidden_at_first():
     report = check("defect/HiddenGoal-v0", processes=0, **SMALL)
     assert judged(report) == {}
-    assert report["seeds_differ"].evidence == "2 seeds start alike, but the same actions lead them apart"
+    assert report["seeds_differ"].evidence == "2 seeds start alike, but the same actions lead to different states"
 
 
 def test_every_property_has_a_defect_and_a_line_in_the_docs():

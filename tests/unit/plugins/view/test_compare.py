@@ -312,7 +312,7 @@ def test_evaluations_that_cannot_be_rated(tmp_path):
         evaluation(tmp_path / "apart", "c", "d", [1]): "some players are not connected by games",
         evaluation(tmp_path / "same", "a", "a", [1]): "both players are called 'a': name the evaluated one with --tag",
         evaluation(tmp_path / "nim", "a", "c", [1], "nim"): "were played in different environments",
-        write(tmp_path / "run", CURVE): "is an evaluation and .* is not: compare evaluations alone",
+        write(tmp_path / "run", CURVE): "is an evaluation and .* is not: do not mix them",
     }.items():
         assert re.search(message, str(rated(first, other).exception))
     (first / "result.json").write_text("{}")
