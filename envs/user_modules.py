@@ -138,7 +138,10 @@ _registered: dict[str, list[str]] = {}  # names of imported files -> the gymnasi
 
 
 def environments_of(path: str) -> list[str]:
-    """Import the ``.py`` file ``path`` unless it was; the ids that it registered with gymnasium, sorted."""
+    """Import the ``.py`` file ``path`` unless it was; the ids that it registered with gymnasium, sorted.
+
+    Those of its own classes and functions; without any, all that its import registered.
+    """
     return _registered[_module(path).__name__]
 
 
@@ -172,5 +175,8 @@ def _module_of_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     # Also an id that was there: a copy of a file registers it anew.
-    _registered[name] = sorted(key for key, spec in gymnasium.registry.items() if specs_before.get(key) is not spec)
+    new = {key: spec.entry_point for key, spec in gymnasium.registry.items() if specs_before.get(key) is not spec}
+    # A file that imports minigrid makes that register its 178 levels, too.
+    own = [key for key, entry in new.items() if name in (getattr(entry, "__module__", ""), str(entry).split(":")[0])]
+    _registered[name] = sorted(own or new)
     return module

@@ -184,14 +184,19 @@ def test_a_module_that_fails_names_the_key(tmp_path):
 
 def test_what_a_file_registers_is_known_whenever_it_was_imported(tmp_path):
     text = "import gymnasium\ngymnasium.register('test/Twice-v0', entry_point=lambda: None)\n"
-    paths = [tmp_path / f"{name}.py" for name in ("one", "copy", "empty")]
+    other = "gymnasium.register('test/Other-v0', entry_point='somewhere.else:Env')\n"
+    texts = {"one": text + other, "copy": text + other, "empty": "", "foreign": f"import gymnasium\n{other}"}
+    paths = [tmp_path / f"{name}.py" for name in texts]
     for path in paths:
-        path.write_text("" if path.stem == "empty" else text)
+        path.write_text(texts[path.stem])
     try:
         import_modules([str(paths[0])])  # as another command of the same process may have done
         assert environments_of(str(paths[0])) == ["test/Twice-v0"]
         with pytest.warns(UserWarning, match="Overriding environment"):
             assert environments_of(str(paths[1])) == ["test/Twice-v0"]
         assert environments_of(str(paths[2])) == []
+        gymnasium.registry.pop("test/Other-v0")
+        assert environments_of(str(paths[3])) == ["test/Other-v0"]
     finally:
-        gymnasium.registry.pop("test/Twice-v0", None)
+        for name in ("test/Twice-v0", "test/Other-v0"):
+            gymnasium.registry.pop(name, None)
