@@ -29,6 +29,7 @@ class Demo:
     history: tuple[PromptTurn, ...]
     observation: str
     action: str
+    images: tuple[Any, ...] = ()
 
 
 class Expert(Protocol):
@@ -135,7 +136,8 @@ def collect_in(
         way, task, past = expert(env), info["task"], []
         for _ in range(max_turns):
             action = rng.choice(info["admissible"] if rng.random() < noise else way.best())
-            demos.steps.append(Demo(task, tuple(past[max(0, len(past) - history) :]), observation, action))
+            images = tuple(info.get("images", ()))
+            demos.steps.append(Demo(task, tuple(past[max(0, len(past) - history) :]), observation, action, images))
             past.append(PromptTurn(observation, action))
             observation, _, terminated, _, info = env.step(action)
             if terminated:

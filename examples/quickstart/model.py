@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -23,7 +23,11 @@ _PIECES = r" ?(?:{verbs})\b| ?\d+(?: [a-z]+)*| ?[A-Za-z]+(?: (?!an? )[A-Za-z]+)*
 
 
 def build_tokenizer(
-    texts: Iterable[str], actions: Iterable[str], vocab_size: int = 1024, pieces: str = _PIECES
+    texts: Iterable[str],
+    actions: Iterable[str],
+    vocab_size: int = 1024,
+    pieces: str = _PIECES,
+    special: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with a ChatML template; any text has an encoding.
 
@@ -31,6 +35,7 @@ def build_tokenizer(
         texts: prompts, in which frequent pieces become one token each.
         actions: what the model shall say; each word becomes a token.
         pieces: expression for what merges stay inside, with the field ``{verbs}``.
+        special: further tokens that no text is cut into, such as those around an image.
     """
     words = [action.split() for action in actions]
     verbs = "|".join(sorted({first for first, *_ in words}))
@@ -48,7 +53,7 @@ def build_tokenizer(
         trainers.BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=2,
-            special_tokens=[PAD, START, END],
+            special_tokens=[PAD, START, END, *special],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         ),
@@ -57,7 +62,7 @@ def build_tokenizer(
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=PAD,
-        additional_special_tokens=[START],
+        additional_special_tokens=[START, *special],
         chat_template=CHAT_TEMPLATE,
         model_max_length=2048,
     )

@@ -9,14 +9,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).parent
@@ -24,10 +22,7 @@ sys.path.insert(0, str(HERE))
 
 from models import Setup, setup_of  # noqa: E402
 from report import draw, read_metrics, summarise  # noqa: E402
-from training import Job, launch  # noqa: E402
-
-TURNKEY = str(Path(sys.executable).with_name("turnkey"))
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+from training import TURNKEY, Job, console, launch, stage  # noqa: E402
 
 
 def main(
@@ -97,7 +92,7 @@ def main(
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     draw(metrics, summary, out / "learning_curve.png")
     _table(summary)
-    _stage("the page", [TURNKEY, "view", str(out), "--out", str(out / "view.html")], out / "view.log")
+    stage("the page", [TURNKEY, "view", str(out), "--out", str(out / "view.html")], out / "view.log")
     for what, name in (("picture", "learning_curve.png"), ("numbers", "summary.json"), ("each turn", "view.html")):
         console.print(f"{what:<10}{out / name}")
     activate = os.path.relpath(Path(sys.prefix) / "bin" / "activate")
@@ -108,23 +103,10 @@ def _prepare(chosen: Setup, out: Path, seed: int, n_val: int) -> None:
     """Tasks with disjoint seeds, and a model that knows the game a little."""
     counts = f"--train 1024 --val {n_val} --seed {seed} --data-source quickstart".split()
     tasks = [TURNKEY, "tasks", f"{out}/tasks", "--env", chosen.env, *counts, "--kwargs", json.dumps(chosen.kwargs)]
-    _stage("tasks", tasks, out / "tasks.log")
+    stage("tasks", tasks, out / "tasks.log")
     script, *arguments = chosen.warm_start
     warm_start = [sys.executable, str(HERE / script), *arguments, "--out", f"{out}/model", "--seed", str(seed)]
-    _stage("warm start (supervised, mixed demonstrations)", warm_start, out / "warm_start.log")
-
-
-def _stage(name: str, command: list[str], log: Path) -> None:
-    began = time.time()
-    with console.status(f"{name} ..."), log.open("w") as file:
-        # Threads that spin while they wait would stop each other wherever anything else runs.
-        env = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=env, check=False).returncode
-    if code:
-        console.print(f"[red]{name} failed[/] (exit {code}); the end of {log}:")
-        console.print(log.read_text()[-2000:], markup=False)
-        raise typer.Exit(code)
-    console.print(f"{name}: {time.time() - began:.0f} s")
+    stage("warm start (supervised, mixed demonstrations)", warm_start, out / "warm_start.log")
 
 
 def _table(summary: dict) -> None:

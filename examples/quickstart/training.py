@@ -14,10 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import typer
+from rich.console import Console
+
 LEVEL = "MiniGrid-DoorKey-5x5-v0"
 MAX_TURNS = 20
 HISTORY = 1
 GROUPS, ROLLOUTS = 8, 8
+TURNKEY = str(Path(sys.executable).with_name("turnkey"))
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
 def task_overrides(
@@ -68,7 +73,7 @@ class Job:
 
     def command(self, ray_dir: str) -> list[str]:
         """``turnkey train`` as anybody would call it, which writes the launch line to ``launch.sh`` and runs it."""
-        turnkey = [str(Path(sys.executable).with_name("turnkey")), "train", self.recipe, "--model", f"{self.out}/model"]
+        turnkey = [TURNKEY, "train", self.recipe, "--model", f"{self.out}/model"]
         turnkey += ["--method", self.method, "--device", "cpu", "--steps", str(self.steps), "--out", str(self.out)]
         overrides = f"""
             data.train_batch_size={self.groups}
@@ -90,6 +95,24 @@ class Job:
             +ray_kwargs.ray_init._temp_dir={ray_dir}
         """
         return [*turnkey, *self.task, *overrides.split(), *self.overrides]
+
+
+def stage(name: str, command: list[str], log: Path) -> None:
+    """Run ``command`` to its end with its output in ``log``, and say how long it took.
+
+    Raises:
+        typer.Exit: it failed; the end of its log is shown.
+    """
+    began = time.time()
+    with console.status(f"{name} ..."), log.open("w") as file:
+        # Threads that spin while they wait would stop each other wherever anything else runs.
+        env = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=env, check=False).returncode
+    if code:
+        console.print(f"[red]{name} failed[/] (exit {code}); the end of {log}:")
+        console.print(log.read_text()[-2000:], markup=False)
+        raise typer.Exit(code)
+    console.print(f"{name}: {time.time() - began:.0f} s")
 
 
 @contextmanager
