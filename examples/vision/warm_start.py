@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3VLForConditionalGeneratio
 sys.path.insert(0, str(Path(__file__).parents[1] / "quickstart"))
 
 from demos import Demo, collect_in
-from grey import KWARGS
+from grey import KWARGS, grey
 from model import build_tokenizer
 
 from verl_turnkey.envs import make
@@ -49,7 +49,7 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}
 """
-IGNORE = -100
+IGNORE, GREY_EVERY = -100, 8
 
 
 class Looker:
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--episodes", type=int, default=600, help="demonstrated episodes")
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--batch-size", type=int, default=64)
     args = parser.parse_args()
@@ -168,15 +168,17 @@ def main() -> None:
     demos = collect_in(env, lambda env: Looker(env.unwrapped.grid_env), seeds, 0, KWARGS["max_steps"], args.seed)
     rng = random.Random(args.seed)
     rng.shuffle(demos.steps)
-    model, processor = build(demos.steps)
-    starts = range(0, len(demos.steps) - args.batch_size + 1, args.batch_size)
-    batches = [encode(processor, demos.steps[first : first + args.batch_size]) for first in starts]
+    # Some pictures are grey, so that the model knows how to act without seeing anything.
+    steps = [grey(demo) if place % GREY_EVERY == 0 else demo for place, demo in enumerate(demos.steps)]
+    model, processor = build(steps)
+    starts = range(0, len(steps) - args.batch_size + 1, args.batch_size)
+    batches = [encode(processor, steps[first : first + args.batch_size]) for first in starts]
     size = sum(p.numel() for p in model.parameters())
     seconds = time.perf_counter() - began
-    print(f"{size} parameters, {len(demos.steps)} steps; players won {demos.won} ({seconds:.0f} s)", flush=True)
+    print(f"{size} parameters, {len(steps)} steps; players won {demos.won} ({seconds:.0f} s)", flush=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.01)
-    steps = args.epochs * len(batches)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps=steps, pct_start=0.1)
+    updates = args.epochs * len(batches)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps=updates, pct_start=0.1)
     for epoch in range(args.epochs):
         rng.shuffle(batches)
         total = 0.0
