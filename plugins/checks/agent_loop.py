@@ -95,6 +95,8 @@ def _check_prompts(run: CheckedRun) -> None:
     if (options.summary is not None or summarizes) and "{summary}" not in template:
         needs = "when_full=summarize" if summarizes else f"summary={options.summary}"
         refuse("template-without-summary", needs=needs, template=options.template)
+    if summarizes and run.strategy:
+        refuse("summarize-branches", strategy=run.strategy.name)
     if summarizes and 2 * (limit := options.max_tokens_per_turn or 0) + REQUEST > run.rollout.response_length:
         refuse("summarize-without-room", limit=limit, budget=run.rollout.response_length, least=2 * limit + REQUEST)
 

@@ -159,19 +159,24 @@ def group_lines(episodes: Sequence[Rehearsal], method: str) -> Iterator[str]:
     yield f"return {min(totals):g} to {max(totals):g}; {_number(turns, 'turn')} in {_number(rows, 'row')}"
     number, worst = min(played, key=lambda entry: (entry[1].total, -len(entry[1].warnings)))
     yield f"the worst, episode {number}: return {worst.total:g}, credit by {method}"
-    yield from _tree(worst, None, "")
+    yield from _tree(worst)
 
 
-def _tree(episode: Rehearsal, parent: int | None, indent: str) -> Iterator[str]:
-    """The turns that follow ``parent``, each with those that follow it in turn; branches are indented."""
-    children = [n for n, turn in enumerate(episode.turns) if turn.trained and turn.follows == parent]
-    for place, number in enumerate(children):
+def _tree(episode: Rehearsal) -> Iterator[str]:
+    """The turns, each before those that follow it; branches are indented."""
+    following: dict[int | None, list[int]] = {}
+    for number, turn in enumerate(episode.turns):
+        if turn.trained:
+            following.setdefault(turn.follows, []).append(number)
+    waiting = [(number, "") for number in reversed(following.get(None, []))]
+    while waiting:
+        number, indent = waiting.pop()
         turn = episode.turns[number]
         credit = "" if turn.credit is None else f", credit {turn.credit:.3g}"
-        branch = f"{indent}  " if parent is not None and place < len(children) - 1 else indent
         reply = " ".join(turn.reply.split())[:REPLY_WIDTH]
-        yield f"{branch}turn {number}  {f'{turn.role}, ' * bool(turn.role)}reward {turn.reward:g}{credit}  {reply}"
-        yield from _tree(episode, number, branch)
+        yield f"{indent}turn {number}  {f'{turn.role}, ' * bool(turn.role)}reward {turn.reward:g}{credit}  {reply}"
+        *branches, last = following.get(number, [None])
+        waiting += [] if last is None else [(last, indent), *((n, f"{indent}  ") for n in reversed(branches))]
 
 
 def _place(turn: RehearsedTurn, number: int) -> str:

@@ -29,6 +29,7 @@ from verl_turnkey.envs.rewards.components import RewardStep
 from verl_turnkey.envs.rewards.judge import JudgeReward
 from verl_turnkey.envs.rewards.progress import recipe_progress
 from verl_turnkey.plugins.log.schema import TABLES
+from verl_turnkey.plugins.rollout.columns import SUMMARY_OF
 from verl_turnkey.plugins.view.join import flag, read
 from verl_turnkey.plugins.view.stats import Interval
 
@@ -180,18 +181,24 @@ def progress_labels(episodes: Sequence[LoggedEpisode]) -> Label:
     """
     recipes: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for e in episodes:
-        if e.success and (done := tuple(turn.action for turn in e.turns if turn.action and turn.valid)):
+        if e.success and (done := tuple(filter(None, _done(e)))):
             recipes[e.task].append(done)
     labels = {}
     for e in episodes:
         shortest = min(map(len, recipes[e.task]), default=0)
         paths = [
-            recipe_progress([turn.action if turn.valid else None for turn in e.turns], recipe)[1:]
+            recipe_progress(_done(e), recipe)[1:]
             for recipe in dict.fromkeys(recipes[e.task])
             if len(recipe) == shortest
         ]
         labels |= {(e.episode, turn.turn): max(path[k] for path in paths) for k, turn in enumerate(e.turns) if paths}
     return labels
+
+
+def _done(episode: LoggedEpisode) -> list[str | None]:
+    """The action of each turn; None: the environment did not take one."""
+    acted = (turn.valid and not (turn.anchor or "").startswith(SUMMARY_OF) for turn in episode.turns)
+    return [turn.action if done else None for turn, done in zip(episode.turns, acted, strict=True)]
 
 
 def column_labels(file: Path) -> Label:

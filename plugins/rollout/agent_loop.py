@@ -26,7 +26,16 @@ from verl_turnkey.plugins.log.masking import masked
 from verl_turnkey.plugins.rollout import worker
 from verl_turnkey.plugins.rollout.action_reader import NO_TOOLS, ActionReader, ToolsReader, action_reader, read_summary
 from verl_turnkey.plugins.rollout.branching import FAILURES, NOTHING, Branching, Budget, Cost, Trajectory
-from verl_turnkey.plugins.rollout.columns import ROLE, TURN_LIMIT, countable, extras, hint_line, skill_line, turn_limit
+from verl_turnkey.plugins.rollout.columns import (
+    ROLE,
+    SUMMARY_OF,
+    TURN_LIMIT,
+    countable,
+    extras,
+    hint_line,
+    skill_line,
+    turn_limit,
+)
 from verl_turnkey.plugins.rollout.episode import (
     Episode,
     Generated,
@@ -248,17 +257,16 @@ class EnvAgentLoop(AgentLoopBase):
                     raise
                 episode.steps[-1].record["truncated"] = True
                 break
-            if forks is not None and prompt.request is None:
+            if forks is not None:
                 await forks.at(trajectory)
             turn = await self._generate(trajectory, prompt)
-            cut = was_cut(turn, trajectory.sampling, self.ends.issuperset(turn.ids[-1:]))
-            if prompt.request is not None:
-                trajectory.prompt = None
-                await self._summarize(trajectory, prompt, turn, cut)
-                continue
             if forks is not None:
                 await forks.written(trajectory, turn)
             trajectory.prompt = None
+            cut = was_cut(turn, trajectory.sampling, self.ends.issuperset(turn.ids[-1:]))
+            if prompt.request is not None:
+                await self._summarize(trajectory, prompt, turn, cut)
+                continue
             admissible = trajectory.seen.info["admissible"]
             parsed = await trajectory.reader.read(turn.ids, turn.text, admissible, prompt.ids, cut)
             started = perf_counter()
@@ -297,7 +305,8 @@ class EnvAgentLoop(AgentLoopBase):
     async def _prompt(self, trajectory: Trajectory) -> Prompt:
         """The prompt of the next turn."""
         images = await processed(self, trajectory.seen.info.get("images") or [])
-        return await guarded(trajectory.prompts.next, trajectory.seen, images)
+        last = len(trajectory.episode.steps) + 1 >= trajectory.turns
+        return await guarded(trajectory.prompts.next, trajectory.seen, images, last)
 
     async def _ask(self, trajectory: Trajectory, ask: Ask, row: dict[str, Any]) -> float:
         """Query the model at the end of ``trajectory`` without stepping the environment."""
@@ -324,17 +333,20 @@ class EnvAgentLoop(AgentLoopBase):
             columns[TURN_LIMIT] = turn_limit(self.turn_limit, columns.get(TURN_LIMIT))
         if self.options.action_format == STREAM_FORMAT:
             columns |= stream_columns(turn.ids, turn.text, self.tokenizer)
+        # Methods that compare texts must not take a summary for a turn in its state: their pictures differ.
+        pictures = seen.images_key if prompt.request is None else f"{SUMMARY_OF}{seen.images_key}"
+        texts = {"text": seen.observation, "images": pictures} if worker.keep_texts else {}
         record = make_step(
             step=t,
             reward=answer.reward,
-            anchor=self._anchor(seen) if prompt.request is None else f"summary of {self._anchor(seen)}",
+            anchor=self._anchor(seen) if prompt.request is None else f"{SUMMARY_OF}{self._anchor(seen)}",
             action=parsed.action,
             valid=valid,
             penalty=0.0 if valid else self.options.invalid_action_penalty,
             terminated=answer.terminated,
             truncated=answer.truncated or (not answer.terminated and t + 1 == trajectory.turns),
             version=turn.version,
-            extra=columns | ({"text": seen.observation, "images": seen.images_key} if worker.keep_texts else {}),
+            extra=columns | texts,
         )
         invalid = None if valid else parsed.reason or "the environment refused the action"
         self.shared.invalid_actions.add(turn.text, invalid)

@@ -74,6 +74,8 @@ ROLE = "role"
 """the column of who took a step, always that of the state before"""
 ROLE_OUTCOME = "role_outcome"
 """the column of what the step's role got for the episode, where the environment declares several"""
+SUMMARY_OF = "summary of "
+"""how the anchor of a turn begins in which the model summarizes its conversation; its state's anchor follows"""
 TURN_LIMIT = "turn_limit"
 """the column of how many turns an episode may have; written if the method reads it"""
 

@@ -85,8 +85,8 @@ class Prompts:
 
     _settings: PromptSettings
 
-    def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
-        """The prompt with the current observation ``seen``.
+    def next(self, seen: Answer, images: list[Any] | None, last: bool = False) -> Prompt:
+        """The prompt with the current observation ``seen``; ``last``: of the episode's last turn.
 
         Raises:
             PromptTooLongError: it exceeds its budget.
@@ -179,7 +179,7 @@ class TemplatePrompts(Prompts):
         self._memory = Memory(settings.options.history, settings.summarize)
         self._seen = ""
 
-    def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
+    def next(self, seen: Answer, images: list[Any] | None, last: bool = False) -> Prompt:
         self._seen = seen.text
         step = len(self._memory.turns) + 1
 
@@ -229,11 +229,11 @@ class RolePrompts(Prompts):
         self._of: dict[Any, Prompts] = {}
         self._role: Any = None
 
-    def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
+    def next(self, seen: Answer, images: list[Any] | None, last: bool = False) -> Prompt:
         self._role = self._role if seen.role is None else seen.role
         if self._role not in self._of:
             self._of[self._role] = self._of.pop(None, None) or self._make(seen, self._tools)
-        return self._of[self._role].next(seen, images)
+        return self._of[self._role].next(seen, images, last)
 
     def heard(self, turn: Generated, parsed: ParsedAction) -> None:
         self._of[self._role].heard(turn, parsed)
@@ -335,10 +335,10 @@ class ConversationPrompts(Prompts):
         self._summary = ""  # the model's own, of all turns that are no longer shown
         self._summarizing = False  # the last prompt asks for a summary
 
-    def next(self, seen: Answer, images: list[Any] | None) -> Prompt:
+    def next(self, seen: Answer, images: list[Any] | None, last: bool = False) -> Prompt:
         if self._summarizing:  # the summary is there
             self._summarizing = False
-            self._begin(len(self._seen) - 1, [], self._settings.prompt_length)
+            self._begin_with_summary()
             return self._prompt("full")
         self._seen.append(seen)
         self._images.append(images or [])
@@ -347,19 +347,20 @@ class ConversationPrompts(Prompts):
             return self._prompt(None)
         closed, self._ids = self._ids, self._appended()
         when_full = self._settings.options.when_full
+        summarizes = when_full == "summarize" and not last  # nobody would read a summary in the last turn
         if self._broke == "tools":
             try:
                 return self._prompt(self._begin_with_tools())
             except PromptTooLongError:
-                if when_full != "summarize":
+                if not summarizes:
                     raise
                 return self._summary_prompt(closed)
-        if self._fits(self._turn + (self._for_summary() if when_full == "summarize" else 0)):
+        if self._fits(self._turn + (self._for_summary() if summarizes else 0)):
             return self._prompt(self._broken())
         if when_full == "drop_oldest":
             self._drop_oldest()
             return self._prompt("full")
-        if when_full == "summarize":
+        if summarizes:
             return self._summary_prompt(closed)
         raise self._too_long("a turn")
 
@@ -435,6 +436,16 @@ class ConversationPrompts(Prompts):
             raise self._too_long("a summary")
         self._summarizing = True
         return self._prompt(self._broken(), self._settings.options.summary_request)
+
+    def _begin_with_summary(self) -> None:
+        """Begin anew with the summary, which loses its end where it leaves no room for task and observation."""
+        while True:
+            try:
+                return self._begin(len(self._seen) - 1, [], self._settings.prompt_length)
+            except PromptTooLongError:
+                if not self._summary:
+                    raise
+                self._summary = self._summary[: len(self._summary) * 3 // 4]
 
     # --- observations ---
 

@@ -384,6 +384,34 @@ def test_a_full_conversation_goes_on_with_the_models_summary(name, thinking):
         assert longest - len(talk.built[start].ids) + 40 <= 900
 
 
+def test_the_last_turn_is_not_a_summary():
+    talk = Talk(QWEN, prompt=700, response=900, when_full="summarize")
+    for t in range(60):
+        before = talk.prompts.fork()
+        talk.see(f"room {t}")
+        if talk.built[-1].request is not None:
+            break
+        talk.say("go" + QWEN.stop)
+    prompt = before.next(Answer(f"room {t}", {"admissible": None}), None, last=True)
+    assert prompt.request is None
+    assert f"room {t}" in talk.tokenizer.decode(prompt.ids)
+
+
+def test_a_summary_without_room_loses_its_end():
+    talk = Talk(QWEN, prompt=200, response=900, when_full="summarize")
+    for t in range(60):
+        talk.see(f"room {t}")
+        if talk.built[-1].request is not None:
+            talk.say("begins " + "word " * 60 + "ends" + QWEN.stop)
+            text = talk.see(f"room {t}")
+            break
+        talk.say("go" + QWEN.stop)
+    assert "Before: begins word" in text
+    assert "ends" not in text
+    assert f"room {t}" in text
+    assert 100 < len(talk.built[-1].ids) <= 200
+
+
 @pytest.mark.parametrize("name", TOOL_CALLERS)
 def test_a_summary_is_asked_of_the_model_after_a_tool_call(name):
     talk = Talk(ALL[name], tools=True, prompt=2000, response=800, when_full="summarize")

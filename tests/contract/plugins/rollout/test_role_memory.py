@@ -167,7 +167,7 @@ def test_a_player_who_is_named_at_times_has_one_memory():
     seen: list[list[str]] = []
 
     class Heard:
-        def next(self, state: Answer, images: Any) -> None:
+        def next(self, state: Answer, images: Any, last: bool) -> None:
             self.texts.append(state.text)
 
         def __init__(self) -> None:
