@@ -45,7 +45,7 @@ def main(
     method: Annotated[str, typer.Option(help="a method: +turnkey=<method>")] = "gigpo",
     out: Annotated[Path, typer.Option(help="folder of this run")] = Path("runs/vision"),
     n_val: Annotated[int, typer.Option(help="validation tasks, each with pictures and with grey ones")] = 64,
-    demonstrations: Annotated[int, typer.Option(help="episodes that the warm start watches")] = 600,
+    demonstrations: Annotated[int, typer.Option(help="episodes that the warm start watches")] = 1500,
     override: Annotated[list[str] | None, typer.Option(help="one more override of the launch command")] = None,
 ) -> None:
     """Train for a fixed number of steps; validate before and after, with pictures and with grey ones."""
