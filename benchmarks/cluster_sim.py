@@ -8,8 +8,8 @@ Episodes wait for the model, for the agent loop's Python, for the environment or
 takes as long as the busiest of these or, with few episodes, as long as one episode alone (the bounds of a closed
 queueing network). ``rollout_scale.py`` measured what a turn costs, and ``advantage_step.py`` what a row costs, on the
 CPU named in ``results/README.md``. You say how fast GPUs generate: ``--tokens-per-second`` for a full GPU, ``--alone``
-for one episode. Prompts are assumed to be cached, and an episode to be one row (``turnkey.rollout.prompt=conversation``).
-Workers, hosts and cores are those with which they are not the bottleneck.
+for one episode. Prompts are assumed to be cached, and an episode to be one row, as with
+``turnkey.rollout.prompt=conversation``. Workers, hosts and cores are those with which they are not the bottleneck.
 """
 
 from __future__ import annotations
