@@ -60,14 +60,14 @@ def step(
         most_turns: turns per second that all GPUs can generate.
         workers, hosts: each has one core for its Python; a host runs ``CALLS`` calls at once.
     """
-    each = {
+    seconds = {
         "nothing": turns * (turn_seconds + LOOP + HOSTS + env_seconds) + OF_VERL,
         "GPUs": episodes * turns / most_turns,
         "agent-loop workers": episodes * (turns * LOOP + OF_VERL) / workers,
         "hosts": episodes * turns * max(HOSTS, env_seconds / CALLS) / hosts,
     }
-    full = max(each, key=lambda name: each[name])
-    return each[full], full
+    bottleneck = max(seconds, key=lambda name: seconds[name])
+    return seconds[bottleneck], bottleneck
 
 
 def main(

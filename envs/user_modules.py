@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -140,7 +141,7 @@ _registered: dict[str, list[str]] = {}  # names of imported files -> the gymnasi
 def environments_of(path: str) -> list[str]:
     """Import the ``.py`` file ``path`` unless it was; the ids that it registered with gymnasium, sorted.
 
-    Those of its own classes and functions; without any, all that its import registered.
+    Those that packages register when the file imports them count only if there are no others.
     """
     return _registered[_module(path).__name__]
 
@@ -168,7 +169,7 @@ def _module_of_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    specs_before = dict(gymnasium.registry)
+    specs_before, modules_before = dict(gymnasium.registry), {*sys.modules}
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -176,7 +177,9 @@ def _module_of_file(path: Path) -> ModuleType:
         raise
     # Also an id that was there: a copy of a file registers it anew.
     new = {key: spec.entry_point for key, spec in gymnasium.registry.items() if specs_before.get(key) is not spec}
+    entries = ((key, entry if isinstance(entry, str) else str(entry.__module__)) for key, entry in new.items())
     # A file that imports minigrid makes that register its 178 levels, too.
-    own = [key for key, entry in new.items() if name in (getattr(entry, "__module__", ""), str(entry).split(":")[0])]
+    imported = {*sys.modules} - modules_before - {name}
+    own = [key for key, entry in entries if re.split("[.:]", entry)[0] not in imported]
     _registered[name] = sorted(own or new)
     return module

@@ -391,8 +391,8 @@ class ConversationPrompts(Prompts):
         self._broke = "tools"
 
     def _prompt(self, broke: str | None, request: str | None = None) -> Prompt:
-        shown = self._images[len(self._seen) - len(self._starts) - 1 :]
-        visible = [image for images in (shown if request is None else shown[:-1]) for image in images]
+        first, end = len(self._seen) - len(self._starts) - 1, len(self._seen) - (request is not None)
+        visible = [image for images in self._images[first:end] for image in images]
         cut = len(self._starts) < len(self._seen) - 1
         return Prompt(self._ids, visible or None, broke, cut, self._observed, request=request)
 

@@ -144,7 +144,7 @@ def test_a_summary_follows_a_full_conversation(summarizing: Run) -> None:
     episodes = [e for split in ("train", "val") for e in summarizing.episodes(split)]
     assert not any(e["failed"] for e in episodes)
     for episode in episodes:
-        asked = [text["first_observation"] == "Sum up." for text in episode["texts"]]
-        assert [str(turn["anchor"]).startswith("summary of ") for turn in episode["steps"]] == asked
-        assert not asked[0]
+        requests = [text["first_observation"] == "Sum up." for text in episode["texts"]]
+        assert [str(turn["anchor"]).startswith("summary of ") for turn in episode["steps"]] == requests
+        assert not requests[0]
     assert any(str(turn["anchor"]).startswith("summary of ") for e in episodes for turn in e["steps"])

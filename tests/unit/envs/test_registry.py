@@ -182,21 +182,32 @@ def test_a_module_that_fails_names_the_key(tmp_path):
         import_modules("json")
 
 
+def test_what_a_package_registers_when_a_file_imports_it_is_not_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "many_levels.py").write_text(
+        "import gymnasium\ngymnasium.register('test/Level-v0', 'many_levels:Level')\n"
+    )
+    own = "gymnasium.register('test/Mine-v0', entry_point=lambda: None)\n"
+    (tmp_path / "mine.py").write_text(f"import gymnasium\nimport many_levels\n{own}")
+    try:
+        assert environments_of(str(tmp_path / "mine.py")) == ["test/Mine-v0"]
+        assert "test/Level-v0" in gymnasium.registry
+    finally:
+        sys.modules.pop("many_levels", None)
+        for name in ("test/Mine-v0", "test/Level-v0"):
+            gymnasium.registry.pop(name, None)
+
+
 def test_what_a_file_registers_is_known_whenever_it_was_imported(tmp_path):
     text = "import gymnasium\ngymnasium.register('test/Twice-v0', entry_point=lambda: None)\n"
-    other = "gymnasium.register('test/Other-v0', entry_point='somewhere.else:Env')\n"
-    texts = {"one": text + other, "copy": text + other, "empty": "", "foreign": f"import gymnasium\n{other}"}
-    paths = [tmp_path / f"{name}.py" for name in texts]
+    paths = [tmp_path / f"{name}.py" for name in ("one", "copy", "empty")]
     for path in paths:
-        path.write_text(texts[path.stem])
+        path.write_text("" if path.stem == "empty" else text)
     try:
         import_modules([str(paths[0])])  # as another command of the same process may have done
         assert environments_of(str(paths[0])) == ["test/Twice-v0"]
         with pytest.warns(UserWarning, match="Overriding environment"):
             assert environments_of(str(paths[1])) == ["test/Twice-v0"]
         assert environments_of(str(paths[2])) == []
-        gymnasium.registry.pop("test/Other-v0")
-        assert environments_of(str(paths[3])) == ["test/Other-v0"]
     finally:
-        for name in ("test/Twice-v0", "test/Other-v0"):
-            gymnasium.registry.pop(name, None)
+        gymnasium.registry.pop("test/Twice-v0", None)

@@ -90,7 +90,7 @@ def test_a_preset_passes_and_arrives(run: Run, model_dir: Path, name: str):
     assert config.algorithm.adv_estimator == preset.method
     assert f"  preset       {name}, all as published" in printed
     # Of the test's own files: it validates on what it trains.
-    assert all("validation tasks are training tasks" in text for text in re.findall(r"^  warning +(.*)", printed, re.M))
+    assert all("validation tasks share their" in text for text in re.findall(r"^  warning +(.*)", printed, re.M))
 
 
 def test_the_header_says_what_the_line_changes(run: Run):
