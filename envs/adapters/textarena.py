@@ -114,9 +114,7 @@ MOVES: dict[str, Callable[[Any, int], list[str]]] = {
     "Nim": lambda game, _: [
         f"{pile} {number}" for pile, size in enumerate(game.state.game_state["piles"]) for number in range(1, size + 1)
     ],
-    "Othello": lambda game, _: (
-        [f"{r}, {c}" for r, c in game.state.game_state["valid_moves"]] or ["skip"] if game.show_valid else []
-    ),
+    "Othello": lambda game, _: [f"{r}, {c}" for r, c in game.state.game_state["valid_moves"]] or ["skip"],
 }
 """the moves of a player in games whose boards do not list them"""
 LISTED = re.compile(
@@ -146,8 +144,8 @@ class TextArenaText(TextEnv):
         max_steps: steps before truncation, beside the limit of the game itself.
 
     ``success``: the game is won by its rules, which is a final reward of 1; never after an invalid move that ends it.
-    ``state_key`` is a hash of the game's data: board, hidden and found
-    things, score, and the number of invalid moves in a row, which decides when the game ends; not the number of moves.
+    ``state_key`` is a hash of the game's data: board, hidden and found things, score, the number of invalid moves in a
+    row, which decides when the game ends, and what was said where players talk; not the number of moves.
     """
 
     metadata = {**TextEnv.metadata, "memory_mb": 220}  # noqa: RUF012 - gymnasium's own attribute
@@ -218,8 +216,7 @@ class TextArenaText(TextEnv):
         while self._model not in (None, self._mover) and not self._game.state.done:
             heard = [text for text, kind in self._heard() if kind == ObservationType.GAME_BOARD]
             self._boards[self._mover] = (heard or [self._boards.get(self._mover, "")])[-1]
-            # A player who has to move but has no move left loses by an invalid one.
-            if not (moves := self._listed() or ["pass"] * bool(self._moves)):
+            if not (moves := self._listed()):
                 raise EnvironmentKwargsError(
                     f"{self._name!r} does not list its moves, from which opponent=random draws: leave it out"
                 )
@@ -230,9 +227,12 @@ class TextArenaText(TextEnv):
         return self._heard()
 
     def _listed(self) -> list[str]:
-        """The moves of the player whose turn it is, where :data:`MOVES` or the game lists them."""
+        """The moves of the player whose turn it is, where :data:`MOVES` or the game lists them.
+
+        A player who has to move but has no move left loses by an invalid one.
+        """
         if self._moves is not None:
-            return self._moves(self._game, self._mover)
+            return self._moves(self._game, self._mover) or ["pass"]
         lines = LISTED.findall(self._boards.get(self._mover, ""))
         return CHOICE.findall(lines[-1]) if lines else []
 
@@ -254,7 +254,8 @@ class TextArenaText(TextEnv):
         prompt = "\n".join(message for message, kind in heard if kind == ObservationType.PROMPT)
         heard = [message for message in heard if message[1] != ObservationType.PROMPT]
         lines = [message for message, _ in heard]
-        boards = [message for message, kind in heard if kind == ObservationType.GAME_BOARD]
+        # Where the players talk, boards are part of the dialogue: an earlier one no longer holds.
+        boards = [message for message, kind in heard if kind == ObservationType.GAME_BOARD and not self._talk]
         if boards and self._two:  # those before are of the players' earlier turns
             lines = [message for message, kind in heard if kind != ObservationType.GAME_BOARD] + boards[-1:]
         if boards:
@@ -262,9 +263,14 @@ class TextArenaText(TextEnv):
         elif board := self._boards.get(self._mover):
             lines.append(board)
         state, final, success, ended = self._game.state, 0.0, False, {}
+        of_two = (self._mover, *([state.logs] if self._talk else ())) if self._two else ()
         more: dict[str, Any] = {"task": "\n".join(line.strip() for line in prompt.splitlines())}
         if self._two:
-            more |= {"admissible": self._listed() or None, "extra": {"role": ROLES[self._mover]}}
+            lists_moves = not done and getattr(self._game, "show_valid", True)
+            more |= {
+                "admissible": (self._listed() or None) if lists_moves else None,
+                "extra": {"role": ROLES[self._mover]},
+            }
         if done:
             rewards, infos = self._game.close()
             player = self._model if self._model is not None else self._first if self._two else 0
@@ -279,7 +285,7 @@ class TextArenaText(TextEnv):
         truncated = done and not success and not self._two and bool(OUT_OF_TURNS.search(str(ended.get("reason"))))
         return StepResult(
             observation="\n".join(line for line in lines if line) or "The game begins.",
-            state_key=digest(self._name, done, state.error_count, self._state(), *([self._mover] if self._two else ())),
+            state_key=digest(self._name, done, state.error_count, self._state(), *of_two),
             reward=float(success) if self._success_only and "outcome" not in more else final,
             success=success,
             terminated=done and not truncated,

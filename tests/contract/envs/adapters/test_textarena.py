@@ -18,7 +18,7 @@ import textarena_players as players
 from textarena_players import Player
 
 from verl_turnkey.envs import EpisodeOverError, make
-from verl_turnkey.envs.adapters.textarena import GAMES, TWO_PLAYERS, TextArenaText
+from verl_turnkey.envs.adapters.textarena import GAMES, MOVES, TWO_PLAYERS, TextArenaText
 from verl_turnkey.envs.checking.report import check
 from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError, UnknownEnvironmentError
 
@@ -435,7 +435,7 @@ def random_game(env: TextArenaText, seed: int) -> tuple[list[tuple[str, dict[str
         tries = [chance.choice(listed)] if listed else players.TRIES.get(family, lambda _: [])(game)
         for action in chance.sample(tries, len(tries)):
             step = env.step(action)
-            assert not (listed and step[4]["invalid"]), action
+            assert action == "pass" or not (listed and step[4]["invalid"]), action
             if step[2] or not step[4]["invalid"]:
                 break
         else:  # no move is left
@@ -516,16 +516,63 @@ def test_who_talks_is_heard_by_the_other_alone(environment, name: str):
     assert "good morning" not in env.step("to you, too")[0]
 
 
-def test_a_random_opponent_plays_where_moves_are_listed():
-    for name in ("Breakthrough-v0-tiny", "KuhnPoker-v0", "Nim-v0", "PigDice-v0-short"):
-        env = TextArenaText(name, opponent="random")
-        for seed in range(2):
-            _, (*_, info) = random_game(env, seed)
-            assert info["extra"]["role"] == f"player {seed}"
+def test_who_talks_is_shown_a_board_once():
+    env = TextArenaText("IteratedPrisonersDilemma-v0")
+    env.reset(seed=0)
+    heard = [env.step(text)[0] for text in ("hello", "hello", "[Defect]", "[Defect]", "again")]
+    assert ["Please reply with" in text for text in heard] == [False, True, True, False, False]
+    env = TextArenaText("TwoDollar-v0")
+    env.reset(seed=0)
+    proposed = env.step("Half each. [Propose] $1.00")[0]
+    assert "ROUND 2 of 20" in proposed
+    assert "CURRENT PROPOSAL" in proposed
+
+
+def test_what_was_said_is_part_of_the_state():
+    env, keys = TextArenaText("IteratedPrisonersDilemma-v0"), []
+    for text in ("hello", "I will defect", "hello"):
+        env.reset(seed=0)
+        keys.append(env.step(text)[4]["state_key"])
+    assert keys[0] == keys[2] != keys[1]
+
+
+DOCS = Path(__file__).parents[4] / "docs" / "envs" / "textarena.md"
+[LIST] = re.findall("`admissible` lists the moves in (.*?)In these", DOCS.read_text(encoding="utf-8"), re.S)
+
+
+@pytest.mark.parametrize("name", [name for name in TWO_PLAYERS if f"`{name.partition('-')[0]}`" in LIST])
+def test_a_random_opponent_plays_where_moves_are_listed(name: str):
+    """It never loses by an invalid move, unless it has no move left."""
+    env = TextArenaText(name, opponent="random")
+    for seed in range(2):
+        seen, (*_, info) = random_game(env, seed)
+        assert info["extra"]["role"] == f"player {seed}"
+        assert all((state["admissible"] is None) == name.endswith("-hard") for _, state in seen)
+        blocked = name.startswith("Breakthrough") and not MOVES["Breakthrough"](env._game, 1 - seed)
+        assert blocked or not env._game.state.game_info[1 - seed]["invalid_move"]
+
+
+def test_a_random_opponent_does_not_play_where_moves_are_not_listed():
     env = TextArenaText("Battleship-v0", opponent="random")
     env.reset(seed=0)
     with pytest.raises(EnvironmentKwargsError, match="'Battleship-v0' does not list its moves"):
         env.step("A0")
+
+
+@pytest.mark.parametrize("opponent", ["self", "random"])
+def test_a_player_without_a_move_passes_and_loses(opponent: str):
+    env = TextArenaText("Breakthrough-v0-tiny", opponent=opponent)
+    env.reset(seed=0)
+    board = env._game.state.game_state["board"]
+    # The black piece on a3 can neither step ahead nor take.
+    board[:] = [[piece.strip() for piece in row] for row in ("    W", "W    ", "B    ", "     ", "     ")]
+    *_, terminated, _, info = env.step("e1e2")
+    if opponent == "self":
+        assert info["admissible"] == ["pass"]
+        assert not env.step("pass")[2]
+        *_, terminated, _, info = env.step("pass")
+        assert info["outcome"] == {"player 0": 1.0, "player 1": -1.0}
+    assert terminated
 
 
 @pytest.mark.parametrize("game", ["HighSociety-v0", "KuhnPoker-v0", "TruthAndDeception-v0"])
