@@ -214,8 +214,8 @@ def evaluate(
         agent = [override("turnkey.agent.run", run.agent)] if run.agent else []
         environment, further = run.env_id, [*agent, *further]
         checkpoint = run.checkpoints if checkpoint is None and server is None else checkpoint
-    elif checkpoint:
-        run = RunFolder.of(checkpoint)
+    saved_by = (RunFolder.of(checkpoint) or run) if checkpoint is not None else None
+    run = run or saved_by
     if environment and launch.agent_of(further):
         raise typer.BadParameter(f"either {environment} is played, or the agent of turnkey.agent.run: leave out one")
     model = Model(checkpoint, server, model_name, tokenizer, tag, api_key_env)
@@ -231,6 +231,7 @@ def evaluate(
             raise typer.BadParameter(f"the panel {panel.name} is of {panel.env_id}, not of {played.id or 'an agent'}")
         further = [*playing.words(panel), *further]
     folder = (out or Path("evals") / f"{name or played.name}-{model.short_name}").absolute()
+    player = tag or (f"{saved_by.folder.name}-" if saved_by is not None else "") + model.short_name
     device, gpus = launch.device_here()
     if device == "cpu":
         os.environ["TURNKEY_DEVICE"] = "cpu"  # before verl is imported
@@ -256,7 +257,7 @@ def evaluate(
             url=(server or "").rstrip("/"),
             name=model_name or "",
             tag=tag,
-            player=tag or (f"{name}-" if name and server is None else "") + model.short_name,
+            player=player,
             api_key_env=api_key_env,
             new=new,
         )

@@ -13,6 +13,7 @@ from verl_turnkey.plugins.checks.data import warn_of_shared
 from verl_turnkey.plugins.checks.files import rows, shared_tasks
 from verl_turnkey.plugins.cli import evaluate, launch
 from verl_turnkey.plugins.cli.main import app
+from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.shutdown.run_files import locked
 
 SERVER = ["--server", "http://127.0.0.1:1/v1", "--model", "m"]
@@ -118,6 +119,37 @@ def test_a_second_evaluation_in_a_folder_writes_nothing(tmp_path):
             done = CliRunner().invoke(app, ["eval", "frozenlake", "--out", str(out), *model])
             assert "another turnkey eval is writing there" in str(done.exception)
         assert [path.name for path in out.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize(
+    ("words", "player"),
+    [
+        (["--checkpoint", "org/small"], "small"),
+        (["--checkpoint", "kuhn/checkpoints/global_step_5"], "kuhn-global_step_5"),
+        (["--checkpoint", "kuhn/checkpoints/global_step_5", "--tag", "late"], "late"),
+        (SERVER, "m"),
+    ],
+)
+def test_a_player_is_named_by_run_and_checkpoint(tmp_path, monkeypatch, words, player):
+    """And a model of the hub by its name there, not by the folder that it was downloaded to."""
+    (tmp_path / "kuhn" / ".hydra").mkdir(parents=True)
+    (tmp_path / "kuhn" / ".hydra" / "config.yaml").write_text(
+        "{turnkey: {env: {id: turnkey/FrozenLake-v1}}, trainer: {default_local_dir: checkpoints}}"
+    )
+    monkeypatch.setenv("TURNKEY_DEVICE", "cpu")
+    monkeypatch.chdir(tmp_path)
+    for folder in (weights := tmp_path / "0a1b2c", tmp_path / "kuhn" / "checkpoints" / "global_step_5"):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(evaluate.checkpoints, "downloaded", lambda path: path if path.exists() else weights)
+    monkeypatch.setattr(evaluate.Evaluation, "with_settings_of_run", lambda evaluation, _: evaluation)
+    monkeypatch.setattr(evaluate.Evaluation, "checked", lambda evaluation: composed(evaluation.words()))
+    monkeypatch.setattr(evaluate.Evaluation, "weights", lambda *_: None)
+    monkeypatch.setattr(evaluate.Evaluation, "tasks", lambda *_: tmp_path / "tasks.parquet")
+    monkeypatch.setattr(evaluate, "counted", lambda *_: "")
+    players = []
+    monkeypatch.setattr("verl_turnkey.plugins.eval.run.evaluate", lambda settings, **_: players.append(settings.player))
+    CliRunner().invoke(app, ["eval", "frozenlake", "--out", str(tmp_path / "out"), *words])
+    assert players == [player]
 
 
 def test_the_bar_tells_success_of_what_was_played_and_how_many_failed():
