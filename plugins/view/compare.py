@@ -306,11 +306,12 @@ def ratings(folders: Sequence[Path], seed: int = 0) -> dict[str, Any]:
     """Rate the players of evaluations against an opponent, each by its name there.
 
     Raises:
-        ConfigError: an evaluation has no opponent or another environment, or its players share a name.
+        ConfigError: an evaluation has no opponent or another environment, its players or two models share a name, or
+            no game has an outcome.
         ValueError: some players are not connected by games.
     """
-    ends: Counter[tuple[str, str, int]] = Counter()
-    environments: dict[str, Path] = {}
+    ends: Counter[tuple[str, str, str, int]] = Counter()
+    environments, models, notes = dict[str, Path](), dict[tuple[str, bool], tuple[Any, Path]](), list[str]()
     for folder in folders:
         pair = json.loads((folder / RESULT).read_text(encoding="utf-8")).get("players")
         if pair is None:
@@ -323,20 +324,35 @@ def ratings(folders: Sequence[Path], seed: int = 0) -> dict[str, Any]:
             raise ConfigError(f"{folder}: both players are called {policy!r}: name the evaluated one with --tag")
         identity = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
         environments.setdefault(json.dumps(identity.get("environment"), sort_keys=True), folder)
-        for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines():
-            for outcome in json.loads(line).get("outcomes", {}).values():
-                ends[policy, opponent, int(np.sign(outcome))] += 1
+        # A server does not identify its weights: there a tag stands for them.
+        weights = (model := identity["model"]).get("sha256") or model.get("tag") or model.get("name")
+        first, of_first = models.setdefault((policy, "sha256" in model), (weights, folder))
+        if first != weights:
+            raise ConfigError(
+                f"{of_first} and {folder} evaluate different models called {policy!r}: name them with --tag"
+            )
+        samples = map(json.loads, (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines())
+        if not (finished := [sample for sample in samples if sample.get("outcomes")]):
+            notes.append(f"{folder} is left out: none of its games has an outcome, as when all are truncated")
+        for sample in finished:
+            for outcome in sample["outcomes"].values():
+                ends[policy, opponent, sample["task"], int(np.sign(outcome))] += 1
     if len(environments) > 1:
         first, second = list(environments.values())[:2]
         raise ConfigError(f"{first} and {second} were played in different environments: compare games in one")
-    names = list(dict.fromkeys(name for pair in ends for name in pair[:2]))
-    table = np.array([[[ends[a, b, end] for end in (1, 0, -1)] for b in names] for a in names])
-    by_player = table.sum(axis=1) + table.sum(axis=0)[:, ::-1]
+    if not ends:
+        raise ConfigError(f"no game in {folders[0]} has an outcome: if all are truncated, allow more turns or tokens")
+    names = list(dict.fromkeys(name for key in ends for name in key[:2]))
+    tasks = {task: n for n, task in enumerate(dict.fromkeys(task for _, _, task, _ in ends))}
+    table = np.zeros((len(names), len(names), len(tasks), 3), np.int64)
+    for (a, b, task, end), number in ends.items():
+        table[names.index(a), names.index(b), tasks[task], 1 - end] = number
+    by_player = table.sum(axis=(1, 2)) + table.sum(axis=(0, 2))[:, ::-1]
     lines = [
         {"player": name, "rating": rating.value, "interval": [rating.low, rating.high], "ends": numbers.tolist()}
         for name, rating, numbers in zip(names, stats.ratings(table, seed=seed), by_player, strict=True)
     ]
-    return {"ratings": sorted(lines, key=lambda line: -line["rating"]), "files": [], "notes": []}
+    return {"ratings": sorted(lines, key=lambda line: -line["rating"]), "files": [], "notes": notes}
 
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -173,32 +173,32 @@ MEAN_RATING = 1000.0
 def ratings(ends: ArrayLike, *, confidence: float = 0.95, resamples: int = 1000, seed: int = 0) -> list[Interval]:
     """Elo ratings: the maximum-likelihood Bradley-Terry model, with a draw as half a win; their mean is 1000.
 
-    For the intervals, the games of each pair are resampled.
+    For the intervals, the tasks of each pair and both halves of its extra draw get random weights: the Bayesian
+    bootstrap (Rubin 1981), in which a player who won every game may also be better or worse than that.
 
     Args:
-        ends: (P, P, 3) numbers of games between two players, by how they ended for the first: won, drawn, lost. Each
-            game counts once, in either place of its pair.
+        ends: (P, P, T, 3) numbers of games between two players in a task, by how they ended for the first: won, drawn,
+            lost. Each game counts once, in either place of its pair.
 
     Raises:
         ValueError: some players are not connected by games.
     """
     games = np.asarray(ends, np.float64)
-    games = np.triu(np.ones(games.shape[:2]), 1)[..., None] * (games + games.transpose(1, 0, 2)[..., ::-1])
-    met = games.sum(axis=-1) + games.sum(axis=-1).T > 0
+    games = games + games.transpose(1, 0, 2, 3)[..., ::-1]
+    met = games.sum(axis=(2, 3)) > 0
     if not np.all(np.linalg.matrix_power(met + np.eye(len(met)), len(met)) > 0):
         raise ValueError("some players are not connected by games")
-    drawn, rng = np.zeros((resamples, *games.shape)), np.random.default_rng(seed)
+    points, rng = np.zeros((1 + resamples, *met.shape)), np.random.default_rng(seed)
     for i, j in np.argwhere(np.triu(met)):
-        number = games[i, j].sum()
-        drawn[:, i, j] = rng.multinomial(int(number), games[i, j] / number, size=resamples)
-    values = _strengths(np.concatenate([games[None], drawn]), met)
-    return [_interval(float(of_player[0]), of_player[1:], confidence) for of_player in values.T]
+        of_tasks = games[i, j] @ [[1, 0], [0.5, 0.5], [0, 1]]  # (T, 2)
+        units = np.concatenate([of_tasks[games[i, j].any(axis=1)], DRAWS / 2 * np.eye(2)])
+        weights = rng.exponential(size=(resamples, len(units)))
+        points[:, [i, j], [j, i]] = np.concatenate([np.ones((1, len(units))), weights]) @ units
+    return [_interval(float(of_player[0]), of_player[1:], confidence) for of_player in _strengths(points).T]
 
 
-def _strengths(games: Floats, met: NDArray[np.bool_]) -> Floats:
-    """(R, P) ratings of R tables of games (R, P, P, 3), by Hunter's minorization-maximization (2004, eq. 3)."""
-    points = games[..., 0] + (games[..., 1] + DRAWS * np.triu(met)) / 2
-    points += np.swapaxes(games[..., 2] + (games[..., 1] + DRAWS * np.triu(met)) / 2, 1, 2)
+def _strengths(points: Floats) -> Floats:
+    """(R, P) ratings of R tables of points (R, P, P), by Hunter's minorization-maximization (2004, eq. 3)."""
     number, strength = points + np.swapaxes(points, 1, 2), np.ones(points.shape[:2])
     for _ in range(10_000):
         before = strength

@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -247,20 +248,40 @@ def test_the_command(tmp_path):
 
 
 # --- ratings ----------------------------------------------------------------------------------------------------------
+def rated_by_game(ends: Any) -> list[stats.Interval]:
+    """The ratings if each game of the table (P, P, 3) has a task of its own."""
+    table = np.asarray(ends, int)
+    first = np.cumsum(table, axis=-1) - table
+    task = np.arange(table.sum(axis=-1).max())[:, None]
+    return stats.ratings((first[:, :, None] <= task) & (task < (first + table)[:, :, None]))
+
+
 def test_the_ratings_of_two_by_hand():
     ends = np.zeros((2, 2, 3))
     ends[0, 1] = 6, 2, 1
     ends[1, 0] = 1, 0, 2  # the other way round: two more won, one more lost
-    a, b = stats.ratings(ends)
+    a, b = rated_by_game(ends)
     points = 6 + 2 + (2 + stats.DRAWS) / 2
     assert a.value - b.value == pytest.approx(400 * math.log10(points / (13 - points)), abs=0.01)
     assert a.value + b.value == pytest.approx(2000)
     assert a.low < a.value < a.high
     assert b.low == pytest.approx(2000 - a.high)
-    few, many = (stats.ratings(number * ends)[0] for number in (1, 20))
+    few, many = (rated_by_game(number * ends)[0] for number in (1, 20))
     assert many.high - many.low < (few.high - few.low) / 3
-    won, lost = stats.ratings([[[0, 0, 0], [9, 0, 0]], [[0, 0, 0], [0, 0, 0]]])
-    assert won.value - lost.value == pytest.approx(400 * math.log10(9.5 / 0.5), abs=0.01)
+    for games in ([9, 0, 0], [2, 0, 0], [0, 9, 0]):
+        won, lost = rated_by_game([[[0, 0, 0], games], [[0, 0, 0], [0, 0, 0]]])
+        points = games[0] + games[1] / 2 + 0.5
+        expected = 400 * math.log10(points / (sum(games) + 1 - points))
+        assert won.value - lost.value == pytest.approx(expected, abs=0.01)
+        assert won.low < won.value < won.high
+
+
+def test_an_interval_counts_tasks_not_games():
+    """Twenty samples of a task that end alike tell no more than one."""
+    ends = np.zeros((2, 2, 12, 3))
+    ends[0, 1, :6, 0] = ends[0, 1, 6:, 2] = 1
+    single, twenty = (stats.ratings(number * ends)[0] for number in (1, 20))
+    assert twenty.high - twenty.low > 0.8 * (single.high - single.low)
 
 
 def test_the_ratings_of_four_are_those_of_a_logistic_regression():
@@ -278,15 +299,22 @@ def test_the_ratings_of_four_are_those_of_a_logistic_regression():
             weight += [wins + draws / 2, losses + draws / 2]
     fit = LogisticRegression(C=np.inf, fit_intercept=False, tol=1e-10).fit(pairs, won, sample_weight=weight)
     expected = 400 / math.log(10) * (fit.coef_[0] - fit.coef_[0].mean()) + 1000
-    assert [rating.value for rating in stats.ratings(ends)] == pytest.approx([*expected], abs=0.1)
+    assert [rating.value for rating in rated_by_game(ends)] == pytest.approx([*expected], abs=0.1)
 
 
-def evaluation(folder: Path, policy: str, opponent: str, outcomes: list[float], environment: str = "kuhn") -> Path:
+def evaluation(
+    folder: Path,
+    policy: str,
+    opponent: str,
+    outcomes: list[float],
+    environment: str = "kuhn",
+    model: dict[str, Any] | None = None,
+) -> Path:
     folder.mkdir()
     (folder / "result.json").write_text(json.dumps({"players": {"policy": policy, "opponent": opponent}}))
-    (folder / "eval.json").write_text(json.dumps({"environment": environment}))
-    lines = [{"outcomes": {f"player {n % 2}": outcome}} for n, outcome in enumerate(outcomes)]
-    (folder / "samples.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"truncated": True}])))
+    (folder / "eval.json").write_text(json.dumps({"environment": environment, "model": model or {"sha256": policy}}))
+    lines = [{"task": str(n), "outcomes": {f"player {n % 2}": outcome}} for n, outcome in enumerate(outcomes)]
+    (folder / "samples.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"task": "0", "truncated": True}])))
     return folder
 
 
@@ -306,15 +334,35 @@ def test_evaluations_are_compared_by_ratings(tmp_path):
     assert sum(line["rating"] for line in ratings) == pytest.approx(3000)
 
 
+@pytest.mark.parametrize(
+    ("models", "same"),
+    [
+        ([{"sha256": "1", "engine": "hf"}, {"sha256": "1", "engine": "vllm"}], True),
+        ([{"sha256": "1"}, {"name": "m", "tag": None}], True),  # served and not
+        ([{"name": "m", "tag": "a"}, {"name": "n", "tag": "a"}], True),
+        ([{"name": "x/a", "tag": None}, {"name": "y/a", "tag": None}], False),
+    ],
+)
+def test_a_name_is_of_one_model(tmp_path, models, same):
+    folders = [evaluation(tmp_path / str(n), "a", "b", [1], model=model) for n, model in enumerate(models)]
+    assert (rated(*folders).exit_code == 0) == same
+
+
 def test_evaluations_that_cannot_be_rated(tmp_path):
     first = evaluation(tmp_path / "first", "a", "b", [1])
     for other, message in {
         evaluation(tmp_path / "apart", "c", "d", [1]): "some players are not connected by games",
         evaluation(tmp_path / "same", "a", "a", [1]): "both players are called 'a': name the evaluated one with --tag",
         evaluation(tmp_path / "nim", "a", "c", [1], "nim"): "were played in different environments",
+        evaluation(tmp_path / "other", "a", "b", [1], model={"sha256": "1"}): (
+            f"{first} and .*other evaluate different models called 'a': name them with --tag"
+        ),
         write(tmp_path / "run", CURVE): "is an evaluation and .* is not: do not mix them",
     }.items():
         assert re.search(message, str(rated(first, other).exception))
+    truncated = evaluation(tmp_path / "truncated", "a", "d", [])
+    assert re.search("no game in .*truncated has an outcome", str(rated(truncated).exception))
+    assert re.search(r"truncated is left\s+out: none of its games has an outcome", rated(first, truncated).output)
     (first / "result.json").write_text("{}")
     assert "has no games against an opponent" in str(rated(first).exception)
     assert "are for runs, not for evaluations" in rated(first, more=("--level", "0.5")).output
