@@ -14,10 +14,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from string import Template
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -30,6 +32,20 @@ from verl_turnkey.plugins.cli import script_stubs
 MAIN = "verl.trainer.main_ppo"
 OURS = re.compile(r"verl\.trainer\.main_ppo|(.*/)?main_ppo\.py|turnkey check")
 """programs that take the arguments of :data:`MAIN`"""
+WORD = r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\((?:[^()]|\([^()]*\))*\)|\$\{[^}]*\}|`[^`]*`|[^\s();<>|&'"\\`])+"""
+TOKEN = re.compile(
+    rf"[^\S\n]+|#[^\n]*|(?:\d*[<>]|&>)[<>&|]*[ \t]*(?:{WORD})?|(?P<operator>[();|&\n]+)|(?P<word>{WORD})", re.DOTALL
+)
+"""of a line of a shell: blanks, a comment, a redirection, an operator or a word"""
+SHELL = re.compile(r"\$\(|`[^`]*`|\$\{\w+(?:[^\w.}:\[]|:[-=+?]|\[@)|\$\{[A-Z_][A-Z_0-9]*\}|\$[A-Za-z_]\w*")
+"""what only a shell can replace; ``${data.train_files}`` is Hydra's"""
+UNQUOTE = "Leave out the quotes around the command, so that your shell reads it, or give the path of a script"
+VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+KEYED = re.compile(r"(?:[+~]+[A-Za-z_]|[A-Za-z_][\w-]*[./@])[\w./@-]*=")
+"""an override that is no variable of a shell"""
+ARGUMENT = re.compile(rf"{KEYED.pattern}|--config-(?:name|path|dir)|-c[npd](?:=|$)")
+"""behind it there is no program"""
+POSITIONAL = ("$@", "${@}", "$*")
 SECONDS = 60
 INSIDE = script_stubs.FOLDER
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 15)))
@@ -120,51 +136,91 @@ def read(script: Path) -> Call:
 def pasted(words: Sequence[str]) -> list[str]:
     """The script or the arguments of verl's main program in ``words``, which may be a whole command, even one string.
 
-    Variables before the program are set in this process.
+    Folder and variables that the string sets before the program become those of this process.
 
     Raises:
-        ConfigError: the command starts another program.
+        ConfigError: the command starts another program, or needs a shell.
     """
-    parts = _words(words[0]) if len(words) == 1 else []
-    if len(parts) > 1 and (_program(parts) or all("=" in part or part.startswith("-") for part in parts)):
-        words = parts
-    if [Path(word).name for word in words[:1]] in (["bash"], ["sh"]) and words[1:2] and words[1].endswith(".sh"):
-        return [*words[1:]]
-    if (program := _program(words)) is None:
-        return [*words]
-    place, name = program
-    if not OURS.fullmatch(name):
+    commands, is_text = [[*words]], len(words) == 1 and len(words[0].split()) > 1 and not os.path.isfile(words[0])
+    if is_text:
+        commands = _commands(words[0])
+        if KEYED.match(words[0].strip()):
+            commands = commands[:1]
+            if not all(len(parts) > 1 and all(map(KEYED.match, parts)) for parts in commands or [[]]):
+                return [*words]  # one value with spaces
+        if not commands:
+            raise ConfigError(f"{words[0]}: expected a command, found none, or an open quote. {UNQUOTE}")
+    programs = [_program(command) for command in commands]
+    chosen = min(range(len(commands)), key=lambda i: (_rank(programs[i]), -i))  # the last: others prepare for it
+    command, program = commands[chosen], programs[chosen]
+    if program is None and len(command) > 1 and re.fullmatch(r"[A-Za-z_./][\w./-]*", command[0]):
+        program = 0, command[0]
+    if program and _rank(program) > 1:
         raise ConfigError(
-            f"{name} is another program: turnkey check takes the arguments of {MAIN}, or a whole command that starts it"
+            f"{program[1]} is another program: turnkey check takes the arguments of {MAIN}, a whole command that "
+            "starts it, or the path of a script"
         )
-    variables = dict(word.split("=", 1) for word in words[:place] if re.fullmatch(r"[A-Za-z_]\w*=.*", word, re.DOTALL))
-    if variables:
-        enter(Call([], os.getcwd(), {**os.environ, **variables}, []))
-    return [*words[place + 1 :]]
+    place = program[0] if program else 0
+    environment, folder = {**os.environ}, os.getcwd()
+    for before in [*commands[:chosen], command[:place]]:
+        if before[:1] == ["cd"]:
+            folder = os.path.join(folder, *(_expanded(word, environment) for word in before[1:2]))
+        for variable, value in (word.split("=", 1) for word in before if VARIABLE.fullmatch(word)):
+            environment[variable] = _expanded(value, defaultdict(str, environment)) if is_text else value
+    if not os.path.isdir(folder):
+        raise ConfigError(f"cd {folder}: there is no such folder; if you are in it, leave out the cd")
+    if (environment, folder) != ({**os.environ}, os.getcwd()):
+        enter(Call([], folder, environment, []))
+    rest = command[place if _rank(program) else place + 1 :]
+    return [_expanded(word, environment) for word in rest if word not in POSITIONAL] if is_text else rest
 
 
-def _words(text: str) -> list[str]:
-    """The words of the first command in ``text``, without pipes and redirections."""
-    try:
-        lexer = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars=True)
-        lexer.whitespace_split, lexer.commenters = True, ""
-        command = takewhile(lambda word: not {*word} <= {*lexer.punctuation_chars}, lexer)
-        return [word for word in command if not word.isdigit()]  # the 2 of 2>&1
-    except ValueError:  # an unclosed quote
-        return [text]
+def _commands(text: str) -> list[list[str]]:
+    """The words of each command in ``text``, without redirections and comments; none where a quote is open."""
+    text = f"{text}\n".replace("\r", "").replace("\\\n", " ")
+    tokens = [*TOKEN.finditer(text)]
+    if "".join(token[0] for token in tokens) != text:
+        return []
+    commands: list[list[str]] = [[]]
+    for token in tokens:
+        if token["operator"]:
+            commands.append([])
+        elif token["word"]:
+            commands[-1].append(" ".join(shlex.split(token["word"].replace(r"\$", "$"))))
+    return [command for command in commands if command]
+
+
+def _expanded(word: str, variables: Mapping[str, str]) -> str:
+    expanded = Template(word).safe_substitute(variables)
+    if needs := SHELL.search(expanded):
+        raise ConfigError(f"{word}: {needs[0]} needs a shell, or a variable that is not set. {UNQUOTE}")
+    return expanded
 
 
 def _program(words: Sequence[str]) -> tuple[int, str] | None:
-    """Place and name of the program that the command ``words`` starts: a module, a file, or ours; None: no command."""
-    for place, word in enumerate(words):
+    """Place and name of what the command ``words`` starts, ours rather than another; None: nothing that is known."""
+    start = next((place for place, word in enumerate(words) if not VARIABLE.fullmatch(word)), 0)
+    programs: list[tuple[int, str]] = []
+    for place, word in enumerate(takewhile(lambda word: not ARGUMENT.match(word), words)):
         before = words[place - 1] if place else ""
-        if Path(before).name in ("turnkey", "verl_turnkey"):
-            return place, f"turnkey {word}"
-        if OURS.fullmatch(word) or (before == "-m" and re.fullmatch(r"[\w.]+", word) and word != "verl_turnkey"):
-            return place, word
-        if word.endswith(".py") and "=" not in word and any(Path(w).name.startswith("python") for w in words[:place]):
-            return place, word
-    return None
+        is_ours = place - 1 == start or words[max(place - 2, 0)] == "-m"
+        if "=" in word:
+            continue
+        if is_ours and Path(before).name in ("turnkey", "verl_turnkey"):
+            programs.append((place, f"turnkey {word}"))
+            continue
+        is_module = before == "-m" and re.fullmatch(r"[\w.]+", word) and word != "verl_turnkey"
+        is_file = word.endswith(".py") and any(Path(earlier).name.startswith("python") for earlier in words[:place])
+        if is_module or is_file or OURS.fullmatch(word) or word.endswith(".sh"):
+            programs.append((place, word))
+    return min(programs, key=_rank, default=None)
+
+
+def _rank(program: tuple[int, str] | None) -> int:
+    """0: verl's main program, 1: a script, 2: another program."""
+    if program is None:
+        return 3
+    return 0 if OURS.fullmatch(program[1]) else 1 if program[1].endswith(".sh") else 2
 
 
 def enter(call: Call) -> None:

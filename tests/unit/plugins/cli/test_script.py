@@ -156,19 +156,75 @@ LINE = ["+turnkey=gigpo", "a.b=1"]
         ["turnkey", "check", *LINE],
         ["PASTED=1 python3 -m verl.trainer.main_ppo \\\n  +turnkey=gigpo 'a.b=1' 2>&1 | tee train.log"],
         ["+turnkey=gigpo a.b=1"],
+        ["+turnkey=gigpo a.b=$PASTED_BEFORE 2>&1 | tee train.log"],
+        ["python", "-m", "debugpy", "--listen", "5678", "-m", "verl.trainer.main_ppo", *LINE],
+        ["cd . && python3 -m verl.trainer.main_ppo > train.log +turnkey=gigpo 2>&1 'a.b=1' && echo python -m a.b"],
+        ['set -x; export HERE=1 WHAT=$HERE\npython3 -m verl.trainer.main_ppo +turnkey=gigpo a.b=$WHAT "$@"'],
+        ["python3 -m verl.trainer.main_ppo \\\r\n +turnkey=gigpo \\\r\n a.b=${PASTED_BEFORE} # don't keep\r\n"],
     ],
 )
 def test_a_pasted_command_is_its_arguments(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(os, "environ", {**os.environ})
+    monkeypatch.setattr(os, "environ", {**os.environ, "PASTED_BEFORE": "1"})
     assert script.pasted(words) == LINE
     assert os.environ.get("PASTED") == ("1" if words[0].startswith("PASTED") else None)
 
 
-@pytest.mark.parametrize("words", [["a.b=c d"], ["a.b='c"], ["-m", "a.b=1,2"], ["launch.sh", "a.b=1"], []])
+def test_folder_and_variables_of_a_pasted_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(os, "environ", {**os.environ, "PYTHONPATH": "/before"})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src").mkdir()
+    text = "cd src && PYTHONPATH=own:$PYTHONPATH NONE=x:$NOT_SET python -m verl.trainer.main_ppo 'a.b=${c.d}'"
+    assert script.pasted([text]) == ["a.b=${c.d}"]
+    assert (Path.cwd(), sys.path[0]) == (tmp_path / "src", str(tmp_path / "src" / "own"))
+    assert (os.environ["PYTHONPATH"], os.environ["NONE"]) == ("own:/before", "x:")
+    with pytest.raises(ConfigError, match=r"^cd .*/src/src: there is no such folder; if you are in it, leave out the"):
+        script.pasted([text])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a.b=c d"],
+        ["a.b='c"],
+        ["-m", "a.b=1,2"],
+        ["launch.sh", "a.b=1"],
+        [],
+        ["turnkey.agent.run=python -m my.agent"],
+        ["turnkey.rollout.system=x=1 y=2"],
+        ["+a=b | c.d=1"],
+        ["trainer.default_local_dir=/ckpt/turnkey", "trainer.n_gpus_per_node=1"],
+        ["--config-dir", "conf/turnkey", *LINE],
+        ["--config-name", "turnkey", "a.b=1"],
+    ],
+)
 def test_other_words_stay_as_they_are(words: list[str]) -> None:
     assert script.pasted(words) == words
-    assert script.pasted(["bash", *words]) == (words if words[:1] == ["launch.sh"] else ["bash", *words])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bash", "launch.sh", "a=1"],
+        ["PASTED=1", "nohup", "bash", "-x", "launch.sh", "a=1"],
+        ["source env.sh && bash launch.sh a=1 2>&1 | tee log"],
+        ["PASTED=1 ./launch.sh a=1 &"],
+    ],
+)
+def test_the_script_of_a_pasted_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    path, argument = script.pasted(words)
+    assert (path.removeprefix("./"), argument) == ("launch.sh", "a=1")
+    assert os.environ.get("PASTED") == ("1" if words[0].startswith("PASTED") else None)
+
+
+@pytest.mark.parametrize(
+    "text", ["python -m verl.trainer.main_ppo a=$(date +%F)", "N=`date` bash a.sh", "bash a.sh a=$NOT_SET", "echo 'a b"]
+)
+def test_a_command_that_needs_a_shell_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"\. Leave out the quotes around the command, .* give the path of a script$"):
+        script.pasted([text])
 
 
 @pytest.mark.parametrize(
@@ -178,6 +234,7 @@ def test_other_words_stay_as_they_are(words: list[str]) -> None:
         (["python -m recipe.dapo.main_dapo a.b=1"], "recipe.dapo.main_dapo"),
         (["python3", "train.py", *LINE], "train.py"),
         (["turnkey", "train", "babyai"], "turnkey train"),
+        (["bash -c 'python -m verl.trainer.main_ppo a.b=1'"], "bash"),
     ],
 )
 def test_a_command_of_another_program_is_refused(words: list[str], name: str) -> None:
