@@ -23,7 +23,7 @@ from verl_turnkey.plugins.checks.findings import refuse_with
 from verl_turnkey.plugins.checks.limits import COUNTS
 from verl_turnkey.plugins.config.command_line import CommandLine
 from verl_turnkey.plugins.config.composing import verls_config_dir
-from verl_turnkey.plugins.config.recipe_files import beside_parameters
+from verl_turnkey.plugins.config.recipe_files import beside_parameters, config_dir
 from verl_turnkey.plugins.config.resolve import CRITIC_TOKENS
 
 STOCK = "_generated_ppo_trainer.yaml"
@@ -124,9 +124,24 @@ def _defaults() -> Any:
 
 
 def unset(config: DictConfig, key: str) -> bool:
-    """Whether ``key`` has verl's default, and neither the launch line nor a file of the user sets it."""
+    """Whether ``key`` has verl's default, and neither the launch line, by a parent too, nor a file of it sets it."""
     line, default = CommandLine(sys.argv[1:]), value_at(_defaults(), key)
-    return default is not None and value_at(config, key) == default and not (line.of(key) or line.own_files)
+    if default is None or value_at(config, key) != default or line.own_files:
+        return False
+    return not any(f"{key}.".startswith(f"{o.key}.") or _sets(o.key, o.value, key) for o in line.overrides)
+
+
+@cache
+def _sets(group: str, choice: str, key: str) -> bool:
+    """Whether the file of a choice in one of our config groups, or a file that it builds on, sets ``key``."""
+    file = config_dir() / group / f"{choice}.yaml"
+    if group.split("/")[0] != "turnkey" or not file.is_file():
+        return False
+    node: Any = OmegaConf.to_container(OmegaConf.load(file))
+    bases = [base for base in node.get("defaults", ()) if base != "_self_"]
+    for name in key.split("."):
+        node = node.get(name) if isinstance(node, dict) else None
+    return node is not None or any(_sets(group, base, key) for base in bases)
 
 
 def with_origins(text: str, config: DictConfig) -> str:

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.plugins.checks.driver import STOCK_VERL
+from verl_turnkey.plugins.checks.values import with_origins
 from verl_turnkey.plugins.cli.check import dry_run
 from verl_turnkey.plugins.config import foreign_keys
 
@@ -183,6 +185,15 @@ def test_a_value_that_nobody_set_is_called_verls_default(stock_overrides: list[s
     assert f"{key}={path} (not set: verl's default): there is no such folder" in err
     assert dry_run([*line, f"{key}='{path}'"]) == 1
     assert f"{key}={path}: there is no such folder" in capsys.readouterr().err
+    text, config = "data.max_response_length=512", OmegaConf.create({"data": {"max_response_length": 512}})
+    for words, note in {
+        "+turnkey=gigpo": " (not set: verl's default)",
+        "+turnkey/preset=gigpo_webshop_1.5b": "",
+        "+turnkey/preset=hgpo_webshop_7b": "",  # by the preset that it builds on
+        "data={max_response_length:512}": "",
+    }.items():
+        sys.argv = ["turnkey check", words]
+        assert with_origins(text, config) == f"{text}{note}"
 
 
 def test_the_traceback_is_there_when_asked(checked: Checked, monkeypatch):
