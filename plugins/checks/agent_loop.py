@@ -69,7 +69,7 @@ def _check_prompts(run: CheckedRun) -> None:
     summarizes = options.prompt == "conversation" and options.when_full == "summarize"
     without_effect = {"summary_request": "when_full"} if not summarizes else {"summary": "when_full"}
     if options.prompt == "template":
-        without_effect |= dict.fromkeys(("observation_role", "thinking", "when_full"), "prompt")
+        without_effect |= dict.fromkeys(("observation_role", "thinking", "when_full", "summary_request"), "prompt")
     for key, other in without_effect.items():
         if (value := getattr(options, key)) != getattr(type(options)(), key):
             warn("prompt-keys-without-effect", key=key, value=value, other=other, chosen=getattr(options, other))
