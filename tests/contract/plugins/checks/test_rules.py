@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shlex
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -69,15 +70,16 @@ def ids(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[I
 
     def tripped(line: str) -> set[str]:
         if line not in known:
-            known[line] = ids_of(composed_line(shlex.split(filled(line, files))))
+            sys.argv = ["main_ppo", *shlex.split(filled(line, files))]
+            known[line] = ids_of(composed_line(sys.argv[1:]))
         return known[line]
 
-    validate.check, OmegaConf.load = frozen, load_once
+    argv, validate.check, OmegaConf.load = sys.argv, frozen, load_once
     try:
         with initialize_config_module("verl.trainer.config", version_base=None):
             yield tripped
     finally:
-        validate.check, OmegaConf.load = check, load
+        sys.argv, validate.check, OmegaConf.load = argv, check, load
 
 
 def ids_of(config: DictConfig) -> set[str]:
