@@ -162,8 +162,9 @@ def seeds_differ(record: Record, limits: Limits) -> Verdict:
             if after.setdefault(tuple(trace.actions[:t]), world(answer)) != world(answer):
                 return "pass", f"{len(record.first)} seeds start alike, but the same actions lead to different states"
     return "warn", (
-        f"{len(record.first)} seeds, one start, and the same actions led to the same answers: right for a single fixed "
-        "task; otherwise reset(seed) must draw the task from self.np_random"
+        f"{len(record.first)} seeds, one start, and no difference was seen with these actions: either the seed changes "
+        "nothing (right for a single fixed task; otherwise reset(seed) must draw the task from self.np_random), or "
+        "these actions do not show what it changes"
     )
 
 
