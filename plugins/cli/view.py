@@ -47,9 +47,8 @@ def compare(
     from verl_turnkey.plugins.view import compare
     from verl_turnkey.plugins.view.compare import compare as numbers
 
-    if evaluations := [folder for folder in runs if (folder / compare.RESULT).is_file()]:
-        if others := [folder for folder in runs if folder not in evaluations]:
-            raise ConfigError(f"{evaluations[0]} is an evaluation and {others[0]} is not: do not mix them")
+    evaluations = [folder for folder in runs if (folder / compare.RESULT).is_file()]
+    if len(evaluations) == len(runs):
         if metric or level is not None or by or baseline or x != "step":
             raise typer.BadParameter("--metric, --level, --by, --x and --baseline are for runs, not for evaluations")
         comparison = compare.ratings(evaluations)
@@ -61,6 +60,8 @@ def compare(
     logged = []
     for folder in runs:  # runs/* may hold other things
         try:
+            if folder in evaluations:
+                raise FileNotFoundError(f"expected the folder of a run, found an evaluation: {folder}")
             logged.append(read(folder))
         except FileNotFoundError as error:
             if folder == runs[-1] and not logged:

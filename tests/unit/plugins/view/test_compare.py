@@ -357,7 +357,6 @@ def test_evaluations_that_cannot_be_rated(tmp_path):
         evaluation(tmp_path / "other", "a", "b", [1], model={"sha256": "1"}): (
             f"{first} and .*other evaluate different models called 'a': name them with --tag"
         ),
-        write(tmp_path / "run", CURVE): "is an evaluation and .* is not: do not mix them",
     }.items():
         assert re.search(message, str(rated(first, other).exception))
     truncated = evaluation(tmp_path / "truncated", "a", "d", [])
@@ -366,6 +365,9 @@ def test_evaluations_that_cannot_be_rated(tmp_path):
     (first / "result.json").write_text("{}")
     assert "has no games against an opponent" in str(rated(first).exception)
     assert "are for runs, not for evaluations" in rated(first, more=("--level", "0.5")).output
+    done = rated(first, write(tmp_path / "run", CURVE), more=("--level", "0.5"))
+    assert done.exit_code == 0, done.output
+    assert f"left out: expected the folder of a run, found an evaluation: {first}" in done.output.replace("\n", "")
 
 
 def test_a_long_list_of_differences_is_cut(tmp_path):
