@@ -42,7 +42,7 @@ SHELL = re.compile(r"\$\(|`[^`]*`|\$\{\w+(?:[^\w.}:\[]|:[-=+?]|\[@)|\$\{[A-Z_][A
 UNQUOTE = "Leave out the quotes around the command, so that your shell reads it, or give the path of a script"
 VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 KEYED = re.compile(r"(?:[+~]+[A-Za-z_]|[A-Za-z_][\w-]*[./@])[\w./@-]*=")
-"""an override that is no variable of a shell"""
+"""an override, whose key no shell takes for a variable"""
 ARGUMENT = re.compile(rf"{KEYED.pattern}|--config-(?:name|path|dir)|-c[npd](?:=|$)")
 """behind it there is no program"""
 POSITIONAL = ("$@", "${@}", "$*")
