@@ -80,7 +80,7 @@ def test_the_difference_of_copies_is_shown(tmp_path, capsys):
     comparison = compare([read(run.folder) for run in written])
     assert [(file["file"], file["diff"]) for file in comparison["files"]] == [("b.py", None), ("env.py", None)]
     print_tables(comparison)
-    assert f"b.py differs between {tmp_path}/run-0 and" in capsys.readouterr().out.replace("\n", " ")
+    assert says(capsys.readouterr().out, f"b.py differs between {tmp_path}/run-0 and")
     (tmp_path / "kept").rename(tmp_path / "run-0" / "turnkey_log" / "files" / f"{'a' * 64}.py")
     comparison = compare([read(run.folder) for run in written])
     assert comparison["files"][1]["diff"][2:] == ["@@ -1,2 +1,2 @@", " same", "-size = 1", "+size = 2\x1b[2J"]
@@ -322,6 +322,11 @@ def rated(*folders: Path, more: tuple[str, ...] = ()):
     return CliRunner().invoke(app, ["compare", *map(str, folders), *more])
 
 
+def says(output: str, words: str) -> bool:
+    """Whether a command printed these words, wherever its lines end."""
+    return "".join(words.split()) in "".join(output.split())
+
+
 def test_evaluations_are_compared_by_ratings(tmp_path):
     late = evaluation(tmp_path / "late", "step 20", "step 10", [2, 1, 1, 0, -1])
     early = evaluation(tmp_path / "early", "step 10", "random", [1, 1, -2])
@@ -361,13 +366,13 @@ def test_evaluations_that_cannot_be_rated(tmp_path):
         assert re.search(message, str(rated(first, other).exception))
     truncated = evaluation(tmp_path / "truncated", "a", "d", [])
     assert re.search("no game in .*truncated has an outcome", str(rated(truncated).exception))
-    assert re.search(r"truncated is left\s+out: none of its games has an outcome", rated(first, truncated).output)
+    assert says(rated(first, truncated).output, f"{truncated} is left out: none of its games has an outcome")
     (first / "result.json").write_text("{}")
     assert "has no games against an opponent" in str(rated(first).exception)
-    assert "are for runs, not for evaluations" in rated(first, more=("--level", "0.5")).output
+    assert says(rated(first, more=("--level", "0.5")).output, "are for runs, not for evaluations")
     done = rated(first, write(tmp_path / "run", CURVE), more=("--level", "0.5"))
     assert done.exit_code == 0, done.output
-    assert f"left out: expected the folder of a run, found an evaluation: {first}" in done.output.replace("\n", "")
+    assert says(done.output, f"left out: expected the folder of a run, found an evaluation: {first}")
 
 
 def test_a_long_list_of_differences_is_cut(tmp_path):
