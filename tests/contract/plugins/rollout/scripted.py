@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,6 +16,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_turnkey.advantage import StepBatch
 from verl_turnkey.envs.tasks import Task
 from verl_turnkey.plugins.credit.rows import read_rows
+from verl_turnkey.plugins.eval.player import Completions
 
 
 class Script:
@@ -51,14 +52,15 @@ class Script:
         return TokenOutput(token_ids=ids, log_probs=[-0.01 * i for i in range(len(ids))], extra_fields=fields)
 
 
-class Served:
+class Served(Completions):
     """A script in place of the server that ``turnkey eval`` asks."""
 
     def __init__(self, script: Script) -> None:
+        super().__init__("http://nobody/v1", "script", concurrency=1)
         self.script = script
 
-    async def generate(self, prompt_ids: list[int], sampling: dict[str, Any], seed: int) -> list[int]:
-        return (await self.script.generate("", prompt_ids=prompt_ids, sampling_params=sampling)).token_ids
+    async def generate(self, prompt_ids: list[int], sampling: Mapping[str, Any], seed: int) -> list[int]:
+        return (await self.script.generate("", prompt_ids=prompt_ids, sampling_params={**sampling})).token_ids
 
 
 def opening_thoughts(tokenizer: Any) -> Any:
