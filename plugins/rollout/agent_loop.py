@@ -297,9 +297,12 @@ class EnvAgentLoop(AgentLoopBase):
         seen = trajectory.seen
         unchanged = Answer(seen.observation, {**seen.info, "invalid": False})
         step = self._step(trajectory, prompt, turn, parsed, unchanged, 0.0)
-        before = trajectory.episode.steps[-1].record
-        before["extra"] = {**before["extra"], "next_anchor": str(step.record["anchor"])}
-        trajectory.add(step, seen)
+        record, before = step.record, trajectory.episode.steps[-1].record
+        record["anchor"] = f"{SUMMARY_OF}{record['anchor']}"
+        if "images" in record["extra"]:  # methods that compare texts must not take it for a turn in this state
+            record["extra"]["images"] = f"{SUMMARY_OF}{record['extra']['images']}"
+        before["extra"] = {**before["extra"], "next_anchor": record["anchor"]}
+        trajectory.add(replace(step, observation=prompt.request or "", images=()), seen)
         await guarded(trajectory.prompts.heard, turn, parsed)
 
     async def _prompt(self, trajectory: Trajectory) -> Prompt:
@@ -333,20 +336,17 @@ class EnvAgentLoop(AgentLoopBase):
             columns[TURN_LIMIT] = turn_limit(self.turn_limit, columns.get(TURN_LIMIT))
         if self.options.action_format == STREAM_FORMAT:
             columns |= stream_columns(turn.ids, turn.text, self.tokenizer)
-        # Methods that compare texts must not take a summary for a turn in its state: their pictures differ.
-        pictures = seen.images_key if prompt.request is None else f"{SUMMARY_OF}{seen.images_key}"
-        texts = {"text": seen.observation, "images": pictures} if worker.keep_texts else {}
         record = make_step(
             step=t,
             reward=answer.reward,
-            anchor=self._anchor(seen) if prompt.request is None else f"{SUMMARY_OF}{self._anchor(seen)}",
+            anchor=self._anchor(seen),
             action=parsed.action,
             valid=valid,
             penalty=0.0 if valid else self.options.invalid_action_penalty,
             terminated=answer.terminated,
             truncated=answer.truncated or (not answer.terminated and t + 1 == trajectory.turns),
             version=turn.version,
-            extra=columns | texts,
+            extra=columns | ({"text": seen.observation, "images": seen.images_key} if worker.keep_texts else {}),
         )
         invalid = None if valid else parsed.reason or "the environment refused the action"
         self.shared.invalid_actions.add(turn.text, invalid)
@@ -354,8 +354,8 @@ class EnvAgentLoop(AgentLoopBase):
             prompt=prompt,
             turn=turn,
             record=record,
-            observation=seen.text if prompt.request is None else prompt.request,
-            images=seen.info.get("images", ()) if prompt.request is None else (),
+            observation=seen.text,
+            images=seen.info.get("images", ()),
             answer=answer.text,
             invalid=invalid,
             unparsed=not parsed.valid and parsed.kind == "format",

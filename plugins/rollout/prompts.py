@@ -334,6 +334,7 @@ class ConversationPrompts(Prompts):
         self._end = 0  # length of _ids up to the end of the last turn
         self._summary = ""  # the model's own, of all turns that are no longer shown
         self._summarizing = False  # the last prompt asks for a summary
+        self._reserved: int | None = None  # see _for_summary; None: not counted yet
 
     def next(self, seen: Answer, images: list[Any] | None, last: bool = False) -> Prompt:
         if self._summarizing:  # the summary is there
@@ -355,7 +356,7 @@ class ConversationPrompts(Prompts):
                 if not summarizes:
                     raise
                 return self._summary_prompt(closed)
-        if self._fits(self._turn + (self._for_summary() if summarizes else 0)):
+        if self._fits(self._turn + (self._for_summary if summarizes else 0)):
             return self._prompt(self._broken())
         if when_full == "drop_oldest":
             self._drop_oldest()
@@ -412,10 +413,13 @@ class ConversationPrompts(Prompts):
 
     # --- the model's own summary ---
 
+    @property
     def _for_summary(self) -> int:
         """Tokens that a turn has to leave free for the summary request and the summary."""
-        request = self._append([self._request], "user")
-        return len(self._tail.user) + len(request) - len(self._ids) + self._turn
+        if self._reserved is None:
+            request = self._append([self._request], "user")
+            self._reserved = len(self._tail.user) + len(request) - len(self._ids) + self._turn
+        return self._reserved
 
     @property
     def _request(self) -> dict[str, Any]:

@@ -392,6 +392,7 @@ def test_the_last_turn_is_not_a_summary():
         if talk.built[-1].request is not None:
             break
         talk.say("go" + QWEN.stop)
+    assert talk.built[-1].request is not None
     prompt = before.next(Answer(f"room {t}", {"admissible": None}), None, last=True)
     assert prompt.request is None
     assert f"room {t}" in talk.tokenizer.decode(prompt.ids)
