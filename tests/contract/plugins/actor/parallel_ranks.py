@@ -21,7 +21,7 @@ from clipping_bias_rank import data_of, gradients, make_engine
 
 import torch  # isort: skip - the module above sets variables that verl reads when it is imported
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import distribute_tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from verl.utils import ulysses
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
@@ -101,16 +101,20 @@ def update(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
     return taken
 
 
-def fill_adapter(module: Any) -> None:
-    """Give each weight of an adapter, half of which begin at zero, values that follow from its name and place."""
+def fill_adapter(module: Any) -> dict[str, torch.Tensor]:
+    """Give each weight of an adapter, half of which begin at zero, values that follow from its name and place.
+
+    Returns:
+        The whole values by name.
+    """
+    filled = {}
     for name, weight in module.named_parameters():
         if weight.requires_grad:
             values = 0.2 * torch.cos(len(name) + torch.arange(weight.numel(), dtype=torch.float64))
-            values = values.reshape(weight.shape).to(weight.dtype)
+            filled[name] = values.reshape(weight.shape).to(weight.dtype)
             with torch.no_grad():
-                if isinstance(weight, DTensor):
-                    values = distribute_tensor(values, weight.device_mesh, weight.placements)
-                weight.copy_(values)
+                weight.copy_(distribute_tensor(filled[name], weight.device_mesh, weight.placements))
+    return filled
 
 
 def main(folder: Path, world: int, rank: int) -> None:
@@ -121,7 +125,7 @@ def main(folder: Path, world: int, rank: int) -> None:
         if ranks == world:
             engine = make_engine(folder / "model", "fsdp2", packed=packed, spread=spread, lora=lora)
             if lora:
-                fill_adapter(engine.module)
+                torch.save(fill_adapter(engine.module), folder / f"adapter {rank}.pt")
             results = {case: update(engine, {**settings, "packed": packed}) for case, settings in cases.items()}
             torch.save(results, folder / f"{name} {rank}.pt")
     dist.destroy_process_group()
