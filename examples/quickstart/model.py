@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -68,21 +69,23 @@ def build_tokenizer(
     )
 
 
+def sizes(tokenizer: PreTrainedTokenizerFast, layers: int, width: int) -> dict[str, Any]:
+    """Settings of a tiny Qwen3. ``head_dim`` is 32, the least that vLLM's CPU attention takes."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": width,
+        "intermediate_size": 3 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // 32,
+        "num_key_value_heads": width // 32,
+        "head_dim": 32,
+        "max_position_embeddings": 2048,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+    }
+
+
 def build_model(tokenizer: PreTrainedTokenizerFast, layers: int = 2, width: int = 64) -> Qwen3ForCausalLM:
-    """A Qwen3 with random weights. ``head_dim`` is 32, the least that vLLM's CPU attention takes."""
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=width,
-            intermediate_size=3 * width,
-            num_hidden_layers=layers,
-            num_attention_heads=width // 32,
-            num_key_value_heads=width // 32,
-            head_dim=32,
-            tie_word_embeddings=True,
-            max_position_embeddings=2048,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-        )
-    )
+    """A Qwen3 with random weights."""
+    return Qwen3ForCausalLM(Qwen3Config(tie_word_embeddings=True, **sizes(tokenizer, layers, width)))

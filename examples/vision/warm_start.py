@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "quickstart"))
 
 from demos import Demo, collect_in
 from grey import KWARGS, grey
-from model import build_tokenizer
+from model import build_tokenizer, sizes
 
 from verl_turnkey.envs import make
 from verl_turnkey.envs.adapters.minigrid import ACTIONS
@@ -89,22 +89,8 @@ def build(demos: Sequence[Demo]) -> tuple[Qwen3VLForConditionalGeneration, Qwen3
     tokenizer = build_tokenizer(texts, ACTIONS, special=VISION)
     tokenizer.chat_template = CHAT_TEMPLATE
     start, end, image, video = tokenizer.convert_tokens_to_ids(list(VISION))
-    text = transformers.Qwen3VLTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        intermediate_size=3 * WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=WIDTH // 32,
-        num_key_value_heads=WIDTH // 32,
-        head_dim=32,
-        max_position_embeddings=2048,
-        rope_parameters={
-            "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6], "mrope_interleaved": True,
-        },
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6], "mrope_interleaved": True}
+    text = transformers.Qwen3VLTextConfig(rope_parameters=rope, **sizes(tokenizer, LAYERS, WIDTH))
     patches = {"patch_size": TILE // 2, "temporal_patch_size": 2}
     sight = {
         "depth": 1, "hidden_size": SIGHT, "intermediate_size": 2 * SIGHT, "num_heads": 2, "out_hidden_size": WIDTH,
