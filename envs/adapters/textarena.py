@@ -144,8 +144,8 @@ class TextArenaText(TextEnv):
         max_steps: steps before truncation, beside the limit of the game itself.
 
     ``success``: the game is won by its rules, which is a final reward of 1; never after an invalid move that ends it.
-    ``state_key`` is a hash of the game's data: board, hidden and found things, score, the number of invalid moves in a
-    row, which decides when the game ends, and what was said where players talk; not the number of moves.
+    ``state_key`` is a hash of the game's data: board, hidden and found things, score, the streak of invalid moves,
+    which decides when the game ends, and the conversation in games with talk; it leaves out the number of moves.
     """
 
     metadata = {**TextEnv.metadata, "memory_mb": 220}  # noqa: RUF012 - gymnasium's own attribute
@@ -173,7 +173,7 @@ class TextArenaText(TextEnv):
         check(two or opponent == "self", "opponent", "left out in a game for one player", opponent)
         self._two, self._random_opponent = two, opponent == "random"
         self._moves = MOVES.get(str(game).partition("-")[0])
-        # Where the players talk, each hears the other; elsewhere the game itself says what was played.
+        # In games with talk, each player hears the other; in all others, the game itself reports the moves.
         training = ENV_REGISTRY.get(f"{game}-train")
         self._talk = two and training is not None and LLMObservationWrapper in (training.default_wrappers or ())
         if two and not self._random_opponent:
@@ -254,7 +254,7 @@ class TextArenaText(TextEnv):
         prompt = "\n".join(message for message, kind in heard if kind == ObservationType.PROMPT)
         heard = [message for message in heard if message[1] != ObservationType.PROMPT]
         lines = [message for message, _ in heard]
-        # Where the players talk, boards are part of the dialogue: an earlier one no longer holds.
+        # In games with talk, boards are part of the dialogue: an earlier one no longer holds.
         boards = [message for message, kind in heard if kind == ObservationType.GAME_BOARD and not self._talk]
         if boards and self._two:  # those before are of the players' earlier turns
             lines = [message for message, kind in heard if kind != ObservationType.GAME_BOARD] + boards[-1:]
