@@ -271,6 +271,8 @@ def _value(value: Any, hint: Any, where: str) -> Any:
 
 
 def _items(value: Any, hint: Any, where: str) -> list[Any] | tuple[Any, ...]:
+    if isinstance(value, str) and value:
+        raise ConfigError(f"{_wrong(value, hint, where)}; write [{value}]")
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise _wrong(value, hint, where)
     args = get_args(hint)

@@ -76,7 +76,8 @@ def _readable(config: DictConfig, key: str, file: str) -> bool:
     """Whether ``file`` is on this machine; refused if it should be and is not, or if verl could not read it."""
     path, setting = Path(file).expanduser(), f"{key}={file}"
     if path.suffix not in FORMATS:
-        refuse("data-format", key=key, file=file, formats=", ".join(FORMATS), suffix=path.suffix or "no suffix")
+        kind = "a folder: name the files in it" if path.is_dir() else path.suffix or "no suffix"
+        refuse("data-format", key=key, file=file, formats=", ".join(FORMATS), suffix=kind)
         return False
     if "://" in file:
         return False

@@ -105,6 +105,8 @@ def check(context: typer.Context) -> None:
 
     turnkey check python -m verl.trainer.main_ppo +turnkey=gigpo ...    # a whole command, as you would run it
 
+    turnkey check 'cd verl && bash -c "..."'    # in quotes: bash reads it, in a sandbox
+
     turnkey check launch.sh    # runs the script in a sandbox up to its call of main_ppo; more arguments win
 
     TURNKEY_CHECK=1 bash launch.sh    # runs it as it is, and ends after the checks
@@ -129,12 +131,9 @@ def check(context: typer.Context) -> None:
     words = [word for word in words if word not in ("--prompt", "--json")]
     from verl_turnkey.plugins.cli import script
 
-    words = script.pasted(words)
-    if words and words[0].endswith(".sh"):
-        call = script.read(Path(words[0]))
-        typer.echo("\n".join(script.lines(words[0], call)))
-        script.enter(call)
-        words[:1] = call.arguments
+    words, told = script.arguments(words)
+    for line in told:
+        typer.echo(line, err=as_json)
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         raise typer.Exit(quick_run(words, prompt=prompt, as_json=as_json))
 

@@ -14,12 +14,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
-from string import Template
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -30,22 +27,14 @@ from verl_turnkey.plugins.checks.driver import STOPS
 from verl_turnkey.plugins.cli import script_stubs
 
 MAIN = "verl.trainer.main_ppo"
-OURS = re.compile(r"verl\.trainer\.main_ppo|(.*/)?main_ppo\.py|turnkey check")
-"""programs that take the arguments of :data:`MAIN`"""
-WORD = r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\((?:[^()]|\([^()]*\))*\)|\$\{[^}]*\}|`[^`]*`|[^\s();<>|&'"\\`])+"""
-TOKEN = re.compile(
-    rf"[^\S\n]+|#[^\n]*|(?:\d*[<>]|&>)[<>&|]*[ \t]*(?:{WORD})?|(?P<operator>[();|&\n]+)|(?P<word>{WORD})", re.DOTALL
-)
-"""of a line of a shell: blanks, a comment, a redirection, an operator or a word"""
-SHELL = re.compile(r"\$\(|`[^`]*`|\$\{\w+(?:[^\w.}:\[]|:[-=+?]|\[@)|\$\{[A-Z_][A-Z_0-9]*\}|\$[A-Za-z_]\w*")
-"""what only a shell can replace; ``${data.train_files}`` is Hydra's"""
-UNQUOTE = "Leave out the quotes around the command, so that your shell reads it, or give the path of a script"
+OURS = re.compile(r"verl\.trainer\.main_ppo|(.*/)?main_ppo\.py")
+"""main program, by module or by file"""
+TURNKEY = ("turnkey", "verl_turnkey")
+"""whose command ``check`` takes the same arguments"""
 VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 KEYED = re.compile(r"(?:[+~]+[A-Za-z_]|[A-Za-z_][\w-]*[./@])[\w./@-]*=")
 """an override, whose key no shell takes for a variable"""
-ARGUMENT = re.compile(rf"{KEYED.pattern}|--config-(?:name|path|dir)|-c[npd](?:=|$)")
-"""behind it there is no program"""
-POSITIONAL = ("$@", "${@}", "$*")
+UNQUOTE = "leave out the quotes around the command, or give the path of a script"
 SECONDS = 60
 INSIDE = script_stubs.FOLDER
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 15)))
@@ -98,129 +87,91 @@ class Call:
     """commands that were not run"""
 
 
-def read(script: Path) -> Call:
-    """What ``script`` passes to :data:`MAIN`, where, with which environment.
+def arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments of verl's main program in ``words``, and what to tell of the sandbox.
+
+    ``words``: these arguments; a command that passes them, also as one string; or a script, and more arguments.
+    Folder and variables of the call become those of this process.
 
     Raises:
-        ConfigError: no sandbox here; the script failed or took over :data:`SECONDS`; it makes no call, or several.
+        ConfigError: see :func:`read`.
     """
-    read_text(script, only_utf8=True)
-    by_hand = f"run `{STOPS}=1 bash {script}`: all of it runs as it is, but the training, which ends after the checks"
+    place = next((place for place, word in enumerate(words) if not VARIABLE.fullmatch(word) or KEYED.match(word)), 0)
+    first = words[place] if words else ""
+    if len(words) == 1 and len(first.split()) > 1 and not os.path.isfile(first):
+        text = first.replace("\r", "").strip()
+        if not KEYED.match(text):
+            return _entered(text)
+        return _entered(f"python -m {MAIN} {text}") if KEYED.match(text.split()[1]) else ([*words], [])
+    if first.endswith(".sh") and not place:
+        passed, told = _entered(Path(first))
+        return [*passed, *words[1:]], told
+    if len(words) < 2 or KEYED.match(first) or not re.fullmatch(r"[A-Za-z_./][\w./-]*", first):
+        return [*words], []
+    variables = dict(word.split("=", 1) for word in words[:place])
+    if (after := _behind_main(words)) is not None:  # needs no shell
+        if variables:
+            enter(Call(after, os.getcwd(), {**os.environ, **variables}, []))
+        return after, []
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    return _entered(" ".join([*assignments, shlex.join(words[place:])]))
+
+
+def _entered(script: Path | str) -> tuple[list[str], list[str]]:
+    call = read(script)
+    enter(call)
+    name = "the command" if isinstance(script, str) else script
+    first = f"{name}: run in a sandbox; it calls {MAIN} with {len(call.arguments)} arguments"
+    return call.arguments, [first, *(f"    not run: {line}" for line in dict.fromkeys(call.skipped))]
+
+
+def _behind_main(words: Sequence[str]) -> list[str] | None:
+    """The words behind verl's main program or ``turnkey check``; None: they call neither."""
+    for place, word in enumerate(words):
+        if OURS.fullmatch(word) or (word == "check" and place and Path(words[place - 1]).name in TURNKEY):
+            return [*words[place + 1 :]]
+    return None
+
+
+def read(script: Path | str) -> Call:
+    """What ``script``, a file or the text of a command, passes to :data:`MAIN`, where, with which environment.
+
+    Raises:
+        ConfigError: no sandbox here; it failed or took over :data:`SECONDS`; it makes no call, or several.
+    """
+    what, otherwise = "the command", UNQUOTE
+    if isinstance(script, Path):
+        read_text(script, only_utf8=True)
+        run = f"run `{STOPS}=1 bash {script}`"
+        what, otherwise = f"{script}", f"{run}: all of it runs as it is, but the training, which ends after the checks"
     if problem := bwrap_problem():
-        raise ConfigError(f"{script}: a script is run in a sandbox, but {problem}. Install it, or {by_hand}")
+        raise ConfigError(f"{what} is run in a sandbox, but {problem}. Install it, or {otherwise}")
     with TemporaryDirectory() as folder:
         _write_stubs(Path(folder))
+        if isinstance(script, str):
+            (Path(folder) / "tmp" / "command").write_text(script)
+            script = Path(INSIDE) / "tmp" / "command"
         try:
             done = subprocess.run(
                 _command(script.absolute(), folder), env=_env(), stdin=subprocess.DEVNULL, capture_output=True,
                 text=True, errors="replace", timeout=SECONDS,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise ConfigError(f"{script} takes more than {SECONDS} s where nothing trains: {by_hand}") from None
+            raise ConfigError(f"{what} takes more than {SECONDS} s where nothing trains: {otherwise}") from None
         records: list[dict[str, Any]] = [json.loads(line) for line in (Path(folder) / "calls").read_text().splitlines()]
-    words_of_calls = [(entry, entry["words"]) for entry in records if MAIN in entry["words"]]
-    calls = {json.dumps(words[words.index(MAIN) + 1 :]): entry for entry, words in words_of_calls}
-    skipped = [shlex.join(entry["words"]) for entry in records if MAIN not in entry["words"]]
+    passed = [_behind_main(entry["words"]) for entry in records]
+    calls = {json.dumps(words): entry for entry, words in zip(records, passed, strict=True) if words is not None}
+    skipped = [shlex.join(entry["words"]) for entry, words in zip(records, passed, strict=True) if words is None]
     if len(calls) != 1:
         last = done.stderr.strip().splitlines()[-1:] if done.returncode or not calls else []
         reason = f" (bash: {last[0]})" if last else ""
         others = f"; it calls {'; '.join(line[:80] for line in skipped[-3:])}" if skipped and not calls else ""
         raise ConfigError(
-            f"{script}: expected one call of {MAIN}, found {len(calls)}{reason}{others}. "
-            f"Give its arguments, or {by_hand}"
+            f"{what}: expected one call of {MAIN}, found {len(calls)}{reason}{others}. "
+            f"Give its arguments, or {otherwise}"
         )
     ((words, entry),) = calls.items()
     return Call(json.loads(words), entry["cwd"], entry["env"], skipped)
-
-
-def pasted(words: Sequence[str]) -> list[str]:
-    """The script or the arguments of verl's main program in ``words``, which may be a whole command, even one string.
-
-    Folder and variables that the string sets before the program become those of this process.
-
-    Raises:
-        ConfigError: the command starts another program, or needs a shell.
-    """
-    commands, is_text = [[*words]], len(words) == 1 and len(words[0].split()) > 1 and not os.path.isfile(words[0])
-    if is_text:
-        commands = _commands(words[0])
-        if KEYED.match(words[0].strip()):
-            commands = commands[:1]
-            if not all(len(parts) > 1 and all(map(KEYED.match, parts)) for parts in commands or [[]]):
-                return [*words]  # one value with spaces
-        if not commands:
-            raise ConfigError(f"{words[0]}: expected a command, found none, or an open quote. {UNQUOTE}")
-    programs = [_program(command) for command in commands]
-    chosen = min(range(len(commands)), key=lambda i: (_rank(programs[i]), -i))  # the last: others prepare for it
-    command, program = commands[chosen], programs[chosen]
-    if program is None and len(command) > 1 and re.fullmatch(r"[A-Za-z_./][\w./-]*", command[0]):
-        program = 0, command[0]
-    if program and _rank(program) > 1:
-        raise ConfigError(
-            f"{program[1]} is another program: turnkey check takes the arguments of {MAIN}, a whole command that "
-            "starts it, or the path of a script"
-        )
-    place = program[0] if program else 0
-    environment, folder = {**os.environ}, os.getcwd()
-    for before in [*commands[:chosen], command[:place]]:
-        if before[:1] == ["cd"]:
-            folder = os.path.join(folder, *(_expanded(word, environment) for word in before[1:2]))
-        for variable, value in (word.split("=", 1) for word in before if VARIABLE.fullmatch(word)):
-            environment[variable] = _expanded(value, defaultdict(str, environment)) if is_text else value
-    if not os.path.isdir(folder):
-        raise ConfigError(f"cd {folder}: there is no such folder; if you are in it, leave out the cd")
-    if (environment, folder) != ({**os.environ}, os.getcwd()):
-        enter(Call([], folder, environment, []))
-    rest = command[place if _rank(program) else place + 1 :]
-    return [_expanded(word, environment) for word in rest if word not in POSITIONAL] if is_text else rest
-
-
-def _commands(text: str) -> list[list[str]]:
-    """The words of each command in ``text``, without redirections and comments; none where a quote is open."""
-    text = f"{text}\n".replace("\r", "").replace("\\\n", " ")
-    tokens = [*TOKEN.finditer(text)]
-    if "".join(token[0] for token in tokens) != text:
-        return []
-    commands: list[list[str]] = [[]]
-    for token in tokens:
-        if token["operator"]:
-            commands.append([])
-        elif token["word"]:
-            commands[-1].append(" ".join(shlex.split(token["word"].replace(r"\$", "$"))))
-    return [command for command in commands if command]
-
-
-def _expanded(word: str, variables: Mapping[str, str]) -> str:
-    expanded = Template(word).safe_substitute(variables)
-    if needs := SHELL.search(expanded):
-        raise ConfigError(f"{word}: {needs[0]} needs a shell, or a variable that is not set. {UNQUOTE}")
-    return expanded
-
-
-def _program(words: Sequence[str]) -> tuple[int, str] | None:
-    """Place and name of what the command ``words`` starts, ours rather than another; None: nothing that is known."""
-    start = next((place for place, word in enumerate(words) if not VARIABLE.fullmatch(word)), 0)
-    programs: list[tuple[int, str]] = []
-    for place, word in enumerate(takewhile(lambda word: not ARGUMENT.match(word), words)):
-        before = words[place - 1] if place else ""
-        is_ours = place - 1 == start or words[max(place - 2, 0)] == "-m"
-        if "=" in word:
-            continue
-        if is_ours and Path(before).name in ("turnkey", "verl_turnkey"):
-            programs.append((place, f"turnkey {word}"))
-            continue
-        is_module = before == "-m" and re.fullmatch(r"[\w.]+", word) and word != "verl_turnkey"
-        is_file = word.endswith(".py") and any(Path(earlier).name.startswith("python") for earlier in words[:place])
-        if is_module or is_file or OURS.fullmatch(word) or word.endswith(".sh"):
-            programs.append((place, word))
-    return min(programs, key=_rank, default=None)
-
-
-def _rank(program: tuple[int, str] | None) -> int:
-    """0: verl's main program, 1: a script, 2: another program."""
-    if program is None:
-        return 3
-    return 0 if OURS.fullmatch(program[1]) else 1 if program[1].endswith(".sh") else 2
 
 
 def enter(call: Call) -> None:
@@ -280,9 +231,3 @@ def _write_stubs(folder: Path) -> None:
 
 def _stub(*words: str) -> str:
     return f'exec {shlex.join([sys.executable, "-I", f"{INSIDE}/bin/sitecustomize.py", *words])} "$@"'
-
-
-def lines(script: str, call: Call) -> Sequence[str]:
-    """What to tell the user about the run of the script."""
-    first = f"{script}: run in a sandbox; it calls {MAIN} with {len(call.arguments)} arguments"
-    return [first, *(f"    not run: {line}" for line in dict.fromkeys(call.skipped))]

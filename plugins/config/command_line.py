@@ -23,7 +23,14 @@ from verl_turnkey.advantage import ConfigError, estimators
 from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.advantage.params import did_you_mean, raise_all
 from verl_turnkey.advantage.text_files import read_text
-from verl_turnkey.plugins.config.foreign_keys import BARE, VERLS_ESTIMATORS, WITHOUT_INPUT, foreign, refusal
+from verl_turnkey.plugins.config.foreign_keys import (
+    BARE,
+    VERLS_ESTIMATORS,
+    VERLS_LOSSES,
+    WITHOUT_INPUT,
+    foreign,
+    refusal,
+)
 from verl_turnkey.plugins.config.overrides import read
 from verl_turnkey.plugins.config.recipe_files import config_dir
 
@@ -225,6 +232,8 @@ def _no_choice(group: str, value: str, choices: Sequence[str]) -> str:
     way_out = ""
     if group == "turnkey" and value in VERLS_ESTIMATORS and value not in WITHOUT_INPUT:
         way_out = f" (verl's own {value} on the rows of this package: +turnkey=base {_ESTIMATOR_KEY}={value})"
+    elif group == "turnkey/loss" and value in VERLS_LOSSES:
+        hint, way_out = "", f" (verl has it: {_LOSS_KEY}={value})"
     elif group == "turnkey/env":
         way_out = " (any other environment: turnkey.env.id=<gymnasium id>)"
     return f"+{group}={value}: there is no {_noun(group)} {value!r}{hint}{way_out}\n{_listed(choices)}"

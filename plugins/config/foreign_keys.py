@@ -105,11 +105,15 @@ What else differs from verl-agent, whose published settings are presets (`turnke
   a success in ALFWorld and WebShop is worth 10 there and 1 here: 'turnkey.rewards=[{name: step, weight: 10}]'"""
 _VERL_AGENT = ("env.", "algorithm.gigpo", "algorithm.hgpo", "actor_rollout_ref.actor.use_invalid")
 
-# verl's estimators, for the message when one is given as a method; a test compares them with verl's registry.
+# verl's estimators and losses, for the message when one is given as ours; a test compares them with its registries.
 VERLS_ESTIMATORS = (
     *("gae", "gdpo", "gpg", "grpo", "grpo_passk", "grpo_vectorized", "opo", "optimal_token_baseline"),
     *("reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo", "rloo_vectorized"),
     "tir_optimal_token_baseline",
+)
+VERLS_LOSSES = (
+    *("bypass_mode", "cispo", "clip_cov", "dppo_kl", "dppo_tv", "dro", "geo_mean", "gpg", "gspo", "kl_cov", "sapo"),
+    "vanilla",
 )
 
 # Inputs that verl's V1 trainers do not provide to these: they end a run after its first rollout.

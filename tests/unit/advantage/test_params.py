@@ -115,7 +115,7 @@ def test_an_empty_yaml_node_means_the_defaults():
         ({"limit": True}, r"^node\.limit: expected a number or None, got True \(bool\)"),
         ({"hosts": "atuo"}, r"^node\.hosts: expected an integer or one of 'auto', got 'atuo'.*did you mean 'auto'\?"),
         ({"old_style": "x"}, r"^node\.old_style: expected an integer or None"),
-        ({"stops": "abc"}, r"^node\.stops: expected a list, got 'abc' \(str\)"),
+        ({"stops": "abc"}, r"^node\.stops: expected a list, got 'abc' \(str\); write \[abc\]$"),
         ({"stops": ["a", 2]}, r"^node\.stops\[1\]: expected a string, got 2 \(int\)"),
         ({"pair": [1]}, r"^node\.pair: expected a list of 2 entries, got 1"),
         ({"pair": [1, "x"]}, r"^node\.pair\[1\]: expected a number, got 'x'"),

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from verl.trainer.ppo.core_algos import AdvantageEstimator
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, AdvantageEstimator
 
 from verl_turnkey.envs.tasks import Task, write_parquet
+from verl_turnkey.losses import losses
 from verl_turnkey.plugins.checks.driver import STOCK_VERL
 from verl_turnkey.plugins.checks.values import with_origins
 from verl_turnkey.plugins.cli.check import dry_run
@@ -228,6 +229,8 @@ def test_the_command_refuses_and_so_does_a_line_of_stock_verl(checked: Checked):
 
 def test_verls_estimators_are_those_that_we_name():
     assert set(foreign_keys.VERLS_ESTIMATORS) == {member.value for member in AdvantageEstimator}
+    own = {*losses(), *(f"turnkey/{name}" for name in losses())}
+    assert set(foreign_keys.VERLS_LOSSES) == {*POLICY_LOSS_REGISTRY} - own
 
 
 @pytest.fixture

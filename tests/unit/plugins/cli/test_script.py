@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -80,6 +81,8 @@ def run(text: str, folder: Path) -> script.Call:
 
 
 def test_programs_that_do_something_are_not_run_and_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.log").write_text("of a run")
     lines = ["set -e", "ulimit -n 999999999999", "pip install x", "conda activate y", "ray start --head"]
@@ -92,9 +95,13 @@ def test_programs_that_do_something_are_not_run_and_are_named(tmp_path: Path, mo
     programs = ["pip install x", "conda activate y", "ray start --head", "python prepare.py --out data"]
     assert call.skipped == [*programs, "no_such_program 1"]
     assert (tmp_path / "train.log").read_text() == "of a run"
-    lines = script.lines("launch.sh", call)
-    assert lines[0] == "launch.sh: run in a sandbox; it calls verl.trainer.main_ppo with 1 arguments"
-    assert "    not run: ray start --head" in lines
+    assert script.arguments(["launch.sh"]) == (
+        ["n=5"],
+        [
+            "launch.sh: run in a sandbox; it calls verl.trainer.main_ppo with 1 arguments",
+            *(f"    not run: {line}" for line in call.skipped),
+        ],
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,14 +166,16 @@ LINE = ["+turnkey=gigpo", "a.b=1"]
         ["+turnkey=gigpo a.b=$PASTED_BEFORE 2>&1 | tee train.log"],
         ["python", "-m", "debugpy", "--listen", "5678", "-m", "verl.trainer.main_ppo", *LINE],
         ["cd . && python3 -m verl.trainer.main_ppo > train.log +turnkey=gigpo 2>&1 'a.b=1' && echo python -m a.b"],
-        ['set -x; export HERE=1 WHAT=$HERE\npython3 -m verl.trainer.main_ppo +turnkey=gigpo a.b=$WHAT "$@"'],
+        ['set -x; export HERE=1; WHAT=$HERE\npython3 -m verl.trainer.main_ppo +turnkey=gigpo a.b=$WHAT "$@"'],
+        ["bash -c 'python -m verl.trainer.main_ppo +turnkey=gigpo a.b=$((2 - 1))'"],
+        ["bash", "-c", "python -m verl.trainer.main_ppo +turnkey=gigpo a.b=1"],
         ["python3 -m verl.trainer.main_ppo \\\r\n +turnkey=gigpo \\\r\n a.b=${PASTED_BEFORE} # don't keep\r\n"],
     ],
 )
 def test_a_pasted_command_is_its_arguments(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(os, "environ", {**os.environ, "PASTED_BEFORE": "1"})
-    assert script.pasted(words) == LINE
+    assert script.arguments(words)[0] == LINE
     assert os.environ.get("PASTED") == ("1" if words[0].startswith("PASTED") else None)
 
 
@@ -176,11 +185,11 @@ def test_folder_and_variables_of_a_pasted_command(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "src").mkdir()
     text = "cd src && PYTHONPATH=own:$PYTHONPATH NONE=x:$NOT_SET python -m verl.trainer.main_ppo 'a.b=${c.d}'"
-    assert script.pasted([text]) == ["a.b=${c.d}"]
+    assert script.arguments([text])[0] == ["a.b=${c.d}"]
     assert (Path.cwd(), sys.path[0]) == (tmp_path / "src", str(tmp_path / "src" / "own"))
-    assert (os.environ["PYTHONPATH"], os.environ["NONE"]) == ("own:/before", "x:")
-    with pytest.raises(ConfigError, match=r"^cd .*/src/src: there is no such folder; if you are in it, leave out the"):
-        script.pasted([text])
+    assert os.environ["NONE"] == "x:"
+    with pytest.raises(ConfigError, match=r"^the command: expected one call .*, found 0 \(bash: .* src: No such file"):
+        script.arguments([text])
 
 
 @pytest.mark.parametrize(
@@ -189,7 +198,6 @@ def test_folder_and_variables_of_a_pasted_command(tmp_path: Path, monkeypatch: p
         ["a.b=c d"],
         ["a.b='c"],
         ["-m", "a.b=1,2"],
-        ["launch.sh", "a.b=1"],
         [],
         ["turnkey.agent.run=python -m my.agent"],
         ["turnkey.rollout.system=x=1 y=2"],
@@ -200,46 +208,56 @@ def test_folder_and_variables_of_a_pasted_command(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_other_words_stay_as_they_are(words: list[str]) -> None:
-    assert script.pasted(words) == words
+    assert script.arguments(words) == (words, [])
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "expected"),
     [
-        ["bash", "launch.sh", "a=1"],
-        ["PASTED=1", "nohup", "bash", "-x", "launch.sh", "a=1"],
-        ["source env.sh && bash launch.sh a=1 2>&1 | tee log"],
-        ["PASTED=1 ./launch.sh a=1 &"],
+        (["launch.sh", "a=1"], ["b=none", "a=1"]),  # behind the script's
+        (["bash", "launch.sh", "a=1"], ["b=a=1"]),  # the script's own
+        (["PASTED=1 2", "nohup", "bash", "-x", "launch.sh", "a=1"], ["b=a=1"]),
+        (["source env.sh && bash launch.sh a=1 2>&1 | tee log"], ["b=a=1"]),
+        (["PASTED='1 2' ./launch.sh a=1 &"], ["b=a=1"]),
     ],
 )
-def test_the_script_of_a_pasted_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_of_a_pasted_command(
+    words: list[str], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "environ", {**os.environ})
-    path, argument = script.pasted(words)
-    assert (path.removeprefix("./"), argument) == ("launch.sh", "a=1")
-    assert os.environ.get("PASTED") == ("1" if words[0].startswith("PASTED") else None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env.sh").touch()
+    (tmp_path / "launch.sh").write_text("#!/bin/bash\npython -m verl.trainer.main_ppo b=${1:-none}\n")
+    (tmp_path / "launch.sh").chmod(0o755)
+    passed, told = script.arguments(words)
+    assert (passed, len(told)) == (expected, 1)
+    assert os.environ.get("PASTED") == ("1 2" if words[0].startswith("PASTED") else None)
 
 
 @pytest.mark.parametrize(
-    "text", ["python -m verl.trainer.main_ppo a=$(date +%F)", "N=`date` bash a.sh", "bash a.sh a=$NOT_SET", "echo 'a b"]
-)
-def test_a_command_that_needs_a_shell_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"\. Leave out the quotes around the command, .* give the path of a script$"):
-        script.pasted([text])
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
+    ("words", "call"),
     [
-        (["python", "-m", "verl.trainer.sft_trainer", *LINE], "verl.trainer.sft_trainer"),
-        (["python -m recipe.dapo.main_dapo a.b=1"], "recipe.dapo.main_dapo"),
-        (["python3", "train.py", *LINE], "train.py"),
-        (["turnkey", "train", "babyai"], "turnkey train"),
-        (["bash -c 'python -m verl.trainer.main_ppo a.b=1'"], "bash"),
+        (
+            ["python", "-m", "verl.trainer.sft_trainer", *LINE],
+            "python -m verl.trainer.sft_trainer +turnkey=gigpo a.b=1",
+        ),
+        (["python -m recipe.dapo.main_dapo a.b=1"], "python -m recipe.dapo.main_dapo a.b=1"),
+        (["python3", "train.py", *LINE], "python3 train.py +turnkey=gigpo a.b=1"),
+        (["turnkey", "train", "babyai"], "turnkey train babyai"),
     ],
 )
-def test_a_command_of_another_program_is_refused(words: list[str], name: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} is another program: .* arguments of verl.trainer.main_ppo"):
-        script.pasted(words)
+def test_a_command_of_another_program_is_refused(words: list[str], call: str) -> None:
+    expected = rf"^the command: expected one call of verl.trainer.main_ppo, found 0; it calls .*{re.escape(call)}\. "
+    with pytest.raises(ConfigError, match=expected):
+        script.arguments(words)
+
+
+def test_a_command_with_an_open_quote_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"found 0 \(bash: .*unexpected EOF.*\. Give its arguments, or leave out the quotes"
+    ):
+        script.arguments(["echo 'a b"])
 
 
 def test_a_script_that_waits_or_has_no_sandbox_is_run_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -249,6 +267,9 @@ def test_a_script_that_waits_or_has_no_sandbox_is_run_by_hand(tmp_path: Path, mo
     monkeypatch.setattr(script, "bwrap_problem", lambda: "bwrap is not installed")
     with pytest.raises(ConfigError, match=r"bwrap is not installed. Install it, or run `TURNKEY_CHECK=1 bash .*launch"):
         run("python -m verl.trainer.main_ppo", tmp_path)
+    with pytest.raises(ConfigError, match=r"^the command is run in a sandbox, .* Install it, or leave out the quotes"):
+        script.arguments([f"python -m verl.trainer.main_ppo {' '.join(LINE)}"])
+    assert script.arguments(["python", "-m", "verl.trainer.main_ppo", *LINE]) == (LINE, [])  # needs no shell
 
 
 # --- without torch: names without values pass through definitions, and whoever computes with one hears of it ----------
