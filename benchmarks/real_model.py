@@ -6,8 +6,9 @@
     python benchmarks/real_model.py table                            # both tables, from the lines that are kept
 
 Each run is the quickstart with another method and leaves one line in ``benchmarks/results/real_model.jsonl``; a run
-that was interrupted begins anew. Warm start and tasks are those of the seed, so runs are compared task by task; the
-intervals of these differences are over validation tasks, for the models that were trained.
+that was interrupted begins anew. Warm start and tasks are those of the seed, so runs are compared task by task and seed
+by seed: intervals of success after training are over validation tasks, for the models that were trained; those of the
+mean over the training steps are Student's, over seeds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +27,7 @@ import numpy as np
 import pandas as pd
 import typer
 from page_tables import cell
+from scipy.stats import t
 
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.plugins.cli.tables import table as markdown
@@ -204,22 +207,34 @@ def table() -> None:
             print(f"| `{method}` | {row['correlation']:.2f} | {low:.2f} to {high:.2f} | {row['sign']:.0%} |")
 
 
-HEADS = ["method", "seeds", "success before", "after", "mean over the training steps", "after, minus gigpo's"]
+HEADS = ["method", "seeds", "success before", "after", "after, minus gigpo's"]
+HEADS += ["mean over the training steps", "mean, minus gigpo's"]
 
 
 def runs_table(runs: pd.DataFrame) -> list[list[str]]:
-    """A row per method; differences are over the validation tasks of the seeds that both methods have."""
+    """A row per method; differences are over the seeds that both methods have."""
     solved_by = {(run.method, run.seed): np.array(run.solved_after) for run in runs.itertuples()}
+    mean_by = {(run.method, run.seed): float(np.mean(run.curve)) for run in runs.itertuples()}
     rows = []
     for method, of_method in runs.groupby("method", sort=False):
         before, after = (
             " ".join(f"{value:.2f}" for value in of_method[f"success_{when}"]) for when in ("before", "after")
         )
-        means = " ".join(f"{np.mean(success):.2f}" for success in of_method["curve"])
-        pairs = [solved_by[method, s] - solved_by["gigpo", s] for s in of_method["seed"] if ("gigpo", s) in solved_by]
-        difference = cell(np.concatenate(pairs).tolist(), sign="+") if pairs and method != "gigpo" else ""
-        rows.append([f"`{method}`", str(len(of_method)), before, after, means, difference])
+        seeds = [seed for seed in of_method["seed"] if ("gigpo", seed) in solved_by and method != "gigpo"]
+        tasks = [solved_by[method, seed] - solved_by["gigpo", seed] for seed in seeds]
+        differences = [cell(np.concatenate(tasks).tolist(), sign="+") if seeds else ""]
+        means = " ".join(f"{mean_by[method, seed]:.2f}" for seed in of_method["seed"])
+        differences += [over_seeds([mean_by[method, seed] - mean_by["gigpo", seed] for seed in seeds])]
+        rows.append([f"`{method}`", str(len(of_method)), before, after, differences[0], means, differences[1]])
     return rows
+
+
+def over_seeds(values: Sequence[float]) -> str:
+    """Mean of a value per seed with Student's 95 % interval; empty for a single seed, which has none."""
+    if len(values) < 2:
+        return ""
+    mean, error = np.mean(values), np.std(values, ddof=1) / len(values) ** 0.5 * t.ppf(0.975, len(values) - 1)
+    return f"{mean:+.3f} [{mean - error:+.3f}, {mean + error:+.3f}]"
 
 
 def lines(kind: str) -> list[dict[str, Any]]:

@@ -252,17 +252,19 @@ def test_the_tables_are_made_from_the_kept_lines(tmp_path: Path, monkeypatch, ca
             "success_before": 0.25,
         }
         real_model.keep({**line, "method": "gigpo", "success_after": 0.5 + seed / 4, "solved_after": [0, 1]})
-        real_model.keep({**line, "method": "turn_norm", "success_after": 1.0, "solved_after": [1, 1]})
+        better = {"method": "turn_norm", "curve": [0.5, 0.75 + seed / 4], "success_after": 1.0, "solved_after": [1, 1]}
+        real_model.keep({**line, **better})
     real_model.keep({**line, "game": "service", "method": "gigpo", "success_after": 0.125, "solved_after": [0, 0]})
     steps, values = played()
     real_model.keep({"kind": "credit", "model": "made", "rollouts": 64, **real_model.against_values(steps, values, 64)})
     capsys.readouterr()
     real_model.table()
     printed = capsys.readouterr().out
-    assert "| `gigpo` | 2 | 0.25 0.25 | 0.50 0.75 | 0.50 0.50 |  |" in printed
-    assert "| 1.00 1.00 | 0.50 0.50 | +0.50 [+0.00, +1.00] |" in printed
+    assert "| `gigpo` | 2 | 0.25 0.25 | 0.50 0.75 |  | 0.50 0.50 |  |" in printed
+    # Student's interval over two seeds: 0.1875 +- 12.706 * 0.0625
+    assert "| 1.00 1.00 | +0.50 [+0.00, +1.00] | 0.62 0.75 | +0.188 [-0.607, +0.982] |" in printed
     assert "service, 2 steps" in printed
-    assert "| `gigpo` | 1 | 0.25 | 0.12 | 0.50 |  |" in printed
+    assert "| `gigpo` | 1 | 0.25 | 0.12 |  | 0.50 |  |" in printed
     assert "made: 96 steps, 4 groups, 64 continuations" in printed
     assert "| `grpo_steps` | 0.58 |" in printed
     assert json.loads((tmp_path / "lines.jsonl").read_text().splitlines()[0])["versions"]["verl"]
