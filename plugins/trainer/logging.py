@@ -289,7 +289,8 @@ class TrainingLog:
     def keep(self) -> None:
         """Write what the rollouts and this process still hold, when the run ends early."""
         if self.tables is not None:
-            players = internals.loop_workers(self._trainer.agent_loop_manager)
+            # verl makes them after the first weights are sent
+            players = internals.loop_workers(getattr(self._trainer, "agent_loop_manager", None))
             pending = [worker.__ray_call__.remote(loop_worker.finish) for worker in players]
             if pending:
                 ray.wait(pending, num_returns=len(pending), timeout=loop_worker.FINISH_SECONDS)

@@ -93,5 +93,7 @@ class Shutdown:
     def died(self, reason: str) -> None:
         """Report a dead process: the driver ends the run."""
         logger.warning(reason)
-        self._log.keep()
-        channel.put("dead", f"{reason}; {self._newest()}")
+        try:
+            self._log.keep()
+        finally:
+            channel.put("dead", f"{reason}; {self._newest()}")

@@ -160,9 +160,9 @@ def test_every_kind_of_process_is_looked_at(build: Build, mode: str):
 
 
 def test_a_server_that_dies_before_the_first_weights_reach_it_ends_the_run(
-    build: Build, monkeypatch: pytest.MonkeyPatch
+    build: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    trainer = build("sync", "turnkey.stop.patience=600")
+    trainer = build("sync", "turnkey.stop.patience=600", f"turnkey.log.trajectories={tmp_path}/log")
     del trainer.agent_loop_manager  # which verl makes later
     server = Actor.remote()
     trainer.llm_server_manager = SimpleNamespace(get_replicas=lambda: [SimpleNamespace(servers=[server])])
