@@ -133,7 +133,8 @@ def _check_micro_batches(run: CheckedRun) -> None:
             refuse("micro-batch-size-missing", switch=switch, size=size, rows=rows, unread=unread)
         idle = [key for key in (size, former_key) if run.get(key) is not None]
         if dynamic[switch] and idle:
-            warn("micro-batch-size-without-effect", key=idle[0], value=run.get(idle[0]), switch=switch)
+            tokens = size.replace("micro_batch_size", "max_token_len")
+            warn("micro-batch-size-without-effect", key=idle[0], value=run.get(idle[0]), switch=switch, tokens=tokens)
     phases = "turnkey.update.order=reverse_turns" if run.turnkey.update.order == "reverse_turns" else None
     if run.loss is not None and run.loss.compares_groups:
         phases = f"{LOSS}={run.loss.name}"

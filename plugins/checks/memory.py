@@ -299,7 +299,11 @@ def estimate(run: CheckedRun, gpu: machine.Gpu) -> Estimate | str:
     known = models(run)
     for role, key in {"actor": f"{MODEL}.path", **({"critic": "critic.model.path"} if run.use_critic else {})}.items():
         if role not in known:
-            return f"{key}={run.get(key)}: it is not on this machine, or its architecture is unknown here"
+            name = str(run.get(key))
+            why = "its architecture is unknown here"
+            if machine.model_folder(name) is None:
+                why = f"it is not on this machine; `hf download {name} config.json` is enough"
+            return f"{key}={name}: {why}"
     return Estimate(run, gpu, known["actor"], known.get("critic"))
 
 

@@ -333,7 +333,8 @@ def hint_without_gpu(config: DictConfig) -> None:
     """Hint at the CPU mode: verl's error comes late and names Ray resources. A cluster's head node may have no GPU."""
     from verl_turnkey.plugins import cpu
 
-    if not visible_accelerator() and not joins_cluster(config) and not cpu.opted_in():
+    elsewhere = os.environ.get(machine.GPU) or joins_cluster(config)
+    if not (elsewhere or visible_accelerator() or cpu.opted_in()):
         print(
             "verl-turnkey: no accelerator is visible here. On a machine without one add +turnkey/device=cpu; "
             "on the head node of a GPU cluster this line can be ignored.",

@@ -185,8 +185,9 @@ def keys() -> str:
     rows = []
     for key, default, doc in _rows("turnkey", TurnkeyConfig()):
         if not (key.startswith("turnkey.preset.") or doc.startswith("set by the driver")):
-            rows.append((f"`{key}={scalar(default)}`", re.sub(r"; (null|0): (none|never|no [a-z]+)$", "", doc)))
-    return table(("key", "meaning"), rows)
+            meaning = re.sub(r"; (null|0): (none|never|no [a-z]+)$", "", doc)
+            rows.append((f"`{key}`", f"`{scalar(default)}`", meaning))
+    return table(("key", "default", "meaning"), rows)
 
 
 def _rows(where: str, node: Any) -> Iterator[tuple[str, Any, str]]:

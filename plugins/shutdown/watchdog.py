@@ -61,7 +61,9 @@ class Watchdog:
             if self._end.is_set():
                 return
             if dead:
-                self._report("dead are: " + "; ".join(f"{name}: {why}" for name, why in dead.items()))
+                self._report(
+                    f"{'a process' if len(dead) == 1 else 'processes'} died: " + "; ".join(map(": ".join, dead.items()))
+                )
                 return
             if (now := self._progress()) != last:
                 last, since, warned = now, time.monotonic(), False

@@ -99,7 +99,7 @@ def runs(beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
         faults.append(suffered("SIGTERM", process, first, env, process.terminate, message))
     with own_tmp() as env, started(second, *play(second, beginner), env=env) as process:
         until_step(second, process)
-        message, harm = "dead are: ", partial(kill, process, "EngineCore")
+        message, harm = "died: ", partial(kill, process, "EngineCore")
         faults.append(suffered("engine killed", process, second, env, harm, message))
     return first, second, faults
 
@@ -119,7 +119,7 @@ def test_a_dead_engine_ends_the_run_and_is_named(runs) -> None:
     _, second, faults = runs
     log = (second / "log.txt").read_text()
     assert faults[1].code == 69, log[-6000:]
-    assert "dead are: inference server 0: its engine is dead; the newest checkpoint is global_step_" in log
+    assert "a process died: inference server 0: its engine is dead; the newest checkpoint is global_step_" in log
 
 
 PHASES = ("_compute_old_log_prob", "_compute_advantage", "_update_actor", "_save_checkpoint", "on_step_end")
@@ -145,7 +145,7 @@ def test_a_server_that_dies_in_a_phase_which_does_not_use_it_ends_the_run(phase,
             code = process.wait()
     log = (out / "log.txt").read_text()
     assert code == 69, log[-6000:]
-    assert "dead are: inference server 0: its engine is dead" in log
+    assert "a process died: inference server 0: its engine is dead" in log
 
 
 def test_the_resumed_run_plays_the_tasks_that_were_next(runs) -> None:

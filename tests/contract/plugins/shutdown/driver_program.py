@@ -55,7 +55,7 @@ class Runner:
         if WHAT == "fails":
             raise ValueError("as it was")
         if WHAT in ("reports", "validates"):
-            channel.put("dead", "dead are: inference server 0")
+            channel.put("dead", "a process died: inference server 0")
         while True:
             time.sleep(0.2)
             if WHAT == "listens" and (name := channel.get("signal")):

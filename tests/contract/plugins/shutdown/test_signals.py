@@ -83,7 +83,7 @@ def test_word_of_dead_processes_ends_the_waiting(tmp_path: Path, when):
     """After the first step has begun, and before it."""
     code, output = run(tmp_path, when)
     assert code == 69
-    assert "verl-turnkey: dead are: inference server 0. To resume:" in output
+    assert "verl-turnkey: a process died: inference server 0. To resume:" in output
 
 
 def test_a_dead_process_ends_the_run_with_the_traceback_and_the_way_on(tmp_path: Path):

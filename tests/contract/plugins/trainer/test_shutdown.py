@@ -155,8 +155,8 @@ def test_every_kind_of_process_is_looked_at(build: Build, mode: str):
         ray.kill(actor)
     dead, silent = looks_at(processes)
     assert (sorted(dead), silent) == (sorted(names), [])
-    trainer.shutdown.died("dead are: inference server 0")
-    assert channel.get("dead") == "dead are: inference server 0; the newest checkpoint is global_step_1"
+    trainer.shutdown.died("a process died: inference server 0")
+    assert channel.get("dead") == "a process died: inference server 0; the newest checkpoint is global_step_1"
 
 
 def test_a_server_that_dies_before_the_first_weights_reach_it_ends_the_run(
@@ -176,7 +176,9 @@ def test_a_server_that_dies_before_the_first_weights_reach_it_ends_the_run(
 
     trainer.checkpoint_manager = SimpleNamespace(update_weights=update_weights)
     trainer.on_init_end()
-    assert re.match(r"dead are: inference server 0: .*; the newest checkpoint is global_step_1", channel.get("dead"))
+    assert re.match(
+        r"a process died: inference server 0: .*; the newest checkpoint is global_step_1", channel.get("dead")
+    )
 
 
 @pytest.fixture
@@ -228,5 +230,5 @@ def test_what_was_played_before_a_process_died_is_in_the_log(build: Build, tmp_p
     ray.kill(dead)
     trainer.log.tables.put("steps", 4, row | {"name": ["trained"]})
     trainer.agent_loop_manager.agent_loop_workers = [dead, player]
-    trainer.shutdown.died("dead are: agent-loop worker 0")
+    trainer.shutdown.died("a process died: agent-loop worker 0")
     assert sorted(read(tmp_path / "log", "steps")["name"]) == ["played", "trained"]

@@ -256,3 +256,11 @@ def test_files_are_written_only_where_something_changed(tmp_path):
     (folder / "rebn.yaml").unlink()
     assert write_tables.write_recipes(tmp_path) == [folder / "rebn.yaml"]
     assert write_tables.write_recipes(tmp_path) == []
+
+
+def test_a_key_is_listed_with_its_default_and_its_meaning() -> None:
+    rows = {row["key"]: row for row in json.loads(listed("keys", "--json").output)}
+    assert rows["turnkey.env.restarts"]["default"] == "100"
+    assert rows["turnkey.env.kwargs"]["default"] == "{}"
+    assert all(row["meaning"] and "=" not in key for key, row in rows.items())
+    assert "null: every task of the data names its own" in " ".join(listed("keys").output.split())
