@@ -14,10 +14,9 @@ import numpy as np
 
 from verl_turnkey.advantage.params import ConfigError
 from verl_turnkey.plugins.log.schema import holds_integers
-from verl_turnkey.plugins.view.chat import chat
 from verl_turnkey.plugins.view.join import REASONS, LoggedRun, flag, read
 from verl_turnkey.plugins.view.notes import read_notes
-from verl_turnkey.plugins.view.pack import rounded, task_name
+from verl_turnkey.plugins.view.pack import chat, rounded, task_name
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,7 +27,6 @@ import numpy as np
 from verl_turnkey.advantage import describe_part
 from verl_turnkey.envs.model_texts import FAMILIES
 from verl_turnkey.plugins.log.schema import PICTURE, TABLES
-from verl_turnkey.plugins.view.chat import TEMPLATES
 from verl_turnkey.plugins.view.headline import headline
 from verl_turnkey.plugins.view.health import findings
 from verl_turnkey.plugins.view.join import REASONS, LoggedRun, flag, parts, read
@@ -53,6 +52,13 @@ REPEATING = {
     if column.type == "string" and column.name != "episode"
 }
 """columns of texts that several rows share"""
+TEMPLATES = (
+    (r"<\|im_start\|>([a-z_-]+)\n", r"<\|im_end\|>\s*"),
+    (r"(?:<\|begin_of_text\|>)?<\|start_header_id\|>([a-z_-]+)<\|end_header_id\|>\n\n", r"<\|eot_id\|>"),
+    (r"(?:<bos>)?<start_of_turn>([a-z_-]+)\n", r"<end_of_turn>\s*"),
+)
+"""how chat templates begin a message, with its role, and end it: regular expressions that JavaScript has, too"""
+MODEL_ROLES = ("assistant", "model")
 
 
 def pack(run: LoggedRun, number: int, size: float) -> Blocks:
@@ -391,3 +397,19 @@ def weights_of(run: LoggedRun, group: np.ndarray, count: int) -> np.ndarray:
 
 def on_page(size: int) -> int:
     return (size + 2) // 3 * 4 + 60  # base64 and its element
+
+
+def chat(prompt: str) -> list[dict[str, str]] | None:
+    """The messages in a prompt by its chat template's markup; None where that does not account for every character.
+
+    What begins the model's turn at the end is left out.
+    """
+    for begin, end in TEMPLATES:
+        messages, at = [], 0
+        while (start := re.compile(begin).match(prompt, at)) and (close := re.compile(end).search(prompt, start.end())):
+            messages.append({"role": start[1], "content": prompt[start.end() : close.start()]})
+            at = close.end()
+        last = re.compile(begin).match(prompt, at)
+        if messages and (at == len(prompt) or (last and last[1] in MODEL_ROLES)):
+            return messages
+    return None

@@ -19,11 +19,10 @@ from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.view import FILTERS
 from verl_turnkey.plugins.rollout.trajectory_log import picture_name
 from verl_turnkey.plugins.view import conversations, terminal
-from verl_turnkey.plugins.view.chat import chat
 from verl_turnkey.plugins.view.conversations import extremes, last_step, matching, outcomes
 from verl_turnkey.plugins.view.headline import headline
 from verl_turnkey.plugins.view.join import LoggedRun, load, read
-from verl_turnkey.plugins.view.pack import pack
+from verl_turnkey.plugins.view.pack import chat, pack
 from verl_turnkey.plugins.view.traces import traces
 
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
