@@ -1,9 +1,10 @@
-"""The rollouts of a task compared with each other by a model behind an endpoint, through the real agent loop."""
+"""Rollouts judged by a model behind an endpoint, step by step or against each other, through the real agent loop."""
 
 from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ from judge_server import JudgeServer
 from scripted import SHORT, TREE, table, way
 from test_branching import Bush
 
+from verl_turnkey.envs.tasks import Task
+from verl_turnkey.plugins.eval.prm import outcome_labels, read_episodes, scored
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 
 #: Leaves of the tree, the worst first; the environment's own rewards are of the same order.
 LEAVES = ["LL", "LR", "RL", "RR"]
+TALK = ["turnkey.rollout.prompt=conversation", "turnkey.rollout.max_tokens_per_turn=20", "data.max_response_length=600"]
 
 
 def prefer(question: dict[str, Any]) -> str:
@@ -78,3 +82,19 @@ def test_validation_compares_nobody(play):
         groups, _ = play(Bush(), TREE, arena(server), SHORT, sessions=2, fields={VALIDATION: True})
         assert server.calls == 0
     assert [rows[-1].reward_score for rows in groups] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("prompt", [[], TALK], ids=["template", "conversation"])
+def test_the_judge_asks_what_the_model_was_trained_on(play, tmp_path: Path, prompt: list[str]):
+    """What it asks in a rollout is what ``turnkey prm data`` makes of the log; the last turn but one has no effect."""
+    task = Task("contract/Awkward-v0", 3, {"says_more": True})
+    with JudgeServer(lambda _: {"1": 0.7, "0": 0.3}) as server:
+        rewards = f'turnkey.rewards=[{{name: judge, per: step, binary: true, url: "{server.url}", model: prm}}]'
+        play(["look", "stumble", "win"], task, rewards, f"turnkey.log.trajectories={tmp_path}", *prompt)
+    conversations = [question["messages"] for question in server.questions]
+    episodes = read_episodes(tmp_path).episodes
+    rows = [*scored(episodes, outcome_labels(episodes), "judge", 20_000)]
+    expected = [[dict(message) for message in row["messages"][:-1]] for row in rows]
+    assert len(rows) == len(conversations) == 3
+    assert "this task:\ndo as you are told\n" in conversations[0][0]["content"]
+    assert sorted(conversations, key=str) == sorted(expected, key=str)
