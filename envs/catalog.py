@@ -142,6 +142,15 @@ ADAPTERS = (
         summary="walk along a cliff",
         package="gymnasium",
     ),
+    *(
+        Adapter(f"turnkey/{name}-v0", f"{_HERE}.cards:{name}Text", summary, recipe, samples=({}, {"images": True}))
+        for name, summary, recipe in (
+            ("Points24", "make 24 of four cards, in words or drawn", "cards"),
+            ("EZPoints", "make 12 of two cards, in words or drawn", None),
+            ("NumberLine", "walk along a number line, in words or drawn", None),
+            ("BlackJack", "cards against a dealer, in words or drawn", None),
+        )
+    ),
     Adapter(
         "turnkey/Gymnasium-v0",
         f"{_HERE}.spaces:SpacesText",

@@ -19,13 +19,15 @@ CART = {
     "names": ["position", "velocity", "angle", "spin"],
     "task": "Balance the pole.",
 }
+CARDS = ("NumberLine", "EZPoints", "Points24", "BlackJack")
 PLAYED = [
     *(("Errands", kwargs) for kwargs in ({}, HARD, {"rooms": 10, "things": 30, "errands": 12, "max_steps": None})),
     ("Errands", {"rooms": 2, "things": 1}),
     *(("Service", kwargs) for kwargs in ({}, {"details": True, "subgoal_reward": 0.1})),
     ("Service", {"requests": 3, "orders": 5, "forbid": 0.5, "max_steps": None}),
-    *((name, {}) for name in ("MiniGrid", "FrozenLake", "Taxi", "CliffWalking")),
+    *((name, {}) for name in ("MiniGrid", "FrozenLake", "Taxi", "CliffWalking", *CARDS)),
     ("FrozenLake", {"slippery": True}),
+    ("Points24", {"solvable": True, "treat_face_cards_as_10": False}),
     ("Gymnasium", CART),
     ("Gymnasium", {"env": "Blackjack-v1"}),
 ]
@@ -55,8 +57,8 @@ def test_a_seed_is_an_episode_and_the_global_random_state_is_left_alone(name, kw
     ("name", "kwargs", "cost"),
     [
         *((name, {}, 0.0) for name in ("Errands", "MiniGrid", "FrozenLake", "Service")),
-        *((name, {}, -1.0) for name in ("Taxi", "CliffWalking")),
-        *((name, {"reward": "success"}, 0.0) for name in ("MiniGrid", "Taxi", "CliffWalking")),
+        *((name, {}, -1.0) for name in ("Taxi", "CliffWalking", *CARDS)),
+        *((name, {"reward": "success"}, 0.0) for name in ("MiniGrid", "Taxi", "CliffWalking", *CARDS)),
     ],
     ids=str,
 )

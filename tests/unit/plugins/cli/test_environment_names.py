@@ -25,6 +25,8 @@ ENV_OF_NAME = {
     "taxi": "turnkey/Taxi-v0",
     "cliff_walking": "turnkey/CliffWalking-v0",
     "minigrid": "turnkey/MiniGrid-v0",
+    "cards": "turnkey/Points24-v0",
+    "number_line": "turnkey/NumberLine-v0",
     "mine.py": "names/Guess-v0",
     "mine.py:names/Guess-v0": "names/Guess-v0",
     "two.py:names/A-v0": "names/A-v0",
