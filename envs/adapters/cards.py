@@ -131,20 +131,13 @@ class _Game(TextEnv):
         """The same as a picture."""
 
     def _now(self, event: str = "", reward: float = 0.0, success: bool = False, terminated: bool = False) -> StepResult:
-        observation, pictures = event + self.describe(), []
+        text, pictures = event + self.describe(), []
         if self._side:
             board = Board(self._side, self.color)
             self.draw(board)
-            observation, pictures = "The picture shows the game.", [np.asarray(board.image)]
-        return StepResult(
-            observation,
-            digest(*self.state()),
-            self.actions,
-            float(success) if self._success_only else reward,
-            terminated,
-            success=success,
-            images=pictures,
-        )
+            text, pictures = "The picture shows the game.", [np.asarray(board.image)]
+        paid, key = float(success) if self._success_only else reward, digest(*self.state())
+        return StepResult(text, key, self.actions, paid, terminated, success=success, images=pictures)
 
 
 class NumberLineText(_Game):
@@ -172,11 +165,9 @@ class NumberLineText(_Game):
         check(is_count(max_position) and max_position <= 20, "max_position", "an integer from 1 to 20", max_position)
         self.last, self.limit = max_position, 2 * max_position
         super().__init__(reward, images, size, max_steps)
-        drawn = " You are the blue dot, the target is below the red arrow." if images else ""
-        self.task = (
-            f"Move along a number line from 0 to {max_position} to the target: + adds 1 to your number, - subtracts 1."
-            f"{drawn}"
-        )
+        self.task = f"Move along a line from 0 to {max_position} to the target: + adds 1 to your number, - subtracts 1."
+        if images:
+            self.task += " You are the blue dot, the target is below the red arrow."
 
     def deal(self, rng: random.Random) -> None:
         self.position, self.target = rng.sample(range(self.last + 1), 2)

@@ -108,7 +108,8 @@ def resolve(environment: str, further: Sequence[str] = ()) -> Played:
     """An environment by a short name (babyai), a gymnasium id, or a file of one's own (my_env.py).
 
     A file that registers several environments is followed by the one that is meant: ``my_env.py:my/Env-v0``.
-    ``further`` overrides may hold arguments of the environment (``turnkey.env.kwargs.size=4``) and modules.
+    ``further`` overrides may hold arguments of the environment (``turnkey.env.kwargs.size=4``), modules, and the id of
+    another environment for the recipe (``turnkey.env.id=turnkey/NumberLine-v0``).
 
     Raises:
         UnknownEnvironmentError, ConfigError, ModuleImportError: there is no such environment, or not one in the file.
@@ -124,7 +125,8 @@ def resolve(environment: str, further: Sequence[str] = ()) -> Played:
             chosen |= {key.removeprefix("turnkey.env.kwargs").lstrip(".").partition(".")[0]}
             chosen |= set(value) if isinstance(value, Mapping) else set()
     kwargs: Any = OmegaConf.to_container(node.kwargs)
-    return replace(played, kwargs=kwargs, chosen=frozenset(chosen))
+    id = (values(further, "turnkey.env.id") or [None])[-1] or played.id
+    return replace(played, id=id, kwargs=kwargs, chosen=frozenset(chosen))
 
 
 def played(environment: str, words: Sequence[str]) -> Played:

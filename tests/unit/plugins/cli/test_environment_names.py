@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -103,6 +104,19 @@ def test_a_short_name_brings_the_arguments_of_its_recipe_and_an_id_none():
     assert launch.resolve("turnkey/GEM-v0") == launch.resolve("sokoban")
     report = ran("env-check", "gymnasium", "--seeds", "1", "--rollouts", "2", "--steps", "2", "--processes", "0")
     assert report.startswith('turnkey/Gymnasium-v0 {"env": "CartPole-v1"}')
+
+
+@pytest.mark.parametrize("name", ["cards", "turnkey/Points24-v0", "taxi"])
+def test_an_id_on_the_line_is_what_the_tasks_play(name):
+    """The recipe's other settings stay: one recipe serves the games of a family."""
+    chosen, before = "turnkey/NumberLine-v0", launch.resolve(name)
+    assert launch.resolve(name, [f"turnkey.env.id={chosen}"]) == replace(before, id=chosen)
+    assert launch.resolve(name, ["turnkey.env.id=null"]) == before
+    line = ran(
+        "train", name, "--model", "m", "--device", "cpu", "--print", "--out", "run", *SIZES, f"turnkey.env.id={chosen}"
+    )
+    assert by_file("run/tasks") == chosen
+    assert ("+turnkey/env=cards" in line) == (name != "taxi")
 
 
 @pytest.mark.parametrize("name", ["frozenlake", "search"])
