@@ -17,6 +17,8 @@ REFUSED = yaml.safe_load((Path(__file__).parents[2] / "data/refused_arguments.ya
 CASES = [(env_id, *case) for env_id, cases in REFUSED.items() for case in cases]
 #: Actions of those that list none.
 WORDS = {"turnkey/TextArena-v0": ("up", "down", "left", "right")}
+#: Seeds whose random actions do not end a short game before it is cloned; others: 1.
+SEEDS = {"turnkey/EZPoints-v0": 2, "turnkey/BlackJack-v0": 45}
 FIRST = list({env_id: (env_id, kwargs) for env_id, kwargs in reversed(samples()[0])}.values())[::-1]
 
 
@@ -35,4 +37,4 @@ def test_gymnasium_accepts_it(env_id, kwargs):
 
 @pytest.mark.parametrize(("env_id", "kwargs"), FIRST, ids=str)
 def test_a_clone_goes_on_as_its_original_does(env_id, kwargs):
-    assert forks_alike(env_id, kwargs, words=WORDS.get(env_id, NUMBERS)) > 1
+    assert forks_alike(env_id, kwargs, SEEDS.get(env_id, 1), WORDS.get(env_id, NUMBERS)) > 1
