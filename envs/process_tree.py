@@ -2,10 +2,10 @@
 
 A script, of the standard library only, so that it starts in milliseconds. Its first argument says as what:
 
-- ``guard COMMAND``: starts a command, waits for it, and leaves none of its descendants. It is a child subreaper
-  (prctl(2)): whatever the command starts stays below the guard, also after ``setsid``, ``nohup`` and a double fork with
-  an empty environment. The guard kills all of it when the command ends, or when its own stdin is closed: its owner ends
-  it, or has ended.
+- ``guard MEMORY PROCESSES DISK FOLDERS COMMAND``: starts a command, waits for it, and leaves none of its descendants.
+  It is a child subreaper (prctl(2)): whatever the command starts stays below the guard, also after ``setsid``,
+  ``nohup`` and a double fork with an empty environment. The guard kills all of it when the command ends, when it
+  exceeds one of the :class:`Limits`, or when its own stdin is closed: its owner ends it, or has ended.
 - ``serve BYTES COMMAND``: the same for a server on standard streams, which may write so many bytes before it gets its
   next message.
 - ``reap MARK SECONDS [COMMAND]``: outlives its owner, and kills what the owner's environments or agents have started
@@ -23,10 +23,11 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Callable
 
 MARK = "TURNKEY_ENV_PROCESS"
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
@@ -155,20 +156,109 @@ def reap(mark: str, seconds: float, command: Sequence[str]) -> None:
 # --- the guard --------------------------------------------------------------------------------------------------------
 
 
-def guard(command: list[str]) -> int:
+class Limits(NamedTuple):
+    """What the processes below a guard may use; 0: whatever there is."""
+
+    memory: int = 0
+    """bytes that each may allocate, and that all may hold together"""
+    processes: int = 0
+    disk: int = 0
+    """bytes of each file that they write, and by which their folders may grow"""
+
+
+OVER = "it used more than turnkey.agent."
+"""how the last line of standard error begins, where a command was killed because it exceeded a limit"""
+_WATCH_SECONDS, _WATCH_SHARE = 0.25, 100  # between two measurements; a watch takes a hundredth of a processor at most
+
+
+def guard(limits: Limits, folders: Sequence[str], command: list[str]) -> int:
     """Run ``command`` with an empty stdin in a session of its own. Its exit status, as a shell gives it."""
     _become_subreaper()
     actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     defaults = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores, and its children would too
     try:
+        _restrict(limits)
         pid = os.posix_spawnp(command[0], command, os.environ, file_actions=actions, setsid=True, setsigdef=defaults)
     except OSError as error:
         print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
         return 127
-    threading.Thread(target=_kill_at_end_of_stdin, args=(os.pidfd_open(pid),), daemon=True).start()
+    handle, exceeded = os.pidfd_open(pid), list[str]()
+    threading.Thread(target=_kill_at_end_of_stdin, args=(handle,), daemon=True).start()
+    watches: list[Callable[[], str]] = []
+    if limits.memory or limits.processes:
+        watches.append(lambda: _over(limits))
+    if limits.disk and folders:
+        most = _size(folders) + limits.disk
+        watches.append(lambda: f"disk_gb={limits.disk / 2**30:g}" if _size(folders) > most else "")
+    for watch in watches:
+        threading.Thread(target=_watch, args=(watch, handle, exceeded), daemon=True).start()
     status = _wait_for(pid)
     _kill_descendants()
+    if exceeded:
+        print(f"\n{OVER}{exceeded[0]}", file=sys.stderr)
+        return 128 + signal.SIGKILL
     return status if status >= 0 else 128 - status
+
+
+def _restrict(limits: Limits) -> None:
+    """What the kernel enforces, process by process; this one, which is small, is restricted too."""
+    import resource  # which the reaper does not need
+
+    for what, most in ((resource.RLIMIT_DATA, limits.memory), (resource.RLIMIT_FSIZE, limits.disk)):
+        hard = resource.getrlimit(what)[1]
+        if most and (hard == resource.RLIM_INFINITY or most < hard):
+            resource.setrlimit(what, (most, most))
+
+
+def _watch(measure: Callable[[], str], handle: int, exceeded: list[str]) -> None:
+    """Kill the command as soon as ``measure`` names a limit that it exceeds."""
+    while True:
+        began = time.thread_time()
+        if limit := measure():
+            exceeded.append(limit)
+            with contextlib.suppress(OSError):  # it has ended by itself
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            return
+        time.sleep(max(_WATCH_SECONDS, _WATCH_SHARE * (time.thread_time() - began)))
+
+
+def _over(limits: Limits) -> str:
+    """The limit that the processes below this one exceed together; empty: none."""
+    below = _descendants(os.getpid())
+    if limits.processes and len(below) > limits.processes:
+        return f"processes={limits.processes}"
+    if limits.memory and sum(map(_resident, below)) > limits.memory and sum(map(_held, below)) > limits.memory:
+        return f"memory_gb={limits.memory / 2**30:g}"
+    return ""
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory of a process, with files and with what it shares."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    return 0
+
+
+def _held(pid: int) -> int:
+    """The same without files, and of what it shares only its part, which takes longer to find out."""
+    with contextlib.suppress(OSError, KeyError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+        fields = dict(line.split()[:2] for line in file.readlines()[1:])
+        return 1024 * (int(fields[b"Pss_Anon:"]) + int(fields[b"Pss_Shmem:"]))
+    return _resident(pid)
+
+
+def _size(folders: Sequence[str]) -> int:
+    """Bytes of the files in ``folders``."""
+    size, todo = 0, [*folders]
+    while todo:
+        with contextlib.suppress(OSError), os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
+                else:
+                    with contextlib.suppress(OSError):
+                        size += entry.stat(follow_symlinks=False).st_blocks * 512
+    return size
 
 
 def _become_subreaper() -> None:
@@ -321,6 +411,9 @@ if __name__ == "__main__":
         reap(words[0], float(words[1]), words[2:])
         exit_status = 0
     else:
-        exit_status = guard(words) if task == "guard" else serve(int(words[0]), words[1:])
+        if task == "guard":
+            exit_status = guard(Limits(*map(int, words[:3])), words[3].splitlines(), words[4:])
+        else:
+            exit_status = serve(int(words[0]), words[1:])
     sys.stderr.flush()
     os._exit(exit_status)  # a thread waits for the end of stdin

@@ -26,8 +26,9 @@ from verl_turnkey.envs.agents.base import (
     without_secret,
 )
 from verl_turnkey.envs.agents.folders import episode_folder
-from verl_turnkey.envs.agents.processes import AgentProcess, model_variables
+from verl_turnkey.envs.agents.processes import NO_LIMITS, AgentProcess, model_variables
 from verl_turnkey.envs.agents.sandboxes import APP, Job, NoSandbox, Sandbox
+from verl_turnkey.envs.process_tree import Limits
 
 OUTPUT_CHARS = 4000
 """of the end of the command's standard output in ``AgentResult.extra``"""
@@ -53,7 +54,10 @@ async def run_job(sandbox: Sandbox, job: Job, timeout: float) -> Ended:
     launch = sandbox.launch(job)
     began = time.monotonic()
     try:
-        async with AgentProcess.start(launch.command, env=launch.env, cwd=launch.cwd) as process:
+        process = AgentProcess.start(
+            launch.command, env=launch.env, cwd=launch.cwd, limits=launch.limits, folders=job.folders
+        )
+        async with process:
             status = await process.wait(timeout)
         return Ended(status, process.output, process.last_line(), time.monotonic() - began)
     finally:
@@ -72,6 +76,7 @@ class CommandRunner(Runner):
         env: further environment variables, with placeholders in their values.
         files: file in the agent's HOME -> its text, with placeholders: some agents read their model's address there.
         reward: ``result``: the agent reports it; ``exit_code``: 1 for exit status 0, else 0.
+        limits: what the processes of an episode may use.
     """
 
     def __init__(
@@ -83,9 +88,11 @@ class CommandRunner(Runner):
         env: Mapping[str, str] | None = None,
         files: Mapping[str, str] | None = None,
         reward: Literal["result", "exit_code"] = "result",
+        limits: Limits = NO_LIMITS,
     ) -> None:
         self.command, self.timeout, self.sandbox = list(command), timeout, sandbox or NoSandbox()
         self.env, self.files, self._reward = dict(env or {}), dict(files or {}), reward
+        self.limits = limits
 
     async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> AgentResult:
         """As ``Runner.run``."""
@@ -116,7 +123,7 @@ class CommandRunner(Runner):
             path.write_text(filled(text, fields), encoding="utf-8")
         env = model_variables(seen) | {name: filled(value, fields) for name, value in self.env.items()}
         command = [filled(argument, fields) for argument in self.command]
-        return Job(command, folder, workspace, env, socket=agent.socket, cwd=cwd)
+        return Job(command, folder, workspace, env, socket=agent.socket, cwd=cwd, limits=self.limits)
 
     def outcome(self, ended: Ended, secret: str) -> AgentResult:
         """What the end of the command says about the episode, without its ``secret``."""

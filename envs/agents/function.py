@@ -2,7 +2,7 @@
 
 In a process of its own, a busy loop or a crash costs one episode. A process whose episode has ended cleanly serves the
 next one, since importing an agent's libraries takes a second or more. A module that keeps a client for later episodes,
-or leaves threads or processes running, gets a new process for each episode.
+or leaves threads or processes running, gets a new process for each episode, and so does one in a sandbox.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import importlib.util
 import inspect
 import json
 import logging
@@ -20,7 +21,7 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,13 @@ from verl_turnkey.envs.agents.base import (
     turn_name,
     without_secret,
 )
-from verl_turnkey.envs.agents.processes import AgentProcess
+from verl_turnkey.envs.agents.folders import episode_folder
+from verl_turnkey.envs.agents.processes import NO_LIMITS, AgentProcess
+from verl_turnkey.envs.agents.sandboxes import APP, Bubblewrap, Job, Launch
 from verl_turnkey.envs.daemon_threads import DaemonThreads
 from verl_turnkey.envs.errors import ModuleImportError
 from verl_turnkey.envs.http import ServerError, check_url, post_json
+from verl_turnkey.envs.process_tree import OVER, Limits
 from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.envs.variables import inherited, without_proxy
 
@@ -172,7 +176,10 @@ class FunctionRunner(Runner):
         path: ``module:function`` or ``path/to/file.py:function``.
         timeout: seconds that an episode may take; then its process is killed.
         env: further environment variables of the process.
-        inherit: variables of this process that it inherits besides harmless ones.
+        inherit: variables of this process that it inherits besides harmless ones; none of them reaches a sandbox.
+        sandbox: what a process can see and reach; None: what this one can.
+        limits: what the processes of an episode may use.
+        fresh: each episode gets a new process.
         calls: the number of calls that have come for an episode's key, after its end included; None: unknown.
     """
 
@@ -183,10 +190,15 @@ class FunctionRunner(Runner):
         timeout: float,
         env: Mapping[str, str] | None = None,
         inherit: Collection[str] = (),
+        sandbox: Bubblewrap | None = None,
+        limits: Limits = NO_LIMITS,
+        fresh: bool = False,
         calls: Callable[[str], int] | None = None,
     ) -> None:
-        self._path, self._timeout, self._env, self._calls = path, timeout, dict(env or {}), calls
-        self._inherit = inherit
+        self._path, self._timeout = absolute(path) if sandbox else path, timeout
+        self._env, self._calls = dict(env or {}), calls
+        self._inherit, self._limits, self._fresh = inherit, limits, fresh or sandbox is not None
+        self.sandbox = sandbox
         self._idle: list[_FunctionProcess] = []
         self.leaves: str | None = None
         """what its module leaves behind, so that a process plays one episode; None: nothing that was noticed"""
@@ -222,20 +234,32 @@ class FunctionRunner(Runner):
 
     async def _play(self, process: _FunctionProcess | None, task: Mapping[str, Any], agent: AgentHandle) -> AgentResult:
         """One episode in ``process``; None: in a new one."""
+        if self.sandbox is None:
+            return await self._ask(process, task, agent, Job([], Path(), Path(), self._variables(agent)))
+        async with episode_folder() as folder:
+            workspace = agent.workspace or folder / "app"
+            env = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | self._env
+            job = Job([], folder, workspace, env, socket=agent.socket)
+            return await self._ask(None, task, self.sandbox.inside(replace(agent, workspace=workspace), APP), job)
+
+    async def _ask(
+        self, process: _FunctionProcess | None, task: Mapping[str, Any], agent: AgentHandle, job: Job
+    ) -> AgentResult:
+        """``job``: what a new process needs, without its command."""
         fields = asdict(agent) | {"workspace": None if agent.workspace is None else str(agent.workspace)}
         try:
             request = json.dumps({"task": dict(task), "agent": fields})
         except (TypeError, ValueError) as error:
             raise AgentFailure(f"the task must hold plain JSON values: {error}") from None
         if process is None:
-            process = await _FunctionProcess.start(self._path, self._variables(agent))
+            process = await _FunctionProcess.start(self._path, replace(job, limits=self._limits), self.sandbox)
         process.keys.append(agent.key)
         reusable = False
         try:
             answer = await asyncio.wait_for(process.ask(request), self._timeout)
             if answer.get("leaves"):
                 self._leave(answer["leaves"])
-            reusable = self.leaves is None
+            reusable = self.leaves is None and not self._fresh
         except (asyncio.TimeoutError, TimeoutError):
             return AgentResult(truncated=True, reason=ran_too_long(self._timeout))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -270,15 +294,24 @@ class _FunctionProcess:
         """of the episodes that it has played"""
 
     @classmethod
-    async def start(cls, path: str, variables: Mapping[str, str]) -> _FunctionProcess:
+    async def start(cls, path: str, job: Job, sandbox: Bubblewrap | None) -> _FunctionProcess:
         """Start it and wait until the function is loaded. Raises AgentFailure."""
         our_end, child_end = socket.socketpair()
         our_end.setblocking(False)
         with child_end:
             reader, writer = await asyncio.open_unix_connection(sock=our_end, limit=_LARGEST_ANSWER)
-            argument = json.dumps([child_end.fileno(), path, [str(place) for place in sys.path]])
-            command = [sys.executable, "-u", "-c", _BOOT, argument]
-            started = cls(AgentProcess.start(command, env=variables, pass_fds=[child_end.fileno()]), reader, writer)
+            argument = json.dumps([child_end.fileno(), path, [os.path.abspath(place) for place in sys.path]])
+            job = replace(job, command=[sys.executable, "-u", "-c", _BOOT, argument])
+            if sandbox is None:
+                launch, folders = Launch([*job.command], {**job.env}, limits=job.limits), ()
+            else:
+                shown = (*sandbox.readable, *_our_files(), *files_of(path))
+                launch, folders = replace(sandbox, readable=shown).launch(job), job.folders
+            fds = [child_end.fileno()]
+            process = AgentProcess.start(
+                launch.command, env=launch.env, pass_fds=fds, limits=launch.limits, folders=folders
+            )
+            started = cls(process, reader, writer)
         try:
             answer = await asyncio.wait_for(started._answer(), BOOT_SECONDS)
         except (asyncio.TimeoutError, TimeoutError):
@@ -290,7 +323,10 @@ class _FunctionProcess:
             raise
         if "failure" in answer:
             await started.end()
-            raise AgentFailure(answer["failure"])
+            failure = answer["failure"]
+            if sandbox is not None and "NotFoundError" in failure:
+                failure = f"the sandbox shows the function's own file and turnkey.agent.readable: {failure}"
+            raise AgentFailure(failure)
         return started
 
     async def ask(self, request: str) -> dict[str, Any]:
@@ -309,9 +345,9 @@ class _FunctionProcess:
         """Its exit status and what it printed last, without ``secret``."""
         status = await self._process.wait(5.0)
         how = "closed its connection" if status is None else f"ended with exit status {status}"
-        if status == 137:
-            how += " (SIGKILL, as the kernel sends when memory runs out)"
         line = without_secret(self._process.last_line(), secret)
+        if status == 137 and not line.startswith(OVER):
+            how += " (SIGKILL, as the kernel sends when memory runs out)"
         return cut(f"the agent's process {how}{f': {line}' if line else ''}")
 
     async def end(self) -> None:
@@ -319,6 +355,33 @@ class _FunctionProcess:
         self._writer.transport.abort()
         with contextlib.suppress(OSError):
             await self._process.end()
+
+
+def absolute(path: str) -> str:
+    """``path/to/file.py:function`` with the whole path of the file; ``module:function`` as it is."""
+    module, _, name = path.rpartition(":")
+    return f"{Path(module).expanduser().resolve()}:{name}" if module.endswith(".py") else path
+
+
+def files_of(path: str) -> list[Path]:
+    """What a process needs to import ``module:function``: its file, or the folder of its package.
+
+    Not the folder around a file, which may be a user's home.
+    """
+    module = path.partition(":")[0]
+    if module.endswith(".py"):
+        return [Path(module)]
+    with contextlib.suppress(ImportError, ValueError):
+        if (spec := importlib.util.find_spec(module.partition(".")[0])) is not None:
+            folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+            return folders or [Path(spec.origin or "").absolute()]
+    return []
+
+
+def _our_files() -> list[Path]:
+    """The folder of this package, and in a checkout what the links in it stand for."""
+    folders = files_of(__name__)
+    return [*folders, *(path.resolve() for folder in folders for path in folder.iterdir() if path.is_symlink())]
 
 
 class InProcessFunctionRunner(Runner):

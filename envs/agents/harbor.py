@@ -316,6 +316,7 @@ class HarborRunner(CommandRunner):
             sandbox=sandbox,
             env={**task.env, **(task.solution_env if solution else {}), **self.env},
             files=self.files,
+            limits=self.limits,
         )
         # Fresh folders for all but the working folder: what the agent left in HOME or as a reward is not there.
         async with episode_folder() as folder, episode_folder() as fresh:
@@ -343,7 +344,7 @@ class HarborRunner(CommandRunner):
             Mount(verifier_logs, "/logs/verifier", True),
         ]
         env = {**task.env, **task.verifier_env}
-        job = Job(command, folder, workspace, env, mounts, cwd=task.workdir)
+        job = Job(command, folder, workspace, env, mounts, cwd=task.workdir, limits=self.limits)
         ended = await run_job(sandbox, job, task.verifier_seconds)
         if ended.status is None:
             raise AgentFailure(f"the verifier of {task.folder.name} ran longer than {task.verifier_seconds:g} s")

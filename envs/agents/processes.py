@@ -15,8 +15,10 @@ from urllib.parse import urlsplit
 
 from verl_turnkey.envs import process_tree
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
+from verl_turnkey.envs.process_tree import Limits
 from verl_turnkey.envs.variables import without_proxy
 
+NO_LIMITS = Limits()
 _END_SECONDS = 15.0  # more than the guard takes at most
 _numbers = itertools.count()
 
@@ -64,9 +66,16 @@ class AgentProcess:
 
     @classmethod
     def start(
-        cls, command: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None, pass_fds: Sequence[int] = ()
+        cls,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        pass_fds: Sequence[int] = (),
+        limits: Limits = NO_LIMITS,
+        folders: Sequence[Path] = (),
     ) -> AgentProcess:
-        """Start ``command``.
+        """Start ``command``. ``folders``: those of the episode, whose growth ``limits.disk`` bounds.
 
         Raises:
             AgentFailure: there are no descriptors or processes left, or ``cwd`` is not a folder.
@@ -74,7 +83,7 @@ class AgentProcess:
         try:
             mark = f"{_owner()}.{next(_numbers)}."
             process = subprocess.Popen(
-                process_tree.script("guard", *command),
+                process_tree.script("guard", *limits, "\n".join(map(str, folders)), *command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

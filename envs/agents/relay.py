@@ -21,7 +21,7 @@ def main(path, port, command):
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the command's to answer
     try:
-        status = subprocess.call(command)
+        status = subprocess.call(command, close_fds=False)  # a function answers on a descriptor that it inherits
     except OSError as error:
         print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         status = 127

@@ -21,7 +21,9 @@ from uuid import uuid4
 from verl_turnkey.envs import process_tree
 from verl_turnkey.envs.agents import relay
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
+from verl_turnkey.envs.agents.processes import NO_LIMITS
 from verl_turnkey.envs.errors import SandboxError
+from verl_turnkey.envs.process_tree import Limits
 from verl_turnkey.envs.variables import inherited
 
 APP, HOME, PORT = "/app", "/home/agent", 8000
@@ -55,6 +57,12 @@ class Job:
     """the gateway's; None: the command reaches no model"""
     cwd: str = APP
     """where the working folder is, seen from inside; the command starts there"""
+    limits: Limits = NO_LIMITS
+
+    @property
+    def folders(self) -> list[Path]:
+        """Those that the command can write to."""
+        return [self.folder, *([] if self.workspace.is_relative_to(self.folder) else [self.workspace])]
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,8 @@ class Launch:
     cwd: Path | None = None
     cleanup: list[str] | None = None
     """a command that ends what survives the first one's end"""
+    limits: Limits = NO_LIMITS
+    """those that the guard of the command keeps"""
 
 
 class Sandbox(Protocol):
@@ -97,7 +107,7 @@ class NoSandbox:
             raise AgentFailure("turnkey.agent.sandbox=none cannot mount folders: choose bwrap or docker")
         variables = {name: value for name, value in inherited(self.inherit).items() if not name.startswith("XDG_")}
         folders = {"HOME": str(job.folder / "home"), "TMPDIR": str(job.folder / "tmp")}
-        return Launch(list(job.command), {**variables, **folders, **job.env}, job.workspace)
+        return Launch(list(job.command), {**variables, **folders, **job.env}, job.workspace, limits=job.limits)
 
     def inside(self, agent: AgentHandle, cwd: str) -> AgentHandle:
         return agent
@@ -172,7 +182,10 @@ class Bubblewrap(_Walled):
             raise AgentFailure("turnkey.agent.sandbox=bwrap: bwrap is not installed (Debian's package bubblewrap)")
         options = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
         options += ["--uid", "0", "--gid", "0", "--hostname", "sandbox"]
-        options += [*self._root(job), "--proc", "/proc", "--dev", "/dev"]
+        # Files in memory are no process's: each of these two places may hold as much again.
+        size = ["--size", str(job.limits.memory)] if job.limits.memory else []
+        options += [*size, *self._root(job), "--proc", "/proc", "--dev", "/dev"]
+        options += [*size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"] if size else []
         if self.network == "host":
             options += ["--share-net", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
         command, needed = ([*job.command], []) if self.rootfs else _program(job.command)
@@ -188,7 +201,7 @@ class Bubblewrap(_Walled):
             options += ["--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target]
         # The environment is inherited: options of the command would show the gateway's key to every user.
         env = {"PATH": path, "HOME": home_of(job), "LANG": "C.UTF-8", "TERM": "dumb", **job.env}
-        return Launch([*options, "--chdir", job.cwd, "--", *command], env)
+        return Launch([*options, "--chdir", job.cwd, "--", *command], env, limits=job.limits)
 
     def _root(self, job: Job) -> list[str]:
         if self.rootfs is not None:
@@ -305,6 +318,10 @@ class Docker(_Walled):
         command += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
         command += ["--user", f"{os.getuid()}:{os.getgid()}"]  # files that it writes can be removed by this user
         command += ["--network", "none" if self.network == "gateway" else "host"]
+        memory, processes, disk = job.limits
+        command += ["--memory", str(memory), "--memory-swap", str(memory)] if memory else []
+        command += ["--pids-limit", str(processes)] if processes else []
+        command += ["--ulimit", f"fsize={disk}"] if disk else []
         relay_mounts, run = relayed(job, self.network, job.command)
         for mount in (*own_mounts(job), *job.mounts, *relay_mounts):
             mode = "" if mount.writable else ",readonly"
@@ -315,7 +332,8 @@ class Docker(_Walled):
         env = {"PATH": os.environ.get("PATH", PATH), **variables}
         if "DOCKER_HOST" in os.environ:
             env["DOCKER_HOST"] = os.environ["DOCKER_HOST"]
-        return Launch([*command, self.image, *run], env, cleanup=["docker", "rm", "--force", container])
+        cleanup = ["docker", "rm", "--force", container]
+        return Launch([*command, self.image, *run], env, cleanup=cleanup, limits=Limits(disk=disk))
 
 
 # --- which of them is used --------------------------------------------------------------------------------------------

@@ -164,6 +164,19 @@ def check_agent(run: CheckedRun) -> None:
             warn("agent-column", method=spec.name, lacking=lacking[0], name=name, instead=instead)
 
 
+def check_isolation(agent: AgentConfig) -> None:
+    """Refuse limits and a sandbox that would bind nothing, or other episodes too."""
+    if agent.disk_gb is not None and agent.cwd is not None:
+        refuse("agent-disk-shared", disk=agent.disk_gb, cwd=agent.cwd)
+    service = isinstance(agent.run, str) and is_url(agent.run)
+    if service or agent.in_process:
+        unbound = {"memory_gb": (None,), "processes": (None,), "disk_gb": (None,), "fresh_process": (False,)}
+        for key, values in {**unbound, "sandbox": ("auto", "none")}.items():
+            if (value := getattr(agent, key)) not in values:
+                what = "a service" if service else "called in the worker (turnkey.agent.in_process=true)"
+                refuse("agent-not-isolated", key=key, value=value, what=what)
+
+
 def _check_run(agent: AgentConfig) -> None:
     assert agent.run is not None
     kind = "a command" if not isinstance(agent.run, str) else "a service" if is_url(agent.run) else "a function"
@@ -171,23 +184,27 @@ def _check_run(agent: AgentConfig) -> None:
         refuse("agent-command-in-process", kind=kind)
     if agent.reward == "exit_code" and kind != "a command":
         refuse("agent-exit-code", run=agent.run, kind=kind)
+    check_isolation(agent)
     if isinstance(agent.run, str):
         if kind == "a function":
             load_function(agent.run, RUN)
+        else:
+            host = urlsplit(check_url(agent.run, RUN)).hostname or ""
+            if agent.listen.startswith(LOCAL) and not host.startswith(LOCAL):
+                refuse("agent-remote-listen", run=agent.run, listen=agent.listen)
+            if agent.state == "workspace":
+                refuse("agent-remote-workspace", run=agent.run)
             return
-        host = urlsplit(check_url(agent.run, RUN)).hostname or ""
-        if agent.listen.startswith(LOCAL) and not host.startswith(LOCAL):
-            refuse("agent-remote-listen", run=agent.run, listen=agent.listen)
-        if agent.state == "workspace":
-            refuse("agent-remote-workspace", run=agent.run)
+    if agent.in_process:
         return
     try:
         sandbox = sandbox_of(agent)
     except SandboxError as error:
         refuse("agent-sandbox", error=error)
         return
-    if sandbox.name == "none" and "{" not in agent.run[0] and shutil.which(agent.run[0]) is None:
-        refuse("agent-command-missing", command=agent.run[0])
+    command = "{" if isinstance(agent.run, str) else agent.run[0]
+    if sandbox.name == "none" and "{" not in command and shutil.which(command) is None:
+        refuse("agent-command-missing", command=command)
 
 
 SERVERS = "turnkey.mcp.servers"

@@ -65,12 +65,17 @@ def agent(
     others = [word for word in overrides or () if not re.match(r"\+{0,2}turnkey\.agent\.run=", word)]
     line = [override("turnkey.agent.run", command), *others]
     with redirect_stdout(sys.stderr if as_json else sys.stdout):  # verl and the agent print, too
+        from verl_turnkey.plugins.checks.agent_loop import check_isolation
+        from verl_turnkey.plugins.checks.findings import collecting
+        from verl_turnkey.plugins.config.schema import turnkey_config
         from verl_turnkey.plugins.gateway.rehearsal import Script, Server, configuration, read_replies, rehearse
 
         scripted = read_replies(replies) if replies else ()
         server = None if model == FAKE else Server(model, model_name, api_key_env)
         text = read_text(task) if task.endswith(".json") else task
         config = configuration(line)
+        with collecting(config):
+            check_isolation(turnkey_config(config).agent)
         slow = times > 1 and server is None
         played = rehearse(config, json_object(text, "--task"), lambda: server or Script(scripted), times, at_once, slow)
         episodes = asyncio.run(played)

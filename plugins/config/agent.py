@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_turnkey.advantage.params import ConfigError, check, did_you_mean, parse
+from verl_turnkey.envs.errors import SandboxError
 from verl_turnkey.envs.http import EndpointConfig
+from verl_turnkey.envs.process_tree import Limits
 from verl_turnkey.plugins.config.roles import (
     Code,
     CodeOrCommand,
@@ -56,15 +58,24 @@ class AgentConfig:
     cwd: Played[Folder[str | None]] = None
     """folder in which all agents work; null: a command has an empty one for each episode"""
     sandbox: Played[Literal["auto", "none", "bwrap", "docker"]] = "auto"
-    """command: what it runs in; auto: docker, with an image and where a daemon answers, else bwrap; none: no sandbox"""
+    """what a command or a function runs in; auto: a function has no sandbox, a command docker, with an image and where
+    a daemon answers, else bwrap; none: no sandbox"""
     network: Played[Literal["gateway", "host"]] = "gateway"
-    """sandbox: gateway lets the command reach the model and nothing else; host: whatever this machine reaches"""
+    """sandbox: gateway lets the agent reach the model and nothing else; host: whatever this machine reaches"""
     image: Played[str | None] = None
     """docker: the image that the command runs in"""
     rootfs: Played[Folder[str | None]] = None
     """bwrap: folder with an unpacked image as the command's root; null: /usr and /etc of this machine, read-only"""
     readable: Played[FileList[list[str]]] = field(default_factory=list)
-    """bwrap: further files and folders of this machine that the command sees, read-only, such as its own code"""
+    """bwrap: further files and folders of this machine that the agent sees, read-only, such as its own code"""
+    memory_gb: Played[float | None] = None
+    """gigabytes of memory that each process of an episode may allocate, and all may hold together; null: no limit"""
+    processes: Played[int | None] = None
+    """processes that an episode may have at a time, with those of its sandbox; null: no limit"""
+    disk_gb: Played[float | None] = None
+    """gigabytes of each file that an episode writes, and by which its folders may grow; null: no limit"""
+    fresh_process: Hosted[bool] = False
+    """function: a new process for each episode; one in a sandbox always has that"""
     in_process: Hosted[bool] = False
     """call the function in the agent-loop worker: no process to start, but a busy loop of one episode stops all"""
     timeout: Played[float] = 1800.0
@@ -105,6 +116,10 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         check(self.timeout > 0, "timeout", "positive seconds", self.timeout)
+        for name in ("memory_gb", "processes", "disk_gb"):
+            value, least = getattr(self, name), 0.1 if name == "memory_gb" else 0
+            what = "null, or 0.1 or more" if least else "null or a positive number"
+            check(value is None or (value >= least and value > 0), name, what, value)
         check(self.grace >= 0, "grace", "seconds, zero or more", self.grace)
         check(self.at_once == "auto" or self.at_once > 0, "at_once", "auto or a positive integer", self.at_once)
         check(
@@ -146,23 +161,35 @@ class AgentConfig:
         return endpoints
 
     @property
+    def limits(self) -> Limits:
+        """What the processes of an episode may use."""
+        memory, disk = (int((size or 0) * 2**30) for size in (self.memory_gb, self.disk_gb))
+        return Limits(memory, self.processes or 0, disk)
+
+    @property
     def places(self) -> int:
         """Agents that run at the same time in a worker."""
         return 64 if self.at_once == "auto" else self.at_once
 
 
 def sandbox_of(agent: AgentConfig) -> Sandbox:
-    """What a command runs in.
+    """What an agent runs in.
 
     Raises:
-        SandboxError: it cannot be used on this machine.
+        SandboxError: it cannot be used on this machine, or not for a function.
     """
     from verl_turnkey.envs.agents.sandboxes import choose
 
+    name = agent.sandbox
+    if isinstance(agent.run, str):
+        name = "none" if name == "auto" else name
+        if name == "docker" or (name == "bwrap" and agent.rootfs is not None):
+            of_commands = "sandbox=docker" if name == "docker" else f"rootfs={agent.rootfs}"
+            raise SandboxError(f"turnkey.agent.{of_commands} is for commands; a function runs in this machine's Python")
     rootfs = None if agent.rootfs is None else Path(agent.rootfs)
     readable = [Path(path).expanduser().absolute() for path in agent.readable]
     return choose(
-        agent.sandbox, image=agent.image, rootfs=rootfs, readable=readable, network=agent.network, inherit=agent.inherit
+        name, image=agent.image, rootfs=rootfs, readable=readable, network=agent.network, inherit=agent.inherit
     )
 
 

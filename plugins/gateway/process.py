@@ -23,6 +23,7 @@ from verl_turnkey.envs.agents.function import (
     is_url,
 )
 from verl_turnkey.envs.agents.harbor import HarborRunner
+from verl_turnkey.envs.agents.sandboxes import Bubblewrap
 from verl_turnkey.plugins.config.agent import ANYWHERE, OWN_REWARD, sandbox_of
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, turnkey_config
 from verl_turnkey.plugins.gateway.codec import Codec, TurnCodec
@@ -84,8 +85,8 @@ class AgentProcess:
         host = self.turnkey.agent.listen
         if isinstance(self.runner, RemoteRunner) and host in ANYWHERE:
             host = await asyncio.to_thread(address_towards, self.runner.url, host == "::")
-        command = isinstance(self.runner, CommandRunner) and self.runner.sandbox.name != "none"
-        socket = await server.unix_socket() if command else None
+        sandbox = self.runner.sandbox if isinstance(self.runner, CommandRunner | FunctionRunner) else None
+        socket = await server.unix_socket() if sandbox is not None and sandbox.name != "none" else None
         return AgentHandle(server.url(session.secret, host), session.secret, session.model, workspace, socket)
 
     def step_options(self, recorded: Any) -> StepOptions:
@@ -120,12 +121,23 @@ def runner_of(turnkey: TurnkeyConfig) -> Runner:
             files=agent.files,
             reward="exit_code" if agent.reward == "exit_code" else "result",
             inherit=agent.inherit,
+            limits=agent.limits,
         )
     if is_url(agent.run):
         return RemoteRunner(agent.run, timeout=agent.timeout, most_threads=agent.places)
     if agent.in_process:
         return InProcessFunctionRunner(agent.run, timeout=agent.timeout)
-    return FunctionRunner(agent.run, timeout=agent.timeout, env=agent.env, inherit=agent.inherit, calls=calls_of)
+    sandbox = sandbox_of(agent)
+    return FunctionRunner(
+        agent.run,
+        timeout=agent.timeout,
+        env=agent.env,
+        inherit=agent.inherit,
+        sandbox=sandbox if isinstance(sandbox, Bubblewrap) else None,
+        limits=agent.limits,
+        fresh=agent.fresh_process,
+        calls=calls_of,
+    )
 
 
 def limits_of(config: DictConfig) -> Limits:

@@ -298,6 +298,15 @@ def test_an_episode_that_also_calls_through_a_client_of_another_fails_with_the_r
     assert (third is None) == (in_process == "false")
 
 
+def test_a_function_in_a_sandbox_is_trained_and_one_that_exceeds_a_limit_costs_its_episode(play) -> None:
+    isolated = ("turnkey.agent.in_process=false", "turnkey.agent.sandbox=bwrap", "turnkey.agent.memory_gb=1")
+    (row,), (failed,) = play({"turns": 2}, {"turns": 1, "allocates": 2 << 30}, overrides=isolated)
+    assert [step["composed_reward"] for step in row.extra_fields["turnkey"]["steps"]] == [0.25, 1.0]
+    assert row.extra_fields["turnkey"]["failed"] is None
+    assert "MemoryError" in failed.extra_fields["turnkey"]["failed"]
+    assert failed.response_mask == [0]
+
+
 FINISHES = """
 import json, os, urllib.request
 def post(url, value):

@@ -278,6 +278,14 @@ def test_a_thread_that_is_left_running_is_named():
     assert "a process for each episode: the agent leaves the thread 'asker' running" in done.stdout
 
 
+def test_a_function_in_a_sandbox_as_the_agent():
+    words = ["turnkey.agent.sandbox=bwrap", "turnkey.agent.memory_gb=2", "--task", json.dumps(SUM), "--json"]
+    done = CliRunner().invoke(app, ["agent", f"{AGENTS}:adder", *words])
+    assert done.exit_code == 0, done.output
+    episode = json.loads(done.stdout)
+    assert [turn["reply"] for turn in episode["turns"]] == ['[["add", {"a": 1.0, "b": 1.0}]]', "ok"]
+
+
 def test_a_command_as_the_agent(tmp_path: Path):
     """In a process of its own, which gets the address in its environment."""
     script = tmp_path / "script.py"
@@ -302,6 +310,11 @@ def test_a_command_as_the_agent(tmp_path: Path):
         (["actor_rollout_ref.model.path=/nowhere"], "actor_rollout_ref.model.path: no tokenizer in '/nowhere'"),
         (["--model", "http://127.0.0.1:1/v1", "--replies", "x.json"], "--replies goes with --model fake"),
         (["--task", "[1]"], "--task must be a JSON object"),
+        (
+            ["turnkey.agent.in_process=true", "turnkey.agent.processes=9"],
+            "turnkey.agent.processes=9 has no effect on an",
+        ),
+        (["turnkey.agent.sandbox=docker"], "turnkey.agent.sandbox=docker is for commands; a function runs in this"),
     ],
 )
 def test_what_the_command_refuses(words: list[str], message: str):

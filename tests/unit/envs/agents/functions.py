@@ -1,11 +1,13 @@
 """Functions that behave in every way an agent may."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,3 +67,35 @@ def leaves_a_process(task: Any, agent: Any) -> dict[str, Any]:
 
 def proxies(task: Any, agent: Any) -> dict[str, Any]:
     return {"reward": 1, "extra": {"bypassed": bool(urllib.request.proxy_bypass("127.0.0.1"))}}
+
+
+def sees(task: Any, agent: Any) -> dict[str, Any]:
+    """What of this machine and of the process that trains can be read."""
+    variables = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            variables.append(path.read_text(errors="replace"))
+    files = {path: Path(path).exists() for path in (*task["files"], "/etc/shadow")}
+    paths = {"url": agent.base_url, "workspace": str(agent.workspace), "cwd": os.getcwd()}
+    return {"reward": 1, "extra": {"secret": task["secret"] in "".join(variables), "files": files, **paths}}
+
+
+def uses(task: Any, agent: Any) -> float:
+    """What ``task`` names, then waits."""
+    mebibyte = bytes(1 << 20)
+    if "allocates" in task:
+        return float(len(bytearray(task["allocates"] << 20)) > 0)
+    for number in range(task.get("files", 0)):
+        Path(f"file{number}").write_bytes(mebibyte * 20)
+    with open("/dev/shm/file" if "shared" in task else os.devnull, "wb") as file:
+        for _ in range(task.get("shared", 0)):
+            file.write(mebibyte)
+    started = [subprocess.Popen(["sleep", "60"]) for _ in range(task.get("processes", 0))]
+    if "forks" in task:
+        for _ in range(4):
+            if os.fork() == 0:
+                held = bytearray(os.urandom(16)) * (task["forks"] << 16)
+                time.sleep(60)
+                os._exit(len(held) == 0)
+    time.sleep(60)
+    return float(len(started))

@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from loopback import Refusal, serve
 
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, AgentResult
 from verl_turnkey.envs.agents.function import FunctionRunner, InProcessFunctionRunner, RemoteRunner, address_towards
+from verl_turnkey.envs.agents.sandboxes import Bubblewrap
 from verl_turnkey.envs.errors import EnvironmentKwargsError, ModuleImportError
+from verl_turnkey.envs.process_tree import Limits
 
 FILE = Path(__file__).parent / "functions.py"
 HANDLE = AgentHandle("http://127.0.0.1:1/secret/v1", "key", "policy", Path("/tmp"))
@@ -24,11 +28,12 @@ both = pytest.mark.parametrize("runner", RUNNERS, ids=["process", "in_process"])
 
 def play(runner: Callable[..., Any], name: str, *tasks: dict[str, Any], timeout: float = 60.0, **kwargs: Any) -> Any:
     """The outcomes of ``tasks``, one after another."""
+    handle = replace(HANDLE, workspace=None) if kwargs.get("sandbox") else HANDLE  # whose folder is shared
 
     async def run() -> list[AgentResult]:
         made = runner(f"{FILE}:{name}", timeout=timeout, **kwargs)
         try:
-            return [await made.run(task, HANDLE) for task in tasks]
+            return [await made.run(task, handle) for task in tasks]
         finally:
             await made.close()
 
@@ -119,6 +124,88 @@ def test_a_process_that_leaves_something_behind_is_not_used_again() -> None:
     first, second = play(FunctionRunner, "leaves_a_process", {}, {})
     assert first.extra["pid"] != second.extra["pid"]
     assert not any(alive(outcome.extra[name]) for outcome in (first, second) for name in ("pid", "child"))
+
+
+def test_each_episode_gets_a_new_process_where_the_configuration_says_so() -> None:
+    first, second = play(FunctionRunner, "counts", {}, {}, fresh=True)
+    assert (first.reward, second.reward) == (1.0, 1.0)
+    assert first.extra["pid"] != second.extra["pid"]
+
+
+# --- a sandbox, and limits --------------------------------------------------------------------------------------------
+BOX = Bubblewrap()
+SECRET = "the-trainer-s-key"
+
+
+@pytest.mark.parametrize("sandbox", [None, BOX], ids=["none", "bwrap"])
+def test_only_a_sandbox_keeps_the_trainer_s_secrets_and_files(sandbox: Any, tmp_path: Path) -> None:
+    """The variables of a process are those with which it started: another one has the secret."""
+    (tmp_path / "private").touch()
+    holder = subprocess.Popen(["sleep", "60"], env={**os.environ, "WANDB_API_KEY": SECRET})
+    try:
+        task = {"secret": SECRET, "files": [str(tmp_path / "private")]}
+        extra = play(FunctionRunner, "sees", task, sandbox=sandbox).extra
+    finally:
+        holder.kill()
+        holder.wait()
+    walled = sandbox is not None
+    assert extra["secret"] is not walled
+    assert extra["files"][str(tmp_path / "private")] is not walled
+    assert not walled or extra["files"]["/etc/shadow"] is False
+    if walled:
+        assert (extra["url"], extra["cwd"]) == ("http://127.0.0.1:8000/secret/v1", "/app")
+        assert extra["workspace"] == "/app"
+
+
+def test_a_function_in_a_sandbox_gets_its_variables_and_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "secret")
+    options = {"sandbox": BOX, "inherit": ["MY_API_KEY"], "env": {"GIVEN": "yes"}}
+    outcomes = play(FunctionRunner, "counts", {}, {}, **options)
+    assert [outcome.reward for outcome in outcomes] == [1.0, 1.0]
+    assert outcomes[0].extra["variables"].items() >= {"MY_API_KEY": None, "GIVEN": "yes"}.items()
+    assert play(FunctionRunner, "dies", {}, sandbox=BOX).reason == (
+        "the agent's process ended with exit status 3: last words"
+    )
+
+
+def test_further_files_of_a_function_have_to_be_named(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("VALUE = 3\n")
+    path = tmp_path / "agent.py"
+    folder = "import sys, pathlib; sys.path.append(str(pathlib.Path(__file__).parent))\n"
+    path.write_text(f"{folder}from beside import VALUE\ndef play(task, agent):\n    return VALUE\n")
+
+    def outcome_in(sandbox: Bubblewrap) -> AgentResult:
+        return asyncio.run(FunctionRunner(f"{path}:play", timeout=60.0, sandbox=sandbox).run({}, HANDLE))
+
+    with pytest.raises(AgentFailure, match=r"shows the function's own file and turnkey\.agent\.readable: .*'beside'"):
+        outcome_in(BOX)
+    assert outcome_in(Bubblewrap(readable=(tmp_path / "beside.py",))).reward == 3.0
+
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("task", "limits", "reason", "alone"),
+    [
+        ({"allocates": 500}, Limits(memory=400 * MEBIBYTE), "MemoryError", True),
+        ({"forks": 150}, Limits(memory=400 * MEBIBYTE), "it used more than turnkey.agent.memory_gb=0.390625", True),
+        ({"processes": 20}, Limits(processes=10), "it used more than turnkey.agent.processes=10", True),
+        ({"shared": 500}, Limits(memory=400 * MEBIBYTE), "No space left on device", False),
+        ({"files": 9}, Limits(disk=100 * MEBIBYTE), "it used more than turnkey.agent.disk_gb=0.0976562", False),
+        ({"files": 1}, Limits(disk=10 * MEBIBYTE), "File too large", False),
+    ],
+    ids=["allocates", "together", "processes", "shared", "files", "file"],
+)
+def test_an_episode_that_exceeds_a_limit_ends_alone(
+    task: dict[str, Any], limits: Limits, reason: str, alone: bool
+) -> None:
+    """``alone``: also without a sandbox."""
+    for sandbox in (BOX, None) if alone else (BOX,):
+        exceeding, modest = play(FunctionRunner, "uses", task, {"allocates": 50}, sandbox=sandbox, limits=limits)
+        assert reason in exceeding.reason
+        assert "kernel" not in exceeding.reason
+        assert (exceeding.reward, exceeding.truncated, modest.reward) == (None, False, 1.0)
 
 
 def test_episodes_run_side_by_side_and_a_cancelled_one_leaves_nothing() -> None:

@@ -22,6 +22,7 @@ from verl_turnkey.envs.agents.base import AgentHandle, AgentResult
 from verl_turnkey.envs.agents.command import CommandRunner
 from verl_turnkey.envs.agents.sandboxes import Bubblewrap, Docker, NoSandbox, Sandbox, choose, installation
 from verl_turnkey.envs.errors import SandboxError
+from verl_turnkey.envs.process_tree import Limits
 
 HANDLE = AgentHandle("http://127.0.0.1:9/s3cret/v1", "secret-of-the-episode", "policy")
 
@@ -78,6 +79,21 @@ def test_nothing_survives(end: str) -> None:
     outcome = play(script, timeout=30.0 if end == "exit" else 1.0)
     assert not marked(word)
     assert outcome.truncated == (end == "timeout")
+
+
+@pytest.mark.parametrize("box", [NoSandbox(), Bubblewrap()], ids=["none", "bwrap"])
+def test_a_command_that_exceeds_a_limit_is_killed_with_its_reason(box: Sandbox) -> None:
+    limits, word = Limits(processes=8, disk=1 << 20), f"78{os.getpid()}"
+    scripts = {
+        "processes=8": f"for i in $(seq 20); do sleep {word} & done; wait",
+        "disk_gb=0.000976562": "for i in $(seq 9); do head -c 300K /dev/zero > ~/$i; done; sleep 60",
+    }
+    for limit, script in scripts.items():
+        runner = CommandRunner(["bash", "-c", script], timeout=60.0, sandbox=box, limits=limits)
+        outcome = asyncio.run(runner.run({}, HANDLE))
+        assert outcome.reason == f"the agent ended with exit status 137: it used more than turnkey.agent.{limit}"
+        assert not outcome.truncated
+    assert not marked(word)
 
 
 def test_processes_that_fork_on_and_on_end_with_their_episode() -> None:
@@ -279,12 +295,16 @@ def test_a_container_gets_its_mounts_and_is_removed(monkeypatch: pytest.MonkeyPa
     program(tmp_path / "docker", f'printf \'%s\\n\' "$*" >> {log}\necho "$OPENAI_API_KEY"')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     handle = AgentHandle(HANDLE.base_url, "secret-of-the-episode", "policy", tmp_path, str(tmp_path / "socket"))
-    outcome = run("agent", "{workspace}", box=Docker("debian"), handle=handle)
+    limits = Limits(memory=1 << 30, processes=9, disk=1 << 20)
+    runner = CommandRunner(["agent", "{workspace}"], timeout=30.0, sandbox=Docker("debian"), limits=limits)
+    outcome = asyncio.run(runner.run({}, handle))
     launched, removal = log.read_text().splitlines()
     name = launched.split("--name ")[1].split()[0]
     assert removal == f"rm --force {name}"
     assert launched.startswith("run --rm --init")
-    assert "--network none" in launched
+    assert (
+        "--network none --memory 1073741824 --memory-swap 1073741824 --pids-limit 9 --ulimit fsize=1048576" in launched
+    )
     assert f"--mount type=bind,source={tmp_path},target=/app " in launched
     assert f"--mount type=bind,source={tmp_path}/socket,target=/run/turnkey/gateway.sock " in launched
     assert launched.endswith("debian python3 -I -S /run/turnkey/relay.py /run/turnkey/gateway.sock 8000 agent /app")
