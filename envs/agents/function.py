@@ -305,8 +305,8 @@ class _FunctionProcess:
             if sandbox is None:
                 launch, folders = Launch([*job.command], {**job.env}, limits=job.limits), ()
             else:
-                shown = (*sandbox.readable, *_our_files(), *files_of(path))
-                launch, folders = replace(sandbox, readable=shown).launch(job), job.folders
+                readable = (*sandbox.readable, *_our_files(), *files_of(path))
+                launch, folders = replace(sandbox, readable=readable).launch(job), job.folders
             fds = [child_end.fileno()]
             process = AgentProcess.start(
                 launch.command, env=launch.env, pass_fds=fds, limits=launch.limits, folders=folders

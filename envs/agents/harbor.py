@@ -1,7 +1,8 @@
 """Tasks in Harbor's format, folders with ``task.toml``, ``instruction.md``, ``environment/`` and ``tests/``.
 
 Images are not built. The agent and the verifier run in sandboxes of their own, one after the other; they share the
-working folder, and nothing that the agent starts or writes elsewhere reaches the verifier.
+working folder, and nothing that the agent starts or writes elsewhere reaches the verifier. In a task of several steps
+they take turns.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import asyncio
 import codecs
 import importlib
 import json
+import math
 import os
 import posixpath
 import re
 import shutil
 import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,16 +40,25 @@ _BUILD_FILES = ("Dockerfile", ".dockerignore")
 _COMPOSE = re.compile(r"(docker-)?compose[\w.-]*\.ya?ml")
 # What is read, and what changes nothing here; any other key is refused by its name.
 _KEYS: Mapping[str, tuple[str, ...]] = {
-    "": ("agent", "verifier", "environment", "solution", "version", "schema_version", "metadata", "task", "source"),
+    "": (
+        *("agent", "verifier", "environment", "solution", "version", "schema_version", "metadata", "task", "source"),
+        *("artifacts", "steps", "multi_step_reward_strategy"),
+    ),
     "agent": ("timeout_sec",),
     "verifier": ("timeout_sec", "env"),
     "environment": (
         *("workdir", "docker_image", "env", "build_timeout_sec", "cpus", "memory", "memory_mb", "storage"),
-        *("storage_mb", "allow_internet", "network_mode"),
+        *("storage_mb", "allow_internet", "healthcheck"),
     ),
     "solution": ("env",),
+    "steps": ("name", "agent", "verifier", "min_reward", "healthcheck", "artifacts"),
 }
-_HARMLESS = {"os": ("linux",), "user": ("root",), "environment_mode": ("shared",)}
+_HARMLESS = {
+    "os": ("linux",),
+    "user": ("root",),
+    "environment_mode": ("shared",),
+    "network_mode": ("public", "no-network"),
+}
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
@@ -66,6 +78,23 @@ class HarborTask:
     solution_env: Mapping[str, str] = field(default_factory=dict)
     needs_image: bool = False
     """its files are those of an image: it has a Dockerfile that was not ignored, or names an image"""
+    offline: tuple[bool, bool] = (False, False)
+    """whether the agent and the verifier must not have a network"""
+    healthchecks: tuple[tuple[str, float], ...] = ()
+    """commands that must succeed before the agent starts, and their seconds"""
+    tests: tuple[Path, ...] = ()
+    """folders that make up ``/tests``; files of a later one replace those of others"""
+    solution: Path = Path()
+    files: Path | None = None
+    """what a step adds to the working folder; ``setup.sh`` in it is run"""
+    name: str = ""
+    """of a step"""
+    least: Mapping[str, float] = field(default_factory=dict)
+    """rewards of a step without which the further ones are not played"""
+    steps: tuple[HarborTask, ...] = ()
+    """what is played one after another; empty: the task itself"""
+    final: bool = False
+    """the reward is that of the last step that was played, and not the mean"""
 
     @classmethod
     def load(cls, path: str, ignore_dockerfile: bool = False) -> HarborTask:
@@ -77,12 +106,17 @@ class HarborTask:
             TaskFormatError: a file is missing, or the task needs what is not supported; names it.
         """
         folder = Path(path).expanduser().absolute()
-        for name in ("task.toml", "instruction.md", "environment", "tests/test.sh"):
-            if not (folder / name).exists():
-                raise TaskFormatError(f"Harbor task {folder}: there is no {name}")
+        _require(folder, "task.toml", "environment")
         fields = _toml(folder / "task.toml")
-        tables = {name: fields.get(name, {}) for name in _KEYS if name}
+        steps, strategy = fields.get("steps") or [], fields.get("multi_step_reward_strategy", "mean")
+        steps = steps if isinstance(steps, list) else [steps]
+        tables = {name: fields.get(name, {}) for name in ("agent", "verifier", "environment", "solution")}
         refused = [*_refused("", fields), *(key for name in tables for key in _refused(name, tables[name]))]
+        for step in steps:
+            refused += _refused("steps", step)
+            for name in ("agent", "verifier") if isinstance(step, dict) else ():
+                refused += [f"steps.{key}" for key in _refused(name, step.get(name, {}))]
+        refused += [] if strategy in ("mean", "final") else [f"multi_step_reward_strategy = {strategy!r}"]
         refused += [
             f"environment/{p.name}" for p in sorted((folder / "environment").iterdir()) if _COMPOSE.match(p.name)
         ]
@@ -94,17 +128,55 @@ class HarborTask:
             raise TaskFormatError(
                 f"Harbor task {folder}: environment.workdir must be a path like /app, not {workdir!r}"
             )
-        return cls(
+        task = cls(
             folder=folder,
-            instruction=_text(folder / "instruction.md").strip(),
+            instruction="",
             workdir=posixpath.normpath(f"/{workdir.lstrip('/')}"),
             docker_image=image,
-            agent_seconds=_seconds(folder, "agent", tables["agent"]),
-            verifier_seconds=_seconds(folder, "verifier", tables["verifier"]),
             env=_variables(environment),
-            verifier_env=_variables(tables["verifier"]),
             solution_env=_variables(tables["solution"]),
             needs_image=not ignore_dockerfile and (bool(image) or (folder / "environment/Dockerfile").exists()),
+            final=strategy == "final",
+        )
+        if not steps:
+            return task._part("", tables, {})
+        parts = tuple(task._step(step, tables) for step in steps)
+        return replace(task, steps=parts, instruction="\n\n".join(part.instruction for part in parts))
+
+    def _step(self, step: Mapping[str, Any], tables: Mapping[str, Any]) -> HarborTask:
+        name, least = step.get("name"), step.get("min_reward", {})
+        least = least if isinstance(least, Mapping) else {"reward": least}
+        if not isinstance(name, str) or Path(name).name != name:
+            raise TaskFormatError(f"Harbor task {self.folder}: steps.name must be a folder in steps/, not {name!r}")
+        if not all(isinstance(value, int | float) for value in least.values()):
+            raise TaskFormatError(f"Harbor task {self.folder}: min_reward must be a number, or numbers by name")
+        own = {**tables, **{phase: {**tables[phase], **step.get(phase, {})} for phase in ("agent", "verifier")}}
+        files = self.folder / "steps" / name / "workdir"
+        part = self._part(f"steps/{name}/", own, step)
+        return replace(part, name=name, least=least, files=files if files.is_dir() else None)
+
+    def _part(self, place: str, tables: Mapping[str, Any], step: Mapping[str, Any]) -> HarborTask:
+        """What is played at once: the task, or ``step``, whose folder is ``place``."""
+        agent, verifier, environment = tables["agent"], tables["verifier"], tables["environment"]
+        tests = [path for path in dict.fromkeys(("tests", f"{place}tests")) if (self.folder / path).is_dir()]
+        own_tests = not any((self.folder / path / "test.sh").exists() for path in tests)
+        _require(self.folder, f"{place}instruction.md", *([f"{place}tests/test.sh"] if own_tests else []))
+        checks = [table["healthcheck"] for table in (environment, step) if table.get("healthcheck")]
+        for check in checks:
+            if not (isinstance(check, dict) and isinstance(check.get("command"), str)):
+                raise TaskFormatError(f"Harbor task {self.folder}: healthcheck needs a command, got {check!r}")
+        return replace(
+            self,
+            instruction=_text(self.folder / place / "instruction.md").strip(),
+            agent_seconds=_seconds(self.folder, "agent", agent),
+            verifier_seconds=_seconds(self.folder, "verifier", verifier),
+            verifier_env=_variables(verifier),
+            offline=(_offline(agent, environment), _offline(verifier, environment)),
+            healthchecks=tuple(
+                (check["command"], _seconds(self.folder, "healthcheck", check, 30.0)) for check in checks
+            ),
+            tests=tuple(self.folder / path for path in tests),
+            solution=self.folder / place / "solution",
         )
 
     def filled(self, names: Collection[str] = ()) -> HarborTask:
@@ -135,6 +207,7 @@ class HarborTask:
             env=fill("environment", self.env),
             verifier_env=fill("verifier", self.verifier_env),
             solution_env=fill("solution", self.solution_env),
+            steps=tuple(step.filled(names) for step in self.steps),
         )
 
     def fill(self, workspace: Path, rootfs: Path | None = None) -> None:
@@ -247,8 +320,20 @@ def _refused(table: str, fields: Any) -> list[str]:
     ]
 
 
-def _seconds(folder: Path, table: str, fields: Mapping[str, Any]) -> float:
-    value = fields.get("timeout_sec", 600.0)
+def _require(task: Path, *names: str) -> None:
+    for name in names:
+        if not (task / name).exists():
+            raise TaskFormatError(f"Harbor task {task}: there is no {name}")
+
+
+def _offline(phase: Mapping[str, Any], environment: Mapping[str, Any]) -> bool:
+    """A phase has the network of the environment, unless it says otherwise."""
+    mode = phase.get("network_mode") or environment.get("network_mode")
+    return mode == "no-network" or (mode is None and environment.get("allow_internet") is False)
+
+
+def _seconds(folder: Path, table: str, fields: Mapping[str, Any], default: float = 600.0) -> float:
+    value = fields.get("timeout_sec", default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise TaskFormatError(f"Harbor task {folder}: {table}.timeout_sec must be positive seconds, not {value!r}")
     return float(value)
@@ -296,7 +381,8 @@ class HarborRunner(CommandRunner):
         if task.get("env_id") != ENV_ID:
             return 0.0
         try:
-            return HarborTask.load(**task.get("kwargs") or {}).verifier_seconds
+            harbor = HarborTask.load(**task.get("kwargs") or {})
+            return sum(part.verifier_seconds for part in harbor.steps or (harbor,))
         except (TaskFormatError, TypeError):  # which ``run`` reports
             return 0.0
 
@@ -309,37 +395,52 @@ class HarborRunner(CommandRunner):
             TaskFormatError: the sandbox does not have the task's image.
             AgentFailure: a sandbox could not be started, or the verifier left no reward.
         """
-        sandbox = sandbox_for(task, self.sandbox)
-        runner = CommandRunner(
-            self.command,
-            timeout=min(task.agent_seconds, self.timeout),
-            sandbox=sandbox,
-            env={**task.env, **(task.solution_env if solution else {}), **self.env},
-            files=self.files,
-            limits=self.limits,
-        )
-        # Fresh folders for all but the working folder: what the agent left in HOME or as a reward is not there.
-        async with episode_folder() as folder, episode_folder() as fresh:
+        sandbox, left, outcomes = sandbox_for(task, self.sandbox), self.timeout, list[AgentResult]()
+        async with episode_folder() as folder:
             workspace = agent.workspace or folder / "app"
             await asyncio.to_thread(task.fill, workspace, getattr(sandbox, "rootfs", None))
-            logs = _log_folders(folder)
-            job = runner.job({**row, "instruction": task.instruction}, agent, folder, workspace, task.workdir)
-            mounts = [Mount(logs / name, f"/logs/{name}", True) for name in ("agent", "artifacts", "verifier")]
-            if solution:
-                mounts.append(Mount(task.folder / "solution", "/solution"))
-                command, copies = _script(task.folder / "solution/solve.sh", "/solution/solve.sh", folder)
-                job, mounts = replace(job, command=command), [*mounts, *copies]
-            ended = await run_job(sandbox, replace(job, mounts=mounts), runner.timeout)
-            outcome = runner.outcome(ended, agent.key)
-            return await self._verify(task, sandbox, fresh, workspace, logs, outcome)
+            for part in task.steps or (task,):
+                began = time.monotonic()
+                runner = CommandRunner(
+                    self.command,
+                    timeout=min(part.agent_seconds, left),
+                    sandbox=_online(sandbox, part.offline[0]),
+                    env={**part.env, **(part.solution_env if solution else {}), **self.env},
+                    files=self.files,
+                    limits=self.limits,
+                )
+                # Fresh folders for all but the working folder: what an agent left in HOME or as a reward is not there.
+                async with episode_folder() as own, episode_folder() as fresh:
+                    logs = _log_folders(own)
+                    job = runner.job({**row, "instruction": part.instruction}, agent, own, workspace, task.workdir)
+                    mounts = [Mount(logs / name, f"/logs/{name}", True) for name in ("agent", "artifacts", "verifier")]
+                    await _prepare(part, runner, replace(job, mounts=mounts, socket=None, env=part.env))
+                    if solution:
+                        mounts.append(Mount(part.solution, "/solution"))
+                        command, copies = _script(part.solution / "solve.sh", "/solution/solve.sh", own)
+                        job, mounts = replace(job, command=command), [*mounts, *copies]
+                    ended = await run_job(runner.sandbox, replace(job, mounts=mounts), runner.timeout)
+                    left -= time.monotonic() - began
+                    outcome = runner.outcome(ended, agent.key)
+                    verifiers = _online(sandbox, part.offline[1])
+                    outcomes.append(await self._verify(part, verifiers, fresh, workspace, logs, outcome))
+                rewards = {"reward": outcomes[-1].reward, **outcomes[-1].extra.get("rewards", {})}
+                if left <= 0 or any(not rewards.get(name, -math.inf) >= least for name, least in part.least.items()):
+                    break
+        return outcomes[-1] if not task.steps else _of_steps(task, outcomes)
 
     async def _verify(
         self, task: HarborTask, sandbox: Sandbox, folder: Path, workspace: Path, logs: Path, outcome: AgentResult
     ) -> AgentResult:
         verifier_logs = _log_folders(folder) / "verifier"
-        command, mounts = _script(task.folder / "tests/test.sh", "/tests/test.sh", folder)
+        tests = task.tests[0]
+        if len(task.tests) > 1:
+            tests = folder / "tests"
+            for path in task.tests:
+                await asyncio.to_thread(shutil.copytree, path, tests, symlinks=True, dirs_exist_ok=True)
+        command, mounts = _script(tests / "test.sh", "/tests/test.sh", folder)
         mounts += [
-            Mount(task.folder / "tests", "/tests"),
+            Mount(tests, "/tests"),
             *(Mount(logs / name, f"/logs/{name}", True) for name in ("agent", "artifacts")),
             Mount(verifier_logs, "/logs/verifier", True),
         ]
@@ -355,6 +456,37 @@ class HarborRunner(CommandRunner):
             raise AgentFailure(cut(f"the verifier of {task.folder.name}: {error} ({how})")) from None
         extra = {**outcome.extra, **({"rewards": rewards} if rewards else {})}
         return replace(outcome, reward=reward, success=reward >= 1.0, extra=extra, verified=True)
+
+
+def _online(sandbox: Sandbox, offline: bool) -> Sandbox:
+    """``sandbox``; without a network where the task says so."""
+    return replace(sandbox, network="gateway") if offline and isinstance(sandbox, Bubblewrap | Docker) else sandbox
+
+
+async def _prepare(task: HarborTask, runner: CommandRunner, job: Job) -> None:
+    """Add a step's files, run its ``setup.sh`` and the healthchecks. Raises AgentFailure: one of them fails."""
+    jobs = [("healthcheck", replace(job, command=["bash", "-c", text]), limit) for text, limit in task.healthchecks]
+    if task.files is not None:  # in the sandbox: a link of the agent's must not lead out of the working folder
+        put = ["bash", "-c", "cp -RP /step/. . && if [ -e /step/setup.sh ]; then bash setup.sh; fi"]
+        mounts = [*job.mounts, Mount(task.files, "/step")]
+        jobs.insert(0, ("setup", replace(job, command=put, mounts=mounts), runner.timeout))
+    for what, check, limit in jobs:
+        ended = await run_job(runner.sandbox, check, limit)
+        if ended.status != 0:
+            how = f"ran longer than {limit:g} s" if ended.status is None else f"exit status {ended.status}"
+            raise AgentFailure(f"the {what} of {task.name or task.folder.name} failed ({how}): {ended.last_line}")
+
+
+def _of_steps(task: HarborTask, outcomes: Sequence[AgentResult]) -> AgentResult:
+    """The mean reward of the steps that were played, or the last one's, with those of each."""
+    rewards: dict[str, float] = {}
+    for step, outcome in zip(task.steps, outcomes, strict=False):
+        rewards[step.name] = outcome.reward or 0.0
+        rewards |= {f"{step.name}.{name}": value for name, value in outcome.extra.get("rewards", {}).items()}
+    values, last = [outcome.reward or 0.0 for outcome in outcomes], outcomes[-1]
+    reward = values[-1] if task.final else sum(values) / len(values)
+    solved = len(outcomes) == len(task.steps) and reward >= 1.0
+    return replace(last, reward=reward, success=solved, extra={**last.extra, "rewards": rewards})
 
 
 def sandbox_for(task: HarborTask, sandbox: Sandbox) -> Sandbox:
@@ -384,8 +516,9 @@ def sandbox_for(task: HarborTask, sandbox: Sandbox) -> Sandbox:
 async def check_task(task: HarborTask, sandbox: Sandbox) -> list[str]:
     """What is wrong with ``task``: the oracle must get 1, doing nothing less, and a reward that was planted nothing."""
     problems = []
-    if not (task.folder / "solution/solve.sh").exists():
-        problems.append("there is no solution/solve.sh, so nothing shows that the task can be solved")
+    scripts = [part.solution / "solve.sh" for part in task.steps or (task,)]
+    if missing := [str(path.relative_to(task.folder)) for path in scripts if not path.exists()]:
+        problems.append(f"there is no {missing[0]}, so nothing shows that the task can be solved")
     else:
         oracle = await _reward_of(task, sandbox, [], solution=True)
         if oracle != 1.0:

@@ -182,7 +182,7 @@ class Bubblewrap(_Walled):
             raise AgentFailure("turnkey.agent.sandbox=bwrap: bwrap is not installed (Debian's package bubblewrap)")
         options = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
         options += ["--uid", "0", "--gid", "0", "--hostname", "sandbox"]
-        # Files in memory are no process's: each of these two places may hold as much again.
+        # Files in memory count for no process: each of these two places may hold as much again.
         size = ["--size", str(job.limits.memory)] if job.limits.memory else []
         options += [*size, *self._root(job), "--proc", "/proc", "--dev", "/dev"]
         options += [*size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"] if size else []

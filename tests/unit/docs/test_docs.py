@@ -474,7 +474,7 @@ def test_the_command_of_the_page_is_filled_in(tmp_path: Path) -> None:
     assert job.command == ["my-agent", "--model=openai/policy", "--task=-x"]
     assert json.loads((tmp_path / "home/.config/my-agent.json").read_text()) == {"url": handle.base_url, "key": "k"}
     for name in re.findall(
-        r"`([A-Z]+_[A-Z_]+)`", PAGE_SANDBOXES.split("The process has")[1].split("posts of rewards")[0]
+        r"`([A-Z]+_[A-Z_]+)`", PAGE_SANDBOXES.split("The process has")[1].split("When the command ends")[0]
     ):
         assert name in job.env
 

@@ -197,13 +197,107 @@ def test_a_sandbox_is_needed() -> None:
         play("true", sandbox=NoSandbox())
 
 
+@pytest.fixture
+def steps(task: Path) -> Path:
+    """A task of two steps, each of which wants its name in a file, with tests of its own or the task's."""
+    (task / "tests/test.sh").write_text("cat seen 2>/dev/null | grep -c $WANTED > /logs/verifier/reward.txt")
+    (task / "tests/helper").write_text("the task's")
+    (task / "task.toml").write_text(
+        "[verifier.env]\nWANTED = 'one'\n[[steps]]\nname = 'one'\nmin_reward = 1.0\n"
+        "[[steps]]\nname = 'two'\n[steps.healthcheck]\ncommand = 'test -e ready'\n"
+    )
+    for name in ("one", "two"):
+        for folder in ("solution", "tests", "workdir"):
+            (task / "steps" / name / folder).mkdir(parents=True)
+        (task / "steps" / name / "instruction.md").write_text(f"echo {name} >> seen")
+        (task / "steps" / name / "solution/solve.sh").write_text(f"echo {name} >> seen")
+    two = task / "steps/two"
+    (two / "workdir/setup.sh").write_text("[ $(cat seen) = one ] && touch ready")
+    report = '{"reward": $(grep -c two seen), "part": 0.5}'
+    (two / "tests/test.sh").write_text(f"cat > /logs/verifier/reward.json <<END\n{report}\nEND\n")
+    return task
+
+
+def obey(task: Path) -> AgentResult:
+    """Of an agent that runs its instruction."""
+    runner = HarborRunner(["bash", "-c", "{instruction}"], timeout=60.0, sandbox=Bubblewrap())
+    return asyncio.run(runner.run({"env_id": "harbor", "kwargs": {"path": str(task)}}, HANDLE))
+
+
+def test_steps_are_played_one_after_another_in_one_folder(steps: Path) -> None:
+    outcome = obey(steps)
+    assert (outcome.reward, outcome.success, outcome.verified) == (1.0, True, True)
+    assert outcome.extra["rewards"] == {"one": 1.0, "two": 1.0, "two.reward": 1.0, "two.part": 0.5}
+    outcome = play("echo one >> seen; touch ~/two", steps)
+    assert (outcome.reward, outcome.success) == (0.5, False)
+    (steps / "task.toml").write_text(f"multi_step_reward_strategy = 'final'\n{(steps / 'task.toml').read_text()}")
+    assert play("echo one >> seen", steps).reward == 0.0
+    assert asyncio.run(check_task(HarborTask.load(str(steps)), Bubblewrap())) == []
+    assert HarborTask.load(str(steps)).instruction == "echo one >> seen\n\necho two >> seen"
+    assert (
+        HarborRunner([], timeout=60.0).scoring_seconds({"env_id": "harbor", "kwargs": {"path": str(steps)}}) == 1200.0
+    )
+
+
+def test_a_step_that_gets_too_little_is_the_last(steps: Path) -> None:
+    outcome = play("true", steps)
+    assert (outcome.reward, outcome.success, outcome.extra["rewards"]) == (0.0, False, {"one": 0.0})
+    (steps / "steps/two/workdir/setup.sh").write_text("echo broken >&2; exit 3")
+    with pytest.raises(AgentFailure, match=r"the setup of two failed \(exit status 3\): broken"):
+        obey(steps)
+
+
+def test_files_of_a_step_stay_in_its_folders(steps: Path, tmp_path: Path) -> None:
+    """Whatever links the agent has left there."""
+    (tmp_path / "outside").mkdir()
+    (steps / "steps/two/workdir/link").mkdir()
+    (steps / "steps/two/workdir/link/file").touch()
+    with pytest.raises(AgentFailure, match="the setup of two failed"):
+        play(f"echo one >> seen; ln -s {tmp_path}/outside link", steps)
+    shutil.rmtree(steps / "steps/two/workdir/link")
+    leaves_links = f"echo one >> seen; rm -r ~/.agent; ln -s {tmp_path}/outside ~/.agent; true"
+    assert play(leaves_links, steps, files={".agent/config": "text"}).reward == 0.5
+    assert not list((tmp_path / "outside").iterdir())
+
+
+def test_the_agent_starts_where_the_healthcheck_succeeds(task: Path) -> None:
+    (task / "task.toml").write_text("[environment.healthcheck]\ncommand = 'ls; test -e /app/middle.py'\n")
+    assert play(SOLUTION, task).reward == 1.0
+    (task / "task.toml").write_text("[environment.healthcheck]\ncommand = 'echo no server >&2; false'\n")
+    with pytest.raises(AgentFailure, match=r"the healthcheck of task failed \(exit status 1\): no server"):
+        play("true", task)
+
+
+@pytest.mark.parametrize(
+    ("toml", "networks"),
+    [
+        ("", [True, True]),
+        ("[environment]\nallow_internet = false", [False, False]),
+        ("[environment]\nnetwork_mode = 'public'\n[agent]\nnetwork_mode = 'no-network'", [False, True]),
+    ],
+)
+def test_a_task_can_do_without_the_network_of_the_machine(task: Path, toml: str, networks: list[bool]) -> None:
+    (task / "task.toml").write_text(f"{toml}\n")
+    count = "$(tail -n +3 /proc/net/dev | wc -l)"
+    (task / "tests/test.sh").write_text(f"echo {count} > /logs/verifier/reward.txt")
+    machine = len(Path("/proc/net/dev").read_text().splitlines()) - 2
+    outcome = play(f"echo {count}", task, sandbox=Bubblewrap(network="host"))
+    counts = [int(outcome.extra["output"]), outcome.reward]
+    assert counts == [machine if network else 1 for network in networks]
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("toml", "names"),
     [
-        ("[[steps]]\nname = 'a'", "steps"),
+        ("[[steps]]\nname = 'a'\nretries = 2\n[steps.agent]\nuser = 'me'", "steps.retries, steps.agent.user"),
+        ("steps = 3", "steps = 3"),
+        ("multi_step_reward_strategy = 'best'", "multi_step_reward_strategy = 'best'"),
+        ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['pypi.org']",
+         "environment.network_mode, environment.allowed_hosts"),
         ("[environment]\ngpus = 1\nmcp_servers = [{name = 'x'}]", "environment.gpus, environment.mcp_servers"),
-        ("[environment.healthcheck]\ncommand = 'true'", "environment.healthcheck"),
+        ("[environment]\nskills_dir = '/skills'\ntpu = {topology = '2x2'}", "environment.skills_dir, environment.tpu"),
+        ("[[verifier.collect]]\ncommand = 'true'", "verifier.collect"),
         ("[verifier]\nenvironment_mode = 'separate'\n[verifier.environment]\ncpus = 1",
          "verifier.environment_mode, verifier.environment"),
         ("[agent]\nuser = 'agent'", "agent.user"),
@@ -219,7 +313,8 @@ def test_what_is_not_supported_is_refused_by_name(task: Path, toml: str, names: 
 
 def test_what_changes_nothing_is_accepted(task: Path) -> None:
     (task / "task.toml").write_text(
-        '[agent]\nuser = "root"\n[environment]\ngpus = 0\nos = "linux"\nmcp_servers = []\ncpus = 2\n[metadata]\nx = 1\n'
+        'artifacts = ["/app/out"]\n[agent]\nuser = "root"\nnetwork_mode = "public"\n'
+        '[environment]\ngpus = 0\nos = "linux"\nmcp_servers = []\ncpus = 2\n[metadata]\nx = 1\n'
     )
     assert HarborTask.load(str(task)).workdir == "/app"
 
@@ -231,6 +326,14 @@ def test_what_changes_nothing_is_accepted(task: Path) -> None:
         ("task.toml", "[agent]\ntimeout_sec = '3'", r"agent\.timeout_sec must be positive seconds, not '3'"),
         ("task.toml", "[environment]\nworkdir = 'app'", r"environment\.workdir must be a path like /app, not 'app'"),
         ("task.toml", "[agent", r"task\.toml: Expected"),
+        ("task.toml", "[[steps]]\nname = '../x'", r"steps\.name must be a folder in steps/, not '\.\./x'"),
+        (
+            "task.toml",
+            "[[steps]]\nname = 'one'\nmin_reward = 'much'",
+            "min_reward must be a number, or numbers by name",
+        ),
+        ("task.toml", "[[steps]]\nname = 'one'", r"there is no steps/one/instruction\.md"),
+        ("task.toml", "[environment.healthcheck]\nretries = 2", r"healthcheck needs a command, got \{'retries': 2\}"),
         ("tests/test.sh", None, r"there is no tests/test\.sh"),
     ],
 )
