@@ -116,10 +116,10 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         check(self.timeout > 0, "timeout", "positive seconds", self.timeout)
-        for name in ("memory_gb", "processes", "disk_gb"):
-            value, least = getattr(self, name), 0.1 if name == "memory_gb" else 0
-            what = "null, or 0.1 or more" if least else "null or a positive number"
-            check(value is None or (value >= least and value > 0), name, what, value)
+        check(self.memory_gb is None or self.memory_gb >= 0.1, "memory_gb", "null, or 0.1 or more", self.memory_gb)
+        for name in ("processes", "disk_gb"):
+            value = getattr(self, name)
+            check(value is None or value > 0, name, "null or a positive number", value)
         check(self.grace >= 0, "grace", "seconds, zero or more", self.grace)
         check(self.at_once == "auto" or self.at_once > 0, "at_once", "auto or a positive integer", self.at_once)
         check(
