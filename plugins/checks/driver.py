@@ -142,8 +142,8 @@ def _validate(config: Any, use_reference_policy: bool, use_critic: bool, verls: 
 
         guard_run()
     with _in_sentences(config):
-        if OmegaConf.select(config, "turnkey.log.trajectories"):
-            resolve.log_segment(config, new_segment(), tasks(config, "val_files"))
+        if folder := OmegaConf.select(config, "turnkey.log.trajectories"):
+            resolve.log_segment(config, new_segment(folder), tasks(config, "val_files"))
         warned = [with_origins(text, config) for text in grouped(of_rules)]
         lines = header(config, notices, [*(f"replaced: {text}" for text in overridden), *warned])
     if lines:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
-from time import strftime
 from typing import Any, cast
 
 import gymnasium
@@ -25,6 +24,7 @@ from verl_turnkey.envs.catalog import ADAPTERS, by_short_name
 from verl_turnkey.envs.registry import unknown
 from verl_turnkey.envs.tasks import HELD_OUT_SPLITS, Task, split_seeds, write_parquet
 from verl_turnkey.envs.user_modules import environments_of, import_installed, import_modules
+from verl_turnkey.plugins.cli.run_folder import metrics_of_start
 from verl_turnkey.plugins.config import command_line, presets
 from verl_turnkey.plugins.config.machine import gpu_here, is_small, model_config
 from verl_turnkey.plugins.config.overrides import override, read, values
@@ -274,7 +274,7 @@ def overrides(
         "trainer.test_freq": max(1, min(10, steps)),
         "trainer.save_freq": min(25, -(-steps // 4) if device == "cpu" else steps),
         "trainer.logger": ["console", "file"],  # the file in a folder per start: verl writes it anew
-        f"+{ENV_VARS}.VERL_FILE_LOGGER_ROOT": out / "metrics" / strftime("%Y%m%d-%H%M%S"),
+        f"+{ENV_VARS}.VERL_FILE_LOGGER_ROOT": metrics_of_start(out / "metrics"),
         "trainer.project_name": played.name,
         "trainer.experiment_name": method,
         "trainer.default_local_dir": out / "checkpoints",

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from time import strftime
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
@@ -20,6 +20,7 @@ from verl_turnkey.plugins.config.leaves import files_of, leaf_of
 from verl_turnkey.plugins.config.machine import joins_cluster
 from verl_turnkey.plugins.config.overrides import literal, read, values
 from verl_turnkey.plugins.config.roles import Use
+from verl_turnkey.plugins.log.writer import behind
 from verl_turnkey.plugins.view.runs import HOME, Start, configuration, flat, rebased, starts
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
 CARRIED = (Use.PLAYED, Use.SAMPLED, Use.HOSTED)
 """uses of the fields that an evaluation takes from the run"""
 METRICS = "VERL_FILE_LOGGER_ROOT="
+
+
+def metrics_of_start(folder: Path) -> Path:
+    """A folder below ``folder`` for the metrics of a start, behind those there: verl overwrites its metrics file."""
+    return folder / behind((path.name for path in folder.glob("*-*")), "%Y%m%d-%H%M%S", datetime.now())
+
+
 MISSING = object()
 VERLS_CONFIG = ("verl", "trainer", "config")
 """where verl's configuration lies, in the environment of any machine"""
@@ -107,8 +115,11 @@ class RunFolder:
         if "command-line" in sources:
             options += ["--config-dir", sources["command-line"]]
         words = [self._moved(word) for word in (*record["overrides"]["task"], *record["overrides"]["hydra"])]
-        stamp = f"/{strftime('%Y%m%d-%H%M%S')}"  # verl overwrites its metrics file: a folder for each start
-        words = [re.sub(r"/\d{8}-\d{6}$", stamp, word) if METRICS in word else word for word in words]
+
+        def renamed(match: re.Match[str]) -> str:
+            return str(Path(match[1]) / metrics_of_start(self.last.cwd / match[1]).name)
+
+        words = [re.sub(r"([^=]+)/\d{8}-\d{6}$", renamed, word) if METRICS in word else word for word in words]
         return self.last.cwd, [*options, *words]
 
     def _moved(self, word: str) -> str:

@@ -152,7 +152,8 @@ def for_evaluation(config: DictConfig) -> DictConfig:
     config.actor_rollout_ref.rollout.agent.num_workers = 1
     config.actor_rollout_ref.rollout.calculate_log_probs = False
     config.actor_rollout_ref.rollout.agent.default_agent_loop = AGENT if config.turnkey.agent.run else LOOP
-    OmegaConf.update(config, "turnkey.log", {"segment": new_segment(), "share": 1.0, "episodes_per_step": None})
+    segment = new_segment(OmegaConf.select(config, "turnkey.log.trajectories"))
+    OmegaConf.update(config, "turnkey.log", {"segment": segment, "share": 1.0, "episodes_per_step": None})
     return config
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
+import os
 import re
 import secrets
 import socket
@@ -16,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from sys import getsizeof
@@ -262,7 +263,10 @@ class Tables:
             first = self._outage == 0
             self._outage += count
         if first:
-            logger.warning("rows of turnkey.log.trajectories are not written until this is over: %s", reason)
+            logger.warning(
+                "rows of turnkey.log.trajectories are not written on %s until this is over: %s",
+                *(socket.gethostname(), reason),
+            )
 
 
 def _bytes(values: Sequence[Any]) -> int:
@@ -285,9 +289,19 @@ UNNAMED = "00000000T000000_0000"
 """of a run whose driver has named none"""
 
 
-def new_segment() -> str:
-    """A name for a start of the trainer: its UTC time and four random digits, so that later ones sort behind."""
-    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}_{secrets.token_hex(2)}"
+def new_segment(folder: str | Path | None = None) -> str:
+    """A name for a start of the trainer: its UTC time and four random digits, behind those in the log ``folder``."""
+    names = read_segments(Path(folder)) if folder else ()
+    return f"{behind(names, '%Y%m%dT%H%M%S', datetime.now(timezone.utc))}_{secrets.token_hex(2)}"
+
+
+def behind(names: Iterable[str], form: str, now: datetime) -> str:
+    """The time ``now`` as a name that sorts behind ``names``, which may be those of a machine whose clock is ahead."""
+    stamp, newest = f"{now:{form}}", max(names, default="")[: len(f"{now:{form}}")]
+    with suppress(ValueError):  # the newest says no time
+        if newest >= stamp:
+            return f"{datetime.strptime(newest, form) + timedelta(seconds=1):{form}}"
+    return stamp
 
 
 def write_segment(folder: Path, segment: str, facts: Mapping[str, Any]) -> None:
@@ -300,7 +314,7 @@ def write_segment(folder: Path, segment: str, facts: Mapping[str, Any]) -> None:
 
 
 def look_for(process: Any, folder: str, segment: str) -> None:
-    """Run inside a process of the run: warn if its machine does not see what the trainer wrote of its start.
+    """Run inside a process of the run: warn if its machine does not see the trainer's log, or may not write there.
 
     Nobody waits for that, since a mount may hang.
     """
@@ -313,6 +327,12 @@ def look(folder: Path, segment: str) -> None:
             "turnkey.log.trajectories: %s, which the trainer writes, is not to be seen on %s, where its part of "
             "the log stays: choose a folder that all nodes share",
             *(path, socket.gethostname()),
+        )
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        logger.warning(
+            "turnkey.log.trajectories: %s cannot be written on %s, whose part of the log is lost: make it writable "
+            "there, or choose a folder that all nodes can write",
+            *(folder, socket.gethostname()),
         )
 
 

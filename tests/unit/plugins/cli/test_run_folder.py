@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.report import FOLDERS
-from verl_turnkey.plugins.cli.run_folder import RunFolder
+from verl_turnkey.plugins.cli.run_folder import RunFolder, metrics_of_start
 from verl_turnkey.plugins.config.composing import composed, verls_config_dir
 from verl_turnkey.plugins.config.overrides import read
 
@@ -129,6 +129,16 @@ def test_a_run_elsewhere_goes_on_where_it_is(run: Path, tmp_path: Path, monkeypa
     assert named == {str((run if how == "linked" else there) / name) for name in FOLDERS.values()}
     if how != "linked":
         assert not [word for word in line if f"{run}/" in word]
+
+
+def test_metrics_of_a_start_are_behind_those_of_a_clock_that_is_ahead(tmp_path: Path) -> None:
+    """Else `turnkey compare` would take the earlier start for the later one."""
+    assert metrics_of_start(tmp_path / "metrics").parent == tmp_path / "metrics"
+    (tmp_path / "20991231-235959").mkdir()
+    (tmp_path / "of-mine").mkdir()
+    assert metrics_of_start(tmp_path).name not in ("20991231-235959", "21000101-000000")
+    (tmp_path / "of-mine").rmdir()
+    assert metrics_of_start(tmp_path).name == "21000101-000000"
 
 
 def test_an_evaluation_of_a_run_says_what_it_takes_from_it(run: Path, monkeypatch) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -189,7 +190,7 @@ def test_a_disk_that_hangs_costs_what_there_is_no_room_for(tmp_path: Path, caplo
     assert not writer.drain(0.01)
     assert (writer.written, writer.lost) == (0, 4)
     [record] = caplog.records  # once, however many were lost
-    lost = "rows of turnkey.log.trajectories are not written until this is over: "
+    lost = f"rows of turnkey.log.trajectories are not written on {socket.gethostname()} until this is over: "
     assert record.getMessage() == f"{lost}writing hangs, and 10 MB wait"
     go_on.set()
     assert writer.drain(SECONDS)

@@ -1,5 +1,7 @@
 """Tables are read while a run writes them, after it was killed, and after it was resumed."""
 
+import os
+import socket
 import warnings
 from pathlib import Path
 
@@ -146,6 +148,20 @@ def test_segments(tmp_path: Path):
     ]
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o700
     assert read_segments(tmp_path / "nothing") == {}
+    assert SEGMENT.fullmatch(new_segment(tmp_path / "nothing"))
+
+
+def test_a_start_is_behind_those_of_a_machine_whose_clock_is_ahead(tmp_path: Path):
+    """Else its steps would count as replaced."""
+    ahead = "29991231T235959_ffff"
+    write_segment(tmp_path, ahead, {"resumed_from": 0})
+    resumed = new_segment(tmp_path)
+    assert resumed.startswith("30000101T000000_")
+    write_segment(tmp_path, resumed, {"resumed_from": 2})
+    write(tmp_path, ahead, 1, 2, 3)
+    write(tmp_path, resumed, 3, 4)
+    with pytest.warns(UserWarning, match="a later start of the trainer did steps 3 to 3 again"):
+        assert read(tmp_path, "episodes")["segment"].tolist() == [ahead, ahead, resumed, resumed]
 
 
 def test_a_machine_that_does_not_see_the_trainers_folder_says_so(tmp_path: Path, caplog):
@@ -155,3 +171,11 @@ def test_a_machine_that_does_not_see_the_trainers_folder_says_so(tmp_path: Path,
     look(tmp_path, SECOND)
     [warning] = caplog.messages
     assert f"{tmp_path}/segments/{SECOND}.json, which the trainer writes, is not to be seen on " in warning
+
+
+def test_a_machine_that_may_not_write_there_says_so(tmp_path: Path, caplog, monkeypatch):
+    write_segment(tmp_path, FIRST, {"resumed_from": 0})
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write anywhere
+    look(tmp_path, FIRST)
+    [warning] = caplog.messages
+    assert f"{tmp_path} cannot be written on {socket.gethostname()}, whose part of the log is lost: make it" in warning
