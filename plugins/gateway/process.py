@@ -30,7 +30,7 @@ from verl_turnkey.plugins.gateway.codec import Codec, TurnCodec
 from verl_turnkey.plugins.gateway.episode import StepOptions
 from verl_turnkey.plugins.gateway.messages import Request
 from verl_turnkey.plugins.gateway.models import Models
-from verl_turnkey.plugins.gateway.server import Gateway, calls_of
+from verl_turnkey.plugins.gateway.server import Gateway, bound, calls_of
 from verl_turnkey.plugins.gateway.session import Session
 from verl_turnkey.plugins.gateway.states import StateKey, View, state_key
 from verl_turnkey.plugins.gateway.turns import Generate, Limits
@@ -176,7 +176,8 @@ def prepare(worker: Any) -> None:
     """Run inside an agent-loop worker before training: a setting that cannot work stops the run here.
 
     Raises:
-        ConfigError: there is no such tool parser, or verl's builder does not suit the tokenizer.
+        ConfigError: there is no such tool parser, verl's builder does not suit the tokenizer, or the node does not have
+            the address at which the gateway should listen.
         ModuleImportError: the agent's function cannot be imported.
     """
     from verl_turnkey.plugins.verl_api import builders
@@ -184,4 +185,4 @@ def prepare(worker: Any) -> None:
     if not hasattr(worker, "tokenizer") or not hasattr(worker, "config"):  # a worker of a user's own manager
         return
     builder = builders.builder_of(worker.config, worker.tokenizer, worker.processor, builders.model_type(worker))
-    shared(worker.config, worker.tokenizer, builder)
+    bound(shared(worker.config, worker.tokenizer, builder).turnkey.agent.listen).close()

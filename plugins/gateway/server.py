@@ -27,6 +27,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs import EnvironmentFailure
 from verl_turnkey.envs.agents.base import AgentFailure
 from verl_turnkey.envs.answers import read_json
@@ -78,10 +79,7 @@ class Gateway:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Listen on ``host``; returns the port, which the system chooses for 0."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, proto=socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only with it
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        listener = bound(host, port)
         await self._serve(listener)
         self.port = listener.getsockname()[1]
         return self.port
@@ -280,6 +278,26 @@ def _models(session: Session, path: str) -> dict[str, Any]:
     if path.startswith("/v1/models/"):
         return {**model, "id": path.removeprefix("/v1/models/")}
     raise GatewayError(404, "not_found", f"there is no GET {path[:80]} here")
+
+
+def bound(host: str, port: int = 0) -> socket.socket:
+    """A socket at the address ``turnkey.agent.listen``.
+
+    Raises:
+        ConfigError: it is no address of this node.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, proto=socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only with it
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"turnkey.agent.listen={host} cannot be listened at on {socket.gethostname()} ({error.strerror}): expected "
+            "an address of every node that runs agents, such as 127.0.0.1, or 0.0.0.0 in a closed network"
+        ) from None
+    return listener
 
 
 _calls: dict[str, int] = {}

@@ -20,11 +20,12 @@ from gateway_parts import ASKED, LIMITS, LOOK, Script, ask, called, chats, codec
 from openai import BadRequestError, NotFoundError
 from PIL import Image
 
+from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.gateway import exchange
 from verl_turnkey.plugins.gateway import session as sessions
 from verl_turnkey.plugins.gateway.codec import Codec
 from verl_turnkey.plugins.gateway.messages import GatewayError, Message, Request
-from verl_turnkey.plugins.gateway.server import Gateway
+from verl_turnkey.plugins.gateway.server import Gateway, bound
 from verl_turnkey.plugins.gateway.session import Session
 from verl_turnkey.plugins.gateway.turns import Limits, Turn
 
@@ -52,6 +53,13 @@ async def raw(port: int, request: str) -> str:
     answer = (await reader.read()).decode()
     writer.close()
     return answer
+
+
+def test_an_address_that_this_node_does_not_have_is_named_with_it() -> None:
+    named = rf"turnkey\.agent\.listen=198\.51\.100\.7 cannot be listened at on {socket.gethostname()} \(Cannot assign"
+    with pytest.raises(ConfigError, match=named):
+        bound("198.51.100.7")
+    bound("127.0.0.2").close()
 
 
 async def test_an_episode_that_is_over_is_not_found_and_two_never_mix() -> None:
