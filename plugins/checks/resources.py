@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.envs.http import on_this_machine
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.run import MODEL, ROLLOUT, CheckedRun
 from verl_turnkey.plugins.config import machine
@@ -90,6 +91,22 @@ def check_otlp(run: CheckedRun) -> None:
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
         package = "opentelemetry-exporter-otlp-proto-http"
         absent(run.config, f"turnkey.log.otlp needs the package {package}: pip install it")
+
+
+def check_servers(run: CheckedRun) -> None:
+    """Warn of servers at an address that each of several nodes takes for itself."""
+    nodes = max(nodes for nodes, _ in run.pools.values())
+    for key, url in _urls("turnkey", OmegaConf.to_container(run.config.turnkey, resolve=True)) if nodes > 1 else ():
+        if on_this_machine(url):
+            warn("server-of-each-node", key=key, url=masked(url), nodes=nodes)
+
+
+def _urls(key: str, node: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(node, str) and node.startswith(("http://", "https://")):
+        yield key, node
+    below = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, entry in below:
+        yield from _urls(f"{key}.{name}", entry)
 
 
 def check_log_folder(run: CheckedRun) -> None:

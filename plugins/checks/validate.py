@@ -121,6 +121,7 @@ def _check(config: DictConfig, findings: Findings, *, use_critic: bool) -> None:
         check(resources.check_address, "turnkey.log.trajectories", turnkey.log.trajectories)
         warn("log-without-credit", mode=run.mode)
     check(resources.check_otlp, run)
+    check(resources.check_servers, run)
     check(update.check_update, run)
     run = replace(run, files=check(data.check_data, config, turnkey, rollout.agent_loops(config)) or [])
     if run.files and OURS in loops:
