@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Protocol
 
+import ray
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_turnkey.advantage import ConfigError
@@ -39,6 +42,34 @@ def resumed_folder(config: Any, step: int) -> Path:
     if config.trainer.resume_mode == "resume_path":
         return Path(config.trainer.resume_from_path)
     return folder_of(config, step)
+
+
+def check_writable(config: Any, workers: Sequence[Any]) -> None:
+    """Refuse a folder of checkpoints that a process of training cannot write: the run would die at its first one.
+
+    Raises:
+        ConfigError: names the folder and the nodes.
+    """
+    if (config.trainer.get("save_freq") or 0) <= 0:
+        return
+    folder = str(config.trainer.default_local_dir)
+    refusals = ray.get([worker.__ray_call__.remote(unwritable, folder) for worker in workers])
+    if nodes := sorted({*filter(None, refusals)}):
+        raise ConfigError(
+            f"trainer.default_local_dir={folder} cannot be written on {'; '.join(nodes)}. Every node writes its part "
+            "of a checkpoint: make the folder writable there, or choose one that all nodes share"
+        )
+
+
+def unwritable(process: Any, folder: str) -> str | None:
+    """Run inside a process of the run: its node and why it cannot write ``folder``, of which nothing is made yet."""
+    place = Path(folder)
+    try:
+        place = next(path for path in (place, *place.parents) if path.is_dir())
+        with TemporaryFile(dir=place):
+            return None
+    except OSError as error:
+        return f"{socket.gethostname()} ({error.strerror}: {place})"
 
 
 def save_state(folder: Path, method: str, state: Mapping[str, float], name: str = FILE) -> None:

@@ -23,6 +23,7 @@ from verl_turnkey.plugins.prm.worker import of_response
 from verl_turnkey.plugins.rollout import worker as loop_worker
 from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION
 from verl_turnkey.plugins.trainer.advantage_step import AdvantageStep
+from verl_turnkey.plugins.trainer.checkpointing import check_writable
 from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, fields_of, partition_of
 
@@ -48,9 +49,10 @@ NOT_FOR_WORKERS = frozenset(
 
 
 def set_up_training(trainer: PPOTrainer, turnkey: TurnkeyConfig, advantage_step: AdvantageStep) -> None:
-    """Check that every training process, on every node, has loaded the plugin; give them loss and weights."""
+    """Check that all training processes have loaded the plugin and can write; give them loss and weights."""
     workers = trainer.actor_rollout_wg.workers
     ray.get([worker.__ray_call__.remote(register.verify) for worker in workers])
+    check_writable(trainer.config, workers)
     if advantage_step.loss is not None:
         chosen = (turnkey.modules, advantage_step.loss.name, advantage_step.loss_params)
         ray.get([worker.__ray_call__.remote(register.configure, *chosen) for worker in workers])

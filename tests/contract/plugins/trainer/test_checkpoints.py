@@ -7,13 +7,16 @@ import json
 import re
 import resource
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
 import transfer_queue as tq
 from contract_tools import PARTITION, SEPARATE, Compose, Episode, Saves, advance, fill, read
@@ -23,7 +26,7 @@ from verl_turnkey.advantage import ConfigError, Credit, modifying, register_modi
 from verl_turnkey.plugins.cli.panel import find
 from verl_turnkey.plugins.config.checkpoint_files import DATA, PANEL
 from verl_turnkey.plugins.config.playing import words
-from verl_turnkey.plugins.trainer.checkpointing import CheckpointError
+from verl_turnkey.plugins.trainer.checkpointing import CheckpointError, check_writable
 
 MODES = ("sync", "colocate_async", "separate_async")
 FILE = "turnkey_credit.json"
@@ -290,6 +293,26 @@ def test_a_folder_that_cannot_be_written_is_named(build: Build, tmp_path: Path):
     (tmp_path / "global_step_1").write_text("a file in its place")
     with pytest.raises(CheckpointError, match=rf"{tmp_path}/global_step_1 could not be written .* there is none"):
         trainer._save_checkpoint()
+
+
+def test_a_folder_that_a_node_cannot_write_is_refused_at_the_start(compose: Compose, tmp_path: Path, monkeypatch):
+    """/sys stands for a file system that a node has mounted for reading."""
+    monkeypatch.setattr(ray, "get", lambda answers: answers)
+    config = compose("+turnkey=gigpo", "trainer.save_freq=1", f"trainer.default_local_dir={tmp_path}")
+    remote = SimpleNamespace(remote=lambda function, folder: function(None, folder))
+    workers = [SimpleNamespace(__ray_call__=remote)] * 2
+    check_writable(config, workers)
+    config.trainer.default_local_dir = f"{tmp_path}/not/made/yet"
+    check_writable(config, workers)
+    assert list(tmp_path.iterdir()) == []
+    config.trainer.default_local_dir = "/sys/checkpoints"
+    refusal = (
+        rf"default_local_dir=/sys/checkpoints cannot be written on {socket.gethostname()} \([\w ]+: /sys\)\. Every"
+    )
+    with pytest.raises(ConfigError, match=refusal):
+        check_writable(config, workers)
+    config.trainer.save_freq = -1
+    check_writable(config, workers)
 
 
 def test_snapshots_of_the_queue_go_with_the_weights(build: Build, tmp_path: Path):
