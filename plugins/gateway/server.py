@@ -284,7 +284,7 @@ def bound(host: str, port: int = 0) -> socket.socket:
     """A socket at the address ``turnkey.agent.listen``.
 
     Raises:
-        ConfigError: it is no address of this node.
+        ConfigError: this node does not have it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, proto=socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only with it

@@ -348,6 +348,23 @@ def test_no_file_is_longer_than_a_reader_bears() -> None:
     assert not long, "\n".join(long)
 
 
+CLOCK = re.compile(r"\btime\.time\(|\bdatetime\.(now|utcnow|today)\(|^from time import .*\btime\b|\bstrftime\(", re.M)
+READS_THE_CLOCK = {
+    "plugins/log/writer.py": "names of starts, each behind those that are there",
+    "plugins/cli/run_folder.py": "the same, for metrics",
+    "plugins/trainer/logging.py": "when a start was, for readers",
+    "plugins/rollout/episode.py": "when a turn ended: one process writes all times of an episode",
+    "plugins/shutdown/run_files.py": "the age of files in /tmp and /dev/shm, which are the machine's own",
+    "plugins/view/notes.py": "when a note was written, for readers",
+}
+
+
+def test_no_time_of_one_machines_clock_is_compared_with_anothers() -> None:
+    """Durations and limits are of clocks that are never set. A new entry here says why two clocks apart do no harm."""
+    reads = {str(path.relative_to(ROOT)) for path in modules().values() if CLOCK.search(path.read_text("utf-8"))}
+    assert reads == READS_THE_CLOCK.keys()
+
+
 def test_a_check_begins_without_torch() -> None:
     """The import takes longer than most checks; a rule that needs torch, verl or Ray imports it."""
     code = "import verl_turnkey.plugins.cli.check; from verl_turnkey.plugins.cli.without_torch import possible"
