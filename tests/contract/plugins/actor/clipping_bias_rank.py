@@ -52,8 +52,11 @@ def weighed(inputs: LossInputs, params: StPpoParams) -> TokenLoss:
 TRUE_FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
 
-def make_engine(model: Path, strategy: str, packed: bool = False, spread: int = 1, lora: int = 0) -> Any:
+def make_engine(
+    model: Path, strategy: str, packed: bool = False, spread: int = 1, lora: int = 0, kind: str = "language_model"
+) -> Any:
     model_config = HFModelConfig(
+        model_type=kind,
         lora_rank=lora,
         lora_alpha=2 * lora,
         path=str(model),
@@ -72,7 +75,7 @@ def make_engine(model: Path, strategy: str, packed: bool = False, spread: int = 
         ulysses_sequence_parallel_size=spread,
     )
     engine = EngineRegistry.new(
-        model_type="language_model",
+        model_type=kind,
         backend=strategy,
         model_config=model_config,
         engine_config=engine_config,
@@ -118,6 +121,7 @@ def data_of(case: dict[str, Any], rank: int, world: int) -> Any:
         tensors[weighing.COLUMN] = nested(case["weights"])
     if "observed" in case:
         tensors[LEARNED] = nested(case["observed"])
+    tensors |= {name: nested(column) for name, column in case.get("fields", {}).items()}
     settings = {
         "temperature": 1.0,
         "use_dynamic_bsz": "max_tokens" in case,

@@ -1,6 +1,6 @@
-"""verl's FSDP2 engine in the setups of test_parallel_matrix.py: ranks, sequences spread over them, packed rows, LoRA.
+"""verl's FSDP2 engines in the setups of test_parallel_matrix.py: ranks, sequences spread over them, packed rows, LoRA.
 
-python parallel_ranks.py FOLDER      (FOLDER holds `model` and `cases.pt`)
+python parallel_ranks.py FOLDER      (FOLDER holds `model`, `heads.pt`, `cases.pt` and `setups.json`)
 
 verl is imported once, and every rank is a fork. Flash attention needs a GPU: its place is taken by an attention with
 the same contract, verl's all-to-all around scaled dot products whose mask follows from the packed positions.
@@ -25,11 +25,21 @@ from torch.distributed.tensor import distribute_tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from verl.utils import ulysses
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
-from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.losses import ppo_loss, value_loss
 
+from verl_turnkey.advantage.methods.hae import HEADS
 from verl_turnkey.losses import losses
 from verl_turnkey.plugins.actor import loss_inputs, weighing
+from verl_turnkey.plugins.critic.worker import MODEL_TYPE, heads_loss, register_engine
+from verl_turnkey.plugins.prm.worker import SHIFT, linear_loss, model_type, register
 from verl_turnkey.plugins.register import configure
+
+KINDS = {"critic": "value_model", "heads": MODEL_TYPE, **{kind: model_type(kind) for kind in SHIFT}}
+"""verl's name of the engine of each scorer; all others are losses of the actor"""
+
+
+def kind_of(case: dict[str, Any]) -> str:
+    return KINDS.get(case["loss"], "language_model")
 
 
 def all_to_all(local: Any, scatter_dim: int, gather_dim: int, group: Any = None, async_op: bool = False) -> Any:
@@ -60,8 +70,8 @@ def attention(
     return (ulysses.gather_heads_scatter_seq(out.contiguous(), head_dim=2, seq_dim=1) if spread else out), None
 
 
-def update(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
-    """One optimizer step as a run configures it; its gradients."""
+def loss_of_actor(engine: Any, case: dict[str, Any]) -> Any:
+    """The loss as a run configures it."""
     config = FSDPActorConfig(
         strategy="fsdp2",
         rollout_n=1,
@@ -80,7 +90,32 @@ def update(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
         weighing.weigh_actor(worker)
     if "observed" in case:
         loss_inputs.learn_observations(worker, case["observation"])
+    return actor.loss_fn
+
+
+def loss_of_scorer(case: dict[str, Any]) -> Any:
+    if case["loss"] in SHIFT:
+        return partial(linear_loss, shift=SHIFT[case["loss"]])
+    config: Any = SimpleNamespace(cliprange_value=case["clip"], loss_agg_mode="token-mean", loss_scale_factor=None)
+    if case["loss"] == "heads":
+        return partial(heads_loss, config=config, heads=HEADS)
+    critic = SimpleNamespace(loss_fn=partial(value_loss, config=config))
+    critic.set_loss_fn = partial(setattr, critic, "loss_fn")
+    if "weights" in case:
+        weighing.weigh_critic(critic)
+    return critic.loss_fn
+
+
+def update(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
+    """One optimizer step: its gradients, and the tokens of each micro-batch. Of a scorer its outputs before, too."""
+    is_scorer = case["loss"] in KINDS
+    loss = loss_of_scorer(case) if is_scorer else loss_of_actor(engine, case)
+    data = data_of(case, engine.get_data_parallel_rank(), engine.get_data_parallel_size())
     taken: dict[str, Any] = {"tokens": []}
+    if is_scorer:
+        with engine.eval_mode():
+            outputs = engine.infer_batch(data.copy())["model_output"]
+        taken["outputs"] = {name: [row.clone() for row in column.unbind()] for name, column in outputs.items()}
     step, forward = engine.optimizer_step, engine.forward_step
 
     def keep() -> Any:
@@ -94,8 +129,7 @@ def update(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
     engine.optimizer_step, engine.forward_step = keep, count
     try:
         with engine.train_mode():
-            data = data_of(case, engine.get_data_parallel_rank(), engine.get_data_parallel_size())
-            engine.train_batch(data, loss_function=actor.loss_fn)
+            engine.train_batch(data, loss_function=loss)
     finally:
         del engine.optimizer_step, engine.forward_step
     return taken
@@ -112,26 +146,40 @@ def fill_adapter(module: Any) -> dict[str, torch.Tensor]:
         if weight.requires_grad:
             values = 0.2 * torch.cos(len(name) + torch.arange(weight.numel(), dtype=torch.float64))
             filled[name] = values.reshape(weight.shape).to(weight.dtype)
-            with torch.no_grad():
-                weight.copy_(distribute_tensor(filled[name], weight.device_mesh, weight.placements))
+            assign(weight, filled[name])
     return filled
+
+
+def assign(parameter: Any, whole: torch.Tensor) -> None:
+    """Give a sharded parameter its part of the ``whole``."""
+    with torch.no_grad():
+        parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements))
 
 
 def main(folder: Path, world: int, rank: int) -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous{world}", rank=rank, world_size=world)
-    cases = torch.load(folder / "cases.pt")
-    for name, (ranks, spread, packed, lora) in json.loads((folder / "setups.json").read_text()).items():
-        if ranks == world:
-            engine = make_engine(folder / "model", "fsdp2", packed=packed, spread=spread, lora=lora)
+    cases, heads = torch.load(folder / "cases.pt"), torch.load(folder / "heads.pt")
+    for name, (ranks, spread, packed, lora, without) in json.loads((folder / "setups.json").read_text()).items():
+        if ranks != world:
+            continue
+        results, here = {}, {case: settings for case, settings in cases.items() if settings["loss"] not in without}
+        for kind in dict.fromkeys(map(kind_of, here.values())):
+            engine = make_engine(folder / "model", "fsdp2", packed=packed, spread=spread, lora=lora, kind=kind)
             if lora:
                 torch.save(fill_adapter(engine.module), folder / f"adapter {rank}.pt")
-            results = {case: update(engine, {**settings, "packed": packed}) for case, settings in cases.items()}
-            torch.save(results, folder / f"{name} {rank}.pt")
+            for part, parameter in getattr(engine.module, "score", torch.nn.Module()).named_parameters():
+                assign(parameter, heads[len(parameter)][part])
+            of_kind = {case: settings for case, settings in here.items() if kind_of(settings) == kind}
+            results |= {case: update(engine, {**settings, "packed": packed}) for case, settings in of_kind.items()}
+        torch.save(results, folder / f"{name} {rank}.pt")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
+    register_engine(HEADS, "fsdp2")
+    for kind in SHIFT:
+        register(kind, "fsdp2")
     ulysses.all_to_all_tensor = all_to_all
     AttentionInterface.register("packed", attention)
     AttentionMaskInterface.register("packed", lambda *_, **__: None)
