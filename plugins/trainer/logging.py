@@ -7,6 +7,7 @@ each turn (:mod:`verl_turnkey.plugins.actor.updates`); the trainer sends them th
 from __future__ import annotations
 
 import math
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -95,7 +96,8 @@ def write_start(config: DictConfig, resumed_from: int) -> None:
             keep_copies(files, folder)
         except Exception as error:  # the log may be incomplete, the run goes on
             logger.warning(
-                "turnkey.log.trajectories lacks part of the description of the run: %s: %s", type(error).__name__, error
+                "turnkey.log.trajectories lacks part of the description of the run, which %s cannot write: %s: %s",
+                *(socket.gethostname(), type(error).__name__, error),
             )
 
     thread = threading.Thread(target=write, name="start of the trajectory log", daemon=True)
