@@ -3,15 +3,25 @@
 Loaded through ``turnkey.modules``; it touches nothing in the processes of drivers and environment hosts.
 """
 
+import errno
 import os
 from pathlib import Path
 
 import torch
 
+from verl_turnkey.plugins.log import writer
 from verl_turnkey.plugins.verl_api.import_hooks import when_imported
 
 OUT = Path(os.environ["TURNKEY_SPY"])
 FREEZE_AFTER = int(os.environ.get("TURNKEY_SPY_FREEZE_AFTER", "1000000"))
+
+
+def _refuse(folder, *below):
+    raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+
+if os.environ.get("TURNKEY_READ_ONLY"):  # of a node that has mounted the log for reading
+    writer.private = _refuse
 
 
 def _rows(batch, *fields):

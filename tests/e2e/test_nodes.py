@@ -1,9 +1,14 @@
-"""A cluster of two nodes: hosts run beside their workers, and a node that is lost ends the run, which resumes."""
+"""A cluster of two nodes, each with an address of its own: hosts run beside their workers, a node that cannot write the
+log loses its part, and a node that is lost ends the run, which resumes.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,9 +22,13 @@ from ray.cluster_utils import Cluster
 from test_faults import beginner as beginner
 from test_faults import commands, play, steps, until_step
 
+from verl_turnkey.plugins.view.join import read
+
 pytestmark = pytest.mark.long
 
 NODE_SECONDS = 240
+SECOND = "127.0.0.2"
+"""address of the second node"""
 OF_NODE = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::IDLE")
 """titles of processes that a node has without a run, too"""
 
@@ -30,6 +39,8 @@ class NodeRuns(NamedTuple):
     fault: Fault
     workers_and_hosts: list[list[str]]
     """per node: the agent-loop workers and hosts on it"""
+    addresses: set[str]
+    """of the nodes, as Ray knows them"""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +53,7 @@ def cluster() -> Iterator[Cluster]:
         # Cluster itself would give each node 30 seconds to start, which it needs beside other runs.
         nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 32, "num_gpus": 1, "wait": False})
         nodes.wait_for_nodes(timeout=NODE_SECONDS)
-        nodes.add_node(num_cpus=4, wait=False)
+        nodes.add_node(num_cpus=4, wait=False, node_ip_address=SECOND, env_vars={"TURNKEY_READ_ONLY": "1"})
         nodes.wait_for_nodes(timeout=NODE_SECONDS)
         yield nodes
         nodes.shutdown()
@@ -65,14 +76,16 @@ def below(node) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def runs(cluster: Cluster, beginner: Path, tmp_path_factory: pytest.TempPathFactory) -> NodeRuns:
-    """A run of which a node is killed after its first step, and the run that resumes on what is left."""
+    """A run of which a node is killed after its third step, and the run that resumes on what is left."""
     out = tmp_path_factory.mktemp("nodes")
     first, second = out / "first", out / "second"
     both = ("actor_rollout_ref.rollout.agent.num_workers=2", "trainer.save_freq=1")
     head, other = cluster.head_node, next(iter(cluster.worker_nodes))
     lose = partial(cluster.remove_node, other, allow_graceful=False)
     with own_tmp() as env, started(first, *play(first, beginner, *both), cluster=cluster.address) as process:
-        until_step(first, process)
+        while until_step(first, process) < 3:  # a step's rows are written in the next one
+            time.sleep(0.1)
+        addresses = {node.node_ip_address for node in (head, other)}
         workers_and_hosts = [on(head), on(other)]
         family = below(head)
         fault = suffered("node lost", process, first, env, lose, "a process of the run is dead", family)
@@ -80,12 +93,24 @@ def runs(cluster: Cluster, beginner: Path, tmp_path_factory: pytest.TempPathFact
     rest = play(second, beginner, *both, f"trainer.total_training_steps={last + 2}")
     with started(second, *rest, cluster=cluster.address) as process:
         assert process.wait(timeout=900) == 0, (second / "log.txt").read_text()[-6000:]
-    return NodeRuns(first, second, fault, workers_and_hosts)
+    return NodeRuns(first, second, fault, workers_and_hosts, addresses)
 
 
 def test_hosts_run_beside_their_workers(runs: NodeRuns) -> None:
     for names in runs.workers_and_hosts:
         assert [name.split(".")[0] for name in names] == ["ray::AgentLoopWorkerTQ", "ray::EnvHost"]
+
+
+def test_a_node_that_cannot_write_the_log_loses_its_part_alone(runs: NodeRuns) -> None:
+    assert SECOND in runs.addresses
+    assert len(runs.addresses) == 2
+    lost = f"rows of turnkey.log.trajectories are not written on {socket.gethostname()} until this is over: Permission"
+    assert lost in (runs.first / "log.txt").read_text()
+    metrics = [json.loads(line)["data"] for line in (runs.first / "metrics.jsonl").read_text().splitlines()]
+    assert metrics[-1]["turnkey/log/lost"] > 0
+    episodes = read(runs.first.parent / "log", "episodes")
+    assert len(episodes) > 0
+    assert episodes["failed"].isna().all()
 
 
 def test_a_lost_node_ends_the_run_with_its_cause(runs: NodeRuns) -> None:
