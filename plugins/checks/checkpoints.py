@@ -139,11 +139,14 @@ def check_disk(run: CheckedRun) -> None:
         return
     folder = Path(trainer.default_local_dir).expanduser().absolute()
     saves = 1 if last is None else -(-(last - resumed_step(trainer)) // trainer.save_freq)
-    number = min(saves, trainer.max_actor_ckpt_to_keep or saves)  # verl deletes none of an earlier start
-    size = sum(model.ranks * (model.weights + model.optimizer) for model in known.values())
+    need, number, nodes = 0.0, 0, roles(run.config, use_critic=run.use_critic)
+    for role, model in known.items():  # verl deletes none of an earlier start
+        kept, options = min(saves, trainer[f"max_{role}_ckpt_to_keep"] or saves), nodes[role].checkpoint
+        need += kept * model.checkpoint(options.save_contents, bool(options.get("save_lora_only")))
+        number = max(number, kept)
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-    if number * size > free:
-        sizes = [memory.in_gb(value) for value in (size, number * size, free)]
+    if need > free:
+        sizes = [memory.in_gb(value) for value in (need / number, need, free)]
         warn("disk-space", folder=folder, number=number, size=sizes[0], need=sizes[1], free=sizes[2])
 
 

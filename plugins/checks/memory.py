@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +54,7 @@ class Shapes:
     saved: int
     """bytes that autograd saves per token and layer, in 16 bits"""
     kv_heads: int
+    heads: int
     head: int
     """width of a head"""
 
@@ -88,11 +89,12 @@ def shapes(path: str) -> Shapes | None:
         layer += queries + 2 * keys + (0 if kind == "qwen2" else hidden)
     layer += 2 * inner + hidden if config.get("mlp_bias") else 0
     embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    parameters = _stored(folder) or (layers * layer + embeddings + hidden if kind in KINDS else 0)
+    if not (parameters := _stored(folder) or (layers * layer + embeddings + hidden if kind in KINDS else 0)):
+        return None
     # Per token: two norms (4 + 2 bytes each, twice), the inputs of seven matrices, gate, up and their product.
     saved = 16 * hidden + 8 * inner * chosen + (10 if normed else 4) * (queries + keys)
     linear = {**attention, **mlp}
-    return Shapes(parameters, layers, layer, vocabulary, hidden, linear, saved, kv_heads, head) if parameters else None
+    return Shapes(parameters, layers, layer, vocabulary, hidden, linear, saved, kv_heads, heads, head)
 
 
 def _stored(folder: Path) -> int:
@@ -157,6 +159,13 @@ class Trained:
         numbers = next((number for part, number in STATES.items() if part in name), 2)
         width = 1 if "8bit" in name else self.width
         return self.trainable * width * numbers / self.ranks
+
+    def checkpoint(self, contents: Collection[str], lora_only: bool) -> float:
+        """Bytes of a checkpoint: the shards of every rank, and for ``hf_model`` the whole model once more."""
+        whole = (self.shapes.parameters + self.adapters) * self.width
+        model = self.adapters * self.width / self.ranks if lora_only and self.adapters else self.weights
+        shards = model * ("model" in contents) + self.optimizer * ("optimizer" in contents)
+        return self.gpus * shards + whole * ("hf_model" in contents)
 
     @property
     def gathered(self) -> float:
@@ -323,6 +332,9 @@ def check_memory(run: CheckedRun) -> None:
     result = estimate(run, gpu)
     if isinstance(result, str):
         return
+    number, heads = int(run.rollout.tensor_model_parallel_size), result.shapes.heads
+    if heads % number:
+        refuse("rollout-heads", number=number, heads=heads, fits=math.gcd(number, heads))
     limit = in_gb(gpu.memory)
     actor = result.actor
     states = 0.0 if actor.engine.get("offload_policy") else actor.weights + actor.optimizer * run.trains
@@ -362,8 +374,8 @@ def _way_out(result: Estimate, phase: str) -> str:
 
 
 def in_gb(number: float) -> str:
-    """Bytes in GB, three digits."""
-    return f"{number / 1e9:.3g}"
+    """Bytes in GB, with at least three digits."""
+    return f"{number / 1e9:,.0f}" if number >= 1e11 else f"{number / 1e9:.3g}"
 
 
 def table(config: DictConfig) -> Iterator[str]:
