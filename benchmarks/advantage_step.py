@@ -3,13 +3,15 @@
     python benchmarks/advantage_step.py                                                 # 6,000 to 100,000 short rows
     python benchmarks/advantage_step.py --rows 1000 --rows 4000 --tokens 4096 --whole 100000
     python benchmarks/advantage_step.py --rows 20000 --extras
+    python benchmarks/advantage_step.py --rows 100000 --ranks 64 --log
     python benchmarks/advantage_step.py --credit --rows 20000 --tokens 1024
 
 The same rows in a real TransferQueue go through verl's own trainer with grpo and through ours with gigpo, in turn:
-``_balance_batch``, which pads the rows and deals them to 8 ranks, and ``_compute_advantage``, from the queue and back.
+``_balance_batch``, which pads the rows and deals them to ranks, and ``_compute_advantage``, from the queue and back.
 ``CPU``: CPU seconds of the driver and of the queue's processes, which vary less than wall time on a shared machine.
 ``memory``: the driver's peak memory above its memory at the start. ``--extras``: ours with weights per episode and a
-loss that reads columns. ``--whole``: a batch of so many rows, extrapolated from the last two sizes. ``--credit``: only
+loss that reads columns. ``--log``: ours with the trajectory log, whose files are written when the CPU is read; verl's
+writes nothing. ``--whole``: a batch of so many rows, extrapolated from the last two sizes. ``--credit``: only
 what this package computes, from jagged rows to padded advantages; most rows are much shorter than the longest.
 """
 
@@ -52,6 +54,8 @@ from verl_turnkey.plugins.credit.estimator import CreditStep
 from verl_turnkey.plugins.trainer.trainer import TurnkeyTrainerSync
 
 ROLLOUTS, RANKS, PUT_AT_ONCE, EOS = 8, 8, 2000, 2
+FINISH_SECONDS = 600.0
+"""how long the log may take to write the rest of a step"""
 PARTS = {"balance": "_balance_batch", "advantage": "_compute_advantage"}
 QUEUE = ("TransferQueueController", "SimpleStorageUnit")
 COLUMNS = {"response_mask": 1, "rm_scores": 0.0, "rollout_log_probs": -1.0, "old_log_probs": -1.0}
@@ -77,12 +81,12 @@ def configuration(method: str, rows: int, extras: Sequence[str] = ()) -> DictCon
     return config
 
 
-def make_trainer(kind: type, config: DictConfig) -> Any:
+def make_trainer(kind: type, config: DictConfig, ranks: int = RANKS) -> Any:
     """A trainer without workers: the driver needs only their number."""
     trainer = kind(config)
     trainer.global_steps = 1
     trainer.tokenizer = SimpleNamespace(eos_token_id=EOS)
-    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(RANKS))})
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
     return trainer
 
 
@@ -208,19 +212,25 @@ def drive(trainer: Any, batch: KVBatchMeta, took: Took) -> None:
         memory = max(memory, peak() - before)
         if part == "balance" and (padding := [key for key in batch.keys if key.startswith("pad")]):
             put(padding, [1] * len(padding), {"old_log_probs": -1.0})
+    if isinstance(trainer, TurnkeyTrainerSync) and (tables := trainer.log.tables):
+        busy = cpu_seconds(processes)
+        assert tables.drain(FINISH_SECONDS)
+        cpu += cpu_seconds(processes) - busy
     took.cpu.append(cpu)
     took.memory.append(memory)
     if padding:
         tq.kv_clear(keys=padding, partition_id="train")
 
 
-def compared(rows: int, tokens: int, extras: Sequence[str], repeats: int) -> tuple[np.ndarray, np.ndarray]:
+def compared(
+    rows: int, tokens: int, extras: Sequence[str], repeats: int, ranks: int = RANKS
+) -> tuple[np.ndarray, np.ndarray]:
     """:meth:`Took.row` of verl's and of ours on the same rows, in turn."""
     batch = fill(rows, tokens)
     stock, ours = Took(), Took()
     trainers = (
-        (make_trainer(PPOTrainerSync, configuration("grpo", rows)), stock),
-        (make_trainer(TurnkeyTrainerSync, configuration("gigpo", rows, extras)), ours),
+        (make_trainer(PPOTrainerSync, configuration("grpo", rows), ranks), stock),
+        (make_trainer(TurnkeyTrainerSync, configuration("gigpo", rows, extras), ranks), ours),
     )
     for _ in range(repeats):
         for trainer, took in trainers:
@@ -248,7 +258,9 @@ def main(
     tokens: int = 64,
     repeats: int = 3,
     whole: int = 0,
+    ranks: int = RANKS,
     extras: bool = False,
+    log: bool = False,
     credit: bool = False,
 ) -> None:
     if credit:
@@ -259,10 +271,11 @@ def main(
     logging.getLogger("verl").setLevel(logging.ERROR)
     try:
         tq.init(configuration("gigpo", rows[0]).transfer_queue)
-        print(f"rows of up to {tokens} tokens, least of {repeats} repeats\n\n{HEAD}", flush=True)
+        print(f"rows of up to {tokens} tokens for {ranks} ranks, least of {repeats} repeats\n\n{HEAD}", flush=True)
+        options = [*(EXTRAS if extras else ()), *([f"turnkey.log.trajectories={folder}/log"] if log else ())]
         took = []
         for number in rows:
-            took.append(np.stack(compared(number, tokens, EXTRAS if extras else (), repeats)))
+            took.append(np.stack(compared(number, tokens, options, repeats, ranks)))
             show(number, *took[-1])
         if whole:
             show(whole, *(took[-1] + (took[-1] - took[-2]) * (whole - rows[-1]) / (rows[-1] - rows[-2])))

@@ -1,14 +1,20 @@
-"""Do a GPU's numbers match the CPU's, and what does our part of a training step cost there?
+"""Does a node with GPUs compute what the CPU does, and what does our part of a training step cost there?
 
-    python benchmarks/gpu_check.py                          # one GPU, models of 0.5 and 1.5 B, about ten minutes
-    python benchmarks/gpu_check.py --stack                  # and training steps of verl with FSDP2 and vLLM
-    python benchmarks/gpu_check.py --device cpu --tiny      # a model of 0.1 M, to try the script itself
+    python benchmarks/gpu_check.py                          # everything; what the machine lacks is skipped
+    python benchmarks/gpu_check.py --part gradients         # one part
+    python benchmarks/gpu_check.py --stack                  # and 16 further training runs, which compare costs
+    python benchmarks/gpu_check.py --device cpu --tiny      # tiny models, to try the script itself
 
-Needs torch and transformers, and without ``--stack`` neither verl nor vLLM: weights are random, and rows are made up,
-with the lengths of text games. Two tables for each model: the gradients of our losses on the device, in float32 and
-bfloat16, against float32 on the CPU on the same rows; seconds and memory of an update with ``st_ppo`` against PPO's
-loss, with a row per step and a row per conversation, and our share of them. ``--stack`` adds a third, of real training
-steps (gpu_stack.py). Prints Markdown, and writes runs/gpu_check/result.json.
+- ``costs``: seconds and memory of an update with ``st_ppo`` against PPO's loss, with a row per step and a row per
+  conversation, and our share of them.
+- ``gradients``: those of our losses on the device, in float32 and bfloat16, against float64 on the CPU.
+- ``sleep``: vLLM with CUDA graphs sleeps, wakes and generates the same as before.
+- ``tensor-parallel``: vLLM on two GPUs gives the log-probabilities of vLLM on one.
+- ``sequence-parallel``: verl's FSDP2 with flash attention, each sequence on two ranks, gives the gradients of one rank.
+- ``smollm2``, ``preset-7b``: four training steps of SmolLM2, and of Qwen2.5-7B with a preset's settings.
+
+The first two need torch and transformers only, with random weights; the others are in gpu_stack.py. Writes
+runs/gpu_check/report.md, which you can attach to a bug report, and result.json; the exit status is 1 if a part failed.
 """
 
 from __future__ import annotations
@@ -18,8 +24,9 @@ import json
 import random
 import resource
 import time
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,9 +38,13 @@ from torch import Tensor
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.losses import turn_ids
 from verl_turnkey.losses.registry import TokenLoss, loss_spec, scales_gradient, token_loss
+from verl_turnkey.plugins.config.machine import git, versions
 
 ROOT = Path(__file__).parents[1]
 LOSSES = ("vanilla", "s_ppo", "st_ppo", "turn_ratio")
+ON_DEVICE, ON_STACK = ("costs", "gradients"), ("sleep", "tensor-parallel", "sequence-parallel", "smollm2", "preset-7b")
+OFF = {"float32": 1e-3, "bfloat16": 0.2}
+"""how far a gradient may be from float64's, of its size; an H100 has 8.2e-5 and 0.091 at most"""
 Table = list[dict[str, Any]]
 Shape = dict[str, int]
 
@@ -120,7 +131,8 @@ def _rows(mask: Tensor, vocabulary: int, draw: torch.Generator) -> Rows:
 
 def log_probs(model: Any, ids: Tensor) -> Tensor:
     """(B, L): log-probability of each token given those before it; 0 for the first."""
-    logits = model(input_ids=ids[:, :-1], use_cache=False).logits.float()
+    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     log_prob = -torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     return torch.nn.functional.pad(log_prob.view(len(ids), -1), (1, 0))
 
@@ -182,11 +194,11 @@ def norm(model: Any) -> float:
 
 
 def numerics(name: str, model: Any, sizes: Sizes, device: torch.device) -> Table:
-    """Gradients on the device against those in float32 on the CPU."""
-    model = model.cpu()
+    """Gradients on the device against those in float64 on the CPU."""
+    model = model.cpu().double()
     rows = conversation(sizes, sizes.checked, model.config.vocab_size)
     with torch.no_grad():
-        old = log_probs(model, rows.ids) - rows.noise
+        old = (log_probs(model, rows.ids) - rows.noise).float()
     table: Table = []
     quiet: Callable[[str], None] = lambda part: None  # noqa: E731
     for loss in LOSSES:
@@ -197,13 +209,13 @@ def numerics(name: str, model: Any, sizes: Sizes, device: torch.device) -> Table
             there.zero_grad(set_to_none=True)
             actual = update(there, rows.to(device), old.to(device), loss, len(rows.ids), quiet)
             off = sum(
-                (p.grad.float().cpu() - g).square().sum().item()
+                (p.grad.double().cpu() - g).square().sum().item()
                 for p, g in zip(there.parameters(), gradients, strict=True)
             )
             size = sum(g.square().sum().item() for g in gradients)
-            bias = expected.get("bias_norm")
+            dtype, bias = str(kind).removeprefix("torch."), expected.get("bias_norm")
             table.append(
-                {"model": name, "loss": loss, "dtype": str(kind).removeprefix("torch.")}
+                {"model": name, "loss": loss, "dtype": dtype, "ok": (off / size) ** 0.5 < OFF[dtype]}
                 | {"loss_cpu": expected["loss"], "loss_device": actual["loss"], "gradient_off": (off / size) ** 0.5}
                 | {"second_cpu": bias, "second_device": actual.get("bias_norm")}
             )
@@ -289,50 +301,97 @@ def markdown(table: Table) -> str:
             return ", ".join(f"{key} {number:.3g}" for key, number in value.items())
         return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
-    head = list(table[0])
-    lines = [head, ["---"] * len(head), *([rendered(row[key]) for key in head] for row in table)]
+    head = [*dict.fromkeys(key for row in table for key in row)]
+    lines = [head, ["---"] * len(head), *([rendered(row.get(key)) for key in head] for row in table)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+@dataclass
+class Report:
+    """What each part measured, or why it was skipped or failed; on the disk after each part."""
+
+    out: Path
+    facts: dict[str, Any]
+    tables: dict[str, Table] = field(default_factory=dict)
+    outcomes: dict[str, str] = field(default_factory=dict)
+    """part -> passed, or failed or skipped with the reason"""
+
+    def run(self, part: str, lacks: str | None, measure: Callable[[], Table]) -> None:
+        """Run a part of which the machine ``lacks`` nothing; what it raises is its result, and the next one goes on."""
+        if lacks:
+            self.outcomes[part] = f"skipped: {lacks}"
+        else:
+            try:
+                table = self.tables[part] = measure()
+                wrong = [row for row in table if not row.get("ok", True)]
+                self.outcomes[part] = f"failed: {len(wrong)} of {len(table)} rows are not ok" if wrong else "passed"
+            except Exception as error:
+                traceback.print_exc()
+                reason = (str(error).strip().splitlines() or [""])[-1]
+                self.outcomes[part] = f"failed: {type(error).__name__}: {reason}"
+        print(f"\n{part}: {self.outcomes[part]}", flush=True)
+        self.write()
+
+    def write(self) -> None:
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        content = {**self.facts, "outcomes": self.outcomes, **self.tables}
+        self.out.write_text(json.dumps(content, indent=1))
+        facts = [f"- {name}: {value}" for name, value in self.facts.items()]
+        outcomes = markdown([{"part": part, "outcome": outcome} for part, outcome in self.outcomes.items()])
+        tables = [f"## {part}\n\n{markdown(table)}" for part, table in self.tables.items()]
+        self.out.with_name("report.md").write_text(
+            "\n\n".join(["# gpu_check", "\n".join(facts), outcomes, *tables]) + "\n"
+        )
 
 
 def main(
     device: Annotated[str, typer.Option(help="of torch")] = "cuda",
     tiny: Annotated[bool, typer.Option("--tiny", help="a model of 0.1 M and short episodes")] = False,
-    stack: Annotated[bool, typer.Option("--stack", help="training steps of verl as well")] = False,
-    override: Annotated[list[str] | None, typer.Option(help="one more override of their launch lines")] = None,
+    part: Annotated[list[str] | None, typer.Option(help="only this part; may be repeated")] = None,
+    stack: Annotated[bool, typer.Option("--stack", help="costs of whole training steps of verl as well")] = False,
+    override: Annotated[list[str] | None, typer.Option(help="one more override of the launch lines")] = None,
     out: Annotated[Path, typer.Option(help="file for the numbers")] = ROOT / "runs" / "gpu_check" / "result.json",
 ) -> None:
     """Compare with the CPU, and measure."""
     if device == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter("no GPU that torch sees; --device cpu --tiny tries the script", param_hint="--device")
+    if unknown := {*(part or ())} - {*ON_DEVICE, *ON_STACK}:
+        expected = ", ".join((*ON_DEVICE, *ON_STACK))
+        raise typer.BadParameter(f"expected one of {expected}, got {min(unknown)}", param_hint="--part")
     from transformers import Qwen2Config, Qwen2ForCausalLM  # takes seconds
 
     sizes, where = (TINY if tiny else FULL), torch.device(device)
     what = torch.cuda.get_device_name() if where.type == "cuda" else device
-    result: dict[str, Any] = {"device": what, "torch": torch.__version__, "numerics": [], "costs": []}
-    print(f"{what}, torch {torch.__version__}")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    gpus = torch.cuda.device_count() if where.type == "cuda" else 0
+    facts = {"device": what, "gpus": gpus, "cuda": torch.version.cuda, **versions(), "commit": git("rev-parse", "HEAD")}
+    report = Report(out, facts)
+    print("\n".join(f"{name}: {value}" for name, value in facts.items()), flush=True)
 
-    def add(table: str, rows: Table) -> None:
-        result[table] = [*result.get(table, []), *rows]
-        out.write_text(json.dumps(result, indent=1))  # so far: what comes later may fail
-        print(f"\n{markdown(rows)}", flush=True)
-
-    # The quick part first: gradients on the CPU take minutes.
-    for table, measure in (("costs", costs), ("numerics", numerics)):
-        for name, shape in sizes.models.items():
+    def of_models(measure: Callable[..., Table], shapes: dict[str, Shape]) -> Table:
+        table: Table = []
+        for name, shape in shapes.items():
             torch.manual_seed(0)
             with where:  # weights are drawn where it is fast
                 model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True, attn_implementation="sdpa"))
             model.config.use_cache = False
-            add(table, measure(name, model.float(), sizes, where))
+            table += measure(name, model.float(), sizes, where)
             del model
-    if stack:
+        return table
+
+    chosen = part or [*ON_DEVICE, *ON_STACK]
+    first = dict([*sizes.models.items()][:1])  # in float64 on the CPU the others take an hour
+    for name, measure, shapes in (("costs", costs, sizes.models), ("gradients", numerics, first)):
+        if name in chosen:
+            report.run(name, None, lambda measure=measure, shapes=shapes: of_models(measure, shapes))
+    if stack or {*chosen} & {*ON_STACK}:
         import gpu_stack
 
-        lengths = (sizes.turns, sizes.answer, max(2, sizes.groups // 4))
-        for name, shape in sizes.models.items():
-            add("stack", gpu_stack.stack(name, shape, *lengths, device, out.parent.resolve(), override or []))
-    print(f"\n{out}")
+        node = gpu_stack.Node(device, gpus, out.parent.resolve(), sizes, override or [])
+        for name in (*(name for name in ON_STACK if name in chosen), *(["stack"] if stack else [])):
+            report.run(name, node.lacks(name), lambda name=name: node.measure(name))
+    print(f"\n{out.with_name('report.md')}")
+    if any(outcome.startswith("failed") for outcome in report.outcomes.values()):
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -166,6 +166,16 @@ def test_a_launch_line_passes(model: Path, tmp_path: Path, layout: str, loss: st
     assert loss == "vanilla" or loss in output
 
 
+def test_the_line_of_the_7b_preset_passes(model: Path, tmp_path: Path, monkeypatch):
+    node = gpu_stack.Node("cuda", 4, tmp_path, gpu_check.FULL, [f"actor_rollout_ref.model.path={model}"])
+    command = [*node.line("preset-7b"), "--print", "trainer.n_gpus_per_node=4"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    words = shlex.split(printed.partition("verl.trainer.main_ppo")[2].replace("\\\n", " "))
+    config, output = driven(words)
+    assert "gigpo_alfworld_7b" in output
+    assert config.trainer.total_training_steps == 4
+
+
 def test_what_is_measured_is_of_the_last_step(tmp_path: Path):
     def logged(step: int, seconds: float, **more: float) -> dict:
         parts = {"gen": seconds, "adv": 1.0, "update_actor": 6.0, "step": 10.0}
@@ -182,6 +192,21 @@ def test_what_is_measured_is_of_the_last_step(tmp_path: Path):
         "gib": 20.0,
         "parts": {"gen": 3.0, "adv": 1.0, "update_actor": 6.0, "second pass": 1.5},
     }
+
+
+@pytest.mark.long
+def test_every_part_that_a_cpu_has_passes(tmp_path: Path) -> None:
+    command = [sys.executable, gpu_check.__file__, "--device", "cpu", "--tiny", "--out", str(tmp_path / "result.json")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert done.returncode == 0, (result["outcomes"], done.stderr[-2000:])
+    on_gpus = {"sleep": "1 GPU", "tensor-parallel": "2 GPUs", "preset-7b": "4 GPUs"}
+    assert result["outcomes"] == {
+        **dict.fromkeys(("costs", "gradients", "sequence-parallel", "smollm2"), "passed"),
+        **{part: f"skipped: it needs {number}, and there are 0" for part, number in on_gpus.items()},
+    }
+    assert {row["setup"]: row["ok"] for row in result["sequence-parallel"]} == dict.fromkeys(gpu_stack.SETUPS, True)
+    assert [row["steps"] for row in result["smollm2"]] == [gpu_stack.STEPS]
 
 
 # --- the comparison of methods with a language model ------------------------------------------------------------------
@@ -404,3 +429,16 @@ def test_the_table_of_a_cluster_and_its_check():
     checked = [line.split("|")[1:-1] for line in command.invoke(app, ["--check"]).output.splitlines()[2:]]
     assert [cells[4].strip() for cells in checked] == ["nothing"] * 4
     assert [float(cells[6]) for cells in checked] == [1.01, 1.05, 1.06, 1.07]
+
+
+def test_a_step_against_stock_grpo_by_hand():
+    """512 episodes on 8 GPUs; 20 turns of 200 and 300 tokens after a prompt of 800, or a row of 1,800 and 200 each."""
+    rows = {(name, gpus): cells for name, gpus, *cells in cluster_sim.against_grpo(20, 200, 300, 2500.0, 60.0, 0.02)}
+    conversation, per_step = rows["`gigpo`, conversation", 8], rows["`gigpo`, row per step", 8]
+    assert conversation[:3] == ["512", "2,048,000", f"{64 * 10_800:,}"]
+    assert per_step[:3] == ["10,240", "2,048,000", f"{64 * 20 * 2000:,}"]
+    assert conversation[4] == round(10 * 7.616e9 * 64 * 10_800 / 400e12) == 132
+    assert rows["stock `grpo`, conversation", 8][:5] == conversation[:5]
+    # Weights, gradients and AdamW's state, 16 bytes per parameter, are shared by 56 GPUs more.
+    states = 16 * 7.616 * (1 / 8 - 1 / 64)
+    assert float(conversation[-1]) - float(rows["`gigpo`, conversation", 64][-1]) == pytest.approx(states, abs=0.3)

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-os.environ.update(TURNKEY_DEVICE="cpu", HF_HUB_OFFLINE="1", VERL_LOGGING_LEVEL="ERROR", TRANSFORMERS_VERBOSITY="error")
+os.environ.update(TURNKEY_DEVICE=os.environ.get("TURNKEY_DEVICE", "cpu"), HF_HUB_OFFLINE="1")
+os.environ.update(VERL_LOGGING_LEVEL="ERROR", TRANSFORMERS_VERBOSITY="error")
 
 import torch
 import torch.distributed as dist
@@ -49,7 +50,12 @@ def weighed(inputs: LossInputs, params: StPpoParams) -> TokenLoss:
     return replace(term, loss=inputs.weight * term.loss, bias=inputs.weight * term.bias)
 
 
-TRUE_FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+ON_GPU = os.environ["TURNKEY_DEVICE"] == "cuda"
+"""with NCCL, flash attention and bfloat16, which benchmarks/gpu_check.py tries"""
+WIDTH = "bf16" if ON_GPU else "fp32"
+PRECISION = {"param_dtype": WIDTH, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+PACKED = "flash_attention_2" if ON_GPU else "packed"
+"""attention over packed rows"""
 
 
 def make_engine(
@@ -62,13 +68,13 @@ def make_engine(
         path=str(model),
         use_remove_padding=packed,
         enable_gradient_checkpointing=False,
-        override_config={"attn_implementation": "packed" if packed else "sdpa"},
+        override_config={"attn_implementation": PACKED if packed else "sdpa"},
     )
     engine_config = FSDPEngineConfig(
         strategy=strategy,
         model_dtype="fp32",
-        dtype="float32",
-        mixed_precision=TRUE_FP32,
+        dtype="bfloat16" if ON_GPU else "float32",
+        mixed_precision=PRECISION,
         use_torch_compile=False,
         use_orig_params=True,
         use_dynamic_bsz=True,
@@ -95,7 +101,7 @@ def gradients(engine: Any) -> dict[str, torch.Tensor]:
                 for name, p in engine.module.named_parameters()
             }
     trained = ((name, p) for name, p in engine.module.named_parameters() if p.requires_grad)
-    return {name: p.grad.full_tensor().detach().clone() for name, p in trained}
+    return {name: p.grad.full_tensor().detach().cpu().clone() for name, p in trained}
 
 
 def data_of(case: dict[str, Any], rank: int, world: int) -> Any:

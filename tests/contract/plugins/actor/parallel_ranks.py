@@ -3,13 +3,15 @@
 python parallel_ranks.py FOLDER      (FOLDER holds `model`, `heads.pt`, `cases.pt` and `setups.json`)
 
 verl is imported once, and every rank is a fork. Flash attention needs a GPU: its place is taken by an attention with
-the same contract, verl's all-to-all around scaled dot products whose mask follows from the packed positions.
+the same contract, verl's all-to-all around scaled dot products whose mask follows from the packed positions. With
+``TURNKEY_DEVICE=cuda`` each rank is a process of its own on its GPU, and nothing is replaced.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import traceback
 from functools import partial
@@ -17,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from clipping_bias_rank import data_of, gradients, make_engine
+from clipping_bias_rank import ON_GPU, data_of, gradients, make_engine
 
 import torch  # isort: skip - the module above sets variables that verl reads when it is imported
 import torch.distributed as dist
@@ -158,7 +160,10 @@ def assign(parameter: Any, whole: torch.Tensor) -> None:
 
 def main(folder: Path, world: int, rank: int) -> None:
     torch.manual_seed(0)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous{world}", rank=rank, world_size=world)
+    if ON_GPU:
+        torch.cuda.set_device(rank)
+    backend = "cpu:gloo,cuda:nccl" if ON_GPU else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous{world}", rank=rank, world_size=world)
     cases, heads = torch.load(folder / "cases.pt"), torch.load(folder / "heads.pt")
     for name, (ranks, spread, packed, lora, without) in json.loads((folder / "setups.json").read_text()).items():
         if ranks != world:
@@ -176,23 +181,32 @@ def main(folder: Path, world: int, rank: int) -> None:
     dist.destroy_process_group()
 
 
+def start(folder: str, world: int, rank: int) -> int:
+    """Start a rank; returns its process."""
+    if ON_GPU:  # a fork could not use CUDA
+        return subprocess.Popen([sys.executable, __file__, folder, str(world), str(rank)]).pid
+    if child := os.fork():
+        return child
+    try:
+        main(Path(folder), world, rank)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
 if __name__ == "__main__":
     register_engine(HEADS, "fsdp2")
     for kind in SHIFT:
         register(kind, "fsdp2")
-    ulysses.all_to_all_tensor = all_to_all
-    AttentionInterface.register("packed", attention)
-    AttentionMaskInterface.register("packed", lambda *_, **__: None)
-    children = []
-    for world, rank in ((1, 0), (2, 0), (2, 1)):
-        if not (child := os.fork()):
-            try:
-                main(Path(sys.argv[1]), world, rank)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        children.append(child)
+    if len(sys.argv) > 2:
+        main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+        sys.exit()
+    if not ON_GPU:
+        ulysses.all_to_all_tensor = all_to_all
+        AttentionInterface.register("packed", attention)
+        AttentionMaskInterface.register("packed", lambda *_, **__: None)
+    children = [start(sys.argv[1], world, rank) for world, rank in ((1, 0), (2, 0), (2, 1))]
     while children:
         child, status = os.wait()
         children.remove(child)

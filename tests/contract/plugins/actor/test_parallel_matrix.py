@@ -326,9 +326,8 @@ class Results(NamedTuple):
     cases: dict[str, Case]
 
 
-@pytest.fixture(scope="module")
-def results(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    folder = tmp_path_factory.mktemp("parallel")
+def computed(folder: Path, tokenizer: Path, setups: dict[str, Any], device: str = "cpu") -> Results:
+    """Run every case in ``setups``, which are as :data:`SETUPS`; ``tokenizer``: a folder with one."""
     shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 32}
     shape |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     with torch.random.fork_rng():
@@ -338,7 +337,7 @@ def results(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Result
         for parameter in model.parameters():
             parameter.mul_(3)
     model.save_pretrained(folder / "model")
-    PreTrainedTokenizerFast.from_pretrained(model_dir).save_pretrained(folder / "model")
+    PreTrainedTokenizerFast.from_pretrained(tokenizer).save_pretrained(folder / "model")
     model, draw = model.double(), torch.Generator().manual_seed(5)
     heads = {number: {"weight": torch.randn(number, 64, generator=draw) / 8, "bias": torch.ones(number)}
              for number in (1, len(HEADS))}  # fmt: skip
@@ -347,17 +346,20 @@ def results(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Result
     models |= {"implicit": model}
     cases = make_cases(model, models)
     torch.save(cases, folder / "cases.pt")
-    (folder / "setups.json").write_text(json.dumps(SETUPS))
+    (folder / "setups.json").write_text(json.dumps(setups))
     command = [sys.executable, str(HERE / "parallel_ranks.py"), str(folder)]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TURNKEY_DEVICE": device}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     loaded = {
         (setup, rank): torch.load(folder / f"{setup} {rank}.pt")
-        for setup, (world, *_) in SETUPS.items()
+        for setup, (world, *_) in setups.items()
         for rank in range(world)
     }
     expected = {0: {name: twin(models.get(case["loss"], model), case) for name, case in cases.items()}}
     outputs = {name: scores(models[case["loss"]], case) for name, case in cases.items() if case["loss"] in SCORERS}
+    if not any(lora for *_, lora, _ in setups.values()):
+        return Results(expected, loaded, outputs, cases)
     adapted = get_peft_model(model, LoraConfig(r=LORA, lora_alpha=2 * LORA, target_modules="all-linear"))
     values = torch.load(folder / "adapter 0.pt")
     with torch.no_grad():
@@ -369,6 +371,17 @@ def results(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Result
     trained = {name: {**case, "is_linear": True} for name, case in cases.items() if case["loss"] not in REFUSED}
     expected[LORA] = {name: twin(adapted, case) for name, case in trained.items()}
     return Results(expected, loaded, outputs, cases)
+
+
+def gradient_off(result: dict[str, Any], expected: dict[str, torch.Tensor]) -> float:
+    """How far the gradient of a case is from the expected one, of its size."""
+    errors = [(result["gradients"][name].double() - gradient).square().sum() for name, gradient in expected.items()]
+    return (sum(errors) / sum(gradient.square().sum() for gradient in expected.values())).sqrt().item()
+
+
+@pytest.fixture(scope="module")
+def results(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return computed(tmp_path_factory.mktemp("parallel"), model_dir, SETUPS)
 
 
 def names() -> list[str]:
