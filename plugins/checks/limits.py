@@ -159,9 +159,12 @@ def _check_tokens(run: CheckedRun, longest: int, row_size: str) -> None:
         sizes = ("ppo_micro_batch_size_per_gpu", "forward_micro_batch_size_per_gpu")  # (the second follows the first)
         if key := next((key for key in sizes if critic.get(key) is not None), None):
             warn("critic-micro-batch-without-effect", key=key, value=critic[key])
+    refused = ""
     for key, dynamic, gpus in used:
-        limit = run.get(key.lstrip("+")) or 0
-        if dynamic and limit * gpus < longest:
+        limit, (node, _, name) = run.get(key.lstrip("+")) or 0, key.lstrip("+").rpartition(".")
+        follows = refused.startswith(ACTOR) and OmegaConf.is_interpolation(run.get(node), name)  # the actor's limit
+        if dynamic and limit * gpus < longest and not follows:
+            refused = refused or key
             together, least = f" on each of {gpus} GPUs ({SPREAD})" if gpus > 1 else "", -(-longest // gpus)
             refuse("micro-batch-tokens", key=key, limit=limit, together=together, row_size=row_size, least=least)
 

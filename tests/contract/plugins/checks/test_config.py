@@ -497,3 +497,11 @@ def test_verls_loss_of_bypass_mode_reads_what_algorithm_says(compose: Compose):
     loss, _ = core_algos.get_policy_loss_fn("bypass_mode")(old, new, advantages, mask, "token-mean", actor)
     ratio = torch.tensor([[math.e, 1 / math.e]]).clamp(max=config.algorithm.rollout_correction.rollout_is_threshold)
     torch.testing.assert_close(loss, -(ratio * new * advantages).mean())
+
+
+def test_a_limit_that_follows_the_actors_is_not_refused_beside_it(compose: Compose):
+    actor, rollout = (f"actor_rollout_ref.{name}_max_token_len_per_gpu" for name in ("actor.ppo", "rollout.log_prob"))
+    for words, keys in (([], [actor]), ([f"{rollout}=700"], [actor, rollout])):
+        with pytest.raises(ConfigError) as error:
+            checked(compose("+turnkey=gigpo", "turnkey.env.probe=false", f"{actor}=600", *words))
+        assert re.findall(r"(\S+)=\d+ is too small", str(error.value)) == keys
