@@ -20,6 +20,7 @@ runs/gpu_check/report.md, which you can attach to a bug report, and result.json;
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import random
 import resource
@@ -329,6 +330,8 @@ class Report:
                 traceback.print_exc()
                 reason = (str(error).strip().splitlines() or [""])[-1]
                 self.outcomes[part] = f"failed: {type(error).__name__}: {reason}"
+        gc.collect()
+        torch.cuda.empty_cache()  # the next part may be another process on this GPU
         print(f"\n{part}: {self.outcomes[part]}", flush=True)
         self.write()
 

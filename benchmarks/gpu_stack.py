@@ -272,7 +272,8 @@ def vllm_task(task: str, model: str, parallel: int, folder: Path) -> None:
     """``sleep`` or ``log-probs``, in a process of its own."""
     from vllm import LLM, SamplingParams
 
-    engine = LLM(model, dtype="bfloat16", tensor_parallel_size=parallel, enable_sleep_mode=task == "sleep", seed=0)
+    options: Any = {"dtype": "bfloat16", "seed": 0, "gpu_memory_utilization": 0.5, "max_model_len": 2048}
+    engine = LLM(model, tensor_parallel_size=parallel, enable_sleep_mode=task == "sleep", **options)
     prompts: Any = [{"prompt_token_ids": [3 + (7 * i + j) % 200 for j in range(64)]} for i in range(8)]
 
     def generated() -> list[list[int]]:
