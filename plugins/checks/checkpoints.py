@@ -142,7 +142,7 @@ def check_disk(run: CheckedRun) -> None:
     need, number, nodes = 0.0, 0, roles(run.config, use_critic=run.use_critic)
     for role, model in known.items():  # verl deletes none of an earlier start
         kept, options = min(saves, trainer[f"max_{role}_ckpt_to_keep"] or saves), nodes[role].checkpoint
-        need += kept * model.checkpoint(options.save_contents, bool(options.get("save_lora_only")))
+        need += kept * model.checkpoint(options.save_contents or list(NAMES), bool(options.get("save_lora_only")))
         number = max(number, kept)
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     if need > free:
