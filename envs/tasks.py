@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from verl_turnkey.advantage.text_files import whole_file
+from verl_turnkey.envs.answers import images_key
 from verl_turnkey.envs.errors import MissingPackageError, TaskFormatError
 from verl_turnkey.envs.registry import make, spec_of
 
@@ -380,13 +381,14 @@ def _seeds(ids: Sequence[str]) -> dict[str, int]:
 
 
 def starts(env_id: str, kwargs: Mapping[str, Any], seeds: Sequence[int]) -> list[str]:
-    """A digest of each seed's start: task, observation, possible actions, key of the state. 16 hexadecimal digits."""
+    """A digest of each seed's start: task, observation, images, possible actions, key of the state; 16 hex digits."""
     digests = []
     with closing(make(env_id, kwargs)) as env:
         for seed in seeds:
             observation, info = env.reset(seed=seed)
             start = [info.get("task"), observation, info.get("admissible"), info.get("state_key")]
-            digests.append(digest(start)[:16])
+            shown = images_key(info.get("images") or ())
+            digests.append(digest([*start, shown] if shown else start)[:16])
     return digests
 
 

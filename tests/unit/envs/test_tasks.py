@@ -134,6 +134,14 @@ def test_a_task_that_starts_otherwise_is_named(lake):
     assert changed.other_starts(tasks, {}) == [f"seed-{tasks[5].seed}"]
 
 
+def test_a_task_that_starts_with_another_picture_is_named():
+    drawn = make_panel("rooms", "turnkey/MiniGrid-v0", {"images": True, "tile": 8}, {"rollout": {}}, number=2)
+    tasks = drawn.tasks({})
+    assert drawn.other_starts(tasks, {}) == []
+    drawn.content["environment"]["kwargs"]["tile"] = 16  # the words are the same
+    assert drawn.other_starts(tasks, {}) == [f"seed-{task.seed}" for task in tasks]
+
+
 def test_own_ids_are_found_in_another_order_and_missing_ones_are_named(tmp_path):
     def listed(ids: list[str]) -> dict:
         (tmp_path / "test.txt").write_text("\n".join(ids))
