@@ -58,6 +58,8 @@ def _start() -> None:
     when_imported("verl.trainer.ppo.ray_trainer", register_former_trainer)
     when_imported("verl.trainer.ppo.v1", register_trainers)
     when_imported("verl.experimental.agent_loop.agent_loop", register_agent_loops)
+    for name in ("qwen2_vl", "glm4v"):
+        when_imported(f"verl.models.transformers.{name}", unpack_tower)
 
 
 def register_search_path(module: ModuleType) -> None:
@@ -137,6 +139,17 @@ def register_agent_loops(module: ModuleType) -> None:
 
     for name, target in zip(AGENT_LOOPS, LOOP_CLASSES, strict=True):
         guarded("agent_loop", name, functools.partial(register, name, target))
+
+
+def unpack_tower(module: ModuleType) -> None:
+    """Pictures, and rows without one, in verl's forward of Qwen2-VL, Qwen2.5-VL and GLM-4V."""
+
+    def register() -> None:
+        from verl_turnkey.plugins.verl_api import internals
+
+        internals.unpack_tower(module)
+
+    guarded("model", module.__name__, register)
 
 
 try:

@@ -9,7 +9,7 @@ import importlib
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -194,3 +194,43 @@ def data_parallel_size(group: Any, role: str = "actor") -> int:
     if role not in group._dispatch_info:
         group._dispatch_info[role] = group._query_dispatch_info(role)
     return max(group._dispatch_info[role]) + 1
+
+
+class _Tower:
+    """A vision tower that returns a tensor, as before transformers 5."""
+
+    def __init__(self, visual: Any) -> None:
+        self._visual = visual
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._visual(*args, **kwargs)
+        return getattr(output, "pooler_output", output)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._visual, name)
+
+
+class _Seeing:
+    """A vision-language model with such a tower."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self.visual = model, _Tower(model.visual)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def unpack_tower(module: ModuleType) -> None:
+    """Let verl's forward of Qwen2-VL, Qwen2.5-VL and GLM-4V (its modules ``qwen2_vl`` and ``glm4v``) read the tower.
+
+    verl 0.9.1 takes the output for a tensor, which fails since transformers 5: in the Qwen models for a micro-batch
+    without any picture, for which it computes a blank one, in GLM-4V for every micro-batch. Rows of failed episodes and
+    padding have no picture.
+    """
+    original = module._get_input_embeds
+
+    @wraps(original)
+    def _get_input_embeds(model: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(_Seeing(model), *args, **kwargs)
+
+    module._get_input_embeds = _get_input_embeds  # pyright: ignore[reportAttributeAccessIssue]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import gymnasium
@@ -71,6 +72,36 @@ if "contract/Awkward-v0" not in gymnasium.registry:
     gymnasium.register("contract/Awkward-v0", entry_point=Awkward)
 
 
+class Gallery(gymnasium.Env[str, str]):
+    """The words are the same in every state: only pictures tell where the moves "left" and "right" have led.
+
+    Args:
+        shows: number of pictures before each move, the last of which ends the episode.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"thread_safe": True, "deepcopy": True}
+
+    def __init__(self, shows: Sequence[int] = (1, 1)) -> None:
+        self.shows = shows
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.way = b""
+        return "a room", {"task": "go", **self._seen()}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if action == "raise":
+            raise RuntimeError("the step is broken")
+        self.way += action[:1].encode()
+        over, lefts = len(self.way) == len(self.shows), self.way.count(b"l")
+        return "a room", 0.25 * lefts, over, False, {"success": over and lefts > 1, **self._seen()}
+
+    def _seen(self) -> dict[str, Any]:
+        count = self.shows[len(self.way)] if len(self.way) < len(self.shows) else 0
+        draw = np.random.default_rng([1, *self.way])
+        images = [draw.integers(0, 256, (16, 16 + 8 * n, 3), np.uint8) for n in range(count)]
+        return {"images": images} if images else {}
+
+
 class Tree(gymnasium.Env[str, str]):
     """Two moves lead to one of four leaves. The state is the way there."""
 
@@ -131,6 +162,6 @@ class Crowded(gymnasium.Env[str, str]):
         return "outside", 0.0, True, False, {"extra": {"most": Crowded.most}}
 
 
-for name, entry in (("Tree", Tree), ("ReplayedTree", ReplayedTree), ("Unsteady", Unsteady), ("Crowded", Crowded)):
-    if f"contract/{name}-v0" not in gymnasium.registry:
-        gymnasium.register(f"contract/{name}-v0", entry_point=entry)
+for entry in (Gallery, Tree, ReplayedTree, Unsteady, Crowded):
+    if (name := f"contract/{entry.__name__}-v0") not in gymnasium.registry:
+        gymnasium.register(name, entry_point=entry)

@@ -57,8 +57,20 @@ class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
     def __init__(self) -> None:
         self.processor = None
+        self.mm_processor_kwargs: dict[str, Any] = {}
         self.reward_loop_worker_handles = None
         self.distillation_enabled = False
+
+
+class Pictures(RLHFDataset):
+    """verl's default reads images with qwen_vl_utils, which needs torchvision; this is the hook to do it otherwise."""
+
+    @classmethod
+    async def process_multi_modal_info(
+        cls, messages: list[dict[str, Any]], image_patch_size: int, config: Any
+    ) -> tuple[list[Any], None, None]:
+        images = [part["image"] for m in messages for part in m["content"] if part["type"] == "image"]
+        return images, None, None
 
 
 def output(record: dict[str, Any], tokens: int, score: float, masked: bool = False) -> AgentLoopOutput:
@@ -119,11 +131,15 @@ def registered(credit: Callable[[StepBatch], Any], **needs: Sequence[str]) -> It
                 core_algos.ADV_ESTIMATOR_REGISTRY.pop(key, None)
 
 
-def put(group: str, session: int, outputs: list[AgentLoopOutput], data: dict[str, Any] | None = None) -> None:
-    """``data``: the fields of the data row, in the place of an empty ``turnkey_task``."""
+def put(
+    group: str, session: int, outputs: list[AgentLoopOutput], data: dict[str, Any] | None = None, **model: Any
+) -> None:
+    """``data``: the fields of the data row, in the place of an empty ``turnkey_task``; ``model``: processor etc."""
     row = {"uid": group, "session_id": session, "global_steps": 1, "data_source": "x"}
     row |= {"turnkey_task": "{}"} if data is None else data
-    asyncio.run(Worker()._agent_loop_postprocess(outputs, False, **row))
+    worker = Worker()
+    vars(worker).update(model)
+    asyncio.run(worker._agent_loop_postprocess(outputs, False, **row))
 
 
 def batch_of(tags: dict[str, dict[str, Any]]) -> KVBatchMeta:
@@ -223,16 +239,17 @@ def read(batch: KVBatchMeta, name: str) -> dict[str, list[float]]:
     return {key: row.tolist() for key, row in zip(batch.keys, data[name].unbind(), strict=True)}
 
 
-def loop_of_verl(name: str, config: DictConfig, model: Any, tokenizer: Any) -> Any:
-    """The registered agent loop ``name``, made as verl makes it; ``model`` is its client of the servers."""
+def loop_of_verl(name: str, config: DictConfig, model: Any, tokenizer: Any, **parts: Any) -> Any:
+    """The registered agent loop ``name``, made as verl makes it; ``model`` is its client of the servers.
+
+    ``parts`` replace what else there is of a text model.
+    """
     return hydra.utils.instantiate(
         config=verl_agent_loop._agent_loop_registry[name],
         trainer_config=verl_agent_loop.DictConfigWrap(config=config),
         server_manager=model,
         tokenizer=tokenizer,
-        processor=None,
-        hf_model_type="qwen3",
-        dataset_cls=RLHFDataset,
+        **{"processor": None, "hf_model_type": "qwen3", "dataset_cls": RLHFDataset, **parts},
         data_config=verl_agent_loop.DictConfigWrap(config.data),
         tools=verl_agent_loop.ToolListWrap([]),
     )

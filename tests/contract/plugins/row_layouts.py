@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import ray
 import torch
 import transfer_queue as tq
-from contract_tools import EOS, PARTITION, batch_of, loop_of_verl, put, read, write
+import transformers
+from awkward_env import Gallery
+from contract_tools import EOS, PARTITION, Pictures, batch_of, loop_of_verl, put, read, write
 from contract_tools import output as queue_row
 from omegaconf import DictConfig
 from training_ranks import Ranks
@@ -21,6 +26,7 @@ from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import transferqueue_utils
+from verl.utils.tokenizer import hf_processor
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.advantage import make_record, make_step
@@ -64,6 +70,9 @@ EVERYTHING = [
     "algorithm.rollout_correction.rollout_rs_threshold='0.7_1.4'",
 ]
 """KL in the reward, KL in the loss, an entropy bonus, importance weights and rejected tokens at once"""
+
+OFF_POLICY = 0.4
+"""size of what the old policy's log-probabilities differ by from the actor's"""
 
 #: Turns of each episode, by group; "dead" stands for one that failed.
 LENGTHS: dict[str, list[int | str]] = {"a": [3, 1, 5, 2], "b": [4, 10, "dead", 3], "c": [2, 6, 4, 1]}
@@ -271,7 +280,7 @@ def start(made: Any, ranks: Ranks, monkeypatch: Any) -> None:
     def setup(self: Any) -> None:
         actor = config.actor_rollout_ref
         sizes = actor.actor.ppo_micro_batch_size_per_gpu, actor.actor.ppo_max_token_len_per_gpu
-        engines = f"{actor.model.use_remove_padding} {actor.actor.use_dynamic_bsz} {sizes}"
+        engines = f"{actor.model.path} {actor.model.use_remove_padding} {actor.actor.use_dynamic_bsz} {sizes}"
         ranks.ask_all("build", engines, actor, config.critic)
         self.actor_rollout_wg = WorkerGroup(ranks, "actor")
         self.agent_loop_manager = SimpleNamespace(agent_loop_workers=[])
@@ -302,10 +311,10 @@ class Trained:
 
 
 @contextmanager
-def filled(rollout: Rollout) -> Iterator[KVBatchMeta]:
-    """The rows in the queue, until the end."""
+def filled(rollout: Rollout, **model: Any) -> Iterator[KVBatchMeta]:
+    """The rows in the queue, until the end; ``model``: what a worker has of one that sees."""
     for (group, session), outputs in rollout.items():
-        put(group, session, [output.model_copy(deep=True) for output in outputs])
+        put(group, session, [output.model_copy(deep=True) for output in outputs], **model)
     batch = batch_of(tq.kv_list(PARTITION)[PARTITION])
     batch.extra_info["temperature"] = 1.0
     try:
@@ -328,7 +337,7 @@ def credit(made: Any, rollout: Rollout) -> Trained:
     return done
 
 
-def train(made: Any, rollout: Rollout, poison: float = 0.0) -> Trained:
+def train(made: Any, rollout: Rollout, poison: float = 0.0, **model: Any) -> Trained:
     """verl's training step from the balancing on, in its order.
 
     The old policy and the reference are some way off the actor: their log-probabilities are its own plus numbers drawn
@@ -348,23 +357,27 @@ def train(made: Any, rollout: Rollout, poison: float = 0.0) -> Trained:
 
         write(batch, name, value)
 
-    with filled(rollout) as batch:
+    noises = {"old_log_probs": OFF_POLICY, "rollout_log_probs": 0.0} | ({"values": 0.3} if made.use_critic else {})
+    with filled(rollout, **model) as batch:
         batch = made._balance_batch(batch, metrics=done.metrics)
         batch = made._compute_old_log_prob(batch, done.metrics)
-        batch = made._compute_values(batch, done.metrics)
-        for name in ("old_log_probs", "rollout_log_probs", "values"):
+        if made.use_critic:
+            batch = made._compute_values(batch, done.metrics)
+        for name in noises:
             done.columns[name] = places.by_step(read(batch, name))
         if made.use_reference_policy:
             shift("ref_log_prob", "old_log_probs", 0.5)
-        for name, size in (("old_log_probs", 0.4), ("values", 0.3), ("rollout_log_probs", 0.0)):
+        for name, size in noises.items():
             shift(name, name, size)
         batch = made._compute_advantage(batch, done.metrics)
         for name in ("advantages", "returns"):
             done.columns[name] = places.by_step(read(batch, name))
             shift(name, name, 0.0)
-        made._update_critic(batch, done.metrics)
+        if made.use_critic:
+            made._update_critic(batch, done.metrics)
+            done.critic = flat(made.critic_wg.gradients)
         made._update_actor(batch, done.metrics)
-    done.critic, done.actor = flat(made.critic_wg.gradients), flat(made.actor_rollout_wg.gradients)
+    done.actor = flat(made.actor_rollout_wg.gradients)
     done.micro_batches = made.actor_rollout_wg.micro_batches
     return done
 
@@ -376,3 +389,145 @@ def flat(gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def apart(reference: torch.Tensor, other: torch.Tensor) -> float:
     """Norm of the difference over the norm."""
     return ((reference - other).norm() / reference.norm()).item()
+
+
+# --- episodes with pictures -------------------------------------------------------------------------------------------
+
+FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+SHOWN: dict[str, tuple[list[int], list[str]]] = {
+    "a": ([1, 1, 1], ["left right left", "right right left", "left left right", "left raise"]),
+    "b": ([0, 0], ["left right", "right left"]),
+    "c": ([0, 2, 1], ["left right right", "right left left"]),
+    "d": ([1, 0], ["left left", "right left"]),
+}
+"""by group: pictures before each move, and the moves of its episodes"""
+VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+CHAT = """\
+{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content -%}
+{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}
+{%- endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+class NoVideos(transformers.BaseVideoProcessor):
+    """In the place of a processor that needs torchvision."""
+
+    def __init__(self) -> None:
+        pass
+
+
+@dataclass
+class Seeing:
+    """A vision-language model of random weights: its folder, and what agent loops and their workers have of it."""
+
+    folder: Path
+    tokenizer: Any
+    processor: Any
+    hf_model_type: str
+    dataset_cls: type = Pictures
+
+    def parts(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
+
+
+def seeing(folder: Path, family: str, text_tokenizer: Any) -> Seeing:
+    """A model of 0.12 to 0.15 M parameters; a token of a picture is a square of 8 x 8 pixels."""
+    tokenizer = copy.deepcopy(text_tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", *VISION]})
+    tokenizer.chat_template = CHAT
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    ids = dict(zip(names, tokenizer.convert_tokens_to_ids(list(VISION)), strict=True))
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
+    text = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": len(tokenizer)}
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 1, "rope_parameters": rope}
+    patches = {"patch_size": 4, "temporal_patch_size": 2}
+    sight = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64, **patches}
+    if family == "qwen3_vl":
+        text |= {"head_dim": 32, "rope_parameters": {**rope, "mrope_interleaved": True}}
+        sight |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 64}
+        kind, processor_class = transformers.Qwen3VLForConditionalGeneration, transformers.Qwen3VLProcessor
+    else:
+        sight |= {"window_size": 16, "fullatt_block_indexes": [1]}
+        kind, processor_class = transformers.Qwen2_5_VLForConditionalGeneration, transformers.Qwen2_5_VLProcessor
+    config = kind.config_class(text_config=text, vision_config=sight, tie_word_embeddings=True, **ids)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = kind(config)
+    with torch.no_grad():  # fresh weights are so small that nothing depends on anything
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    size = {"shortest_edge": 256, "longest_edge": 4096}
+    images = transformers.Qwen2VLImageProcessor(merge_size=2, size=size, **patches)
+    processor = processor_class(images, tokenizer, NoVideos(), chat_template=CHAT)
+    with pytest.MonkeyPatch.context() as patch:  # verl reads it from files, which those of videos need torchvision for
+        patch.setattr(transformers.AutoProcessor, "from_pretrained", lambda *_, **__: processor)
+        return Seeing(folder, tokenizer, hf_processor(folder), family)
+
+
+class Moves:
+    """In the place of the servers' client: answers with these moves, and keeps what it was asked."""
+
+    def __init__(self, tokenizer: Any, moves: str) -> None:
+        self.tokenizer, self.moves = tokenizer, moves.split()
+        self.turns: list[tuple[list[int], list[int]]] = []
+        """ids of each prompt, and of its answer"""
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], **_: Any) -> TokenOutput:
+        ids = [*self.tokenizer.encode(self.moves[len(self.turns)]), self.tokenizer.eos_token_id]
+        self.turns.append((list(prompt_ids), ids))
+        versions = {"global_steps": 4, "min_global_steps": 4, "max_global_steps": 4}
+        return TokenOutput(token_ids=ids, log_probs=[-1.0] * len(ids), extra_fields=versions)
+
+
+def looked(config: DictConfig, model: Seeing) -> tuple[Rollout, dict[tuple[str, int], Moves]]:
+    """The rows of turnkey_env for :data:`SHOWN`, and what each episode asked of the model."""
+    parts = model.parts("processor", "hf_model_type", "dataset_cls")
+    asked = {(g, n): Moves(model.tokenizer, m) for g, (_, moves) in SHOWN.items() for n, m in enumerate(moves)}
+
+    async def episode(group: str, session: int) -> list[AgentLoopOutput]:
+        loop = loop_of_verl("turnkey_env", config, asked[group, session], model.tokenizer, **parts)
+        task = Task("contract/Gallery-v0", 3, {"shows": SHOWN[group][0]}).to_json()
+        row = {"uid": group, "session_id": session, "global_steps": 5, "turnkey_task": task}
+        return await loop.run({"temperature": 1.0, "logprobs": True}, **row)
+
+    async def episodes() -> list[list[AgentLoopOutput]]:
+        return await asyncio.gather(*(episode(*key) for key in asked))
+
+    try:
+        return dict(zip(asked, asyncio.run(episodes()), strict=True)), asked
+    finally:
+        loop_worker.finish(None)
+
+
+@dataclass
+class Turn:
+    """A turn as an onlooker of environment and server writes it down: a row of the twin."""
+
+    step: Step
+    prompt: list[int]
+    answer: list[int]
+    pictures: list[np.ndarray]
+    """all that the conversation has shown"""
+    reward: float
+    state: tuple[Any, ...]
+
+
+def onlooker(asked: Mapping[tuple[str, int], Moves]) -> list[Turn]:
+    """The turns of the episodes that did not fail, from the environment itself."""
+    turns = []
+    for (group, session), moves in asked.items():
+        if "raise" in moves.moves:
+            continue
+        env = Gallery(SHOWN[group][0])
+        (text, info), pictures = env.reset(seed=3), []
+        for t, (move, (prompt, answer)) in enumerate(zip(moves.moves, moves.turns, strict=True)):
+            now = info.get("images", [])
+            pictures = [*pictures, *now]
+            state = text, *(picture.tobytes() for picture in now)
+            text, reward, _, _, info = env.step(move)
+            turns.append(Turn((group, session, t), prompt, answer, pictures, reward, state))
+    return turns

@@ -7,27 +7,45 @@ float32, on one rank and on two.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import naive
 import numpy as np
 import pytest
-from contract_tools import AWKWARD
+import torch
+import transfer_queue as tq
+from contract_tools import AWKWARD, PARTITION
+from PIL import Image
 from row_layouts import (
     EVERYTHING,
+    FAMILIES,
     FIXED,
     KL_IN_REWARD,
+    OFF_POLICY,
     PACKED,
     Rollout,
     Sampler,
+    Seeing,
+    Step,
     Trained,
+    Turn,
     apart,
     conversation,
     credit,
+    filled,
+    flat,
+    looked,
     merged,
+    noise,
+    onlooker,
     row,
+    seeing,
     train,
     turns_of,
 )
+from transformers import AutoModelForImageTextToText, Glm4vConfig, Glm4vModel
+from verl.models.transformers import glm4v
 
 from verl_turnkey.advantage import RecordError, estimators
 from verl_turnkey.plugins.rollout import worker as loop_worker
@@ -236,3 +254,153 @@ def test_a_mean_over_rows_means_something_else_in_each_layout(ready, rollout):
     made = ready(1, f"{mode}sum")  # a sum over tokens, divided by the number of rows
     steps, joined = train(made, rollout), train(made, merged(rollout))
     assert apart(41 * steps.actor, 14 * joined.actor) < CLOSE
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+SEES = [
+    f"turnkey.modules=[{AWKWARD}]",
+    "turnkey.env.hosts=1",
+    "turnkey.rollout.prompt=conversation",
+    "turnkey.rollout.max_turns=3",
+    "turnkey.rollout.max_tokens_per_turn=12",
+    "data.max_prompt_length=300",
+    "data.max_response_length=300",
+]
+
+
+@dataclass
+class Pictured:
+    """A model that sees, its episodes in both layouts, and the twin of an update on them."""
+
+    model: Seeing
+    rollouts: dict[str, Rollout]
+    turns: list[Turn]
+    log_probs: dict[Step, list[float]]
+    credit: dict[Step, float]
+    gradient: torch.Tensor
+
+    def __str__(self) -> str:
+        return self.model.hf_model_type
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pictured(request, ray_queue, compose, tokenizer, tmp_path_factory) -> Pictured:
+    folder = tmp_path_factory.mktemp(request.param)
+    (folder / "template.txt").write_text("{task}: {observation}\n")
+    model, rollouts = seeing(folder, request.param, tokenizer), {}
+    for layout in ("steps", "merged"):
+        chosen = f"turnkey.rollout.layout={layout}", f"turnkey.rollout.template={folder}/template.txt"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop_worker, "_process", None)
+            rollouts[layout], asked = looked(compose("+turnkey=gigpo", *SEES, *chosen), model)
+    turns = onlooker(asked)
+    return Pictured(model, rollouts, turns, *twin(model, turns))
+
+
+def twin(model: Seeing, turns: list[Turn]) -> tuple[dict[Step, list[float]], dict[Step, float], torch.Tensor]:
+    """Log-probabilities, credit and gradient of PPO: each turn by itself, by transformers alone, in float64."""
+    policy = AutoModelForImageTextToText.from_pretrained(model.folder, dtype=torch.float64)
+    rows = [
+        {"group": g, "trajectory": (g, n), "step": t, "reward": turn.reward, "penalty": 0.0, "anchor": turn.state}
+        for turn in turns
+        for g, n, t in [turn.step]
+    ]
+    credit = {turn.step: value for turn, value in zip(turns, naive.gigpo(rows), strict=True)}
+    number, log_probs, loss = noise("old_log_probs", OFF_POLICY), {}, torch.zeros((), dtype=torch.float64)
+    for turn in turns:
+        ids = torch.tensor([turn.prompt + turn.answer])
+        inputs: dict[str, Any] = {"input_ids": ids}
+        if turn.pictures:
+            images = [Image.fromarray(picture) for picture in turn.pictures]
+            inputs |= model.processor.image_processor(images, return_tensors="pt")
+            inputs["pixel_values"] = inputs["pixel_values"].double()
+            inputs["mm_token_type_ids"] = (ids == model.processor.image_token_id).int()
+        logits = policy(**inputs).logits[0, len(turn.prompt) - 1 : -1].log_softmax(-1)
+        now = logits.gather(1, torch.tensor(turn.answer)[:, None])[:, 0]
+        log_probs[turn.step] = now.tolist()
+        drift = torch.tensor([number((turn.step, place)) for place in range(len(now))], dtype=torch.float64)
+        ratio, advantage = (now - (now.detach() + drift)).exp(), credit[turn.step]
+        term = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
+        loss = loss + (torch.clamp(term, max=-3 * advantage) if advantage < 0 else term).sum()
+    (loss / sum(len(turn.answer) for turn in turns)).backward()
+    return log_probs, credit, flat({name: parameter.grad for name, parameter in policy.named_parameters()})
+
+
+def updated(ready: Callable[..., Any], pictured: Pictured, rows: Rollout, *overrides: str) -> Trained:
+    path = f"actor_rollout_ref.model.path={pictured.model.folder}"
+    size = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=400"
+    made = ready(1, "critic.enable=false", path, size, *overrides, recipe="gigpo")
+    return train(made, rows, **pictured.model.parts("processor", "tokenizer"))
+
+
+def pictures_of(rows: Rollout) -> list[int]:
+    return [len(o.multi_modal_data.get("images", ())) for outputs in rows.values() for o in outputs]
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("layout", ["merged", "steps"])
+def test_an_update_on_pictures_is_that_of_each_turn_by_itself(ready, pictured, layout, packed):
+    """Among the rows are some without a picture, a failed one, and in each micro-batch several."""
+    rows, steps = pictured.rollouts[layout], pictured.log_probs.keys()
+    done = updated(ready, pictured, rows, *(PACKED[:1] if packed else ()))
+    assert done.columns["old_log_probs"].keys() == done.columns["advantages"].keys() == steps
+    assert {*pictures_of(rows)} >= {0, 1, 3}
+    assert sum(map(sum, done.micro_batches)) == len(pictures_of(rows)) > sum(map(len, done.micro_batches))
+    differences = []
+    for step, values in pictured.log_probs.items():
+        differences += [abs(a - b) for a, b in zip(done.columns["old_log_probs"][step], values, strict=True)]
+        assert done.columns["advantages"][step] == pytest.approx([pictured.credit[step]] * len(values), abs=CLOSE), step
+    gradient = apart(pictured.gradient, done.actor)
+    print(f"{pictured}, {layout}, {packed=}: log-probs {max(differences):.1e}, gradient {gradient:.1e}")
+    assert max(differences) < CLOSE
+    assert pictured.gradient.norm() > 1e-2
+    assert gradient < CLOSE
+
+
+def test_rows_without_pictures_are_a_micro_batch(ready, pictured):
+    """Of an environment that shows one at times, and of failed episodes: verl's forward computes a blank picture."""
+    rows = pictured.rollouts["merged"]
+    words = {key: outputs for key, outputs in rows.items() if not sum(pictures_of({key: outputs}))}
+    assert [*words] == [("a", 3), ("b", 0), ("b", 1)]
+    done = updated(ready, pictured, words)
+    for step, values in done.columns["old_log_probs"].items():
+        assert values == pytest.approx(pictured.log_probs[step], abs=CLOSE), step
+    assert done.actor.isfinite().all()
+    assert done.actor.norm() > 1e-2
+
+
+def test_only_pictures_tell_states_apart(pictured):
+    """After their first moves the episodes 0 and 2 are where they have been, the episode 1 is elsewhere."""
+    rows = pictured.rollouts["steps"]
+    left, right, again = (rows["a", n][1].extra_fields["turnkey"]["steps"][0]["anchor"] for n in range(3))
+    assert left == again != right
+    assert {text for turn in pictured.turns for text, *_ in [turn.state]} == {"a room"}
+
+
+def test_pictures_are_stored_once_per_episode(queue, pictured):
+    """In the layout steps a conversation of one picture per turn holds T (T + 1) / 2 of them, a merged row T."""
+    stored = {}
+    for layout, rows in pictured.rollouts.items():
+        with filled(rows, **pictured.model.parts("processor", "tokenizer")) as batch:
+            data = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=["multi_modal_inputs"])
+        inputs = data["multi_modal_inputs"]
+        stored[layout] = sum(row["pixel_values"].nbytes for row in inputs if "pixel_values" in row)
+    sizes = {turn.step: sum(picture.nbytes for picture in turn.pictures) for turn in pictured.turns}
+    last = {step[:2]: size for step, size in sizes.items()}  # steps are in order
+    times = 4 * 2  # float32, and both frames of a patch
+    assert stored == {"steps": times * sum(sizes.values()), "merged": times * sum(last.values())}
+    print(f"{pictured}: bytes of pixels {stored}")
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_verls_forward_of_glm_reads_pictures(count):
+    """Without its engine, which a GPU's attention is written into."""
+    sight = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    text = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text |= {"num_key_value_heads": 1, "vocab_size": 8, "pad_token_id": 0}
+    config = Glm4vConfig(text_config=text, vision_config=sight, image_token_id=7, video_token_id=6)
+    ids = torch.tensor([[1, *[7] * 4 * count, 2]])
+    pixels = {"pixel_values": torch.ones(16, 3 * 2 * 14 * 14), "image_grid_thw": torch.tensor([[1, 4, 4]])}
+    embedded, _ = glm4v._get_input_embeds(Glm4vModel(config), ids, **(pixels if count else {}))
+    assert embedded.shape == (1, 2 + 4 * count, 32)

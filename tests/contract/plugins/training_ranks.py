@@ -83,8 +83,10 @@ class Rank:
         if engines not in self.built:
             self.built[engines] = self._build(actor, critic)
         self.workers = self.built[engines]
-        policy, value = self.workers["actor"].actor, self.workers["critic"]
-        for worker, loss, config in ((policy, ppo_loss, actor.actor), (value, value_loss, critic)):
+        losses = [(self.workers["actor"].actor, ppo_loss, actor.actor)]
+        if "critic" in self.workers:
+            losses.append((self.workers["critic"], value_loss, critic))
+        for worker, loss, config in losses:
             vars(worker.engine).pop("train_batch", None)  # where a loss has taken hold of it
             worker.set_loss_fn(partial(loss, config=omega_conf_to_dataclass(config)))
 
@@ -92,13 +94,16 @@ class Rank:
         import torch
         from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+        pack_without_flash_attention()
         torch.manual_seed(0)  # of the critic's head
         policy = ActorRolloutRefWorker(actor, role="actor")
         policy.init_model()
+        self._watch(policy.actor.engine)
+        if not critic.enable:
+            return {"actor": policy}
         value = TrainingWorker(critic_config(critic))
         value.reset()
-        for engine in (policy.actor.engine, value.engine):
-            self._watch(engine)
+        self._watch(value.engine)
         return {"actor": policy, "critic": value}
 
     def build_prm(self, config: Any, prm: Any) -> None:
@@ -159,6 +164,30 @@ class Rank:
     def seen(self) -> tuple[dict[str, Any], list[int]]:
         """Whole gradients of the last call, on the first rank, and the number of rows of each micro-batch."""
         return (self.gradients if self.is_first else {}), self.micro_batches
+
+
+def pack_without_flash_attention() -> None:
+    """Compute packed rows of Qwen2-VL and 2.5-VL on a CPU: verl calls flash attention for them, as here."""
+    import torch
+    from verl.models.transformers import qwen2_vl
+
+    def flash_attn_varlen_func(q: Any, k: Any, v: Any, cu_seqlens_q: Any, softmax_scale: Any, **_: Any) -> Any:
+        """Query, key, value, output: (tokens, heads, width); a token sees those before it in its row."""
+        row = torch.bucketize(torch.arange(len(q)), cu_seqlens_q[1:], right=True)
+        seen = (row[:, None] == row).tril()
+        heads = (part.transpose(0, 1)[None] for part in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=seen, scale=softmax_scale)
+        return out[0].transpose(0, 1)
+
+    def flash_attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
+        """Of a single row, (1, tokens, heads, width)."""
+        ends = torch.tensor([0, q.shape[1]])
+        return flash_attn_varlen_func(q[0], k[0], v[0], ends, None)[None]
+
+    stand_ins = {"flash_attn_varlen_func": flash_attn_varlen_func, "_flash_attention_forward": flash_attention}
+    switches = ("_flash_use_top_left_mask", "_flash_supports_window_size", "_flash_supports_deterministic")
+    vars(qwen2_vl).update(stand_ins, **dict.fromkeys(switches, False))
+    qwen2_vl.fa_peft_integration_check = lambda q, k, v, target_dtype: (q, k, v)
 
 
 def critic_config(critic: Any) -> Any:

@@ -6,24 +6,27 @@ import copy
 import io
 import json
 import logging
+import re
 import socket
 import threading
 import time
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
+from itertools import chain, cycle, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from contract_tools import Compose, Worker
+from awkward_env import Gallery
+from contract_tools import Compose, Pictures, Worker
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from PIL import Image
-from scripted import Script, opening_thoughts
+from scripted import Script, counts, opening_thoughts
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
-from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.replica import TokenOutput
 
@@ -555,15 +558,6 @@ SHOWS_IMAGES = """\
 {% endif %}"""
 
 
-class Pictures(RLHFDataset):
-    """verl's default reads images with qwen_vl_utils, which needs torchvision; this is the hook to do it otherwise."""
-
-    @classmethod
-    async def process_multi_modal_info(cls, messages, image_patch_size, config):
-        images = [part["image"] for m in messages for part in m["content"] if part["type"] == "image"]
-        return images, None, None
-
-
 @pytest.fixture
 def sees(tokenizer) -> dict[str, Any]:
     """The parts of a vision-language model: images of 2 x 2 patches, through transformers' LLaVA processor."""
@@ -597,7 +591,7 @@ def test_images_go_verls_way(play, sees):
         assert seen["image_data"] is images
         assert [(image.size, image.getpixel((0, 0))) for image in images] == [((30, 20), (brightness,) * 3)] * 2
     worker = Worker()
-    worker.processor, worker.tokenizer, worker.mm_processor_kwargs = sees["processor"], sees["tokenizer"], {}
+    worker.processor, worker.tokenizer = sees["processor"], sees["tokenizer"]
     inputs = worker._compute_multi_modal_inputs(outputs[0], torch.tensor([outputs[0].prompt_ids]))
     assert inputs["pixel_values"].shape == (2, 3, 28, 28)  # what the trainer's model gets
     assert [s["action"] for s in steps(outputs)] == ["look", "win"]
@@ -840,7 +834,7 @@ def test_images_of_a_conversation(play, sees):
     # What verl makes of the row, positions included, is what it makes of the last step alone.
     alone, _ = play(["look", "look", "win"], awkward_pictures(2), *TALK, "turnkey.rollout.layout=steps", **sees)
     worker = Worker()
-    worker.processor, worker.tokenizer, worker.mm_processor_kwargs = sees["processor"], sees["tokenizer"], {}
+    worker.processor, worker.tokenizer = sees["processor"], sees["tokenizer"]
     ids = [torch.tensor([output.prompt_ids + output.response_ids]) for output in (row, alone[-1])]
     assert torch.equal(*ids)
     inputs = [
@@ -848,6 +842,35 @@ def test_images_of_a_conversation(play, sees):
     ]
     assert torch.equal(inputs[0]["pixel_values"], inputs[1]["pixel_values"])
     assert inputs[0]["pixel_values"].shape[0] == 6
+
+
+def test_the_oldest_pictures_go_with_their_turns(play, sees):
+    overrides = [*TALK, "turnkey.rollout.when_full=drop_oldest", "turnkey.rollout.max_turns=12"]
+    outputs, script = play(["look"] * 12, awkward_pictures(2), *overrides, **sees)
+    patch = sees["tokenizer"].convert_tokens_to_ids("<image>")
+    shown = [len(seen["image_data"]) for seen in script.seen]
+    assert [prompt.count(patch) for prompt in script.prompts] == [4 * count for count in shown]
+    assert any(later < before for before, later in pairwise(shown))
+    for row in outputs:
+        assert (row.prompt_ids + row.response_ids).count(patch) == 4 * len(row.multi_modal_data["images"])
+
+
+@pytest.mark.parametrize("prompt", [[], TALK])
+def test_branches_see_the_pictures_of_their_own_way(play, sees, prompt):
+    """Moves by turns to the left and to the right; in each prompt are the pictures of the states that it tells of."""
+    moves = cycle(["left", "right", "right"])
+    task, vine = (
+        Task("contract/Gallery-v0", 3, {"shows": [1, 2, 1]}),
+        "turnkey.rollout.strategy={name: vine, rollouts: 3}",
+    )
+    outputs, script = play(lambda _: next(moves), task, vine, *prompt, "turnkey.rollout.history=3", **sees)
+    assert counts(outputs)["measured"] > 3
+    for t, seen in enumerate(script.seen):
+        env, way = Gallery([1, 2, 1]), re.findall(r"\b(left|right)\b", script.text(t).partition("<|im_start|>")[2])
+        shown = [env.reset(seed=3)[1]["images"], *(env.step(move)[4]["images"] for move in way)]
+        expected = chain.from_iterable(shown if prompt else shown[-1:])
+        for image, array in zip(seen["image_data"], expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(image), array)
 
 
 @pytest.mark.parametrize("overrides", [TALK, []])
