@@ -387,8 +387,8 @@ def starts(env_id: str, kwargs: Mapping[str, Any], seeds: Sequence[int]) -> list
         for seed in seeds:
             observation, info = env.reset(seed=seed)
             start = [info.get("task"), observation, info.get("admissible"), info.get("state_key")]
-            shown = images_key(info.get("images") or ())
-            digests.append(digest([*start, shown] if shown else start)[:16])
+            pictures = images_key(info.get("images") or ())
+            digests.append(digest([*start, pictures] if pictures else start)[:16])
     return digests
 
 

@@ -469,7 +469,7 @@ def seeing(folder: Path, family: str, text_tokenizer: Any) -> Seeing:
 
 
 class Moves:
-    """In the place of the servers' client: answers with these moves, and keeps what it was asked."""
+    """In the place of the servers' client: answers with these moves, and keeps the turns."""
 
     def __init__(self, tokenizer: Any, moves: str) -> None:
         self.tokenizer, self.moves = tokenizer, moves.split()
@@ -484,21 +484,21 @@ class Moves:
 
 
 def looked(config: DictConfig, model: Seeing) -> tuple[Rollout, dict[tuple[str, int], Moves]]:
-    """The rows of turnkey_env for :data:`SHOWN`, and what each episode asked of the model."""
+    """The rows of turnkey_env for :data:`SHOWN`, and the server of each episode."""
     parts = model.parts("processor", "hf_model_type", "dataset_cls")
-    asked = {(g, n): Moves(model.tokenizer, m) for g, (_, moves) in SHOWN.items() for n, m in enumerate(moves)}
+    servers = {(g, n): Moves(model.tokenizer, m) for g, (_, moves) in SHOWN.items() for n, m in enumerate(moves)}
 
     async def episode(group: str, session: int) -> list[AgentLoopOutput]:
-        loop = loop_of_verl("turnkey_env", config, asked[group, session], model.tokenizer, **parts)
+        loop = loop_of_verl("turnkey_env", config, servers[group, session], model.tokenizer, **parts)
         task = Task("contract/Gallery-v0", 3, {"shows": SHOWN[group][0]}).to_json()
         row = {"uid": group, "session_id": session, "global_steps": 5, "turnkey_task": task}
         return await loop.run({"temperature": 1.0, "logprobs": True}, **row)
 
     async def episodes() -> list[list[AgentLoopOutput]]:
-        return await asyncio.gather(*(episode(*key) for key in asked))
+        return await asyncio.gather(*(episode(*key) for key in servers))
 
     try:
-        return dict(zip(asked, asyncio.run(episodes()), strict=True)), asked
+        return dict(zip(servers, asyncio.run(episodes()), strict=True)), servers
     finally:
         loop_worker.finish(None)
 
@@ -516,10 +516,10 @@ class Turn:
     state: tuple[Any, ...]
 
 
-def onlooker(asked: Mapping[tuple[str, int], Moves]) -> list[Turn]:
+def onlooker(servers: Mapping[tuple[str, int], Moves]) -> list[Turn]:
     """The turns of the episodes that did not fail, from the environment itself."""
     turns = []
-    for (group, session), moves in asked.items():
+    for (group, session), moves in servers.items():
         if "raise" in moves.moves:
             continue
         env = Gallery(SHOWN[group][0])

@@ -293,8 +293,8 @@ def pictured(request, ray_queue, compose, tokenizer, tmp_path_factory) -> Pictur
         chosen = f"turnkey.rollout.layout={layout}", f"turnkey.rollout.template={folder}/template.txt"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop_worker, "_process", None)
-            rollouts[layout], asked = looked(compose("+turnkey=gigpo", *SEES, *chosen), model)
-    turns = onlooker(asked)
+            rollouts[layout], servers = looked(compose("+turnkey=gigpo", *SEES, *chosen), model)
+    turns = onlooker(servers)
     return Pictured(model, rollouts, turns, *twin(model, turns))
 
 
@@ -359,11 +359,12 @@ def test_an_update_on_pictures_is_that_of_each_turn_by_itself(ready, pictured, l
 
 
 def test_rows_without_pictures_are_a_micro_batch(ready, pictured):
-    """Of an environment that shows one at times, and of failed episodes: verl's forward computes a blank picture."""
+    """Of words alone, of a failed episode, and verl's padding: verl's forward computes a blank picture."""
     rows = pictured.rollouts["merged"]
     words = {key: outputs for key, outputs in rows.items() if not sum(pictures_of({key: outputs}))}
     assert [*words] == [("a", 3), ("b", 0), ("b", 1)]
-    done = updated(ready, pictured, words)
+    done = updated(ready, pictured, words, "turnkey.update.mini_batches=2")
+    assert sum(map(sum, done.micro_batches)) == 4
     for step, values in done.columns["old_log_probs"].items():
         assert values == pytest.approx(pictured.log_probs[step], abs=CLOSE), step
     assert done.actor.isfinite().all()

@@ -848,9 +848,9 @@ def test_the_oldest_pictures_go_with_their_turns(play, sees):
     overrides = [*TALK, "turnkey.rollout.when_full=drop_oldest", "turnkey.rollout.max_turns=12"]
     outputs, script = play(["look"] * 12, awkward_pictures(2), *overrides, **sees)
     patch = sees["tokenizer"].convert_tokens_to_ids("<image>")
-    shown = [len(seen["image_data"]) for seen in script.seen]
-    assert [prompt.count(patch) for prompt in script.prompts] == [4 * count for count in shown]
-    assert any(later < before for before, later in pairwise(shown))
+    sizes = [len(seen["image_data"]) for seen in script.seen]
+    assert [prompt.count(patch) for prompt in script.prompts] == [4 * count for count in sizes]
+    assert any(later < before for before, later in pairwise(sizes))
     for row in outputs:
         assert (row.prompt_ids + row.response_ids).count(patch) == 4 * len(row.multi_modal_data["images"])
 
@@ -867,8 +867,8 @@ def test_branches_see_the_pictures_of_their_own_way(play, sees, prompt):
     assert counts(outputs)["measured"] > 3
     for t, seen in enumerate(script.seen):
         env, way = Gallery([1, 2, 1]), re.findall(r"\b(left|right)\b", script.text(t).partition("<|im_start|>")[2])
-        shown = [env.reset(seed=3)[1]["images"], *(env.step(move)[4]["images"] for move in way)]
-        expected = chain.from_iterable(shown if prompt else shown[-1:])
+        pictures = [env.reset(seed=3)[1]["images"], *(env.step(move)[4]["images"] for move in way)]
+        expected = chain.from_iterable(pictures if prompt else pictures[-1:])
         for image, array in zip(seen["image_data"], expected, strict=True):
             np.testing.assert_array_equal(np.asarray(image), array)
 
