@@ -371,6 +371,13 @@ def test_rows_without_pictures_are_a_micro_batch(ready, pictured):
     assert done.actor.norm() > 1e-2
 
 
+def test_pictures_of_another_turn_do_not_go_unnoticed(ready, pictured):
+    rows = {key: outputs for key, outputs in pictured.rollouts["merged"].items() if key[0] == "a"}
+    reversed_rows = changed(rows, lambda o: {"multi_modal_data": {"images": o.multi_modal_data["images"][::-1]}})
+    right, wrong = (updated(ready, pictured, variant) for variant in (rows, reversed_rows))
+    assert apart(right.actor, wrong.actor) > 100 * CLOSE
+
+
 def test_only_pictures_tell_states_apart(pictured):
     """After their first moves the episodes 0 and 2 are where they have been, the episode 1 is elsewhere."""
     rows = pictured.rollouts["steps"]
