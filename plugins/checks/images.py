@@ -34,7 +34,7 @@ LIMIT = f"{ROLLOUT}.engine_kwargs.vllm.limit_mm_per_prompt"
 def check_images(config: DictConfig, turnkey: TurnkeyConfig, images: Sequence[Any]) -> None:
     """Refuse a model to which verl cannot show ``images``, those of a first prompt, and prompts without room for them.
 
-    What only a long conversation would exceed is a warning.
+    What only a long conversation would exceed is a warning, and so is a feature that passes over images.
     """
     model = config.actor_rollout_ref.model
     folder = Path(model.get("tokenizer_path") or model.path).expanduser()
@@ -50,14 +50,14 @@ def check_images(config: DictConfig, turnkey: TurnkeyConfig, images: Sequence[An
             refuse("images-limit", count=len(images), limit=limit, key=LIMIT)
         elif turns * len(images) > limit:
             warn("images-limit-conversation", turns=turns, count=turns * len(images), limit=limit, key=LIMIT)
-    groups, information = turnkey.groups, turnkey.mutual_information
     skipping = {
-        "groups.replay": groups.replay,
-        "groups.buffer": groups.buffer,
-        "mutual_information.every": information.every,
+        "turnkey.groups.replay": turnkey.groups.replay,
+        "turnkey.groups.buffer": turnkey.groups.buffer,
+        "turnkey.mutual_information.every": turnkey.mutual_information.every,
     }
-    for key in (f"turnkey.{name}" for name, value in skipping.items() if value):
-        warn("images-skipped", key=key)
+    for key, value in skipping.items():
+        if value:
+            warn("images-skipped", key=key)
     resized = bool(config.data.get("mm_processor_kwargs"))  # may bound the area in another way
     tokens = 0 if resized else sum(_tokens(files, *image.shape[:2]) for image in images)
     if tokens >= (room := config.actor_rollout_ref.rollout.prompt_length):
