@@ -19,6 +19,7 @@ from typing import TextIO
 
 import typer
 
+from verl_turnkey.plugins.cli.packages import turnkey
 from verl_turnkey.plugins.view.runs import CONSOLE, VALIDATION, console_metrics
 
 RAY = re.compile(r"^(?:\x1b\[\d+m)?\([\w.:]+ pid=\d+(?:, ip=[\w.:]+)?\)(?:\x1b\[0m)? ?")
@@ -172,7 +173,7 @@ def _end(reader: Reader, path: Path, folder: Path) -> None:
         before, after = reader.validated[first], reader.validated[last]
         typer.echo(f"validation{reader.greedy}: success {before:.3f} after step {first}, {after:.3f} after step {last}")
     run = os.path.relpath(folder)
-    typer.echo(f"log: {os.path.relpath(path)}; each turn: turnkey view {run}; evaluate: turnkey eval {run}")
+    typer.echo(f"log: {os.path.relpath(path)}; each turn: {turnkey()} view {run}; evaluate: {turnkey()} eval {run}")
 
 
 def _failure(path: Path, began: int, code: int, folder: Path) -> None:
@@ -183,7 +184,7 @@ def _failure(path: Path, began: int, code: int, folder: Path) -> None:
     lines = lines[ends[-1] :] if ends else lines  # Ray's own report on the killed processes is a page long
     if ends and any(folder.rglob(".hydra/hydra.yaml")):  # verl's command would show all of its output
         mode = [word for word in lines[1].split()[-1:] if word == "trainer.resume_mode=auto"]
-        lines[1] = " ".join(["turnkey", "resume", shlex.quote(os.path.relpath(folder)), *mode]) + "\n"
+        lines[1] = " ".join([turnkey(), "resume", shlex.quote(os.path.relpath(folder)), *mode]) + "\n"
     typer.echo("".join(lines), err=True, nl=False)
     typer.echo(f"the run ended with exit code {code}; full output: {os.path.relpath(path)}", err=True)
 

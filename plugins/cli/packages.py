@@ -1,9 +1,13 @@
-"""What several commands share: packages that they need, and the console that they print to."""
+"""What several commands share: packages that they need, how a shell finds ``turnkey``, and the console."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +24,12 @@ def require_pandas(command: str) -> None:
     """Refuse a command that reads parquet files where the packages for it are missing."""
     if missing := [name for name in ("pandas", "pyarrow") if find_spec(name) is None]:
         raise ImportError(f'turnkey {command} needs {" and ".join(missing)}: pip install "verl-turnkey[view]"')
+
+
+def turnkey() -> str:
+    """The program ``turnkey`` as it was called, where its virtual environment is not activated; else its name."""
+    by_path = Path(sys.argv[0]).name == "turnkey" and shutil.which("turnkey") is None
+    return shlex.quote(sys.argv[0]) if by_path else "turnkey"
 
 
 def console(**options: Any) -> Console:

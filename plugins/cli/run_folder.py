@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.cli.packages import turnkey
 from verl_turnkey.plugins.config.checkpoint_files import TRACKER, resumed_step
 from verl_turnkey.plugins.config.leaves import files_of, leaf_of
 from verl_turnkey.plugins.config.machine import joins_cluster
@@ -195,7 +196,7 @@ def announce(words: Sequence[str], name: str, *, started: bool, series: bool = F
         return True
     changed = _changed_since(folder / TRACKER, words)
     since = f"{' and '.join(changed)} changed after the last checkpoint" if changed else ""
-    new = "turnkey train --out FOLDER starts a new run"
+    new = f"{turnkey()} train --out FOLDER starts a new run"
     if steps is None or done < steps:
         print(f"continues {name} after step {done}{f' of {steps}' if steps else ''}; {new}", flush=True)
         if since:
@@ -203,7 +204,7 @@ def announce(words: Sequence[str], name: str, *, started: bool, series: bool = F
         return True
     ended = (
         f"{name} has ended: its last checkpoint is of step {done}, and the launch line ends after step {steps}. "
-        f"turnkey resume {name} --steps {done + steps} trains further; {new}"
+        f"{turnkey()} resume {name} --steps {done + steps} trains further; {new}"
     )
     if since and not series:
         raise ConfigError(f"{since}, but {ended}")

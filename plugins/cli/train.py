@@ -14,7 +14,8 @@ import typer
 
 from verl_turnkey.advantage.text_files import write_text
 from verl_turnkey.plugins.cli import console, launch, run_folder
-from verl_turnkey.plugins.cli.packages import require_verl
+from verl_turnkey.plugins.cli.packages import require_verl, turnkey
+from verl_turnkey.plugins.cli.tasks import NUMBERS
 from verl_turnkey.plugins.cli.view import compare
 from verl_turnkey.plugins.config.overrides import override, values
 from verl_turnkey.plugins.shutdown.run_files import locked
@@ -36,17 +37,19 @@ PLACES = ("trainer.default_local_dir", "turnkey.log.trajectories", "hydra.run.di
 @app.command()
 def train(
     environment: Annotated[str, typer.Argument(help="short name (babyai), gymnasium id, or your file (my_env.py)")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="further overrides of verl; they win")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="more verl overrides; they take precedence")] = None,
     *,
     model: Annotated[str, typer.Option(help="folder or hub name of the model")],
     method: Annotated[str, typer.Option(help="+turnkey=<method>")] = "gigpo",
     device: Annotated[str | None, typer.Option(help="gpu or cpu; default: gpu if there is one")] = None,
     steps: Annotated[int, typer.Option(min=1, help="training steps")] = 100,
     seed: Annotated[str | None, typer.Option(help="one, or several: 0,1,2 trains a run each, compares them")] = None,
-    out: Annotated[Path | None, typer.Option(help="of the run; default: runs/<environment>, runs/<...>-<seed>")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder of the run; default: runs/<environment>, with a seed runs/<...>-<seed>")
+    ] = None,
     task_folder: Annotated[Path | None, typer.Option("--tasks", help="default: <out>/tasks; written if absent")] = None,
-    n_train: Annotated[int, typer.Option("--train", min=1, help="training tasks to write")] = 1024,
-    n_val: Annotated[int, typer.Option("--val", min=1, help="validation tasks to write")] = 128,
+    n_train: Annotated[int | None, typer.Option("--train", min=1, help="training tasks to write; default 1024")] = None,
+    n_val: Annotated[int | None, typer.Option("--val", min=1, help="validation tasks to write; default 128")] = None,
     print_only: Annotated[
         bool, typer.Option("--print", help="write the tasks, print the launch line, and stop")
     ] = False,
@@ -62,6 +65,14 @@ def train(
         raise typer.BadParameter(f"--device must be gpu or cpu, not {device!r}")
     further = overrides or []
     seeds = _seeds(seed, further)
+    if launch.agent_of([environment]):
+        raise typer.BadParameter(
+            f"turnkey train takes an environment, and {environment} is an agent, whose tasks and settings are yours: "
+            f"start it by python -m verl.trainer.main_ppo +turnkey={method} {shlex.quote(environment)} "
+            "data.train_files=... (docs/your-agent.md)"
+        )
+    chosen = {name: number for name, number in (("train", n_train), ("val", n_val)) if number is not None}
+    numbers = NUMBERS | chosen
     played = launch.resolve(environment, further)
     runs: dict[Path, list[list[str]]] = {}
     for number in seeds:
@@ -83,11 +94,12 @@ def train(
     for folder, lines in runs.items():
         with nullcontext() if print_only else _alone(folder):
             tasks = (task_folder or folder / "tasks").absolute()
-            if launch.write_tasks(played, tasks, n_train, n_val):
-                written = f"{n_train} training and {n_val} validation tasks of {played.id} in {tasks}"
+            if launch.write_tasks(played, tasks, *numbers.values()):
+                written = f"{numbers['train']} training and {numbers['val']} validation tasks of {played.id} in {tasks}"
                 typer.echo(f"# {written}" if print_only else written, err=not print_only)
             else:
-                typer.echo(f"tasks: those in {tasks}; --train and --val are for new ones", err=True)
+                ignored = f" (--{' and --'.join(chosen)} ignored)" if chosen else ""
+                typer.echo(f"using the existing tasks in {tasks}{ignored}", err=True)
             if print_only:
                 typer.echo(launch.shell_line(lines))
             elif code := _start(lines, folder, verbose, series=len(runs) > 1):
@@ -96,7 +108,7 @@ def train(
                 raise typer.Exit(code)
     if len(runs) > 1 and not print_only:
         folders = [Path(os.path.relpath(folder)) for folder in runs]
-        typer.echo(f"turnkey compare {shlex.join(map(str, folders))}")
+        typer.echo(f"{turnkey()} compare {shlex.join(map(str, folders))}")
         try:
             compare(folders)
         except Exception as error:  # all are trained, and the command is there to be repeated
@@ -142,7 +154,7 @@ def _start(lines: Sequence[Sequence[str]], folder: Path, verbose: bool, *, serie
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(help="folder of the run")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="further overrides of verl; they win")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="more verl overrides; they take precedence")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="training steps in total; default: as before")] = None,
     print_only: Annotated[bool, typer.Option("--print", help="print the launch line and stop")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="show all output of verl, not a line per step")] = False,

@@ -11,6 +11,7 @@ import pytest
 
 from verl_turnkey.plugins.cli import console
 from verl_turnkey.plugins.cli.console import Reader, follow
+from verl_turnkey.plugins.cli.packages import turnkey
 
 RUN = """
 import sys
@@ -96,6 +97,24 @@ def test_a_run_with_hydras_record_is_resumed_on_this_console(tmp_path, capfd, mo
         program = f"print('{stopped}\\npython -m x{mode}'); raise SystemExit(75)"
         assert run(program, tmp_path / "my run") == 75
         assert capfd.readouterr().err.startswith(f"{stopped}\nturnkey resume 'my run'{mode}\nthe run")
+
+
+@pytest.mark.parametrize(
+    ("argv", "path", "command"),
+    [
+        (".venv/bin/turnkey", "", ".venv/bin/turnkey"),
+        ("/a b/turnkey", "", "'/a b/turnkey'"),
+        (".venv/bin/turnkey", ".", "turnkey"),
+        ("pytest", "", "turnkey"),
+    ],
+)
+def test_commands_to_copy_start_the_program_in_this_shell(tmp_path, monkeypatch, argv, path, command):
+    """``turnkey`` is on the PATH only where the virtual environment is activated."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "turnkey").touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [argv])
+    monkeypatch.setenv("PATH", path and str(tmp_path))
+    assert turnkey() == command
 
 
 def test_an_earlier_start_in_the_same_log_is_not_shown_again(tmp_path, capfd):

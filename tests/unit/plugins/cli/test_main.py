@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
 
@@ -55,7 +56,12 @@ def test_train_refuses_a_line_before_it_writes_tasks(tmp_path, arguments, words)
     assert done.stdout.startswith(f"{comment}python -m verl.trainer.main_ppo")
     again = CliRunner().invoke(app, ["train", "frozenlake", *small], catch_exceptions=False)
     assert again.stdout.startswith("python -m")
-    assert "--train and --val are for new ones" in again.stderr
+    existing = f"using the existing tasks in {tmp_path}/run/tasks"
+    assert again.stderr == f"{existing} (--train and --val ignored)\n"
+    no_numbers = [word for word in small if word not in ("--train", "--val", "1")]
+    assert CliRunner().invoke(app, ["train", "frozenlake", *no_numbers]).stderr == f"{existing}\n"
+    one_number = CliRunner().invoke(app, ["train", "frozenlake", *no_numbers, "--val", "8"])
+    assert one_number.stderr == f"{existing} (--val ignored)\n"
 
 
 @pytest.mark.parametrize(
@@ -115,6 +121,16 @@ def refused(tmp_path, monkeypatch, capsys) -> Callable[..., str]:
 def test_errors_of_servers_are_one_line(refused):
     (line,) = refused("panel", "mine", "turnkey/WebShop-v0", "turnkey.env.kwargs.url=http://127.0.0.1:9").splitlines()
     assert line.startswith("turnkey: the server at http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    "agent", ["turnkey.agent.run=my_agent.py:play", "turnkey.agent.run=[my-agent, --go]", "+turnkey/agent=pi"]
+)
+def test_train_says_how_an_agent_is_trained(refused, agent):
+    error = " ".join(refused("train", agent, "--model", "m", "--method", "hgpo").split())
+    assert f"takes an environment, and {agent} is an agent" in error
+    line = f"python -m verl.trainer.main_ppo +turnkey=hgpo {shlex.quote(agent)} data.train_files=..."
+    assert f"{line} (docs/your-agent.md)" in error
 
 
 @pytest.mark.parametrize("option", ["--train", "--val"])
