@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-FAKE = "fake"
+SCRIPTED = "scripted"
 FUNCTION = re.compile(r"[^\s\[]+:\w+")
 REPLY_WIDTH = 100
 
@@ -42,24 +42,24 @@ def agent(
     ],
     overrides: Annotated[list[str] | None, typer.Argument(help="launch-line keys: turnkey.agent.state=call")] = None,
     task: Annotated[str, typer.Option(help="the task as JSON, or a .json file with it")] = "{}",
-    model: Annotated[str, typer.Option(help="fake: scripted replies; or an OpenAI-compatible server's URL")] = FAKE,
+    model: Annotated[str, typer.Option(help="scripted, or the URL of an OpenAI-compatible server")] = SCRIPTED,
     model_name: Annotated[str, typer.Option(help="name of the model on the server")] = "",
     api_key_env: Annotated[str | None, typer.Option(help="variable with the server's API key")] = None,
-    replies: Annotated[Path | None, typer.Option(help="of the fake model: a JSON or YAML list")] = None,
+    replies: Annotated[Path | None, typer.Option(help="replies of the scripted model: a JSON or YAML list")] = None,
     times: Annotated[int, typer.Option(min=1, help="episodes of the task; 2 or more also show each turn's credit")] = 1,
     at_once: Annotated[int, typer.Option(min=1, help="episodes that run at the same time")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Let your agent play one task. Shows its requests, which of them make a row, states and reward; exit 1 on failure.
 
-    The fake model gives the replies of --replies, then calls the first tool once and answers "ok". With
+    The scripted model gives the replies of --replies, then calls the first tool once and answers "ok". With
     actor_rollout_ref.model.path=MODEL, that model's tokenizer, template and tool parser make the prompts and turns.
 
     turnkey agent my_agent.py:play --task '{"question": "2 + 3"}' turnkey.agent.state=call --times 8 --at-once 4
     """
     require_verl("agent")
-    if model != FAKE and replies is not None:
-        raise typer.BadParameter("--replies goes with --model fake")
+    if model != SCRIPTED and replies is not None:
+        raise typer.BadParameter("--replies goes with --model scripted")
     command = run if is_url(run) or FUNCTION.fullmatch(run) else shlex.split(run)
     _check_file(run)
     others = [word for word in overrides or () if not re.match(r"\+{0,2}turnkey\.agent\.run=", word)]
@@ -71,7 +71,7 @@ def agent(
         from verl_turnkey.plugins.gateway.rehearsal import Script, Server, configuration, read_replies, rehearse
 
         scripted = read_replies(replies) if replies else ()
-        server = None if model == FAKE else Server(model, model_name, api_key_env)
+        server = None if model == SCRIPTED else Server(model, model_name, api_key_env)
         text = read_text(task) if task.endswith(".json") else task
         config = configuration(line)
         with collecting(config):

@@ -172,7 +172,8 @@ def evaluate(
     ] = "",
     overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: key=value")] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="folder of Hugging Face or verl, or a hub name; default: the run's newest")
+        Path | None,
+        typer.Option(help="a Hugging Face or verl checkpoint folder, or a hub name; default: the run's newest"),
     ] = None,
     server: Annotated[str | None, typer.Option(help="or an OpenAI-compatible server: http://host:8000/v1")] = None,
     model_name: Annotated[str | None, typer.Option("--model", help="name of the model on the server")] = None,
@@ -193,7 +194,7 @@ def evaluate(
     """Evaluate a run or a model: success, pass@k and intervals. Resumes after a stop; exit 1 if incomplete.
 
     A run, or a checkpoint that a run saved, is evaluated with the run's own configuration: prompts, action format,
-    limits, rewards, environment, modules. Overrides on the command line win, and are printed if they differ from it.
+    limits, rewards, environment, modules. Overrides on the command line take precedence; those that differ are printed.
 
     turnkey eval runs/babyai --tasks 100 --samples 8
 

@@ -107,7 +107,7 @@ def check(context: typer.Context) -> None:
 
     turnkey check 'cd verl && bash -c "..."'    # in quotes: bash reads it, in a sandbox
 
-    turnkey check launch.sh    # runs the script in a sandbox up to its call of main_ppo; more arguments win
+    turnkey check launch.sh    # runs the script in a sandbox up to main_ppo; extra arguments override the script's
 
     TURNKEY_CHECK=1 bash launch.sh    # runs it as it is, and ends after the checks
     """
@@ -197,9 +197,11 @@ def env_check(
 @app.command()
 def recipe(
     method: Annotated[str, typer.Argument(help="+turnkey=<method>, or base")],
-    further: Annotated[list[str] | None, typer.Argument(help="of a launch line: +turnkey/env=babyai key=1")] = None,
+    further: Annotated[
+        list[str] | None, typer.Argument(help="more words of a launch line: +turnkey/env=babyai key=1")
+    ] = None,
 ) -> None:
-    """Print what a recipe sets, and where each value is from. FURTHER are more words of a launch line."""
+    """Print what a recipe sets, and where each value is from."""
     require_verl("recipe")
     from verl_turnkey.plugins.cli.check import show
 
@@ -209,7 +211,7 @@ def recipe(
 @app.command()
 def new(
     kind: Annotated[str, typer.Argument(help="estimator, modifier, loss, reward or env")],
-    name: Annotated[str, typer.Argument(help="of the new one, in snake case")],
+    name: Annotated[str, typer.Argument(help="name of the new part, in snake case")],
     out: Annotated[Path | None, typer.Option(help="the file to write; default: NAME.py")] = None,
     summary: Annotated[str | None, typer.Option(help="what it does, in one line for the tables")] = None,
 ) -> None:

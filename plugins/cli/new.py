@@ -104,7 +104,7 @@ def _installed(name: str) -> bool:
 
 
 def check_name(kind: str, name: str, templates: Iterable[str]) -> None:
-    """Raise ``ValueError`` unless ``name`` can be the name of a new one, in code made from ``templates``."""
+    """Raise ``ValueError`` unless ``name`` can be the name of a new part, in code made from ``templates``."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         snake_case = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_")
         natural = snake_case if re.match("[a-z]", snake_case) and not keyword.iskeyword(snake_case) else f"my_{kind}"
@@ -119,7 +119,7 @@ def _holder(kind: str, name: str, templates: Iterable[str]) -> str | None:
     if kind == "estimator" and name in VERLS_ESTIMATORS:
         return "an estimator of verl's"
     if _clashes(kind, name, templates):
-        return "a name that the file of a new one uses itself"
+        return "a name that the new file itself uses"
     if kind == "env":
         return next((entry.id for entry in ADAPTERS if name == entry.module or camel(name) == entry.name), None)
     registered: Callable[[], Mapping[str, Any]] = {"modifier": modifiers, "reward": rewards}.get(kind, estimators)

@@ -32,13 +32,13 @@ RESPONSE = {"template": 512, "conversation": 8192}
 
 @app.command()
 def panel(
-    name: Annotated[str | None, typer.Argument(help="a published panel, or the name of a new one")] = None,
-    environment: Annotated[str | None, typer.Argument(help="of a new one: short name, id, or your file")] = None,
+    name: Annotated[str | None, typer.Argument(help="a published panel, or a name for a new one")] = None,
+    environment: Annotated[str | None, typer.Argument(help="new panel: short name, id, or your file")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: key=value")] = None,
-    tasks: Annotated[str, typer.Option(help="of a new one: number of tasks, or all")] = "48",
-    samples: Annotated[int, typer.Option(min=1, help="of a new one: samples per task")] = 4,
-    split: Annotated[str | None, typer.Option(help="of a new one: what its tasks are chosen from")] = None,
-    returns: Annotated[str, typer.Option(help="of a new one: least and greatest return, [0, 1]")] = "null",
+    tasks: Annotated[str, typer.Option(help="new panel: number of tasks, or all")] = "48",
+    samples: Annotated[int, typer.Option(min=1, help="new panel: samples per task")] = 4,
+    split: Annotated[str | None, typer.Option(help="new panel: split from which its tasks are chosen")] = None,
+    returns: Annotated[str, typer.Option(help="new panel: lowest and highest return, as [0, 1]")] = "null",
     starts: Annotated[bool, typer.Option(help="reset the environment and look at the start of each task")] = True,
     out: Annotated[Path, typer.Option(help="folder for NAME.json and NAME.parquet")] = Path(),
 ) -> None:

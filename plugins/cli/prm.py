@@ -38,7 +38,7 @@ def prm_data(
     out: Annotated[Path, typer.Option(help="the .parquet to write; held-out tasks go to NAME_held_out.parquet")],
     kind: Annotated[str, typer.Option(help="judge, progress or pairs")] = "judge",
     label: Annotated[str | None, typer.Option(help="outcome, state or column; default state")] = None,
-    labels: Annotated[Path | None, typer.Option(help="of column: a .parquet with episode, turn and label")] = None,
+    labels: Annotated[Path | None, typer.Option(help="label column: a .parquet with episode, turn, label")] = None,
     held_out: Annotated[float, typer.Option(min=0, max=0.9, help="share of the tasks that is held out")] = 0.1,
     balanced: Annotated[bool, typer.Option("--balance", help="as many positives as negatives to train on")] = False,
     validation: Annotated[bool, typer.Option("--validation", help="episodes of validations instead")] = False,
@@ -140,10 +140,10 @@ def prm_eval(
     held_out: Annotated[Path, typer.Argument(help="the .parquet with held-out tasks that turnkey prm data wrote")],
     scores: Annotated[Path | None, typer.Option(help="a .parquet with episode, turn and score, from 0 to 1")] = None,
     url: Annotated[str | None, typer.Option(help="instead: base URL of the served model, which is asked")] = None,
-    model: Annotated[str, typer.Option(help="of --url: name of the model there")] = "prm",
-    binary: Annotated[bool, typer.Option("--binary", help="of --url: it answers 1 or 0; the probability of 1")] = False,
-    samples: Annotated[int, typer.Option(min=0, help="of --url: mean of so many sampled answers instead")] = 0,
-    out: Annotated[Path | None, typer.Option(help="of --url: write the model's scores to this .parquet")] = None,
+    model: Annotated[str, typer.Option(help="with --url: name of the model there")] = "prm",
+    binary: Annotated[bool, typer.Option("--binary", help="with --url: score by the probability of answer 1")] = False,
+    samples: Annotated[int, typer.Option(min=0, help="with --url: score by the mean of N sampled answers")] = 0,
+    out: Annotated[Path | None, typer.Option(help="with --url: write the model's scores to this .parquet")] = None,
 ) -> None:
     """Evaluate a process reward model. Its scores on held-out labels: accuracy, AUC, calibration, with intervals."""
     require_pandas("prm eval")

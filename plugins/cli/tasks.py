@@ -29,7 +29,9 @@ def tasks(
     source: Annotated[
         str | None, typer.Option("--from", help="rows of your own: jsonl, json, csv, tsv, parquet; or NAME@SPLIT")
     ] = None,
-    val_source: Annotated[str | None, typer.Option("--val-from", help="of validation; default: rows of --from")] = None,
+    val_source: Annotated[
+        str | None, typer.Option("--val-from", help="validation rows; default: some of the rows of --from")
+    ] = None,
     columns: Annotated[str, typer.Option(help='with --from, as JSON: {"answer": "my_column"}')] = "{}",
     train: Annotated[int | None, typer.Option(min=1, help="training tasks; default 1024, or all rows")] = None,
     val: Annotated[int | None, typer.Option(min=1, help="validation tasks; default 128, or a tenth of rows")] = None,

@@ -107,7 +107,7 @@ def view(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs, or their turnkey_log folders")],
     out: Annotated[Path | None, typer.Option(help="the page to write", show_default="view.html")] = None,
     serve: Annotated[bool, typer.Option("--serve", help="serve it to this machine instead; follows runs")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="of --serve; 0: any that is free")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port for --serve; 0: any free one")] = 0,
     max_mb: Annotated[float, typer.Option(min=1, help="size of the page; --serve has no limit")] = 60,
     open_it: Annotated[bool, typer.Option("--open", help="open it in a browser")] = False,
     text: Annotated[bool, typer.Option("--text", help="print episodes here instead")] = False,

@@ -308,7 +308,7 @@ def test_a_command_as_the_agent(tmp_path: Path):
     [
         (["turnkey.agent.stat=call"], "turnkey.agent.stat: unknown key; did you mean 'state'?"),
         (["actor_rollout_ref.model.path=/nowhere"], "actor_rollout_ref.model.path: no tokenizer in '/nowhere'"),
-        (["--model", "http://127.0.0.1:1/v1", "--replies", "x.json"], "--replies goes with --model fake"),
+        (["--model", "http://127.0.0.1:1/v1", "--replies", "x.json"], "--replies goes with --model scripted"),
         (["--task", "[1]"], "--task must be a JSON object"),
         (
             ["turnkey.agent.in_process=true", "turnkey.agent.processes=9"],
