@@ -111,6 +111,7 @@ def test_the_line_of_a_paper_composes(line):
 PAGE = (Path(__file__).parents[4] / "docs" / "your-agent.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 TRY, TRAIN = (shlex.split(text.replace("\\\n", " ")) for language, text in BLOCKS if language == "bash")
+EVALUATION = (Path(__file__).parents[4] / "docs" / "eval.md").read_text(encoding="utf-8")
 OUTPUT = next(text for language, text in BLOCKS if language == "text")
 
 
@@ -155,7 +156,14 @@ def test_the_launch_line_passes_all_checks(
     words = [word.replace("MODEL", str(model_dir)) for word in TRAIN[3:]]
     assert TRAIN[:3] == ["python", "-m", "verl.trainer.main_ppo"]
     assert dry_run([*words, "+turnkey/device=cpu"]) == 0
-    assert "my_agent.py:play" in capsys.readouterr().out
+    header = " ".join(capsys.readouterr().out.split())
+    assert "my_agent.py:play" in header
+    # What the page then does with the run: its newest checkpoint is evaluated, its turns are shown.
+    assert f"log each turn in {folder}/runs/my_agent/turnkey_log" in header
+    assert "hydra.run.dir=runs/my_agent/hydra" in words
+    trainer = composed([word for word in words if not word.startswith("hydra.")]).trainer
+    assert 0 < trainer.save_freq <= int(re.findall(r"steps (\d+)", header)[0])
+    assert f"--checkpoint {trainer.default_local_dir}\n" in EVALUATION
 
 
 def test_the_tables_are_what_the_gateway_does():
