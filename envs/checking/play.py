@@ -29,7 +29,19 @@ from gymnasium.utils.env_checker import check_env
 from verl_turnkey.envs import errors
 from verl_turnkey.envs.answers import short_repr
 from verl_turnkey.envs.base import AnyText, copied, offers_copies
-from verl_turnkey.envs.checking.traces import Calls, Env, Probe, Tell, Trace, drawn, play, replay, scripted, shorten
+from verl_turnkey.envs.checking.traces import (
+    Calls,
+    Env,
+    Probe,
+    Tell,
+    Trace,
+    drawn,
+    play,
+    raised,
+    replay,
+    scripted,
+    shorten,
+)
 from verl_turnkey.envs.registry import make
 from verl_turnkey.envs.user_modules import import_modules
 
@@ -209,7 +221,7 @@ class _Examination:
         except USER_ERRORS:
             raise
         except (Exception, SystemExit) as error:
-            self.faults.append((property, f"{what} raised {type(error).__name__}: {shorten(str(error), 300)}"))
+            self.faults.append((property, raised(what, error)))
             self.note("faults", self.faults)
             raise _Enough from None
 

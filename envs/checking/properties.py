@@ -13,7 +13,9 @@ from verl_turnkey.envs.checking.play import PROBE, THREADS
 from verl_turnkey.envs.checking.traces import Limits, Probe, Record, Status, Trace, Verdict, seconds, shorten, world
 
 UNREACHED = "the check did not get that far"
+SEEDED = "the seed alone must decide: draw from self.np_random, and use no clock and no global state"
 NO_ACTIONS = "list the actions in info['admissible'], or add oracle()"
+RUNNING_SUM = "if this is a running sum, return what the step alone earned"
 GYMNASIUMS_FORM = (
     "reset(self, *, seed=None, options=None) must begin with super().reset(seed=seed), draw from self.np_random and "
     "return (observation, info); step(self, action) must return (observation, reward, terminated, truncated, info)"
@@ -97,7 +99,8 @@ def flags(record: Record, limits: Limits) -> Verdict:
     for trace in record.traces():
         for t, answer in enumerate(trace.answers):
             if answer.terminated and answer.truncated:
-                return "fail", f"seed {trace.seed}, step {t - 1}: terminated and truncated are both set"
+                both = f"seed {trace.seed}, step {t - 1}: terminated and truncated are both set"
+                return "fail", f"{both}; set truncated only where the step limit ends the episode"
         if trace.ended:
             ends["terminated" if trace.answers[-1].terminated else "truncated"] += 1
     return "pass", ", ".join(f"{n} {kind}" for kind, n in sorted(ends.items())) or "none ended"
@@ -121,13 +124,13 @@ def group(record: Record, limits: Limits) -> Verdict:
     """Instances that are reset with one seed show one task and one first observation."""
     for first, other in zip(record.first, record.fresh, strict=True):
         if difference := _start(first, other):
-            return "fail", f"two new instances, {difference}; draw from self.np_random only"
+            return "fail", f"two new instances, {difference}; {SEEDED}"
     return "pass", f"{len(record.first)} seeds, same task and first observation each time"
 
 
 def seed(record: Record, limits: Limits) -> Verdict:
     """The same seed and actions give the same episode on another new instance."""
-    return _same(record.first, record.fresh, "two new instances", "draw from self.np_random only")
+    return _same(record.first, record.fresh, "two new instances", SEEDED)
 
 
 def reuse(record: Record, limits: Limits) -> Verdict:
@@ -253,7 +256,7 @@ def state_key(record: Record, limits: Limits) -> Verdict:
             "a state that is worded or drawn differently counts as two"
         )
     if without:
-        return "fail", f"absent from {without} of {len(answers)} answers"
+        return "fail", f"absent from {without} of {len(answers)} answers: return it after every reset and step"
     return "pass", f"{len({answer.state_key for answer in answers})} keys in {len(answers)} answers"
 
 
@@ -283,7 +286,10 @@ def key_coarse(record: Record, limits: Limits) -> Verdict:
                 return "skip", "no state_key"
             choice = None if here.admissible is None else frozenset(here.admissible)
             if offered.setdefault((trace.seed, here.state_key), choice) != choice:
-                return "warn", f"seed {trace.seed}: key {here.state_key!r} stands for two sets of admissible actions"
+                return "warn", (
+                    f"seed {trace.seed}: key {here.state_key!r} stands for two sets of admissible actions: add to the "
+                    "key what they depend on"
+                )
             result = (there.state_key, there.terminated)
             if leads.setdefault((trace.seed, here.state_key, action), result) != result:
                 return "warn", (
@@ -363,7 +369,7 @@ def reward_per_step(record: Record, limits: Limits) -> Verdict:
     for trace in record.played():
         rewards = [answer.reward for answer in trace.answers[1:-1]]  # the last may rightly be higher than all others
         if _looks_summed(rewards):
-            return "warn", f"seed {trace.seed}: rewards {rewards[-8:]} never fall: a running sum?"
+            return "warn", f"seed {trace.seed}: rewards {rewards[-8:]} never fall: {RUNNING_SUM}"
     return "pass", "no sign of a running sum"
 
 
@@ -372,9 +378,10 @@ def _earned_again(at_start: Probe, after_rewards: list[Probe]) -> Verdict:
     idle = at_start.reward
     telling = [probe for probe in after_rewards if probe.last != idle]
     if not telling or not all(math.isclose(probe.reward, probe.last) for probe in telling):
-        return "pass", f"{PROBE!r} earns {idle:g} at the start and {after_rewards[-1].reward:g} after a reward"
+        after = f"{after_rewards[-1].reward:g} right after a reward"
+        return "pass", f"an invalid action earns {idle:g} at the start and {after}, so rewards are not cumulative"
     levels = sorted({probe.last for probe in telling})
-    evidence = f"{PROBE!r} right after a reward of {levels} earned the same again: a running sum?"
+    evidence = f"{PROBE!r} right after a reward of {levels} earned the same again: {RUNNING_SUM}"
     return ("fail" if len(levels) > 1 else "warn"), evidence
 
 
@@ -394,9 +401,11 @@ def admissible(record: Record, limits: Limits) -> Verdict:
             if here.admissible is not None and action in here.admissible:
                 taken += 1
                 if there.invalid:
-                    return "fail", f"seed {trace.seed}: {shorten(action)} is in admissible and came back as invalid"
+                    listed = f"seed {trace.seed}: {shorten(action)} is in admissible and came back as invalid"
+                    return "fail", f"{listed}: accept it, or do not list it"
         if trace.answers[-1].admissible == [] and not trace.ended:
-            return "fail", f"seed {trace.seed}, step {len(trace.actions)}: admissible is empty, the episode goes on"
+            empty = f"seed {trace.seed}, step {len(trace.actions)}: admissible is empty, the episode goes on"
+            return "fail", f"{empty}: end the episode, or list what can be done"
     if taken:
         return "pass", f"{taken} actions taken"
     answers = [answer for trace in record.played() for answer in trace.answers[1:]]
@@ -422,14 +431,19 @@ def invalid_text(record: Record, limits: Limits) -> Verdict:
                 harmless += 1
             else:
                 what = f"earned {there.reward:g}" if there.reward > 0 else "changed the state"
-                return "fail", f"seed {trace.seed}: {shorten(action)} is not in admissible, was not flagged and {what}"
+                return "fail", (
+                    f"seed {trace.seed}: {shorten(action)} is not in admissible, was not flagged and {what}: change "
+                    "nothing, and set info['invalid']=True"
+                )
+    if not flagged + harmless:
+        return "skip", "no text got an answer"
     return "pass", f"{flagged} flagged, {harmless} without effect"
 
 
 def oracle(record: Record, limits: Limits) -> Verdict:
     """The actions of ``oracle()`` solve the task from the start."""
     if not record.oracle:
-        return "skip", "no oracle() that knows"
+        return "skip", "no oracle(), or it returned None"
     for trace in record.oracle:
         end = trace.answers[-1]
         if not (end.success if end.success is not None else end.terminated and end.reward > 0):

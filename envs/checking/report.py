@@ -145,7 +145,7 @@ class Measures:
     memory_mb_further: float
     """what each further instance in the same process adds"""
     anchor_rate: float
-    """share of the steps in a state, by state_key, that two or more rollouts of one seed were in"""
+    """share of the steps in a state, by state_key, that two or more rollouts of one seed were in; nan without keys"""
     anchor_rate_text: float
     """the same by observation: text and images"""
 
@@ -199,8 +199,9 @@ class Report:
                 f"{_number(m.steps_per_second, ',.0f')} steps/s; "
                 f"reset {m.reset_ms:.1f} ms, at most {m.reset_ms_max:.1f} ms; "
                 f"memory {m.memory_mb:.0f} MB, {_number(m.memory_mb_further, '.1f')} MB per further instance",
-                f"shared-anchor rate {_number(m.anchor_rate, '.2f')} by state_key, "
-                f"{_number(m.anchor_rate_text, '.2f')} by observation",
+                "shared-anchor rate "
+                + ("" if math.isnan(m.anchor_rate) else f"{m.anchor_rate:.2f} by state_key, ")
+                + f"{_number(m.anchor_rate_text, '.2f')} by observation",
             ]
         outcome = f"nothing fails, look at: {', '.join(self.warned)}" if self.warned else "all good"
         return [*lines, outcome if self.ok else f"fails: {', '.join(self.failed)}"]
@@ -355,13 +356,13 @@ def _measures(record: Record) -> Measures:
         for answer, took in zip(trace.answers[1:], trace.seconds[1:], strict=True)
         if not answer.invalid
     ]
-    memory = record.memory_mb
+    memory, keys = record.memory_mb, any(answer.state_key is not None for answer in record.answers())
     return Measures(
         steps_per_second=len(steps) / sum(steps) if steps else math.nan,
         reset_ms=1000 * statistics.median(resets) if resets else math.nan,
         reset_ms_max=1000 * max(resets, default=math.nan),
         memory_mb=memory[0] if memory else math.nan,
         memory_mb_further=(memory[-1] - memory[0]) / (len(memory) - 1) if len(memory) > 1 else math.nan,
-        anchor_rate=record.anchor_rate(lambda answer: answer.anchor),
+        anchor_rate=record.anchor_rate(lambda answer: answer.anchor) if keys else math.nan,
         anchor_rate_text=record.anchor_rate(lambda answer: answer.observation_key),
     )

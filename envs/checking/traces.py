@@ -6,9 +6,11 @@ import math
 import pickle
 import random
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium
@@ -19,6 +21,8 @@ from verl_turnkey.envs.base import declared_roles
 
 Env = gymnasium.Env[str, str]
 Tell = Callable[..., None]
+HERE = Path(__file__).parent
+NO_RAISE = "correct step(), or, if this text is not a valid action, return with info['invalid']=True instead"
 
 
 def world(answer: Answer) -> tuple[object, ...]:
@@ -92,7 +96,8 @@ class Calls:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit is an environment's fault like any other
-            trace.faults.append((where, f"{what} raised {type(error).__name__}: {shorten(str(error), 200)}"))
+            advice = f"; {NO_RAISE}" if kind == "step" else ""
+            trace.faults.append((where, raised(what, error) + advice))
             return None
         if isinstance(answer, Fault):
             trace.faults.append((where, f"{what}: {answer.message}"))
@@ -104,6 +109,13 @@ class Calls:
         trace.answers.append(replace(answer, info=kept, faults=[]))
         trace.seconds.append(seconds)
         return answer
+
+
+def raised(what: str, error: BaseException) -> str:
+    """``what`` raised which error, and in which line of the environment's code."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent != HERE]
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{what} raised {type(error).__name__}: {shorten(str(error), 300)}{place}"
 
 
 def shorten(text: str, limit: int = 40) -> str:

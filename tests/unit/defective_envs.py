@@ -144,6 +144,7 @@ KeyOnlyAtTheStart = with_answers(
 )
 Raises = before_acting("Raises", lambda env, _: env.position == 2 and fail(KeyError("no such room")))
 Exits = before_acting("Exits", lambda *_: fail(SystemExit(3)))
+RaisesOnOtherText = before_acting("RaisesOnOtherText", lambda _, text: text not in MOVES and fail(ValueError("what?")))
 RaisesOnLongText = before_acting("RaisesOnLongText", lambda _, text: len(text) > 1000 and fail(ValueError("too long")))
 Slow = before_acting("Slow", lambda env, _: time.sleep(0.05 * (env.position == 3)))
 Hangs = before_acting("Hangs", lambda env, _: time.sleep(3600 * (env.position == 2)))
@@ -452,11 +453,11 @@ class OneThreadOnly(Corridor):
 # class, property, status, words in the evidence
 DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (Unmakeable, "makes", "fail", "RuntimeError: 'found 0 games'"),
-    (Raises, "runs", "fail", "step('right') (seed 0, step 2) raised KeyError"),
+    (Raises, "runs", "fail", "step('right') (seed 0, step 2) raised KeyError: \"'no such room'\" (defective_envs"),
     (Exits, "runs", "fail", "SystemExit"),
     (ShortAnswer, "runs", "fail", "step must return (observation, reward"),
     (CannotClose, "runs", "fail", "close() raised OSError: 'still in use'"),
-    (RaisesOnLongText, "any_text", "fail", "ValueError: 'too long'"),
+    (RaisesOnLongText, "any_text", "fail", "); correct step(), or, if this text is not a valid action, return"),
     (Slow, "deadline", "fail", "s of 0.04 s: raise turnkey.env.reset_timeout or step_timeout"),
     (
         NoGenerator,
@@ -467,9 +468,9 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (NarrowSpace, "gymnasium", "warn", "AnyText"),
     (NoText, "observation", "fail", "list [1]"),
     (SuccessInWords, "info", "fail", "info['success'] must be a bool, not str"),
-    (BothFlags, "flags", "fail", "both"),
+    (BothFlags, "flags", "fail", "are both set; set truncated only where"),
     (GoesOn, "after_end", "warn", "raise an exception"),
-    (AnotherTask, "group", "fail", "task"),
+    (AnotherTask, "group", "fail", "the seed alone must decide: draw from self.np_random, and use no clock"),
     (InstancesDiffer, "seed", "fail", "wind is"),
     (KnownToItsOracle, "seed", "fail", "after action 1 'fjord'"),
     (KeepsCoins, "reuse", "fail", "with 0 coins"),
@@ -478,10 +479,10 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (NoKey, "state_key", "warn", "the text of observations is compared"),
     (Drawn, "state_key", "warn", "the text and images of observations are compared"),
     (DrawnByTime, "images", "warn", "is drawn in two ways"),
-    (KeyOnlyAtTheStart, "state_key", "fail", "absent from"),
+    (KeyOnlyAtTheStart, "state_key", "fail", "answers: return it after every reset and step"),
     (KeyOfTheInstance, "key_stable", "fail", "another instance"),
     (CoarseKey, "key_coarse", "warn", "does not always lead"),
-    (KeyWithoutTheDoor, "key_coarse", "warn", "two sets of admissible"),
+    (KeyWithoutTheDoor, "key_coarse", "warn", "two sets of admissible actions: add to the key what"),
     (KeyCountsSteps, "key_repeats", "warn", "a counter in it?"),
     (KeyCountsMoves, "key_repeats", "warn", "a step number in it?"),
     (TwoPlayers, "roles", "warn", "an episode of the roles 0, 1: declare them in metadata['roles']"),
@@ -494,12 +495,17 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (PaysAStranger, "roles", "fail", "info['outcome'] pays 'third'"),
     (NotANumber, "reward", "fail", "must be a finite number, not float nan"),
     (RewardInWords, "reward", "fail", "str"),
-    (RunningSum, "reward_per_step", "fail", "[0.25, 0.75]"),
-    (RunningSumAndHardToProbe, "reward_per_step", "warn", "never fall"),
-    (OffersTheImpossible, "admissible", "fail", "'jump'"),
+    (RunningSum, "reward_per_step", "fail", "[0.25, 0.75] earned the same again: if this is a running sum, return"),
+    (RunningSumAndHardToProbe, "reward_per_step", "warn", "never fall: if this is a running sum, return what the step"),
+    (OffersTheImpossible, "admissible", "fail", "'jump' is in admissible and came back as invalid: accept it, or"),
     (SpeaksItsOwnLanguage, "admissible", "warn", "words and numbers drawn was a valid action"),
-    (OffersNothing, "admissible", "fail", "empty"),
-    (MovesByAnyText, "invalid_text", "fail", "was not flagged and earned 0.25"),
+    (OffersNothing, "admissible", "fail", "empty, the episode goes on: end the episode, or list what can be done"),
+    (
+        MovesByAnyText,
+        "invalid_text",
+        "fail",
+        "was not flagged and earned 0.25: change nothing, and set info['invalid']",
+    ),
     (BadOracle, "oracle", "fail", "success=False, terminated=False, reward 0; correct oracle(), or let the step"),
     (GlobalRandom, "global_rng", "warn", "random in step("),
     (GlobalRandomAndThreads, "global_rng", "fail", "thread_safe must be False"),
@@ -523,6 +529,6 @@ IN_PROCESSES: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (Dies, "runs", "fail", "signal SIGABRT"),
 )
 
-for _env in (Corridor, Copied, HiddenGoal, *(env for env, *_ in (*DEFECTS, *IN_PROCESSES))):
+for _env in (Corridor, Copied, HiddenGoal, RaisesOnOtherText, *(env for env, *_ in (*DEFECTS, *IN_PROCESSES))):
     if f"defect/{_env.__name__}-v0" not in gymnasium.registry:
         gymnasium.register(f"defect/{_env.__name__}-v0", entry_point=_env)
