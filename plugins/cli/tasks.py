@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from verl_turnkey.envs.tasks import Task, split_seeds, write_parquet
 from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.env_checks import write_tasks
 from verl_turnkey.plugins.cli.task_rows import TaskRow, arguments_of, split_rows, task_rows
+from verl_turnkey.plugins.config.overrides import override
 
 app = typer.Typer()
 
@@ -79,6 +81,9 @@ def tasks(
         }
         write_parquet(path, of_split, data_source or played.name, split, **further)
         typer.echo(f"{len(of_split)} tasks in {path}")
+    if modules := [*(module or ()), *([str(played.module)] if played.module else ())]:
+        words = (override("turnkey.env.id", played.id), override("turnkey.modules", modules))
+        typer.echo(f"on a launch line: {shlex.join(words)}")
 
 
 def _rows(

@@ -426,12 +426,17 @@ def run(words: list[str]) -> str:
 
 def test_the_page_from_top_to_bottom(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["examples", "examples.yaml", "parcels.py"]
-    check, tasks, evaluate, train, warm, check_tools = COMMANDS
+    check, tasks, evaluate, train, own_line, warm, check_tools = COMMANDS
     assert run(check).splitlines()[-1] == "all good"
-    run(tasks)
+    modules = f"turnkey.modules=[{folder}/parcels.py]"
+    assert shlex.split(run(tasks).splitlines()[-1])[-2:] == ["turnkey.env.id=my/Parcels-v0", modules]
     assert len(pd.read_parquet("data/train.parquet")) == 64
     printed = run(train)
-    assert f"turnkey.modules=[{folder}/parcels.py]" in printed.replace("'", "").replace('"', "")
+    by_hand = [
+        word.replace("=[parcels", f"=[{folder}/parcels").replace("=data/", f"={folder}/data/") for word in own_line
+    ]
+    assert {*by_hand} - {*shlex.split(printed)} == {"..."}
+
     assert "turnkey.rollout.examples=examples.yaml" in printed
     refused = CliRunner().invoke(app, evaluate[1:])
     assert "MODEL" in str(refused.exception), "nothing else is wrong with it"
