@@ -110,7 +110,7 @@ ADAPTERS = (
     Adapter(
         "turnkey/Service-v0",
         f"{_HERE}.service:ServiceText",
-        summary="customer service of a shop, by tools",
+        summary="customer service for a shop, with tools",
         recipe="service",
         samples=({}, {"requests": 2, "subgoal_reward": 0.05}),
     ),
@@ -205,7 +205,7 @@ ADAPTERS = (
     Adapter(
         "turnkey/AppWorld-v0",
         f"{_HERE}.appworld:AppWorldText",
-        summary="apps by code",
+        summary="operate apps by writing code",
         recipe="appworld",
         needs=(Need("running AppWorld servers (docs/envs/appworld.md)", _server),),
         samples=(),
@@ -213,7 +213,7 @@ ADAPTERS = (
     Adapter(
         "turnkey/BFCL-v0",
         f"{_HERE}.bfcl:BfclText",
-        summary="requests to simulated APIs, by tools",
+        summary="requests to simulated APIs, with tools",
         recipe="bfcl",
         package="bfcl-eval",
         without_dependencies=True,

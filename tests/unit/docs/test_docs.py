@@ -194,6 +194,10 @@ def test_the_site_appends_the_formula_of_a_method(method):
     assert built("envs/x.md", catalogue) == catalogue
 
 
+def test_the_changelog_counts_the_methods():
+    assert re.findall(r"(\d+) \[methods\]\(", text("CHANGELOG.md")) == [str(len(tables.shipped()))]
+
+
 def test_the_readme_is_short():
     assert len(README.read_text(encoding="utf-8").split()) <= 950
 
