@@ -23,8 +23,8 @@ class PaperName(NamedTuple):
     exact: bool = True
 
     def equivalent(self, name: object) -> str:
-        """``gtpo is turn_norm here``, or the closest of ours."""
-        return f"{name} is {self.ours} here" if self.exact else f"{name} is not here, the closest is {self.ours}"
+        """``here, gtpo is turn_norm``, or the closest of ours."""
+        return f"here, {name} is {self.ours}" if self.exact else f"{name} is not here, the closest is {self.ours}"
 
 
 _VERLS_LOSS = "+turnkey=grpo_steps actor_rollout_ref.actor.policy_loss.loss_mode="
@@ -283,7 +283,7 @@ def paper_name(name: object) -> PaperName | None:
 
 
 def known_as(name: object, of: str = "") -> str:
-    """``; gtpo is turn_norm here: +turnkey=turn_norm ...``, to end an error with.
+    """``; here, gtpo is turn_norm: +turnkey=turn_norm ...``, to end an error with.
 
     Empty for a name of no paper, for our own in another spelling, and where its line does not hold ``of``.
     """

@@ -264,8 +264,9 @@ def _validation(run: CheckedRun) -> str:
     number = tasks(run.config, "val_files")
     total = "all tasks" if number is None else plural(number, "task")
     shared, readable, compared = shared_tasks(run.config)
-    both = f" ({shared} with the same {compared} as a training task)" if readable else ""
-    return f"{' and '.join(often)}: {total}{both} x {plural(kwargs.n, 'episode')}, {_sampling(kwargs)}"
+    also = f"{shared} of them also training tasks: same {compared}" if shared else "none of them a training task"
+    held_out = f" ({also})" if readable else ""
+    return f"{' and '.join(often)}: {total}{held_out} x {plural(kwargs.n, 'episode')}, {_sampling(kwargs)}"
 
 
 MEANS = {
@@ -371,7 +372,7 @@ def _log(run: CheckedRun) -> str:
     if folder := run.turnkey.log.trajectories:
         live = f"; episodes also to {masked(run.turnkey.log.otlp)}" if run.turnkey.log.otlp else ""
         return f"each turn in {folder}{live}"
-    return "no turns; turnkey.log.trajectories=FOLDER logs each one, for turnkey view"
+    return "turns are not logged; set turnkey.log.trajectories=FOLDER to use turnkey view"
 
 
 LINES: tuple[tuple[str, Callable[[CheckedRun], str]], ...] = (

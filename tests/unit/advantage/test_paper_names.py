@@ -47,9 +47,9 @@ def test_what_is_no_method_says_what_it_is(name):
 @pytest.mark.parametrize(
     ("name", "words"),
     {
-        "gtpo": "turn_norm here: +turnkey=turn_norm (",
+        "gtpo": "turn_norm: +turnkey=turn_norm (",
         "GTPO": "GTPO is turn_norm",
-        "igpo": "strategy probe_gold here: +turnkey=information_gain turnkey.rollout.strategy=probe_gold",
+        "igpo": "strategy probe_gold: +turnkey=information_gain turnkey.rollout.strategy=probe_gold",
         "VinePPO": "turnkey.credit.alpha=0",
         "mt_grpo": "turnkey.credit.rule=mt_grpo",
         "MT-GRPO": "turnkey.credit.rule=mt_grpo",
@@ -76,9 +76,9 @@ def test_the_page_of_an_entry_exists(entry):
 
 def test_registries_answer_with_it():
     batch = table([1.0])
-    with pytest.raises(ConfigError, match=r"unknown estimator 'gtpo'; gtpo is turn_norm here"):
+    with pytest.raises(ConfigError, match=r"unknown estimator 'gtpo'; here, gtpo is turn_norm"):
         compute_credit("gtpo", batch)
-    with pytest.raises(ConfigError, match=r"unknown modifier 'concise_r'; concise_r is the modifier length_gate here"):
+    with pytest.raises(ConfigError, match=r"unknown modifier 'concise_r'; here, concise_r is the modifier length_gate"):
         compute_credit("gigpo", batch, modify=["concise_r"])
-    with pytest.raises(ConfigError, match=r"no strategy 'vineppo'; vineppo is progress with the strategy vine"):
+    with pytest.raises(ConfigError, match=r"no strategy 'vineppo'; here, vineppo is progress with the strategy vine"):
         read_strategy("vineppo")

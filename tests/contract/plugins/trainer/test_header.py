@@ -543,8 +543,8 @@ def test_how_training_and_validation_sample(run: Run):
     )  # fmt: skip
     assert done.header["sampling"] == "temperature 0.7"
     assert done.header["validation"] == (
-        "before the first step and at the end: 3 tasks (2 with the same environment, arguments and seed as a training "
-        "task) x 2 episodes, temperature 0.2, top_p 0.9"
+        "before the first step and at the end: 3 tasks (2 of them also training tasks: same environment, arguments and "
+        "seed) x 2 episodes, temperature 0.2, top_p 0.9"
     )
     assert done.sampled == {(0.7, 1.0), (0.2, 0.9)}
     assert len(done.validated) == 2 * 3 * 2

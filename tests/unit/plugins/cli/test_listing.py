@@ -120,7 +120,7 @@ def test_what_is_absent_is_not_ours_and_has_one_reason():
     ("name", "parts"),
     [
         # papers have other names for them
-        ("gtpo", ["gtpo is turn_norm here (also: group turn policy optimization, 2511.14846)",
+        ("gtpo", ["here, gtpo is turn_norm (also: group turn policy optimization, 2511.14846)",
                   "\n    +turnkey=turn_norm\n", "note: statistics are of the group", "  turnkey.credit.over=group",
                   "page: docs/methods/turn_norm.md"]),
         # ours
@@ -134,7 +134,7 @@ def test_what_is_absent_is_not_ours_and_has_one_reason():
 )  # fmt: skip
 def test_a_name_is_explained(name, parts):
     output = listed("methods", name).output
-    assert output.startswith(f"{name} is ")
+    assert output.startswith((f"{name} is ", f"here, {name} is "))
     assert [part for part in parts if part not in output] == []
 
 

@@ -41,7 +41,7 @@ def test_the_short_option_is_the_long_one(command):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--method", "grpo"], "no method 'grpo'; grpo is grpo_steps here: +turnkey=grpo_steps"),
+        (["--method", "grpo"], "no method 'grpo'; here, grpo is grpo_steps: +turnkey=grpo_steps"),
         (["turnkey.rollout.histori=3"], "turnkey.rollout.histori: unknown key"),
     ],
 )

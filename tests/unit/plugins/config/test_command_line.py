@@ -84,7 +84,7 @@ def test_turnkey_train_refuses_what_the_run_would():
     played = launch.Played("turnkey/MiniGrid-v0", recipe="babyai")
     sizes: dict[str, Any] = {"device": "cpu", "gpus": 1, "steps": 1, "tasks": Path("t"), "out": Path("o")}
     launch.overrides(played, model="m", method="gigpo", **sizes)
-    with pytest.raises(ConfigError, match=r"no method 'grpo'; grpo is grpo_steps here: \+turnkey=grpo_steps"):
+    with pytest.raises(ConfigError, match=r"no method 'grpo'; here, grpo is grpo_steps: \+turnkey=grpo_steps"):
         launch.overrides(played, model="m", method="grpo", **sizes)
 
 

@@ -83,7 +83,10 @@ def test_refused_or_else_counted(dialect, body, name):
 
 def test_the_client_is_told_which_parameter_it_is():
     create = ScriptedApi(Chat(), [ONE]).openai().chat.completions.create
-    with pytest.raises(openai.BadRequestError, match=r"n=3 is not supported: .*send it once for each sample") as caught:
+    with pytest.raises(
+        openai.BadRequestError,
+        match=r"n=3 is not supported: .*each request is one turn, so send one request per sample\. Leave",
+    ) as caught:
         create(model="policy", n=3, **CHAT)
     assert (caught.value.param, caught.value.code) == ("n", "unsupported_parameter")
     schema = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
