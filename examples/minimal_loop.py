@@ -3,7 +3,7 @@
     python examples/quickstart/warm_start.py --out runs/tiny
     python examples/minimal_loop.py --model runs/tiny --method gigpo
 
-The defaults suit that model, of 0.14 M parameters, on MiniGrid's DoorKey. There is no sharding and no mixed precision:
+The defaults suit that model, of 0.14M parameters, on MiniGrid's DoorKey. There is no sharding and no mixed precision:
 SmolLM2-135M does not fit into 24 GB with these sizes. Environments, prompts, parsing and credit are the package's own;
 sampling, log-probabilities and the clipped loss are written out here, in padded batches on the CPU. This is where to
 try an estimator or an environment within seconds.

@@ -32,7 +32,7 @@ TINY = Setup(
     steps=20,
     n_val=128,
 )
-"""0.14 M random parameters: nothing is downloaded, and nothing is known of any language"""
+"""0.14M random parameters: nothing is downloaded, and nothing is known of any language"""
 
 
 JOB = {"recipe": "errands", "groups": 4, "mini_batches": 1, "lr": 1e-5, "tokens": 2048}

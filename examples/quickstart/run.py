@@ -29,7 +29,7 @@ def main(
     model: Annotated[
         str,
         typer.Option(
-            help="smollm2: 135 M parameters, on errands in words; tiny: random weights, on a grid; or a folder"
+            help="smollm2: 135M parameters, on errands in words; tiny: random weights, on a grid; or a folder"
         ),
     ] = "smollm2",
     steps: Annotated[int | None, typer.Option(help="training steps, 10; 20 with tiny, 18 in a house")] = None,

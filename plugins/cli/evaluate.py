@@ -364,7 +364,7 @@ def _print(result: dict[str, Any], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("", "mean", "95 % interval", title=f"{len(result['tasks'])} tasks, {result['samples']} samples")
+    table = Table("", "mean", "95% interval", title=f"{len(result['tasks'])} tasks, {result['samples']} samples")
     for line in rows(result):
         table.add_row(*line)
     console = Console(highlight=False, markup=False)

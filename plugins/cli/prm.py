@@ -174,7 +174,7 @@ def prm_eval(
     tasks = rows["task"].to_list()
     for name, (value, low, high) in prm.evaluate(rows[SCORE], rows["label"], tasks).items():
         typer.echo(f"{name.replace('_', ' '):18} {value:.3f} [{low:.3f}, {high:.3f}]")
-    typer.echo(f"95 % intervals over {len(set(tasks))} tasks; {len(rows)} turns{_share(rows.to_dict('records'))}")
+    typer.echo(f"95% intervals over {len(set(tasks))} tasks; {len(rows)} turns{_share(rows.to_dict('records'))}")
     typer.echo("turns  mean score  mean label")
     for number, score, label in prm.calibration(rows[SCORE], rows["label"]):
         typer.echo(f"{number:5}  {score:10.3f}  {label:10.3f}")

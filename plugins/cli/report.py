@@ -148,7 +148,7 @@ def _change(change: Mapping[str, Any]) -> str:
 
 
 def results(run: LoggedRun) -> list[dict[str, Any]]:
-    """Success at the last validation and in the last training steps, with 95 % intervals, over finished episodes.
+    """Success at the last validation and in the last training steps, with 95% intervals, over finished episodes.
 
     Returns:
         ``what``, ``steps`` (first, last), ``value``, ``low``, ``high``, ``failed`` (episodes left out) and ``tasks``,

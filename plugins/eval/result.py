@@ -1,4 +1,4 @@
-"""The folder of an evaluation: its identity, a line per finished sample, and the result with 95 % intervals.
+"""The folder of an evaluation: its identity, a line per finished sample, and the result with 95% intervals.
 
 The identity is everything that a sample depends on, as JSON, and its hash. Samples that failed in all attempts count in
 ``failed`` alone.

@@ -386,7 +386,7 @@ def tables(comparison: dict[str, Any]) -> list[Table]:
             ]
             for line in comparison["ratings"]
         ]
-        head = ["player", "rating", "95 % interval", "games", "won", "drawn", "lost"]
+        head = ["player", "rating", "95% interval", "games", "won", "drawn", "lost"]
         return [Table("ratings", head, rated)]
     groups, at = comparison["groups"], f"at {comparison['x'].removesuffix('s')} {comparison['range'][1]:g}"
     names = [plain(group["name"]) for group in groups]
@@ -401,7 +401,7 @@ def tables(comparison: dict[str, Any]) -> list[Table]:
         ]
         for name, group in zip(names, groups, strict=True)
     ]
-    head = ["group", "seeds", at, "lowest to highest", "95 % interval", "area"]
+    head = ["group", "seeds", at, "lowest to highest", "95% interval", "area"]
     made = [Table(plain(comparison["metric"]), head, rows)]
     to_level = [group["to_level"] for group in groups]
     if units := [x for x in SCALES if any(x in costs for costs in to_level)]:
