@@ -47,7 +47,9 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="folder of the run; default: runs/<environment>, with a seed runs/<...>-<seed>")
     ] = None,
-    task_folder: Annotated[Path | None, typer.Option("--tasks", help="default: <out>/tasks; written if absent")] = None,
+    task_folder: Annotated[
+        Path | None, typer.Option("--tasks", help="folder of the tasks; default: <out>/tasks; written if absent")
+    ] = None,
     n_train: Annotated[int | None, typer.Option("--train", min=1, help="training tasks to write; default 1024")] = None,
     n_val: Annotated[int | None, typer.Option("--val", min=1, help="validation tasks to write; default 128")] = None,
     print_only: Annotated[
