@@ -27,7 +27,7 @@ from verl_turnkey.envs.agents.base import (
 )
 from verl_turnkey.envs.agents.folders import episode_folder
 from verl_turnkey.envs.agents.processes import NO_LIMITS, AgentProcess, model_variables
-from verl_turnkey.envs.agents.sandboxes import APP, Job, NoSandbox, Sandbox
+from verl_turnkey.envs.agents.sandboxes import APP, Bubblewrap, Job, NoSandbox, Sandbox
 from verl_turnkey.envs.process_tree import Limits
 
 OUTPUT_CHARS = 4000
@@ -135,7 +135,9 @@ class CommandRunner(Runner):
         reason = ""
         if ended.status != 0:
             last_line = without_secret(ended.last_line, secret)
-            reason = cut(f"the agent ended with exit status {ended.status}: {last_line}")
+            hidden = isinstance(self.sandbox, Bubblewrap) and "No such file or directory" in last_line
+            hint = "; of this machine's files the sandbox shows those in turnkey.agent.readable" if hidden else ""
+            reason = cut(f"the agent ended with exit status {ended.status}: {last_line}{hint}")
         if self._reward == "result":
             return AgentResult(extra=extra, reason=reason)
         return AgentResult(float(ended.status == 0), ended.status == 0, extra=extra, reason=reason)

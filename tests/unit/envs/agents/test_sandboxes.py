@@ -181,7 +181,8 @@ def test_status_and_words_come_through_the_relay() -> None:
         outcome = play("echo why >&2; exit 3", handle=handle)
         assert outcome.reason == "the agent ended with exit status 3: why"
         reason = run("no-such-agent", handle=handle).reason
-    assert reason == "the agent ended with exit status 127: cannot start no-such-agent: No such file or directory"
+    missing = "the agent ended with exit status 127: cannot start no-such-agent: No such file or directory"
+    assert reason == f"{missing}; of this machine's files the sandbox shows those in turnkey.agent.readable"
 
 
 def test_the_network_of_this_machine_when_asked_for() -> None:
