@@ -311,7 +311,8 @@ def estimate(run: CheckedRun, gpu: machine.Gpu) -> Estimate | str:
             name = str(run.get(key))
             why = "its architecture is unknown here"
             if machine.model_folder(name) is None:
-                why = f"it is not on this machine; `hf download {name} config.json` is enough"
+                download = f"; `hf download {name} config.json` is enough" if machine.on_hub(name) else ""
+                why = f"it is not on this machine{download}"
             return f"{key}={name}: {why}"
     return Estimate(run, gpu, known["actor"], known.get("critic"))
 

@@ -131,8 +131,8 @@ def check(context: typer.Context) -> None:
     words = [word for word in words if word not in ("--prompt", "--json")]
     from verl_turnkey.plugins.cli import script
 
-    words, told = script.arguments(words)
-    for line in told:
+    words, notes = script.arguments(words)
+    for line in notes:
         typer.echo(line, err=as_json)
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         raise typer.Exit(quick_run(words, prompt=prompt, as_json=as_json))

@@ -34,7 +34,7 @@ TURNKEY = ("turnkey", "verl_turnkey")
 VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 KEYED = re.compile(r"(?:[+~]+[A-Za-z_]|[A-Za-z_][\w-]*[./@])[\w./@-]*=")
 """an override, whose key no shell takes for a variable"""
-UNQUOTE = "leave out the quotes around the command, or give the path of a script"
+ARGUMENTS = f"pass the arguments of {MAIN} themselves"
 SECONDS = 60
 INSIDE = script_stubs.FOLDER
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 15)))
@@ -104,8 +104,8 @@ def arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
             return _entered(text)
         return _entered(f"python -m {MAIN} {text}") if KEYED.match(text.split()[1]) else ([*words], [])
     if first.endswith(".sh") and not place:
-        passed, told = _entered(Path(first))
-        return [*passed, *words[1:]], told
+        passed, notes = _entered(Path(first))
+        return [*passed, *words[1:]], notes
     if len(words) < 2 or KEYED.match(first) or not re.fullmatch(r"[A-Za-z_./][\w./-]*", first):
         return [*words], []
     variables = dict(word.split("=", 1) for word in words[:place])
@@ -139,11 +139,11 @@ def read(script: Path | str) -> Call:
     Raises:
         ConfigError: no sandbox here; it failed or took over :data:`SECONDS`; it makes no call, or several.
     """
-    what, otherwise = "the command", UNQUOTE
+    what, otherwise = "the command", f"{ARGUMENTS}, without quotes"
     if isinstance(script, Path):
         read_text(script, only_utf8=True)
-        run = f"run `{STOPS}=1 bash {script}`"
-        what, otherwise = f"{script}", f"{run}: all of it runs as it is, but the training, which ends after the checks"
+        run = f"run `{STOPS}=1 bash {script}`: all of it runs as it is, but the training, which ends after the checks"
+        what, otherwise = f"{script}", f"{ARGUMENTS}, or {run}"
     if problem := bwrap_problem():
         raise ConfigError(f"{what} is run in a sandbox, but {problem}. Install it, or {otherwise}")
     with TemporaryDirectory() as folder:
@@ -167,8 +167,7 @@ def read(script: Path | str) -> Call:
         reason = f" (bash: {last[0]})" if last else ""
         others = f"; it calls {'; '.join(line[:80] for line in skipped[-3:])}" if skipped and not calls else ""
         raise ConfigError(
-            f"{what}: expected one call of {MAIN}, found {len(calls)}{reason}{others}. "
-            f"Give its arguments, or {otherwise}"
+            f"{what}: expected one call of {MAIN}, found {len(calls)}{reason}{others}. Instead, {otherwise}"
         )
     ((words, entry),) = calls.items()
     return Call(json.loads(words), entry["cwd"], entry["env"], skipped)

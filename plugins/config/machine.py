@@ -94,11 +94,16 @@ def model_config(folder: str) -> dict[str, Any]:
     return {**(config.get("text_config") or {}), **config}
 
 
+def on_hub(path: str) -> bool:
+    """Whether ``path`` has the form of a model's name on the hub."""
+    return "://" not in path and path.count("/") < 2 and not path.startswith(("/", ".", "~"))
+
+
 def model_folder(path: str) -> Path | None:
     """A model's folder: ``path``, or that of a name in the hub's cache; None if it is not on this machine."""
     if (folder := Path(path).expanduser()).is_dir():
         return folder
-    if "://" in path or path.count("/") > 1 or path.startswith(("/", ".", "~")):
+    if not on_hub(path):
         return None
     from huggingface_hub import try_to_load_from_cache
 

@@ -79,7 +79,7 @@ def estimated(compose: Compose, written: Written, monkeypatch: pytest.MonkeyPatc
 
     def run(name: str, gpu: str, *words: str) -> dict[str, Any]:
         monkeypatch.setenv(machine.GPU, gpu)
-        path = machine.model_folder(str(written(name) if name in MODELS else name))
+        path = machine.model_folder(str(written(name) if name in MODELS else name)) or name
         config = compose("+turnkey=gigpo", *words, f"actor_rollout_ref.model.path={path}", "trainer.device=cuda")
         return memory.as_dict(config)
 
@@ -302,9 +302,13 @@ def test_the_command(stock_overrides: list[str], written: Written, tmp_path: Pat
     assert (result["gpu"], result["limit"], result["gpus"]) == ("40gb", 40e9, 8)
 
 
-def test_a_model_that_is_not_here(estimated):
-    result = estimated("some/model", "h100")
-    assert "actor_rollout_ref.model.path=" in result["reason"]
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("some/model", "; `hf download some/model config.json` is enough"), ("/no/such/model", ""), ("./model", "")],
+)
+def test_a_model_that_is_not_here(estimated, name: str, fix: str):
+    reason = estimated(name, "h100")["reason"]
+    assert reason == f"actor_rollout_ref.model.path={name}: it is not on this machine{fix}"
 
 
 def test_names_of_gpus(monkeypatch: pytest.MonkeyPatch):

@@ -230,8 +230,8 @@ def test_the_script_of_a_pasted_command(
     (tmp_path / "env.sh").touch()
     (tmp_path / "launch.sh").write_text("#!/bin/bash\npython -m verl.trainer.main_ppo b=${1:-none}\n")
     (tmp_path / "launch.sh").chmod(0o755)
-    passed, told = script.arguments(words)
-    assert (passed, len(told)) == (expected, 1)
+    passed, notes = script.arguments(words)
+    assert (passed, len(notes)) == (expected, 1)
     assert os.environ.get("PASTED") == ("1 2" if words[0].startswith("PASTED") else None)
 
 
@@ -254,20 +254,25 @@ def test_a_command_of_another_program_is_refused(words: list[str], call: str) ->
 
 
 def test_a_command_with_an_open_quote_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"found 0 \(bash: .*unexpected EOF.*\. Give its arguments, or leave out the quotes"
-    ):
+    with pytest.raises(ConfigError, match=r"found 0 \(bash: .*unexpected EOF.*\. Instead, pass .*, without quotes$"):
         script.arguments(["echo 'a b"])
 
 
 def test_a_script_that_waits_or_has_no_sandbox_is_run_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(script, "SECONDS", 1)
-    with pytest.raises(ConfigError, match=r"takes more than 1 s where nothing trains: run `TURNKEY_CHECK=1 bash"):
+    with pytest.raises(
+        ConfigError, match=r"takes more than 1 s where nothing trains: pass .*, or run `TURNKEY_CHECK=1 bash"
+    ):
         run("while ! ray status | grep -q ready; do sleep 5; done\npython -m verl.trainer.main_ppo", tmp_path)
     monkeypatch.setattr(script, "bwrap_problem", lambda: "bwrap is not installed")
-    with pytest.raises(ConfigError, match=r"bwrap is not installed. Install it, or run `TURNKEY_CHECK=1 bash .*launch"):
+    with pytest.raises(
+        ConfigError, match=r"bwrap is not installed. Install it, or pass .*, or run `TURNKEY_CHECK=1 bash .*launch"
+    ):
         run("python -m verl.trainer.main_ppo", tmp_path)
-    with pytest.raises(ConfigError, match=r"^the command is run in a sandbox, .* Install it, or leave out the quotes"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^the command is run in a sandbox, .* Install it, or pass the arguments of .*, without quotes$",
+    ):
         script.arguments([f"python -m verl.trainer.main_ppo {' '.join(LINE)}"])
     assert script.arguments(["python", "-m", "verl.trainer.main_ppo", *LINE]) == (LINE, [])  # needs no shell
 
