@@ -146,7 +146,7 @@ def read(script: Path | str) -> Call:
         what, otherwise = f"{script}", f"{ARGUMENTS}, or {run}"
     if problem := bwrap_problem():
         raise ConfigError(f"{what} is run in a sandbox, but {problem}. Install it, or {otherwise}")
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a killed script may write for a moment longer
         _write_stubs(Path(folder))
         if isinstance(script, str):
             (Path(folder) / "tmp" / "command").write_text(script)
