@@ -142,7 +142,7 @@ def register_agent_loops(module: ModuleType) -> None:
 
 
 def unpack_tower(module: ModuleType) -> None:
-    """Pictures, and rows without one, in verl's forward of Qwen2-VL, Qwen2.5-VL and GLM-4V."""
+    """Make verl's forward of Qwen2-VL, Qwen2.5-VL and GLM-4V accept pictures, and rows without any."""
 
     def register() -> None:
         from verl_turnkey.plugins.verl_api import internals

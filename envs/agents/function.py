@@ -325,7 +325,8 @@ class _FunctionProcess:
             await started.end()
             failure = answer["failure"]
             if sandbox is not None and "NotFoundError" in failure:
-                failure = f"the sandbox shows the function's own file and turnkey.agent.readable: {failure}"
+                visible = "the function's own file or package and turnkey.agent.readable"
+                failure = f"the sandbox shows only {visible}: {failure}"
             raise AgentFailure(failure)
         return started
 

@@ -90,7 +90,7 @@ class HarborTask:
     name: str = ""
     """of a step"""
     least: Mapping[str, float] = field(default_factory=dict)
-    """rewards of a step without which the further ones are not played"""
+    """minimum rewards of a step; with less, no later step is played"""
     steps: tuple[HarborTask, ...] = ()
     """what is played one after another; empty: the task itself"""
     final: bool = False

@@ -165,7 +165,7 @@ def check_agent(run: CheckedRun) -> None:
 
 
 def check_isolation(agent: AgentConfig) -> None:
-    """Refuse limits and a sandbox that would bind nothing, or other episodes too."""
+    """Refuse limits and a sandbox that would have no effect, or would count other episodes' files."""
     if agent.disk_gb is not None and agent.cwd is not None:
         refuse("agent-disk-shared", disk=agent.disk_gb, cwd=agent.cwd)
     service = isinstance(agent.run, str) and is_url(agent.run)

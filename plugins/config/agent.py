@@ -69,13 +69,13 @@ class AgentConfig:
     readable: Played[FileList[list[str]]] = field(default_factory=list)
     """bwrap: further files and folders of this machine that the agent sees, read-only, such as its own code"""
     memory_gb: Played[float | None] = None
-    """gigabytes of memory that each process of an episode may allocate, and all may hold together; null: no limit"""
+    """GiB of memory for each process of an episode, and for all together; null: no limit"""
     processes: Played[int | None] = None
-    """processes that an episode may have at a time, with those of its sandbox; null: no limit"""
+    """processes that an episode may have at a time, including its sandbox's; null: no limit"""
     disk_gb: Played[float | None] = None
-    """gigabytes of each file that an episode writes, and by which its folders may grow; null: no limit"""
+    """GiB of each file that an episode writes, and by which its folders may grow; null: no limit"""
     fresh_process: Hosted[bool] = False
-    """function: a new process for each episode; one in a sandbox always has that"""
+    """function: a new process for each episode; a sandboxed one always gets one"""
     in_process: Hosted[bool] = False
     """call the function in the agent-loop worker: no process to start, but a busy loop of one episode stops all"""
     timeout: Played[float] = 1800.0

@@ -294,7 +294,7 @@ def bound(host: str, port: int = 0) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"turnkey.agent.listen={host} cannot be listened at on {socket.gethostname()} ({error.strerror}): expected "
+            f"turnkey.agent.listen={host}: {socket.gethostname()} cannot listen there ({error.strerror}): expected "
             "an address of every node that runs agents, such as 127.0.0.1, or 0.0.0.0 in a closed network"
         ) from None
     return listener

@@ -330,7 +330,7 @@ def look(folder: Path, segment: str) -> None:
         )
     elif not os.access(folder, os.W_OK | os.X_OK):
         logger.warning(
-            "turnkey.log.trajectories: %s cannot be written on %s, whose part of the log is lost: make it writable "
+            "turnkey.log.trajectories: %s is not writable on %s, whose part of the log is lost: make it writable "
             "there, or choose a folder that all nodes can write",
             *(folder, socket.gethostname()),
         )

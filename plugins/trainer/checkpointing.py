@@ -45,7 +45,7 @@ def resumed_folder(config: Any, step: int) -> Path:
 
 
 def check_writable(config: Any, workers: Sequence[Any]) -> None:
-    """Refuse a folder of checkpoints that a process of training cannot write: the run would die at its first one.
+    """Refuse a checkpoint folder that a process of training cannot write to: the run would die at its first checkpoint.
 
     Raises:
         ConfigError: names the folder and the nodes.
@@ -62,7 +62,7 @@ def check_writable(config: Any, workers: Sequence[Any]) -> None:
 
 
 def unwritable(process: Any, folder: str) -> str | None:
-    """Run inside a process of the run: its node and why it cannot write ``folder``, of which nothing is made yet."""
+    """Run inside a process of the run: its node and why it cannot write to ``folder``; creates nothing."""
     place = Path(folder)
     try:
         place = next(path for path in (place, *place.parents) if path.is_dir())

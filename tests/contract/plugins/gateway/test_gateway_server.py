@@ -56,7 +56,7 @@ async def raw(port: int, request: str) -> str:
 
 
 def test_an_address_that_this_node_does_not_have_is_named_with_it() -> None:
-    named = rf"turnkey\.agent\.listen=198\.51\.100\.7 cannot be listened at on {socket.gethostname()} \(Cannot assign"
+    named = rf"turnkey\.agent\.listen=198\.51\.100\.7: {socket.gethostname()} cannot listen there \(Cannot assign"
     with pytest.raises(ConfigError, match=named):
         bound("198.51.100.7")
     bound("127.0.0.2").close()

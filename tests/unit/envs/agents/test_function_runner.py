@@ -180,7 +180,9 @@ def test_further_files_of_a_function_have_to_be_named(tmp_path: Path) -> None:
     def outcome_in(sandbox: Bubblewrap) -> AgentResult:
         return asyncio.run(FunctionRunner(f"{path}:play", timeout=60.0, sandbox=sandbox).run({}, HANDLE))
 
-    with pytest.raises(AgentFailure, match=r"shows the function's own file and turnkey\.agent\.readable: .*'beside'"):
+    with pytest.raises(
+        AgentFailure, match=r"shows only the function's own file or package and turnkey\.agent\.readable: .*'beside'"
+    ):
         outcome_in(BOX)
     assert outcome_in(Bubblewrap(readable=(tmp_path / "beside.py",))).reward == 3.0
 

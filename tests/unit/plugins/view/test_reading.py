@@ -178,4 +178,4 @@ def test_a_machine_that_may_not_write_there_says_so(tmp_path: Path, caplog, monk
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write anywhere
     look(tmp_path, FIRST)
     [warning] = caplog.messages
-    assert f"{tmp_path} cannot be written on {socket.gethostname()}, whose part of the log is lost: make it" in warning
+    assert f"{tmp_path} is not writable on {socket.gethostname()}, whose part of the log is lost: make it" in warning
