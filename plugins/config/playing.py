@@ -18,6 +18,8 @@ ROLLOUT = "turnkey.rollout."
 TOKENS = ("max_prompt_length", "max_response_length")
 ELSEWHERE = ("turnkey.env.", "turnkey.agent.", ROLLOUT, "turnkey.rewards", "turnkey.modules", "data.")
 """where fields lie that are in other parts of a panel, or of no panel, such as those of agents"""
+NEWER = ("summary_request",)
+"""fields of ``turnkey.rollout`` that the first panels did not know: recorded where they are not the default"""
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,13 +32,18 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     examples = load_examples(options.pop("examples"))
     further = {leaf: value_of(config, leaf) for leaf in uses(Use.PLAYED) if not leaf.key.startswith(ELSEWHERE)}
     return {
-        "rollout": {name: options[name] for name in options if every()[f"{ROLLOUT}{name}"].use is Use.PLAYED},
+        "rollout": {name: value for name, value in options.items() if _is_recorded(name, value)},
         "template_sha256": _sha256(load_template(turnkey.rollout.template)),
         "examples_sha256": _sha256(str(examples)) if examples else None,
         "tokens": {name: config["data"][name] for name in TOKENS},
         "rewards": reward_entries(config, turnkey),
         **{leaf.key: leaf.content(value) for leaf, value in further.items() if value != leaf.default},
     }
+
+
+def _is_recorded(name: str, value: Any) -> bool:
+    leaf = every()[f"{ROLLOUT}{name}"]
+    return leaf.use is Use.PLAYED and (name not in NEWER or value != leaf.default)
 
 
 def words(panel: Panel) -> list[str]:
