@@ -49,7 +49,7 @@ COUNTS = (
     "trainer.total_epochs",
     "trainer.v1.separate_async.parameter_sync_step",
 )
-MAY_BE_NULL = ("trainer.total_training_steps", "data.gen_batch_size", "data.val_batch_size", f"{ROLLOUT}.max_model_len")
+MAY_BE_NULL = ("data.gen_batch_size", "data.val_batch_size", f"{ROLLOUT}.max_model_len")
 # Whether a pass cuts micro-batches by tokens, and the key with their rows where it does not.
 MICRO_BATCHES = (
     (f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
@@ -159,12 +159,13 @@ def _check_tokens(run: CheckedRun, longest: int, row_size: str) -> None:
         sizes = ("ppo_micro_batch_size_per_gpu", "forward_micro_batch_size_per_gpu")  # (the second follows the first)
         if key := next((key for key in sizes if critic.get(key) is not None), None):
             warn("critic-micro-batch-without-effect", key=key, value=critic[key])
-    refused = ""
+    refused, on = "", 0
     for key, dynamic, gpus in used:
         limit, (node, _, name) = run.get(key.lstrip("+")) or 0, key.lstrip("+").rpartition(".")
-        follows = refused.startswith(ACTOR) and OmegaConf.is_interpolation(run.get(node), name)  # the actor's limit
+        follows = refused.startswith(ACTOR) and gpus >= on  # the actor's limit
+        follows = follows and OmegaConf.is_interpolation(run.get(node), name)
         if dynamic and limit * gpus < longest and not follows:
-            refused = refused or key
+            refused, on = (refused, on) if refused else (key, gpus)
             together, least = f" on each of {gpus} GPUs ({SPREAD})" if gpus > 1 else "", -(-longest // gpus)
             refuse("micro-batch-tokens", key=key, limit=limit, together=together, row_size=row_size, least=least)
 

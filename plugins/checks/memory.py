@@ -334,7 +334,7 @@ def check_memory(run: CheckedRun) -> None:
     if isinstance(result, str):
         return
     number, heads = int(run.rollout.tensor_model_parallel_size), result.shapes.heads
-    if heads % number:
+    if number > 0 and heads % number:
         refuse("rollout-heads", number=number, heads=heads, fits=math.gcd(number, heads))
     limit = in_gb(gpu.memory)
     actor = result.actor

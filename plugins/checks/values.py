@@ -273,6 +273,7 @@ RANGES = (
     Range("algorithm.kl_ctrl.kl_coef", 0, read_with="algorithm.use_kl_in_reward"),
     *(Range(f"trainer.{what}_freq", -1, whole=True, null=False, note=NEVER) for what in ("save", "test")),
     Range("trainer.critic_warmup", 0, whole=True),
+    Range("trainer.total_training_steps", 1, whole=True),
     Range("ray_kwargs.ray_init.num_cpus", 1, whole=True),
     Range("ray_kwargs.ray_init.num_gpus", 0),
 )

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,14 +28,16 @@ from verl_turnkey.plugins.checks.driver import STOPS
 from verl_turnkey.plugins.cli import script_stubs
 
 MAIN = "verl.trainer.main_ppo"
-OURS = re.compile(r"verl\.trainer\.main_ppo|(.*/)?main_ppo\.py")
-"""main program, by module or by file"""
+FILE = re.compile(r"(.*/)?main_ppo\.py")
+"""of the main program"""
 TURNKEY = ("turnkey", "verl_turnkey")
 """whose command ``check`` takes the same arguments"""
 VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 KEYED = re.compile(r"(?:[+~]+[A-Za-z_]|[A-Za-z_][\w-]*[./@])[\w./@-]*=")
 """an override, whose key no shell takes for a variable"""
 ARGUMENTS = f"pass the arguments of {MAIN} themselves"
+SHELL = re.compile(r"[$`;|&<>(){}*?~#!\n\\]")
+"""what only a shell reads, unless it is quoted"""
 SECONDS = 60
 INSIDE = script_stubs.FOLDER
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 15)))
@@ -99,21 +102,26 @@ def arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
     place = next((place for place, word in enumerate(words) if not VARIABLE.fullmatch(word) or KEYED.match(word)), 0)
     first = words[place] if words else ""
     if len(words) == 1 and len(first.split()) > 1 and not os.path.isfile(first):
-        text = first.replace("\r", "").strip()
-        if not KEYED.match(text):
-            return _entered(text)
-        return _entered(f"python -m {MAIN} {text}") if KEYED.match(text.split()[1]) else ([*words], [])
+        text = first.replace("\r", "").replace("\\\n", " ").strip()
+        if KEYED.match(text):
+            if not KEYED.match(text.split()[1]):
+                return [*words], []  # one value with spaces
+            text = f"python -m {MAIN} {text}"
+        with suppress(ValueError):  # an open quote, which bash explains
+            if not SHELL.search(text):
+                return arguments(shlex.split(text))
+        return _entered(text)
     if first.endswith(".sh") and not place:
-        passed, notes = _entered(Path(first))
-        return [*passed, *words[1:]], notes
+        of_script, notes = _entered(Path(first))
+        return [*of_script, *words[1:]], notes
     if len(words) < 2 or KEYED.match(first) or not re.fullmatch(r"[A-Za-z_./][\w./-]*", first):
         return [*words], []
-    variables = dict(word.split("=", 1) for word in words[:place])
-    if (after := _behind_main(words)) is not None:  # needs no shell
-        if variables:
+    if (after := _behind_main(words) or _behind_check(words)) is not None:  # needs no shell
+        before = words[: len(words) - len(after)]
+        if variables := dict(word.split("=", 1) for word in before if VARIABLE.fullmatch(word)):
             enter(Call(after, os.getcwd(), {**os.environ, **variables}, []))
         return after, []
-    assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in (word.split("=", 1) for word in words[:place])]
     return _entered(" ".join([*assignments, shlex.join(words[place:])]))
 
 
@@ -126,9 +134,19 @@ def _entered(script: Path | str) -> tuple[list[str], list[str]]:
 
 
 def _behind_main(words: Sequence[str]) -> list[str] | None:
-    """The words behind verl's main program or ``turnkey check``; None: they call neither."""
+    """The words behind verl's main program, which a Python starts by module or by file; None: they do not call it."""
     for place, word in enumerate(words):
-        if OURS.fullmatch(word) or (word == "check" and place and Path(words[place - 1]).name in TURNKEY):
+        programs = [Path(earlier).name for earlier in words[:place]]
+        by_python = any(name.startswith("python") or name in LAUNCHERS for name in programs)
+        if by_python and (word == MAIN or FILE.fullmatch(word)):
+            return [*words[place + 1 :]]
+    return None
+
+
+def _behind_check(words: Sequence[str]) -> list[str] | None:
+    """The words behind ``turnkey check``; None: they do not call it."""
+    for place, word in enumerate(words):
+        if word == "check" and place and Path(words[place - 1]).name in TURNKEY:
             return [*words[place + 1 :]]
     return None
 
@@ -159,9 +177,9 @@ def read(script: Path | str) -> Call:
         except subprocess.TimeoutExpired:
             raise ConfigError(f"{what} takes more than {SECONDS} s where nothing trains: {otherwise}") from None
         records: list[dict[str, Any]] = [json.loads(line) for line in (Path(folder) / "calls").read_text().splitlines()]
-    passed = [_behind_main(entry["words"]) for entry in records]
-    calls = {json.dumps(words): entry for entry, words in zip(records, passed, strict=True) if words is not None}
-    skipped = [shlex.join(entry["words"]) for entry, words in zip(records, passed, strict=True) if words is None]
+    behind = _behind_main if any(_behind_main(entry["words"]) is not None for entry in records) else _behind_check
+    calls = {json.dumps(after): entry for entry in records if (after := behind(entry["words"])) is not None}
+    skipped = [shlex.join(entry["words"]) for entry in records if behind(entry["words"]) is None]
     if len(calls) != 1:
         last = done.stderr.strip().splitlines()[-1:] if done.returncode or not calls else []
         reason = f" (bash: {last[0]})" if last else ""

@@ -297,11 +297,12 @@ def new_segment(folder: str | Path | None = None) -> str:
 
 def behind(names: Iterable[str], form: str, now: datetime) -> str:
     """The time ``now`` as a name that sorts behind ``names``, which may be those of a machine whose clock is ahead."""
-    stamp, newest = f"{now:{form}}", max(names, default="")[: len(f"{now:{form}}")]
-    with suppress(ValueError):  # the newest says no time
-        if newest >= stamp:
-            return f"{datetime.strptime(newest, form) + timedelta(seconds=1):{form}}"
-    return stamp
+    stamp, ahead = f"{now:{form}}", []
+    for name in names:
+        with suppress(ValueError):  # it says no time
+            if name >= stamp:
+                ahead.append(datetime.strptime(name[: len(stamp)], form) + timedelta(seconds=1))
+    return f"{max(ahead):{form}}" if ahead else stamp
 
 
 def write_segment(folder: Path, segment: str, facts: Mapping[str, Any]) -> None:
@@ -322,13 +323,18 @@ def look_for(process: Any, folder: str, segment: str) -> None:
 
 
 def look(folder: Path, segment: str) -> None:
-    if not (path := folder / "segments" / f"{segment}.json").exists():
+    path, is_private = folder / "segments" / f"{segment}.json", False
+    try:
+        is_there = path.exists()
+    except PermissionError:  # the folder belongs to another user
+        is_there = is_private = True
+    if not is_there:
         logger.warning(
             "turnkey.log.trajectories: %s, which the trainer writes, is not to be seen on %s, where its part of "
             "the log stays: choose a folder that all nodes share",
             *(path, socket.gethostname()),
         )
-    elif not os.access(folder, os.W_OK | os.X_OK):
+    elif is_private or not os.access(folder, os.W_OK | os.X_OK):
         logger.warning(
             "turnkey.log.trajectories: %s is not writable on %s, whose part of the log is lost: make it writable "
             "there, or choose a folder that all nodes can write",

@@ -45,6 +45,7 @@ SCRIPTS = [
     "bash -c 'python -m verl.trainer.main_ppo a=1 b=\"c d\"'",
     "set -eu\nmkdir -p logs\nexec python3 -m verl.trainer.main_ppo a=1 > logs/x.log",
     "for K in 1 2; do python -m verl.trainer.main_ppo a=1; done",
+    "turnkey check a=1 --prompt\ngit checkout -- verl/trainer/main_ppo.py || true\npython -m verl.trainer.main_ppo a=1",
 ]
 PYTHON = f"""#!{sys.executable}
 import json, sys
@@ -167,6 +168,8 @@ LINE = ["+turnkey=gigpo", "a.b=1"]
         ["python", "-m", "debugpy", "--listen", "5678", "-m", "verl.trainer.main_ppo", *LINE],
         ["cd . && python3 -m verl.trainer.main_ppo > train.log +turnkey=gigpo 2>&1 'a.b=1' && echo python -m a.b"],
         ['set -x; export HERE=1; WHAT=$HERE\npython3 -m verl.trainer.main_ppo +turnkey=gigpo a.b=$WHAT "$@"'],
+        ["PASTED=0", "env", "PASTED=1", "python", "-m", "verl.trainer.main_ppo", *LINE],
+        ["turnkey", "check", "python", "-m", "verl.trainer.main_ppo", *LINE],
         ["bash -c 'python -m verl.trainer.main_ppo +turnkey=gigpo a.b=$((2 - 1))'"],
         ["bash", "-c", "python -m verl.trainer.main_ppo +turnkey=gigpo a.b=1"],
         ["python3 -m verl.trainer.main_ppo \\\r\n +turnkey=gigpo \\\r\n a.b=${PASTED_BEFORE} # don't keep\r\n"],
@@ -273,8 +276,9 @@ def test_a_script_that_waits_or_has_no_sandbox_is_run_by_hand(tmp_path: Path, mo
         ConfigError,
         match=r"^the command is run in a sandbox, .* Install it, or pass the arguments of .*, without quotes$",
     ):
-        script.arguments([f"python -m verl.trainer.main_ppo {' '.join(LINE)}"])
-    assert script.arguments(["python", "-m", "verl.trainer.main_ppo", *LINE]) == (LINE, [])  # needs no shell
+        script.arguments(["python -m verl.trainer.main_ppo a=$HOME"])
+    for words in (["python", "-m", "verl.trainer.main_ppo", *LINE], [" ".join(LINE)]):  # need no shell
+        assert script.arguments(words) == (LINE, [])
 
 
 # --- without torch: names without values pass through definitions, and whoever computes with one hears of it ----------

@@ -173,9 +173,17 @@ def test_a_machine_that_does_not_see_the_trainers_folder_says_so(tmp_path: Path,
     assert f"{tmp_path}/segments/{SECOND}.json, which the trainer writes, is not to be seen on " in warning
 
 
-def test_a_machine_that_may_not_write_there_says_so(tmp_path: Path, caplog, monkeypatch):
+@pytest.mark.parametrize("may_read", [True, False])
+def test_a_machine_that_may_not_write_there_says_so(may_read: bool, tmp_path: Path, caplog, monkeypatch):
     write_segment(tmp_path, FIRST, {"resumed_from": 0})
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write anywhere
+    if may_read:
+        monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write anywhere
+    else:  # the folders of a log belong to one user
+
+        def is_refused(path: Path) -> bool:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "exists", is_refused)
     look(tmp_path, FIRST)
     [warning] = caplog.messages
     assert f"{tmp_path} is not writable on {socket.gethostname()}, whose part of the log is lost: make it" in warning
