@@ -82,7 +82,7 @@ def sees(task: Any, agent: Any) -> dict[str, Any]:
 
 def uses(task: Any, agent: Any) -> float:
     """What ``task`` names, then waits."""
-    mebibyte = bytes(1 << 20)
+    mebibyte = os.urandom(1 << 20)  # a file system that compresses would give zeros no blocks
     if "allocates" in task:
         return float(len(bytearray(task["allocates"] << 20)) > 0)
     for number in range(task.get("files", 0)):

@@ -1,7 +1,6 @@
 """Agents that are functions, in processes of their own and in this one, or that a service runs: a real HTTP server."""
 
 import asyncio
-import itertools
 import json
 import os
 import re
@@ -317,8 +316,10 @@ def test_a_service_that_is_not_there_is_named() -> None:
 
 def test_the_address_of_this_machine_is_that_of_the_route(url: str) -> None:
     assert address_towards(url) == "127.0.0.1"
-    entries = itertools.chain(*psutil.net_if_addrs().values())
-    for address in [entry.address for entry in entries if entry.family == socket.AF_INET]:
-        assert address_towards(f"http://{address}:9/run") == address, "what another node would be told"
+    states = psutil.net_if_stats()
+    for name, entries in psutil.net_if_addrs().items():
+        addresses = [entry.address for entry in entries if entry.family == socket.AF_INET and states[name].isup]
+        for address in addresses[:1]:  # packets to a further one may have the first as their source
+            assert address_towards(f"http://{address}:9/run") == address, "what another node would be told"
     with pytest.raises(AgentFailure, match=r"turnkey\.agent\.run=http://nobody\.invalid/run cannot be reached"):
         address_towards("http://nobody.invalid/run")

@@ -278,12 +278,11 @@ def test_the_agent_starts_where_the_healthcheck_succeeds(task: Path) -> None:
 )
 def test_a_task_can_do_without_the_network_of_the_machine(task: Path, toml: str, networks: list[bool]) -> None:
     (task / "task.toml").write_text(f"{toml}\n")
-    count = "$(tail -n +3 /proc/net/dev | wc -l)"
-    (task / "tests/test.sh").write_text(f"echo {count} > /logs/verifier/reward.txt")
-    machine = len(Path("/proc/net/dev").read_text().splitlines()) - 2
-    outcome = play(f"echo {count}", task, sandbox=Bubblewrap(network="host"))
-    counts = [int(outcome.extra["output"]), outcome.reward]
-    assert counts == [machine if network else 1 for network in networks]
+    number = "$(readlink /proc/self/ns/net | tr -dc 0-9)"
+    (task / "tests/test.sh").write_text(f"echo {number} > /logs/verifier/reward.txt")
+    outcome = play(f"echo {number}", task, sandbox=Bubblewrap(network="host"))
+    machine = os.stat("/proc/self/ns/net").st_ino
+    assert [number == machine for number in (int(outcome.extra["output"]), outcome.reward)] == networks
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def test_a_command_that_exceeds_a_limit_is_killed_with_its_reason(box: Sandbox) 
     limits, word = Limits(processes=8, disk=1 << 20), f"78{os.getpid()}"
     scripts = {
         "processes=8": f"for i in $(seq 20); do sleep {word} & done; wait",
-        "disk_gb=0.000976562": "for i in $(seq 9); do head -c 300K /dev/zero > ~/$i; done; sleep 60",
+        "disk_gb=0.000976562": "for i in $(seq 9); do head -c 300K /dev/urandom > ~/$i; done; sleep 60",
     }
     for limit, script in scripts.items():
         runner = CommandRunner(["bash", "-c", script], timeout=60.0, sandbox=box, limits=limits)
