@@ -27,6 +27,7 @@ import resource
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -330,10 +331,11 @@ class Report:
                 traceback.print_exc()
                 reason = (str(error).strip().splitlines() or [""])[-1]
                 self.outcomes[part] = f"failed: {type(error).__name__}: {reason}"
-        gc.collect()
-        torch.cuda.empty_cache()  # the next part may be another process on this GPU
         print(f"\n{part}: {self.outcomes[part]}", flush=True)
         self.write()
+        gc.collect()
+        with suppress(RuntimeError):  # some errors of a GPU are raised by each later call, too
+            torch.cuda.empty_cache()  # the next part may be another process on this GPU
 
     def write(self) -> None:
         self.out.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,7 +25,8 @@ from typing import Any
 from verl_turnkey.plugins.view.runs import read
 
 HERE = Path(__file__).parent
-MATRIX = HERE.parent / "tests" / "contract" / "plugins" / "actor"
+TESTS = HERE.parent / "tests"
+MATRIX = (TESTS / "contract" / "plugins" / "actor", TESTS / "unit")
 """whose cases and processes the part ``sequence-parallel`` shares"""
 sys.path.insert(0, str(HERE.parent / "examples" / "quickstart"))
 
@@ -35,7 +39,7 @@ LONGEST = 32_768
 PACKAGES = {
     "sleep": ("vllm",),
     "tensor-parallel": ("vllm",),
-    "sequence-parallel": ("verl", "flash_attn"),
+    "sequence-parallel": ("verl", "peft", "pytest", "flash_attn"),
 }
 """part -> what it needs; others verl and vLLM"""
 GPUS = {"tensor-parallel": 2, "sequence-parallel": 2, "preset-7b": 4}
@@ -48,11 +52,17 @@ TRAINED = {
 }
 """part -> model and preset"""
 STEPS = 4
+MOST_SECONDS = 3600.0
+"""of a program, with the download of a model"""
+UPDATES_ALONE = ("trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1")
+"""neither validations nor checkpoints, which of 7 B are 91 GB"""
 AGREES = "training/rollout_actor_probs_pearson_corr"
 """verl's correlation of vLLM's probabilities with those of the trained model"""
 SETUPS = {"1 rank": (1, 1, True, 0, ()), "2 ranks per sequence": (2, 2, True, 0, ())}
-OFF = {"cpu": 1e-4, "cuda": 0.2}
-"""how far a gradient may be from float64's, of its size: in float32 and in bfloat16"""
+OFF, OFF_IN_BFLOAT16 = 1e-4, 0.2
+"""how far a gradient may be from float64's, of its size: each in float32, the median in bfloat16"""
+FURTHER = 1.5, 0.02
+"""how much further it may be with two ranks in bfloat16: a factor, and what is added"""
 APART = 0.25
 """how far log-probabilities of one token may be apart in bfloat16"""
 
@@ -100,9 +110,7 @@ def overrides(layout: str, loss: str, turns: int, answer: int, groups: int) -> l
         "actor_rollout_ref.actor.optim.lr=1e-3",
         *(["turnkey.loss.clip_low=0.001", "turnkey.loss.clip_high=0.001"] if loss == "st_ppo" else []),
         "actor_rollout_ref.actor.strategy=fsdp2",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
+        *UPDATES_ALONE,
     ]
 
 
@@ -141,14 +149,37 @@ def run(folder: Path, line: Sequence[str], **variables: str) -> None:
 
     Raises:
         RuntimeError: it failed; with its last line.
+        TimeoutExpired: it took longer than :data:`MOST_SECONDS`, and was killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "output.log").open("w") as log:
+    options: Any = {"stderr": subprocess.STDOUT, "env": {**os.environ, **variables}, "start_new_session": True}
+    with (folder / "output.log").open("w") as log, subprocess.Popen(line, stdout=log, **options) as process:
         print(log.name, file=sys.stderr, flush=True)
-        done = subprocess.run(line, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **variables})
-    if done.returncode:
+        try:
+            status = process.wait(MOST_SECONDS)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+            raise
+    if status:
         last = (folder / "output.log").read_text(errors="replace").strip().splitlines()[-1:]
-        raise RuntimeError(f"status {done.returncode}, see {folder}/output.log: {''.join(last)}")
+        raise RuntimeError(f"status {status}, see {folder}/output.log: {''.join(last)}")
+
+
+def judged(off: dict[str, dict[str, float]], exact: bool) -> list[dict[str, Any]]:
+    """A row for each setup, from the errors of its cases; the first is that with one rank.
+
+    In bfloat16 a token may be on the other side of a clip, which changes a gradient by any amount: other setups are
+    compared with the first, case by case.
+    """
+    first, table = next(iter(off.values())), []
+    for setup, cases in off.items():
+        limits = {case: OFF if exact else FURTHER[0] * error + FURTHER[1] for case, error in first.items()}
+        beyond = [case for case, error in cases.items() if not error < limits[case]]
+        worst, middle = max(cases, key=lambda case: cases[case]), statistics.median(cases.values())
+        row = {"setup": setup, "cases": len(cases), "worst": worst, "gradient_off": cases[worst], "median": middle}
+        ok = not beyond and (exact or middle < OFF_IN_BFLOAT16)
+        table.append(row | {"beyond the limit": ", ".join(beyond) or None, "ok": ok})
+    return table
 
 
 def measured(folder: Path) -> dict[str, Any]:
@@ -186,8 +217,8 @@ class Node:
         packages = [name for name in PACKAGES.get(part, ("verl", "vllm")) if name != "flash_attn" or on_gpu]
         if absent := [name for name in packages if find_spec(name) is None]:
             return f"{' and '.join(absent)} not installed"
-        if part == "sequence-parallel" and not MATRIX.is_dir():
-            return f"there is no {MATRIX}"
+        if part == "sequence-parallel" and not TESTS.is_dir():
+            return f"there is no {TESTS}"
         if not on_gpu and part in ON_CPU:
             return None if self.tiny else "on a CPU only with --tiny"
         number = GPUS.get(part, 1)
@@ -232,11 +263,12 @@ class Node:
 
     def sequence(self) -> list[dict[str, Any]]:
         """Gradients of every loss, by setup; on the CPU over gloo with a stand-in for flash attention."""
-        sys.path.insert(0, str(MATRIX))
+        sys.path[:0] = map(str, MATRIX)
         import test_parallel_matrix as matrix
 
         folder = self.out / "sequence"
-        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)  # with the rendezvous of a run that failed, ranks would wait
+        folder.mkdir(parents=True)
         results = matrix.computed(folder, self.model(), SETUPS, self.device)
         off = {
             setup: {
@@ -245,21 +277,18 @@ class Node:
             }
             for setup in SETUPS
         }
-        table = []
-        for setup, cases in off.items():
-            worst = max(cases, key=lambda case: cases[case])
-            row = {"setup": setup, "cases": len(cases), "worst": worst, "gradient_off": cases[worst]}
-            table.append(row | {"ok": cases[worst] < OFF[self.device]})
-        return table
+        return judged(off, exact=self.device != "cuda")
 
     def line(self, part: str) -> list[str]:
         """The command of a part that trains."""
         name, preset = TRAINED[part]
-        words = [f"+turnkey/preset={preset}"] if preset else overrides(LAYOUTS[0], ON_STACK[0], *self.lengths)
+        of_preset = [f"+turnkey/preset={preset}", *UPDATES_ALONE]
+        words = of_preset if preset else overrides(LAYOUTS[0], ON_STACK[0], *self.lengths)
         model = self.model() if self.tiny else name
         return command(model, self.out / part, self.device, [*words, *self.override], STEPS)
 
     def training(self, part: str) -> list[dict[str, Any]]:
+        shutil.rmtree(self.out / part, ignore_errors=True)  # metrics of an earlier run would be taken for this one's
         run(self.out / part, self.line(part))
         metrics = read(self.out / part).metrics
         steps, norm = len(metrics["timing_s/step"]), float(metrics["actor/grad_norm"][-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ import transformers
 from awkward_env import Gallery
 from contract_tools import EOS, PARTITION, Pictures, batch_of, loop_of_verl, put, read, write
 from contract_tools import output as queue_row
+from naive.common import turns_of
 from omegaconf import DictConfig
 from training_ranks import Ranks
 from transfer_queue import KVBatchMeta
@@ -175,16 +176,6 @@ def conversation(config: DictConfig, tokenizer: Any, sampler: Sampler) -> list[A
 def merged(rollout: Rollout) -> Rollout:
     """The same with the rows that extend each other as one."""
     return {key: merge_rows(outputs) for key, outputs in rollout.items()}
-
-
-def turns_of(mask: Sequence[int]) -> list[list[int]]:
-    """Positions of the tokens of each run of ones."""
-    turns: list[list[int]] = []
-    for t, token in enumerate(mask):
-        if token:
-            turns += [[]] if not t or not mask[t - 1] else []
-            turns[-1].append(t)
-    return turns
 
 
 class Places:

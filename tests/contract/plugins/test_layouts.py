@@ -16,6 +16,7 @@ import pytest
 import torch
 import transfer_queue as tq
 from contract_tools import AWKWARD, PARTITION
+from naive.common import turns_of
 from PIL import Image
 from row_layouts import (
     EVERYTHING,
@@ -42,7 +43,6 @@ from row_layouts import (
     row,
     seeing,
     train,
-    turns_of,
 )
 from transformers import AutoModelForImageTextToText, Glm4vConfig, Glm4vModel
 from verl.models.transformers import glm4v
@@ -410,5 +410,11 @@ def test_verls_forward_of_glm_reads_pictures(count):
     config = Glm4vConfig(text_config=text, vision_config=sight, image_token_id=7, video_token_id=6)
     ids = torch.tensor([[1, *[7] * 4 * count, 2]])
     pixels = {"pixel_values": torch.ones(16, 3 * 2 * 14 * 14), "image_grid_thw": torch.tensor([[1, 4, 4]])}
-    embedded, _ = glm4v._get_input_embeds(Glm4vModel(config), ids, **(pixels if count else {}))
-    assert embedded.shape == (1, 2 + 4 * count, 32)
+    model = Glm4vModel(config)
+    embedded, _ = glm4v._get_input_embeds(model, ids, **(pixels if count else {}))
+    torch.testing.assert_close(embedded[:, [0, -1]], model.get_input_embeddings()(ids[:, [0, -1]]))
+    if count:
+        seen = model.visual(pixels["pixel_values"], grid_thw=pixels["image_grid_thw"])
+        torch.testing.assert_close(embedded[0, 1:-1], getattr(seen, "pooler_output", seen))
+    else:
+        assert embedded.shape == (1, 2, 32)

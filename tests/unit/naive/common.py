@@ -1,4 +1,4 @@
-"""What several twins share: trajectories, returns, scores, and one value against the values of its group."""
+"""What several twins share: turns, trajectories, returns, scores, and one value against the values of its group."""
 
 import math
 
@@ -20,6 +20,16 @@ def same(a, b):
 
 def constant(values):
     return same(min(values), max(values))
+
+
+def turns_of(mask):
+    """Positions of each run of ones."""
+    runs = []
+    for i, token in enumerate(mask):
+        if token:
+            runs += [[]] if not i or not mask[i - 1] else []
+            runs[-1].append(i)
+    return runs
 
 
 def trajectories(rows):

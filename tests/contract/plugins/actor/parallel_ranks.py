@@ -109,11 +109,11 @@ def loss_of_scorer(case: dict[str, Any]) -> Any:
 
 
 def update(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
-    """One optimizer step: its gradients, and the tokens of each micro-batch. Of a scorer its outputs before, too."""
+    """One optimizer step: its gradients, and the responses of each micro-batch. Of a scorer its outputs before, too."""
     is_scorer = case["loss"] in KINDS
     loss = loss_of_scorer(case) if is_scorer else loss_of_actor(engine, case)
     data = data_of(case, engine.get_data_parallel_rank(), engine.get_data_parallel_size())
-    taken: dict[str, Any] = {"tokens": []}
+    taken: dict[str, Any] = {"responses": []}
     if is_scorer:
         with engine.eval_mode():
             outputs = engine.infer_batch(data.copy())["model_output"]
@@ -125,7 +125,7 @@ def update(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
         return step()
 
     def count(data: Any, *args: Any, **more: Any) -> Any:
-        taken["tokens"].append(data["responses"].offsets().diff().tolist())
+        taken["responses"].append([response.tolist() for response in data["responses"].unbind()])
         return forward(data, *args, **more)
 
     engine.optimizer_step, engine.forward_step = keep, count

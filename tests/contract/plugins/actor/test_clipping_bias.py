@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from naive.common import turns_of
 
 from verl_turnkey.plugins.actor import loss
 
@@ -46,22 +47,13 @@ def log_probs(model: Any, prompt: torch.Tensor, response: torch.Tensor) -> torch
     return logits.log_softmax(-1).gather(1, response[:, None])[:, 0]
 
 
-def turns(mask: torch.Tensor) -> list[list[int]]:
-    """Positions of the tokens of each run of ones."""
-    turns_of_row: list[list[int]] = []
-    for t, token in enumerate(mask.tolist()):
-        if token:
-            turns_of_row += [[]] if not t or not mask[t - 1] else []
-            turns_of_row[-1].append(t)
-    return turns_of_row
-
-
 def by_hand(model: Any, case: Case) -> dict[str, Any]:
     """Plain loops over rows, turns (or tokens) and their tokens."""
     surrogate, bias, tokens, clipped = 0.0, 0.0, 0, []
     for row, mask in enumerate(case["response_mask"]):
         now = log_probs(model, case["prompts"][row], case["responses"][row])
-        units = turns(mask) if case["loss"] == "st_ppo" else [[t] for turn in turns(mask) for t in turn]
+        turns = turns_of(mask.tolist())
+        units = turns if case["loss"] == "st_ppo" else [[t] for turn in turns for t in turn]
         own = [1 + t % 2 if case["loss"] == "weighed" else 1 for t in range(len(mask))]
         for unit in units:
             ratio = torch.exp(sum(now[t] - case["old_log_probs"][row][t].double() for t in unit) / len(unit))

@@ -7,8 +7,10 @@ two data-parallel ranks, packed and padded, on two Ulysses ranks, and with LoRA.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +18,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from naive.common import turns_of
 from peft import LoraConfig, get_peft_model
-from row_layouts import turns_of
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from verl_turnkey.advantage import StepBatch
@@ -26,24 +28,23 @@ from verl_turnkey.losses import losses
 from verl_turnkey.losses.objectives import ObjectiveParams, gradient, objective_spec
 from verl_turnkey.losses.registry import TEACHER, scales_gradient, token_loss, weight_share
 from verl_turnkey.plugins.cli.tables import shipped_losses
-from verl_turnkey.plugins.config.recipe_files import rule_texts
 from verl_turnkey.plugins.config.scorers import COEFFICIENT, OUT
 from verl_turnkey.plugins.credit.trainer_columns import VALUES, target_field, value_field
 
 HERE = Path(__file__).parent
 Case = dict[str, Any]
-ROWS, MINI_BATCHES = 8, 3
+ROWS, MINI_BATCHES, MOST_SECONDS = 8, 3, 1800.0
 ENTROPY, OBSERVATION = 0.01, 0.5
 LORA = 4
-REFUSED = {"critic": "lora-critic", "heads": "heads-lora", "head": "prm-head-lora"}
-"""the rules by which a run with LoRA refuses a scorer whose last layer an adapter would leave as it is"""
+REFUSED = ("critic", "heads", "head")
+"""scorers whose last layer an adapter would leave as it is: a run with LoRA refuses them, see test_rules.py"""
 SETUPS: dict[str, tuple[int, int, bool, int, tuple[str, ...]]] = {
     "1 rank": (1, 1, True, 0, ()),
     "2 ranks": (2, 1, True, 0, ()),
     "2 ranks per sequence": (2, 2, True, 0, ()),
     "1 rank, padded": (1, 1, False, 0, ()),
     "2 ranks, padded": (2, 1, False, 0, ()),
-    "2 ranks, LoRA": (2, 1, True, LORA, tuple(REFUSED)),
+    "2 ranks, LoRA": (2, 1, True, LORA, REFUSED),
 }
 """ranks, over how many a sequence is spread, whether rows are packed, the rank of LoRA, and what it does not train"""
 SWITCHED = ("vanilla", "turn_ratio", "st_ppo", "sdar")
@@ -349,8 +350,14 @@ def computed(folder: Path, tokenizer: Path, setups: dict[str, Any], device: str 
     (folder / "setups.json").write_text(json.dumps(setups))
     command = [sys.executable, str(HERE / "parallel_ranks.py"), str(folder)]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TURNKEY_DEVICE": device}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    options: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, env=variables, **options) as process:
+        try:
+            output, _ = process.communicate(timeout=MOST_SECONDS)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # with its ranks
+            raise
+    assert process.returncode == 0, output[-4000:]
     loaded = {
         (setup, rank): torch.load(folder / f"{setup} {rank}.pt")
         for setup, (world, *_) in setups.items()
@@ -403,7 +410,9 @@ def test_the_gradient_is_that_of_the_whole_batch(results, name, setup):
     largest = max(slope.abs().max().item() for slope in expected.values())
     assert largest > 1e-4
     for parameter, slope in expected.items():
-        torch.testing.assert_close(done[parameter].double(), slope, rtol=0, atol=1e-4 * largest)
+        torch.testing.assert_close(
+            done[parameter].double(), slope, rtol=0, atol=5e-5 * largest
+        )  # 3.5e-5 at most, of implicit
 
 
 @pytest.mark.parametrize("setup", [setup for setup in SETUPS if not SETUPS[setup][3]])
@@ -420,11 +429,6 @@ def test_the_outputs_of_scorers_are_those_of_each_row_by_itself(results, setup):
                     size, end = len(own), len(output) - (case["loss"] != "head")
                     response = output[end - size : end].double()
                     torch.testing.assert_close(response[own], columns[row, :size][own], rtol=1e-4, atol=1e-4)
-
-
-def test_what_an_adapter_does_not_train_is_refused_by_name():
-    for rule in REFUSED.values():
-        assert "lora_rank" in rule_texts()[rule]["trips"]
 
 
 def test_a_row_per_step_is_the_same_update(results):
@@ -444,8 +448,9 @@ def test_the_cases_are_what_they_are_for(results):
     assert adapters.keys() == {name for name, setup in runs() if SETUPS[setup][3]}
     assert not expected[names()[0]].keys() & adapters[names()[0]].keys()
 
-    def micro_batches(name: str, setup: str, rank: int = 0) -> list[list[int]]:
-        return done[setup, rank][name]["tokens"]
+    def micro_batches(name: str, setup: str, rank: int = 0) -> list[list[list[int]]]:
+        """The tokens of each response in each."""
+        return done[setup, rank][name]["responses"]
 
     assert len(micro_batches("vanilla, 1000", "1 rank")) == 1
     assert len(micro_batches(f"vanilla, {FEW}", "1 rank")) > 3
@@ -455,10 +460,13 @@ def test_the_cases_are_what_they_are_for(results):
     same = [micro_batches("vanilla, 1000", "2 ranks per sequence", rank) for rank in range(2)]
     assert same[0] == same[1] == micro_batches("vanilla, 1000", "1 rank")
     turns = [len(turns_of(mask.tolist())) for mask in results.cases["vanilla, 1000"]["response_mask"]]
-    cut = [micro_batches(f"vanilla, {FEW}, {PER_STEP}", "2 ranks", rank) for rank in range(2)]
+    name = f"vanilla, {FEW}, {PER_STEP}"
+    cut = [micro_batches(name, "2 ranks", rank) for rank in range(2)]
     assert sum(len(rows) for parts in cut for rows in parts) == sum(turns) > ROWS
     assert min(map(len, cut)) > 1
-    assert max(turns) > 1, "neighbouring rows are dealt to different ranks"
+    assert turns[0] > 1
+    for rank, response in enumerate(results.cases[name]["responses"][:2]):  # of one episode
+        assert [response.tolist() in itertools.chain(*parts) for parts in cut] == [rank == 0, rank == 1]
     first = {name: next(iter(gradients.values())) for name, gradients in expected.items()}
     for loss in SWITCHED:
         for switch in SWITCHES:

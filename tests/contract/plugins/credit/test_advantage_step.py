@@ -27,6 +27,7 @@ from contract_tools import (
     row,
     write,
 )
+from naive.common import turns_of
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
@@ -398,17 +399,6 @@ def random_rows(rng: np.random.Generator, layout: str) -> tuple[list[str], list[
     return keys, fields, torch.tensor([mask + [0] * (width - len(mask)) for mask in masks])
 
 
-def naive_turns(mask: list[int]) -> list[list[int]]:
-    """Positions of each run of ones."""
-    runs: list[list[int]] = []
-    for i, m in enumerate(mask):
-        if m and (i == 0 or not mask[i - 1]):
-            runs.append([])
-        if m:
-            runs[-1].append(i)
-    return runs
-
-
 @pytest.mark.parametrize("layout", ["steps", "trajectories"])
 @pytest.mark.parametrize("seed", range(5))
 def test_round_trip_between_rows_and_steps(layout, seed):
@@ -422,7 +412,7 @@ def test_round_trip_between_rows_and_steps(layout, seed):
     per_step = rng.normal(size=len(rows.row))
     expected = torch.zeros(mask.shape)
     for i, key in enumerate(keys):
-        runs = naive_turns(mask[i].tolist())
+        runs = turns_of(mask[i].tolist())
         steps = fields[i]["turnkey"]["steps"]
         assert len(runs) == len(steps)
         assert turn_ids(mask)[i].unique().tolist() == [-1] * (0 in mask[i]) + list(range(len(runs)))
