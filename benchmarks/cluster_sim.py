@@ -25,6 +25,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
+from unittest import mock
 
 import typer
 
@@ -150,8 +151,8 @@ def update_memory(gpus: int, tokens: int) -> float:
     from verl_turnkey.plugins.checks import memory
     from verl_turnkey.plugins.config import machine
 
-    os.environ[machine.GPU] = "h100:8"
-    with tempfile.TemporaryDirectory() as folder, initialize_config_module("verl.trainer.config", version_base=None):
+    composing = initialize_config_module("verl.trainer.config", version_base=None)
+    with mock.patch.dict(os.environ, {machine.GPU: "h100:8"}), tempfile.TemporaryDirectory() as folder, composing:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
         words = ["+turnkey=gigpo", f"actor_rollout_ref.model.path={folder}", "trainer.device=cuda"]
         words += ["trainer.n_gpus_per_node=8", f"trainer.nnodes={gpus // 8}", "data.train_batch_size=512"]
