@@ -106,6 +106,12 @@ def test_a_line_trips_the_rule_and_another_does_not(ids: Ids, id: str):
     assert id not in ids(line.get("passes", PLAIN))
 
 
+@pytest.mark.parametrize("id", ["heads-lora", "lora-critic", "prm-head-lora"])
+def test_a_scorer_that_an_adapter_does_not_train_is_refused_for_the_adapter(ids: Ids, id: str):
+    words = shlex.split(LINES[id]["trips"])
+    assert id not in ids(shlex.join(word for word in words if "lora_rank" not in word))
+
+
 # A line without a switch has no node turnkey, and turnkey.ignore would make it another line.
 IGNORED = sorted(id for id, line in LINES.items() if rules()[id].level == "error" and "+turnkey=" in line["trips"])
 

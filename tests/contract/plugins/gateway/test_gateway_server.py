@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import errno
 import io
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -55,11 +57,19 @@ async def raw(port: int, request: str) -> str:
     return answer
 
 
-def test_an_address_that_this_node_does_not_have_is_named_with_it() -> None:
+def test_an_address_that_this_node_does_not_have_is_named_with_it(monkeypatch) -> None:
+    bound("127.0.0.2").close()
+
+    class Elsewhere(socket.socket):
+        """What a kernel without net.ipv4.ip_nonlocal_bind answers."""
+
+        def bind(self, address: Any) -> None:
+            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+
+    monkeypatch.setattr(socket, "socket", Elsewhere)
     named = rf"turnkey\.agent\.listen=198\.51\.100\.7: {socket.gethostname()} cannot listen there \(Cannot assign"
     with pytest.raises(ConfigError, match=named):
         bound("198.51.100.7")
-    bound("127.0.0.2").close()
 
 
 async def test_an_episode_that_is_over_is_not_found_and_two_never_mix() -> None:
