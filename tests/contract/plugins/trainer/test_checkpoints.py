@@ -26,7 +26,8 @@ from verl_turnkey.advantage import ConfigError, Credit, modifying, register_modi
 from verl_turnkey.plugins.cli.panel import find
 from verl_turnkey.plugins.config.checkpoint_files import DATA, PANEL
 from verl_turnkey.plugins.config.playing import words
-from verl_turnkey.plugins.trainer.checkpointing import CheckpointError, check_writable
+from verl_turnkey.plugins.trainer.checkpointing import CheckpointError
+from verl_turnkey.plugins.trainer.worker_setup import set_up_training
 
 MODES = ("sync", "colocate_async", "separate_async")
 FILE = "turnkey_credit.json"
@@ -295,24 +296,35 @@ def test_a_folder_that_cannot_be_written_is_named(build: Build, tmp_path: Path):
         trainer._save_checkpoint()
 
 
-def test_a_folder_that_a_node_cannot_write_is_refused_at_the_start(compose: Compose, tmp_path: Path, monkeypatch):
+@ray.remote(num_cpus=0)
+class TrainingProcess:
+    """One without an engine."""
+
+    def __init__(self) -> None:
+        from verl.trainer.ppo import core_algos  # noqa: F401 - as an engine does, so that estimators are registered
+
+
+def test_a_folder_that_a_node_cannot_write_is_refused_at_the_start(build: Build, tmp_path: Path):
     """/sys stands for a file system that a node has mounted for reading."""
-    monkeypatch.setattr(ray, "get", lambda answers: answers)
-    config = compose("+turnkey=gigpo", "trainer.save_freq=1", f"trainer.default_local_dir={tmp_path}")
-    remote = SimpleNamespace(remote=lambda function, folder: function(None, folder))
-    workers = [SimpleNamespace(__ray_call__=remote)] * 2
-    check_writable(config, workers)
-    config.trainer.default_local_dir = f"{tmp_path}/not/made/yet"
-    check_writable(config, workers)
+    trainer = build("sync")
+    workers = [TrainingProcess.remote() for _ in range(2)]
+    trainer.actor_rollout_wg = SimpleNamespace(workers=workers)
+
+    def start(folder: str, save_freq: int = 1) -> None:
+        trainer.config.trainer.update(default_local_dir=folder, save_freq=save_freq)
+        set_up_training(trainer, trainer.turnkey, trainer.advantage_step)
+
+    start(f"{tmp_path}")
+    start(f"{tmp_path}/not/made/yet")
     assert list(tmp_path.iterdir()) == []
-    config.trainer.default_local_dir = "/sys/checkpoints"
     refusal = (
         rf"default_local_dir=/sys/checkpoints cannot be written on {socket.gethostname()} \([\w ]+: /sys\)\. Every"
     )
     with pytest.raises(ConfigError, match=refusal):
-        check_writable(config, workers)
-    config.trainer.save_freq = -1
-    check_writable(config, workers)
+        start("/sys/checkpoints")
+    start("/sys/checkpoints", save_freq=-1)
+    for worker in workers:
+        ray.kill(worker)
 
 
 def test_snapshots_of_the_queue_go_with_the_weights(build: Build, tmp_path: Path):
