@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -35,6 +36,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl_turnkey.advantage import StepBatch, compute_credit
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.tables import shipped
+from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.trainer.trainer import TurnkeyTrainerSync
 
 ROOT = Path(__file__).parents[3]
@@ -60,9 +62,13 @@ def test_every_estimator_and_its_naive_twin_are_timed(monkeypatch, capsys) -> No
     assert "similarity >= 0.9 at 60 rows" in printed
 
 
-@pytest.mark.parametrize("extras", [(), advantage_step.EXTRAS], ids=["plain", "extras"])
-def test_both_drivers_run_on_the_same_rows(queue, extras) -> None:
-    rows = 120
+@pytest.mark.parametrize(
+    ("extras", "ranks"),
+    [((), 8), (advantage_step.EXTRAS, 8), (("turnkey.log.trajectories={folder}",), 64)],
+    ids=["plain", "extras", "log"],
+)
+def test_both_drivers_run_on_the_same_rows(queue, tmp_path: Path, extras, ranks: int) -> None:
+    rows, extras = 120, [word.format(folder=tmp_path / "log") for word in extras]
     batch = advantage_step.fill(rows, tokens=6)
     assert len(batch.keys) == rows
     for trainer, config in (
@@ -70,7 +76,7 @@ def test_both_drivers_run_on_the_same_rows(queue, extras) -> None:
         (TurnkeyTrainerSync, advantage_step.configuration("gigpo", rows, extras)),
     ):
         took = advantage_step.Took()
-        advantage_step.drive(advantage_step.make_trainer(trainer, config), batch, took)
+        advantage_step.drive(advantage_step.make_trainer(trainer, config, ranks), batch, took)
         *seconds, cpu, memory = took.row()
         assert seconds[2] == pytest.approx(seconds[0] + seconds[1])
         assert min(*seconds, cpu) > 0
@@ -166,7 +172,7 @@ def test_a_launch_line_passes(model: Path, tmp_path: Path, layout: str, loss: st
     assert loss == "vanilla" or loss in output
 
 
-def test_the_line_of_the_7b_preset_passes(model: Path, tmp_path: Path, monkeypatch):
+def test_the_line_of_the_7b_preset_passes(model: Path, tmp_path: Path):
     node = gpu_stack.Node("cuda", 4, tmp_path, gpu_check.FULL, [f"actor_rollout_ref.model.path={model}"])
     command = [*node.line("preset-7b"), "--print", "trainer.n_gpus_per_node=4"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
@@ -174,6 +180,8 @@ def test_the_line_of_the_7b_preset_passes(model: Path, tmp_path: Path, monkeypat
     config, output = driven(words)
     assert "gigpo_alfworld_7b" in output
     assert config.trainer.total_training_steps == 4
+    assert (config.trainer.save_freq, config.trainer.test_freq) == (-1, -1)
+    assert not config.trainer.val_before_train
 
 
 def test_what_is_measured_is_of_the_last_step(tmp_path: Path):
@@ -437,8 +445,16 @@ def test_a_step_against_stock_grpo_by_hand():
     conversation, per_step = rows["`gigpo`, conversation", 8], rows["`gigpo`, row per step", 8]
     assert conversation[:3] == ["512", "2,048,000", f"{64 * 10_800:,}"]
     assert per_step[:3] == ["10,240", "2,048,000", f"{64 * 20 * 2000:,}"]
-    assert conversation[4] == round(10 * 7.616e9 * 64 * 10_800 / 400e12) == 132
-    assert rows["stock `grpo`, conversation", 8][:5] == conversation[:5]
+    # A turn of 200 tokens at 2,500 a second, after reading 300 or 1,800 with 2 operations per parameter: 0.0914 or
+    # 0.1485 s, and there are 64 x 20 per GPU.
+    assert (conversation[3], per_step[3]) == (117, 190)
+    # 7.616e9 parameters, 691,200 or 2,560,000 tokens, 400e12 operations per second; 2 operations each for the old
+    # log-probabilities, the forward pass, the same again, gradients of activations, gradients of weights.
+    assert (conversation[4], per_step[4]) == (132, 487)
+    # 0.72 ms per row and 0.246 us per token: 512 rows of 10,000, or 10,240 of 200; of stock 1.077 times that.
+    assert (conversation[5], per_step[5]) == ("1.6", "7.9")
+    assert rows["stock `grpo`, conversation", 8][:6] == [*conversation[:5], "1.8"]
+    assert machine.GPU not in os.environ
     # Weights, gradients and AdamW's state, 16 bytes per parameter, are shared by 56 GPUs more.
     states = 16 * 7.616 * (1 / 8 - 1 / 64)
     assert float(conversation[-1]) - float(rows["`gigpo`, conversation", 64][-1]) == pytest.approx(states, abs=0.3)
