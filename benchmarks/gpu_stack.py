@@ -59,10 +59,10 @@ UPDATES_ALONE = ("trainer.val_before_train=false", "trainer.test_freq=-1", "trai
 AGREES = "training/rollout_actor_probs_pearson_corr"
 """verl's correlation of vLLM's probabilities with those of the trained model"""
 SETUPS = {"1 rank": (1, 1, True, 0, ()), "2 ranks per sequence": (2, 2, True, 0, ())}
-OFF, OFF_IN_BFLOAT16 = 1e-4, 0.2
-"""how far a gradient may be from float64's, of its size: each in float32, the median in bfloat16"""
+OFF, OFF_IN_BFLOAT16 = 1e-4, 0.4
+"""how far a gradient may be from float64's, of its size: each in float32; in bfloat16 the median, 0.20 on a CPU"""
 FURTHER = 1.5, 0.02
-"""how much further it may be with two ranks in bfloat16: a factor, and what is added"""
+"""how much further it may be with two ranks in bfloat16: a factor, 1.31 on a CPU, and what is added"""
 APART = 0.25
 """how far log-probabilities of one token may be apart in bfloat16"""
 

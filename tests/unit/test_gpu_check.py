@@ -92,17 +92,17 @@ def test_a_program_that_takes_too_long_ends_with_all_that_it_has_started(stack, 
 
 
 def test_gradients_in_bfloat16_are_compared_with_those_of_one_rank(stack):
-    one = {"a": 0.02, "b": 0.05, "clipped": 0.6}
+    errors = {"a": 0.02, "b": 0.05, "clipped": 0.6}
 
-    def ok(exact: bool = False, **two: float) -> list[bool]:
-        return [row["ok"] for row in stack.judged({"1 rank": one, "2 ranks": one | two}, exact)]
+    def ok(exact: bool = False, **changes: float) -> list[bool]:
+        return [row["ok"] for row in stack.judged({"1 rank": errors, "2 ranks": errors | changes}, exact)]
 
     assert ok() == [True, True]
     assert ok(clipped=0.9) == [True, True]
     assert ok(a=0.06) == [True, False]
     assert ok(a=float("nan")) == [True, False]
     assert ok(exact=True) == [False, False]
-    wrong = dict.fromkeys(one, 0.5)
+    wrong = dict.fromkeys(errors, 0.5)
     assert [row["ok"] for row in stack.judged({"1 rank": wrong, "2 ranks": wrong}, exact=False)] == [False, False]
 
 
