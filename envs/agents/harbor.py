@@ -159,8 +159,12 @@ class HarborTask:
         """What is played at once: the task, or ``step``, whose folder is ``place``."""
         agent, verifier, environment = tables["agent"], tables["verifier"], tables["environment"]
         tests = [path for path in dict.fromkeys(("tests", f"{place}tests")) if (self.folder / path).is_dir()]
-        own_tests = not any((self.folder / path / "test.sh").exists() for path in tests)
-        _require(self.folder, f"{place}instruction.md", *([f"{place}tests/test.sh"] if own_tests else []))
+        tested = any((self.folder / path / "test.sh").exists() for path in tests)
+        _require(self.folder, f"{place}instruction.md", *([] if tested else [f"{place}tests/test.sh"]))
+        files = ("instruction.md", "solution", "solution/solve.sh", *(["workdir"] if step else []))
+        for path in ("environment", *(place + name for name in files), *tests, *(f"{path}/test.sh" for path in tests)):
+            if not Path(os.path.realpath(self.folder / path)).is_relative_to(self.folder.resolve()):
+                raise TaskFormatError(f"Harbor task {self.folder}: {path} is a link out of this folder: copy it there")
         checks = [table["healthcheck"] for table in (environment, step) if table.get("healthcheck")]
         for check in checks:
             if not (isinstance(check, dict) and isinstance(check.get("command"), str)):
@@ -213,12 +217,22 @@ class HarborTask:
     def fill(self, workspace: Path, rootfs: Path | None = None) -> None:
         """Put the task's files into the empty folder ``workspace``: those of the image's workdir, then its own."""
         if rootfs is not None and (source := rootfs / self.workdir.lstrip("/")).is_dir():
-            shutil.copytree(source, workspace, symlinks=True, dirs_exist_ok=True)
+            _copy(source, workspace)
+        _copy(self.folder / "environment", workspace, leave_out=_BUILD_FILES)
 
-        def build_files(folder: str, names: list[str]) -> list[str]:
-            return [name for name in names if name in _BUILD_FILES and Path(folder) == self.folder / "environment"]
 
-        shutil.copytree(self.folder / "environment", workspace, symlinks=True, dirs_exist_ok=True, ignore=build_files)
+def _copy(source: Path, target: Path, leave_out: Collection[str] = ()) -> None:
+    """Add what ``source`` holds, except ``leave_out``, to ``target``; replaces links there, follows none."""
+
+    def left_out(folder: str, names: list[str]) -> list[str]:
+        below = Path(folder).relative_to(source)
+        skipped = [name for name in names if name in leave_out and below == Path()]
+        for place in (target / below / name for name in names if name not in skipped):
+            if place.is_symlink() or place.is_file():
+                place.unlink()
+        return skipped
+
+    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=left_out)
 
 
 def find_tasks(folder: Path) -> list[Path]:
@@ -437,7 +451,7 @@ class HarborRunner(CommandRunner):
         if len(task.tests) > 1:
             tests = folder / "tests"
             for path in task.tests:
-                await asyncio.to_thread(shutil.copytree, path, tests, symlinks=True, dirs_exist_ok=True)
+                await asyncio.to_thread(_copy, path, tests)
         command, mounts = _script(tests / "test.sh", "/tests/test.sh", folder)
         mounts += [
             Mount(tests, "/tests"),

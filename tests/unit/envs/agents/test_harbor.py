@@ -260,6 +260,33 @@ def test_files_of_a_step_stay_in_its_folders(steps: Path, tmp_path: Path) -> Non
     assert not list((tmp_path / "outside").iterdir())
 
 
+def test_links_of_a_task_lead_nowhere(steps: Path, tmp_path: Path) -> None:
+    """Neither those that files are copied over, nor those in the place of its own folders."""
+    outside, tests = tmp_path / "outside", steps / "steps/two/tests"
+    outside.mkdir()
+    (outside / "file").write_text("kept")
+    (steps / "tests/folder").symlink_to(outside)
+    (steps / "tests/file").symlink_to(outside / "file")
+    (tests / "folder").mkdir()
+    for path in ("folder/file", "file", "helper"):
+        (tests / path).write_text("the task's")
+    assert obey(steps).reward == 1.0
+    assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("file", "kept")]
+    (steps / "environment/folder").mkdir()
+    (steps / "environment/folder/file").write_text("the task's")
+    (workspace := tmp_path / "workspace").mkdir()
+    (workspace / "folder").symlink_to(outside)
+    HarborTask.load(str(steps)).fill(workspace)
+    assert (outside / "file").read_text() == "kept"
+    for name in ("environment", "steps/two/workdir", "steps/one/solution", "steps/two/tests/test.sh", "tests"):
+        (steps / name).rename(aside := tmp_path / "aside")
+        (steps / name).symlink_to(aside)
+        with pytest.raises(TaskFormatError, match=f"task: {name} is a link out of this folder"):
+            HarborTask.load(str(steps))
+        (steps / name).unlink()
+        aside.rename(steps / name)
+
+
 def test_the_agent_starts_where_the_healthcheck_succeeds(task: Path) -> None:
     (task / "task.toml").write_text("[environment.healthcheck]\ncommand = 'ls; test -e /app/middle.py'\n")
     assert play(SOLUTION, task).reward == 1.0
