@@ -17,8 +17,10 @@ A script, of the standard library only, so that it starts in milliseconds. Its f
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -169,6 +171,7 @@ class Limits(NamedTuple):
 OVER = "it used more than turnkey.agent."
 """how the last line of standard error begins, where a command was killed because it exceeded a limit"""
 _WATCH_SECONDS, _WATCH_SHARE = 0.25, 100  # between two measurements; a watch takes a hundredth of a processor at most
+_UNREADABLE = 1 << 60  # bytes; more than any limit, and no less before a command than after it
 
 
 def guard(limits: Limits, folders: Sequence[str], command: list[str]) -> int:
@@ -177,6 +180,7 @@ def guard(limits: Limits, folders: Sequence[str], command: list[str]) -> int:
     actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     defaults = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores, and its children would too
     try:
+        most = _size(folders) + limits.disk if limits.disk and folders else 0
         _restrict(limits)
         pid = os.posix_spawnp(command[0], command, os.environ, file_actions=actions, setsid=True, setsigdef=defaults)
     except OSError as error:
@@ -187,8 +191,7 @@ def guard(limits: Limits, folders: Sequence[str], command: list[str]) -> int:
     watches: list[Callable[[], str]] = []
     if limits.memory or limits.processes:
         watches.append(lambda: _over(limits))
-    if limits.disk and folders:
-        most = _size(folders) + limits.disk
+    if most:
         watches.append(lambda: f"disk_gb={limits.disk / 2**30:g}" if _size(folders) > most else "")
     for watch in watches:
         threading.Thread(target=_watch, args=(watch, handle, exceeded), daemon=True).start()
@@ -248,16 +251,20 @@ def _held(pid: int) -> int:
 
 
 def _size(folders: Sequence[str]) -> int:
-    """Bytes of the files in ``folders``."""
-    size, todo = 0, [*folders]
+    """Bytes of the files in ``folders``; a file of several names counts once, a folder that cannot be read a lot."""
+    size, todo, counted = 0, [*map(os.path.realpath, folders)], set()
     while todo:
-        with contextlib.suppress(OSError), os.scandir(todo.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    todo.append(entry.path)
-                else:
-                    with contextlib.suppress(OSError):
-                        size += entry.stat(follow_symlinks=False).st_blocks * 512
+        path = todo.pop()
+        try:
+            status = os.lstat(path)
+            if stat.S_ISDIR(status.st_mode):
+                todo += [f"{path}/{name}" for name in os.listdir(path)]
+            elif (file := (status.st_dev, status.st_ino)) not in counted:
+                size += status.st_blocks * 512
+                counted |= {file} if status.st_nlink > 1 else set()
+        except OSError as error:  # else it has been removed
+            if isinstance(error, PermissionError) or error.errno == errno.ENAMETOOLONG:
+                size += _UNREADABLE
     return size
 
 

@@ -13,6 +13,7 @@ import pytest
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, AgentResult
 from verl_turnkey.envs.agents.command import CommandRunner, filled
 from verl_turnkey.envs.agents.sandboxes import NoSandbox
+from verl_turnkey.envs.process_tree import Limits
 
 HANDLE = AgentHandle("http://127.0.0.1:9/s3cret/v1", "k3y", "policy")
 DUMP = """
@@ -117,6 +118,22 @@ def test_a_folder_of_any_depth_is_removed_with_its_episode(monkeypatch: pytest.M
     script = "import os\nfor _ in range(1200): os.mkdir('deep'); os.chdir('deep')\nos.chmod('..', 0o500); print('deep')"
     assert play([sys.executable, "-c", script]).extra["output"] == "deep\n"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("script", "fits"),
+    [
+        ("open('file', 'wb').write(bytes(1 << 19))\nfor n in range(9): os.link('file', str(n))", True),
+        ("for _ in range(1200): os.mkdir('deep'); os.chdir('deep')", False),
+        ("os.mkdir('locked'); os.chmod('locked', 0o300); os.chdir('locked')\n"
+         "for n in range(9): open(str(n), 'wb').write(bytes(1 << 19))", False),
+    ],
+    ids=["links", "deep", "locked"],
+)  # fmt: skip
+def test_no_file_is_hidden_from_the_limit_of_the_disk_or_counts_twice(script: str, fits: bool) -> None:
+    command = [sys.executable, "-c", f"import os, time\n{script}\ntime.sleep({1 if fits else 60})"]
+    reason = play(command, limits=Limits(disk=1 << 20)).reason
+    assert reason == "" if fits else "it used more than turnkey.agent.disk_gb" in reason
 
 
 def test_a_command_that_is_not_there() -> None:
