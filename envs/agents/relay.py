@@ -13,9 +13,11 @@ import sys
 import threading
 
 CHUNK = 1 << 16
+STACK = 1 << 18  # of a thread; the usual one counts 8 MB of the memory that a process may allocate
 
 
 def main(path, port, command):
+    threading.stack_size(STACK)
     server = socket.create_server(("127.0.0.1", port), backlog=128)
     threading.Thread(target=serve, args=(server, path), daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -31,7 +33,8 @@ def main(path, port, command):
 def serve(server, path):
     while True:
         with contextlib.suppress(OSError):  # no descriptors are left
-            threading.Thread(target=connect, args=(server.accept()[0], path), daemon=True).start()
+            client = server.accept()[0]
+            start(connect, client, path, ends=[client])
 
 
 def connect(client, path):
@@ -42,12 +45,24 @@ def connect(client, path):
     except OSError:  # the episode is over
         client.close()
         return
-    back = threading.Thread(target=carry, args=(gateway, client), daemon=True)
-    back.start()
-    carry(client, gateway)
-    back.join()
-    client.close()
-    gateway.close()
+    back = start(carry, gateway, client, ends=[client, gateway])
+    if back is not None:
+        carry(client, gateway)
+        back.join()
+        client.close()
+        gateway.close()
+
+
+def start(target, *args, ends):
+    """Start a thread; None: there is no memory for it, so that ``ends`` are closed."""
+    thread = threading.Thread(target=target, args=args, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        for end in ends:
+            end.close()
+        return None
+    return thread
 
 
 def carry(source, target):
