@@ -349,10 +349,12 @@ def choose(
     readable: Sequence[Path] = (),
     network: Network = "gateway",
     inherit: Sequence[str] = (),
+    limits: Limits = NO_LIMITS,
 ) -> Sandbox:
     """The sandbox ``name``: ``none``, ``bwrap``, ``docker``, or ``auto``: docker if its daemon answers, else bwrap.
 
     ``image``: for docker; without one ``auto`` takes bwrap. ``inherit``: see ``NoSandbox``; the others inherit nothing.
+    ``limits``: those that it has to keep.
 
     Raises:
         SandboxError: it cannot be used here; says what is missing.
@@ -370,7 +372,7 @@ def choose(
         else:
             raise SandboxError("turnkey.agent.sandbox=docker needs an image: a Harbor task names it as docker_image")
     if name != "docker":
-        if (problem := bwrap_problem()) is None:
+        if (problem := bwrap_problem(limits.memory > 0)) is None:
             return Bubblewrap(rootfs, tuple(readable), network)
         problems.append(problem)
     if name == "auto" and image is None:
@@ -379,12 +381,15 @@ def choose(
 
 
 @functools.cache
-def bwrap_problem() -> str | None:
-    """Why bwrap cannot be used here; None: it can."""
+def bwrap_problem(memory: bool = False) -> str | None:
+    """Why bwrap cannot be used here, or not with a limit of the ``memory``; None: it can."""
     if shutil.which("bwrap") is None:
         return "bwrap is not installed (Debian's package bubblewrap)"
     options = ["--unshare-all", "--uid", "0", "--gid", "0", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+    options += ["--size", "4096", "--tmpfs", "/tmp"] if memory else []
     message = _failure(["bwrap", *options, "true"])
+    if message is not None and "--size" in message:
+        return f"turnkey.agent.memory_gb needs bubblewrap 0.7 or newer: {message}"
     return None if message is None else f"bwrap fails on this machine, which may forbid namespaces: {message}"
 
 

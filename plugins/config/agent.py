@@ -189,7 +189,13 @@ def sandbox_of(agent: AgentConfig) -> Sandbox:
     rootfs = None if agent.rootfs is None else Path(agent.rootfs)
     readable = [Path(path).expanduser().absolute() for path in agent.readable]
     return choose(
-        name, image=agent.image, rootfs=rootfs, readable=readable, network=agent.network, inherit=agent.inherit
+        name,
+        image=agent.image,
+        rootfs=rootfs,
+        readable=readable,
+        network=agent.network,
+        inherit=agent.inherit,
+        limits=agent.limits,
     )
 
 

@@ -161,6 +161,35 @@ asyncio.run(main())
     assert outcome.extra["output"].split() == [str(number) for number in range(20)], outcome.reason
 
 
+def test_connections_through_the_relay_take_little_of_the_limit_of_memory() -> None:
+    script = """
+import http.client, os
+path = os.environ["OPENAI_BASE_URL"].partition(":8000")[2] + "/chat/completions"
+connections = [http.client.HTTPConnection("127.0.0.1", 8000, timeout=20) for _ in range(40)]
+for connection in connections:
+    connection.connect()
+for connection in connections:
+    connection.request("POST", path, '{"messages": [{"content": "x"}]}', {"Content-Type": "application/json"})
+print(sum(connection.getresponse().status == 200 for connection in connections))
+"""
+    command, limits = [sys.executable, "-c", script], Limits(memory=1 << 27)
+    with gateway(lambda path, body: completion({"content": "fine"})) as handle:
+        runner = CommandRunner(command, timeout=60.0, sandbox=Bubblewrap(), limits=limits)
+        outcome = asyncio.run(runner.run({}, handle))
+    assert outcome.extra["output"] == "40\n", outcome.reason
+
+
+def test_the_relay_closes_a_connection_for_which_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_memory)
+    ours, theirs = socket.socketpair()
+    assert relay.start(relay.connect, ours, "socket", ends=[ours]) is None
+    with theirs:
+        assert theirs.recv(1) == b""
+
+
 def test_the_relay_does_not_wait_for_acknowledgements(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as gateway:
         gateway.bind(path := str(tmp_path / "s"))
@@ -266,7 +295,7 @@ def test_bwrap_where_no_daemon_answers() -> None:
 
 @pytest.mark.usefixtures("no_docker")
 def test_an_error_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandboxes, "bwrap_problem", lambda: "bwrap is not installed (Debian's package bubblewrap)")
+    monkeypatch.setattr(sandboxes, "bwrap_problem", lambda _: "bwrap is not installed (Debian's package bubblewrap)")
     with pytest.raises(SandboxError) as error:
         choose("auto", image="debian")
     assert str(error.value) == (
@@ -285,8 +314,21 @@ def test_docker_where_its_daemon_answers(monkeypatch: pytest.MonkeyPatch) -> Non
         choose("docker")
 
 
+@pytest.mark.usefixtures("no_docker")
+def test_a_bwrap_that_cannot_limit_memory_is_refused_where_memory_is_limited(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program(tmp_path / "bwrap", 'case "$*" in *--size*) echo "bwrap: Unknown option --size" >&2; exit 1; esac')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    sandboxes.bwrap_problem.cache_clear()
+    assert choose("bwrap") == Bubblewrap()
+    with pytest.raises(SandboxError, match=r"memory_gb needs bubblewrap 0\.7 or newer: bwrap: Unknown option --size"):
+        choose("bwrap", limits=Limits(memory=1 << 30))
+    sandboxes.bwrap_problem.cache_clear()
+
+
 def test_checks_of_this_machine() -> None:
-    assert sandboxes.bwrap_problem() is None
+    assert sandboxes.bwrap_problem() is sandboxes.bwrap_problem(memory=True) is None
     assert shutil.which("bwrap") is not None
 
 
