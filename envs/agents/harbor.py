@@ -57,7 +57,7 @@ _HARMLESS = {
     "os": ("linux",),
     "user": ("root",),
     "environment_mode": ("shared",),
-    "network_mode": ("public", "no-network"),
+    **{f"{table}.network_mode": ("public", "no-network") for table in ("environment", "agent", "verifier")},
 }
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
@@ -141,18 +141,20 @@ class HarborTask:
         if not steps:
             return task._part("", tables, {})
         parts = tuple(task._step(step, tables) for step in steps)
+        if len({part.name for part in parts}) < len(parts):
+            raise TaskFormatError(f"Harbor task {folder}: each of the steps needs a name of its own")
         return replace(task, steps=parts, instruction="\n\n".join(part.instruction for part in parts))
 
     def _step(self, step: Mapping[str, Any], tables: Mapping[str, Any]) -> HarborTask:
         name, least = step.get("name"), step.get("min_reward", {})
         least = least if isinstance(least, Mapping) else {"reward": least}
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
             raise TaskFormatError(f"Harbor task {self.folder}: steps.name must be a folder in steps/, not {name!r}")
         if not all(isinstance(value, int | float) for value in least.values()):
             raise TaskFormatError(f"Harbor task {self.folder}: min_reward must be a number, or numbers by name")
-        own = {**tables, **{phase: {**tables[phase], **step.get(phase, {})} for phase in ("agent", "verifier")}}
+        merged = {**tables, **{phase: {**tables[phase], **step.get(phase, {})} for phase in ("agent", "verifier")}}
         files = self.folder / "steps" / name / "workdir"
-        part = self._part(f"steps/{name}/", own, step)
+        part = self._part(f"steps/{name}/", merged, step)
         return replace(part, name=name, least=least, files=files if files.is_dir() else None)
 
     def _part(self, place: str, tables: Mapping[str, Any], step: Mapping[str, Any]) -> HarborTask:
@@ -330,7 +332,8 @@ def _refused(table: str, fields: Any) -> list[str]:
     return [
         f"{table}.{key}".lstrip(".")
         for key, value in fields.items()
-        if key not in _KEYS[table] and value not in (None, 0, "", [], {}, *_HARMLESS.get(key, ()))
+        if key not in _KEYS[table]
+        and value not in (None, 0, "", [], {}, *_HARMLESS.get(key, ()), *_HARMLESS.get(f"{table}.{key}", ()))
     ]
 
 
@@ -391,12 +394,13 @@ class HarborRunner(CommandRunner):
             raise AgentFailure(str(error)) from None
 
     def scoring_seconds(self, task: Mapping[str, Any]) -> float:
-        """How long the verifier of ``task`` may run once the agent has ended."""
+        """How long the verifier of ``task``, and further steps, may run once the agent has ended."""
         if task.get("env_id") != ENV_ID:
             return 0.0
         try:
             harbor = HarborTask.load(**task.get("kwargs") or {})
-            return sum(part.verifier_seconds for part in harbor.steps or (harbor,))
+            scoring = sum(part.verifier_seconds for part in harbor.steps or (harbor,))
+            return scoring + (self.timeout if harbor.steps else 0.0)  # /finish ends one step
         except (TaskFormatError, TypeError):  # which ``run`` reports
             return 0.0
 
@@ -409,37 +413,46 @@ class HarborRunner(CommandRunner):
             TaskFormatError: the sandbox does not have the task's image.
             AgentFailure: a sandbox could not be started, or the verifier left no reward.
         """
-        sandbox, left, outcomes = sandbox_for(task, self.sandbox), self.timeout, list[AgentResult]()
+        sandbox, seconds_left, outcomes = sandbox_for(task, self.sandbox), self.timeout, list[AgentResult]()
         async with episode_folder() as folder:
             workspace = agent.workspace or folder / "app"
             await asyncio.to_thread(task.fill, workspace, getattr(sandbox, "rootfs", None))
             for part in task.steps or (task,):
-                began = time.monotonic()
+                deadline = time.monotonic() + seconds_left
                 runner = CommandRunner(
                     self.command,
-                    timeout=min(part.agent_seconds, left),
+                    timeout=min(part.agent_seconds, seconds_left),
                     sandbox=_online(sandbox, part.offline[0]),
                     env={**part.env, **(part.solution_env if solution else {}), **self.env},
                     files=self.files,
                     limits=self.limits,
                 )
                 # Fresh folders for all but the working folder: what an agent left in HOME or as a reward is not there.
-                async with episode_folder() as own, episode_folder() as fresh:
-                    logs = _log_folders(own)
-                    job = runner.job({**row, "instruction": part.instruction}, agent, own, workspace, task.workdir)
+                async with episode_folder() as of_agent, episode_folder() as of_verifier:
+                    logs = _log_folders(of_agent)
+                    job = runner.job({**row, "instruction": part.instruction}, agent, of_agent, workspace, task.workdir)
                     mounts = [Mount(logs / name, f"/logs/{name}", True) for name in ("agent", "artifacts", "verifier")]
-                    await _prepare(part, runner, replace(job, mounts=mounts, socket=None, env=part.env))
+                    job = replace(job, mounts=mounts)
+                    problem = await _prepare(part, runner, replace(job, socket=None, env=part.env), deadline)
+                    if problem and not outcomes:
+                        raise AgentFailure(problem)
+                    if problem:  # which the agent may have caused in an earlier step
+                        outcomes.append(replace(outcomes[-1], reward=0.0, extra={}, reason=cut(problem)))
+                        break
                     if solution:
                         mounts.append(Mount(part.solution, "/solution"))
-                        command, copies = _script(part.solution / "solve.sh", "/solution/solve.sh", own)
+                        command, copies = _script(part.solution / "solve.sh", "/solution/solve.sh", of_agent)
                         job, mounts = replace(job, command=command), [*mounts, *copies]
-                    ended = await run_job(runner.sandbox, replace(job, mounts=mounts), runner.timeout)
-                    left -= time.monotonic() - began
+                    seconds = min(part.agent_seconds, deadline - time.monotonic())
+                    ended = await run_job(runner.sandbox, replace(job, mounts=mounts), seconds)
+                    seconds_left = deadline - time.monotonic()
                     outcome = runner.outcome(ended, agent.key)
                     verifiers = _online(sandbox, part.offline[1])
-                    outcomes.append(await self._verify(part, verifiers, fresh, workspace, logs, outcome))
+                    outcomes.append(await self._verify(part, verifiers, of_verifier, workspace, logs, outcome))
                 rewards = {"reward": outcomes[-1].reward, **outcomes[-1].extra.get("rewards", {})}
-                if left <= 0 or any(not rewards.get(name, -math.inf) >= least for name, least in part.least.items()):
+                if seconds_left <= 0 or any(
+                    not rewards.get(name, -math.inf) >= least for name, least in part.least.items()
+                ):
                     break
         return outcomes[-1] if not task.steps else _of_steps(task, outcomes)
 
@@ -466,8 +479,8 @@ class HarborRunner(CommandRunner):
         try:
             reward, rewards = await asyncio.to_thread(read_reward, verifier_logs, self._reward_key)
         except ValueError as error:
-            how = f"exit status {ended.status}: {ended.last_line}"
-            raise AgentFailure(cut(f"the verifier of {task.folder.name}: {error} ({how})")) from None
+            ending = f"exit status {ended.status}: {ended.last_line}"
+            raise AgentFailure(cut(f"the verifier of {task.folder.name}: {error} ({ending})")) from None
         extra = {**outcome.extra, **({"rewards": rewards} if rewards else {})}
         return replace(outcome, reward=reward, success=reward >= 1.0, extra=extra, verified=True)
 
@@ -477,18 +490,22 @@ def _online(sandbox: Sandbox, offline: bool) -> Sandbox:
     return replace(sandbox, network="gateway") if offline and isinstance(sandbox, Bubblewrap | Docker) else sandbox
 
 
-async def _prepare(task: HarborTask, runner: CommandRunner, job: Job) -> None:
-    """Add a step's files, run its ``setup.sh`` and the healthchecks. Raises AgentFailure: one of them fails."""
+async def _prepare(task: HarborTask, runner: CommandRunner, job: Job, deadline: float) -> str:
+    """Add a step's files, run its ``setup.sh`` and the healthchecks. Which of them failed, and how; empty: none."""
     jobs = [("healthcheck", replace(job, command=["bash", "-c", text]), limit) for text, limit in task.healthchecks]
     if task.files is not None:  # in the sandbox: a link of the agent's must not lead out of the working folder
-        put = ["bash", "-c", "cp -RP /step/. . && if [ -e /step/setup.sh ]; then bash setup.sh; fi"]
+        copy = ["bash", "-c", "cp -RP /step/. . && if [ -e /step/setup.sh ]; then bash setup.sh; fi"]
         mounts = [*job.mounts, Mount(task.files, "/step")]
-        jobs.insert(0, ("setup", replace(job, command=put, mounts=mounts), runner.timeout))
+        jobs.insert(0, ("setup", replace(job, command=copy, mounts=mounts), runner.timeout))
     for what, check, limit in jobs:
-        ended = await run_job(runner.sandbox, check, limit)
+        seconds = min(limit, deadline - time.monotonic())
+        ended = await run_job(runner.sandbox, check, seconds)
         if ended.status != 0:
-            how = f"ran longer than {limit:g} s" if ended.status is None else f"exit status {ended.status}"
-            raise AgentFailure(f"the {what} of {task.name or task.folder.name} failed ({how}): {ended.last_line}")
+            ending = (
+                f"ran longer than {round(seconds, 1):g} s" if ended.status is None else f"exit status {ended.status}"
+            )
+            return f"the {what} of {task.name or task.folder.name} failed ({ending}): {ended.last_line}"
+    return ""
 
 
 def _of_steps(task: HarborTask, outcomes: Sequence[AgentResult]) -> AgentResult:
@@ -550,7 +567,8 @@ async def check_task(task: HarborTask, sandbox: Sandbox) -> list[str]:
 async def _reward_of(
     task: HarborTask, sandbox: Sandbox, command: list[str], *, solution: bool = False
 ) -> float | str | None:
-    runner = HarborRunner(command, timeout=task.agent_seconds, sandbox=sandbox)
+    seconds = sum(part.agent_seconds for part in task.steps or (task,))
+    runner = HarborRunner(command, timeout=seconds, sandbox=sandbox)
     try:
         outcome = await runner.play(task, {}, NOBODY, solution=solution)
     except AgentFailure as failure:

@@ -330,6 +330,18 @@ def test_a_verifier_has_its_time_after_an_agent_that_finishes(play, tmp_path: Pa
     ((row,),) = play(task, overrides=tuple(f"turnkey.agent.{name}={value}" for name, value in agent.items()))
     assert row.extra_fields["turnkey"]["failed"] is None
     assert row.reward_score == 1.0
+    # In a task of several steps the agent has finished one of them.
+    (tmp_path / "tests/test.sh").write_text("echo 1 > /logs/verifier/reward.txt")
+    text = "[verifier]\ntimeout_sec = 3.0\n"
+    for name in ("one", "two"):
+        (tmp_path / "steps" / name / "workdir").mkdir(parents=True)
+        (tmp_path / "steps" / name / "instruction.md").write_text("Go on.")
+        text += f"[[steps]]\nname = '{name}'\n"
+    (tmp_path / "steps/two/workdir/setup.sh").write_text("sleep 8")
+    (tmp_path / "task.toml").write_text(text)
+    (rows,) = play(task, overrides=tuple(f"turnkey.agent.{name}={value}" for name, value in agent.items()))
+    assert rows[0].extra_fields["turnkey"]["failed"] is None
+    assert sum(len(row.extra_fields["turnkey"]["steps"]) for row in rows) == 2
 
 
 # --- the policy as a user ---------------------------------------------------------------------------------------------

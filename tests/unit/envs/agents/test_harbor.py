@@ -4,11 +4,13 @@ import asyncio
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from verl_turnkey.envs.agents import harbor
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, AgentResult
 from verl_turnkey.envs.agents.harbor import HarborRunner, HarborTask, check_task, find_tasks, read_reward, sandbox_for
 from verl_turnkey.envs.agents.sandboxes import Bubblewrap, Docker, NoSandbox
@@ -224,6 +226,12 @@ def obey(task: Path) -> AgentResult:
     return asyncio.run(runner.run({"env_id": "harbor", "kwargs": {"path": str(task)}}, HANDLE))
 
 
+def test_steps_of_one_name_are_refused(steps: Path) -> None:
+    (steps / "task.toml").write_text("[[steps]]\nname = 'one'\n[[steps]]\nname = 'one'\n")
+    with pytest.raises(TaskFormatError, match="each of the steps needs a name of its own"):
+        HarborTask.load(str(steps))
+
+
 def test_steps_are_played_one_after_another_in_one_folder(steps: Path) -> None:
     outcome = obey(steps)
     assert (outcome.reward, outcome.success, outcome.verified) == (1.0, True, True)
@@ -235,16 +243,60 @@ def test_steps_are_played_one_after_another_in_one_folder(steps: Path) -> None:
     assert asyncio.run(check_task(HarborTask.load(str(steps)), Bubblewrap())) == []
     assert HarborTask.load(str(steps)).instruction == "echo one >> seen\n\necho two >> seen"
     assert (
-        HarborRunner([], timeout=60.0).scoring_seconds({"env_id": "harbor", "kwargs": {"path": str(steps)}}) == 1200.0
+        HarborRunner([], timeout=60.0).scoring_seconds({"env_id": "harbor", "kwargs": {"path": str(steps)}}) == 1260.0
     )
 
 
 def test_a_step_that_gets_too_little_is_the_last(steps: Path) -> None:
     outcome = play("true", steps)
     assert (outcome.reward, outcome.success, outcome.extra["rewards"]) == (0.0, False, {"one": 0.0})
+
+
+@pytest.mark.parametrize("strategy", ["mean", "final"])
+def test_a_later_step_that_cannot_begin_gets_nothing(steps: Path, strategy: str) -> None:
+    """The agent may have caused it, so a low score must not become a failed episode."""
+    toml = f"multi_step_reward_strategy = '{strategy}'\n{(steps / 'task.toml').read_text()}"
+    (steps / "task.toml").write_text(toml)
     (steps / "steps/two/workdir/setup.sh").write_text("echo broken >&2; exit 3")
-    with pytest.raises(AgentFailure, match=r"the setup of two failed \(exit status 3\): broken"):
+    outcome = obey(steps)
+    assert (outcome.reward, outcome.success, outcome.verified) == (0.5 if strategy == "mean" else 0.0, False, True)
+    assert outcome.extra == {"rewards": {"one": 1.0, "two": 0.0}}
+    assert outcome.reason == "the setup of two failed (exit status 3): broken"
+    (steps / "steps/two/workdir/setup.sh").write_text("true")
+    outcome = obey(steps)
+    assert (outcome.extra["rewards"], outcome.reason) == (
+        {"one": 1.0, "two": 0.0},
+        "the healthcheck of two failed (exit status 1):",
+    )
+    (steps / "steps/one/workdir/setup.sh").write_text("echo broken >&2; exit 3")
+    with pytest.raises(AgentFailure, match=r"the setup of one failed \(exit status 3\): broken"):
         obey(steps)
+
+
+def test_what_comes_before_the_agent_takes_of_its_time(steps: Path) -> None:
+    (steps / "steps/one/workdir/setup.sh").write_text("sleep 2")
+    began = time.monotonic()
+    outcome = play("sleep 60", steps, timeout=4.0)
+    assert (outcome.reward, outcome.truncated) == (0.0, True)
+    assert time.monotonic() - began < 5.5
+    (steps / "steps/one/workdir/setup.sh").write_text("sleep 60")
+    with pytest.raises(AgentFailure, match=r"the setup of one failed \(ran longer than 1 s\)"):
+        play("true", steps, timeout=1.0)
+
+
+def test_the_check_gives_each_step_its_time(steps: Path) -> None:
+    (steps / "task.toml").write_text(f"{(steps / 'task.toml').read_text()}[steps.agent]\ntimeout_sec = 5000\n")
+    seen: list[float] = []
+
+    class Watched(HarborRunner):
+        def __init__(self, command: Any, *, timeout: float, **further: Any) -> None:
+            seen.append(timeout)
+            super().__init__(command, timeout=timeout, **further)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harbor, "HarborRunner", Watched)
+        assert asyncio.run(check_task(HarborTask.load(str(steps)), Bubblewrap())) == []
+    assert {*seen} == {5600.0}
 
 
 def test_files_of_a_step_stay_in_its_folders(steps: Path, tmp_path: Path) -> None:
@@ -252,8 +304,8 @@ def test_files_of_a_step_stay_in_its_folders(steps: Path, tmp_path: Path) -> Non
     (tmp_path / "outside").mkdir()
     (steps / "steps/two/workdir/link").mkdir()
     (steps / "steps/two/workdir/link/file").touch()
-    with pytest.raises(AgentFailure, match="the setup of two failed"):
-        play(f"echo one >> seen; ln -s {tmp_path}/outside link", steps)
+    outcome = play(f"echo one >> seen; ln -s {tmp_path}/outside link", steps)
+    assert "the setup of two failed" in outcome.reason
     shutil.rmtree(steps / "steps/two/workdir/link")
     leaves_links = f"echo one >> seen; rm -r ~/.agent; ln -s {tmp_path}/outside ~/.agent; true"
     assert play(leaves_links, steps, files={".agent/config": "text"}).reward == 0.5
@@ -317,6 +369,7 @@ def test_a_task_can_do_without_the_network_of_the_machine(task: Path, toml: str,
     ("toml", "names"),
     [
         ("[[steps]]\nname = 'a'\nretries = 2\n[steps.agent]\nuser = 'me'", "steps.retries, steps.agent.user"),
+        ("[[steps]]\nname = 'a'\nnetwork_mode = 'no-network'", "steps.network_mode"),
         ("steps = 3", "steps = 3"),
         ("multi_step_reward_strategy = 'best'", "multi_step_reward_strategy = 'best'"),
         ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['pypi.org']",
@@ -353,6 +406,8 @@ def test_what_changes_nothing_is_accepted(task: Path) -> None:
         ("task.toml", "[environment]\nworkdir = 'app'", r"environment\.workdir must be a path like /app, not 'app'"),
         ("task.toml", "[agent", r"task\.toml: Expected"),
         ("task.toml", "[[steps]]\nname = '../x'", r"steps\.name must be a folder in steps/, not '\.\./x'"),
+        ("task.toml", "[[steps]]\nname = '..'", r"steps\.name must be a folder in steps/, not '\.\.'"),
+        ("task.toml", "[[steps]]\nname = ''", r"steps\.name must be a folder in steps/, not ''"),
         (
             "task.toml",
             "[[steps]]\nname = 'one'\nmin_reward = 'much'",
