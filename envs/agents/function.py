@@ -300,7 +300,9 @@ class _FunctionProcess:
         our_end.setblocking(False)
         with child_end:
             reader, writer = await asyncio.open_unix_connection(sock=our_end, limit=_LARGEST_ANSWER)
-            argument = json.dumps([child_end.fileno(), path, [os.path.abspath(place) for place in sys.path]])
+            # Not those that are names of import hooks, as of editable packages.
+            places = [os.path.abspath(place) if os.path.exists(place or ".") else place for place in sys.path]
+            argument = json.dumps([child_end.fileno(), path, places])
             job = replace(job, command=[sys.executable, "-u", "-c", _BOOT, argument])
             if sandbox is None:
                 launch, folders = Launch([*job.command], {**job.env}, limits=job.limits), ()

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -250,6 +251,15 @@ def test_a_function_that_is_not_there_is_named() -> None:
         play(FunctionRunner, "play", {})
     with pytest.raises(ModuleImportError, match=r"turnkey\.agent\.run: cannot load .*has no 'play'"):
         play(InProcessFunctionRunner, "play", {})
+
+
+def test_its_process_has_the_hooks_of_editable_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hook, agent = "__editable__.mine.finder.__path_hook__", tmp_path / "agent.py"
+    monkeypatch.setattr(sys, "path", [hook, "", *sys.path])
+    agent.write_text(
+        f"import sys\ndef play(task, agent):\n    return float(sys.path[:2] == [{hook!r}, {os.getcwd()!r}])\n"
+    )
+    assert asyncio.run(FunctionRunner(f"{agent}:play", timeout=60.0).run({}, HANDLE)).reward == 1.0
 
 
 def test_a_task_must_be_plain_json() -> None:
