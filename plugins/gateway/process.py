@@ -23,7 +23,7 @@ from verl_turnkey.envs.agents.function import (
     is_url,
 )
 from verl_turnkey.envs.agents.harbor import HarborRunner
-from verl_turnkey.envs.agents.sandboxes import Bubblewrap
+from verl_turnkey.envs.agents.sandboxes import Bubblewrap, Sandbox
 from verl_turnkey.plugins.config.agent import ANYWHERE, OWN_REWARD, sandbox_of
 from verl_turnkey.plugins.config.schema import TurnkeyConfig, reward_entries, turnkey_config
 from verl_turnkey.plugins.gateway.codec import Codec, TurnCodec
@@ -55,11 +55,16 @@ class AgentProcess:
     def session(self, generate: Generate, sampling: Mapping[str, Any]) -> Session:
         return Session(self.codec, generate, sampling, self.limits, self.turnkey.agent.model, models=self.models)
 
+    @property
+    def _sandbox(self) -> Sandbox | None:
+        """What an episode's own processes run in; None: there are none."""
+        return self.runner.sandbox if isinstance(self.runner, CommandRunner | FunctionRunner) else None
+
     @contextmanager
     def workspace(self, session: Session) -> Iterator[Path | None]:
         """The folder that the agent works in; None: the runner makes one."""
         agent = self.turnkey.agent
-        shows_files = ":" in agent.state and agent.cwd is None and isinstance(self.runner, CommandRunner)
+        shows_files = ":" in agent.state and agent.cwd is None and self._sandbox is not None
         if agent.state != "workspace" and not shows_files:
             yield None if agent.cwd is None else Path(agent.cwd)
             return
@@ -85,8 +90,8 @@ class AgentProcess:
         host = self.turnkey.agent.listen
         if isinstance(self.runner, RemoteRunner) and host in ANYWHERE:
             host = await asyncio.to_thread(address_towards, self.runner.url, host == "::")
-        sandbox = self.runner.sandbox if isinstance(self.runner, CommandRunner | FunctionRunner) else None
-        socket = await server.unix_socket() if sandbox is not None and sandbox.name != "none" else None
+        walled = self._sandbox is not None and self._sandbox.name != "none"
+        socket = await server.unix_socket() if walled else None
         return AgentHandle(server.url(session.secret, host), session.secret, session.model, workspace, socket)
 
     def step_options(self, recorded: Any) -> StepOptions:

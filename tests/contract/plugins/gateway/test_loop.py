@@ -160,6 +160,16 @@ def test_a_function_of_states_sees_the_files_of_a_command(play, tmp_path: Path) 
     assert [step["anchor"] for row in rows for step in row.extra_fields["turnkey"]["steps"]] == ["0 []", "0 ['done']"]
 
 
+def test_a_function_of_states_sees_the_files_of_a_function_in_a_sandbox(play, tmp_path: Path) -> None:
+    states = tmp_path / "states.py"
+    states.write_text("def key(view):\n    return f'{view.step} {sorted(view.files)}'\n")
+    boxed = ("turnkey.agent.in_process=false", "turnkey.agent.sandbox=bwrap", f"turnkey.agent.state={states}:key")
+    (rows,) = play({"text": "b"}, overrides=boxed, function="write")
+    anchors = [step["anchor"] for row in rows for step in row.extra_fields["turnkey"]["steps"]]
+    assert anchors[0] == "0 []"
+    assert "[]" not in anchors[-1]
+
+
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
