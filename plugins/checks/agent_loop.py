@@ -202,9 +202,10 @@ def _check_run(agent: AgentConfig) -> None:
     except SandboxError as error:
         refuse("agent-sandbox", error=error)
         return
-    command = "{" if isinstance(agent.run, str) else agent.run[0]
-    if sandbox.name == "none" and "{" not in command and shutil.which(command) is None:
-        refuse("agent-command-missing", command=command)
+    if isinstance(agent.run, str) or sandbox.name != "none" or "{" in agent.run[0]:
+        return
+    if shutil.which(agent.run[0]) is None:
+        refuse("agent-command-missing", command=agent.run[0])
 
 
 SERVERS = "turnkey.mcp.servers"

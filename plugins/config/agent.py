@@ -75,7 +75,7 @@ class AgentConfig:
     disk_gb: Played[float | None] = None
     """GiB of each file that an episode writes, and by which its folders may grow; null: no limit"""
     fresh_process: Hosted[bool] = False
-    """function: a new process for each episode; a sandboxed one always gets one"""
+    """function: a new process for each episode; a sandboxed one always gets one, and so does a command"""
     in_process: Hosted[bool] = False
     """call the function in the agent-loop worker: no process to start, but a busy loop of one episode stops all"""
     timeout: Played[float] = 1800.0
