@@ -136,7 +136,7 @@ def _entered(script: Path | str) -> tuple[list[str], list[str]]:
 def _behind_main(words: Sequence[str]) -> list[str] | None:
     """The words behind verl's main program, which a Python starts by module or by file; None: they do not call it."""
     for place, word in enumerate(words):
-        programs = [Path(earlier).name for earlier in words[:place]]
+        programs = [Path(earlier).name.lstrip("\ufeff") for earlier in words[:place]]  # a byte order mark of the file
         by_python = any(name.startswith("python") or name in LAUNCHERS for name in programs)
         if by_python and (word == MAIN or FILE.fullmatch(word)):
             return [*words[place + 1 :]]
