@@ -1,4 +1,4 @@
-"""What does a cluster need to run thousands of episodes at once, and what is its bottleneck? By arithmetic.
+"""Estimate by arithmetic what a cluster needs to run thousands of episodes at once, and its bottleneck.
 
     python benchmarks/cluster_sim.py                                             # 64 GPUs, turns of 200 tokens
     python benchmarks/cluster_sim.py --turn-tokens 20 --env-seconds 0.2          # short tool calls, slow tools

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_check.py                          # everything; what the machine lacks is skipped
     python benchmarks/gpu_check.py --part gradients         # one part
-    python benchmarks/gpu_check.py --stack                  # and 16 further training runs, which compare costs
+    python benchmarks/gpu_check.py --stack                  # and 8 more training runs, which compare costs
     python benchmarks/gpu_check.py --device cpu --tiny      # tiny models, to try the script itself
 
 - ``costs``: seconds and memory of an update with ``st_ppo`` against PPO's loss, with a row per step and a row per
@@ -10,7 +10,8 @@
 - ``gradients``: those of our losses on the device, in float32 and bfloat16, against float64 on the CPU.
 - ``sleep``: vLLM with CUDA graphs sleeps, wakes and generates the same as before.
 - ``tensor-parallel``: vLLM on two GPUs gives the log-probabilities of vLLM on one.
-- ``sequence-parallel``: verl's FSDP2 with flash attention, each sequence on two ranks, gives the gradients of one rank.
+- ``sequence-parallel``: verl's FSDP2 with flash attention gives float64's gradients, with each sequence on one rank
+  and on two.
 - ``smollm2``, ``preset-7b``: four training steps of SmolLM2, and of Qwen2.5-7B with a preset's settings.
 
 The first two need torch and transformers only, with random weights; the others are in gpu_stack.py. Writes
@@ -46,7 +47,7 @@ ROOT = Path(__file__).parents[1]
 LOSSES = ("vanilla", "s_ppo", "st_ppo", "turn_ratio")
 ON_DEVICE, ON_STACK = ("costs", "gradients"), ("sleep", "tensor-parallel", "sequence-parallel", "smollm2", "preset-7b")
 OFF = {"float32": 1e-3, "bfloat16": 0.2}
-"""how far a gradient may be from float64's, of its size; an H100 has 8.2e-5 and 0.091 at most"""
+"""largest relative error of a gradient; an H100 had at most 8.2e-5 and 0.091, against float32 on the CPU"""
 Table = list[dict[str, Any]]
 Shape = dict[str, int]
 
@@ -319,7 +320,7 @@ class Report:
     """part -> passed, or failed or skipped with the reason"""
 
     def run(self, part: str, lacks: str | None, measure: Callable[[], Table]) -> None:
-        """Run a part of which the machine ``lacks`` nothing; what it raises is its result, and the next one goes on."""
+        """Run a part, unless the machine ``lacks`` something; an exception is recorded, and the next part runs."""
         if lacks:
             self.outcomes[part] = f"skipped: {lacks}"
         else:

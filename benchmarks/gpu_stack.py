@@ -41,9 +41,9 @@ PACKAGES = {
     "tensor-parallel": ("vllm",),
     "sequence-parallel": ("verl", "peft", "pytest", "flash_attn"),
 }
-"""part -> what it needs; others verl and vLLM"""
+"""packages that a part needs; all other parts need verl and vLLM"""
 GPUS = {"tensor-parallel": 2, "sequence-parallel": 2, "preset-7b": 4}
-"""part -> how many it needs; others one"""
+"""how many a part needs; all other parts need one"""
 ON_CPU = ("sequence-parallel", "smollm2", "stack")
 """parts that a CPU runs with --tiny"""
 TRAINED = {
@@ -62,7 +62,7 @@ SETUPS = {"1 rank": (1, 1, True, 0, ()), "2 ranks per sequence": (2, 2, True, 0,
 OFF, OFF_IN_BFLOAT16 = 1e-4, 0.4
 """how far a gradient may be from float64's, of its size: each in float32; in bfloat16 the median, 0.20 on a CPU"""
 FURTHER = 1.5, 0.02
-"""how much further it may be with two ranks in bfloat16: a factor, 1.31 on a CPU, and what is added"""
+"""limit of the error on two ranks in bfloat16: this factor (1.31 on a CPU) times that on one rank, plus this"""
 APART = 0.25
 """how far log-probabilities of one token may be apart in bfloat16"""
 
@@ -158,7 +158,7 @@ def run(folder: Path, line: Sequence[str], **variables: str) -> None:
         try:
             status = process.wait(MOST_SECONDS)
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+            os.killpg(process.pid, signal.SIGKILL)  # and everything that it started
             raise
     if status:
         last = (folder / "output.log").read_text(errors="replace").strip().splitlines()[-1:]
@@ -246,7 +246,7 @@ class Node:
         return folder
 
     def in_vllm(self, task: str, parallel: int = 1) -> Any:
-        """What ``task`` prints as JSON in a process with vLLM."""
+        """What ``task`` writes as JSON, in a process of its own."""
         folder = self.out / f"{task}-{parallel}"
         run(folder, [sys.executable, str(HERE / "gpu_stack.py"), task, str(self.model()), str(parallel), str(folder)])
         return json.loads((folder / "done.json").read_text())

@@ -159,13 +159,12 @@ def _check_tokens(run: CheckedRun, longest: int, row_size: str) -> None:
         sizes = ("ppo_micro_batch_size_per_gpu", "forward_micro_batch_size_per_gpu")  # (the second follows the first)
         if key := next((key for key in sizes if critic.get(key) is not None), None):
             warn("critic-micro-batch-without-effect", key=key, value=critic[key])
-    refused, on = "", 0
+    actor, actor_cuts, _ = used[0]
+    actor_short = actor_cuts and (run.get(actor) or 0) * spread < longest
     for key, dynamic, gpus in used:
         limit, (node, _, name) = run.get(key.lstrip("+")) or 0, key.lstrip("+").rpartition(".")
-        follows = refused.startswith(ACTOR) and gpus >= on  # the actor's limit
-        follows = follows and OmegaConf.is_interpolation(run.get(node), name)
-        if dynamic and limit * gpus < longest and not follows:
-            refused, on = (refused, on) if refused else (key, gpus)
+        follows = key != actor and gpus >= spread and OmegaConf.is_interpolation(run.get(node), name)
+        if dynamic and limit * gpus < longest and not (actor_short and follows):  # to raise the actor's is enough
             together, least = f" on each of {gpus} GPUs ({SPREAD})" if gpus > 1 else "", -(-longest // gpus)
             refuse("micro-batch-tokens", key=key, limit=limit, together=together, row_size=row_size, least=least)
 

@@ -177,9 +177,11 @@ def read(script: Path | str) -> Call:
         except subprocess.TimeoutExpired:
             raise ConfigError(f"{what} takes more than {SECONDS} s where nothing trains: {otherwise}") from None
         records: list[dict[str, Any]] = [json.loads(line) for line in (Path(folder) / "calls").read_text().splitlines()]
-    behind = _behind_main if any(_behind_main(entry["words"]) is not None for entry in records) else _behind_check
-    calls = {json.dumps(after): entry for entry in records if (after := behind(entry["words"])) is not None}
-    skipped = [shlex.join(entry["words"]) for entry in records if behind(entry["words"]) is None]
+    passed = [_behind_main(entry["words"]) for entry in records]
+    if not any(words is not None for words in passed):
+        passed = [_behind_check(entry["words"]) for entry in records]
+    calls = {json.dumps(words): entry for entry, words in zip(records, passed, strict=True) if words is not None}
+    skipped = [shlex.join(entry["words"]) for entry, words in zip(records, passed, strict=True) if words is None]
     if len(calls) != 1:
         last = done.stderr.strip().splitlines()[-1:] if done.returncode or not calls else []
         reason = f" (bash: {last[0]})" if last else ""

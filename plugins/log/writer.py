@@ -291,7 +291,7 @@ UNNAMED = "00000000T000000_0000"
 
 def new_segment(folder: str | Path | None = None) -> str:
     """A name for a start of the trainer: its UTC time and four random digits, behind those in the log ``folder``."""
-    names = read_segments(Path(folder)) if folder else ()
+    names = (path.stem for path in Path(folder, "segments").glob("*.json")) if folder else ()
     return f"{behind(names, '%Y%m%dT%H%M%S', datetime.now(timezone.utc))}_{secrets.token_hex(2)}"
 
 

@@ -61,9 +61,8 @@ class Watchdog:
             if self._end.is_set():
                 return
             if dead:
-                self._report(
-                    f"{'a process' if len(dead) == 1 else 'processes'} died: " + "; ".join(map(": ".join, dead.items()))
-                )
+                died = "a process died" if len(dead) == 1 else "processes died"
+                self._report(f"{died}: {'; '.join(f'{name}: {why}' for name, why in dead.items())}")
                 return
             if (now := self._progress()) != last:
                 last, since, warned = now, time.monotonic(), False
