@@ -104,7 +104,7 @@ def arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
     if len(words) == 1 and len(first.split()) > 1 and not os.path.isfile(first):
         text = first.replace("\r", "").replace("\\\n", " ").strip()
         if KEYED.match(text):
-            if not KEYED.match(text.split()[1]):
+            if not all(map(KEYED.match, text.split()[:2])):
                 return [*words], []  # one value with spaces
             text = f"python -m {MAIN} {text}"
         with suppress(ValueError):  # an open quote, which bash explains

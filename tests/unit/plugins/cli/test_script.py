@@ -164,6 +164,7 @@ LINE = ["+turnkey=gigpo", "a.b=1"]
         ["turnkey", "check", *LINE],
         ["PASTED=1 python3 -m verl.trainer.main_ppo \\\n  +turnkey=gigpo 'a.b=1' 2>&1 | tee train.log"],
         ["+turnkey=gigpo a.b=1"],
+        ["+turnkey=gigpo \\\n a.b=1 \\\n"],
         ["+turnkey=gigpo a.b=$PASTED_BEFORE 2>&1 | tee train.log"],
         ["python", "-m", "debugpy", "--listen", "5678", "-m", "verl.trainer.main_ppo", *LINE],
         ["cd . && python3 -m verl.trainer.main_ppo > train.log +turnkey=gigpo 2>&1 'a.b=1' && echo python -m a.b"],
@@ -180,6 +181,10 @@ def test_a_pasted_command_is_its_arguments(words: list[str], monkeypatch: pytest
     monkeypatch.setattr(os, "environ", {**os.environ, "PASTED_BEFORE": "1"})
     assert script.arguments(words)[0] == LINE
     assert os.environ.get("PASTED") == ("1" if words[0].startswith("PASTED") else None)
+
+
+def test_one_override_before_the_end_of_a_line_is_an_override() -> None:
+    assert script.arguments(["a.b=1 \\\n"]) == (["a.b=1"], [])
 
 
 def test_folder_and_variables_of_a_pasted_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
