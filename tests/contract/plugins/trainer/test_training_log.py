@@ -21,6 +21,7 @@ from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
 from verl_turnkey.advantage import make_record, make_step
 from verl_turnkey.plugins.actor import updates
+from verl_turnkey.plugins.config.training import LogConfig
 from verl_turnkey.plugins.log.bounds import chosen
 from verl_turnkey.plugins.log.writer import Counts, look_for, new_segment, write_segment
 from verl_turnkey.plugins.rollout import worker as loop_worker
@@ -380,7 +381,7 @@ def test_what_an_agent_loop_worker_tells_of_its_log(trainer, tmp_path, monkeypat
     for folder in (None, tmp_path):
         tables = TrajectoryLog(
             trainer(*(log(folder) if folder else [])).config,
-            SimpleNamespace(trajectories=folder and str(folder), segment=SEGMENT),
+            LogConfig(trajectories=folder and str(folder), segment=SEGMENT),
         )
         monkeypatch.setattr(loop_worker, "_process", SimpleNamespace(log=tables))
         assert loop_worker.log_counts(None).written == 0
