@@ -181,7 +181,9 @@ class Gateway:
         except (Gone, asyncio.CancelledError):
             pass
         except Exception as error:  # costs this call; the server goes on
-            failure = GatewayError(500, "internal_error", f"{type(error).__name__}: {str(error)[:300]}")
+            cause = getattr(error, "cause", None)  # of the model server; Ray's own text begins with a traceback
+            raised = cause if isinstance(cause, Exception) else error
+            failure = GatewayError(500, "internal_error", f"{type(raised).__name__}: {str(raised)[:300]}")
             message = f"the gateway could not answer a request: {failure.message}"
             warn_once(message)
             if session is not None and session.failed is None:

@@ -173,6 +173,7 @@ def minigrid(
 
 def agent_tasks(out: Path, source: str, **splits: Sequence[dict[str, Any]]) -> None:
     """Write tasks for an agent of the user's, by split."""
+    out.mkdir(parents=True, exist_ok=True)
     for split, tasks in splits.items():
         frame = pd.DataFrame({"turnkey_task": [json.dumps(task) for task in tasks]})
         frame["prompt"] = [[{"role": "user", "content": "-"}]] * len(frame)

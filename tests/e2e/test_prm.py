@@ -15,7 +15,7 @@ from launch import SEPARATE, Run, minigrid, train
 
 from verl_turnkey.losses import turn_ids
 
-SPY = Path(__file__).with_name("prm_spy.py")
+SPY = Path(__file__).with_name("learned_spy.py")
 LEVEL = {"level": "MiniGrid-DoorKey-5x5-v0", "max_steps": 14}
 BETA = 0.05
 

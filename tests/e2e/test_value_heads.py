@@ -43,7 +43,7 @@ def run(out: Path) -> Run:
         "trainer.save_freq=1",
         mini_batch=4,
         lr=1e-4,
-        modules=(HERE / "heads_spy.py",),
+        modules=(HERE / "learned_spy.py",),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 from estimator_cases import COLUMNS, as_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from naive.common import Conversations
 from test_all_estimators import EXTRA, OF_RATES, VARIANTS
 
 from verl_turnkey.advantage import ConfigError, StepBatch, compute_credit
@@ -186,44 +187,11 @@ def batch_of(rows: list[dict], **extra: list) -> StepBatch:
     return as_batch([{k: v for k, v in row.items() if k != "own"} | extra for row in rows])
 
 
-class Naive:
-    """The definition as plain recursions over the turns of one episode."""
-
-    def __init__(self, rows: list[dict]) -> None:
-        self.rows = rows
-        self.outcome = math.fsum(row["outcome"] for row in rows)
-
-    def children(self, t: int) -> list[int]:
-        return [u for u, row in enumerate(self.rows) if row["after"] == self.rows[t]["step"]]
-
-    def samples(self, t: int) -> list[int]:
-        return [u for u, row in enumerate(self.rows) if row["request"] == self.rows[t]["request"]]
-
-    def below(self, t: int) -> int:
-        return max((1 + self.distance(u) for u in self.children(t)), default=0)
-
-    def distance(self, t: int) -> int:
-        return max(map(self.below, self.samples(t)))
-
-    def path(self, t: int) -> list[int]:
-        before = [u for u, row in enumerate(self.rows) if row["step"] == self.rows[t]["after"]]
-        return [*self.path(before[0]), t] if before else [t]
-
-    def next(self, t: int) -> list[int]:
-        return [u for u in self.children(t) if self.distance(u) + 1 == self.below(t)]
-
-    def reported(self, t: int, gamma: float) -> float:
-        return self.rows[t]["own"] + gamma * math.fsum(self.reported(u, gamma) for u in self.children(t))
-
-    def returned(self, t: int, gamma: float) -> float:
-        return self.reported(t, gamma) + gamma ** self.distance(t) * self.outcome
-
-
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 10**9), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
 def test_equals_the_plain_recursions(seed, gamma):
     rows = tree(seed)
-    batch, naive, turns = batch_of(rows), Naive(rows), range(len(rows))
+    batch, naive, turns = batch_of(rows), Conversations(rows), range(len(rows))
     assert distances(batch.runs).tolist() == [naive.distance(t) for t in turns]
     assert ordinals(batch.runs).tolist() == [len(naive.path(t)) - 1 for t in turns]
     np.testing.assert_allclose(batch.returns(gamma), [naive.returned(t, gamma) for t in turns], atol=1e-12)

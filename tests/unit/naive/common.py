@@ -48,10 +48,52 @@ def solved(rows, i, above=None):
     return row.get("env_return", row["score"]) > (above or 0.0)
 
 
+class Conversations:
+    """The steps of one trajectory where they are a tree, as plain recursions.
+
+    A row has ``after``, the number of the step that it goes on after, or -1; ``request``, equal for samples of one
+    request; ``own``, the reward reported for it; and ``outcome``, what the trajectory earned as a whole.
+    """
+
+    def __init__(self, rows):
+        self.rows = rows
+        self.outcome = math.fsum(row["outcome"] for row in rows)
+
+    def children(self, t):
+        return [u for u, row in enumerate(self.rows) if row["after"] == self.rows[t]["step"]]
+
+    def samples(self, t):
+        return [u for u, row in enumerate(self.rows) if row["request"] == self.rows[t]["request"]]
+
+    def below(self, t):
+        return max((1 + self.distance(u) for u in self.children(t)), default=0)
+
+    def distance(self, t):
+        return max(map(self.below, self.samples(t)))
+
+    def path(self, t):
+        before = [u for u, row in enumerate(self.rows) if row["step"] == self.rows[t]["after"]]
+        return [*self.path(before[0]), t] if before else [t]
+
+    def next(self, t):
+        return [u for u in self.children(t) if self.distance(u) + 1 == self.below(t)]
+
+    def reported(self, t, gamma):
+        return self.rows[t]["own"] + gamma * math.fsum(self.reported(u, gamma) for u in self.children(t))
+
+    def returned(self, t, gamma):
+        return self.reported(t, gamma) + gamma ** self.distance(t) * self.outcome
+
+
 def step_returns(rows, gamma):
-    """R(t) = r(t) + gamma R(t+1) inside each trajectory."""
+    """R(t) = r(t) + gamma R(t+1) inside each trajectory, or along its conversations."""
     result = [0.0] * len(rows)
     for members in trajectories(rows):
+        if "after" in rows[members[0]]:
+            tree = Conversations([rows[i] for i in members])
+            for t, i in enumerate(members):
+                result[i] = tree.returned(t, gamma)
+            continue
         total = 0.0
         for i in reversed(members):
             total = rows[i]["reward"] + gamma * total

@@ -19,8 +19,9 @@ from typing import Any
 import httpx
 import pytest
 from gateway_parts import ASKED, LIMITS, LOOK, Script, ask, called, chats, codec, openai, run, seeing, spelled
-from openai import BadRequestError, NotFoundError
+from openai import BadRequestError, InternalServerError, NotFoundError
 from PIL import Image
+from ray.exceptions import RayTaskError
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.gateway import exchange
@@ -210,6 +211,23 @@ def test_a_result_that_fits_no_prompt_is_not_tokenized(monkeypatch: pytest.Monke
         assert error.value.code == "context_length_exceeded"
 
     assert chats(agent, [called('{"place": "cave"}')], client={"max_retries": 0}).session.failed is None
+
+
+def test_a_failure_is_told_in_the_words_of_the_model_server() -> None:
+    """Not in Ray's, whose first 300 characters are where it happened."""
+    refused = RayTaskError("generate", "Traceback\n" * 50, ValueError("temperature must be in [0, 2]"), "ray", 1, "::1")
+
+    async def agent(client: Any) -> None:
+        with pytest.raises(InternalServerError, match="ValueError: temperature must be in"):
+            await ask(client)
+
+    def raises(_: str) -> str:
+        raise refused.as_instanceof_cause()
+
+    failed = chats(agent, raises, client={"max_retries": 0}).session.failed
+    assert str(failed) == (
+        "agent failure: the gateway could not answer a request: ValueError: temperature must be in [0, 2]"
+    )
 
 
 @asynccontextmanager
