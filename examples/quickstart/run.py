@@ -32,7 +32,9 @@ def main(
             help="smollm2: 135M parameters, on errands in words; tiny: random weights, on a grid; or a folder"
         ),
     ] = "smollm2",
-    steps: Annotated[int | None, typer.Option(help="training steps, 10; 20 with tiny, 18 in a house")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="training steps, 10 (5 without bf16); 20 with tiny, 18 in a house")
+    ] = None,
     seed: Annotated[int, typer.Option(help="tasks, warm start and sampling")] = 0,
     game: Annotated[
         str, typer.Option(help="of a chat model: errands, two_errands, three_errands, service (calls of tools)")
