@@ -53,8 +53,8 @@ async def best_of_three(work: Thinker, question: str) -> str:
     drafts = await asyncio.gather(*(work.ask(question) for _ in range(3)))
 
     async def grade(messages: list[Any]) -> float:
-        asked = [{"role": "user", "content": f"Grade this: {messages[-1]['content']}"}]
-        reply = await work.client.chat.completions.create(model="judge", messages=asked)
+        messages_to_judge = [{"role": "user", "content": f"Grade this: {messages[-1]['content']}"}]
+        reply = await work.client.chat.completions.create(model="judge", messages=messages_to_judge)
         return float(reply.choices[0].message.content)
 
     grades = await asyncio.gather(*(grade(messages) for messages, _ in drafts))
