@@ -38,8 +38,8 @@ class StepResult:
 
     observation: str
     state_key: str | int | None = None
-    """key of the full state: equal states give equal keys, whatever the step number and the wording; None: what the
-    agent sees, the text and the pixels of the images"""
+    """key of the full state and of what the agent has learned, if the state does not show it: equal keys promise equal
+    prospects, whatever the step number and the wording; None: what the agent sees, the text and the images' pixels"""
     admissible: Sequence[str] | None = None
     """the actions that count as valid now; None: any text may be one"""
     reward: float = 0.0

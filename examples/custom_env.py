@@ -42,7 +42,8 @@ class GuessNumber(TextEnv):
         return self.result("Higher." if guess < self.number else "Lower.")
 
     def result(self, text: str, **more: float | bool) -> StepResult:
-        # What is known, not the text of the answer: the state by which steps of different episodes are compared.
+        # Steps of different episodes are compared if their keys are equal. The key has the state (here the number) and
+        # what the agent has learned (the bounds), but neither text nor step number.
         return StepResult(text, state_key=f"{self.number} {self.low} {self.high}", **more)
 
 
