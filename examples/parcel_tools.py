@@ -40,7 +40,7 @@ class ParcelTools(ToolEnv):
         return StepResult(observation, key, reward=float(self.ended), terminated=self.ended, success=self.ended)
 
     def oracle(self) -> list[str]:
-        return [call_text("forward", parcel=self.parcel, depot=self.goal)]
+        return [call_text("track", parcel=self.parcel), call_text("forward", parcel=self.parcel, depot=self.goal)]
 
 
 gymnasium.register("my/ParcelTools-v0", entry_point=ParcelTools)

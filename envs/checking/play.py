@@ -171,6 +171,8 @@ class Job:
     replays: Sequence[Trace] = ()
     seconds: float | None = None
     """how long to play rollouts, instead of ``rollouts`` per seed"""
+    actions: Sequence[str] = ()
+    """to draw from besides the oracle's, where the environment lists none"""
 
     def further_rollouts(self) -> Iterator[int]:
         """Numbers of the rollouts after the first of each seed, which was played before; at least one."""
@@ -248,7 +250,7 @@ class _Examination:
         for number, seed in enumerate(job.seeds):
             if number:
                 envs.append(self.make())
-            first.append(play(envs[-1], seed, "admissible", drawn(_rng(seed, 0), ()), job.steps, calls))
+            first.append(play(envs[-1], seed, "admissible", drawn(_rng(seed, 0), job.actions), job.steps, calls))
             note("first", first)
             memory.append(tree_memory_mb())
         note("memory_mb", memory)
@@ -256,23 +258,22 @@ class _Examination:
             return  # not even a reset: nothing more to learn
         for env in envs[1:]:
             self.close(env)
-        oracle = note("oracle", self.oracle(envs[0]))
-        if all(answer.invalid for trace in first for answer in trace.answers[1:]):  # replays would compare nothing
-            by_seed = {trace.seed: trace for trace in oracle}
-            first = note("first", [self.again(by_seed[t.seed]) if t.seed in by_seed else t for t in first])
-        note("fresh", [self.again(trace) for trace in first])
-        note("making", self.making)
-        with self.guarded("clone", "a clone made half-way"):
-            note("clones", clones(self.make, type(envs[0].unwrapped), first, calls, self.other))
-
         env = envs[0]
-        vocabulary = sorted({action for trace in oracle for action in trace.actions})
+        oracle = note("oracle", self.oracle(env))
+        vocabulary = sorted({*job.actions, *(action for trace in oracle for action in trace.actions)})
         group = [
             play(env, seed, "admissible", drawn(_rng(seed, rollout), vocabulary), job.steps, calls)
             for rollout in job.further_rollouts()
             for seed in job.seeds
         ]
+        first, group = self.most_telling(first, oracle, group)
         note("group", group)
+        note("first", first)
+        note("fresh", [self.again(trace) for trace in first])
+        note("making", self.making)
+        with self.guarded("clone", "a clone made half-way"):
+            note("clones", clones(self.make, type(env.unwrapped), first, calls, self.other))
+
         texts = note("texts", [trace for seed in job.seeds for trace in _texts(env, seed, calls)])
         note("reused", [replay(env, trace, calls) for trace in reversed(first)][::-1])
         sensible = [*oracle, *first, *group]
@@ -293,6 +294,23 @@ class _Examination:
         with self.guarded("gymnasium", "making the environment once more"):
             note("gymnasium", _gymnasium(job))
         note("complete", True)
+
+    def most_telling(
+        self, first: Sequence[Trace], oracle: Sequence[Trace], group: Sequence[Trace]
+    ) -> tuple[list[Trace], list[Trace]]:
+        """``first`` and ``group`` with the episode of most different valid actions of each seed in ``first``.
+
+        Replays compare only what valid actions show. What takes a place in ``first`` is played on a new instance, and
+        each drawn episode stays in one of the two lists, once.
+        """
+        best, others = [], list(group)
+        for trace in first:
+            candidates = [trace, *(t for t in (*oracle, *group) if t.seed == trace.seed and not t.broken)]
+            choice = max(candidates, key=lambda candidate: len(candidate.valid_actions()))
+            best.append(trace if choice is trace else self.again(choice))
+            if choice is not trace:
+                others = [other for other in others if other is not choice] + [trace]
+        return best, others
 
     def again(self, trace: Trace) -> Trace:
         """Replay the actions of ``trace`` on a new instance."""

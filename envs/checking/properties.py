@@ -10,11 +10,27 @@ from itertools import pairwise
 
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.checking.play import PROBE, THREADS
-from verl_turnkey.envs.checking.traces import Limits, Probe, Record, Status, Trace, Verdict, seconds, shorten, world
+from verl_turnkey.envs.checking.traces import (
+    Limits,
+    Probe,
+    Record,
+    Status,
+    Trace,
+    Verdict,
+    apart,
+    difference,
+    seconds,
+    shorten,
+    start,
+    world,
+)
 
 UNREACHED = "the check did not get that far"
 SEEDED = "the seed alone must decide: draw from self.np_random, and use no clock and no global state"
-NO_ACTIONS = "list the actions in info['admissible'], or add oracle()"
+NO_ACTIONS = "list the actions in info['admissible'], name some with --action, or add oracle()"
+MORE_ACTIONS = "list the actions in info['admissible'], name others with --action, or let oracle() use them"
+LEFT_OUT = "the key leaves something out, or the environment draws at random"
+NEW_START = "reset must restore everything"
 RUNNING_SUM = "if this is a running sum, return what the step alone earned"
 GYMNASIUMS_FORM = (
     "reset(self, *, seed=None, options=None) must begin with super().reset(seed=seed), draw from self.np_random and "
@@ -36,7 +52,7 @@ class Finding:
 
 def makes(record: Record, limits: Limits) -> Verdict:
     """The environment can be made, several times in one process."""
-    return "pass", f"made {len(record.first) + len(record.fresh)} instances"
+    return "pass", f"made {len(record.making)} instances"
 
 
 def runs(record: Record, limits: Limits) -> Verdict:
@@ -123,8 +139,8 @@ def after_end(record: Record, limits: Limits) -> Verdict:
 def group(record: Record, limits: Limits) -> Verdict:
     """Instances that are reset with one seed show one task and one first observation."""
     for first, other in zip(record.first, record.fresh, strict=True):
-        if difference := _start(first, other):
-            return "fail", f"two new instances, {difference}; {SEEDED}"
+        if unlike := start(first, other):
+            return "fail", f"two new instances, {unlike}; {SEEDED}"
     return "pass", f"{len(record.first)} seeds, same task and first observation each time"
 
 
@@ -137,9 +153,9 @@ def reuse(record: Record, limits: Limits) -> Verdict:
     """The same on an instance that has played other seeds before: ``reset`` leaves nothing behind."""
     first = {trace.seed: trace for trace in record.first}
     for trace in (*record.group, *record.oracle, *record.texts):
-        if difference := _start(first[trace.seed], trace):
-            return "fail", f"an instance that had played before, {difference}; reset must restore everything"
-    return _same(record.first, record.reused, "an instance that had played before", "reset must restore everything")
+        if unlike := start(first[trace.seed], trace):
+            return "fail", f"an instance that had played before, {unlike}; {NEW_START}"
+    return _same(record.first, record.reused, "an instance that had played before", NEW_START)
 
 
 def processes(record: Record, limits: Limits) -> Verdict:
@@ -199,46 +215,19 @@ def threads(record: Record, limits: Limits) -> Verdict:
 # --- what they share -------------------------------------------------------------------------------------------
 
 
-def _start(first: Trace, other: Trace) -> str:
-    if first.task != other.task:
-        return f"seed {first.seed}: task {shorten(first.task)}, then {shorten(other.task)}"
-    return _difference(first.answers[:1], other.answers[:1], first)
-
-
-def _difference(first: Sequence[Answer], other: Sequence[Answer], trace: Trace) -> str:
-    for t, (a, b) in enumerate(zip(first, other, strict=False)):
-        if world(a) == world(b):
-            continue
-        names = ("observation", "admissible", "reward", "terminated", "truncated", "success", "invalid")
-        name = next(name for name in names if repr(getattr(a, name)) != repr(getattr(b, name)))
-        after = f"after action {t} {shorten(trace.actions[t - 1])}" if t else "at the start"
-        left, right = _apart(getattr(a, name), getattr(b, name))
-        return f"seed {trace.seed}: {name} {after} {left}, then {right}"
-    return ""
-
-
-def _apart(first: object, other: object) -> tuple[str, str]:
-    """Both as short text, from where they differ."""
-    left, right = (value if isinstance(value, str) else repr(value) for value in (first, other))
-    same = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
-    begin = max(0, same - 10)
-    dots = "..." if begin else ""
-    return dots + shorten(left[begin:]), dots + shorten(right[begin:])
-
-
 def _same(originals: Iterable[Trace], others: Iterable[Trace], where: str, advice: str) -> Verdict:
-    steps = valid = 0
+    steps, valid = 0, set[str]()
     for first, other in zip(originals, others, strict=True):
         steps += len(first.actions)
-        valid += sum(not answer.invalid for answer in first.answers[1:])
-        if difference := _start(first, other) or _difference(first.answers, other.answers, first):
-            return "fail", f"{where}, {difference}; {advice}"
+        valid |= first.valid_actions()
+        if unlike := start(first, other) or difference(first.answers, other.answers, first):
+            return "fail", f"{where}, {unlike}; {advice}"
         if len(first.answers) != len(other.answers):
             lengths = f"{len(first.answers) - 1} steps, then {len(other.answers) - 1}"
             return "fail", f"{where}, seed {first.seed}: {lengths}; {advice}"
     if not valid:
         return "skip", f"none of the {steps} actions was valid, so only the starts were compared: {NO_ACTIONS}"
-    return "pass", f"{steps} steps alike"
+    return "pass", f"{steps} steps alike, different valid actions in them: {len(valid)}"
 
 
 # --- the key of the state --------------------------------------------------------------------------------------------
@@ -277,24 +266,46 @@ def key_stable(record: Record, limits: Limits) -> Verdict:
 
 
 def key_coarse(record: Record, limits: Limits) -> Verdict:
-    """One key, one state: what can be done in it, and what an action leads to, is always the same."""
+    """One key, one state: what can be done in it, and what an action leads to, is always the same.
+
+    Observations and rewards may depend on the step number, which no key has: they are compared at equal steps.
+    """
+    if any(trace.answers[0].state_key is None for trace in record.first):
+        return "skip", "no state_key"
+    if apart_under_one_key := record.apart_under_one_key():
+        step, left, right = apart_under_one_key
+        return "warn", (
+            f"the key never changes in an episode, though rollouts differ (seed {step.seed}, step {step.number}: "
+            f"{left} in one, {right} in another), so that gigpo sees one state per task: add to the key what actions "
+            "change and what the agent learns"
+        )
     offered: dict[tuple[int, object], object] = {}
     leads: dict[tuple[int, object, str], tuple[object, bool]] = {}
-    for trace in record.played():
-        for here, there, action in zip(trace.answers, trace.answers[1:], trace.actions, strict=False):
-            if here.state_key is None:
-                return "skip", "no state_key"
-            choice = None if here.admissible is None else frozenset(here.admissible)
-            if offered.setdefault((trace.seed, here.state_key), choice) != choice:
+    shown: dict[tuple[int, int, object, str], Answer] = {}
+    for step, here, action, there in record.steps():
+        state = (step.seed, here.state_key)
+        choice = None if here.admissible is None else frozenset(here.admissible)
+        if offered.setdefault(state, choice) != choice:
+            return "warn", (
+                f"seed {step.seed}: key {here.state_key!r} stands for two sets of admissible actions: add to the key "
+                "what they depend on"
+            )
+        result = (there.state_key, there.terminated)
+        if leads.setdefault((*state, action), result) != result:
+            return "warn", (
+                f"seed {step.seed}: {shorten(action)} in {here.state_key!r} does not always lead to the same state: "
+                f"{LEFT_OUT}"
+            )
+        if there.invalid:  # what it shows is often the observation before
+            continue
+        before = shown.setdefault((step.seed, step.number, here.state_key, action), there)
+        over = there.terminated or there.truncated  # nobody acts on what is shown then
+        for name in ("reward",) if over else ("reward", "observation"):
+            if repr(getattr(before, name)) != repr(getattr(there, name)):
+                left, right = apart(getattr(before, name), getattr(there, name))
                 return "warn", (
-                    f"seed {trace.seed}: key {here.state_key!r} stands for two sets of admissible actions: add to the "
-                    "key what they depend on"
-                )
-            result = (there.state_key, there.terminated)
-            if leads.setdefault((trace.seed, here.state_key, action), result) != result:
-                return "warn", (
-                    f"seed {trace.seed}: {shorten(action)} in {here.state_key!r} does not always lead to the same "
-                    "state: the key leaves something out, or the environment draws at random"
+                    f"seed {step.seed}, step {step.number}: {shorten(action)} in {here.state_key!r} gives the {name} "
+                    f"{left}, then {right}: {LEFT_OUT}"
                 )
     return "pass", f"{len(leads)} pairs of state and action"
 
@@ -394,28 +405,49 @@ def _looks_summed(rewards: list[float]) -> bool:
 
 
 def admissible(record: Record, limits: Limits) -> Verdict:
-    """What ``admissible`` lists is accepted, and it lists something."""
-    taken = 0
+    """What ``admissible`` lists is accepted, and it lists something; without a list, enough was seen without it."""
+    taken: list[str] = []
+    for step, here, action, there in record.steps():
+        if here.admissible is not None and action in here.admissible:
+            taken.append(action)
+            if there.invalid:
+                listed = f"seed {step.seed}: {shorten(action)} is in admissible and came back as invalid"
+                return "fail", f"{listed}: accept it, or do not list it"
     for trace in record.played():
-        for here, there, action in zip(trace.answers, trace.answers[1:], trace.actions, strict=False):
-            if here.admissible is not None and action in here.admissible:
-                taken += 1
-                if there.invalid:
-                    listed = f"seed {trace.seed}: {shorten(action)} is in admissible and came back as invalid"
-                    return "fail", f"{listed}: accept it, or do not list it"
         if trace.answers[-1].admissible == [] and not trace.ended:
             empty = f"seed {trace.seed}, step {len(trace.actions)}: admissible is empty, the episode goes on"
             return "fail", f"{empty}: end the episode, or list what can be done"
     if taken:
-        return "pass", f"{taken} actions taken"
-    answers = [answer for trace in record.played() for answer in trace.answers[1:]]
-    refused = sum(answer.invalid for answer in answers)
-    if answers and refused == len(answers):
+        return "pass", f"{len(taken)} actions taken, {len({*taken})} of them different"
+    steps = [(action, there) for _, _, action, there in record.steps()]
+    valid = {action: there for action, there in steps if not there.invalid}
+    refused = sum(there.invalid for _, there in steps)
+    if steps and not valid:
         return "warn", (
             f"none of the {refused} words and numbers drawn was a valid action, so that little was seen of the "
             f"environment: {NO_ACTIONS}"
         )
-    return "skip", f"no list of admissible actions; {refused} of {len(answers)} words and numbers drawn were invalid"
+    if valid and (little := _little_seen(record, {*valid})):
+        examples = ", ".join(map(shorten, [*valid][:3])) + ", ..." * (len(valid) > 3)
+        return "warn", (
+            f"no list of admissible actions, and {little} ({examples}), so that little was seen of the environment: "
+            f"{MORE_ACTIONS}"
+        )
+    return "skip", (
+        f"no list of admissible actions; different valid ones played: {len(valid)}; {refused} of {len(steps)} words "
+        "and numbers drawn were invalid"
+    )
+
+
+def _little_seen(record: Record, valid: set[str]) -> str:
+    """Why the episodes say little about an environment that lists no actions; empty: they say enough."""
+    of_oracle = [trace.valid_actions() for trace in record.oracle]
+    if valid <= set().union(*of_oracle) and all(len(actions) == 1 for actions in of_oracle):
+        return "the only valid actions played were those of oracle(), one per task"
+    if any(len(trace.valid_actions()) > 1 for trace in record.first):
+        return ""
+    one_step = all(there.terminated or there.truncated or there.invalid for *_, there in record.steps())
+    return "" if one_step and len(valid) > 1 else "no episode had two different valid actions"
 
 
 def invalid_text(record: Record, limits: Limits) -> Verdict:
@@ -523,7 +555,7 @@ PROPERTIES: dict[str, Callable[[Record, Limits], Verdict]] = {
         memory,
     )
 }
-# A violation of the first makes judging the second pointless.
+# A violation of the second makes judging the first pointless: other processes and threads use instances again, too.
 _AFTER = {
     "any_text": ("runs",),
     "gymnasium": ("runs",),
@@ -531,13 +563,13 @@ _AFTER = {
     "group": ("runs",),
     "seed": ("runs", "group"),
     "reuse": ("runs", "group", "seed"),
-    "processes": ("runs", "group", "seed"),
-    "threads": ("runs", "group", "seed"),
-    "clone": ("runs", "group", "seed", "threads"),
-    "key_stable": ("state_key", "group", "seed"),
-    "key_coarse": ("state_key", "key_stable", "group", "seed"),
+    "processes": ("runs", "group", "seed", "reuse"),
+    "threads": ("runs", "group", "seed", "reuse"),
+    "clone": ("runs", "group", "seed", "reuse", "threads"),
+    "key_stable": ("state_key", "group", "seed", "reuse"),
+    "key_coarse": ("state_key", "key_stable", "group", "seed", "reuse"),
     "key_repeats": ("state_key", "key_stable"),
-    "images": ("state_key", "key_stable", "group", "seed"),
+    "images": ("state_key", "key_stable", "group", "seed", "reuse"),
 }
 
 

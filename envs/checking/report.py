@@ -196,8 +196,8 @@ class Report:
         else:
             m = self.measures
             lines += [
-                f"{_number(m.steps_per_second, ',.0f')} steps/s; "
-                f"reset {m.reset_ms:.1f} ms, at most {m.reset_ms_max:.1f} ms; "
+                ("" if math.isnan(m.steps_per_second) else f"{m.steps_per_second:,.0f} steps/s; ")
+                + f"reset {m.reset_ms:.1f} ms, at most {m.reset_ms_max:.1f} ms; "
                 f"memory {m.memory_mb:.0f} MB, {_number(m.memory_mb_further, '.1f')} MB per further instance",
                 "shared-anchor rate "
                 + ("" if math.isnan(m.anchor_rate) else f"{m.anchor_rate:.2f} by state_key, ")
@@ -289,6 +289,7 @@ def check(
     processes: int = 3,
     step_timeout: float = 30.0,
     reset_timeout: float = 120.0,
+    actions: Sequence[str] = (),
 ) -> Report:
     """Play the environment ``env_id`` and judge every property.
 
@@ -303,6 +304,7 @@ def check(
         processes: further processes that replay the first episodes. 0: everything runs in this very process, fast but
             without protection from an environment that hangs or dies.
         step_timeout, reset_timeout: seconds; making the environment counts as part of a reset.
+        actions: valid actions to draw from, where the environment lists none.
 
     Raises:
         UnknownEnvironmentError, MissingPackageError, EnvironmentKwargsError, ModuleImportError: there is nothing to
@@ -318,7 +320,16 @@ def check(
     except (TypeError, ValueError) as error:
         raise EnvironmentKwargsError(f"the kwargs of {env_id!r} must be plain JSON values: {error}") from None
     limits = Limits(step_timeout, reset_timeout)
-    job = Job(env_id, plain_kwargs, tuple(modules), tuple(range(seeds)), rollouts, steps, seconds=seconds)
+    job = Job(
+        env_id,
+        plain_kwargs,
+        tuple(modules),
+        tuple(range(seeds)),
+        rollouts,
+        steps,
+        seconds=seconds,
+        actions=tuple(actions),
+    )
     record = Record()
     if processes:
         stopped = play_apart(job, record, limits, 0)

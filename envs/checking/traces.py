@@ -8,10 +8,10 @@ import random
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -56,6 +56,10 @@ class Trace:
     def broken(self) -> bool:
         """Did the environment raise, or return what is not an answer?"""
         return len(self.answers) != len(self.actions) + 1
+
+    def valid_actions(self) -> set[str]:
+        """The different actions that were not invalid."""
+        return {action for action, there in zip(self.actions, self.answers[1:], strict=False) if not there.invalid}
 
 
 class Calls:
@@ -166,6 +170,38 @@ def drawn(rng: random.Random, vocabulary: Sequence[str]) -> Choose:
     return choose
 
 
+# --- how two episodes differ ------------------------------------------------------------------------------------------
+
+
+def start(first: Trace, other: Trace) -> str:
+    """How the starts of two episodes differ; empty: they do not."""
+    if first.task != other.task:
+        return f"seed {first.seed}: task {shorten(first.task)}, then {shorten(other.task)}"
+    return difference(first.answers[:1], other.answers[:1], first)
+
+
+def difference(first: Sequence[Answer], other: Sequence[Answer], trace: Trace) -> str:
+    """The first difference between two courses of ``trace``; empty: there is none."""
+    for t, (a, b) in enumerate(zip(first, other, strict=False)):
+        if world(a) == world(b):
+            continue
+        names = ("observation", "admissible", "reward", "terminated", "truncated", "success", "invalid")
+        name = next(name for name in names if repr(getattr(a, name)) != repr(getattr(b, name)))
+        after = f"after action {t} {shorten(trace.actions[t - 1])}" if t else "at the start"
+        left, right = apart(getattr(a, name), getattr(b, name))
+        return f"seed {trace.seed}: {name} {after} {left}, then {right}"
+    return ""
+
+
+def apart(first: object, other: object) -> tuple[str, str]:
+    """Both as short text, from where they differ."""
+    left, right = (value if isinstance(value, str) else repr(value) for value in (first, other))
+    same = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    begin = max(0, same - 10)
+    dots = "..." if begin else ""
+    return dots + shorten(left[begin:]), dots + shorten(right[begin:])
+
+
 # --- the record of a check, and the measures that follow from it ------------------------------------------------------
 
 Status = Literal["pass", "warn", "fail", "skip"]
@@ -191,6 +227,13 @@ class Probe:
     """it changed nothing and the episode went on"""
 
 
+class Step(NamedTuple):
+    """A step of a seed's episodes; ``number`` counts from 1."""
+
+    seed: int
+    number: int
+
+
 @dataclass
 class Record:
     """Everything observed; filled field by field, so that a process that dies leaves what it had recorded."""
@@ -198,11 +241,11 @@ class Record:
     thread_safe: bool = False
     declared_memory_mb: float | None = None
     first: list[Trace] = field(default_factory=list)
-    """one episode per seed, each the first of a new instance"""
+    """one episode per seed, each the first of a new instance: of those played, the one that shows most when replayed"""
     fresh: list[Trace] = field(default_factory=list)
     """the same actions on further new instances"""
     group: list[Trace] = field(default_factory=list)
-    """further rollouts of the same seeds, all on one instance"""
+    """further rollouts of the same seeds"""
     texts: list[Trace] = field(default_factory=list)
     oracle: list[Trace] = field(default_factory=list)
     long: list[Trace] = field(default_factory=list)
@@ -239,12 +282,22 @@ class Record:
 
     def played(self) -> list[Trace]:
         """Episodes of sensible actions, each once."""
-        return [trace for trace in (*self.first, *self.group, *self.oracle) if trace.answers]
+        return [trace for trace in (*self.rollouts(), *self.oracle) if trace.answers]
+
+    def steps(self) -> Iterator[tuple[Step, Answer, str, Answer]]:
+        """The steps of all episodes in ``played``: which, the state before, the action, the answer."""
+        for trace in self.played():
+            for t, action in enumerate(trace.actions[: len(trace.answers) - 1]):
+                yield Step(trace.seed, t + 1), trace.answers[t], action, trace.answers[t + 1]
+
+    def rollouts(self) -> list[Trace]:
+        """Episodes of drawn actions."""
+        return [trace for trace in (*self.first, *self.group) if trace.kind != "oracle"]
 
     def groups(self) -> list[list[Trace]]:
         """The rollouts of each seed."""
         by_seed: dict[int, list[Trace]] = defaultdict(list)
-        for trace in (*self.first, *self.group):
+        for trace in self.rollouts():
             by_seed[trace.seed].append(trace)
         return list(by_seed.values())
 
@@ -258,6 +311,18 @@ class Record:
             total += sum(map(len, seen))
             shared += sum(rollouts_with[state] > 1 for states in seen for state in states)
         return shared / total if total else math.nan
+
+    def apart_under_one_key(self) -> tuple[Step, str, str] | None:
+        """Where valid actions show two different things at one step of a seed, if no episode ever changes its key."""
+        if any(len({answer.state_key for answer in trace.answers}) > 1 for trace in self.played()):
+            return None
+        shown: dict[Step, str] = {}
+        for step, _, _, there in self.steps():
+            if not (there.invalid or there.terminated or there.truncated):
+                before = shown.setdefault(step, there.observation_key)
+                if before != there.observation_key:
+                    return step, *apart(before, there.observation_key)
+        return None
 
     def comes_back(self, key: Callable[[Answer], object]) -> bool:
         """Does anything occur at two different steps of a group?"""

@@ -154,6 +154,7 @@ def env_check(
     env: Annotated[str | None, typer.Argument(help="short name (babyai), gymnasium id, or my_env.py")] = None,
     kwargs: Annotated[str, typer.Option(help="arguments of the environment, as JSON")] = "{}",
     module: Annotated[list[str] | None, typer.Option(help="module that registers the id")] = None,
+    action: Annotated[list[str] | None, typer.Option(help="valid action, if the environment does not list any")] = None,
     seeds: Annotated[int, typer.Option(help="number of seeds")] = 3,
     rollouts: Annotated[int, typer.Option(help="episodes per seed")] = 8,
     seconds: Annotated[float | None, typer.Option(help="play episodes for this long instead of --rollouts")] = None,
@@ -181,6 +182,7 @@ def env_check(
 
     budget: dict[str, Any] = {"seeds": seeds, "rollouts": rollouts, "steps": steps, "processes": processes}
     budget |= {"seconds": seconds, "step_timeout": step_timeout, "reset_timeout": reset_timeout}
+    budget["actions"] = action or ()
     if env is not None:
         played = environment(env, module or [])
         modules = [*(module or ()), *([str(played.module)] if played.module else ())]

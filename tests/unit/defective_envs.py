@@ -120,6 +120,18 @@ KeyIsATuple = with_results("KeyIsATuple", state_key=lambda env, _: (env.position
 NoKey = with_results("NoKey", state_key=lambda *_: None)
 KeyIsAHash = with_results("KeyIsAHash", state_key=lambda _, seen: hash(seen.state_key))
 CoarseKey = with_results("CoarseKey", state_key=lambda env, _: env.position // 2)
+KeyIsTheTask = with_results("KeyIsTheTask", state_key=lambda env, _: env.goal)
+KeyWithoutTheCoins = with_results(
+    "KeyWithoutTheCoins",
+    state_key=lambda env, _: f"{env.position} of {env.goal}",
+    observation=lambda env, _: f"You stand at {env.position}.",
+    reward=lambda env, seen: 0.0 if seen.invalid else 0.1 * len(env.taken),
+)
+KeyWithoutWhatIsShown = with_results(
+    "KeyWithoutWhatIsShown",
+    state_key=lambda env, _: f"{env.position} of {env.goal}",
+    reward=lambda _, seen: float(seen.success),
+)
 NotANumber = with_results("NotANumber", reward=lambda env, seen: math.nan if env.position == 3 else seen.reward)
 OffersTheImpossible = with_results("OffersTheImpossible", admissible=lambda *_: [*MOVES, "jump"])
 OffersNothing = with_results("OffersNothing", admissible=lambda env, _: list(MOVES) if env.position < 3 else [])
@@ -304,15 +316,88 @@ class KnownToItsOracle(_Numbered):
     """No drawn text is an action, and an action shows what differs between instances."""
 
     def act(self, action: str) -> StepResult:
-        return super().act("right") if action == "fjord" else self.result(invalid=True)
+        return super().act("right") if action in ("fjord", "fjell") else self.result(invalid=True)
 
     def oracle(self) -> list[str] | None:
-        return ["fjord"] * self.goal
+        return ["fjord"] * (self.goal - 1) + ["fjell"]
 
     def result(self, **outcome: Any) -> StepResult:
         wind = f" The wind is {self.number}." if self.position else ""
         healthy = super().result(**outcome)
         return replace(healthy, observation=healthy.observation + wind, admissible=None)
+
+
+class UnlistedMoves(Corridor):
+    """No list and no text names an action, and the oracle takes one alone: what ``left`` does is not seen."""
+
+    def result(self, **outcome: Any) -> StepResult:
+        return replace(super().result(**outcome), admissible=None)
+
+
+class NamesOneMove(UnlistedMoves):
+    def oracle(self) -> list[str] | None:
+        return None
+
+    def result(self, **outcome: Any) -> StepResult:
+        seen = super().result(**outcome)
+        return replace(seen, observation=f"{seen.observation} You may go right")
+
+
+class OracleTakesBothMoves(UnlistedMoves):
+    """Healthy."""
+
+    def oracle(self) -> list[str] | None:
+        return ["right", "left"] + ["right"] * self.goal
+
+
+class Quiz(UnlistedMoves):
+    """Healthy: one question, of one step, and any text is an answer to it."""
+
+    def act(self, action: str) -> StepResult:
+        right = action == str(self.goal)
+        seen = self.result(reward=float(right), success=right, terminated=True)
+        return replace(seen, observation="Right." if right else "Wrong.")
+
+    def oracle(self) -> list[str] | None:
+        return [str(self.goal)]
+
+
+class Leaps(UnlistedMoves):
+    """Its oracle takes one step."""
+
+    def act(self, action: str) -> StepResult:
+        match action.split():
+            case ["leap", place] if place.isdecimal():
+                self.position = int(place[:2])
+                arrived = self.position == self.goal
+                return self.result(reward=float(arrived), terminated=arrived, success=arrived)
+        return super().act(action)
+
+    def oracle(self) -> list[str] | None:
+        return [f"leap {self.goal}"]
+
+
+class StaysTired(Leaps):
+    """Who moved in an earlier episode is tired when the next one goes on after its first step."""
+
+    metadata: ClassVar[dict[str, Any]] = {**Corridor.metadata, "thread_safe": True}
+    tired = False
+
+    def act(self, action: str) -> StepResult:
+        result, tired = super().act(action), self.tired
+        if result.invalid or result.terminated:
+            return result
+        self.tired = True
+        return replace(result, observation="You are tired.") if tired else result
+
+
+class TellsTheStep(Corridor):
+    """Healthy: the key has no step number, but observations and rewards depend on it."""
+
+    def act(self, action: str) -> StepResult:
+        result = super().act(action)
+        late = result.reward * 0.99**self._steps
+        return replace(result, observation=f"Step {self._steps}: {result.observation}", reward=late)
 
 
 class HiddenGoal(Corridor):
@@ -482,6 +567,9 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (KeyOnlyAtTheStart, "state_key", "fail", "answers: return it after every reset and step"),
     (KeyOfTheInstance, "key_stable", "fail", "another instance"),
     (CoarseKey, "key_coarse", "warn", "does not always lead"),
+    (KeyIsTheTask, "key_coarse", "warn", "the key never changes in an episode, though rollouts differ (seed "),
+    (KeyWithoutTheCoins, "key_coarse", "warn", "gives the reward "),
+    (KeyWithoutWhatIsShown, "key_coarse", "warn", "gives the observation "),
     (KeyWithoutTheDoor, "key_coarse", "warn", "two sets of admissible actions: add to the key what"),
     (KeyCountsSteps, "key_repeats", "warn", "a counter in it?"),
     (KeyCountsMoves, "key_repeats", "warn", "a step number in it?"),
@@ -499,6 +587,8 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (RunningSumAndHardToProbe, "reward_per_step", "warn", "never fall: if this is a running sum, return what the step"),
     (OffersTheImpossible, "admissible", "fail", "'jump' is in admissible and came back as invalid: accept it, or"),
     (SpeaksItsOwnLanguage, "admissible", "warn", "words and numbers drawn was a valid action"),
+    (NamesOneMove, "admissible", "warn", "no episode had two different valid actions ('right'), so that little"),
+    (Leaps, "admissible", "warn", "the only valid actions played were those of oracle(), one per task ('leap "),
     (OffersNothing, "admissible", "fail", "empty, the episode goes on: end the episode, or list what can be done"),
     (
         MovesByAnyText,
@@ -529,6 +619,7 @@ IN_PROCESSES: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (Dies, "runs", "fail", "signal SIGABRT"),
 )
 
-for _env in (Corridor, Copied, HiddenGoal, RaisesOnOtherText, *(env for env, *_ in (*DEFECTS, *IN_PROCESSES))):
+HEALTHY = (Copied, HiddenGoal, OracleTakesBothMoves, Quiz, TellsTheStep)
+for _env in (Corridor, StaysTired, RaisesOnOtherText, *HEALTHY, *(env for env, *_ in (*DEFECTS, *IN_PROCESSES))):
     if f"defect/{_env.__name__}-v0" not in gymnasium.registry:
         gymnasium.register(f"defect/{_env.__name__}-v0", entry_point=_env)

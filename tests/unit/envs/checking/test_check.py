@@ -8,13 +8,14 @@ from pathlib import Path
 
 import defective_envs
 import pytest
-from defective_envs import DEFECTS, IN_PROCESSES
+from defective_envs import DEFECTS, HEALTHY, IN_PROCESSES, MOVES
 from typer.testing import CliRunner
 
 from verl_turnkey.envs import EnvironmentKwargsError, UnknownEnvironmentError
 from verl_turnkey.envs.checking import play
 from verl_turnkey.envs.checking.properties import PROPERTIES
-from verl_turnkey.envs.checking.report import Report, check, samples, table
+from verl_turnkey.envs.checking.report import Report, check, play_here, samples, table
+from verl_turnkey.envs.checking.traces import Record
 from verl_turnkey.plugins.cli.main import app
 
 ROOT = Path(__file__).parents[4]
@@ -35,9 +36,13 @@ def test_the_healthy_one_passes_everything_that_is_judged_in_one_process():
     assert skipped == {"processes", "threads", "clone", "memory"}
 
 
+@pytest.mark.parametrize("env", HEALTHY, ids=lambda env: env.__name__)
+def test_what_resembles_a_defect_is_none(env):
+    assert judged(check(f"defect/{env.__name__}-v0", processes=0, **SMALL)) == {}
+
+
 def test_how_it_is_cloned_is_said():
     copied = check("defect/Copied-v0", processes=0, **SMALL)
-    assert judged(copied) == {}
     assert copied["clone"].evidence.startswith("by a copy: 2 made, ")
     replayed = check("turnkey/FrozenLake-v0", processes=0, **SMALL)["clone"]
     assert replayed.evidence.startswith("by a reset and a replay: 1 made, ")
@@ -66,14 +71,33 @@ def test_what_no_valid_action_could_show_is_not_judged():
         == report["reuse"].evidence
         == (
             "none of the 24 actions was valid, so only the starts were compared: list the actions in "
-            "info['admissible'], or add oracle()"
+            "info['admissible'], name some with --action, or add oracle()"
         )
     )
+    assert [line for line in report.lines() if line.startswith("reset ")], "no steps whose speed could be told"
+
+
+def test_the_episode_of_most_different_actions_is_replayed():
+    """Which finds what the oracle's one step does not show, and nothing is blamed on what also repeats episodes."""
+    report = check("defect/StaysTired-v0", processes=0, **SMALL)
+    assert judged(report) == {"reuse": "fail", "admissible": "warn"}
+    assert "then 'You are tired.'; reset must" in report["reuse"].evidence
+    unjudged = {finding.property for finding in report.findings if finding.evidence == "not judged while `reuse` fails"}
+    assert unjudged == {"processes", "threads", "clone", "key_stable", "key_coarse", "images"}
+    record = Record()
+    play_here(play.Job("defect/StaysTired-v0", {}, (), (0, 1), rollouts=4, steps=12), record)
+    assert [len(rollouts) for rollouts in record.groups()] == [4, 4], "a replay is no rollout more"
+
+
+def test_actions_can_be_named():
+    report = check("defect/Leaps-v0", processes=0, actions=MOVES, **SMALL)
+    assert judged(report) == {}
+    assert "different valid ones played: 4; " in report["admissible"].evidence
+    assert re.search(r"steps alike, different valid actions in them: [34]$", report["reuse"].evidence)
 
 
 def test_what_a_seed_draws_may_be_hidden_at_first():
     report = check("defect/HiddenGoal-v0", processes=0, **SMALL)
-    assert judged(report) == {}
     assert report["seeds_differ"].evidence == "2 seeds start alike, but the same actions lead to different states"
 
 
@@ -168,6 +192,8 @@ def test_command(capfd):
     assert [finding["property"] for finding in report["findings"]] == list(PROPERTIES)
     assert report["env"]["id"] == "defect/Corridor-v0"
     assert report["measures"]["anchor_rate"] > 0
+    assert run("defect/Leaps-v0")[1].endswith("look at: admissible\n")
+    assert run("defect/Leaps-v0", "--action", "left", "--action", "right")[1].endswith("all good\n")
     for bad in (["defect/Corridor-v0", "--kwargs", "[1]"], [], ["defect/Corridor-v0", "--all-installed"]):
         assert run(*bad)[0] == 2
 
