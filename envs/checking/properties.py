@@ -281,7 +281,7 @@ def key_coarse(record: Record, limits: Limits) -> Verdict:
         )
     offered: dict[tuple[int, object], object] = {}
     leads: dict[tuple[int, object, str], tuple[object, bool]] = {}
-    shown: dict[tuple[int, int, object, str], Answer] = {}
+    answers: dict[tuple[int, int, object, str], Answer] = {}
     for step, here, action, there in record.steps():
         state = (step.seed, here.state_key)
         choice = None if here.admissible is None else frozenset(here.admissible)
@@ -298,7 +298,7 @@ def key_coarse(record: Record, limits: Limits) -> Verdict:
             )
         if there.invalid:  # what it shows is often the observation before
             continue
-        before = shown.setdefault((step.seed, step.number, here.state_key, action), there)
+        before = answers.setdefault((step.seed, step.number, here.state_key, action), there)
         over = there.terminated or there.truncated  # nobody acts on what is shown then
         for name in ("reward",) if over else ("reward", "observation"):
             if repr(getattr(before, name)) != repr(getattr(there, name)):

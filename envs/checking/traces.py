@@ -316,10 +316,10 @@ class Record:
         """Where valid actions show two different things at one step of a seed, if no episode ever changes its key."""
         if any(len({answer.state_key for answer in trace.answers}) > 1 for trace in self.played()):
             return None
-        shown: dict[Step, str] = {}
+        observations: dict[Step, str] = {}
         for step, _, _, there in self.steps():
             if not (there.invalid or there.terminated or there.truncated):
-                before = shown.setdefault(step, there.observation_key)
+                before = observations.setdefault(step, there.observation_key)
                 if before != there.observation_key:
                     return step, *apart(before, there.observation_key)
         return None
