@@ -54,7 +54,6 @@ class Shapes:
     saved: int
     """bytes that autograd saves per token and layer, in 16 bits"""
     kv_heads: int
-    heads: int
     head: int
     """width of a head"""
 
@@ -94,7 +93,7 @@ def shapes(path: str) -> Shapes | None:
     # Per token: two norms (4 + 2 bytes each, twice), the inputs of seven matrices, gate, up and their product.
     saved = 16 * hidden + 8 * inner * chosen + (10 if normed else 4) * (queries + keys)
     linear = {**attention, **mlp}
-    return Shapes(parameters, layers, layer, vocabulary, hidden, linear, saved, kv_heads, heads, head)
+    return Shapes(parameters, layers, layer, vocabulary, hidden, linear, saved, kv_heads, head)
 
 
 def _stored(folder: Path) -> int:
@@ -333,9 +332,6 @@ def check_memory(run: CheckedRun) -> None:
     result = estimate(run, gpu)
     if isinstance(result, str):
         return
-    number, heads = int(run.rollout.tensor_model_parallel_size), result.shapes.heads
-    if number > 0 and heads % number:
-        refuse("rollout-heads", number=number, heads=heads, fits=math.gcd(number, heads))
     limit = in_gb(gpu.memory)
     actor = result.actor
     states = 0.0 if actor.engine.get("offload_policy") else actor.weights + actor.optimizer * run.trains

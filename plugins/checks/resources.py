@@ -183,7 +183,8 @@ def positions(config: DictConfig) -> tuple[int | None, str]:
 def model_config(config: DictConfig) -> dict[str, Any]:
     """The configuration of the actor's model; empty if it is not on this machine."""
     model = config.actor_rollout_ref.model
-    return machine.model_config(model.hf_config_path or model.path)
+    folder = machine.model_folder(str(model.hf_config_path or model.path))
+    return machine.model_config(str(folder)) if folder else {}
 
 
 def _check_model(config: DictConfig, key: str, weights: bool = True) -> None:

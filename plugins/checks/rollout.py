@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.plugins.checks.findings import ignored, refuse, warn
 from verl_turnkey.plugins.checks.keys import unaccepted
-from verl_turnkey.plugins.checks.resources import absent, searched
+from verl_turnkey.plugins.checks.resources import absent, model_config, searched
 from verl_turnkey.plugins.checks.run import ESTIMATOR, FILTER, KL, LOG_PROBS, ROLLOUT, CheckedRun
 from verl_turnkey.plugins.checks.values import short_text
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
@@ -161,8 +162,11 @@ def _check_engine(run: CheckedRun) -> None:
 
 
 def _check_gpus(run: CheckedRun) -> None:
-    """Refuse rollout servers whose GPUs do not divide the GPUs of their pool."""
+    """Refuse rollout servers whose GPUs do not divide the GPUs of their pool, or the heads of the model."""
     rollout, pools = run.rollout, run.pools
+    number, heads = rollout.tensor_model_parallel_size, model_config(run.config).get("num_attention_heads")
+    if isinstance(heads, int) and heads % number:
+        refuse("rollout-heads", number=number, heads=heads, fits=math.gcd(number, heads))
     per_server = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     if ROLLOUT in pools and not run.config.actor_rollout_ref.hybrid_engine:
         del pools["trainer"]

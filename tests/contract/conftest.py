@@ -135,6 +135,7 @@ def stock_overrides(model_dir: Path, task_files: Path) -> list[str]:
         "data.max_response_length=16",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=1",  # verl's 2 does not divide the model's one head
         "actor_rollout_ref.rollout.n=2",
         "actor_rollout_ref.rollout.temperature=1.0",
     ]

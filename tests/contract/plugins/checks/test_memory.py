@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from verl.trainer.ppo.utils import need_critic
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.checks import memory
+from verl_turnkey.plugins.checks import memory, resources
 from verl_turnkey.plugins.checks.driver import resolve_and_check
 from verl_turnkey.plugins.checks.findings import RuleWarning, collecting, id_of
 from verl_turnkey.plugins.cli.main import _without_gpu
@@ -236,6 +236,7 @@ def test_a_critic_is_beside_the_policy(estimated, written: Written):
         ("h100:1", ["trainer.n_gpus_per_node=1", "actor_rollout_ref.model.lora_rank=16"], set()),
         # What a first run of a 7B model on eight GPUs meets: servers over all of them, vLLM's usual share, long rows.
         ("h100:8", ["actor_rollout_ref.rollout.tensor_model_parallel_size=8"], {"rollout-heads"}),
+        ("", ["actor_rollout_ref.rollout.tensor_model_parallel_size=8"], {"rollout-heads"}),  # no GPU
         ("a100-40gb:8", ["actor_rollout_ref.rollout.gpu_memory_utilization=0.9"], {"gpu-memory"}),
         ("a100-40gb:8", [FULL, "actor_rollout_ref.actor.entropy_coeff=0.01"], {"gpu-memory"}),
     ],
@@ -244,10 +245,21 @@ def test_what_does_not_fit_is_named(compose, written: Written, monkeypatch, gpu,
     monkeypatch.setenv(machine.GPU, gpu)
     path = written("Qwen2.5-7B", max_position_embeddings=32_768)
     keys = [f"actor_rollout_ref.model.path={path}", "trainer.device=cuda", "turnkey.env.probe=false"]
-    keys += ["actor_rollout_ref.rollout.tensor_model_parallel_size=1"]
     size = [] if any(word.startswith("trainer.n_gpus") for word in words) else ["trainer.n_gpus_per_node=8"]
     messages = warned(compose("+turnkey=gigpo", *keys, *size, *words))
     assert {id for id in messages if re.search("gpu|memory|heads", id)} == rules, messages
+
+
+def test_a_model_of_the_hub_is_read_in_its_cache(compose, written: Written, monkeypatch, tmp_path: Path):
+    """As far as it is there: its limits are checked without a GPU, too."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    cache = tmp_path / "models--a--b"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs/main").write_text("1")
+    (cache / "snapshots").mkdir()
+    written("SmolLM2-135M").rename(cache / "snapshots/1")
+    config = compose("+turnkey=gigpo", "actor_rollout_ref.model.path=a/b")
+    assert resources.model_config(config)["num_attention_heads"] == 9
 
 
 @pytest.mark.parametrize(
@@ -282,7 +294,6 @@ def test_the_fix_of_a_micro_batch_fits(compose, written: Written, monkeypatch):
     path, limit = written("Qwen2.5-7B", max_position_embeddings=131_072), "actor.ppo_max_token_len_per_gpu"
     keys = [f"actor_rollout_ref.model.path={path}", "trainer.device=cuda", "turnkey.env.probe=false"]
     keys += ["trainer.n_gpus_per_node=8", "data.train_batch_size=512", "actor_rollout_ref.actor.entropy_coeff=0.01"]
-    keys += ["actor_rollout_ref.rollout.tensor_model_parallel_size=1"]
     message = warned(compose("+turnkey=gigpo", *keys, f"actor_rollout_ref.{limit}=65536"))["gpu-memory"]
     tokens = message.rpartition(f"lower actor_rollout_ref.{limit} to ")[2].split()[0]
     assert "gpu-memory" not in warned(compose("+turnkey=gigpo", *keys, f"actor_rollout_ref.{limit}={tokens}"))
@@ -290,7 +301,6 @@ def test_the_fix_of_a_micro_batch_fits(compose, written: Written, monkeypatch):
 
 def test_the_command(stock_overrides: list[str], written: Written, tmp_path: Path):
     words = ["+turnkey=gigpo", *stock_overrides, "turnkey.env.probe=false", "trainer.device=cuda"]
-    words += ["actor_rollout_ref.rollout.tensor_model_parallel_size=1"]  # verl's 2 does not divide the model's one head
     command = [sys.executable, "-m", "verl_turnkey", "check", *words]
     done = subprocess.run([*command, "--gpu", "h100:8"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
