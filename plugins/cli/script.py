@@ -26,6 +26,7 @@ from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.agents.sandboxes import bwrap_problem
 from verl_turnkey.plugins.checks.driver import STOPS
 from verl_turnkey.plugins.cli import script_stubs
+from verl_turnkey.plugins.config import machine
 
 MAIN = "verl.trainer.main_ppo"
 FILE = re.compile(r"(.*/)?main_ppo\.py")
@@ -43,6 +44,7 @@ INSIDE = script_stubs.FOLDER
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 15)))
 DEVICES = ("nvidia*", "kfd", "dri", "davinci*")
 """accelerators below /dev, which a script may count"""
+SMI = "nvidia-smi"
 LAUNCHERS = ("ray", "torchrun", "accelerate")
 HARMLESS = ("mkdir", "rmdir", "touch", "rm", "cp", "mv", "ln", "chmod", "chown")
 """tried, for the sake of what the script writes to the current folder; failures are ignored"""
@@ -128,6 +130,8 @@ def arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _entered(script: Path | str) -> tuple[list[str], list[str]]:
     call = read(script)
     enter(call)
+    if unanswered := [line for line in call.skipped if line.split()[0] == SMI]:
+        os.environ[machine.UNANSWERED] = unanswered[0]
     name = "the command" if isinstance(script, str) else script
     first = f"{name}: run in a sandbox; it calls {MAIN} with {len(call.arguments)} arguments"
     return call.arguments, [first, *(f"    not run: {line}" for line in dict.fromkeys(call.skipped))]
@@ -243,6 +247,9 @@ def _write_stubs(folder: Path) -> None:
         ".skipped": _stub("skipped"),
         "tee": "exec cat",
     }
+    gpu = machine.Gpu.parse(text) if (text := os.environ.get(machine.GPU)) else None
+    if gpu and gpu.number:
+        texts[SMI] = _stub("gpus", str(gpu.number), f"NVIDIA {gpu.name.upper()}", str(round(gpu.memory / 2**20)))
     for name, text in texts.items():
         (programs / name).write_text(f"#!/bin/sh\n{text}\n")
         (programs / name).chmod(0o755)

@@ -27,6 +27,25 @@ def runs_code(words):  # type: ignore[no-untyped-def]
     return True
 
 
+def gpus(number, name, memory, words):  # type: ignore[no-untyped-def]
+    """The lines of ``nvidia-smi`` with these ``words`` on a node with such GPUs of ``memory`` MiB; None: unknown."""
+    if words in (["-L"], ["--list-gpus"]):
+        return [f"GPU {index}: {name} (UUID: GPU-{index})" for index in range(number)]
+    options = dict(word.split("=", 1) for word in words if "=" in word)
+    if len(words) != 2 or {*options} != {"--query-gpu", "--format"}:
+        return None
+    fields, style = ([part.strip() for part in options[key].split(",")] for key in ("--query-gpu", "--format"))
+    total = memory if "nounits" in style else f"{memory} MiB"
+    cards = [
+        {"index": index, "uuid": f"GPU-{index}", "name": name, "count": number, "memory.total": total}
+        for index in range(number)
+    ]
+    if style[0] != "csv" or not {*fields} <= {*cards[0]}:
+        return None
+    rows = [] if "noheader" in style else [fields]
+    return [", ".join(row) for row in rows + [[str(card[field]) for field in fields] for card in cards]]
+
+
 def start():  # type: ignore[no-untyped-def]
     """As ``sitecustomize`` of any Python of the sandbox: let it compute, or record it and end."""
     if __name__ == "__main__":  # in the place of another program
@@ -39,6 +58,12 @@ def start():  # type: ignore[no-untyped-def]
         if name == "ray" and words[:2] == ["job", "submit"] and "--" in words:
             command = words[words.index("--") + 1 :]
             os.execvp(command[0], command)
+        if name == "gpus":  # words: those of a node, and the arguments of nvidia-smi
+            lines = gpus(int(words[0]), words[1], int(words[2]), words[3:])
+            if lines is not None:
+                print("\n".join(lines))
+                return
+            name, words = "nvidia-smi", words[3:]
         record(words if name == "skipped" else [name, *words])
         return
     with open("/proc/self/cmdline", "rb") as file:

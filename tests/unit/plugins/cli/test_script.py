@@ -16,11 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from verl_turnkey.advantage import ConfigError
+from verl_turnkey.plugins.checks.findings import collecting
+from verl_turnkey.plugins.checks.limits import COUNTS, check_counts
 from verl_turnkey.plugins.cli import check, script, without_torch
 from verl_turnkey.plugins.cli.check import may_sweep
 from verl_turnkey.plugins.cli.without_torch import Absent, Mark, NeedsVerl, possible
+from verl_turnkey.plugins.config import machine
 
 SCRIPTS = [
     "python -m verl.trainer.main_ppo +turnkey=gigpo data.train_batch_size=16",
@@ -115,6 +119,40 @@ def test_programs_that_do_something_are_not_run_and_are_named(tmp_path: Path, mo
 )
 def test_what_a_job_of_ray_and_a_launcher_start_is_read_without_a_network(text: str, argument: str, tmp_path: Path):
     assert run(text, tmp_path).arguments == [argument]
+
+
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        ("nvidia-smi -L | wc -l", "2"),
+        ("nvidia-smi --list-gpus | tail -1", "GPU 1: NVIDIA H100 (UUID: GPU-1)"),
+        ("nvidia-smi --query-gpu=index,name --format=csv,noheader | tail -1", "1, NVIDIA H100"),
+        ("nvidia-smi --query-gpu=memory.total --format=csv | tail -1", "81539 MiB"),
+        ("nvidia-smi --query-gpu=memory.total --format=csv,nounits,noheader | head -1", "81539"),
+    ],
+)
+def test_questions_about_gpus_are_answered_by_those_of_the_check(
+    command: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(machine.GPU, "h100:2")
+    call = run(f'python -m verl.trainer.main_ppo "a=$({command})"', tmp_path)
+    assert (call.arguments, call.skipped) == ([f"a={output}"], [])
+
+
+@pytest.mark.parametrize("gpu", ["", "h100", "h100:2"])
+def test_other_questions_about_gpus_are_not_run_and_named_where_a_count_is_0(
+    gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(os, "environ", {**os.environ, machine.GPU: gpu})
+    monkeypatch.chdir(tmp_path)
+    question = "nvidia-smi topo -m" if gpu == "h100:2" else "nvidia-smi -L"
+    (tmp_path / "launch.sh").write_text(f"python -m verl.trainer.main_ppo trainer.nnodes=$({question} | wc -l)")
+    words, notes = script.arguments(["launch.sh"])
+    assert (words, notes[1:]) == (["trainer.nnodes=0"], [f"    not run: {question}"])
+    config = OmegaConf.from_dotlist([f"{key}=1" for key in COUNTS if key != "trainer.nnodes"] + words)
+    fix = f"got 0: the script's `{question}` was not run; add --gpu h100:8, or trainer.nnodes=8"
+    with pytest.raises(ConfigError, match=re.escape(fix)), collecting(config):
+        check_counts(config)
 
 
 def test_folder_and_variables_of_the_call_are_those_of_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
