@@ -108,7 +108,9 @@ def check_call(env_id: str, kwargs: Mapping[str, Any]) -> EnvSpec:
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         ours = by_short_name(env_id)
         short = f"; it is a short name of {ours.id}: {ours.switch} on a launch line." if ours else ""
-        hint = short or did_you_mean(env_id, gymnasium.registry) or "."
+        space, _, name = env_id.rpartition("/")
+        near = [id for id in gymnasium.registry if space == id.rpartition("/")[0] or name == id.rpartition("/")[2]]
+        hint = short or did_you_mean(env_id, near) or "."
         raise UnknownEnvironmentError(
             f"no environment {env_id!r} is registered{hint} An environment of your own is registered with gymnasium "
             f"in a module or file that turnkey.modules names. ({error})"

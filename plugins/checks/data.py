@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_turnkey.envs.agents.harbor import ENV_ID, HarborTask, sandbox_for
-from verl_turnkey.envs.errors import MissingPackageError, SandboxError, TaskFormatError
+from verl_turnkey.envs.errors import MissingPackageError, SandboxError, TaskFormatError, UnknownEnvironmentError
 from verl_turnkey.envs.prompting.prompts import load_template
 from verl_turnkey.envs.registry import check_call
 from verl_turnkey.envs.rewards import RewardError, RewardStep, right_answers
@@ -155,7 +155,10 @@ def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, checked: set[tupl
         if turnkey.env.probe:  # else the packages may be on the other machines only
             raise
     except (LookupError, TypeError) as error:
-        refuse("task-invalid", where=where, reason=error.args[0] if error.args else error)
+        reason = error.args[0] if error.args else error
+        if isinstance(error, UnknownEnvironmentError) and not turnkey.modules:
+            reason = f"{reason}. turnkey.modules is empty: set turnkey.modules=[FILE], the file that registers {env_id}"
+        refuse("task-invalid", where=where, reason=reason)
 
 
 def _check_number(config: DictConfig, key: str, rows: int) -> None:

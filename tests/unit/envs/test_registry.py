@@ -57,8 +57,11 @@ def test_gymnasiums_own_limit_is_taken_by_every_environment():
 def test_unknown_id_names_the_closest():
     with pytest.raises(UnknownEnvironmentError, match="did you mean 'turnkey/MiniGrid-v0'"):
         make("turnkey/MinGrid-v0")
-    with pytest.raises(UnknownEnvironmentError, match=r"turnkey\.modules"):
-        make("no such id")
+    with pytest.raises(UnknownEnvironmentError, match="did you mean 'turnkey/MiniGrid-v0'"):
+        make("MiniGrid-v0")
+    # A name without its namespace, or within it, is near; one of another namespace is not.
+    with pytest.raises(UnknownEnvironmentError, match=r"'mine/WarmColdFixed-v0' is registered\. .*turnkey\.modules"):
+        make("mine/WarmColdFixed-v0")
 
 
 def test_missing_package_of_an_environment_of_ours(monkeypatch):
