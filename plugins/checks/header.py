@@ -266,6 +266,8 @@ def _validation(run: CheckedRun) -> str:
     shared, readable, compared = shared_tasks(run.config)
     also = f"{shared} of them also training tasks: same {compared}" if shared else "none of them a training task"
     held_out = f" ({also})" if readable else ""
+    if len(often) > 2:
+        often = [f"{', '.join(often[:-1])},", often[-1]]
     return f"{' and '.join(often)}: {total}{held_out} x {plural(kwargs.n, 'episode')}, {_sampling(kwargs)}"
 
 

@@ -266,7 +266,8 @@ def check_migrated(run: CheckedRun) -> None:
     recipes = {adapter.recipe for adapter in ADAPTERS if adapter.id in (ids or {run.turnkey.env.id})}
     preset = next((preset for preset in shipped() if preset.method == method and preset.env in recipes), None)
     published = _settings(preset, run.turnkey) if preset else ""
-    warn("migrated-mini-batch", size=size, tasks=tasks, n=n, rows=tasks * n * turns, number=number, published=published)
+    count = f"{tasks * n} episodes" + (f" x about {turns} turns" if turns > 1 else "")
+    warn("migrated-mini-batch", size=size, tasks=tasks, count=count, number=number, published=published)
 
 
 def _settings(preset: Preset, turnkey: TurnkeyConfig) -> str:

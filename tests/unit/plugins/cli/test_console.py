@@ -148,7 +148,7 @@ def test_a_start_names_its_phases():
 
 
 def test_a_start_without_validation_or_from_a_checkpoint():
-    text = START.read_text(encoding="utf-8").replace("before the first step and every", "every")
+    text = START.read_text(encoding="utf-8").replace("before the first step, every", "every")
     text = text.replace("Checkpoint tracker file does not exist: ", "Found checkpoint: %s ").replace("| 0/6", "| 4/6")
     lines = [line for line in Reader().lines(text.splitlines()) if line.endswith(" ...")]
     phases = ["starting vLLM", "starting the agent loops", "loading the checkpoint", "step 5/6"]
