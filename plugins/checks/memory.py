@@ -188,7 +188,9 @@ class Trained:
 
 
 def models(run: CheckedRun) -> dict[str, Trained]:
-    """Actor and critic, except one of unknown shapes."""
+    """Actor and critic, except one of unknown shapes; none where FSDP does not hold them."""
+    if str(run.actor.strategy) not in FSDP:
+        return {}
     config, model = run.config, run.config.actor_rollout_ref.model
     gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
     nodes = {"actor": (model, run.actor.fsdp_config, run.actor.optim)}
