@@ -44,17 +44,22 @@ def resumed_folder(config: Any, step: int) -> Path:
     return folder_of(config, step)
 
 
-def check_writable(config: Any, workers: Sequence[Any]) -> None:
+def check_writable(trainer: PPOTrainer) -> None:
     """Refuse a checkpoint folder that a process of training cannot write to: the run would die at its first checkpoint.
+
+    This process writes verl's tracker and the states of methods, the workers of actor and critic write their models.
 
     Raises:
         ConfigError: names the folder and the nodes.
     """
-    if (config.trainer.get("save_freq") or 0) <= 0:
+    config = trainer.config.trainer
+    if (config.get("save_freq") or 0) <= 0:
         return
-    folder = str(config.trainer.default_local_dir)
+    folder = str(config.default_local_dir)
+    groups = [trainer.actor_rollout_wg, *([trainer.critic_wg] if trainer.use_critic else [])]
+    workers = dict.fromkeys(worker for group in groups for worker in group.workers)  # they may be the same processes
     refusals = ray.get([worker.__ray_call__.remote(unwritable, folder) for worker in workers])
-    if nodes := sorted({*filter(None, refusals)}):
+    if nodes := sorted({*filter(None, [unwritable(None, folder), *refusals])}):
         raise ConfigError(
             f"trainer.default_local_dir={folder} cannot be written on {'; '.join(nodes)}. Every node writes its part "
             "of a checkpoint: make the folder writable there, or choose one that all nodes share"

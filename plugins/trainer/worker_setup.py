@@ -52,7 +52,7 @@ def set_up_training(trainer: PPOTrainer, turnkey: TurnkeyConfig, advantage_step:
     """Check that all training processes have loaded the plugin and can write; give them loss and weights."""
     workers = trainer.actor_rollout_wg.workers
     ray.get([worker.__ray_call__.remote(register.verify) for worker in workers])
-    check_writable(trainer.config, workers)
+    check_writable(trainer)
     if advantage_step.loss is not None:
         chosen = (turnkey.modules, advantage_step.loss.name, advantage_step.loss_params)
         ray.get([worker.__ray_call__.remote(register.configure, *chosen) for worker in workers])

@@ -199,6 +199,40 @@ def test_the_folder_is_the_one_that_verl_resumed_from():
     assert checkpointing.folder_of(config, 7) == Path("runs/a/global_step_7")
 
 
+def test_every_process_that_writes_a_checkpoint_is_asked_once(tmp_path: Path, monkeypatch):
+    """The trainer's own, the actor's and the critic's, which may share some with the actor."""
+    monkeypatch.setattr(checkpointing.ray, "get", list)
+    calls = []
+
+    class Worker:
+        def __init__(self, name, refusal=None):
+            self.name, self.refusal = name, refusal
+            self.__ray_call__ = SimpleNamespace(remote=self.answer)
+
+        def answer(self, function, folder):
+            calls.append((self.name, function, folder))
+            return self.refusal
+
+    shared, other = Worker("shared"), Worker("critic's", "node-2 (Read-only file system: /mnt)")
+
+    def check(folder, use_critic, save_freq=1):
+        calls.clear()
+        saved = OmegaConf.create({"trainer": {"default_local_dir": str(folder), "save_freq": save_freq}})
+        groups = {"actor_rollout_wg": SimpleNamespace(workers=[shared])}
+        groups |= {"critic_wg": SimpleNamespace(workers=[shared, other])} if use_critic else {}
+        checkpointing.check_writable(SimpleNamespace(config=saved, use_critic=use_critic, **groups))
+
+    check(tmp_path, use_critic=False)
+    assert calls == [("shared", checkpointing.unwritable, str(tmp_path))]
+    with pytest.raises(ConfigError, match=r"cannot be written on node-2 \(Read-only file system: /mnt\)\. Every"):
+        check(tmp_path, use_critic=True)
+    assert [name for name, *_ in calls] == ["shared", "critic's"]
+    with pytest.raises(ConfigError, match=rf"cannot be written on {socket.gethostname()} \([\w ]+: /sys\)\. Every"):
+        check("/sys/checkpoints", use_critic=False)
+    check("/sys/checkpoints", use_critic=False, save_freq=-1)
+    assert calls == []
+
+
 # --- A run's log says what was run and from where it resumed, without its secrets; a disk that refuses stops n --------
 SEGMENT = "20260102T030405_00ff"
 
