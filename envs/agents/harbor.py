@@ -551,29 +551,30 @@ async def check_task(task: HarborTask, sandbox: Sandbox) -> list[str]:
     if missing := [str(path.relative_to(task.folder)) for path in scripts if not path.exists()]:
         problems.append(f"there is no {missing[0]}, so nothing shows that the task can be solved")
     else:
-        oracle = await _reward_of(task, sandbox, [], solution=True)
+        oracle, result = await _reward_of(task, sandbox, [], solution=True)
         if oracle != 1.0:
-            problems.append(f"the reference solution must get reward 1, not {oracle}")
-    nothing = await _reward_of(task, sandbox, ["true"])
-    if not isinstance(nothing, float) or nothing >= 1.0:
-        problems.append(f"doing nothing must get a reward below 1, not {nothing}")
+            problems.append(f"the reference solution must get reward 1, not {result}")
+    nothing, result = await _reward_of(task, sandbox, ["true"])
+    if nothing is None or nothing >= 1.0:
+        problems.append(f"doing nothing must get a reward below 1, not {result}")
     plant = "echo 1 | tee /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json"
-    planted = await _reward_of(task, sandbox, ["bash", "-c", plant])
+    planted, result_planted = await _reward_of(task, sandbox, ["bash", "-c", plant])
     if planted != nothing:
-        problems.append(f"a planted reward must be ignored: it got {planted} instead of {nothing}")
+        problems.append(f"a planted reward must be ignored: it got {result_planted} instead of {result}")
     return problems
 
 
 async def _reward_of(
     task: HarborTask, sandbox: Sandbox, command: list[str], *, solution: bool = False
-) -> float | str | None:
+) -> tuple[float | None, str]:
+    """The reward, None after a failure, and the same in words, with the reason for less than all of it."""
     seconds = sum(part.agent_seconds for part in task.steps or (task,))
     runner = HarborRunner(command, timeout=seconds, sandbox=sandbox)
     try:
         outcome = await runner.play(task, {}, NOBODY, solution=solution)
     except AgentFailure as failure:
-        return f"a failure: {failure.reason}"
-    return outcome.reward
+        return None, f"a failure: {failure.reason}"
+    return outcome.reward, f"{outcome.reward}: {outcome.reason}" if outcome.reason else f"{outcome.reward}"
 
 
 def _script(path: Path, target: str, folder: Path) -> tuple[list[str], list[Mount]]:

@@ -476,6 +476,15 @@ def test_a_check_names_what_is_wrong(task: Path) -> None:
     assert "must get a reward below 1, not a failure" in nothing
 
 
+def test_a_check_says_why_a_later_step_cannot_begin(steps: Path) -> None:
+    """Episodes do not fail then, but the reference solution has not caused it."""
+    (steps / "steps/two/workdir/setup.sh").write_text("echo broken >&2; exit 3")
+    lines: list[str] = []
+    assert not check_tasks(steps, ignore_dockerfile=False, as_json=False, write=lines.append)
+    reason = "the setup of two failed (exit status 3): broken"
+    assert lines == [f"task: the reference solution must get reward 1, not 0.5: {reason}"]
+
+
 def test_tasks_become_rows(tmp_path: Path) -> None:
     import pandas as pd
 
