@@ -362,9 +362,6 @@ def _variables(fields: Mapping[str, Any]) -> dict[str, str]:
 
 # --- running a task: the agent in one sandbox, then the task's tests in another one -----------------------------------
 
-NOBODY = AgentHandle("http://127.0.0.1:1/none/v1", "none", "none")
-"""the handle of a run without an agent"""
-
 
 class HarborRunner(CommandRunner):
     """A command runner that also knows Harbor tasks: after the agent it runs the task's verifier.
@@ -413,48 +410,67 @@ class HarborRunner(CommandRunner):
             TaskFormatError: the sandbox does not have the task's image.
             AgentFailure: a sandbox could not be started, or the verifier left no reward.
         """
-        sandbox, seconds_left, outcomes = sandbox_for(task, self.sandbox), self.timeout, list[AgentResult]()
+        sandbox, seconds, outcomes = sandbox_for(task, self.sandbox), self.timeout, list[AgentResult]()
         async with episode_folder() as folder:
             workspace = agent.workspace or folder / "app"
+            agent = replace(agent, workspace=workspace)
             await asyncio.to_thread(task.fill, workspace, getattr(sandbox, "rootfs", None))
             for part in task.steps or (task,):
-                deadline = time.monotonic() + seconds_left
-                runner = CommandRunner(
-                    self.command,
-                    timeout=min(part.agent_seconds, seconds_left),
-                    sandbox=_online(sandbox, part.offline[0]),
-                    env={**part.env, **(part.solution_env if solution else {}), **self.env},
-                    files=self.files,
-                    limits=self.limits,
-                )
-                # Fresh folders for all but the working folder: what an agent left in HOME or as a reward is not there.
-                async with episode_folder() as of_agent, episode_folder() as of_verifier:
-                    logs = _log_folders(of_agent)
-                    job = runner.job({**row, "instruction": part.instruction}, agent, of_agent, workspace, task.workdir)
-                    mounts = [Mount(logs / name, f"/logs/{name}", True) for name in ("agent", "artifacts", "verifier")]
-                    job = replace(job, mounts=mounts)
-                    problem = await _prepare(part, runner, replace(job, socket=None, env=part.env), deadline)
-                    if problem and not outcomes:
-                        raise AgentFailure(problem)
-                    if problem:  # which the agent may have caused in an earlier step
-                        outcomes.append(replace(outcomes[-1], reward=0.0, extra={}, reason=cut(problem)))
-                        break
-                    if solution:
-                        mounts.append(Mount(part.solution, "/solution"))
-                        command, copies = _script(part.solution / "solve.sh", "/solution/solve.sh", of_agent)
-                        job, mounts = replace(job, command=command), [*mounts, *copies]
-                    seconds = min(part.agent_seconds, deadline - time.monotonic())
-                    ended = await run_job(runner.sandbox, replace(job, mounts=mounts), seconds)
-                    seconds_left = deadline - time.monotonic()
-                    outcome = runner.outcome(ended, agent.key)
-                    verifiers = _online(sandbox, part.offline[1])
-                    outcomes.append(await self._verify(part, verifiers, of_verifier, workspace, logs, outcome))
-                rewards = {"reward": outcomes[-1].reward, **outcomes[-1].extra.get("rewards", {})}
-                if seconds_left <= 0 or any(
-                    not rewards.get(name, -math.inf) >= least for name, least in part.least.items()
-                ):
+                before = outcomes[-1] if outcomes else None
+                outcome, seconds = await self._play_part(part, before, sandbox, row, agent, seconds, solution)
+                outcomes.append(outcome)
+                rewards = {"reward": outcome.reward, **outcome.extra.get("rewards", {})}
+                enough = all(rewards.get(name, -math.inf) >= least for name, least in part.least.items())
+                if seconds <= 0 or not enough:
                     break
         return outcomes[-1] if not task.steps else _of_steps(task, outcomes)
+
+    async def _play_part(
+        self,
+        part: HarborTask,
+        before: AgentResult | None,
+        sandbox: Sandbox,
+        row: Mapping[str, Any],
+        agent: AgentHandle,
+        seconds: float,
+        solution: bool,
+    ) -> tuple[AgentResult, float]:
+        """The task or a step of it: preparation, agent, verifier.
+
+        ``before``: the result of the step before; None: it is the first one. ``seconds``: for all but the verifier.
+
+        Returns:
+            Its result, and the seconds that are left for further steps.
+        """
+        assert agent.workspace is not None
+        deadline = time.monotonic() + seconds
+        runner = CommandRunner(
+            self.command,
+            timeout=min(part.agent_seconds, seconds),
+            sandbox=_online(sandbox, part.offline[0]),
+            env={**part.env, **(part.solution_env if solution else {}), **self.env},
+            files=self.files,
+            limits=self.limits,
+        )
+        # Fresh folders for all but the working folder: what an agent left in HOME or as a reward is not there.
+        async with episode_folder() as of_agent, episode_folder() as of_verifier:
+            logs = _log_folders(of_agent)
+            mounts = [Mount(logs / name, f"/logs/{name}", True) for name in ("agent", "artifacts", "verifier")]
+            row = {**row, "instruction": part.instruction}
+            job = replace(runner.job(row, agent, of_agent, agent.workspace, part.workdir), mounts=mounts)
+            if problem := await _prepare(part, runner, replace(job, socket=None, env=part.env), deadline):
+                if before is None:
+                    raise AgentFailure(problem)
+                # The agent may have caused it in an earlier step.
+                return replace(before, reward=0.0, extra={}, reason=cut(problem)), 0.0
+            if solution:
+                command, copies = _script(part.solution / "solve.sh", "/solution/solve.sh", of_agent)
+                job = replace(job, command=command, mounts=[*mounts, Mount(part.solution, "/solution"), *copies])
+            ended = await run_job(runner.sandbox, job, min(part.agent_seconds, deadline - time.monotonic()))
+            seconds = deadline - time.monotonic()
+            outcome = runner.outcome(ended, agent.key)
+            verifiers = _online(sandbox, part.offline[1])
+            return await self._verify(part, verifiers, of_verifier, agent.workspace, logs, outcome), seconds
 
     async def _verify(
         self, task: HarborTask, sandbox: Sandbox, folder: Path, workspace: Path, logs: Path, outcome: AgentResult
@@ -542,39 +558,6 @@ def sandbox_for(task: HarborTask, sandbox: Sandbox) -> Sandbox:
             "with --ignore-dockerfile to run it on this machine's programs"
         )
     return sandbox
-
-
-async def check_task(task: HarborTask, sandbox: Sandbox) -> list[str]:
-    """What is wrong with ``task``: the oracle must get 1, doing nothing less, and a reward that was planted nothing."""
-    problems = []
-    scripts = [part.solution / "solve.sh" for part in task.steps or (task,)]
-    if missing := [str(path.relative_to(task.folder)) for path in scripts if not path.exists()]:
-        problems.append(f"there is no {missing[0]}, so nothing shows that the task can be solved")
-    else:
-        oracle, result = await _reward_of(task, sandbox, [], solution=True)
-        if oracle != 1.0:
-            problems.append(f"the reference solution must get reward 1, not {result}")
-    nothing, result = await _reward_of(task, sandbox, ["true"])
-    if nothing is None or nothing >= 1.0:
-        problems.append(f"doing nothing must get a reward below 1, not {result}")
-    plant = "echo 1 | tee /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json"
-    planted, result_planted = await _reward_of(task, sandbox, ["bash", "-c", plant])
-    if planted != nothing:
-        problems.append(f"a planted reward must be ignored: it got {result_planted} instead of {result}")
-    return problems
-
-
-async def _reward_of(
-    task: HarborTask, sandbox: Sandbox, command: list[str], *, solution: bool = False
-) -> tuple[float | None, str]:
-    """The reward, None after a failure, and the same in words, with the reason for less than all of it."""
-    seconds = sum(part.agent_seconds for part in task.steps or (task,))
-    runner = HarborRunner(command, timeout=seconds, sandbox=sandbox)
-    try:
-        outcome = await runner.play(task, {}, NOBODY, solution=solution)
-    except AgentFailure as failure:
-        return None, f"a failure: {failure.reason}"
-    return outcome.reward, f"{outcome.reward}: {outcome.reason}" if outcome.reason else f"{outcome.reward}"
 
 
 def _script(path: Path, target: str, folder: Path) -> tuple[list[str], list[Mount]]:

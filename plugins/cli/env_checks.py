@@ -8,13 +8,17 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from verl_turnkey.envs.agents.harbor import ENV_ID, HarborTask, check_task, find_tasks, sandbox_for
-from verl_turnkey.envs.agents.sandboxes import choose
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
+from verl_turnkey.envs.agents.harbor import ENV_ID, HarborRunner, HarborTask, find_tasks, sandbox_for
+from verl_turnkey.envs.agents.sandboxes import Sandbox, choose
 from verl_turnkey.envs.errors import TaskFormatError
 from verl_turnkey.envs.mcp_servers.servers import Server, read_entries, read_server
 from verl_turnkey.envs.mcp_servers.tools import Servers
 from verl_turnkey.envs.tasks import Task, write_parquet
 from verl_turnkey.plugins.cli.task_rows import TaskRow, split_rows
+
+NOBODY = AgentHandle("http://127.0.0.1:1/none/v1", "none", "none")
+"""the handle of a run without an agent"""
 
 
 def write_tasks(
@@ -79,6 +83,39 @@ def check_tasks(
     if as_json:
         write(json.dumps([{"task": name, "ok": not faults, "problems": faults} for name, faults in results.items()]))
     return not any(results.values())
+
+
+async def check_task(task: HarborTask, sandbox: Sandbox) -> list[str]:
+    """What is wrong with ``task``: the oracle must get 1, doing nothing less, and a reward that was planted nothing."""
+    problems = []
+    scripts = [part.solution / "solve.sh" for part in task.steps or (task,)]
+    if missing := [str(path.relative_to(task.folder)) for path in scripts if not path.exists()]:
+        problems.append(f"there is no {missing[0]}, so nothing shows that the task can be solved")
+    else:
+        oracle, result = await _reward_of(task, sandbox, [], solution=True)
+        if oracle != 1.0:
+            problems.append(f"the reference solution must get reward 1, not {result}")
+    nothing, result = await _reward_of(task, sandbox, ["true"])
+    if nothing is None or nothing >= 1.0:
+        problems.append(f"doing nothing must get a reward below 1, not {result}")
+    plant = "echo 1 | tee /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json"
+    planted, result_planted = await _reward_of(task, sandbox, ["bash", "-c", plant])
+    if planted != nothing:
+        problems.append(f"a planted reward must be ignored: it got {result_planted} instead of {result}")
+    return problems
+
+
+async def _reward_of(
+    task: HarborTask, sandbox: Sandbox, command: list[str], *, solution: bool = False
+) -> tuple[float | None, str]:
+    """The reward, None after a failure, and the same in words, with the reason for less than all of it."""
+    seconds = sum(part.agent_seconds for part in task.steps or (task,))
+    runner = HarborRunner(command, timeout=seconds, sandbox=sandbox)
+    try:
+        outcome = await runner.play(task, {}, NOBODY, solution=solution)
+    except AgentFailure as failure:
+        return None, f"a failure: {failure.reason}"
+    return outcome.reward, f"{outcome.reward}: {outcome.reason}" if outcome.reason else f"{outcome.reward}"
 
 
 def show_tools(file: str, *, start_timeout: float, as_json: bool, write: Callable[[str], Any]) -> bool:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from verl_turnkey.envs.agents import harbor
 from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, AgentResult
-from verl_turnkey.envs.agents.harbor import HarborRunner, HarborTask, check_task, find_tasks, read_reward, sandbox_for
+from verl_turnkey.envs.agents.harbor import HarborRunner, HarborTask, find_tasks, read_reward, sandbox_for
 from verl_turnkey.envs.agents.sandboxes import Bubblewrap, Docker, NoSandbox
 from verl_turnkey.envs.errors import TaskFormatError
-from verl_turnkey.plugins.cli.env_checks import check_tasks, write_tasks
+from verl_turnkey.plugins.cli import env_checks
+from verl_turnkey.plugins.cli.env_checks import check_task, check_tasks, write_tasks
 
 EXAMPLES = Path(__file__).parents[4] / "examples/harbor"
 MEDIAN = EXAMPLES / "median"
@@ -294,7 +294,7 @@ def test_the_check_gives_each_step_its_time(steps: Path) -> None:
             super().__init__(command, timeout=timeout, **further)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(harbor, "HarborRunner", Watched)
+        patch.setattr(env_checks, "HarborRunner", Watched)
         assert asyncio.run(check_task(HarborTask.load(str(steps)), Bubblewrap())) == []
     assert {*seen} == {5600.0}
 
