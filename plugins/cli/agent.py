@@ -68,7 +68,8 @@ def agent(
         from verl_turnkey.plugins.checks.agent_loop import check_isolation
         from verl_turnkey.plugins.checks.findings import collecting
         from verl_turnkey.plugins.config.schema import turnkey_config
-        from verl_turnkey.plugins.gateway.rehearsal import Script, Server, configuration, read_replies, rehearse
+        from verl_turnkey.plugins.gateway.models import Server
+        from verl_turnkey.plugins.gateway.rehearsal import Script, configuration, read_replies, rehearse
 
         scripted = read_replies(replies) if replies else ()
         server = None if model == SCRIPTED else Server(model, model_name, api_key_env)
@@ -115,7 +116,7 @@ def lines(episode: Rehearsal) -> Iterator[str]:
             yield f"        differs from the turn before at {turn.differs}"
         yield f"        reply  {reply[:REPLY_WIDTH]}{'...' * (len(reply) > REPLY_WIDTH)}"
         if turn.trained:
-            yield f"        state  {turn.state}  reward  {turn.reward:g}"
+            yield f"        state  {turn.state}  reward  {_reward(turn)}"
         else:
             side_call = f"a side call (model {turn.model!r}, {turn.tools} tools)"
             yield f"        not trained: {side_call if turn.side_call else 'the episode failed'}"
@@ -179,9 +180,15 @@ def _tree(episode: Rehearsal) -> Iterator[str]:
         turn = episode.turns[number]
         credit = "" if turn.credit is None else f", credit {turn.credit:.3g}"
         reply = " ".join(turn.reply.split())[:REPLY_WIDTH]
-        yield f"{indent}turn {number}  {f'{turn.role}, ' * bool(turn.role)}reward {turn.reward:g}{credit}  {reply}"
+        yield f"{indent}turn {number}  {f'{turn.role}, ' * bool(turn.role)}reward {_reward(turn)}{credit}  {reply}"
         *branches, last = following.get(number, [None])
         waiting += [] if last is None else [(last, indent), *((n, f"{indent}  ") for n in reversed(branches))]
+
+
+def _reward(turn: RehearsedTurn) -> str:
+    """The agent's own, and what ``turnkey.rewards`` make of it."""
+    composed = "" if turn.composed_reward in (None, turn.reward) else f", composed {turn.composed_reward:g}"
+    return f"{turn.reward:g}{composed}"
 
 
 def _place(turn: RehearsedTurn, number: int) -> str:

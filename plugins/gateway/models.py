@@ -1,6 +1,7 @@
-"""Other models than the policy (``turnkey.agent.models``): requests that name one are forwarded unchanged.
+"""Models of other servers: those of ``turnkey.agent.models``, and one that stands in for the policy.
 
-They are calls of a frozen model: no turn, no row, no credit. The log has them beside the episode.
+Requests that name one of the former are forwarded unchanged. They are calls of a frozen model: no turn, no row, no
+credit. The log has them beside the episode.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from functools import cache
 from time import perf_counter
 from typing import Any
 
-from verl_turnkey.envs.http import EndpointConfig, on_this_machine
+from verl_turnkey.envs.http import Endpoint, EndpointConfig, on_this_machine
+from verl_turnkey.plugins.gateway.codec import Messages, Parsed, Tools
+from verl_turnkey.plugins.gateway.dialects import parts
 from verl_turnkey.plugins.gateway.exchange import Exchange
-from verl_turnkey.plugins.gateway.messages import GatewayError, invalid
+from verl_turnkey.plugins.gateway.messages import GatewayError, Message, ToolCall, invalid
 
 SHOWN = 2000
 """logged characters of a request's end and of a reply's beginning"""
@@ -119,3 +122,51 @@ def _key(name: str, endpoint: EndpointConfig) -> str:
 def _certificates() -> ssl.SSLContext:
     """Read once: httpx would read it for every request."""
     return ssl.create_default_context()
+
+
+class Server:
+    """A model behind an OpenAI-compatible server, in the place of the policy.
+
+    Args:
+        url: such as http://host:8000/v1.
+        model: its name there.
+        api_key_env: environment variable with the key; None: no key is sent.
+    """
+
+    def __init__(self, url: str, model: str, api_key_env: str | None = None) -> None:
+        self._endpoint = Endpoint(
+            EndpointConfig(url, model, api_key_env, timeout=600.0, retries=2, cache_size=0),
+            "/chat/completions",
+            who="the model's server",
+            expected="a chat completion",
+            read=_message_of,
+        )
+
+    async def __call__(self, messages: Messages, tools: Tools) -> Parsed:
+        question: dict[str, Any] = {"messages": [_sent(message) for message in messages]}
+        message = await self._endpoint.ask(question | ({"tools": [*tools]} if tools else {}))
+        calls = tuple(
+            ToolCall(call["function"]["name"], parts.arguments(call["function"]["arguments"]), "")
+            for call in message.get("tool_calls") or ()
+        )
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or None
+        return Parsed(message.get("content") or "", calls, reasoning)
+
+
+def _sent(message: Message) -> dict[str, Any]:
+    """A message as Chat Completions has it."""
+    sent: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.calls:
+        sent["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": parts.spelled(call)}}
+            for call in message.calls
+        ]
+    if message.role == "tool":
+        sent["tool_call_id"] = message.call_id
+    return sent
+
+
+def _message_of(answer: Any) -> dict[str, Any] | None:
+    message = answer["choices"][0]["message"]
+    json.dumps(message)
+    return message if isinstance(message, dict) else None

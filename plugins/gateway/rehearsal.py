@@ -26,24 +26,32 @@ from omegaconf import DictConfig, OmegaConf
 from verl_turnkey.advantage import ConfigError, compute_credit
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.agents.base import AgentFailure, AgentResult, cut, without_secret
-from verl_turnkey.envs.http import Endpoint, EndpointConfig
+from verl_turnkey.envs.rewards import Composition, Groups, RewardError, compose
+from verl_turnkey.envs.rewards.composition import gather
+from verl_turnkey.envs.tasks import COLUMN, ROW
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.config import command_line
+from verl_turnkey.plugins.config.agent import OWN_REWARD
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.overrides import read
 from verl_turnkey.plugins.config.resolve import VERLS_CRITIC as VERLS_MODEL  # verl's default for both
-from verl_turnkey.plugins.config.schema import credit_modify, credit_params, estimator_of, turnkey_config
+from verl_turnkey.plugins.config.schema import (
+    credit_modify,
+    credit_params,
+    estimator_of,
+    reward_entries,
+    turnkey_config,
+)
 from verl_turnkey.plugins.credit.rows import BREAK, read_rows
 from verl_turnkey.plugins.gateway import episode as episodes
 from verl_turnkey.plugins.gateway.codec import Calls, Codec, Ids, Messages, Parsed, Tools, TurnCodec
-from verl_turnkey.plugins.gateway.dialects import parts
 from verl_turnkey.plugins.gateway.messages import Message, ToolCall
 from verl_turnkey.plugins.gateway.process import AgentProcess
 from verl_turnkey.plugins.gateway.server import Gateway, calls_of
 from verl_turnkey.plugins.gateway.session import Session
 from verl_turnkey.plugins.gateway.tree import conversation_key
 from verl_turnkey.plugins.gateway.turns import Turn, reply_id
-from verl_turnkey.plugins.rollout.episode import Episode, Generated, Prompt, RowBuilder
+from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 
 # --- stand-ins --------------------------------------------------------------------------------------------------------
 
@@ -171,35 +179,6 @@ class Script:
         return Parsed("", (ToolCall(function["name"], example(function.get("parameters") or {}), ""),))
 
 
-class Server:
-    """A model behind an OpenAI-compatible server.
-
-    Args:
-        url: such as http://host:8000/v1.
-        model: its name there.
-        api_key_env: environment variable with the key; None: no key is sent.
-    """
-
-    def __init__(self, url: str, model: str, api_key_env: str | None = None) -> None:
-        self._endpoint = Endpoint(
-            EndpointConfig(url, model, api_key_env, timeout=600.0, retries=2, cache_size=0),
-            "/chat/completions",
-            who="the model's server",
-            expected="a chat completion",
-            read=_message_of,
-        )
-
-    async def __call__(self, messages: Messages, tools: Tools) -> Parsed:
-        question: dict[str, Any] = {"messages": [_sent(message) for message in messages]}
-        message = await self._endpoint.ask(question | ({"tools": [*tools]} if tools else {}))
-        calls = tuple(
-            ToolCall(call["function"]["name"], parts.arguments(call["function"]["arguments"]), "")
-            for call in message.get("tool_calls") or ()
-        )
-        reasoning = message.get("reasoning_content") or message.get("reasoning") or None
-        return Parsed(message.get("content") or "", calls, reasoning)
-
-
 def read_replies(file: Path) -> list[Parsed]:
     """The replies of a script: a JSON or YAML list, whose entries are texts or mappings.
 
@@ -247,25 +226,6 @@ def example(schema: Mapping[str, Any]) -> Any:
     return EXAMPLES.get(kind)
 
 
-def _sent(message: Message) -> dict[str, Any]:
-    """A message as Chat Completions has it."""
-    sent: dict[str, Any] = {"role": message.role, "content": message.text}
-    if message.calls:
-        sent["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": parts.spelled(call)}}
-            for call in message.calls
-        ]
-    if message.role == "tool":
-        sent["tool_call_id"] = message.call_id
-    return sent
-
-
-def _message_of(answer: Any) -> dict[str, Any] | None:
-    message = answer["choices"][0]["message"]
-    json.dumps(message)
-    return message if isinstance(message, dict) else None
-
-
 # --- the episodes -----------------------------------------------------------------------------------------------------
 
 ROOM = 1 << 30
@@ -305,6 +265,8 @@ class RehearsedTurn:
     """who takes it; empty: the model's name has no role"""
     state: Any = None
     reward: float | None = None
+    composed_reward: float | None = None
+    """what ``turnkey.rewards`` make of it, from which credit is computed; None: the episode failed"""
     differs: str | None = None
     """for a prompt that is rendered anew: where it differs from the conversation before it"""
     follows: int | None = None
@@ -351,7 +313,12 @@ class _Played:
     failure: str | None
     requests: int
     """that had arrived when it ended"""
+    episode: Episode = field(default_factory=Episode)
+    order: Sequence[PlayedStep] = ()
+    """its steps in the order of rows"""
     rows: list[Any] = field(default_factory=list)
+    unpaid: str | None = None
+    """the components of ``turnkey.rewards`` that are left out, and why"""
 
 
 def configuration(words: Sequence[str]) -> DictConfig:
@@ -429,6 +396,7 @@ async def rehearse(
     """
     codec = codec_for(config)
     agents, places = AgentProcess(config, codec), asyncio.Semaphore(at_once)
+    rewards = compose(reward_entries(config, agents.turnkey))
     server = Gateway()
     await server.start(agents.turnkey.agent.listen)
 
@@ -452,20 +420,49 @@ async def rehearse(
     finally:
         await server.stop()
         await agents.runner.close()
+    for played in episodes_played:
+        _to_steps(played, agents)
+    await _apply_rewards([played for played in episodes_played if played.failure is None], rewards, task)
     rehearsals = [_rehearsal(played, agents) for played in episodes_played]
     return _with_credit(config, agents, episodes_played, rehearsals) if times > 1 else rehearsals
 
 
+def _to_steps(played: _Played, agents: AgentProcess) -> None:
+    """Fill the episode with its steps."""
+    options = agents.step_options(SimpleNamespace(keep_texts=False, before=()))
+    try:
+        if played.failure is None:
+            played.order = episodes.played(played.session, played.outcome, options, played.episode)
+    except Exception as error:
+        played.failure = str(error)
+
+
+async def _apply_rewards(group: Sequence[_Played], rewards: Composition, task: Mapping[str, Any]) -> None:
+    """Write the composed rewards of the episodes as in training; where a component fails, the agent's own to all."""
+    row = {COLUMN: json.dumps(task), **{name: task[name] for name in ROW if name in task}}
+    compares, groups = rewards.compares is not None and len(group) > 1, Groups()
+    members = [groups.join("group", str(number)) if compares else None for number in range(len(group))]
+    try:
+        await gather(
+            played.episode.apply_rewards(rewards, row, member) for played, member in zip(group, members, strict=True)
+        )
+    except RewardError as error:
+        labels = ", ".join(label for label in rewards.labels if label != OWN_REWARD)
+        words = f"rewards and credit are without the components {labels}: {error}"
+        for played in group:
+            played.unpaid = f"{words}; of a data row, a rehearsal has the task alone"
+            for step in played.episode.steps:
+                step.record["composed_reward"] = step.record["reward"]
+                for column in rewards.columns:
+                    step.record["extra"].pop(column, None)
+
+
 def _rehearsal(played: _Played, agents: AgentProcess) -> Rehearsal:
-    episode, session, failure = Episode(), played.session, played.failure
+    episode, session, failure = played.episode, played.session, played.failure
     if failure is None:
         try:
-            options = agents.step_options(SimpleNamespace(keep_texts=False, before=()))
-            order = episodes.played(session, played.outcome, options, episode)
-            for step in episode.steps:
-                step.record["composed_reward"] = step.record["reward"]
             merged = agents.turnkey.rollout.layout == "merged"
-            played.rows = RowBuilder(0, False, (), merged, None).played(episodes.in_rows(episode, order))
+            played.rows = RowBuilder(0, False, (), merged, None).played(episodes.in_rows(episode, played.order))
         except Exception as error:
             failure = str(error)
     trained = episodes.trained(session) if session.turns else []
@@ -501,6 +498,8 @@ def _rehearsal(played: _Played, agents: AgentProcess) -> Rehearsal:
 def _warnings(played: _Played, turns: Sequence[RehearsedTurn]) -> Iterator[str]:
     """What would cost an episode credit or rows in training."""
     session = played.session
+    if played.unpaid:
+        yield played.unpaid
     if calls_of(session.secret) > played.requests:
         yield "requests came after its end: a client was kept for a later episode; create it inside the function"
     if any(turn.renamed for turn in session.turns):
@@ -576,6 +575,7 @@ def _turn(
         role=turn.role,
         state=None if record is None else record["anchor"],
         reward=None if record is None else record["reward"],
+        composed_reward=None if record is None else record.get("composed_reward"),
         differs=None if turn.prompt.broke is None else _difference(turn, before),
     )
 

@@ -27,12 +27,12 @@ from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.gateway.codec import Parsed
 from verl_turnkey.plugins.gateway.messages import ToolCall
+from verl_turnkey.plugins.gateway.models import Server
 from verl_turnkey.plugins.gateway.rehearsal import (
     WHY,
     Model,
     Rehearsal,
     Script,
-    Server,
     configuration,
     example,
     read_replies,
@@ -172,6 +172,49 @@ def test_episodes_of_a_task_and_the_credit_of_the_worst():
         *["  turn 1  reward 0.25, credit -0.667", "turn 2  reward 0.25, credit -0.667"],
         "turn 3  reward 0, credit -0.667",
     ]
+
+
+OWN = """
+def scaled(steps):
+    scale = steps[-1].row["extra_info"]["scale"]
+    return [scale * step.reward for step in steps]
+
+def better(first, second):
+    return [sum(step.reward for step in steps) for steps in (first, second)]
+"""
+
+
+def test_credit_is_of_the_composed_reward(tmp_path: Path):
+    """Components that lack a field of the data row are left out, by name; a task may have those that agents get."""
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    words = ["turnkey.credit.norm=mean", "turnkey.credit.step_advantage_w=0"]
+    rewards = f"turnkey.rewards=[{{name: step}}, {{name: '{own}:scaled', weight: 2}}]"
+    task = json.dumps(SUM | {"extra_info": {"scale": 0.5}})
+    lines = group("forking", *words, rewards, "--task", task)
+    at = next(n for n, line in enumerate(lines) if line.startswith("the worst"))
+    assert [line.partition("  ok")[0] for line in lines[at + 1 : at + 3]] == [
+        "turn 0  reward 0, credit -1.33",
+        "  turn 1  reward 0.25, composed 0.5, credit -1.33",
+    ]
+    assert not any("without the components" in line for line in lines)
+    lines = group("forking", *words, rewards)
+    assert (
+        "3 episodes: rewards and credit are without the components scaled: turnkey.rewards[1] (scaled) failed: "
+        "KeyError: 'extra_info'; of a data row, a rehearsal has the task alone"
+    ) in lines
+    at = next(n for n, line in enumerate(lines) if line.startswith("the worst"))
+    assert lines[at + 2].startswith("  turn 1  reward 0.25, credit -0.667  ok")
+
+
+def test_episodes_are_compared_as_in_training(tmp_path: Path):
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    run = [override("turnkey.agent.run", f"{AGENTS}:forking"), "turnkey.agent.in_process=true"]
+    config = configuration([*run, f"turnkey.rewards=[{{name: arena, compare: '{own}:better'}}]"])
+    for times, places in ((1, [0.0]), (3, [0.0, 0.5, 1.0])):
+        episodes = asyncio.run(rehearse(config, SUM, Script, times))
+        assert sorted(episode.turns[-1].composed_reward or 0.0 for episode in episodes) == places
 
 
 def test_numbers_of_turns_that_shift_fail_their_episodes():
