@@ -195,6 +195,8 @@ def _place(turn: RehearsedTurn, number: int) -> str:
     place = f"{_number(turn.messages, 'message')}, {_number(turn.tools, 'tool')}"
     if turn.after is not None:
         place += f", {turn.new} new after turn {turn.after}"
+    for picture, count in Counter(turn.images).items():
+        place += f", {picture}" if count == 1 else f", {count} x {picture}"
     starts_row = number > 0 if turn.after is None else turn.broke
     return f"{place}, a new row ({turn.broke})" if starts_row else place
 

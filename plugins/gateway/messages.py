@@ -38,6 +38,11 @@ class Message:
     images: tuple[Any, ...] = ()
     """PIL images"""
 
+    @property
+    def pictures(self) -> list[str]:
+        """Its images as a report shows them."""
+        return [f"[image {image.width}x{image.height}]" for image in self.images]
+
 
 @dataclass(frozen=True)
 class Request:

@@ -6,6 +6,8 @@ credit. The log has them beside the episode.
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import re
@@ -155,7 +157,8 @@ class Server:
 
 def _sent(message: Message) -> dict[str, Any]:
     """A message as Chat Completions has it."""
-    sent: dict[str, Any] = {"role": message.role, "content": message.text}
+    content = [*map(_image_part, message.images), {"type": "text", "text": message.text}]
+    sent: dict[str, Any] = {"role": message.role, "content": content if message.images else message.text}
     if message.calls:
         sent["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": parts.spelled(call)}}
@@ -164,6 +167,13 @@ def _sent(message: Message) -> dict[str, Any]:
     if message.role == "tool":
         sent["tool_call_id"] = message.call_id
     return sent
+
+
+def _image_part(image: Any) -> dict[str, Any]:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
 def _message_of(answer: Any) -> dict[str, Any] | None:

@@ -49,7 +49,7 @@ from verl_turnkey.plugins.gateway.messages import Message, ToolCall
 from verl_turnkey.plugins.gateway.process import AgentProcess
 from verl_turnkey.plugins.gateway.server import Gateway, calls_of
 from verl_turnkey.plugins.gateway.session import Session
-from verl_turnkey.plugins.gateway.tree import conversation_key
+from verl_turnkey.plugins.gateway.tree import difference
 from verl_turnkey.plugins.gateway.turns import Turn, reply_id
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 
@@ -263,6 +263,8 @@ class RehearsedTurn:
     """whether it would not be trained in an episode that did not fail either"""
     role: str = ""
     """who takes it; empty: the model's name has no role"""
+    images: Sequence[str] = ()
+    """those of its new messages, each with its size"""
     state: Any = None
     reward: float | None = None
     composed_reward: float | None = None
@@ -561,7 +563,7 @@ def _turn(
     before: Turn | None,
 ) -> RehearsedTurn:
     """``before``: the turn whose conversation it would be expected to continue."""
-    record = records.get(id(turn))
+    record, past = records.get(id(turn)), before and before.node
     return RehearsedTurn(
         messages=len(turn.request.messages),
         tools=len(turn.request.tools),
@@ -576,25 +578,6 @@ def _turn(
         state=None if record is None else record["anchor"],
         reward=None if record is None else record["reward"],
         composed_reward=None if record is None else record.get("composed_reward"),
-        differs=None if turn.prompt.broke is None else _difference(turn, before),
+        images=[picture for message in turn.match.new for picture in message.pictures],
+        differs=difference(past.messages, turn.request.messages) if turn.prompt.broke and past else None,
     )
-
-
-def _difference(turn: Turn, before: Turn | None) -> str | None:
-    """The first message of a request that differs from the conversation ``before``; None: there is none."""
-    if before is None or before.node is None:
-        return None
-    for n, (past, sent) in enumerate(zip(before.node.messages, turn.request.messages, strict=False)):
-        if conversation_key([past]) != conversation_key([sent]):
-            was, now = (
-                message.text or json.dumps([asdict(call) for call in message.calls]) for message in (past, sent)
-            )
-            return f"message {n}, {sent.role}: {_from(was, now)!r}, was {past.role}: {_from(now, was)!r}"
-    return None
-
-
-def _from(other: str, text: str) -> str:
-    """``text`` from shortly before the place where it differs from ``other``."""
-    same = next((n for n, (a, b) in enumerate(zip(other, text, strict=False)) if a != b), min(len(other), len(text)))
-    begin = max(0, same - 10)
-    return "..." * (begin > 0) + text[begin : begin + 40]

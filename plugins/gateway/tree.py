@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from itertools import takewhile
 from typing import Any, Literal, overload
@@ -414,3 +414,24 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(part) for part in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def difference(past: Sequence[Message], sent: Sequence[Message]) -> str | None:
+    """The first of the messages ``sent`` that differs from the conversation ``past``; None: there is none."""
+    for n, (old, new) in enumerate(zip(past, sent, strict=False)):
+        if conversation_key([old]) == conversation_key([new]):
+            continue
+        was, now = (message.text or json.dumps([asdict(call) for call in message.calls]) for message in (old, new))
+        texts = f"{_from(was, now)!r}", f"{_from(now, was)!r}"
+        if was == now and images_key(old.images) != images_key(new.images):
+            was, now = (" ".join(message.pictures) or "no image" for message in (old, new))
+            texts = now, f"{was}{' with other content' * (was == now)}"
+        return f"message {n}, {new.role}: {texts[0]}, was {old.role}: {texts[1]}"
+    return None
+
+
+def _from(other: str, text: str) -> str:
+    """``text`` from shortly before the place where it differs from ``other``."""
+    same = next((n for n, (a, b) in enumerate(zip(other, text, strict=False)) if a != b), min(len(other), len(text)))
+    begin = max(0, same - 10)
+    return "..." * (begin > 0) + text[begin : begin + 40]

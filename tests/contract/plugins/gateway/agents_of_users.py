@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import threading
 import time
@@ -248,6 +250,21 @@ async def renaming(task: dict[str, Any], agent: Any) -> float:
         messages[0] = {"role": "user", "content": f"{task['question']}b"}
         await client.chat.completions.create(model=agent.model, messages=messages[:1], tools=[ADD])
     await agent.state("late")
+    return 1.0
+
+
+async def looking(task: dict[str, Any], agent: Any) -> float:
+    """Shows two pictures, then others of the same size."""
+    from PIL import Image
+
+    async with agent.client() as client:
+        for red in (0, 255):
+            file = io.BytesIO()
+            Image.new("RGB", (64, 48), (red, 0, 0)).save(file, "PNG")
+            url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+            picture = {"type": "image_url", "image_url": {"url": url}}
+            messages: Any = [{"role": "user", "content": [picture, picture, {"type": "text", "text": "Look."}]}]
+            await client.chat.completions.create(model=agent.model, messages=messages)
     return 1.0
 
 

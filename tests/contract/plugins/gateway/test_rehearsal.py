@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import re
 import subprocess
@@ -18,6 +20,7 @@ from agents_of_users import ADD
 from gateway_parts import Played, run
 from loopback import serve
 from other_model import other_model
+from PIL import Image
 from recorded_traffic import DATA, recorded
 from typer.testing import CliRunner
 
@@ -285,6 +288,27 @@ def test_the_command_prints_who_takes_a_turn():
         "turn 2  planner, 3 messages, 0 tools, 1 new after turn 0",
         "turn 3  executor, 3 messages, 0 tools, 1 new after turn 1",
     ]
+
+
+def test_images_are_shown_by_their_size_and_sent_to_a_server():
+    with serve({"/v1/chat/completions": lambda _: {"choices": [{"message": {"content": "Red."}}]}}) as (url, requests):
+        model = ["--model", f"{url}/v1", "--model-name", "theirs"]
+        done = CliRunner().invoke(app, ["agent", f"{AGENTS}:looking", "turnkey.agent.in_process=true", *model])
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0] == "turn 0  1 message, 0 tools, 2 x [image 64x48]"
+    at = next(n for n, line in enumerate(lines) if line.startswith("turn 1"))
+    pictures = "[image 64x48] [image 64x48]"
+    assert lines[at : at + 2] == [
+        "turn 1  1 message, 0 tools, 2 x [image 64x48], a new row (history)",
+        f"        differs from the turn before at message 0, user: {pictures}, was user: {pictures} with other content",
+    ]
+    for (_, request), red in zip(requests, (0, 255), strict=True):
+        first, second, text = request["messages"][0]["content"]
+        assert (first, text) == (second, {"type": "text", "text": "Look."})
+        data = first["image_url"]["url"].removeprefix("data:image/png;base64,")
+        image = Image.open(io.BytesIO(base64.b64decode(data)))
+        assert (image.size, image.getpixel((0, 0))) == ((64, 48), (red, 0, 0))
 
 
 def test_output_for_scripts_is_json_alone():
