@@ -105,9 +105,12 @@ def refuse_trees(batch: StepBatch, what: str) -> None:
     if (tree := batch.runs.tree) is not None:
         before = ops.previous_values(np.arange(len(batch)), replace(batch.runs, tree=None), -1)
         row = int(np.argmax(tree.parent != before))
+        name = batch.ids["trajectory"][batch.trajectory[row]]
+        role = batch.extra["role"][row] if "extra.role" in batch.given else None
+        name = name[0] if isinstance(name, tuple) and name[1:] == (role,) else name  # of StepBatch.by_role
         raise ConfigError(
-            f"{what} follows one conversation per episode, but calls of trajectory "
-            f"{batch.ids['trajectory'][batch.trajectory[row]]!r} ran side by side: choose another method"
+            f"{what} follows one conversation per episode, but the {role if isinstance(role, str) else 'episode'}'s "
+            f"calls ran in parallel or branched ({name}): choose another method"
         )
 
 

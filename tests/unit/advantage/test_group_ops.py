@@ -271,7 +271,7 @@ def test_no_credit_by_order_of_arrival(name, params):
         batches = [batch_of(table, parent="start") for table in both]
         if name in FOLLOW_A_LINE:
             if any(batch.runs.tree is not None for batch in batches):
-                with pytest.raises(ConfigError, match="follows one conversation per episode, but calls of trajectory"):
+                with pytest.raises(ConfigError, match=r"one conversation per episode, but the .+'s calls ran"):
                     compute_credit(name, batches[0], **params)
             continue
         first, second = (compute_credit(name, batch, **params) for batch in batches)
