@@ -33,6 +33,8 @@ app = typer.Typer()
 SCRIPTED = "scripted"
 FUNCTION = re.compile(r"[^\s\[]+:\w+")
 REPLY_WIDTH = 100
+TINY = 1e-6
+"""credit and differences of rewards below it are rounding errors"""
 
 
 @app.command()
@@ -81,12 +83,12 @@ def agent(
         played = rehearse(config, json_object(text, "--task"), lambda: server or Script(scripted), times, at_once, slow)
         episodes = asyncio.run(played)
         report = [*(lines(episodes[0]) if times == 1 else group_lines(episodes, config.algorithm.adv_estimator))]
-        failed = all(episode.failure is not None for episode in episodes)
-        if not failed:
+        trainable = [episode.failure is None and episode.method_error is None for episode in episodes]
+        if any(trainable):
             report.append(f"on a launch line: {' '.join(map(shlex.quote, line))}")
     plain = [asdict(episode) for episode in episodes]
     typer.echo(json.dumps(plain[0] if times == 1 else plain, default=str) if as_json else "\n".join(report))
-    raise typer.Exit(0 if all(episode.failure is None for episode in episodes) else 1)
+    raise typer.Exit(0 if all(trainable) else 1)
 
 
 def _check_file(run: str) -> None:
@@ -123,6 +125,9 @@ def lines(episode: Rehearsal) -> Iterator[str]:
     trained = sum(turn.trained for turn in episode.turns)
     yield f"{_number(len(episode.turns), 'turn')}, {trained} of them trained, in {_number(episode.rows, 'row')}"
     yield from dict.fromkeys(episode.warnings)
+    if episode.unrewarded:
+        whose = "their" if len(episode.unrewarded) > 1 else "its"
+        yield f"{_turns(episode.unrewarded)} got no reward of {whose} own; intended?"
     for name, count in sorted(episode.overruled.items()):
         yield f"ignored: {name}, in {_number(count, 'request')}"
     for name, count in sorted(episode.other_models.items()):
@@ -134,7 +139,7 @@ def lines(episode: Rehearsal) -> Iterator[str]:
     if episode.failure is not None:
         yield f"failed: {episode.failure}"
         return
-    yield f"return {episode.total:g}, success {episode.success}"
+    yield f"return {episode.total:g}{_over_roles(episode)}, success {episode.success}"
 
 
 def group_lines(episodes: Sequence[Rehearsal], method: str) -> Iterator[str]:
@@ -153,36 +158,51 @@ def group_lines(episodes: Sequence[Rehearsal], method: str) -> Iterator[str]:
     warnings = Counter(warning for episode in episodes for warning in dict.fromkeys(episode.warnings))
     for warning, count in warnings.most_common():
         yield f"{_number(count, 'episode')}: {warning}"
+    unrewarded = [(number, episode.unrewarded) for number, episode in enumerate(episodes) if episode.unrewarded]
+    for number, numbers in unrewarded[:1]:
+        example = f"{_turns(numbers)} of episode {number}"
+        yield f"{_number(len(unrewarded), 'episode')}: some turns got no reward of their own ({example}); intended?"
     departures = ((n, t, turn) for n, e in enumerate(episodes) for t, turn in enumerate(e.turns) if turn.differs)
     for number, t, turn in [*departures][:1]:
         yield f"for example, turn {t} of episode {number} differs from the turn before at {turn.differs}"
+    for error in {episode.method_error for episode in episodes if episode.method_error is not None}:
+        yield f"the run would stop: {error}"
     if not played:
         return
-    starts = len({episode.turns[0].state for _, episode in played})
-    if starts > 1:
-        yield f"the episodes start in {starts} different states: look for a date or a folder in the first prompt"
+    states = [[turn.state for turn in episode.turns if turn.trained] for _, episode in played]
+    starts = {first for first, *_ in states}
+    if not starts.intersection(*states):  # of parallel first calls, any may be answered first
+        yield f"the episodes start in {len(starts)} different states: look for a date or a folder in the first prompt"
     turns, rows = (sum(numbers) for numbers in zip(*((len(e.turns), e.rows) for _, e in played), strict=True))
-    yield f"return {min(totals):g} to {max(totals):g}; {_number(turns, 'turn')} in {_number(rows, 'row')}"
+    totals_of = f"{min(totals):g} to {max(totals):g}{_over_roles(*(episode for _, episode in played))}"
+    yield f"return {totals_of}; {_number(turns, 'turn')} in {_number(rows, 'row')}"
     number, worst = min(played, key=lambda entry: (entry[1].total, -len(entry[1].warnings)))
-    yield f"the worst, episode {number}: return {worst.total:g}, credit by {method}"
-    yield from _tree(worst)
+    credits = [turn.credit for _, episode in played for turn in episode.turns if turn.credit is not None]
+    outcomes = [sum(turn.composed_reward or 0.0 for turn in episode.turns) for _, episode in played]
+    if credits and len(played) > 1 and max(map(abs, credits)) < TINY and max(outcomes) - min(outcomes) < TINY:
+        yield "all outcomes are equal, so every credit is 0: vary the reward to see it"
+    yield f"the worst, episode {number}: return {worst.total:g}{f', credit by {method}' * bool(credits)}"
+    yield from _turns_with_credit(worst)
 
 
-def _tree(episode: Rehearsal) -> Iterator[str]:
-    """The turns, each before those that follow it; branches are indented."""
-    following: dict[int | None, list[int]] = {}
+def _turns_with_credit(episode: Rehearsal) -> Iterator[str]:
     for number, turn in enumerate(episode.turns):
         if turn.trained:
-            following.setdefault(turn.follows, []).append(number)
-    waiting = [(number, "") for number in reversed(following.get(None, []))]
-    while waiting:
-        number, indent = waiting.pop()
-        turn = episode.turns[number]
-        credit = "" if turn.credit is None else f", credit {turn.credit:.3g}"
-        reply = " ".join(turn.reply.split())[:REPLY_WIDTH]
-        yield f"{indent}turn {number}  {f'{turn.role}, ' * bool(turn.role)}reward {_reward(turn)}{credit}  {reply}"
-        *branches, last = following.get(number, [None])
-        waiting += [] if last is None else [(last, indent), *((n, f"{indent}  ") for n in reversed(branches))]
+            place = f"{turn.role}, " * bool(turn.role)
+            place += "" if turn.follows is None else f"after turn {turn.follows}, "
+            credit = "" if turn.credit is None else f", credit {turn.credit:.3g}"
+            yield f"turn {number}  {place}reward {_reward(turn)}{credit}  {' '.join(turn.reply.split())[:REPLY_WIDTH]}"
+
+
+def _over_roles(*episodes: Rehearsal) -> str:
+    several = any(len({turn.role for turn in episode.turns if turn.trained}) > 1 for episode in episodes)
+    return " (summed over roles)" if several else ""
+
+
+def _turns(numbers: Sequence[int]) -> str:
+    """The turns by number, at most five of them."""
+    words = [*map(str, numbers[:5]), *([f"{len(numbers) - 5} more"] if len(numbers) > 5 else [])]
+    return f"turns {', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else f"turn {words[0]}"
 
 
 def _reward(turn: RehearsedTurn) -> str:

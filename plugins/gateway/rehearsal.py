@@ -24,6 +24,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError, compute_credit
+from verl_turnkey.advantage.registry import MissingColumn
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.agents.base import AgentFailure, AgentResult, cut, without_secret
 from verl_turnkey.envs.rewards import Composition, Groups, RewardError, compose
@@ -233,15 +234,14 @@ ROOM = 1 << 30
 WHY: Mapping[str, str] = {
     "history": "its messages do not begin with an earlier request and the reply to it",
     "tools": "the conversation goes on with other tools",
-    "branch": "another request has gone on from there already",
+    "branch": "another request already continued from this point",
+    "prefix": "calls of one conversation overlapped, so each has its own row",
     "edited": "a reply came back with other content than the model gave it",
     "thinking": "turnkey.agent.thinking=as_sent shows the model what the agent sends, without its past thoughts",
     "template": "the model's chat template cannot append these messages: change the order of roles",
     "boundary": "the appended messages change the last sampled tokens",
 }
-"""why a prompt does not extend a row"""
-PARALLEL = {"prefix": "calls of one conversation ran at the same time, and each is a row"}
-"""why rows do not extend each other although each prompt extends one"""
+"""why a row begins; all but ``prefix``: why its prompt does not extend another"""
 
 
 @dataclass(frozen=True)
@@ -299,6 +299,10 @@ class Rehearsal:
     """name in ``turnkey.agent.models`` -> requests for it"""
     warnings: list[str] = field(default_factory=list)
     """what would cost credit or rows in training"""
+    unrewarded: Sequence[int] = ()
+    """trained turns without a reward of their own, if another turn has one"""
+    method_error: str | None = None
+    """why the method would stop a run with this group"""
 
     @property
     def total(self) -> float:
@@ -494,7 +498,15 @@ def _rehearsal(played: _Played, agents: AgentProcess) -> Rehearsal:
         extra=played.outcome.extra,
         other_models=dict(Counter(call["model"] for call in session.other_calls)),
         warnings=[*_warnings(played, turns)],
+        unrewarded=_unrewarded(played, turns),
     )
+
+
+def _unrewarded(played: _Played, turns: Sequence[RehearsedTurn]) -> list[int]:
+    rewards = {**played.session.turn_rewards, **played.outcome.turn_rewards}
+    named = {reply_id(name) if isinstance(name, str) else name for name in rewards}
+    ids = [turn.reply.id for turn in played.session.turns]
+    return [n for n, turn in enumerate(turns) if named and turn.trained and not {n, ids[n]} & named]
 
 
 def _warnings(played: _Played, turns: Sequence[RehearsedTurn]) -> Iterator[str]:
@@ -508,15 +520,9 @@ def _warnings(played: _Played, turns: Sequence[RehearsedTurn]) -> Iterator[str]:
         yield "calls came back under other ids: send those of the reply, or equal calls cannot be told apart"
     if session.next_state is not None:
         yield "a state was posted after the last request: it belongs to no turn"
-    rewards = {**session.turn_rewards, **played.outcome.turn_rewards}
-    named = {reply_id(name) if isinstance(name, str) else name for name in rewards}
-    without = [n for n, turn in enumerate(turns) if turn.trained and not {n, session.turns[n].reply.id} & named]
-    if rewards and without:
-        words = ", ".join(map(str, without[:5])) + ("..." if len(without) > 5 else "")
-        yield f"some turns were rewarded, but not these, which have 0: {words} of {len(turns)}"
     broke = {turn.broke for turn in turns if turn.broke} | {row.extra_fields[BREAK] for row in played.rows}
-    for reason in sorted(broke & {*WHY, *PARALLEL}):
-        yield f"new row, {reason}: {WHY.get(reason) or PARALLEL[reason]}"
+    for reason in sorted(broke & WHY.keys()):
+        yield f"new row, {reason}: {WHY[reason]}"
 
 
 def _with_credit(
@@ -528,7 +534,7 @@ def _with_credit(
     if spec is None or not places:
         return [*rehearsals]
     params, modify = credit_params(config, turnkey), credit_modify(config, turnkey)
-    names = [f"task_{i}" for i in range(len(played))]
+    names = [f"episode_{i}" for i in range(len(played))]
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # a warning for torch's developers
     rows = read_rows(
         [f"{names[i]}_{j}" for j, (i, _) in enumerate(places)],
@@ -539,8 +545,10 @@ def _with_credit(
     )
     try:
         credit = compute_credit(spec.name, rows.steps, modify=modify, **asdict(params))
-    except ConfigError as error:  # it needs what only training has, such as a critic's values
+    except MissingColumn as error:  # which training may have, such as a critic's values
         return [replace(episode, warnings=[*episode.warnings, f"no credit: {error}"]) for episode in rehearsals]
+    except ConfigError as error:
+        return [replace(episode, method_error=str(error)) for episode in rehearsals]
     by_step = {
         (rows.steps.ids["trajectory"][code], int(step)): float(value)
         for code, step, value in zip(rows.steps.trajectory, rows.steps.step, credit.advantage, strict=True)

@@ -216,6 +216,54 @@ async def forking(task: dict[str, Any], agent: Any) -> float:
 FORKED: list[Any] = []
 
 
+async def drafting(task: dict[str, Any], agent: Any) -> float:
+    """Samples two drafts at the same time, and goes on with the one that comes first or, in every other episode, last.
+
+    A task may have a date.
+    """
+    FORKED.append(agent)
+    kept = len(FORKED) % 2
+    date = f", episode {len(FORKED)}" if task.get("dated") else ""
+    messages: list[Any] = [{"role": "user", "content": f"{task['question']}{date}"}]
+    drafts: list[str] = []
+    async with agent.client() as client:
+
+        async def draft() -> None:
+            reply = await client.chat.completions.create(model=agent.model, messages=messages)
+            drafts.append(reply.choices[0].message.content)
+
+        await asyncio.gather(draft(), draft())
+        messages += [{"role": "assistant", "content": drafts[-kept]}, {"role": "user", "content": "And?"}]
+        await draft()
+    return 1.0
+
+
+async def delegating(task: dict[str, Any], agent: Any) -> dict[str, Any]:
+    """A planner's reply starts two workers of two turns at the same time, of the roles that the task names."""
+    async with agent.client() as client:
+
+        async def ask(role: str, messages: list[Any], text: str, parent: str = "") -> Any:
+            messages.append({"role": "user", "content": text})
+            headers = {"X-Turnkey-Parent": parent} if parent else {}
+            model = f"{agent.model}/{role}" if role else agent.model
+            reply = await client.chat.completions.create(model=model, messages=messages, extra_headers=headers)
+            messages.append(reply.choices[0].message.model_dump(exclude_none=True))
+            return reply
+
+        planner, worker = task.get("roles", ("", ""))
+        planned: list[Any] = []
+        plan = await ask(planner, planned, task["question"])
+
+        async def work(number: int) -> Any:
+            messages: list[Any] = []
+            await ask(worker, messages, f"Look up {number}.", plan.id)
+            return await ask(worker, messages, "Sum up.")
+
+        report, _ = await asyncio.gather(work(0), work(1))
+        await ask(planner, planned, "They are done.")
+    return {"reward": 1.0, "turns": {report.id: 0.2}}
+
+
 async def _at_once(agent: Any) -> list[Any]:
     async with agent.client(max_retries=0) as client:
         messages: Any = [{"role": "user", "content": "Go on."}]

@@ -164,17 +164,61 @@ def test_episodes_of_a_task_and_the_credit_of_the_worst():
     lines = group("forking", "turnkey.credit.norm=mean", "turnkey.credit.step_advantage_w=0")
     assert lines[:2] == [
         "3 episodes, 0 failed, 2 solved",
-        "3 episodes: some turns were rewarded, but not these, which have 0: 0, 3 of 4",
+        "3 episodes: new row, prefix: calls of one conversation overlapped, so each has its own row",
     ]
-    assert lines[2] == "3 episodes: new row, prefix: calls of one conversation ran at the same time, and each is a row"
+    assert lines[2] == "3 episodes: some turns got no reward of their own (turns 0 and 3 of episode 0); intended?"
+    assert not any("outcomes are equal" in line or "summed" in line for line in lines)
     at = next(n for n, line in enumerate(lines) if line.startswith("the worst"))
     assert re.fullmatch(r"the worst, episode \d: return 0.5, credit by gigpo", lines[at])
     # Returns of 0.5, 1.5, 1.5: the worst is 2/3 below their mean.
     assert [line.partition("  ok")[0] for line in lines[at + 1 : at + 5]] == [
         "turn 0  reward 0, credit -0.667",
-        *["  turn 1  reward 0.25, credit -0.667", "turn 2  reward 0.25, credit -0.667"],
-        "turn 3  reward 0, credit -0.667",
+        *[f"turn {n}  after turn 0, reward 0.25, credit -0.667" for n in (1, 2)],
+        "turn 3  after turn 2, reward 0, credit -0.667",
     ]
+
+
+def test_a_method_that_would_stop_the_run():
+    lines = group("forking", "+turnkey=loo_td", code=1)
+    error = "loo_td follows one conversation per episode, but the {}'s calls ran in parallel or branched (episode_0)"
+    assert f"the run would stop: {error.format('episode')}: choose another method" in lines
+    assert not any("credit by" in line or "on a launch line" in line for line in lines)
+    roles = json.dumps(SUM | {"roles": ["planner", "worker"]})
+    lines = group("delegating", "+turnkey=loo_td", "--task", roles, code=1)
+    assert f"the run would stop: {error.format('worker')}: choose another method" in lines
+    lines = group("adder", "+turnkey=hae")
+    assert any(line.startswith("3 episodes: no credit: estimator 'hae' needs the column") for line in lines)
+
+
+def test_episodes_that_start_in_the_same_state(tmp_path: Path):
+    """Also if the first reply is masked in some of them; one that comes with its number does not."""
+    replies = tmp_path / "replies.json"
+    replies.write_text(json.dumps(["one", "two", "three"]))
+    words = ["turnkey.agent.discarded=mask"]
+    lines = group("drafting", *words, replies=replies)
+    assert not any("different states" in line for line in lines)
+    task = json.dumps(SUM | {"dated": True})
+    why = "the episodes start in 3 different states: look for a date or a folder in the first prompt"
+    assert why in group("drafting", *words, "--task", task, replies=replies)
+
+
+def test_the_turn_that_a_turn_follows():
+    """A worker follows the plan that started it, unless it has a role of its own. Its reward is one of several sums."""
+    words = ["turnkey.credit.norm=mean", "turnkey.credit.step_advantage_w=0"]
+    for roles, counts, total in (
+        (["", ""], (1, 3), "return 1.2 to 1.2; 18 turns"),
+        (["planner", "worker"], (3, 1), "return 2.2 to 2.2 (summed over roles); 18 turns"),
+    ):
+        lines = group("delegating", *words, "--task", json.dumps(SUM | {"roles": roles}))
+        assert any(line.startswith(total) for line in lines)
+        assert "all outcomes are equal, so every credit is 0: vary the reward to see it" in lines
+        after = [re.search(r"after turn (\d)", line) for line in lines if line.startswith("turn ")]
+        numbers = [match and int(match[1]) for match in after]
+        assert (numbers[0], numbers[-1], numbers.count(None), numbers.count(0)) == (None, 0, *counts)
+    task = json.dumps(SUM | {"roles": ["planner", "worker"]})
+    done = CliRunner().invoke(app, ["agent", f"{AGENTS}:delegating", GROUP[0], "--task", task])
+    assert "return 2.2 (summed over roles), success True" in done.stdout.splitlines()
+    assert re.search(r"^turns 0, .* and 5 got no reward of their own; intended\?$", done.stdout, re.MULTILINE)
 
 
 OWN = """
@@ -198,7 +242,7 @@ def test_credit_is_of_the_composed_reward(tmp_path: Path):
     at = next(n for n, line in enumerate(lines) if line.startswith("the worst"))
     assert [line.partition("  ok")[0] for line in lines[at + 1 : at + 3]] == [
         "turn 0  reward 0, credit -1.33",
-        "  turn 1  reward 0.25, composed 0.5, credit -1.33",
+        "turn 1  after turn 0, reward 0.25, composed 0.5, credit -1.33",
     ]
     assert not any("without the components" in line for line in lines)
     lines = group("forking", *words, rewards)
@@ -207,7 +251,7 @@ def test_credit_is_of_the_composed_reward(tmp_path: Path):
         "KeyError: 'extra_info'; of a data row, a rehearsal has the task alone"
     ) in lines
     at = next(n for n, line in enumerate(lines) if line.startswith("the worst"))
-    assert lines[at + 2].startswith("  turn 1  reward 0.25, credit -0.667  ok")
+    assert lines[at + 2].startswith("turn 1  after turn 0, reward 0.25, credit -0.667  ok")
 
 
 def test_episodes_are_compared_as_in_training(tmp_path: Path):
@@ -253,7 +297,10 @@ def test_the_models_own_tokenizer_template_and_parser(tmp_path: Path):
     assert lines[0] == "3 episodes, 0 failed, 3 solved"
     assert "return 1 to 1; 6 turns in 3 rows" in lines
     tree = lines[lines.index("the worst, episode 0: return 1, credit by grpo_steps") + 1 :]
-    assert tree[:2] == ['turn 0  reward 0, credit 0  [["add", {"a": 2, "b": 3}]]', "turn 1  reward 1, credit 0  5"]
+    assert tree[:2] == [
+        'turn 0  reward 0, credit 0  [["add", {"a": 2, "b": 3}]]',
+        "turn 1  after turn 0, reward 1, credit 0  5",
+    ]
     assert tree[2].endswith(f"turnkey.agent.in_process=true actor_rollout_ref.model.path={path} +turnkey=grpo_steps")
 
 
