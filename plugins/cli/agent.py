@@ -121,7 +121,8 @@ def lines(episode: Rehearsal) -> Iterator[str]:
             yield f"        state  {turn.state}  reward  {_reward(turn)}"
         else:
             side_call = f"a side call (model {turn.model!r}, {turn.tools} tools)"
-            yield f"        not trained: {side_call if turn.side_call else 'the episode failed'}"
+            why = "its reply was not used" if episode.failure is None else "the episode failed"
+            yield f"        not trained: {side_call if turn.side_call else why}"
     trained = sum(turn.trained for turn in episode.turns)
     yield f"{_number(len(episode.turns), 'turn')}, {trained} of them trained, in {_number(episode.rows, 'row')}"
     yield from dict.fromkeys(episode.warnings)
@@ -218,7 +219,7 @@ def _place(turn: RehearsedTurn, number: int) -> str:
     for picture, count in Counter(turn.images).items():
         place += f", {picture}" if count == 1 else f", {count} x {picture}"
     starts_row = number > 0 if turn.after is None else turn.broke
-    return f"{place}, a new row ({turn.broke})" if starts_row else place
+    return f"{place}, a new row ({turn.broke or 'prefix'})" if starts_row else place
 
 
 def _number(count: int, what: str) -> str:

@@ -81,7 +81,7 @@ def played(session: Session, outcome: AgentResult, options: StepOptions, episode
         raise AgentFailure("turnkey.agent.leave_out leaves out every call of the agent")
     numbers = {turn.reply.id: turn.reply.number for turn in session.turns}
     paid = {number for reply, number in numbers.items() if rewards.get(reply)}
-    if untrained := paid - {turn.reply.number for turn in _without_side_calls(session)}:
+    if untrained := paid - {turn.reply.number for turn in without_side_calls(session)}:
         raise AgentFailure(
             f"a reward of turn {min(untrained)}, which is not trained (turnkey.agent.leave_out, or another model's "
             "name): turns count from 0, those that are not trained included"
@@ -138,14 +138,14 @@ def _turn_rewards(session: Session, outcome: AgentResult) -> dict[str, float]:
 
 def trained(session: Session) -> list[Turn]:
     """The turns without side calls and without those that ``turnkey.agent.discarded`` masks."""
-    turns = _without_side_calls(session)
+    turns = without_side_calls(session)
     if session.limits.discarded == "train":
         return turns
     masked = {id(turn) for turn in discarded(session.turns, turns, session.parallel_since is not None)}
     return [turn for turn in turns if id(turn) not in masked]
 
 
-def _without_side_calls(session: Session) -> list[Turn]:
+def without_side_calls(session: Session) -> list[Turn]:
     """The turns but those of another model's name, and those of ``turnkey.agent.leave_out``.
 
     Where all have another name, that rule does not hold.

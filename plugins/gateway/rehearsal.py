@@ -260,7 +260,7 @@ class RehearsedTurn:
     reply: str
     trained: bool
     side_call: bool
-    """whether it would not be trained in an episode that did not fail either"""
+    """whether its model's name or ``turnkey.agent.leave_out`` excludes it from training"""
     role: str = ""
     """who takes it; empty: the model's name has no role"""
     images: Sequence[str] = ()
@@ -474,12 +474,12 @@ def _rehearsal(played: _Played, agents: AgentProcess) -> Rehearsal:
     trained = episodes.trained(session) if session.turns else []
     records = {id(turn): step.record for turn, step in zip(trained, episode.steps, strict=False)}
     numbers = {id(turn): number for number, turn in enumerate(session.turns)}
-    in_training = {id(turn) for turn in trained}
+    with_policy = {id(turn) for turn in episodes.without_side_calls(session)}
     turns: list[RehearsedTurn] = []
     last: dict[str, Turn] = {}
     for turn in session.turns:
         before = turn.before or last.get(turn.role)
-        turns.append(_turn(turn, numbers, records, id(turn) not in in_training, before))
+        turns.append(_turn(turn, numbers, records, id(turn) not in with_policy, before))
         last[turn.role] = turn
     latest: dict[str, int] = {}
     for turn in trained if records else ():

@@ -200,6 +200,11 @@ def test_episodes_that_start_in_the_same_state(tmp_path: Path):
     task = json.dumps(SUM | {"dated": True})
     why = "the episodes start in 3 different states: look for a date or a folder in the first prompt"
     assert why in group("drafting", *words, "--task", task, replies=replies)
+    further = [GROUP[0], *words, "--task", json.dumps(SUM), "--replies", str(replies)]
+    lines = CliRunner().invoke(app, ["agent", f"{AGENTS}:drafting", *further]).stdout.splitlines()
+    place = next(line for line in lines if line.startswith("turn 1"))
+    assert re.fullmatch(r"turn 1  1 message, 0 tools, a new row \((branch|prefix)\)", place)  # whether they overlapped
+    assert [line.strip() for line in lines if "not trained" in line] == ["not trained: its reply was not used"]
 
 
 def test_the_turn_that_a_turn_follows():
