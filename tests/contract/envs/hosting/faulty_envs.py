@@ -34,6 +34,8 @@ class Strange(Exception):
 class Picture:
     """Quacks like PIL's, and cannot be pickled either."""
 
+    width = height = 1
+
     def __init__(self):
         self.lock = threading.Lock()
 
