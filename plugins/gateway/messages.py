@@ -65,7 +65,7 @@ class Request:
     instructions: bool = False
     """whether the first message holds for this request alone, not for those that name its reply as ``previous``"""
     begun_by: str | None = None
-    """id of the reply that began the conversation, as of a sub-agent, where the client says it"""
+    """id of the reply that began the conversation, as of a sub-agent, or that goes before, where the client says it"""
     hides_tools: bool = False
     """whether tools were sent, of which the model sees none"""
 

@@ -274,7 +274,7 @@ class Tree:
         request = self.whole(request)
         keys, tools = _keys(request.messages), _tools_key(request.tools)
         request = self._shared(request, keys, tools)
-        parent = self._longest(request.messages, keys, tools)
+        parent = self._longest(request, keys, tools)
         new = request.messages[0 if parent is None else parent.length :]
         first_tools = self._first_tools.get(tools, request.tools)
         return Match(request, parent, new, self._reason(request.messages, keys, tools, parent), first_tools)
@@ -298,7 +298,7 @@ class Tree:
             length=len(request.messages) + 1,
             key=_key(last, reply.message),
             request_key=tools + last,
-            before=self._before(request.messages, keys, parent),
+            before=self._before(request, keys, parent),
         )
         self._chains = max(self._chains, node.chain + 1)
         if parent is not None:
@@ -322,14 +322,16 @@ class Tree:
         first_tools = self._first_tools.get(tools)
         return replace(request, messages=messages, tools=first_tools if first_tools == request.tools else request.tools)
 
-    def _longest(self, messages: Sequence[Message], keys: Sequence[bytes], tools: bytes) -> Node | None:
-        """The node with the most messages that begin ``messages``; of equals the last without a child, or the last."""
+    def _longest(self, request: Request, keys: Sequence[bytes], tools: bytes) -> Node | None:
+        """The node with the most messages that begin those of ``request``."""
+        messages = request.messages
         for length in range(len(messages) - 1, 0, -1):
             if ends := [node for node in self._ends.get((tools, keys[length - 1]), ()) if self._named(node, messages)]:
-                return _open(ends)
+                return _of_equals(ends, request.begun_by)
         return None
 
-    def _before(self, messages: Sequence[Message], keys: Sequence[bytes], parent: Node | None) -> Node | None:
+    def _before(self, request: Request, keys: Sequence[bytes], parent: Node | None) -> Node | None:
+        messages = request.messages
         for length in range(len(messages) - 1, 0 if parent is None else parent.length, -1):
             key, message = keys[length - 1], messages[length - 1]
             ends = [node for tools in self._tools.get(key, ()) for node in self._ends[tools, key]]
@@ -337,7 +339,7 @@ class Tree:
             if message.role == "assistant" and (edited := self._turn_of(message)) is not None:
                 ends = ends or [edited]
             if ends:
-                return _open(ends)
+                return _of_equals(ends, request.begun_by)
         return parent
 
     def _named(self, end: Node, messages: Sequence[Message]) -> bool:
@@ -377,8 +379,10 @@ class Tree:
         return node is not None and _key(b"", message) != _key(b"", node.reply.message)
 
 
-def _open(ends: Sequence[Node]) -> Node:
-    return next((node for node in reversed(ends) if not node.children), ends[-1])
+def _of_equals(ends: Sequence[Node], named: str | None) -> Node:
+    """The one whose reply the client names; else the last without a child, or the last."""
+    last = next((node for node in reversed(ends) if not node.children), ends[-1])
+    return next((node for node in ends if node.reply.id == named), last)
 
 
 def conversation_key(messages: Sequence[Message]) -> bytes:

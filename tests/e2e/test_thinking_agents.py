@@ -55,7 +55,6 @@ def judge() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def run(model: Path, out: Path) -> Run:
-    """A temperature at which no two replies of an episode are the same text, so that each has one continuation."""
     tasks = [{"kind": kind, "question": f"Which door, {kind}?"} for kind in BEFORE]
     agent_tasks(out, "thoughts", train=tasks, val=tasks)
     with judge() as url:
@@ -67,7 +66,6 @@ def run(model: Path, out: Path) -> Run:
             f'turnkey.agent.models={{judge: {{url: "{url}"}}}}',
             "turnkey.rollout.max_tokens_per_turn=8",
             "turnkey.rollout.max_turns=16",
-            "actor_rollout_ref.rollout.temperature=2.0",
             *data(out, batch=len(tasks)),
             *LIMITS,
             steps=STEPS,
@@ -110,9 +108,6 @@ def test_every_reply_is_trained_as_sampled(run: Run, model: Path, step: int) -> 
     assert [episode["failed"] for episode in episodes] == [None] * 16
     turns = Counter(len(episode["steps"]) for episode in episodes)
     assert turns == {number: 4 * times for number, times in Counter(TURNS.values()).items()}
-    for episode in episodes:
-        texts = [text["response"] for text in episode["texts"]]
-        assert len({*texts}) == len(texts), "the continuation of equal texts would be ambiguous"
     assert run.metrics[step]["agent/calls"] == sum(TURNS.values()) / 4
     assert run.metrics[step]["agent/left_out"] == 0
     assert run.metrics[step]["training/rollout_probs_diff_max"] < 1e-4

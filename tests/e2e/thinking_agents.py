@@ -32,7 +32,7 @@ class Thinker:
         self.rewards: dict[str, float] = {}
 
     async def ask(self, text: str, *past: Any, parent: Any = None) -> tuple[list[Any], Any]:
-        """The messages of a request, and the reply to it."""
+        """The messages of a request, and the reply to it. ``parent`` tells equal replies apart, and begins workers."""
         messages = [*past, {"role": "user", "content": text}]
         headers = {"X-Turnkey-Parent": parent.id} if parent else {}
         reply = await self.client.chat.completions.create(
@@ -61,7 +61,7 @@ async def best_of_three(work: Thinker, question: str) -> str:
     best = max(range(3), key=grades.__getitem__)
     for number, index in enumerate(sorted(range(3), key=lambda index: index != best), start=1):
         await work.number(number, drafts[index][1], "draft")
-    messages, reply = await work.ask("Improve it.", *drafts[best][0])
+    messages, reply = await work.ask("Improve it.", *drafts[best][0], parent=drafts[best][1])
     await work.number(4, reply, f"grade {grades[best]}")
     messages, reply = await work.ask("Once more.", *messages)
     await work.number(5, reply, "last")
@@ -89,10 +89,12 @@ async def search(work: Thinker, question: str) -> str:
     roots = await asyncio.gather(*(work.ask(question) for _ in range(2)))
     for number, (_, reply) in enumerate(roots, start=1):
         await work.number(number, reply, "root")
-    nodes = await asyncio.gather(*(work.ask("Go on.", *messages) for messages, _ in roots for _ in range(2)))
+    nodes = await asyncio.gather(
+        *(work.ask("Go on.", *messages, parent=reply) for messages, reply in roots for _ in range(2))
+    )
     for number, (_, reply) in enumerate(nodes, start=3):
         await work.number(number, reply, f"below {(number - 1) // 2}")
-    messages, reply = await work.ask("Conclude.", *nodes[0][0])
+    messages, reply = await work.ask("Conclude.", *nodes[0][0], parent=nodes[0][1])
     await work.number(7, reply, "leaf")
     return messages[-1]["content"]
 

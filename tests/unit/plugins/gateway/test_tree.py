@@ -122,6 +122,20 @@ def test_a_turn_that_came_back_changed(changed: Message, reason: str):
     assert episode.chains() == [["e_0"], ["e_1"]]
 
 
+@pytest.mark.parametrize(
+    ("named", "parent", "before"), [(None, 2, 1), ("e_0", 0, 0), ("e_1", 1, 1), ("of another", 2, 1)]
+)
+def test_of_equal_replies_the_client_names_the_one_that_it_continues(named: str | None, parent: int, before: int):
+    """Else it is the last that nothing continues; also where other tools begin a new row."""
+    episode, past = Episode(), [SYSTEM, USER, sent(turn(0, "Sun.")), USER]
+    for number in range(3):
+        episode.answer([SYSTEM, USER], turn(number, "Sun."))
+    node = episode.answer(past, turn(3, "Rain."), begun_by=named)
+    assert node.parent is node.before is episode.tree.nodes[parent]
+    node = episode.answer(past, turn(4, "Snow."), tools=(OTHER,), begun_by=named)
+    assert (node.parent, node.before) == (None, episode.tree.nodes[before])
+
+
 BOTH = Reply("e_0", "Two.", tuple(
     ToolCall(name, {"city": "Bern"}, f"call_e_0_{j}", written=f"functions.{name}:{j}")
     for j, name in enumerate(("weather", "time"))
