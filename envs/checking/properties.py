@@ -28,7 +28,7 @@ from verl_turnkey.envs.checking.traces import (
 UNREACHED = "the check did not get that far"
 SEEDED = "the seed alone must decide: draw from self.np_random, and use no clock and no global state"
 NO_ACTIONS = "list the actions in info['admissible'], name some with --action, or add oracle()"
-MORE_ACTIONS = "list the actions in info['admissible'], name others with --action, or let oracle() use them"
+MORE_ACTIONS = "list the actions in info['admissible'], name others with --action, or use more in oracle()"
 LEFT_OUT = "the key leaves something out, or the environment draws at random"
 NEW_START = "reset must restore everything"
 RUNNING_SUM = "if this is a running sum, return what the step alone earned"
@@ -227,7 +227,7 @@ def _same(originals: Iterable[Trace], others: Iterable[Trace], where: str, advic
             return "fail", f"{where}, seed {first.seed}: {lengths}; {advice}"
     if not valid:
         return "skip", f"none of the {steps} actions was valid, so only the starts were compared: {NO_ACTIONS}"
-    return "pass", f"{steps} steps alike, different valid actions in them: {len(valid)}"
+    return "pass", f"{steps} steps alike; distinct valid actions: {len(valid)}"
 
 
 # --- the key of the state --------------------------------------------------------------------------------------------
@@ -276,8 +276,8 @@ def key_coarse(record: Record, limits: Limits) -> Verdict:
         step, left, right = apart_under_one_key
         return "warn", (
             f"the key never changes in an episode, though rollouts differ (seed {step.seed}, step {step.number}: "
-            f"{left} in one, {right} in another), so that gigpo sees one state per task: add to the key what actions "
-            "change and what the agent learns"
+            f"{left} in one, {right} in another), so gigpo sees one state per task: include in the key whatever "
+            "actions change and the agent learns"
         )
     offered: dict[tuple[int, object], object] = {}
     leads: dict[tuple[int, object, str], tuple[object, bool]] = {}
@@ -304,8 +304,8 @@ def key_coarse(record: Record, limits: Limits) -> Verdict:
             if repr(getattr(before, name)) != repr(getattr(there, name)):
                 left, right = apart(getattr(before, name), getattr(there, name))
                 return "warn", (
-                    f"seed {step.seed}, step {step.number}: {shorten(action)} in {here.state_key!r} gives the {name} "
-                    f"{left}, then {right}: {LEFT_OUT}"
+                    f"seed {step.seed}, step {step.number}: {shorten(action)} in {here.state_key!r} gives {name} "
+                    f"{left} in one episode, {right} in another: {LEFT_OUT}"
                 )
     return "pass", f"{len(leads)} pairs of state and action"
 
@@ -405,7 +405,7 @@ def _looks_summed(rewards: list[float]) -> bool:
 
 
 def admissible(record: Record, limits: Limits) -> Verdict:
-    """What ``admissible`` lists is accepted, and it lists something; without a list, enough was seen without it."""
+    """What ``admissible`` lists is accepted, and something is; without a list, enough valid actions were played."""
     taken: list[str] = []
     for step, here, action, there in record.steps():
         if here.admissible is not None and action in here.admissible:
@@ -418,23 +418,23 @@ def admissible(record: Record, limits: Limits) -> Verdict:
             empty = f"seed {trace.seed}, step {len(trace.actions)}: admissible is empty, the episode goes on"
             return "fail", f"{empty}: end the episode, or list what can be done"
     if taken:
-        return "pass", f"{len(taken)} actions taken, {len({*taken})} of them different"
+        return "pass", f"{len(taken)} actions taken, {len({*taken})} distinct"
     steps = [(action, there) for _, _, action, there in record.steps()]
     valid = {action: there for action, there in steps if not there.invalid}
     refused = sum(there.invalid for _, there in steps)
     if steps and not valid:
         return "warn", (
-            f"none of the {refused} words and numbers drawn was a valid action, so that little was seen of the "
-            f"environment: {NO_ACTIONS}"
+            f"none of the {refused} words and numbers drawn was a valid action, so little of the environment was "
+            f"seen: {NO_ACTIONS}"
         )
     if valid and (little := _little_seen(record, {*valid})):
         examples = ", ".join(map(shorten, [*valid][:3])) + ", ..." * (len(valid) > 3)
         return "warn", (
-            f"no list of admissible actions, and {little} ({examples}), so that little was seen of the environment: "
+            f"no list of admissible actions, and {little} ({examples}), so little of the environment was seen: "
             f"{MORE_ACTIONS}"
         )
     return "skip", (
-        f"no list of admissible actions; different valid ones played: {len(valid)}; {refused} of {len(steps)} words "
+        f"no list of admissible actions; distinct valid ones played: {len(valid)}; {refused} of {len(steps)} words "
         "and numbers drawn were invalid"
     )
 
@@ -447,7 +447,7 @@ def _little_seen(record: Record, valid: set[str]) -> str:
     if any(len(trace.valid_actions()) > 1 for trace in record.first):
         return ""
     one_step = all(there.terminated or there.truncated or there.invalid for *_, there in record.steps())
-    return "" if one_step and len(valid) > 1 else "no episode had two different valid actions"
+    return "" if one_step and len(valid) > 1 else "no episode had two distinct valid actions"
 
 
 def invalid_text(record: Record, limits: Limits) -> Verdict:

@@ -157,7 +157,7 @@ def _check_task(turnkey: TurnkeyConfig, where: str, text: Any, checked: set[tupl
     except (LookupError, TypeError) as error:
         reason = error.args[0] if error.args else error
         if isinstance(error, UnknownEnvironmentError) and not turnkey.modules:
-            reason = f"{reason}. turnkey.modules is empty: set turnkey.modules=[FILE], the file that registers {env_id}"
+            reason = f"{reason}. turnkey.modules is empty: set turnkey.modules=[FILE], where FILE registers {env_id}"
         refuse("task-invalid", where=where, reason=reason)
 
 

@@ -167,7 +167,7 @@ def group_lines(episodes: Sequence[Rehearsal], method: str) -> Iterator[str]:
     for number, t, turn in [*departures][:1]:
         yield f"for example, turn {t} of episode {number} differs from the turn before at {turn.differs}"
     for error in {episode.method_error for episode in episodes if episode.method_error is not None}:
-        yield f"the run would stop: {error}"
+        yield f"training would stop: {error}"
     if not played:
         return
     states = [[turn.state for turn in episode.turns if turn.trained] for _, episode in played]
@@ -181,7 +181,7 @@ def group_lines(episodes: Sequence[Rehearsal], method: str) -> Iterator[str]:
     credits = [turn.credit for _, episode in played for turn in episode.turns if turn.credit is not None]
     outcomes = [sum(turn.composed_reward or 0.0 for turn in episode.turns) for _, episode in played]
     if credits and len(played) > 1 and max(map(abs, credits)) < TINY and max(outcomes) - min(outcomes) < TINY:
-        yield "all outcomes are equal, so every credit is 0: vary the reward to see it"
+        yield "all outcomes are equal, so every credit is 0: vary the reward to see credit"
     yield f"the worst, episode {number}: return {worst.total:g}{f', credit by {method}' * bool(credits)}"
     yield from _turns_with_credit(worst)
 
@@ -207,7 +207,7 @@ def _turns(numbers: Sequence[int]) -> str:
 
 
 def _reward(turn: RehearsedTurn) -> str:
-    """The agent's own, and what ``turnkey.rewards`` make of it."""
+    """The agent's own reward, and the composed one if it differs."""
     composed = "" if turn.composed_reward in (None, turn.reward) else f", composed {turn.composed_reward:g}"
     return f"{turn.reward:g}{composed}"
 

@@ -86,7 +86,10 @@ def check_tasks(
 
 
 async def check_task(task: HarborTask, sandbox: Sandbox) -> list[str]:
-    """What is wrong with ``task``: the oracle must get 1, doing nothing less, and a reward that was planted nothing."""
+    """What is wrong with ``task``.
+
+    The solution must get 1, doing nothing less than 1, and planting a reward must change nothing.
+    """
     problems = []
     scripts = [part.solution / "solve.sh" for part in task.steps or (task,)]
     if missing := [str(path.relative_to(task.folder)) for path in scripts if not path.exists()]:
@@ -101,14 +104,17 @@ async def check_task(task: HarborTask, sandbox: Sandbox) -> list[str]:
     plant = "echo 1 | tee /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json"
     planted, result_planted = await _reward_of(task, sandbox, ["bash", "-c", plant])
     if planted != nothing:
-        problems.append(f"a planted reward must be ignored: it got {result_planted} instead of {result}")
+        (got, _, why), (instead, _, why_nothing) = result_planted.partition(": "), result.partition(": ")
+        reasons = [f"{what}: {text}" for what, text in (("planted", why), ("nothing", why_nothing)) if text]
+        words = f" ({'; '.join(reasons)})" if reasons else ""
+        problems.append(f"a planted reward must be ignored: it got {got} instead of {instead}{words}")
     return problems
 
 
 async def _reward_of(
     task: HarborTask, sandbox: Sandbox, command: list[str], *, solution: bool = False
 ) -> tuple[float | None, str]:
-    """The reward, None after a failure, and the same in words, with the reason for less than all of it."""
+    """The reward, None after a failure, and the same in words, with the runner's reason if any."""
     seconds = sum(part.agent_seconds for part in task.steps or (task,))
     runner = HarborRunner(command, timeout=seconds, sandbox=sandbox)
     try:

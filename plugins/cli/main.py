@@ -154,7 +154,9 @@ def env_check(
     env: Annotated[str | None, typer.Argument(help="short name (babyai), gymnasium id, or my_env.py")] = None,
     kwargs: Annotated[str, typer.Option(help="arguments of the environment, as JSON")] = "{}",
     module: Annotated[list[str] | None, typer.Option(help="module that registers the id")] = None,
-    action: Annotated[list[str] | None, typer.Option(help="valid action, if the environment does not list any")] = None,
+    action: Annotated[
+        list[str] | None, typer.Option(help="a valid action, if the environment lists none (repeatable)")
+    ] = None,
     seeds: Annotated[int, typer.Option(help="number of seeds")] = 3,
     rollouts: Annotated[int, typer.Option(help="episodes per seed")] = 8,
     seconds: Annotated[float | None, typer.Option(help="play episodes for this long instead of --rollouts")] = None,

@@ -286,11 +286,11 @@ def needs_record(name: str, lacking: Sequence[str]) -> str:
     extra = [f'"{column}": {column}[t]' for column in sorted(extra_names | ({"text"} & set(lacking)))]
     fields += [f"extra={{{', '.join(extra)}}}"] if extra else []
     compares = "anchor" in lacking
-    method = "Use a method that compares no states (+turnkey=grpo_steps or turn_norm), " if compares else "Use "
+    method = "Use a method that compares no states (+turnkey=grpo_steps or turn_norm), or " if compares else "Use "
     return (
         f"algorithm.adv_estimator={name} needs {', '.join(map(repr, lacking))} of each step, which cannot be told from "
-        f"rows without a turnkey record. {method}a loop that writes one "
-        "(actor_rollout_ref.rollout.agent.default_agent_loop=turnkey_env), or let yours set it on every output:\n"
+        f"rows without a turnkey record. {method}a loop that writes the record "
+        "(actor_rollout_ref.rollout.agent.default_agent_loop=turnkey_env), or have your loop set it on every output:\n"
         "    from verl_turnkey.advantage import make_record, make_step\n"
         "    output = await super().run(sampling_params, **kwargs)  # in `run` of a subclass of the loop\n"
         f"    steps = [make_step(step=t, reward=reward[t], {', '.join(fields)}) for t in range(turns)]\n"

@@ -268,7 +268,7 @@ class RehearsedTurn:
     state: Any = None
     reward: float | None = None
     composed_reward: float | None = None
-    """what ``turnkey.rewards`` make of it, from which credit is computed; None: the episode failed"""
+    """the reward composed by ``turnkey.rewards``, from which credit is computed; None: the episode failed"""
     differs: str | None = None
     """for a prompt that is rendered anew: where it differs from the conversation before it"""
     follows: int | None = None
@@ -444,7 +444,7 @@ def _to_steps(played: _Played, agents: AgentProcess) -> None:
 
 
 async def _apply_rewards(group: Sequence[_Played], rewards: Composition, task: Mapping[str, Any]) -> None:
-    """Write the composed rewards of the episodes as in training; where a component fails, the agent's own to all."""
+    """Write the composed rewards of the episodes as in training; if a component fails, all keep the agent's own."""
     row = {COLUMN: json.dumps(task), **{name: task[name] for name in ROW if name in task}}
     compares, groups = rewards.compares is not None and len(group) > 1, Groups()
     members = [groups.join("group", str(number)) if compares else None for number in range(len(group))]
@@ -454,9 +454,9 @@ async def _apply_rewards(group: Sequence[_Played], rewards: Composition, task: M
         )
     except RewardError as error:
         labels = ", ".join(label for label in rewards.labels if label != OWN_REWARD)
-        words = f"rewards and credit are without the components {labels}: {error}"
+        words = f"left out of rewards and credit: {labels} ({error})"
         for played in group:
-            played.unpaid = f"{words}; of a data row, a rehearsal has the task alone"
+            played.unpaid = f"{words}; a rehearsal sees only the task, not the whole data row"
             for step in played.episode.steps:
                 step.record["composed_reward"] = step.record["reward"]
                 for column in rewards.columns:

@@ -378,7 +378,7 @@ class Leaps(UnlistedMoves):
 
 
 class StaysTired(Leaps):
-    """Who moved in an earlier episode is tired when the next one goes on after its first step."""
+    """An agent that moved in one episode is tired after the first step of the next."""
 
     metadata: ClassVar[dict[str, Any]] = {**Corridor.metadata, "thread_safe": True}
     tired = False
@@ -568,8 +568,8 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (KeyOfTheInstance, "key_stable", "fail", "another instance"),
     (CoarseKey, "key_coarse", "warn", "does not always lead"),
     (KeyIsTheTask, "key_coarse", "warn", "the key never changes in an episode, though rollouts differ (seed "),
-    (KeyWithoutTheCoins, "key_coarse", "warn", "gives the reward "),
-    (KeyWithoutWhatIsShown, "key_coarse", "warn", "gives the observation "),
+    (KeyWithoutTheCoins, "key_coarse", "warn", "gives reward "),
+    (KeyWithoutWhatIsShown, "key_coarse", "warn", "gives observation "),
     (KeyWithoutTheDoor, "key_coarse", "warn", "two sets of admissible actions: add to the key what"),
     (KeyCountsSteps, "key_repeats", "warn", "a counter in it?"),
     (KeyCountsMoves, "key_repeats", "warn", "a step number in it?"),
@@ -587,7 +587,7 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (RunningSumAndHardToProbe, "reward_per_step", "warn", "never fall: if this is a running sum, return what the step"),
     (OffersTheImpossible, "admissible", "fail", "'jump' is in admissible and came back as invalid: accept it, or"),
     (SpeaksItsOwnLanguage, "admissible", "warn", "words and numbers drawn was a valid action"),
-    (NamesOneMove, "admissible", "warn", "no episode had two different valid actions ('right'), so that little"),
+    (NamesOneMove, "admissible", "warn", "no episode had two distinct valid actions ('right'), so little of"),
     (Leaps, "admissible", "warn", "the only valid actions played were those of oracle(), one per task ('leap "),
     (OffersNothing, "admissible", "fail", "empty, the episode goes on: end the episode, or list what can be done"),
     (

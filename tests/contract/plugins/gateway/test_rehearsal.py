@@ -181,11 +181,11 @@ def test_episodes_of_a_task_and_the_credit_of_the_worst():
 def test_a_method_that_would_stop_the_run():
     lines = group("forking", "+turnkey=loo_td", code=1)
     error = "loo_td follows one conversation per episode, but the {}'s calls ran in parallel or branched (episode_0)"
-    assert f"the run would stop: {error.format('episode')}: choose another method" in lines
+    assert f"training would stop: {error.format('episode')}: choose another method" in lines
     assert not any("credit by" in line or "on a launch line" in line for line in lines)
     roles = json.dumps(SUM | {"roles": ["planner", "worker"]})
     lines = group("delegating", "+turnkey=loo_td", "--task", roles, code=1)
-    assert f"the run would stop: {error.format('worker')}: choose another method" in lines
+    assert f"training would stop: {error.format('worker')}: choose another method" in lines
     lines = group("adder", "+turnkey=hae")
     assert any(line.startswith("3 episodes: no credit: estimator 'hae' needs the column") for line in lines)
 
@@ -216,7 +216,7 @@ def test_the_turn_that_a_turn_follows():
     ):
         lines = group("delegating", *words, "--task", json.dumps(SUM | {"roles": roles}))
         assert any(line.startswith(total) for line in lines)
-        assert "all outcomes are equal, so every credit is 0: vary the reward to see it" in lines
+        assert "all outcomes are equal, so every credit is 0: vary the reward to see credit" in lines
         after = [re.search(r"after turn (\d)", line) for line in lines if line.startswith("turn ")]
         numbers = [match and int(match[1]) for match in after]
         assert (numbers[0], numbers[-1], numbers.count(None), numbers.count(0)) == (None, 0, *counts)
@@ -249,11 +249,11 @@ def test_credit_is_of_the_composed_reward(tmp_path: Path):
         "turn 0  reward 0, credit -1.33",
         "turn 1  after turn 0, reward 0.25, composed 0.5, credit -1.33",
     ]
-    assert not any("without the components" in line for line in lines)
+    assert not any("left out of" in line for line in lines)
     lines = group("forking", *words, rewards)
     assert (
-        "3 episodes: rewards and credit are without the components scaled: turnkey.rewards[1] (scaled) failed: "
-        "KeyError: 'extra_info'; of a data row, a rehearsal has the task alone"
+        "3 episodes: left out of rewards and credit: scaled (turnkey.rewards[1] (scaled) failed: "
+        "KeyError: 'extra_info'); a rehearsal sees only the task, not the whole data row"
     ) in lines
     at = next(n for n, line in enumerate(lines) if line.startswith("the worst"))
     assert lines[at + 2].startswith("turn 1  after turn 0, reward 0.25, credit -0.667  ok")

@@ -476,8 +476,21 @@ def test_a_check_names_what_is_wrong(task: Path) -> None:
     assert "must get a reward below 1, not a failure" in nothing
 
 
+def test_a_planted_reward_that_counts_is_named_with_the_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def reward_of(*task_and_sandbox: Any, solution: bool = False) -> tuple[float | None, str]:
+        if solution:
+            return 1.0, "1.0"
+        return (0.5, "0.5: 1 of 2 steps") if "bash" in task_and_sandbox[-1] else (None, "a failure: no reward.txt")
+
+    monkeypatch.setattr(env_checks, "_reward_of", reward_of)
+    assert asyncio.run(check_task(HarborTask.load(str(MEDIAN)), Bubblewrap()))[1:] == [
+        "a planted reward must be ignored: it got 0.5 instead of a failure (planted: 1 of 2 steps; nothing: no "
+        "reward.txt)"
+    ]
+
+
 def test_a_check_says_why_a_later_step_cannot_begin(steps: Path) -> None:
-    """Episodes do not fail then, but the reference solution has not caused it."""
+    """Episodes do not fail then, though the solution is not to blame."""
     (steps / "steps/two/workdir/setup.sh").write_text("echo broken >&2; exit 3")
     lines: list[str] = []
     assert not check_tasks(steps, ignore_dockerfile=False, as_json=False, write=lines.append)

@@ -78,7 +78,7 @@ def test_what_no_valid_action_could_show_is_not_judged():
 
 
 def test_the_episode_of_most_different_actions_is_replayed():
-    """Which finds what the oracle's one step does not show, and nothing is blamed on what also repeats episodes."""
+    """This finds what the oracle's one step misses, and checks that also replay are not judged."""
     report = check("defect/StaysTired-v0", processes=0, **SMALL)
     assert judged(report) == {"reuse": "fail", "admissible": "warn"}
     assert "then 'You are tired.'; reset must" in report["reuse"].evidence
@@ -92,8 +92,8 @@ def test_the_episode_of_most_different_actions_is_replayed():
 def test_actions_can_be_named():
     report = check("defect/Leaps-v0", processes=0, actions=MOVES, **SMALL)
     assert judged(report) == {}
-    assert "different valid ones played: 4; " in report["admissible"].evidence
-    assert re.search(r"steps alike, different valid actions in them: [34]$", report["reuse"].evidence)
+    assert "distinct valid ones played: 4; " in report["admissible"].evidence
+    assert re.search(r"steps alike; distinct valid actions: [34]$", report["reuse"].evidence)
 
 
 def test_what_a_seed_draws_may_be_hidden_at_first():

@@ -392,7 +392,7 @@ CONVERSATION = {"rollout": RolloutConfig(prompt="conversation")}
             256,
             {},
             [
-                "a batch of 128 episodes x about 33 turns has 16 mini-batches: ",
+                "a batch of 128 episodes x about 33 turns makes 16 mini-batches: ",
                 f"{MINI_BATCHES}16",
                 f"{PRESET} and",
                 OF_PRESET,
@@ -401,12 +401,12 @@ CONVERSATION = {"rollout": RolloutConfig(prompt="conversation")}
         ),
         (256, {"rewards": [{"name": "step", "weight": 10}]}, [PRESET], "turnkey.rewards"),
         (256, {"method": "rebn"}, [f"{MINI_BATCHES}16"], "preset"),
-        (17, {}, [f"{MINI_BATCHES}248,"], None),
-        (64, {}, [f"{MINI_BATCHES}66,"], None),
-        (2112, {}, [f"{MINI_BATCHES}2,"], None),
+        (17, {}, [f"{MINI_BATCHES}248;"], None),
+        (64, {}, [f"{MINI_BATCHES}66;"], None),
+        (2112, {}, [f"{MINI_BATCHES}2;"], None),
         # A row of several turns is counted once.
-        (64, CONVERSATION, [f"a batch of 128 episodes has 2 mini-batches: {MINI_BATCHES}2,"], None),
-        (64, {"loops": ("tool_agent",)}, ["a batch of 128 episodes has"], None),
+        (64, CONVERSATION, [f"a batch of 128 episodes makes 2 mini-batches: {MINI_BATCHES}2;"], None),
+        (64, {"loops": ("tool_agent",)}, ["a batch of 128 episodes makes"], None),
     ],
 )
 def test_a_mini_batch_in_rows_is_told_the_key_and_the_preset(size, changes, words, unsaid):
