@@ -437,7 +437,7 @@ class HarborRunner(CommandRunner):
     ) -> tuple[AgentResult, float]:
         """The task or a step of it: preparation, agent, verifier.
 
-        ``before``: the result of the step before; None: it is the first one. ``seconds``: for all but the verifier.
+        ``before``: the previous step's result; None for the first step. ``seconds``: for all but the verifier.
 
         Returns:
             Its result, and the seconds that are left for further steps.

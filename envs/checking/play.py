@@ -172,7 +172,7 @@ class Job:
     seconds: float | None = None
     """how long to play rollouts, instead of ``rollouts`` per seed"""
     actions: Sequence[str] = ()
-    """to draw from besides the oracle's, where the environment lists none"""
+    """valid actions to draw besides the oracle's, if the environment lists none"""
 
     def further_rollouts(self) -> Iterator[int]:
         """Numbers of the rollouts after the first of each seed, which was played before; at least one."""
@@ -298,10 +298,10 @@ class _Examination:
     def most_telling(
         self, first: Sequence[Trace], oracle: Sequence[Trace], group: Sequence[Trace]
     ) -> tuple[list[Trace], list[Trace]]:
-        """``first`` and ``group`` with the episode of most different valid actions of each seed in ``first``.
+        """Move each seed's episode with the most distinct valid actions to ``first``. Returns ``first`` and ``group``.
 
-        Replays compare only what valid actions show. What takes a place in ``first`` is played on a new instance, and
-        each drawn episode stays in one of the two lists, once.
+        Replays compare only what valid actions show. It is replayed on a new instance, and each drawn episode stays in
+        one of the two lists, once.
         """
         best, others = [], list(group)
         for trace in first:

@@ -58,7 +58,7 @@ class Trace:
         return len(self.answers) != len(self.actions) + 1
 
     def valid_actions(self) -> set[str]:
-        """The different actions that were not invalid."""
+        """The distinct actions that were not invalid."""
         return {action for action, there in zip(self.actions, self.answers[1:], strict=False) if not there.invalid}
 
 
@@ -181,7 +181,7 @@ def start(first: Trace, other: Trace) -> str:
 
 
 def difference(first: Sequence[Answer], other: Sequence[Answer], trace: Trace) -> str:
-    """The first difference between two courses of ``trace``; empty: there is none."""
+    """The first difference between two runs of ``trace``; empty: there is none."""
     for t, (a, b) in enumerate(zip(first, other, strict=False)):
         if world(a) == world(b):
             continue
@@ -241,7 +241,7 @@ class Record:
     thread_safe: bool = False
     declared_memory_mb: float | None = None
     first: list[Trace] = field(default_factory=list)
-    """one episode per seed, each the first of a new instance: of those played, the one that shows most when replayed"""
+    """one episode per seed, each the first of a new instance: of those played, the one whose replay shows most"""
     fresh: list[Trace] = field(default_factory=list)
     """the same actions on further new instances"""
     group: list[Trace] = field(default_factory=list)
@@ -313,7 +313,7 @@ class Record:
         return shared / total if total else math.nan
 
     def apart_under_one_key(self) -> tuple[Step, str, str] | None:
-        """Where valid actions show two different things at one step of a seed, if no episode ever changes its key."""
+        """Where two episodes of a seed differ at one step although no key ever changes."""
         if any(len({answer.state_key for answer in trace.answers}) > 1 for trace in self.played()):
             return None
         observations: dict[Step, str] = {}

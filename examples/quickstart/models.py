@@ -46,7 +46,7 @@ BYPASS = "algorithm.rollout_correction.bypass_mode=true"
 def errands(model: str) -> Setup:
     """A chat model, by its folder, on errands as the environment has them by default: about five turns an episode.
 
-    Where the processor has no bfloat16, a step takes about twice as long, and half as many steps show the same.
+    Where the processor has no bfloat16, a step takes about twice as long, so half as many are run.
     """
     return Setup(
         env="turnkey/Errands-v0",

@@ -162,7 +162,9 @@ def _check_engine(run: CheckedRun) -> None:
 
 
 def _check_gpus(run: CheckedRun) -> None:
-    """Refuse rollout servers whose GPUs do not divide the GPUs of their pool, or the heads of the model."""
+    """Refuse rollout servers whose GPUs do not divide those of their pool, and tensor parallelism that does not divide
+    the model's heads.
+    """
     rollout, pools = run.rollout, run.pools
     number, heads = rollout.tensor_model_parallel_size, model_config(run.config).get("num_attention_heads")
     if isinstance(heads, int) and heads % number:

@@ -58,7 +58,7 @@ def start():  # type: ignore[no-untyped-def]
         if name == "ray" and words[:2] == ["job", "submit"] and "--" in words:
             command = words[words.index("--") + 1 :]
             os.execvp(command[0], command)
-        if name == "gpus":  # words: those of a node, and the arguments of nvidia-smi
+        if name == "gpus":  # words: number, name and memory of the GPUs, then nvidia-smi's arguments
             lines = gpus(int(words[0]), words[1], int(words[2]), words[3:])
             if lines is not None:
                 print("\n".join(lines))

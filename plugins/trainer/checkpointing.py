@@ -47,7 +47,7 @@ def resumed_folder(config: Any, step: int) -> Path:
 def check_writable(trainer: PPOTrainer) -> None:
     """Refuse a checkpoint folder that a process of training cannot write to: the run would die at its first checkpoint.
 
-    This process writes verl's tracker and the states of methods, the workers of actor and critic write their models.
+    This process writes verl's tracker and the states of methods; the workers of actor and critic write their models.
 
     Raises:
         ConfigError: names the folder and the nodes.

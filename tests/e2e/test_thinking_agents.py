@@ -27,7 +27,7 @@ TURNS = {"best_of_three": 5, "planner": 8, "search": 7, "summarising": 5}
 
 @contextmanager
 def judge() -> Iterator[str]:
-    """The base URL of a model that grades any text, the same alike."""
+    """The base URL of a model that grades any text, equal texts equally."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -82,7 +82,7 @@ def number(turn: dict[str, Any]) -> int:
 
 
 def gigpo(steps: list[dict[str, Any]]) -> list[float]:
-    """GiGPO's twin on the conversations as the agents themselves know them."""
+    """A plain GiGPO on the conversations as the agents know them."""
     rows = []
     for step in steps:
         own = [other for other in steps if other["trajectory"] == step["trajectory"]]
