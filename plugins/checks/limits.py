@@ -29,7 +29,6 @@ from verl_turnkey.plugins.checks.run import (
     spread_of,
     updates_of_a_step,
 )
-from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.resolve import CRITIC_TOKENS
 from verl_turnkey.plugins.config.schema import closest
@@ -111,9 +110,7 @@ def check_counts(config: DictConfig) -> None:
         if value is None and key in MAY_BE_NULL:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            call = "" if value else os.environ.get(machine.UNANSWERED, "")
-            why = f": the script's `{call}` was not run; add --gpu h100:8, or {key}=8" if call else ""
-            refuse_with(f"range:{key}", f"{key}: expected a whole number, 1 or more, got {value!r}{why}")
+            refuse_with(f"range:{key}", f"{key}: expected a whole number, 1 or more, got {value!r}")
     # verl takes a batch in whole fetches of data.gen_batch_size prompts, or sets this to 1 itself.
     fetch, batch = config.data.get("gen_batch_size"), config.data.train_batch_size
     single = str(OmegaConf.select(config, MODE)).removeprefix("turnkey_") != "sync"

@@ -44,7 +44,7 @@ INSIDE = script_stubs.FOLDER
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 15)))
 DEVICES = ("nvidia*", "kfd", "dri", "davinci*")
 """accelerators below /dev, which a script may count"""
-SMI = "nvidia-smi"
+SMI, GPUS = "nvidia-smi", "trainer.n_gpus_per_node"
 LAUNCHERS = ("ray", "torchrun", "accelerate")
 HARMLESS = ("mkdir", "rmdir", "touch", "rm", "cp", "mv", "ln", "chmod", "chown")
 """tried, for the sake of what the script writes to the current folder; failures are ignored"""
@@ -114,8 +114,7 @@ def arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
                 return arguments(shlex.split(text))
         return _entered(text)
     if first.endswith(".sh") and not place:
-        of_script, notes = _entered(Path(first))
-        return [*of_script, *words[1:]], notes
+        return _entered(Path(first), words[1:])
     if len(words) < 2 or KEYED.match(first) or not re.fullmatch(r"[A-Za-z_./][\w./-]*", first):
         return [*words], []
     if (after := _behind_main(words) or _behind_check(words)) is not None:  # needs no shell
@@ -127,14 +126,19 @@ def arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return _entered(" ".join([*assignments, shlex.join(words[place:])]))
 
 
-def _entered(script: Path | str) -> tuple[list[str], list[str]]:
+def _entered(script: Path | str, further: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """:func:`arguments` of ``script``, with ``further`` ones behind its own."""
     call = read(script)
     enter(call)
-    if unanswered := [line for line in call.skipped if line.split()[0] == SMI]:
-        os.environ[machine.UNANSWERED] = unanswered[0]
     name = "the command" if isinstance(script, str) else script
-    first = f"{name}: run in a sandbox; it calls {MAIN} with {len(call.arguments)} arguments"
-    return call.arguments, [first, *(f"    not run: {line}" for line in dict.fromkeys(call.skipped))]
+    notes = [f"{name}: run in a sandbox; it calls {MAIN} with {len(call.arguments)} arguments"]
+    notes += [f"    not run: {line}" for line in dict.fromkeys(call.skipped)]
+    words = [*call.arguments, *further]
+    numbers = [word for word in words if word.lstrip("+").startswith(f"{GPUS}=")]
+    if numbers and numbers[-1].endswith(("=", "=0")) and any(line.split()[0] == SMI for line in call.skipped):
+        add = "" if (gpu := _gpu()) and gpu.number else "add --gpu h100:8, or "
+        notes.append(f"    {numbers[-1]}, and {SMI} was not run: {add}write the number out")
+    return words, notes
 
 
 def _behind_main(words: Sequence[str]) -> list[str] | None:
@@ -247,12 +251,16 @@ def _write_stubs(folder: Path) -> None:
         ".skipped": _stub("skipped"),
         "tee": "exec cat",
     }
-    gpu = machine.Gpu.parse(text) if (text := os.environ.get(machine.GPU)) else None
-    if gpu and gpu.number:
+    if (gpu := _gpu()) and gpu.number:
         texts[SMI] = _stub("gpus", str(gpu.number), f"NVIDIA {gpu.name.upper()}", str(round(gpu.memory / 2**20)))
     for name, text in texts.items():
         (programs / name).write_text(f"#!/bin/sh\n{text}\n")
         (programs / name).chmod(0o755)
+
+
+def _gpu() -> machine.Gpu | None:
+    """The GPU that ``--gpu`` names."""
+    return machine.Gpu.parse(text) if (text := os.environ.get(machine.GPU)) else None
 
 
 def _stub(*words: str) -> str:

@@ -29,20 +29,26 @@ def runs_code(words):  # type: ignore[no-untyped-def]
 
 def gpus(number, name, memory, words):  # type: ignore[no-untyped-def]
     """The lines of ``nvidia-smi`` with these ``words`` on a node with such GPUs of ``memory`` MiB; None: unknown."""
-    if words in (["-L"], ["--list-gpus"]):
-        return [f"GPU {index}: {name} (UUID: GPU-{index})" for index in range(number)]
-    options = dict(word.split("=", 1) for word in words if "=" in word)
-    if len(words) != 2 or {*options} != {"--query-gpu", "--format"}:
+    rest, options = iter(words), {}
+    for word in rest:
+        key, _, value = word.partition("=")
+        options[key] = next(rest, "") if key == "-i" else value
+    chosen = options.pop("-i", "") or options.pop("--id", "")
+    cards = [{"index": index, "uuid": f"GPU-{index}", "name": name, "count": number} for index in range(number)]
+    if chosen:
+        cards = [card for card in cards if {str(card["index"]), card["uuid"]} & {*chosen.split(",")}]
+    if cards and [*options] in (["-L"], ["--list-gpus"]):
+        return [f"GPU {card['index']}: {name} (UUID: {card['uuid']})" for card in cards]
+    if not cards or {*options} != {"--query-gpu", "--format"}:
         return None
     fields, style = ([part.strip() for part in options[key].split(",")] for key in ("--query-gpu", "--format"))
-    total = memory if "nounits" in style else f"{memory} MiB"
-    cards = [
-        {"index": index, "uuid": f"GPU-{index}", "name": name, "count": number, "memory.total": total}
-        for index in range(number)
-    ]
-    if style[0] != "csv" or not {*fields} <= {*cards[0]}:
+    fields = [field[4:] if field in ("gpu_name", "gpu_uuid") else field for field in fields]
+    total = "memory.total"
+    if "csv" not in style or not {*fields} <= {*cards[0], total}:
         return None
-    rows = [] if "noheader" in style else [fields]
+    for card in cards:
+        card[total] = memory if "nounits" in style else f"{memory} MiB"
+    rows = [] if "noheader" in style else [[field + " [MiB]" * (field == total) for field in fields]]
     return [", ".join(row) for row in rows + [[str(card[field]) for field in fields] for card in cards]]
 
 

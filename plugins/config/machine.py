@@ -29,8 +29,6 @@ SMALL = 256
 
 GPU = "TURNKEY_GPU"
 """variable with the GPU that a launch line is for: see :meth:`Gpu.parse`"""
-UNANSWERED = "TURNKEY_UNANSWERED"
-"""variable with the checked script's nvidia-smi call that was not answered"""
 GPUS = {"h100": 85.5, "h100-nvl": 100.5, "h200": 150.7, "a100": 85.9, "a100-40gb": 42.9, "l40s": 48.3, "4090": 25.7}
 """memory in GB of 10^9 bytes"""
 PACKAGES = ("verl", "verl-turnkey", "vllm", "torch", "ray", "transformers")

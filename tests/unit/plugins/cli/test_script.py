@@ -16,12 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.plugins.checks.findings import collecting
-from verl_turnkey.plugins.checks.limits import COUNTS, check_counts
-from verl_turnkey.plugins.cli import check, script, without_torch
+from verl_turnkey.plugins.cli import check, script, script_stubs, without_torch
 from verl_turnkey.plugins.cli.check import may_sweep
 from verl_turnkey.plugins.cli.without_torch import Absent, Mark, NeedsVerl, possible
 from verl_turnkey.plugins.config import machine
@@ -129,6 +126,11 @@ def test_what_a_job_of_ray_and_a_launcher_start_is_read_without_a_network(text: 
         ("nvidia-smi --query-gpu=index,name --format=csv,noheader | tail -1", "1, NVIDIA H100"),
         ("nvidia-smi --query-gpu=memory.total --format=csv | tail -1", "81539 MiB"),
         ("nvidia-smi --query-gpu=memory.total --format=csv,nounits,noheader | head -1", "81539"),
+        ("nvidia-smi --query-gpu=memory.total --format=csv,nounits | head -1", "memory.total [MiB]"),
+        ("nvidia-smi --query-gpu=gpu_name,gpu_uuid --format=noheader,csv | tail -1", "NVIDIA H100, GPU-1"),
+        ("nvidia-smi -i 1 --query-gpu=index --format=csv,noheader", "1"),
+        ("nvidia-smi --id=0 -L", "GPU 0: NVIDIA H100 (UUID: GPU-0)"),
+        ("nvidia-smi --format=csv --query-gpu=uuid,index -i GPU-0 | tail -1", "GPU-0, 0"),
     ],
 )
 def test_questions_about_gpus_are_answered_by_those_of_the_check(
@@ -139,20 +141,48 @@ def test_questions_about_gpus_are_answered_by_those_of_the_check(
     assert (call.arguments, call.skipped) == ([f"a={output}"], [])
 
 
-@pytest.mark.parametrize("gpu", ["", "h100", "h100:2"])
-def test_other_questions_about_gpus_are_not_run_and_named_where_a_count_is_0(
-    gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("words", ["", "-L -i 2", "--query-gpu --format", "--query-gpu=index --format=csv -l"])
+def test_what_no_answer_is_known_to_is_not_run(words: str) -> None:
+    assert script_stubs.gpus(2, "NVIDIA H100", 81539, words.split()) is None
+
+
+COUNTED = "trainer.n_gpus_per_node"
+FOUND_NONE = f"    {COUNTED}=0, and nvidia-smi was not run: "
+
+
+@pytest.mark.parametrize(
+    ("gpu", "question", "further", "added"),
+    [
+        ("", f"{COUNTED}=$(nvidia-smi -L | wc -l)", [], f"{FOUND_NONE}add --gpu h100:8, or write the number out"),
+        ("h100", f"{COUNTED}=$(nvidia-smi -L | wc -l)", [], f"{FOUND_NONE}add --gpu h100:8, or write the number out"),
+        ("h100:2", f"{COUNTED}=$(nvidia-smi topo -m | wc -l)", [], f"{FOUND_NONE}write the number out"),
+        ("", f"{COUNTED}=$(nvidia-smi -L | wc -l)", [f"{COUNTED}=2"], None),
+        ("h100:2", f"{COUNTED}=2 data.train_batch_size=0", [], None),
+        ("", f"trainer.nnodes=$(nvidia-smi -L | wc -l) {COUNTED}=2", [], None),
+    ],
+)
+def test_an_unanswered_question_about_gpus_is_named_where_their_number_is_0(
+    gpu: str, question: str, further: list[str], added: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(os, "environ", {**os.environ, machine.GPU: gpu})
+    # As on a machine without the program.
+    without = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", machine.GPU: gpu}
+    monkeypatch.setattr(os, "environ", {**os.environ, **without})
     monkeypatch.chdir(tmp_path)
-    question = "nvidia-smi topo -m" if gpu == "h100:2" else "nvidia-smi -L"
-    (tmp_path / "launch.sh").write_text(f"python -m verl.trainer.main_ppo trainer.nnodes=$({question} | wc -l)")
-    words, notes = script.arguments(["launch.sh"])
-    assert (words, notes[1:]) == (["trainer.nnodes=0"], [f"    not run: {question}"])
-    config = OmegaConf.from_dotlist([f"{key}=1" for key in COUNTS if key != "trainer.nnodes"] + words)
-    fix = f"got 0: the script's `{question}` was not run; add --gpu h100:8, or trainer.nnodes=8"
-    with pytest.raises(ConfigError, match=re.escape(fix)), collecting(config):
-        check_counts(config)
+    (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\nexec {script.INSIDE}/bin/.skipped nvidia-smi "$@"\n')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    (tmp_path / "launch.sh").write_text(f"nvidia-smi\npython -m verl.trainer.main_ppo {question}\n")
+    notes = script.arguments(["launch.sh", *further])[1]
+    assert notes[1] == "    not run: nvidia-smi"
+    assert [line for line in notes[1:] if not line.startswith("    not run: ")] == [added] * (added is not None)
+
+
+def test_the_gpus_of_this_machine_are_counted_where_the_check_names_none(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv(machine.GPU, raising=False)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU 0\necho GPU 1\necho GPU 2\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    call = run(f"python -m verl.trainer.main_ppo {COUNTED}=$(nvidia-smi -L | wc -l)", tmp_path)
+    assert (call.arguments, call.skipped) == ([f"{COUNTED}=3"], [])
 
 
 def test_folder_and_variables_of_the_call_are_those_of_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
