@@ -14,7 +14,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.checks.findings import refuse, refuse_with, warn
-from verl_turnkey.plugins.checks.resources import absent, model_config, positions
+from verl_turnkey.plugins.checks.resources import absent, model_config, positions, scaling
 from verl_turnkey.plugins.checks.run import (
     ACTOR,
     BATCH,
@@ -246,10 +246,8 @@ def _check_length(run: CheckedRun) -> None:
     """vLLM does not start with more positions than the model has, unless RoPE scaling is configured."""
     limit, model = run.rollout.max_model_len, model_config(run.config)
     positions = model.get("max_position_embeddings")
-    rope = model.get("rope_scaling") or model.get("rope_parameters") or {}
-    stretched = rope and rope.get("rope_type", rope.get("type")) != "default"
     allowed = run.get(f"{MODEL}.override_config") or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
-    if limit and positions and limit > positions and not stretched and not allowed:
+    if limit and positions and limit > positions and not scaling(model) and not allowed:
         refuse("max-model-len", limit=limit, positions=positions)
 
 

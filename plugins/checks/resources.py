@@ -172,12 +172,28 @@ def is_local(path: str) -> bool:
 
 
 def positions(config: DictConfig) -> tuple[int | None, str]:
-    """How many tokens the rollout's model takes, None if unknown on this machine; and the key that sets it."""
+    """How many tokens the rollout's model takes, None if unknown on this machine; and the key that sets it.
+
+    verl's servers take the model's positions without its RoPE scaling, by which vLLM alone would multiply them.
+    """
     if (limit := config.actor_rollout_ref.rollout.max_model_len) is not None:
         return limit, f"{ROLLOUT}.max_model_len"
     model, name = config.actor_rollout_ref.model, "max_position_embeddings"
-    limit = (model.get("override_config") or {}).get(name)
-    return model_config(config).get(name) if limit is None else limit, f"{name} of {MODEL}.path={model.path}"
+    key = f"{name} of {MODEL}.path={model.path}"
+    if (limit := (model.get("override_config") or {}).get(name)) is not None:
+        return limit, key
+    own = model_config(config)
+    if scaling(own) == "yarn":
+        key += f" (which verl does not multiply by YaRN's factor: raise it by ++{MODEL}.override_config.{name})"
+    return own.get(name), key
+
+
+def scaling(model: dict[str, Any]) -> str | None:
+    """How RoPE of a model's configuration reaches more positions; None: it does not."""
+    if not (rope := model.get("rope_scaling") or model.get("rope_parameters")):
+        return None
+    kind = rope.get("rope_type", rope.get("type"))  # neither: they differ by layer
+    return None if kind == "default" else str(kind)
 
 
 def model_config(config: DictConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from verl_turnkey.plugins.checks.data import has_text
 from verl_turnkey.plugins.checks.files import columns
 from verl_turnkey.plugins.checks.findings import refuse, warn
 from verl_turnkey.plugins.checks.limits import check_turns
-from verl_turnkey.plugins.checks.resources import positions
+from verl_turnkey.plugins.checks.resources import model_config, positions, scaling
 from verl_turnkey.plugins.checks.run import ACTOR, ESTIMATOR, LOG_PROBS, REF, ROLLOUT, CheckedRun, spread_of
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.scorers import (
@@ -107,8 +107,9 @@ def _check_size(run: CheckedRun) -> None:
             text=most,
             least=-(-longest // spread),
         )
-    # The inference server never sees the text, so a limit of its own does not count.
-    room = positions(run.config)[0] if parts.rollout.max_model_len is None else None
+    # The inference server never sees the text, so a limit of its own does not count, but the model's RoPE scaling does.
+    own = parts.rollout.max_model_len is None and not scaling(model_config(run.config))
+    room = positions(run.config)[0] if own else None
     if room is not None and longest > room:
         refuse("teacher-positions", longest=longest, prompt=prompt, response=response, most=most, room=room)
 

@@ -19,6 +19,7 @@ import torch
 from contract_tools import Compose
 from transformers import AutoConfig, AutoModelForCausalLM
 from verl.trainer.ppo.utils import need_critic
+from verl.workers.rollout.utils import get_max_position_embeddings
 
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.checks import memory, resources
@@ -260,6 +261,21 @@ def test_a_model_of_the_hub_is_read_in_its_cache(compose, written: Written, monk
     written("SmolLM2-135M").rename(cache / "snapshots/1")
     config = compose("+turnkey=gigpo", "actor_rollout_ref.model.path=a/b")
     assert resources.model_config(config)["num_attention_heads"] == 9
+
+
+def test_rope_scaling_counts_for_the_trainer_and_not_for_verls_servers(compose, written: Written):
+    """Which hold rows to the model's own positions, unless the configuration overrides them."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    path = written("Qwen2.5-0.5B", max_position_embeddings=32_768, rope_scaling=yarn)
+    keys = [f"actor_rollout_ref.model.path={path}", "turnkey.env.probe=false", "data.max_prompt_length=40000"]
+    keys += ["turnkey.teacher.source=gold_answer", "turnkey.teacher.max_tokens=1000"]
+    config = compose("+turnkey=gigpo", *keys)
+    assert resources.positions(config)[0] == get_max_position_embeddings(AutoConfig.from_pretrained(path)) == 32_768
+    messages = warned(config)
+    assert "teacher-positions" not in messages
+    raising = "++actor_rollout_ref.model.override_config.max_position_embeddings"
+    assert f"by YaRN's factor: raise it by {raising}) gives 32768" in messages["context-too-long"]
+    assert "context-too-long" not in warned(compose("+turnkey=gigpo", *keys, f"{raising}=131072"))
 
 
 @pytest.mark.parametrize(
