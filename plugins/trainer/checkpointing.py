@@ -61,8 +61,8 @@ def check_writable(trainer: PPOTrainer) -> None:
     refusals = ray.get([worker.__ray_call__.remote(unwritable, folder) for worker in workers])
     if nodes := sorted({*filter(None, [unwritable(None, folder), *refusals])}):
         raise ConfigError(
-            f"trainer.default_local_dir={folder} cannot be written on {'; '.join(nodes)}. Every node writes its part "
-            "of a checkpoint: make the folder writable there, or choose one that all nodes share"
+            f"trainer.default_local_dir={folder} cannot be written on {'; '.join(nodes)}. The trainer and its workers "
+            "write parts of each checkpoint: make the folder writable there, or choose one that all nodes share"
         )
 
 
