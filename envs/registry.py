@@ -109,7 +109,8 @@ def check_call(env_id: str, kwargs: Mapping[str, Any]) -> EnvSpec:
         ours = by_short_name(env_id)
         short = f"; it is a short name of {ours.id}: {ours.switch} on a launch line." if ours else ""
         space, _, name = env_id.rpartition("/")
-        near = [id for id in gymnasium.registry if space == id.rpartition("/")[0] or name == id.rpartition("/")[2]]
+        spaces = {id: id.rpartition("/")[0] for id in gymnasium.registry}
+        near = [id for id in spaces if name == id.rpartition("/")[2]] or [id for id in spaces if space == spaces[id]]
         hint = short or did_you_mean(env_id, near) or "."
         raise UnknownEnvironmentError(
             f"no environment {env_id!r} is registered{hint} An environment of your own is registered with gymnasium "

@@ -54,7 +54,9 @@ def test_gymnasiums_own_limit_is_taken_by_every_environment():
         make("own/Given-v0", {"max_steps": 7})
 
 
-def test_unknown_id_names_the_closest():
+def test_unknown_id_names_the_closest(monkeypatch):
+    # Without a namespace, as those of the package minigrid.
+    monkeypatch.setitem(gymnasium.registry, "MiniGrid-v1x", gymnasium.registry["turnkey/MiniGrid-v0"])
     with pytest.raises(UnknownEnvironmentError, match="did you mean 'turnkey/MiniGrid-v0'"):
         make("turnkey/MinGrid-v0")
     with pytest.raises(UnknownEnvironmentError, match="did you mean 'turnkey/MiniGrid-v0'"):
