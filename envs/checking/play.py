@@ -231,6 +231,7 @@ class _Examination:
         with self.guarded("makes", "making the environment"):
             env, seconds = self.calls("make", "make", lambda: make(self.job.env_id, self.job.kwargs))
         self.making.append(seconds)
+        self.note("making", self.making)
         return env
 
     def close(self, env: Env) -> None:
@@ -245,6 +246,7 @@ class _Examination:
         metadata = envs[0].unwrapped.metadata or {}
         thread_safe = note("thread_safe", bool(metadata.get("thread_safe", False)))
         note("declared_memory_mb", metadata.get("memory_mb"))
+        note("named_actions", job.actions)
 
         first, memory = [], []
         for number, seed in enumerate(job.seeds):
@@ -266,11 +268,13 @@ class _Examination:
             for rollout in job.further_rollouts()
             for seed in job.seeds
         ]
-        first, group = self.most_telling(first, oracle, group)
+        pristine = first
+        first, group = self.most_telling(pristine, oracle, group)
         note("group", group)
         note("first", first)
         note("fresh", [self.again(trace) for trace in first])
-        note("making", self.making)
+        displaced = [trace for trace, best in zip(pristine, first, strict=True) if best is not trace]
+        note("displaced", [(trace, self.again(trace)) for trace in displaced])
         with self.guarded("clone", "a clone made half-way"):
             note("clones", clones(self.make, type(env.unwrapped), first, calls, self.other))
 
@@ -307,8 +311,13 @@ class _Examination:
         for trace in first:
             candidates = [trace, *(t for t in (*oracle, *group) if t.seed == trace.seed and not t.broken)]
             choice = max(candidates, key=lambda candidate: len(candidate.valid_actions()))
-            best.append(trace if choice is trace else self.again(choice))
-            if choice is not trace:
+            replayed = trace if choice is trace else self.again(choice)
+            if not replayed.answers:  # a server may have no session left: what was seen before stays
+                self.faults += replayed.faults
+                self.note("faults", self.faults)
+                replayed = trace
+            best.append(replayed)
+            if replayed is not trace:
                 others = [other for other in others if other is not choice] + [trace]
         return best, others
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.checking.play import PROBE, THREADS
 from verl_turnkey.envs.checking.traces import (
     Limits,
@@ -17,7 +16,6 @@ from verl_turnkey.envs.checking.traces import (
     Status,
     Trace,
     Verdict,
-    apart,
     difference,
     seconds,
     shorten,
@@ -103,9 +101,10 @@ def observation(record: Record, limits: Limits) -> Verdict:
 
 def info(record: Record, limits: Limits) -> Verdict:
     """``info`` is a dict; where they are there, ``admissible`` is a list of str, ``success`` a bool, ``task`` text."""
-    answer = record.first[0].answers[-1]
-    absent = [name for name in ("admissible", "success") if getattr(answer, name) is None]
-    absent += ["task"] * (not record.first[0].task)
+    trace = record.first[0]
+    names = ("admissible", "success")
+    absent = [name for name in names if all(getattr(answer, name) is None for answer in trace.answers)]
+    absent += ["task"] * (not trace.task)
     return "pass", f"without {', '.join(absent)}" if absent else "with admissible, success and task"
 
 
@@ -138,7 +137,7 @@ def after_end(record: Record, limits: Limits) -> Verdict:
 
 def group(record: Record, limits: Limits) -> Verdict:
     """Instances that are reset with one seed show one task and one first observation."""
-    for first, other in zip(record.first, record.fresh, strict=True):
+    for first, other in zip(*record.new_instances(), strict=True):
         if unlike := start(first, other):
             return "fail", f"two new instances, {unlike}; {SEEDED}"
     return "pass", f"{len(record.first)} seeds, same task and first observation each time"
@@ -146,7 +145,7 @@ def group(record: Record, limits: Limits) -> Verdict:
 
 def seed(record: Record, limits: Limits) -> Verdict:
     """The same seed and actions give the same episode on another new instance."""
-    return _same(record.first, record.fresh, "two new instances", SEEDED)
+    return _same(*record.new_instances(), "two new instances", SEEDED)
 
 
 def reuse(record: Record, limits: Limits) -> Verdict:
@@ -268,7 +267,8 @@ def key_stable(record: Record, limits: Limits) -> Verdict:
 def key_coarse(record: Record, limits: Limits) -> Verdict:
     """One key, one state: what can be done in it, and what an action leads to, is always the same.
 
-    Observations and rewards may depend on the step number, which no key has: they are compared at equal steps.
+    Rewards may depend on the step number, which no key has: they are compared at equal steps. Observations may show
+    what matters no longer, such as the moves so far; where it matters, one of the others differs.
     """
     if any(trace.answers[0].state_key is None for trace in record.first):
         return "skip", "no state_key"
@@ -281,7 +281,7 @@ def key_coarse(record: Record, limits: Limits) -> Verdict:
         )
     offered: dict[tuple[int, object], object] = {}
     leads: dict[tuple[int, object, str], tuple[object, bool]] = {}
-    answers: dict[tuple[int, int, object, str], Answer] = {}
+    rewards: dict[tuple[int, int, object, str], str] = {}
     for step, here, action, there in record.steps():
         state = (step.seed, here.state_key)
         choice = None if here.admissible is None else frozenset(here.admissible)
@@ -296,17 +296,13 @@ def key_coarse(record: Record, limits: Limits) -> Verdict:
                 f"seed {step.seed}: {shorten(action)} in {here.state_key!r} does not always lead to the same state: "
                 f"{LEFT_OUT}"
             )
-        if there.invalid:  # what it shows is often the observation before
-            continue
-        before = answers.setdefault((step.seed, step.number, here.state_key, action), there)
-        over = there.terminated or there.truncated  # nobody acts on what is shown then
-        for name in ("reward",) if over else ("reward", "observation"):
-            if repr(getattr(before, name)) != repr(getattr(there, name)):
-                left, right = apart(getattr(before, name), getattr(there, name))
-                return "warn", (
-                    f"seed {step.seed}, step {step.number}: {shorten(action)} in {here.state_key!r} gives {name} "
-                    f"{left} in one episode, {right} in another: {LEFT_OUT}"
-                )
+        now = repr(there.reward)  # NaN is equal to itself
+        before = rewards.setdefault((step.seed, step.number, here.state_key, action), now)
+        if before != now:
+            return "warn", (
+                f"seed {step.seed}, step {step.number}: {shorten(action)} in {here.state_key!r} gives reward {before} "
+                f"in one episode, {now} in another: {LEFT_OUT}"
+            )
     return "pass", f"{len(leads)} pairs of state and action"
 
 
@@ -418,7 +414,10 @@ def admissible(record: Record, limits: Limits) -> Verdict:
             empty = f"seed {trace.seed}, step {len(trace.actions)}: admissible is empty, the episode goes on"
             return "fail", f"{empty}: end the episode, or list what can be done"
     if taken:
-        return "pass", f"{len(taken)} actions taken, {len({*taken})} distinct"
+        evidence = f"{len(taken)} actions taken, {len({*taken})} distinct"
+        if record.named_actions and all(here.admissible is not None for _, here, *_ in record.steps()):
+            evidence += "; --action had no effect, as all actions are drawn from the list"
+        return "pass", evidence
     steps = [(action, there) for _, _, action, there in record.steps()]
     valid = {action: there for action, there in steps if not there.invalid}
     refused = sum(there.invalid for _, there in steps)
@@ -441,10 +440,12 @@ def admissible(record: Record, limits: Limits) -> Verdict:
 
 def _little_seen(record: Record, valid: set[str]) -> str:
     """Why the episodes say little about an environment that lists no actions; empty: they say enough."""
+    if record.oracle and all(trace.ended and len(trace.actions) == 1 for trace in record.played()):
+        return ""  # there is no second step to see, and an answer in the right form can hardly be drawn
     of_oracle = [trace.valid_actions() for trace in record.oracle]
     if valid <= set().union(*of_oracle) and all(len(actions) == 1 for actions in of_oracle):
         return "the only valid actions played were those of oracle(), one per task"
-    if any(len(trace.valid_actions()) > 1 for trace in record.first):
+    if any(len(trace.valid_actions()) > 1 for trace in record.played()):
         return ""
     one_step = all(there.terminated or there.truncated or there.invalid for *_, there in record.steps())
     return "" if one_step and len(valid) > 1 else "no episode had two distinct valid actions"
@@ -589,7 +590,7 @@ def judge(record: Record, limits: Limits, stopped: Sequence[tuple[str, str]] = (
         elif faults[name]:
             more = len(set(faults[name])) - 1
             status, evidence = "fail", faults[name][0] + (f" (and {more} more)" if more else "")
-        elif not record.complete and name != "makes":
+        elif not (record.complete or (name == "makes" and record.making)):
             status, evidence = "skip", UNREACHED
         else:
             status, evidence = ask(record, limits)

@@ -244,6 +244,9 @@ class Record:
     """one episode per seed, each the first of a new instance: of those played, the one whose replay shows most"""
     fresh: list[Trace] = field(default_factory=list)
     """the same actions on further new instances"""
+    displaced: list[tuple[Trace, Trace]] = field(default_factory=list)
+    """episodes that others replaced in ``first``, and their actions on further new instances: unlike ``first``, they
+    began before the rollouts, which may have changed what all instances of a process share"""
     group: list[Trace] = field(default_factory=list)
     """further rollouts of the same seeds"""
     texts: list[Trace] = field(default_factory=list)
@@ -271,10 +274,18 @@ class Record:
     complete: bool = False
     making: list[float] = field(default_factory=list)
     """seconds of making each instance"""
+    named_actions: Sequence[str] = ()
+    """those of ``--action``"""
 
     def traces(self) -> list[Trace]:
         """All episodes that were played in one process, but for the threads'."""
-        return [*self.first, *self.fresh, *self.group, *self.texts, *self.oracle, *self.long, *self.reused]
+        again = [again for _, again in self.displaced]
+        return [*self.first, *self.fresh, *again, *self.group, *self.texts, *self.oracle, *self.long, *self.reused]
+
+    def new_instances(self) -> tuple[list[Trace], list[Trace]]:
+        """The first episodes of new instances, the oldest first, and the same actions on further ones."""
+        pairs = [*self.displaced, *zip(self.first, self.fresh, strict=True)]
+        return [first for first, _ in pairs], [other for _, other in pairs]
 
     def answers(self) -> list[Answer]:
         """All answers in ``traces``."""

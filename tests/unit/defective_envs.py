@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 import random
+import re
 import signal
 import tempfile
 import threading
@@ -127,11 +128,13 @@ KeyWithoutTheCoins = with_results(
     observation=lambda env, _: f"You stand at {env.position}.",
     reward=lambda env, seen: 0.0 if seen.invalid else 0.1 * len(env.taken),
 )
-KeyWithoutWhatIsShown = with_results(
-    "KeyWithoutWhatIsShown",
+# Healthy: the coins that are shown earn nothing and change nothing.
+ShowsWhatDoesNotMatter = with_results(
+    "ShowsWhatDoesNotMatter",
     state_key=lambda env, _: f"{env.position} of {env.goal}",
     reward=lambda _, seen: float(seen.success),
 )
+ListsUntilTheEnd = with_results("ListsUntilTheEnd", admissible=lambda _, seen: None if seen.success else [*MOVES])
 NotANumber = with_results("NotANumber", reward=lambda env, seen: math.nan if env.position == 3 else seen.reward)
 OffersTheImpossible = with_results("OffersTheImpossible", admissible=lambda *_: [*MOVES, "jump"])
 OffersNothing = with_results("OffersNothing", admissible=lambda env, _: list(MOVES) if env.position < 3 else [])
@@ -212,6 +215,23 @@ class InstancesDiffer(_Numbered):
     def act(self, action: str) -> StepResult:
         result = super().act(action)
         return replace(result, observation=f"{result.observation} The wind is {self.number}.")
+
+
+class DoorsOfAll(Corridor):
+    """A door that any instance opened is open in all episodes of the process."""
+
+    doors: ClassVar[list[str]] = [f"open {door}" for door in "abcd"]
+    opened: ClassVar[set[str]] = set()
+
+    def act(self, action: str) -> StepResult:
+        if action not in self.doors:
+            return super().act(action)
+        seen = replace(self.result(), observation="It was open." if action in self.opened else "It opens.")
+        self.opened.add(action)
+        return seen
+
+    def result(self, **outcome: Any) -> StepResult:
+        return replace(super().result(**outcome), admissible=[*MOVES, *self.doors])
 
 
 class KeepsCoins(Corridor):
@@ -360,6 +380,49 @@ class Quiz(UnlistedMoves):
 
     def oracle(self) -> list[str] | None:
         return [str(self.goal)]
+
+
+class Boxed(UnlistedMoves):
+    """Healthy: one question, of one step, and only an answer in the right form is valid."""
+
+    def act(self, action: str) -> StepResult:
+        answer = re.fullmatch(r"\\boxed{(\d+)}", action)
+        right = answer is not None and int(answer[1]) == self.goal
+        return self.result(reward=float(right), success=right, terminated=True, invalid=answer is None)
+
+    def oracle(self) -> list[str] | None:
+        return [f"\\boxed{{{self.goal}}}"]
+
+
+class LimitedSessions(OracleTakesBothMoves):
+    """Its server has no session for a third instance."""
+
+    sessions = itertools.count()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.session = next(self.sessions)
+
+    def begin(self, seed: int) -> tuple[StepResult, str]:
+        if self.session > 1:
+            raise OSError("no session left")
+        return super().begin(seed)
+
+
+class LogsMoves(Corridor):
+    """Healthy: what it shows ends with all moves, of which only the place and the coins matter."""
+
+    def begin(self, seed: int) -> tuple[StepResult, str]:
+        self.moves: list[str] = []
+        return super().begin(seed)
+
+    def act(self, action: str) -> StepResult:
+        self.moves += [action] * (action in (*MOVES, "wait"))
+        return self.result() if action == "wait" else super().act(action)
+
+    def result(self, **outcome: Any) -> StepResult:
+        seen, moves = super().result(**outcome), " ".join(self.moves)
+        return replace(seen, observation=f"{seen.observation} Moves so far: {moves}", admissible=[*MOVES, "wait"])
 
 
 class Leaps(UnlistedMoves):
@@ -569,7 +632,6 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (CoarseKey, "key_coarse", "warn", "does not always lead"),
     (KeyIsTheTask, "key_coarse", "warn", "the key never changes in an episode, though rollouts differ (seed "),
     (KeyWithoutTheCoins, "key_coarse", "warn", "gives reward "),
-    (KeyWithoutWhatIsShown, "key_coarse", "warn", "gives observation "),
     (KeyWithoutTheDoor, "key_coarse", "warn", "two sets of admissible actions: add to the key what"),
     (KeyCountsSteps, "key_repeats", "warn", "a counter in it?"),
     (KeyCountsMoves, "key_repeats", "warn", "a step number in it?"),
@@ -619,7 +681,18 @@ IN_PROCESSES: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (Dies, "runs", "fail", "signal SIGABRT"),
 )
 
-HEALTHY = (Copied, HiddenGoal, OracleTakesBothMoves, Quiz, TellsTheStep)
-for _env in (Corridor, StaysTired, RaisesOnOtherText, *HEALTHY, *(env for env, *_ in (*DEFECTS, *IN_PROCESSES))):
+HEALTHY = (
+    Boxed,
+    Copied,
+    HiddenGoal,
+    ListsUntilTheEnd,
+    LogsMoves,
+    OracleTakesBothMoves,
+    Quiz,
+    ShowsWhatDoesNotMatter,
+    TellsTheStep,
+)
+OTHERS = (Corridor, DoorsOfAll, LimitedSessions, RaisesOnOtherText, StaysTired)
+for _env in (*OTHERS, *HEALTHY, *(env for env, *_ in (*DEFECTS, *IN_PROCESSES))):
     if f"defect/{_env.__name__}-v0" not in gymnasium.registry:
         gymnasium.register(f"defect/{_env.__name__}-v0", entry_point=_env)

@@ -579,5 +579,4 @@ def test_a_player_without_a_move_passes_and_loses(opponent: str):
 def test_env_check_finds_nothing_in_games_for_two(game: str):
     report = check("turnkey/TextArena-v0", {"game": game}, rollouts=2, processes=0)
     assert report.ok
-    # Invalid actions are counted, as two in a row end the game, and an opponent that draws at random acts in two ways.
-    assert {*report.warned} <= {"key_repeats", "key_coarse"}
+    assert {*report.warned} <= {"key_repeats"}  # invalid actions are counted: two in a row end the game

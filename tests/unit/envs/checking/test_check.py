@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from verl_turnkey.envs import EnvironmentKwargsError, UnknownEnvironmentError
 from verl_turnkey.envs.checking import play
-from verl_turnkey.envs.checking.properties import PROPERTIES
+from verl_turnkey.envs.checking.properties import PROPERTIES, UNREACHED, judge
 from verl_turnkey.envs.checking.report import Report, check, play_here, samples, table
-from verl_turnkey.envs.checking.traces import Record
+from verl_turnkey.envs.checking.traces import Limits, Record
 from verl_turnkey.plugins.cli.main import app
 
 ROOT = Path(__file__).parents[4]
@@ -89,11 +89,40 @@ def test_the_episode_of_most_different_actions_is_replayed():
     assert [len(rollouts) for rollouts in record.groups()] == [4, 4], "a replay is no rollout more"
 
 
+def test_what_all_instances_share_is_found_by_the_first_episode_of_a_process(monkeypatch):
+    """Even if another episode, which began when all was changed, is the one that is replayed most."""
+    monkeypatch.setattr(defective_envs.DoorsOfAll, "opened", set())
+    report = check("defect/DoorsOfAll-v0", processes=0, **{**SMALL, "steps": 6})
+    assert judged(report) == {"seed": "fail"}
+    assert "'It opens.', then 'It was open.'" in report["seed"].evidence
+
+
+@pytest.mark.parametrize(("used", "made"), [(0, 6), (2, 2)])
+def test_a_reset_that_fails_on_a_later_instance_is_a_finding(monkeypatch, used, made):
+    monkeypatch.setattr(defective_envs.LimitedSessions, "sessions", itertools.count(used))
+    report = check("defect/LimitedSessions-v0", processes=0, **SMALL)
+    assert judged(report) == {"runs": "fail"}
+    assert "reset(seed=0) raised OSError: 'no session left'" in report["runs"].evidence
+    assert report["makes"].evidence == f"made {made} instances"
+
+
+def test_a_process_that_died_before_it_made_an_instance_made_none():
+    makes = next(finding for finding in judge(Record(), Limits(), [("runs", "it died")]) if finding.property == "makes")
+    assert (makes.status, makes.evidence) == ("skip", UNREACHED)
+
+
 def test_actions_can_be_named():
     report = check("defect/Leaps-v0", processes=0, actions=MOVES, **SMALL)
     assert judged(report) == {}
     assert "distinct valid ones played: 4; " in report["admissible"].evidence
     assert re.search(r"steps alike; distinct valid actions: [34]$", report["reuse"].evidence)
+    listed = [check("defect/Corridor-v0", processes=0, actions=actions, **SMALL) for actions in ((), MOVES)]
+    assert ["--action had no effect" in report["admissible"].evidence for report in listed] == [False, True]
+
+
+def test_a_list_that_the_end_lacks_is_one():
+    report = check("defect/ListsUntilTheEnd-v0", processes=0, **{**SMALL, "steps": 30})
+    assert report["info"].evidence == "with admissible, success and task"
 
 
 def test_what_a_seed_draws_may_be_hidden_at_first():
