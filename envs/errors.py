@@ -64,6 +64,9 @@ class RewardError(RuntimeError):
     A wrong configuration is a ``ConfigError`` instead.
     """
 
+    component: str | None = None
+    """the label of the component that fails alone; None: their sum is too large, or a column is there already"""
+
 
 class JudgeError(RewardError):
     """A judge gave no score: the message has the URL, the status and the beginning of what came back."""

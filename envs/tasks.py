@@ -44,6 +44,23 @@ HELD_OUT_SPLITS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 """of the environments with a finite set of tasks: the arguments for validation, and for an evaluation"""
 
 
+class TaskRow(dict[str, Any]):
+    """A data row of which nothing but the task is known."""
+
+    def __init__(self, task: Mapping[str, Any]) -> None:
+        super().__init__({COLUMN: json.dumps(task), **{name: task[name] for name in ROW if name in task}})
+        self.lacks: str | None = None
+        """a field that was read and is not there"""
+
+    def __missing__(self, name: str) -> Any:
+        self.lacks = name
+        raise KeyError(name)
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        self.lacks = self.lacks if key in self else key
+        return super().get(key, default)
+
+
 @dataclass(frozen=True)
 class Task:
     """One episode start: equal tasks start equal episodes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, cast
@@ -13,7 +13,7 @@ from typing import Any, cast
 from verl_turnkey.advantage.columns import LARGEST_REWARD
 from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse
 from verl_turnkey.envs.errors import RewardError
-from verl_turnkey.envs.rewards.components import Component, GroupMember, Paid, Steps, rewards
+from verl_turnkey.envs.rewards.components import Component, GroupMember, Length, Paid, Steps, rewards
 from verl_turnkey.envs.user_modules import load_function
 
 _OWN = ("name", "weight", "label", "column")
@@ -68,6 +68,18 @@ class Composition:
         """The names under which the parts are logged, in the order of the configuration."""
         return tuple(label for part in self._parts for label in part.labels)
 
+    def without(self, labels: Collection[str]) -> Composition:
+        """The other components; where none of them gives a reward, also the environment's own."""
+        parts = [part for part in self._parts if part.label not in labels]
+        own = [] if any(part.column is None for part in parts) else [_part({"name": "step"}, "turnkey.rewards")]
+        return Composition([*parts, *own])
+
+    @property
+    def counting_tokens(self) -> tuple[str, ...]:
+        """Labels of the components that count tokens."""
+        lengths = ((part.label, part.values) for part in self._parts)
+        return tuple(label for label, values in lengths if isinstance(values, Length) and values.unit == "tokens")
+
     @property
     def compares(self) -> str | None:
         """The first component that compares the episodes of a task, by its place in the configuration; None: none."""
@@ -94,7 +106,7 @@ class Composition:
         alone = [part for part in self._parts if not part.group or member is None]
         part_values: dict[int, Paid] = {}
         for chosen, place in ((alone, None), (meet, member)):
-            values = await gather(self._value(part, steps, place) for part in chosen)
+            values = await gather(self._named_value(part, steps, place) for part in chosen)
             part_values |= zip(map(id, chosen), values, strict=True)
         pairs = [(part, part_values[id(part)]) for part in self._parts]
         shares = {} if member is None else member.calls
@@ -113,8 +125,15 @@ class Composition:
         """As :meth:`run`, outside of an event loop."""
         return asyncio.run(self.run(steps))
 
+    async def _named_value(self, part: _Part, steps: Steps, member: GroupMember | None) -> Paid:
+        try:
+            return await self._value(part, steps, member)
+        except RewardError as error:
+            error.component = part.label
+            raise
+
     @staticmethod
-    async def _value(part: _Part, steps: Steps, member: GroupMember | None = None) -> Paid:
+    async def _value(part: _Part, steps: Steps, member: GroupMember | None) -> Paid:
         where = f"{part.where} ({part.label})"
         component: Any = part.values
         try:

@@ -140,13 +140,13 @@ def lines(episode: Rehearsal) -> Iterator[str]:
     if episode.failure is not None:
         yield f"failed: {episode.failure}"
         return
-    yield f"return {episode.total:g}{_over_roles(episode)}, success {episode.success}"
+    yield f"return {_return(episode)}{_over_roles(episode)}, success {episode.success}"
 
 
 def group_lines(episodes: Sequence[Rehearsal], method: str) -> Iterator[str]:
     """The report on episodes of one task: what went wrong, in how many, and the worst one with its turns' credit."""
     played = [(number, episode) for number, episode in enumerate(episodes) if episode.failure is None]
-    totals, solved = [episode.total for _, episode in played], sum(bool(episode.success) for _, episode in played)
+    solved = sum(bool(episode.success) for _, episode in played)
     yield f"{len(episodes)} episodes, {len(episodes) - len(played)} failed, {solved} solved"
     failures = Counter(episode.failure for episode in episodes if episode.failure is not None)
     for failure, count in failures.most_common():
@@ -175,14 +175,17 @@ def group_lines(episodes: Sequence[Rehearsal], method: str) -> Iterator[str]:
     if not starts.intersection(*states):  # of parallel first calls, any may be answered first
         yield f"the episodes start in {len(starts)} different states: look for a date or a folder in the first prompt"
     turns, rows = (sum(numbers) for numbers in zip(*((len(e.turns), e.rows) for _, e in played), strict=True))
-    totals_of = f"{min(totals):g} to {max(totals):g}{_over_roles(*(episode for _, episode in played))}"
+    totals, outcomes = zip(*(_totals(episode) for _, episode in played), strict=True)
+    totals_of = f"{min(totals):g} to {max(totals):g}"
+    if any(abs(own - outcome) > TINY for own, outcome in zip(totals, outcomes, strict=True)):
+        totals_of += f", composed {min(outcomes):g} to {max(outcomes):g}"
+    totals_of += _over_roles(*(episode for _, episode in played))
     yield f"return {totals_of}; {_number(turns, 'turn')} in {_number(rows, 'row')}"
-    number, worst = min(played, key=lambda entry: (entry[1].total, -len(entry[1].warnings)))
+    number, worst = min(played, key=lambda entry: (_totals(entry[1])[1], -len(entry[1].warnings)))
     credits = [turn.credit for _, episode in played for turn in episode.turns if turn.credit is not None]
-    outcomes = [sum(turn.composed_reward or 0.0 for turn in episode.turns) for _, episode in played]
     if credits and len(played) > 1 and max(map(abs, credits)) < TINY and max(outcomes) - min(outcomes) < TINY:
         yield "all outcomes are equal, so every credit is 0: vary the reward to see credit"
-    yield f"the worst, episode {number}: return {worst.total:g}{f', credit by {method}' * bool(credits)}"
+    yield f"the worst, episode {number}: return {_return(worst)}{f', credit by {method}' * bool(credits)}"
     yield from _turns_with_credit(worst)
 
 
@@ -193,6 +196,17 @@ def _turns_with_credit(episode: Rehearsal) -> Iterator[str]:
             place += "" if turn.follows is None else f"after turn {turn.follows}, "
             credit = "" if turn.credit is None else f", credit {turn.credit:.3g}"
             yield f"turn {number}  {place}reward {_reward(turn)}{credit}  {' '.join(turn.reply.split())[:REPLY_WIDTH]}"
+
+
+def _totals(episode: Rehearsal) -> tuple[float, float]:
+    """The sum of the agent's own rewards, and of what ``turnkey.rewards`` make of them."""
+    rewards = [(turn.reward or 0.0, turn.composed_reward or 0.0) for turn in episode.turns]
+    return sum(own for own, _ in rewards), sum(composed for _, composed in rewards)
+
+
+def _return(episode: Rehearsal) -> str:
+    own, composed = _totals(episode)
+    return f"{own:g}, composed {composed:g}" if abs(own - composed) > TINY else f"{own:g}"
 
 
 def _over_roles(*episodes: Rehearsal) -> str:

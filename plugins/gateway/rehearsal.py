@@ -7,7 +7,6 @@ how its requests continue each other, is as in training.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 from collections import Counter
@@ -27,12 +26,10 @@ from verl_turnkey.advantage import ConfigError, compute_credit
 from verl_turnkey.advantage.registry import MissingColumn
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.agents.base import AgentFailure, AgentResult, cut, without_secret
-from verl_turnkey.envs.rewards import Composition, Groups, RewardError, compose
-from verl_turnkey.envs.rewards.composition import gather
-from verl_turnkey.envs.tasks import COLUMN, ROW
+from verl_turnkey.envs.rewards import Composition, GroupMember, Groups, RewardError, compose
+from verl_turnkey.envs.tasks import TaskRow
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.config import command_line
-from verl_turnkey.plugins.config.agent import OWN_REWARD
 from verl_turnkey.plugins.config.composing import composed
 from verl_turnkey.plugins.config.overrides import read
 from verl_turnkey.plugins.config.resolve import VERLS_CRITIC as VERLS_MODEL  # verl's default for both
@@ -304,11 +301,6 @@ class Rehearsal:
     method_error: str | None = None
     """why the method would stop a run with this group"""
 
-    @property
-    def total(self) -> float:
-        """The sum of its rewards."""
-        return sum(turn.reward or 0.0 for turn in self.turns)
-
 
 @dataclass
 class _Played:
@@ -323,8 +315,8 @@ class _Played:
     order: Sequence[PlayedStep] = ()
     """its steps in the order of rows"""
     rows: list[Any] = field(default_factory=list)
-    unpaid: str | None = None
-    """the components of ``turnkey.rewards`` that are left out, and why"""
+    unpaid: Mapping[str, str] = field(default_factory=dict)
+    """component of ``turnkey.rewards`` that is left out -> why"""
 
 
 def configuration(words: Sequence[str]) -> DictConfig:
@@ -403,6 +395,8 @@ async def rehearse(
     codec = codec_for(config)
     agents, places = AgentProcess(config, codec), asyncio.Semaphore(at_once)
     rewards = compose(reward_entries(config, agents.turnkey))
+    why = "tokens are counted only if actor_rollout_ref.model.path names a model"
+    unpaid = dict.fromkeys(rewards.counting_tokens if isinstance(codec, Counting) else (), why)
     server = Gateway()
     await server.start(agents.turnkey.agent.listen)
 
@@ -428,7 +422,7 @@ async def rehearse(
         await agents.runner.close()
     for played in episodes_played:
         _to_steps(played, agents)
-    await _apply_rewards([played for played in episodes_played if played.failure is None], rewards, task)
+    await _apply_rewards([played for played in episodes_played if played.failure is None], rewards, task, unpaid)
     rehearsals = [_rehearsal(played, agents) for played in episodes_played]
     return _with_credit(config, agents, episodes_played, rehearsals) if times > 1 else rehearsals
 
@@ -443,24 +437,42 @@ def _to_steps(played: _Played, agents: AgentProcess) -> None:
         played.failure = str(error)
 
 
-async def _apply_rewards(group: Sequence[_Played], rewards: Composition, task: Mapping[str, Any]) -> None:
-    """Write the composed rewards of the episodes as in training; if a component fails, all keep the agent's own."""
-    row = {COLUMN: json.dumps(task), **{name: task[name] for name in ROW if name in task}}
-    compares, groups = rewards.compares is not None and len(group) > 1, Groups()
-    members = [groups.join("group", str(number)) if compares else None for number in range(len(group))]
-    try:
-        await gather(
-            played.episode.apply_rewards(rewards, row, member) for played, member in zip(group, members, strict=True)
-        )
-    except RewardError as error:
-        labels = ", ".join(label for label in rewards.labels if label != OWN_REWARD)
-        words = f"left out of rewards and credit: {labels} ({error})"
-        for played in group:
-            played.unpaid = f"{words}; a rehearsal sees only the task, not the whole data row"
-            for step in played.episode.steps:
-                step.record["composed_reward"] = step.record["reward"]
-                for column in rewards.columns:
-                    step.record["extra"].pop(column, None)
+async def _apply_rewards(
+    group: Sequence[_Played], rewards: Composition, task: Mapping[str, Any], unpaid: Mapping[str, str]
+) -> None:
+    """Write the composed rewards as in training, without ``unpaid`` and what fails on a field that a task has not."""
+    paid = await _paid(group, rewards.without(unpaid), row := TaskRow(task))
+    errors = {result.component: result for result in paid if isinstance(result, RewardError) and result.component}
+    for label, error in errors.items() if row.lacks else ():
+        await _paid(group, rewards.without({*rewards.labels} - {label}), alone := TaskRow(task))
+        if alone.lacks:
+            why = f"{error}; a rehearsal sees only the task, not the whole data row"
+            await _apply_rewards(group, rewards, task, {**unpaid, label: why})
+            return
+    for played, result in zip(group, paid, strict=True):
+        played.unpaid = unpaid
+        if isinstance(result, RewardError):
+            played.failure, played.episode = f"{result}; in training, the episode would fail likewise", Episode()
+            continue
+        for step, with_rewards in zip(played.episode.steps, result.steps, strict=True):
+            step.record.update(with_rewards.record)
+
+
+async def _paid(group: Sequence[_Played], rewards: Composition, row: TaskRow) -> list[Episode | RewardError]:
+    """Copies of the episodes with their composed rewards, or why there are none."""
+    copies = [replace(played.episode, steps=[step.copied() for step in played.episode.steps]) for played in group]
+    join = partial(Groups().join, "group")  # all before the first one pays
+
+    async def pay(episode: Episode, member: GroupMember) -> Episode | RewardError:
+        try:
+            await episode.apply_rewards(rewards, row, member)
+        except RewardError as error:
+            return error
+        finally:
+            member.leave()
+        return episode
+
+    return await asyncio.gather(*[pay(episode, join(str(number))) for number, episode in enumerate(copies)])
 
 
 def _rehearsal(played: _Played, agents: AgentProcess) -> Rehearsal:
@@ -512,8 +524,8 @@ def _unrewarded(played: _Played, turns: Sequence[RehearsedTurn]) -> list[int]:
 def _warnings(played: _Played, turns: Sequence[RehearsedTurn]) -> Iterator[str]:
     """What would cost an episode credit or rows in training."""
     session = played.session
-    if played.unpaid:
-        yield played.unpaid
+    for label, why in played.unpaid.items():
+        yield f"rewards and credit are without the component {label}: {why}"
     if calls_of(session.secret) > played.requests:
         yield "requests came after its end: a client was kept for a later episode; create it inside the function"
     if any(turn.renamed for turn in session.turns):
@@ -553,14 +565,11 @@ def _with_credit(
         (rows.steps.ids["trajectory"][code], int(step)): float(value)
         for code, step, value in zip(rows.steps.trajectory, rows.steps.step, credit.advantage, strict=True)
     }
-    made = []
     for name, rehearsal in zip(names, rehearsals, strict=True):
-        numbers = [n for n, turn in enumerate(rehearsal.turns) if turn.trained]
-        turns = [*rehearsal.turns]
-        for step, number in enumerate(numbers):
+        turns = rehearsal.turns
+        for step, number in enumerate([n for n, turn in enumerate(turns) if turn.trained]):
             turns[number] = replace(turns[number], credit=by_step[name, step])
-        made.append(replace(rehearsal, turns=turns))
-    return made
+    return [*rehearsals]
 
 
 def _turn(

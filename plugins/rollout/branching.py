@@ -167,9 +167,7 @@ class Trajectory:
 
     def fork(self, branch: int, trained: bool, turns: int, most: Cost) -> Trajectory:
         """A branch that begins here, still without an environment."""
-        steps = [
-            replace(step, record={**step.record, "extra": {**step.record["extra"]}}) for step in self.episode.steps
-        ]
+        steps = [step.copied() for step in self.episode.steps]
         return replace(
             self,
             episode=Episode(steps, self.episode.task, self.episode.roles, self.episode.opening, branch=branch),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from time import time
 from typing import Any
 
@@ -131,6 +131,10 @@ class PlayedStep:
     def role(self) -> Any:
         """Who took it; None: the environment has no roles."""
         return self.extra.get(ROLE)
+
+    def copied(self) -> PlayedStep:
+        """The same step with a record of its own."""
+        return replace(self, record={**self.record, "extra": {**self.record["extra"]}})
 
     def for_reward(self, task: str, row: Mapping[str, Any], success: bool) -> RewardStep:
         """The step as the reward components see it."""

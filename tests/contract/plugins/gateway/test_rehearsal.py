@@ -231,6 +231,21 @@ def scaled(steps):
     scale = steps[-1].row["extra_info"]["scale"]
     return [scale * step.reward for step in steps]
 
+CALLS = []
+
+def second_time(steps):  # fails in one episode of two
+    CALLS.append(steps)
+    return [0.0 for step in steps if len(CALLS) % 2 or step.row["extra_info"]]
+
+def broken(steps):
+    return [step.reward / steps[0].row.get("scale", 0) for step in steps]
+
+def bug(steps):
+    return [1 / 0]
+
+def ends(steps):
+    return [0.0] * (len(steps) - 1) + [-float(steps[-1].reward)]
+
 def better(first, second):
     return [sum(step.reward for step in steps) for steps in (first, second)]
 """
@@ -249,14 +264,77 @@ def test_credit_is_of_the_composed_reward(tmp_path: Path):
         "turn 0  reward 0, credit -1.33",
         "turn 1  after turn 0, reward 0.25, composed 0.5, credit -1.33",
     ]
-    assert not any("left out of" in line for line in lines)
+    assert lines[at] == "the worst, episode 2: return 0.5, composed 1, credit by gigpo"
+    assert not any("without the component" in line for line in lines)
     lines = group("forking", *words, rewards)
     assert (
-        "3 episodes: left out of rewards and credit: scaled (turnkey.rewards[1] (scaled) failed: "
-        "KeyError: 'extra_info'); a rehearsal sees only the task, not the whole data row"
+        "3 episodes: rewards and credit are without the component scaled: turnkey.rewards[1] (scaled) failed: "
+        "KeyError: 'extra_info'; a rehearsal sees only the task, not the whole data row"
     ) in lines
     at = next(n for n, line in enumerate(lines) if line.startswith("the worst"))
     assert lines[at + 2].startswith("turn 1  after turn 0, reward 0.25, credit -0.667  ok")
+
+
+def test_only_the_component_that_lacks_a_field_is_left_out(tmp_path: Path):
+    """The credit along parallel conversations, and a column that the agent gives itself, are as without it."""
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    words = ["turnkey.credit.norm=mean", "turnkey.credit.step_advantage_w=0"]
+    credits: list[list[str]] = []
+    for others in ("", f", {{name: '{own}:second_time'}}, {{name: answer}}"):
+        lines = group("forking", *words, f"turnkey.rewards=[{{name: step, weight: 10}}{others}]")
+        at = next(n for n, line in enumerate(lines) if line.startswith("the worst"))
+        credits.append([line.partition("  ok")[0] for line in lines[at + 1 : at + 5]])
+    assert credits[0] == credits[1]
+    assert credits[0][1].endswith("reward 0.25, composed 2.5, credit -6.67")
+    labels = [re.search(r"without the component (\w+): ", line) for line in lines]
+    assert [label[1] for label in labels if label] == ["answer", "second_time"]
+    rewards = f"turnkey.rewards=[{{name: step}}, {{name: '{own}:scaled', column: turn_score}}]"
+    task = json.dumps({"extra": {"turn_score": 0.5}})
+    lines = group("chat", "+turnkey=step_episode", rewards, "--task", task)
+    assert any("without the component scaled" in line for line in lines)
+    assert any("credit by step_episode" in line for line in lines)
+
+
+def test_rewards_that_would_fail_in_training(tmp_path: Path):
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    for function, error in {
+        "bug": "turnkey.rewards[1] (bug) failed: ZeroDivisionError: division by zero",
+        "ends, column: turn_score": "the environment gives info['extra']['turn_score'] itself",
+    }.items():
+        name, _, column = function.partition(",")
+        rewards = f"turnkey.rewards=[{{name: answer}}, {{name: '{own}:{name}'{f',{column}' * bool(column)}}}]"
+        task = json.dumps({"extra": {"turn_score": 0.5}, "reward_model": {"ground_truth": "ok"}})
+        lines = group("chat", rewards, "--task", task, code=1)
+        assert lines[0] == "3 episodes, 3 failed, 0 solved"
+        assert lines[1].startswith(f"failed, 3 episodes: {error}")
+        assert lines[1].endswith("; in training, the episode would fail likewise")
+        assert "a rehearsal has the task alone" not in "\n".join(lines)
+    lines = group("chat", f"turnkey.rewards=[{{name: '{own}:broken'}}]")
+    assert any("(broken) failed: ZeroDivisionError" in line and "the task alone" in line for line in lines)
+
+
+def test_the_worst_episode_is_of_the_composed_reward(tmp_path: Path):
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    rewards = f"turnkey.rewards=[{{name: '{own}:ends'}}]"
+    lines = group("forking", rewards)
+    assert any(re.match("return 0.5 to 1.5, composed -1 to 0; 12 turns", line) for line in lines)
+    assert any(re.match(r"the worst, episode \d: return 1.5, composed -1, credit", line) for line in lines)
+    done = CliRunner().invoke(app, ["agent", f"{AGENTS}:chat", rewards, "turnkey.agent.in_process=true"])
+    assert "return 1.25, composed -1, success True" in done.stdout.splitlines()
+
+
+def test_tokens_are_counted_by_a_tokenizer_alone():
+    path = real_tokenizers.tokenizer("qwen3").name_or_path
+    words = ["turnkey.rewards=[{name: step}, {name: length, weight: -0.5, label: long}]"]
+    why = "tokens are counted only if actor_rollout_ref.model.path names a model"
+    assert f"3 episodes: rewards and credit are without the component long: {why}" in group("chat", *words)
+    for further in ([f"actor_rollout_ref.model.path={path}"], [words[0].replace("label", "unit: turns, label")]):
+        lines = group("chat", *words, *further)
+        assert not any(why in line for line in lines)
+        assert any(line.startswith("return 1.25 to 1.25, composed ") for line in lines)
 
 
 def test_episodes_are_compared_as_in_training(tmp_path: Path):
