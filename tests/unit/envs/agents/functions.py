@@ -72,7 +72,7 @@ def proxies(task: Any, agent: Any) -> dict[str, Any]:
 def sees(task: Any, agent: Any) -> dict[str, Any]:
     """What of this machine and of the process that trains can be read."""
     variables = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
+    for path in [folder / "environ" for folder in Path("/proc").iterdir() if folder.name.isdigit()]:
         with contextlib.suppress(OSError):
             variables.append(path.read_text(errors="replace"))
     files = {path: Path(path).exists() for path in (*task["files"], "/etc/shadow")}

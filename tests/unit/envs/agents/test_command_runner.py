@@ -36,7 +36,7 @@ def shell(script: str, **kwargs: Any) -> AgentResult:
 def marked(word: str) -> list[int]:
     """Processes whose command line holds ``word``."""
     pids = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in [folder / "cmdline" for folder in Path("/proc").iterdir() if folder.name.isdigit()]:
         try:
             if word.encode() in path.read_bytes():
                 pids.append(int(path.parent.name))
