@@ -136,7 +136,7 @@ def _entered(script: Path | str, further: Sequence[str] = ()) -> tuple[list[str]
     words = [*call.arguments, *further]
     numbers = [word for word in words if word.lstrip("+").startswith(f"{GPUS}=")]
     if numbers and numbers[-1].endswith(("=", "=0")) and any(line.split()[0] == SMI for line in call.skipped):
-        add = "" if (gpu := _gpu()) and gpu.number else "add --gpu h100:8, or "
+        add = "" if (gpu := machine.named_gpu()) and gpu.number else "add --gpu h100:8, or "
         notes.append(f"    {numbers[-1]}, and {SMI} was not run: {add}write the number out")
     return words, notes
 
@@ -251,16 +251,11 @@ def _write_stubs(folder: Path) -> None:
         ".skipped": _stub("skipped"),
         "tee": "exec cat",
     }
-    if (gpu := _gpu()) and gpu.number:
+    if (gpu := machine.named_gpu()) and gpu.number:
         texts[SMI] = _stub("gpus", str(gpu.number), f"NVIDIA {gpu.name.upper()}", str(round(gpu.memory / 2**20)))
     for name, text in texts.items():
         (programs / name).write_text(f"#!/bin/sh\n{text}\n")
         (programs / name).chmod(0o755)
-
-
-def _gpu() -> machine.Gpu | None:
-    """The GPU that ``--gpu`` names."""
-    return machine.Gpu.parse(text) if (text := os.environ.get(machine.GPU)) else None
 
 
 def _stub(*words: str) -> str:

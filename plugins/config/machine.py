@@ -106,8 +106,12 @@ def model_folder(path: str) -> Path | None:
     if not on_hub(path):
         return None
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    file = try_to_load_from_cache(path, "config.json")
+    try:
+        file = try_to_load_from_cache(path, "config.json")
+    except HFValidationError:  # it cannot be the name of a model
+        return None
     return Path(file).parent if isinstance(file, str) else None
 
 
@@ -137,10 +141,15 @@ class Gpu:
         return cls(name, memory * 1e9, int(number or 0))
 
 
+def named_gpu() -> Gpu | None:
+    """The GPU that :data:`GPU` names."""
+    return Gpu.parse(text) if (text := os.environ.get(GPU)) else None
+
+
 def gpu_here() -> Gpu | None:
     """The GPU that :data:`GPU` names, else the one of this machine; None where there is none, or an unknown one."""
-    if text := os.environ.get(GPU):
-        return Gpu.parse(text)
+    if gpu := named_gpu():
+        return gpu
     models = [str(model).lower() for model in hardware()["accelerators"]] if visible_accelerator() else []
     if not models:
         return None

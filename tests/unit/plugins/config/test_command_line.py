@@ -19,7 +19,7 @@ from write_tables import COMBINED, names
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.main import app
-from verl_turnkey.plugins.config import presets
+from verl_turnkey.plugins.config import machine, presets
 from verl_turnkey.plugins.config.command_line import check, program, refuse
 from verl_turnkey.plugins.config.leaves import every
 from verl_turnkey.plugins.config.overrides import override, read, values
@@ -322,3 +322,8 @@ def test_paths_are_absolute_for_workers_elsewhere(tmp_path, monkeypatch, key, va
     expected = json.dumps(absolute or value).replace("{here}", str(tmp_path)).replace("{home}", "/somewhere")
     left = OmegaConf.select(config, key)
     assert (OmegaConf.to_container(left) if OmegaConf.is_config(left) else left) == json.loads(expected)
+
+
+@pytest.mark.parametrize("path", ["off the rails", "a/b", "/not/here", "s3://bucket/model"])
+def test_a_model_that_is_not_here_has_no_folder(path: str):
+    assert machine.model_folder(path) is None
