@@ -24,7 +24,7 @@ from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, requ
 Estimator = TypeVar("Estimator", bound=Callable[..., Credit])
 
 
-class MissingColumn(ConfigError):
+class MissingColumnError(ConfigError):
     """A method needs a column that the batch lacks."""
 
 
@@ -232,7 +232,7 @@ def compute_credit(
         for column in columns:
             if column not in batch.given:
                 how = how_to_set(column, before)
-                raise MissingColumn(f"{reader} needs the column {column!r}, which this batch does not have: {how}")
+                raise MissingColumnError(f"{reader} needs the column {column!r}, which this batch does not have: {how}")
     state = state or {}
     if "extra.role" not in spec.needs:
         batch = batch.by_role()

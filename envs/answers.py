@@ -194,6 +194,11 @@ def short_repr(value: Any) -> str:
     return f"{type(value).__name__} {text if len(text) <= 80 else f'{text[:80]}... ({len(text)} characters)'}"
 
 
+def first_difference(left: str, right: str) -> int:
+    """Where two texts differ first; where one begins the other, the length of the shorter one."""
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
 def _is_bool(value: Any) -> bool:
     return isinstance(value, bool | np.bool_)
 

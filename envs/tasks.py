@@ -44,7 +44,7 @@ HELD_OUT_SPLITS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 """of the environments with a finite set of tasks: the arguments for validation, and for an evaluation"""
 
 
-class TaskRow(dict[str, Any]):
+class PartialRow(dict[str, Any]):
     """A data row of which nothing but the task is known."""
 
     def __init__(self, task: Mapping[str, Any]) -> None:

@@ -312,7 +312,7 @@ class _Examination:
             candidates = [trace, *(t for t in (*oracle, *group) if t.seed == trace.seed and not t.broken)]
             choice = max(candidates, key=lambda candidate: len(candidate.valid_actions()))
             replayed = trace if choice is trace else self.again(choice)
-            if not replayed.answers:  # a server may have no session left: what was seen before stays
+            if not replayed.answers:  # the server may be out of sessions: keep the original episode
                 self.faults += replayed.faults
                 self.note("faults", self.faults)
                 replayed = trace

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import gymnasium
 import numpy as np
 
-from verl_turnkey.envs.answers import Answer, Fault, read_reset, read_step
+from verl_turnkey.envs.answers import Answer, Fault, first_difference, read_reset, read_step
 from verl_turnkey.envs.base import declared_roles
 
 Env = gymnasium.Env[str, str]
@@ -196,8 +196,7 @@ def difference(first: Sequence[Answer], other: Sequence[Answer], trace: Trace) -
 def apart(first: object, other: object) -> tuple[str, str]:
     """Both as short text, from where they differ."""
     left, right = (value if isinstance(value, str) else repr(value) for value in (first, other))
-    same = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
-    begin = max(0, same - 10)
+    begin = max(0, first_difference(left, right) - 10)
     dots = "..." if begin else ""
     return dots + shorten(left[begin:]), dots + shorten(right[begin:])
 

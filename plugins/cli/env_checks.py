@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle
+from verl_turnkey.envs.agents.base import AgentFailure, AgentHandle, AgentResult
 from verl_turnkey.envs.agents.harbor import ENV_ID, HarborRunner, HarborTask, find_tasks, sandbox_for
 from verl_turnkey.envs.agents.sandboxes import Sandbox, choose
 from verl_turnkey.envs.errors import TaskFormatError
@@ -86,7 +86,7 @@ def check_tasks(
 
 
 async def check_task(task: HarborTask, sandbox: Sandbox) -> list[str]:
-    """What is wrong with ``task``.
+    """The problems of ``task``, in words.
 
     The solution must get 1, doing nothing less than 1, and planting a reward must change nothing.
     """
@@ -95,33 +95,38 @@ async def check_task(task: HarborTask, sandbox: Sandbox) -> list[str]:
     if missing := [str(path.relative_to(task.folder)) for path in scripts if not path.exists()]:
         problems.append(f"there is no {missing[0]}, so nothing shows that the task can be solved")
     else:
-        oracle, result = await _reward_of(task, sandbox, [], solution=True)
-        if oracle != 1.0:
-            problems.append(f"the reference solution must get reward 1, not {result}")
-    nothing, result = await _reward_of(task, sandbox, ["true"])
-    if nothing is None or nothing >= 1.0:
-        problems.append(f"doing nothing must get a reward below 1, not {result}")
+        oracle = await _played(task, sandbox, [], solution=True)
+        if oracle.reward != 1.0:
+            problems.append(f"the reference solution must get reward 1, not {_with_reason(oracle)}")
+    nothing = await _played(task, sandbox, ["true"])
+    if nothing.reward is None or nothing.reward >= 1.0:
+        problems.append(f"doing nothing must get a reward below 1, not {_with_reason(nothing)}")
     plant = "echo 1 | tee /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json"
-    planted, result_planted = await _reward_of(task, sandbox, ["bash", "-c", plant])
-    if planted != nothing:
-        (got, _, why), (instead, _, why_nothing) = result_planted.partition(": "), result.partition(": ")
-        reasons = [f"{what}: {text}" for what, text in (("planted", why), ("nothing", why_nothing)) if text]
-        words = f" ({'; '.join(reasons)})" if reasons else ""
-        problems.append(f"a planted reward must be ignored: it got {got} instead of {instead}{words}")
+    planted = await _played(task, sandbox, ["bash", "-c", plant])
+    if planted.reward != nothing.reward:
+        results = {"planted": planted.reason, "nothing": nothing.reason}
+        reasons = "; ".join(f"{what}: {reason}" for what, reason in results.items() if reason)
+        words = f"it got {_reward(planted)} instead of {_reward(nothing)}{f' ({reasons})' * bool(reasons)}"
+        problems.append(f"a planted reward must be ignored: {words}")
     return problems
 
 
-async def _reward_of(
-    task: HarborTask, sandbox: Sandbox, command: list[str], *, solution: bool = False
-) -> tuple[float | None, str]:
-    """The reward, None after a failure, and the same in words, with the runner's reason if any."""
+async def _played(task: HarborTask, sandbox: Sandbox, command: list[str], *, solution: bool = False) -> AgentResult:
+    """The result, without a reward after a failure."""
     seconds = sum(part.agent_seconds for part in task.steps or (task,))
     runner = HarborRunner(command, timeout=seconds, sandbox=sandbox)
     try:
-        outcome = await runner.play(task, {}, NOBODY, solution=solution)
+        return await runner.play(task, {}, NOBODY, solution=solution)
     except AgentFailure as failure:
-        return None, f"a failure: {failure.reason}"
-    return outcome.reward, f"{outcome.reward}: {outcome.reason}" if outcome.reason else f"{outcome.reward}"
+        return AgentResult(reason=failure.reason)
+
+
+def _reward(result: AgentResult) -> str:
+    return "a failure" if result.reward is None else str(result.reward)
+
+
+def _with_reason(result: AgentResult) -> str:
+    return f"{_reward(result)}: {result.reason}" if result.reason else _reward(result)
 
 
 def show_tools(file: str, *, start_timeout: float, as_json: bool, write: Callable[[str], Any]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any
@@ -36,7 +35,7 @@ from verl_turnkey.plugins.gateway import process as agents
 from verl_turnkey.plugins.log.schema import COMPONENT
 from verl_turnkey.plugins.log.writer import new_segment
 from verl_turnkey.plugins.rollout import worker
-from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION, png
+from verl_turnkey.plugins.rollout.trajectory_log import VALIDATION, data_url
 from verl_turnkey.plugins.verl_api import builders
 from verl_turnkey.plugins.view.traces import warn_of_unsent
 
@@ -295,9 +294,7 @@ def _with_data_urls(content: Any) -> Any:
     if isinstance(content, str):
         return content
     return [
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{b64encode(png(part['image'])).decode()}"}}
-        if part["type"] == "image"
-        else part
+        {"type": "image_url", "image_url": {"url": data_url(part["image"])}} if part["type"] == "image" else part
         for part in content
     ]
 

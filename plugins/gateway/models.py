@@ -6,8 +6,6 @@ credit. The log has them beside the episode.
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import os
 import re
@@ -22,6 +20,7 @@ from verl_turnkey.plugins.gateway.codec import Messages, Parsed, Tools
 from verl_turnkey.plugins.gateway.dialects import parts
 from verl_turnkey.plugins.gateway.exchange import Exchange
 from verl_turnkey.plugins.gateway.messages import GatewayError, Message, ToolCall, invalid
+from verl_turnkey.plugins.rollout.trajectory_log import data_url
 
 SHOWN = 2000
 """logged characters of a request's end and of a reply's beginning"""
@@ -157,7 +156,8 @@ class Server:
 
 def _sent(message: Message) -> dict[str, Any]:
     """A message as Chat Completions has it."""
-    content = [*map(_image_part, message.images), {"type": "text", "text": message.text}]
+    pictures = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in message.images]
+    content = [*pictures, {"type": "text", "text": message.text}]
     sent: dict[str, Any] = {"role": message.role, "content": content if message.images else message.text}
     if message.calls:
         sent["tool_calls"] = [
@@ -167,13 +167,6 @@ def _sent(message: Message) -> dict[str, Any]:
     if message.role == "tool":
         sent["tool_call_id"] = message.call_id
     return sent
-
-
-def _image_part(image: Any) -> dict[str, Any]:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    data = base64.b64encode(file.getvalue()).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
 def _message_of(answer: Any) -> dict[str, Any] | None:

@@ -23,11 +23,11 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError, compute_credit
-from verl_turnkey.advantage.registry import MissingColumn
+from verl_turnkey.advantage.registry import MissingColumnError
 from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.agents.base import AgentFailure, AgentResult, cut, without_secret
 from verl_turnkey.envs.rewards import Composition, GroupMember, Groups, RewardError, compose
-from verl_turnkey.envs.tasks import TaskRow
+from verl_turnkey.envs.tasks import PartialRow
 from verl_turnkey.envs.user_modules import import_modules
 from verl_turnkey.plugins.config import command_line
 from verl_turnkey.plugins.config.composing import composed
@@ -441,10 +441,10 @@ async def _apply_rewards(
     group: Sequence[_Played], rewards: Composition, task: Mapping[str, Any], unpaid: Mapping[str, str]
 ) -> None:
     """Write the composed rewards as in training, without ``unpaid`` and what fails on a field that a task has not."""
-    paid = await _paid(group, rewards.without(unpaid), row := TaskRow(task))
+    paid = await _paid(group, rewards.without(unpaid), row := PartialRow(task))
     errors = {result.component: result for result in paid if isinstance(result, RewardError) and result.component}
     for label, error in errors.items() if row.lacks else ():
-        await _paid(group, rewards.without({*rewards.labels} - {label}), alone := TaskRow(task))
+        await _paid(group, rewards.without({*rewards.labels} - {label}), alone := PartialRow(task))
         if alone.lacks:
             why = f"{error}; a rehearsal sees only the task, not the whole data row"
             await _apply_rewards(group, rewards, task, {**unpaid, label: why})
@@ -458,7 +458,7 @@ async def _apply_rewards(
             step.record.update(with_rewards.record)
 
 
-async def _paid(group: Sequence[_Played], rewards: Composition, row: TaskRow) -> list[Episode | RewardError]:
+async def _paid(group: Sequence[_Played], rewards: Composition, row: PartialRow) -> list[Episode | RewardError]:
     """Copies of the episodes with their composed rewards, or why there are none."""
     copies = [replace(played.episode, steps=[step.copied() for step in played.episode.steps]) for played in group]
     join = partial(Groups().join, "group")  # all before the first one pays
@@ -557,7 +557,7 @@ def _with_credit(
     )
     try:
         credit = compute_credit(spec.name, rows.steps, modify=modify, **asdict(params))
-    except MissingColumn as error:  # which training may have, such as a critic's values
+    except MissingColumnError as error:  # which training may have, such as a critic's values
         return [replace(episode, warnings=[*episode.warnings, f"no credit: {error}"]) for episode in rehearsals]
     except ConfigError as error:
         return [replace(episode, method_error=str(error)) for episode in rehearsals]

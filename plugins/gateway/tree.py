@@ -25,7 +25,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from verl_turnkey.envs.answers import images_key
+from verl_turnkey.envs.answers import first_difference, images_key
 from verl_turnkey.plugins.gateway.messages import Message, Reply, Request, ToolCall, invalid
 
 # --- token ids --------------------------------------------------------------------------------------------------------
@@ -436,6 +436,5 @@ def difference(past: Sequence[Message], sent: Sequence[Message]) -> str | None:
 
 def _from(other: str, text: str) -> str:
     """``text`` from shortly before the place where it differs from ``other``."""
-    same = next((n for n, (a, b) in enumerate(zip(other, text, strict=False)) if a != b), min(len(other), len(text)))
-    begin = max(0, same - 10)
+    begin = max(0, first_difference(other, text) - 10)
     return "..." * (begin > 0) + text[begin : begin + 40]

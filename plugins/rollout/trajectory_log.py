@@ -6,6 +6,7 @@ import io
 import json
 import os
 import socket
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -350,6 +351,11 @@ def png(image: Any) -> bytes:
     file = io.BytesIO()
     (image if hasattr(image, "convert") else Image.fromarray(image)).save(file, "PNG")
     return file.getvalue()
+
+
+def data_url(image: Any) -> str:
+    """An image as servers of OpenAI's API take it."""
+    return f"data:image/png;base64,{b64encode(png(image)).decode()}"
 
 
 def token_lengths(ids: Sequence[int], text: str, decode: Decode) -> list[int] | None:

@@ -77,7 +77,7 @@ def on(run: Run, step: int) -> list[dict[str, Any]]:
 
 
 def number(turn: dict[str, Any]) -> int:
-    """The agent's own number of a reply: its reward in 64ths, besides what its text and the episode are worth."""
+    """The number that the agent gave a reply, decoded from its reward."""
     return round(turn["reward"] % 1 * 64) % 12
 
 

@@ -410,7 +410,7 @@ class LimitedSessions(OracleTakesBothMoves):
 
 
 class LogsMoves(Corridor):
-    """Healthy: what it shows ends with all moves, of which only the place and the coins matter."""
+    """Healthy: the observation ends with a log of all moves, but only the place and the coins matter."""
 
     def begin(self, seed: int) -> tuple[StepResult, str]:
         self.moves: list[str] = []

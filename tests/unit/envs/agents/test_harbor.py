@@ -477,12 +477,13 @@ def test_a_check_names_what_is_wrong(task: Path) -> None:
 
 
 def test_a_planted_reward_that_counts_is_named_with_the_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def reward_of(*task_and_sandbox: Any, solution: bool = False) -> tuple[float | None, str]:
+    async def played(*task_and_sandbox: Any, solution: bool = False) -> AgentResult:
         if solution:
-            return 1.0, "1.0"
-        return (0.5, "0.5: 1 of 2 steps") if "bash" in task_and_sandbox[-1] else (None, "a failure: no reward.txt")
+            return AgentResult(1.0)
+        planted = "bash" in task_and_sandbox[-1]
+        return AgentResult(0.5, reason="1 of 2 steps") if planted else AgentResult(reason="no reward.txt")
 
-    monkeypatch.setattr(env_checks, "_reward_of", reward_of)
+    monkeypatch.setattr(env_checks, "_played", played)
     assert asyncio.run(check_task(HarborTask.load(str(MEDIAN)), Bubblewrap()))[1:] == [
         "a planted reward must be ignored: it got 0.5 instead of a failure (planted: 1 of 2 steps; nothing: no "
         "reward.txt)"
