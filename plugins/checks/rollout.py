@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import re
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from verl_turnkey.advantage.paper_names import known_as
 from verl_turnkey.plugins.checks.findings import ignored, refuse, warn
@@ -158,7 +161,40 @@ def _check_engine(run: CheckedRun) -> None:
         last: BaseException = error
         while last.__cause__ is not None:
             last = last.__cause__
-        refuse("rollout-invalid", reason=short_text(last))
+        refuse("rollout-invalid", keys=" and ".join(_culprits(run.config, str(error))), reason=short_text(last))
+
+
+def _culprits(config: DictConfig, error: str) -> list[str]:
+    """The keys without any one of which the part of ``config`` that Hydra's ``error`` names would be valid; the part
+    itself if there is none.
+    """
+    from hydra.utils import instantiate
+
+    located = re.search(r"full_key: (\S+)", error)
+    part: str = located[1] if located else ROLLOUT
+    values: Any = {}
+    keys: list[str] = []
+    with suppress(OmegaConfBaseException, ValueError):  # an interpolation that leads nowhere; one value
+        values = OmegaConf.to_container(OmegaConf.select(config, part), resolve=True)
+    for name in values:
+        with suppress(Exception):
+            instantiate({key: value for key, value in values.items() if key != name}, _convert_="partial")
+            keys.append(_set_by(config, f"{part}.{name}"))
+    target = _set_by(config, f"{part}._target_")  # without it nothing is made, and so nothing fails
+    return [key for key in keys if key != target] or keys or [part]
+
+
+def _set_by(config: DictConfig, key: str) -> str:
+    """The key that gives ``key`` its value: another one where it interpolates that."""
+    names, node = key.split("."), config
+    for at, name in enumerate(names, 1):
+        node: Any = node._get_node(name)
+        if node is not None and node._is_interpolation():
+            source = re.match(r"\$\{(?:oc\.select:)?(\w[\w.]*)", node._value())
+            return _set_by(config, ".".join([source[1], *names[at:]])) if source else key
+        if not isinstance(node, DictConfig):
+            break
+    return key
 
 
 def _check_gpus(run: CheckedRun) -> None:
