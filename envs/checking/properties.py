@@ -28,7 +28,7 @@ SEEDED = "the seed alone must decide: draw from self.np_random, and use no clock
 NO_ACTIONS = "list the actions in info['admissible'], name some with --action, or add oracle()"
 MORE_ACTIONS = "list the actions in info['admissible'], name others with --action, or use more in oracle()"
 LEFT_OUT = "the key leaves something out, or the environment draws at random"
-NEW_START = "reset must restore everything"
+NEW_START = "reset must restore everything, also what instances share"
 RUNNING_SUM = "if this is a running sum, return what the step alone earned"
 GYMNASIUMS_FORM = (
     "reset(self, *, seed=None, options=None) must begin with super().reset(seed=seed), draw from self.np_random and "
@@ -154,6 +154,8 @@ def reuse(record: Record, limits: Limits) -> Verdict:
     for trace in (*record.group, *record.oracle, *record.texts):
         if unlike := start(first[trace.seed], trace):
             return "fail", f"an instance that had played before, {unlike}; {NEW_START}"
+    if record.unused:
+        return _same(record.unused, record.first, "a process that had played before", NEW_START)
     return _same(record.first, record.reused, "an instance that had played before", NEW_START)
 
 
@@ -161,7 +163,7 @@ def processes(record: Record, limits: Limits) -> Verdict:
     """The same in other processes, whose ``PYTHONHASHSEED`` differs."""
     verdict: Verdict = "skip", "one process only"
     for place, traces in record.elsewhere.items():
-        verdict = _same(record.first, traces, place, "something depends on hash() or on the order of a set")
+        verdict = _same(record.first, traces, place, "something depends on hash(), the order of a set or the process")
         if verdict[0] == "fail":
             return verdict
     return ("pass", f"{len(record.elsewhere)} processes") if verdict[0] == "pass" else verdict

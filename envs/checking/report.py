@@ -27,7 +27,7 @@ from verl_turnkey.envs import errors
 from verl_turnkey.envs.catalog import ADAPTERS
 from verl_turnkey.envs.checking.play import USER_ERRORS, Job, examine
 from verl_turnkey.envs.checking.properties import PROPERTIES, UNREACHED, Finding, judge
-from verl_turnkey.envs.checking.traces import Limits, Record, Trace, seconds
+from verl_turnkey.envs.checking.traces import Limits, Record, Trace, outcome, seconds
 from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError
 from verl_turnkey.envs.hosting.processes import new_mark, start
 from verl_turnkey.envs.process_tree import sweep
@@ -356,6 +356,11 @@ def _elsewhere(job: Job, record: Record, limits: Limits, processes: int) -> list
             stopped += [("processes", f"{place}: {evidence}") for _, evidence in (*faults, *replayed.faults)]
             if replayed.complete:
                 record.elsewhere[place] = replayed.first
+    outcomes = [outcome(traces) for traces in record.elsewhere.values()]
+    if outcomes and outcome(record.first) != outcomes[0] and all(other == outcomes[0] for other in outcomes):
+        replayed, _ = play_in_process(0)  # with our own hash seed only the episodes played here before can differ
+        if outcome(replayed.first) == outcomes[0]:
+            record.unused = replayed.first
     return stopped
 
 

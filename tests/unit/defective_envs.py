@@ -454,6 +454,19 @@ class StaysTired(Leaps):
         return replace(result, observation="You are tired.") if tired else result
 
 
+class TiresAll(OracleTakesBothMoves):
+    """After a move in any episode of the process agents are tired in all of them; no first episode has a move."""
+
+    moves: ClassVar[list[str]] = []
+
+    def act(self, action: str) -> StepResult:
+        result, tired = super().act(action), bool(self.moves)
+        if result.invalid or result.terminated:
+            return result
+        self.moves.append(action)
+        return replace(result, observation="You are tired.") if tired else result
+
+
 class TellsTheStep(Corridor):
     """Healthy: the key has no step number, but observations and rewards depend on it."""
 
@@ -671,6 +684,7 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
 )
 IN_PROCESSES: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (OrderOfASet, "processes", "fail", "PYTHONHASHSEED=1"),
+    (TiresAll, "reuse", "fail", "then 'You are tired.'; reset must restore everything, also what instances share"),
     (KeyIsAHash, "key_stable", "fail", "PYTHONHASHSEED=1"),
     (DiesElsewhere, "processes", "fail", "exit status 9"),
     (PositionInAFile, "clone", "fail", "what was cloned half-way, seed"),
