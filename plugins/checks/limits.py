@@ -14,14 +14,20 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.plugins.checks.findings import refuse, refuse_with, warn
-from verl_turnkey.plugins.checks.resources import absent, model_config, positions, scaling
+from verl_turnkey.plugins.checks.resources import (
+    RAISES_POSITIONS,
+    absent,
+    model_config,
+    model_positions,
+    positions,
+    vllm_positions,
+)
 from verl_turnkey.plugins.checks.run import (
     ACTOR,
     BATCH,
     FILTER,
     LOSS,
     MODE,
-    MODEL,
     REF,
     ROLLOUT,
     CheckedRun,
@@ -29,6 +35,7 @@ from verl_turnkey.plugins.checks.run import (
     spread_of,
     updates_of_a_step,
 )
+from verl_turnkey.plugins.config import machine
 from verl_turnkey.plugins.config.checkpoint_files import FSDP
 from verl_turnkey.plugins.config.resolve import CRITIC_TOKENS
 from verl_turnkey.plugins.config.schema import closest
@@ -173,6 +180,8 @@ FUNCTION = "reward.custom_reward_function"
 QUEUE = "transfer_queue.backend.SimpleStorage.total_storage_size"
 SCHEDULES = ("constant", "cosine")
 """of the learning rate, with FSDP"""
+LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+"""lets vLLM, not verl, go past the positions of the model"""
 
 
 def check_late(run: CheckedRun) -> None:
@@ -243,12 +252,23 @@ def _check_spread(run: CheckedRun) -> None:
 
 
 def _check_length(run: CheckedRun) -> None:
-    """vLLM does not start with more positions than the model has, unless RoPE scaling is configured."""
-    limit, model = run.rollout.max_model_len, model_config(run.config)
-    positions = model.get("max_position_embeddings")
-    allowed = run.get(f"{MODEL}.override_config") or os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
-    if limit and positions and limit > positions and not scaling(model) and not allowed:
-        refuse("max-model-len", limit=limit, positions=positions)
+    """verl does not start with more positions than the model's configuration has, vLLM with more than it computes."""
+    (limit, key), (most, _), who = positions(run.config), model_positions(run.config), "verl"
+    allowed = os.environ.get(LONGER, run.get(f"ray_kwargs.ray_init.runtime_env.env_vars.{LONGER}"))
+    unbound = str(allowed).strip().lower() in ("1", "true")
+    unbound |= bool({"hf_overrides", "max_model_len"} & {*(run.get(f"{ROLLOUT}.engine_kwargs.vllm") or ())})
+    served = None
+    if run.rollout.name == "vllm" and not unbound:  # which reads the model's files, not verl's override_config
+        folder = machine.model_folder(str(run.config.actor_rollout_ref.model.path))
+        served = vllm_positions(machine.model_config(str(folder))) if folder else None
+    instead = ""
+    if served is not None and (most is None or served < most):
+        most, who = served, "vLLM"
+    elif served is not None and most is not None and served > most:
+        instead = f", or, as its RoPE scaling allows, {RAISES_POSITIONS}={served}"
+    if limit is not None and most is not None and limit > most:
+        key = key.partition(" (")[0]
+        refuse("max-model-len", key=key, limit=limit, who=who, most=most, instead=instead)
 
 
 def _check_queue(run: CheckedRun) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,12 @@ PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 LONGEST_SOCKET = 107
 """bytes of the path of a socket on Linux"""
 LOG = "turnkey.log.trajectories"
+RAISES_POSITIONS = f"++{MODEL}.override_config.max_position_embeddings"
+LENGTHS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"),
+    *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
+)
+"""what vLLM takes the least of for a model's positions"""
 
 
 def check_paths(run: CheckedRun) -> None:
@@ -176,16 +182,40 @@ def positions(config: DictConfig) -> tuple[int | None, str]:
 
     verl's servers take the model's positions without its RoPE scaling, by which vLLM alone would multiply them.
     """
-    if (limit := config.actor_rollout_ref.rollout.max_model_len) is not None:
-        return limit, f"{ROLLOUT}.max_model_len"
+    limit, own = config.actor_rollout_ref.rollout.max_model_len, model_positions(config)
+    return own if limit is None else (limit, f"{ROLLOUT}.max_model_len")
+
+
+def model_positions(config: DictConfig) -> tuple[int | None, str]:
+    """:func:`positions` without ``max_model_len``: the most that verl lets it be."""
     model, name = config.actor_rollout_ref.model, "max_position_embeddings"
-    key = f"{name} of {MODEL}.path={model.path}"
-    if (limit := (model.get("override_config") or {}).get(name)) is not None:
-        return limit, key
-    own = model_config(config)
+    overridden = model.get("override_config") or {}
+    overridden = overridden.get("model_config", overridden)  # of Megatron
+    if (limit := overridden.get(name, (overridden.get("text_config") or {}).get(name))) is not None:
+        return limit, RAISES_POSITIONS
+    own, key = model_config(config), f"{name} of {MODEL}.path={model.path}"
     if scaling(own) == "yarn":
-        key += f" (which verl does not multiply by YaRN's factor: raise it by ++{MODEL}.override_config.{name})"
+        key += f" (which verl does not multiply by YaRN's factor: raise it by {RAISES_POSITIONS})"
     return own.get(name), key
+
+
+def vllm_positions(model: Mapping[str, Any]) -> int | None:
+    """The positions with which vLLM serves a model with this configuration, as it computes them; None: unknown."""
+    lengths = [model[name] for name in LENGTHS if model.get(name) is not None]
+    own = model.get("model_max_length")
+    most, factor = own or min(lengths, default=None), 1.0
+    if most is None:
+        return None
+    rope = model.get("rope_scaling") or model.get("rope_parameters") or {}
+    layers = [layer for layer in rope.values() if isinstance(layer, dict)] or [rope]
+    for layer in layers if "gemma3" not in str(model.get("model_type")) else ():
+        kind = layer.get("rope_type", layer.get("type"))
+        if kind not in ("su", "longrope", "llama3"):
+            factor = layer.get("factor", factor)
+        if kind == "yarn":
+            name = "original_max_position_embeddings"
+            most = model.get(name) or layer.get(name) or model.get("max_position_embeddings", most)
+    return max(int(most * (factor or 1.0)), own or 0)
 
 
 def scaling(model: dict[str, Any]) -> str | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import logging
 import re
 import shutil
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -265,8 +268,7 @@ def test_a_model_of_the_hub_is_read_in_its_cache(compose, written: Written, monk
 
 def test_rope_scaling_counts_for_the_trainer_and_not_for_verls_servers(compose, written: Written):
     """Which hold rows to the model's own positions, unless the configuration overrides them."""
-    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
-    path = written("Qwen2.5-0.5B", max_position_embeddings=32_768, rope_scaling=yarn)
+    path = written("Qwen2.5-0.5B", max_position_embeddings=32_768, rope_scaling=YARN)
     keys = [f"actor_rollout_ref.model.path={path}", "turnkey.env.probe=false", "data.max_prompt_length=40000"]
     keys += ["turnkey.teacher.source=gold_answer", "turnkey.teacher.max_tokens=1000"]
     config = compose("+turnkey=gigpo", *keys)
@@ -276,6 +278,69 @@ def test_rope_scaling_counts_for_the_trainer_and_not_for_verls_servers(compose, 
     raising = "++actor_rollout_ref.model.override_config.max_position_embeddings"
     assert f"by YaRN's factor: raise it by {raising}) gives 32768" in messages["context-too-long"]
     assert "context-too-long" not in warned(compose("+turnkey=gigpo", *keys, f"{raising}=131072"))
+
+
+def vllms_own(config: Any) -> int:
+    """What vLLM's own functions, taken from its files because its import takes 1.5 GB, compute for a model."""
+    root, made = Path(find_spec("vllm").origin).parent, dict[str, Any]()
+    made |= {"logger": logging.getLogger(), "current_platform": SimpleNamespace(check_max_model_len=lambda most: most)}
+    made |= {"is_rope_parameters_nested": lambda rope: not {"rope_type", "rope_theta"} & rope.keys()}
+    for file, name in (
+        ("transformers_utils/model_arch_config_convertor.py", "derive_max_model_len_and_key"),
+        ("config/model.py", "_get_and_verify_max_len"),
+    ):
+        nodes = ast.walk(ast.parse((root / file).read_text()))
+        body = [next(node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name)]
+        exec(compile(ast.Module([*body], []), file, "exec", flags=annotations.compiler_flag), made)
+    derived = made["derive_max_model_len_and_key"](SimpleNamespace(hf_text_config=config))
+    arch = SimpleNamespace(derived_max_model_len_and_key=derived)
+    return made["_get_and_verify_max_len"](config, arch, None, -1, False, None)
+
+
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("further", "own", "served"),
+    [
+        ({"max_position_embeddings": 32_768}, 32_768, 32_768),
+        ({"max_position_embeddings": 32_768, "rope_scaling": YARN}, 32_768, 131_072),
+        ({"max_position_embeddings": 262_144, "rope_scaling": YARN}, 262_144, 131_072),
+        ({"max_position_embeddings": 8192, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 8192, 16_384),
+        ({"max_position_embeddings": 8192, "rope_scaling": {"type": "dynamic", "factor": 2.5}}, 8192, 20_480),
+        ({"max_position_embeddings": 8192, "rope_parameters": {"rope_type": "linear", "factor": None}}, 8192, 8192),
+        ({"max_position_embeddings": 131_072, "rope_scaling": LLAMA3}, 131_072, 131_072),
+        ({"max_position_embeddings": 32_768, "seq_length": 8192}, 32_768, 8192),
+    ],
+)
+def test_positions_are_those_of_verl_and_vllm(written: Written, further, own, served):
+    path = written("Qwen2.5-0.5B", **further)
+    model = AutoConfig.from_pretrained(path)
+    assert get_max_position_embeddings(model) == own
+    assert resources.vllm_positions(machine.model_config(str(path))) == vllms_own(model) == served
+
+
+def test_the_rollout_has_no_more_positions_than_verl_and_vllm_start_with(compose, written: Written, monkeypatch):
+    limit, raised = "actor_rollout_ref.rollout.max_model_len", resources.RAISES_POSITIONS
+    path = written("Qwen2.5-0.5B", max_position_embeddings=32_768, rope_scaling=YARN)
+
+    def problem(*words: str, name: str = "vllm") -> str | None:
+        base = [f"actor_rollout_ref.model.path={path}", f"actor_rollout_ref.rollout.name={name}"]
+        return warned(compose("+turnkey=gigpo", "turnkey.env.probe=false", *base, *words)).get("max-model-len")
+
+    above = f"{limit}=131073", f"{raised}=131073"
+    message = "gives the rollout {} positions, but {} starts with at most {} for this model: set {}={}"
+    verls = message.format(32_769, "verl", 32_768, limit, 32_768)
+    assert problem(f"{limit}=32769") == f"{limit} {verls}, or, as its RoPE scaling allows, {raised}=131072"
+    assert problem(f"{limit}=131072", f"{raised}=131072") is None
+    vllms = message.format(131_073, "vLLM", 131_072, limit, 131_072)
+    assert (problem(*above), problem(above[1])) == (f"{limit} {vllms}", f"{raised} {vllms}")
+    assert problem(*above, name="sglang") is None
+    assert problem(*above, "+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.rope_theta=1e6") is None
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    assert problem(*above) is None
+    assert problem(f"{limit}=32769") == f"{limit} {verls}", "which does not read the variable"
 
 
 @pytest.mark.parametrize(
