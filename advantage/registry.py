@@ -24,10 +24,6 @@ from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, requ
 Estimator = TypeVar("Estimator", bound=Callable[..., Credit])
 
 
-class MissingColumnError(ConfigError):
-    """A method needs a column that the batch lacks."""
-
-
 #: Columns that the trainers supply where a method needs them and the rollout has none, and what stands in each.
 FROM_TRAINER = {
     "extra.log_prob": "the sum of the old policy's log-probabilities of the turn's own tokens",
@@ -232,7 +228,7 @@ def compute_credit(
         for column in columns:
             if column not in batch.given:
                 how = how_to_set(column, before)
-                raise MissingColumnError(f"{reader} needs the column {column!r}, which this batch does not have: {how}")
+                raise ConfigError(f"{reader} needs the column {column!r}, which this batch does not have: {how}")
     state = state or {}
     if "extra.role" not in spec.needs:
         batch = batch.by_role()

@@ -70,8 +70,8 @@ def agent(
         from verl_turnkey.plugins.checks.agent_loop import check_isolation
         from verl_turnkey.plugins.checks.findings import collecting
         from verl_turnkey.plugins.config.schema import turnkey_config
-        from verl_turnkey.plugins.gateway.models import Server
-        from verl_turnkey.plugins.gateway.rehearsal import Script, configuration, read_replies, rehearse
+        from verl_turnkey.plugins.gateway.models import Script, Server, read_replies
+        from verl_turnkey.plugins.gateway.rehearsal import configuration, rehearse
 
         scripted = read_replies(replies) if replies else ()
         server = None if model == SCRIPTED else Server(model, model_name, api_key_env)

@@ -1,4 +1,4 @@
-"""Models of other servers: those of ``turnkey.agent.models``, and one that stands in for the policy.
+"""The models of ``turnkey.agent.models``, and those that stand in for the policy: a server, and a script of replies.
 
 Requests that name one of the former are forwarded unchanged. They are calls of a frozen model: no turn, no row, no
 credit. The log has them beside the episode.
@@ -10,11 +10,16 @@ import json
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import yaml
+
+from verl_turnkey.advantage import ConfigError
+from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.http import Endpoint, EndpointConfig, on_this_machine
 from verl_turnkey.plugins.gateway.codec import Messages, Parsed, Tools
 from verl_turnkey.plugins.gateway.dialects import parts
@@ -25,6 +30,8 @@ from verl_turnkey.plugins.rollout.trajectory_log import data_url
 SHOWN = 2000
 """logged characters of a request's end and of a reply's beginning"""
 KEY = "turnkey.agent.models"
+Model = Callable[[Messages, Tools], Awaitable[Parsed]]
+"""a stand-in for the policy: its turn after these messages"""
 PATH = re.compile(r"(/(?!\.{1,2}(/|$))[\w.~:-]+)+", re.ASCII)
 """paths that are passed on: no part of them leads upwards or is a query"""
 
@@ -173,3 +180,76 @@ def _message_of(answer: Any) -> dict[str, Any] | None:
     message = answer["choices"][0]["message"]
     json.dumps(message)
     return message if isinstance(message, dict) else None
+
+
+# --- a script in the place of the policy ------------------------------------------------------------------------------
+
+EXAMPLES: Mapping[str, Any] = {"string": "example", "integer": 1, "number": 1.0, "boolean": True, "array": []}
+"""arguments of the built-in script, by the type in the tool's schema"""
+DONE = Parsed("ok")
+
+
+class Script:
+    """Replies in their order. After the last one, or without any, it calls the first tool once and then answers ``ok``.
+
+    Args:
+        replies: see :func:`read_replies`.
+    """
+
+    def __init__(self, replies: Sequence[Parsed] = ()) -> None:
+        self._replies = list(replies)
+
+    async def __call__(self, messages: Messages, tools: Tools) -> Parsed:
+        if self._replies:
+            return self._replies.pop(0)
+        if not tools or any(message.calls for message in messages):
+            return DONE
+        function = tools[0]["function"]
+        return Parsed("", (ToolCall(function["name"], example(function.get("parameters") or {}), ""),))
+
+
+def read_replies(file: Path) -> list[Parsed]:
+    """The replies of a script: a JSON or YAML list, whose entries are texts or mappings.
+
+    A mapping has ``text``, ``reasoning`` and ``calls``, a list of ``{"name": ..., "arguments": {...}}``.
+
+    Raises:
+        ConfigError: the file has another form.
+    """
+    try:
+        entries = yaml.safe_load(read_text(file))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: neither JSON nor YAML ({str(error)[:200]})") from None
+    if not isinstance(entries, list):
+        raise ConfigError(f"{file}: expected a list of replies, got {type(entries).__name__}")
+    return [_reply(entry, f"{file}, reply {number}") for number, entry in enumerate(entries)]
+
+
+def _reply(entry: Any, where: str) -> Parsed:
+    if isinstance(entry, str):
+        return Parsed(entry)
+    if not isinstance(entry, Mapping) or not entry.keys() <= {"text", "reasoning", "calls"}:
+        raise ConfigError(f"{where}: expected text, or a mapping of text, reasoning and calls, got {str(entry)[:80]}")
+    calls = entry.get("calls") or []
+    for call in calls:
+        if not isinstance(call, Mapping) or not isinstance(call.get("arguments", {}), Mapping) or "name" not in call:
+            raise ConfigError(f"{where}: expected calls of name and arguments, got {str(call)[:80]}")
+    made = tuple(ToolCall(str(call["name"]), dict(call.get("arguments") or {}), "") for call in calls)
+    return Parsed(str(entry.get("text") or ""), made, entry.get("reasoning"))
+
+
+def example(schema: Mapping[str, Any]) -> Any:
+    """A value that a JSON schema takes, as far as its types, choices and defaults tell."""
+    if "enum" in schema or "const" in schema:
+        return schema["const"] if "const" in schema else schema["enum"][0]
+    if "default" in schema:
+        return schema["default"]
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    if choices:
+        return example(choices[0])
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    kind = kind[0] if isinstance(kind, list) else kind
+    if kind == "object":
+        properties = schema.get("properties") or {}
+        return {name: example(properties.get(name) or {}) for name in schema.get("required") or ()}
+    return EXAMPLES.get(kind)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,11 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError, compute_credit
-from verl_turnkey.advantage.registry import MissingColumnError
-from verl_turnkey.advantage.text_files import read_text
 from verl_turnkey.envs.agents.base import AgentFailure, AgentResult, cut, without_secret
 from verl_turnkey.envs.rewards import Composition, GroupMember, Groups, RewardError, compose
 from verl_turnkey.envs.tasks import PartialRow
@@ -41,9 +39,11 @@ from verl_turnkey.plugins.config.schema import (
     turnkey_config,
 )
 from verl_turnkey.plugins.credit.rows import BREAK, read_rows
+from verl_turnkey.plugins.credit.trainer_columns import from_trainer, tokens_of
 from verl_turnkey.plugins.gateway import episode as episodes
 from verl_turnkey.plugins.gateway.codec import Calls, Codec, Ids, Messages, Parsed, Tools, TurnCodec
-from verl_turnkey.plugins.gateway.messages import Message, ToolCall
+from verl_turnkey.plugins.gateway.messages import Message
+from verl_turnkey.plugins.gateway.models import Model
 from verl_turnkey.plugins.gateway.process import AgentProcess
 from verl_turnkey.plugins.gateway.server import Gateway, calls_of
 from verl_turnkey.plugins.gateway.session import Session
@@ -52,13 +52,6 @@ from verl_turnkey.plugins.gateway.turns import Turn, reply_id
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 
 # --- stand-ins --------------------------------------------------------------------------------------------------------
-
-Model = Callable[[Messages, Tools], Awaitable[Parsed]]
-"""the model's turn after these messages"""
-
-EXAMPLES: Mapping[str, Any] = {"string": "example", "integer": 1, "number": 1.0, "boolean": True, "array": []}
-"""arguments of the built-in script, by the type in the tool's schema"""
-DONE = Parsed("ok")
 
 
 class Counting(TurnCodec):
@@ -130,9 +123,12 @@ class Rendering(Codec):
 
     def written(self, turn: Parsed, messages: Messages, tools: Tools, most: int) -> list[int]:
         """At most so many ids of the model's turn: what its chat template puts behind the prompt."""
-        past = self._rendered(messages, {})
+        past = self._rendered([replace(message, images=()) for message in messages], {})
         answer = self._message(Message("assistant", turn.text, turn.calls, turn.reasoning), {})
-        render = partial(self.tokenizer.apply_chat_template, tools=[*tools] or None, tokenize=False)
+        template = getattr(getattr(self._builder, "processor", None), "chat_template", None)
+        render = partial(
+            self.tokenizer.apply_chat_template, chat_template=template, tools=[*tools] or None, tokenize=False
+        )
         prompt, whole = render(past, add_generation_prompt=True), render([*past, answer])
         end = self.tokenizer.eos_token
         text = whole.removeprefix(prompt).rpartition(end)[0] if whole.startswith(prompt) else turn.text
@@ -156,72 +152,6 @@ async def answered(
         await asyncio.sleep(random.uniform(*SECONDS))
     ids = codec.written(turn, messages, tools, sampling["max_tokens"])
     return Generated(ids, None, turn.text, {}, num_preempted=-1, seconds=perf_counter() - started)
-
-
-class Script:
-    """Replies in their order. After the last one, or without any, it calls the first tool once and then answers ``ok``.
-
-    Args:
-        replies: see :func:`read_replies`.
-    """
-
-    def __init__(self, replies: Sequence[Parsed] = ()) -> None:
-        self._replies = list(replies)
-
-    async def __call__(self, messages: Messages, tools: Tools) -> Parsed:
-        if self._replies:
-            return self._replies.pop(0)
-        if not tools or any(message.calls for message in messages):
-            return DONE
-        function = tools[0]["function"]
-        return Parsed("", (ToolCall(function["name"], example(function.get("parameters") or {}), ""),))
-
-
-def read_replies(file: Path) -> list[Parsed]:
-    """The replies of a script: a JSON or YAML list, whose entries are texts or mappings.
-
-    A mapping has ``text``, ``reasoning`` and ``calls``, a list of ``{"name": ..., "arguments": {...}}``.
-
-    Raises:
-        ConfigError: the file has another form.
-    """
-    try:
-        entries = yaml.safe_load(read_text(file))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: neither JSON nor YAML ({str(error)[:200]})") from None
-    if not isinstance(entries, list):
-        raise ConfigError(f"{file}: expected a list of replies, got {type(entries).__name__}")
-    return [_reply(entry, f"{file}, reply {number}") for number, entry in enumerate(entries)]
-
-
-def _reply(entry: Any, where: str) -> Parsed:
-    if isinstance(entry, str):
-        return Parsed(entry)
-    if not isinstance(entry, Mapping) or not entry.keys() <= {"text", "reasoning", "calls"}:
-        raise ConfigError(f"{where}: expected text, or a mapping of text, reasoning and calls, got {str(entry)[:80]}")
-    calls = entry.get("calls") or []
-    for call in calls:
-        if not isinstance(call, Mapping) or not isinstance(call.get("arguments", {}), Mapping) or "name" not in call:
-            raise ConfigError(f"{where}: expected calls of name and arguments, got {str(call)[:80]}")
-    made = tuple(ToolCall(str(call["name"]), dict(call.get("arguments") or {}), "") for call in calls)
-    return Parsed(str(entry.get("text") or ""), made, entry.get("reasoning"))
-
-
-def example(schema: Mapping[str, Any]) -> Any:
-    """A value that a JSON schema takes, as far as its types, choices and defaults tell."""
-    if "enum" in schema or "const" in schema:
-        return schema["const"] if "const" in schema else schema["enum"][0]
-    if "default" in schema:
-        return schema["default"]
-    choices = schema.get("anyOf") or schema.get("oneOf")
-    if choices:
-        return example(choices[0])
-    kind = schema.get("type", "object" if "properties" in schema else "string")
-    kind = kind[0] if isinstance(kind, list) else kind
-    if kind == "object":
-        properties = schema.get("properties") or {}
-        return {name: example(properties.get(name) or {}) for name in schema.get("required") or ()}
-    return EXAMPLES.get(kind)
 
 
 # --- the episodes -----------------------------------------------------------------------------------------------------
@@ -271,7 +201,7 @@ class RehearsedTurn:
     follows: int | None = None
     """the turn that leads to it, from which its reward is discounted; None: there is none"""
     credit: float | None = None
-    """its advantage among the episodes of a rehearsal; None: there is only one episode, or the method cannot tell"""
+    """its advantage among the episodes of a rehearsal; None: there is one alone, or only training has what it needs"""
 
 
 @dataclass(frozen=True)
@@ -349,22 +279,27 @@ def codec_for(config: DictConfig) -> Counting | Rendering:
     if model.path == VERLS_MODEL:
         return Counting()
     from transformers import AutoConfig
-    from verl.utils import hf_tokenizer
+    from verl.utils import hf_processor, hf_tokenizer
 
     from verl_turnkey.plugins.verl_api.builders import builder_of
 
-    path = str(Path(model.get("tokenizer_path") or model.path).expanduser())
+    path, trusts = (
+        str(Path(model.get("tokenizer_path") or model.path).expanduser()),
+        bool(model.get("trust_remote_code")),
+    )
     try:
-        tokenizer: Any = hf_tokenizer(path, trust_remote_code=bool(model.get("trust_remote_code")))
+        tokenizer: Any = hf_tokenizer(path, trust_remote_code=trusts)
     except (OSError, ValueError) as error:
         raise ConfigError(f"actor_rollout_ref.model.path: no tokenizer in {path!r} ({str(error)[:200]})") from error
     try:
-        model_type = AutoConfig.from_pretrained(str(Path(model.path).expanduser())).model_type
+        hf_config: Any = AutoConfig.from_pretrained(str(Path(model.path).expanduser()), trust_remote_code=trusts)
     except (OSError, ValueError):  # a folder with a tokenizer alone
-        model_type = None
-    if template := model.get("custom_chat_template"):
-        tokenizer.chat_template = template
-    builder = builder_of(config, tokenizer, None, model_type)
+        hf_config = None
+    # As verl's HFModelConfig does, whose processor writes the prompts of a vision-language model, also of text alone.
+    processor = hf_processor(path, trust_remote_code=trusts) if hasattr(hf_config, "vision_config") else None
+    renderer = tokenizer if processor is None else processor
+    renderer.chat_template = model.get("custom_chat_template") or renderer.chat_template or tokenizer.chat_template
+    builder = builder_of(config, tokenizer, processor, getattr(hf_config, "model_type", None))
     rollout = config.actor_rollout_ref.rollout
     stop_token_ids = turnkey_config(config).rollout.stop_token_ids
     return Rendering(tokenizer, builder, rollout.multi_turn.format, stop_token_ids)
@@ -548,19 +483,31 @@ def _with_credit(
     params, modify = credit_params(config, turnkey), credit_modify(config, turnkey)
     names = [f"episode_{i}" for i in range(len(played))]
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # a warning for torch's developers
-    rows = read_rows(
+    masks = [torch.tensor(row.response_mask) for _, row in places]
+    read = partial(
+        read_rows,
         [f"{names[i]}_{j}" for j, (i, _) in enumerate(places)],
         [{}] * len(places),
         [row.extra_fields for _, row in places],
-        torch.nested.nested_tensor([torch.tensor(row.response_mask) for _, row in places], layout=torch.jagged),
+        torch.nested.nested_tensor(masks, layout=torch.jagged),
         before=spec.names_before(modify),
     )
+    rows = read()
+    in_training = {"value", *from_trainer(turnkey.prm.kind, critic=True)}
+    in_training |= {f"extra.{entry['column']}" for entry in reward_entries(config, turnkey) if entry.get("column")}
+    lacking = [name for name in spec.columns(params, modify) if name in in_training and name not in rows.steps.given]
+    if lacking:  # zeros take their place, to see whether the method takes such episodes at all
+        zeros = {column.removeprefix("extra."): lambda _, row: np.zeros(len(row)) for column in lacking}
+        values = torch.nested.nested_tensor([torch.zeros(len(mask)) for mask in masks], layout=torch.jagged)
+        rows = read(values=values, supply=zeros)
+    tokens = tokens_of({}, rows.turns, 0, any(modification.by_token for modification in modify))
     try:
-        credit = compute_credit(spec.name, rows.steps, modify=modify, **asdict(params))
-    except MissingColumnError as error:  # which training may have, such as a critic's values
-        return [replace(episode, warnings=[*episode.warnings, f"no credit: {error}"]) for episode in rehearsals]
+        credit = compute_credit(spec.name, rows.steps, modify=modify, tokens=tokens, **asdict(params))
     except ConfigError as error:
         return [replace(episode, method_error=str(error)) for episode in rehearsals]
+    if lacking:
+        why = f"no credit: it depends on {', '.join(lacking)}, which only training has"
+        return [replace(episode, warnings=[*episode.warnings, why]) for episode in rehearsals]
     by_step = {
         (rows.steps.ids["trajectory"][code], int(step)): float(value)
         for code, step, value in zip(rows.steps.trajectory, rows.steps.step, credit.advantage, strict=True)

@@ -31,7 +31,7 @@ from verl_turnkey.plugins.config.command_line import CommandLine
 from verl_turnkey.plugins.config.machine import model_config
 from verl_turnkey.plugins.config.schema import load_examples
 from verl_turnkey.plugins.config.scorers import TeacherConfig
-from verl_turnkey.plugins.gateway.rehearsal import read_replies
+from verl_turnkey.plugins.gateway.models import read_replies
 
 TEXT = "Tür\nöffnen\n"
 BROKEN = [

@@ -25,7 +25,8 @@ from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.gateway import rehearsal
 from verl_turnkey.plugins.gateway.codec import Parsed
 from verl_turnkey.plugins.gateway.messages import Dialect, ToolCall
-from verl_turnkey.plugins.gateway.rehearsal import Rehearsal, Script, configuration, rehearse
+from verl_turnkey.plugins.gateway.models import Script
+from verl_turnkey.plugins.gateway.rehearsal import Rehearsal, configuration, rehearse
 from verl_turnkey.plugins.gateway.server import Gateway
 from verl_turnkey.plugins.gateway.session import Session
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import real_tokenizers
 from agents_of_users import ADD
-from gateway_parts import Played, run
+from gateway_parts import Played, run, seeing
 from loopback import serve
 from other_model import other_model
 from PIL import Image
@@ -29,18 +29,9 @@ from verl_turnkey.envs.http import post_json
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.config.overrides import override
 from verl_turnkey.plugins.gateway.codec import Parsed
-from verl_turnkey.plugins.gateway.messages import ToolCall
-from verl_turnkey.plugins.gateway.models import Server
-from verl_turnkey.plugins.gateway.rehearsal import (
-    WHY,
-    Model,
-    Rehearsal,
-    Script,
-    configuration,
-    example,
-    read_replies,
-    rehearse,
-)
+from verl_turnkey.plugins.gateway.messages import Message, ToolCall
+from verl_turnkey.plugins.gateway.models import Model, Script, Server, example, read_replies
+from verl_turnkey.plugins.gateway.rehearsal import WHY, Rehearsal, codec_for, configuration, rehearse
 from verl_turnkey.plugins.gateway.turns import Limits
 
 AGENTS = Path(__file__).with_name("agents_of_users.py")
@@ -186,8 +177,17 @@ def test_a_method_that_would_stop_the_run():
     roles = json.dumps(SUM | {"roles": ["planner", "worker"]})
     lines = group("delegating", "+turnkey=loo_td", "--task", roles, code=1)
     assert f"training would stop: {error.format('worker')}: choose another method" in lines
-    lines = group("adder", "+turnkey=hae")
-    assert any(line.startswith("3 episodes: no credit: estimator 'hae' needs the column") for line in lines)
+    lines = group("adder", "+turnkey=hae", code=1)
+    assert any("training would stop: estimator 'hae' needs the column 'extra.switch'" in line for line in lines)
+    task = {"at_once": True, "roles": ["a"], "returns": {"reward": 1.0, "extra": {"switch": 1}}}
+    lines = group("several", "+turnkey=hae", "--task", json.dumps(task), code=1)
+    assert f"training would stop: {error.replace('loo_td', 'hae').format('episode')}: choose another method" in lines
+    lines = group("chat", "+turnkey=hae", "--task", json.dumps({"extra": {"switch": 1}}))
+    columns = "extra.value_low, extra.value_high, extra.value_term"
+    assert f"3 episodes: no credit: it depends on {columns}, which only training has" in lines
+    assert not any("credit by" in line or ", credit" in line for line in lines)
+    lines = group("chat", "+turnkey=turn_gae")
+    assert "3 episodes: no credit: it depends on value, which only training has" in lines
 
 
 def test_episodes_that_start_in_the_same_state(tmp_path: Path):
@@ -439,6 +439,21 @@ def test_images_are_shown_by_their_size_and_sent_to_a_server():
         data = first["image_url"]["url"].removeprefix("data:image/png;base64,")
         image = Image.open(io.BytesIO(base64.b64decode(data)))
         assert (image.size, image.getpixel((0, 0))) == ((64, 48), (red, 0, 0))
+
+
+def test_images_are_tokenized_as_in_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    trained, seen = seeing(), [Image.new("RGB", (64, 48))] * 2
+    trained.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
+    monkeypatch.setattr("verl.utils.hf_processor", lambda *_, **__: trained._builder.processor)
+    words = ["turnkey.agent.in_process=true", f"actor_rollout_ref.model.path={tmp_path}"]
+    messages = [Message("user", "Look.", images=tuple(seen))]
+    ids = codec_for(configuration([*words, "turnkey.agent.run=a:b"])).first(messages, (), seen)
+    assert ids == trained.first(messages, (), seen)
+    assert ids.count(trained.tokenizer.convert_tokens_to_ids("<|image_pad|>")) == 2 * 4
+    done = CliRunner().invoke(app, ["agent", f"{AGENTS}:looking", *words])
+    assert done.exit_code == 0, done.output
+    assert "turn 0  1 message, 0 tools, 2 x [image 64x48]\n        reply  ok\n" in done.stdout
 
 
 def test_output_for_scripts_is_json_alone():
