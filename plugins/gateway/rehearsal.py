@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -118,8 +119,10 @@ class Rendering(Codec):
         return ids
 
     def contents(self, prompt: Prompt) -> tuple[Messages, Tools]:
-        """What the ids of a prompt show."""
-        return self._prompts[tuple(prompt.ids)]
+        """What a prompt shows: its ids may be those of one with other images, too."""
+        messages, tools = self._prompts[tuple(prompt.ids)]
+        images = iter(prompt.images or ())
+        return [replace(message, images=tuple(islice(images, len(message.images)))) for message in messages], tools
 
     def written(self, turn: Parsed, messages: Messages, tools: Tools, most: int) -> list[int]:
         """At most so many ids of the model's turn: what its chat template puts behind the prompt."""

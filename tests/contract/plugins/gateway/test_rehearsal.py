@@ -33,6 +33,7 @@ from verl_turnkey.plugins.gateway.messages import Message, ToolCall
 from verl_turnkey.plugins.gateway.models import Model, Script, Server, example, read_replies
 from verl_turnkey.plugins.gateway.rehearsal import WHY, Rehearsal, codec_for, configuration, rehearse
 from verl_turnkey.plugins.gateway.turns import Limits
+from verl_turnkey.plugins.rollout.episode import Prompt
 
 AGENTS = Path(__file__).with_name("agents_of_users.py")
 SUM = {"question": "2 + 3", "answer": "5"}
@@ -442,14 +443,16 @@ def test_images_are_shown_by_their_size_and_sent_to_a_server():
 
 
 def test_images_are_tokenized_as_in_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    trained, seen = seeing(), [Image.new("RGB", (64, 48))] * 2
+    trained, seen, red = seeing(), [Image.new("RGB", (64, 48))] * 2, [Image.new("RGB", (64, 48), "red")] * 2
     trained.tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
     monkeypatch.setattr("verl.utils.hf_processor", lambda *_, **__: trained._builder.processor)
     words = ["turnkey.agent.in_process=true", f"actor_rollout_ref.model.path={tmp_path}"]
-    messages = [Message("user", "Look.", images=tuple(seen))]
-    ids = codec_for(configuration([*words, "turnkey.agent.run=a:b"])).first(messages, (), seen)
-    assert ids == trained.first(messages, (), seen)
+    messages, others = ([Message("user", "Look.", images=tuple(images))] for images in (seen, red))
+    codec = codec_for(configuration([*words, "turnkey.agent.run=a:b"]))
+    ids = codec.first(messages, (), seen)
+    assert ids == trained.first(messages, (), seen) == codec.first(others, (), red)
+    assert codec.contents(Prompt(ids, seen)) == (messages, ()), "the stand-in sees the images of its own prompt"
     assert ids.count(trained.tokenizer.convert_tokens_to_ids("<|image_pad|>")) == 2 * 4
     done = CliRunner().invoke(app, ["agent", f"{AGENTS}:looking", *words])
     assert done.exit_code == 0, done.output
