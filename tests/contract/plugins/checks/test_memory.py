@@ -299,6 +299,8 @@ def vllms_own(config: Any) -> int:
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LINEAR = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+BY_LAYER = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": LINEAR}
 
 
 @pytest.mark.parametrize(
@@ -312,6 +314,8 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ({"max_position_embeddings": 8192, "rope_parameters": {"rope_type": "linear", "factor": None}}, 8192, 8192),
         ({"max_position_embeddings": 131_072, "rope_scaling": LLAMA3}, 131_072, 131_072),
         ({"max_position_embeddings": 32_768, "seq_length": 8192}, 32_768, 8192),
+        ({"max_position_embeddings": 8192, "rope_parameters": BY_LAYER, "model_type": "gemma3_text"}, 8192, 8192),
+        ({"max_position_embeddings": 8192, "rope_parameters": BY_LAYER, "model_type": "gemma4_text"}, 8192, 65_536),
     ],
 )
 def test_positions_are_those_of_verl_and_vllm(written: Written, further, own, served):
