@@ -286,10 +286,8 @@ def codec_for(config: DictConfig) -> Counting | Rendering:
 
     from verl_turnkey.plugins.verl_api.builders import builder_of
 
-    path, trusts = (
-        str(Path(model.get("tokenizer_path") or model.path).expanduser()),
-        bool(model.get("trust_remote_code")),
-    )
+    path = str(Path(model.get("tokenizer_path") or model.path).expanduser())
+    trusts = bool(model.get("trust_remote_code"))
     try:
         tokenizer: Any = hf_tokenizer(path, trust_remote_code=trusts)
     except (OSError, ValueError) as error:
