@@ -244,10 +244,12 @@ def lines(kind: str) -> list[dict[str, Any]]:
 
 
 def keep(line: dict[str, Any]) -> None:
-    """Add a line with the versions that made it."""
+    """Add a line with the versions and the machine that made it."""
     versions = {name: version(name) for name in ("verl", "torch", "transformers")}
+    information = (text.partition(": ") for text in Path("/proc/cpuinfo").read_text().splitlines())
+    cores = [value for name, _, value in information if name.startswith("model name")]
     with LINES.open("a") as file:
-        file.write(json.dumps({**line, "versions": versions}) + "\n")
+        file.write(json.dumps({**line, "versions": versions, "machine": f"{cores[0]}, {len(cores)} cores"}) + "\n")
     print(json.dumps(line), flush=True)
 
 
