@@ -47,7 +47,7 @@ def rules() -> Mapping[str, Rule]:
 
 def _rule(id: str, texts: Mapping[str, str]) -> Rule:
     """A rule with ``<name>`` for the fields of its words."""
-    level = texts["level"]
+    level = texts.get("level", "error")
     if "says" in texts:
         return Rule(id, level, texts["says"], texts.get("fix", ""))
     parts, listed = [], False
