@@ -325,8 +325,6 @@ class Endpoint(Generic[T]):
         status = f"status {reply.status}" if reply.status else "no status"
         return JudgeError(f"{self._who} at {self.address} {what} ({status}): {body[:SHOWN]!r}")
 
-    # --- the cache ---------------------------------------------------------------------------------------------------
-
     def _file(self, key: str) -> Path:
         return Path(self.config.cache or "").expanduser() / key[:2] / f"{key}.json"
 

@@ -90,9 +90,6 @@ class OutputEnd:
         return self._kept.decode(errors="replace")
 
 
-# --- the reaper -------------------------------------------------------------------------------------------------------
-
-
 def sweep(mark: str) -> None:
     """Kill all processes of this user whose variable ``TURNKEY_ENV_PROCESS`` starts with ``mark``; Linux only."""
     wanted = f"{MARK}={mark}".encode()
@@ -153,9 +150,6 @@ def reap(mark: str, seconds: float, command: Sequence[str]) -> None:
     sweep(mark)
     if command:
         os.execvp(command[0], [*command, mark])
-
-
-# --- the guard --------------------------------------------------------------------------------------------------------
 
 
 class Limits(NamedTuple):

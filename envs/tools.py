@@ -228,9 +228,6 @@ def _counts(results: Sequence[ToolResult]) -> dict[str, int]:
     return {"tool_calls": len(results), "tool_errors": sum(result.is_error for result in results)}
 
 
-# --- schemas ----------------------------------------------------------------------------------------------------------
-
-
 @cache
 def _tools(cls: type) -> dict[str, Tool]:
     """The tools of a class by name; those of its bases come first."""

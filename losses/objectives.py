@@ -154,9 +154,6 @@ def gradient(objective: str | Objective, q: Any, table: StepBatch, params: Objec
     return Gradient(loss.item(), coefficients, metrics)
 
 
-# --- the trajectories of a batch, as objectives compare them ----------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Trajectories:
     """T trajectories: ``value`` (T,) with a gradient, ``group`` (T,) int64, ``outcome`` (T,) and ``positive`` (T,)."""
@@ -182,9 +179,6 @@ class Trajectories:
         else:
             positive = outcome > (0 if params.positive == "success" else params.positive)
         return cls(value, torch.tensor(table.group)[first], outcome, positive)
-
-
-# --- the objectives ---------------------------------------------------------------------------------------------------
 
 
 @register_objective(

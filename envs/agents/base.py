@@ -198,8 +198,6 @@ def ran_too_long(timeout: float) -> str:
     return f"the agent ran longer than turnkey.agent.timeout={timeout:g}"
 
 
-# --- what a function that runs an agent may return --------------------------------------------------------------------
-
 _FIELDS = ("reward", "success", "turns", "outcome", "extra")
 
 

@@ -90,8 +90,6 @@ def _is_folder(name: str, parent: int) -> bool:
     return True
 
 
-# --- the state of the files in a folder -------------------------------------------------------------------------------
-
 IGNORED = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".cache", "node_modules"})
 """names of folders that hold timestamps, or files that can be rebuilt"""
 MOST_FILES = 50_000

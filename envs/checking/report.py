@@ -128,9 +128,6 @@ def main(fd: int, _: Sequence[str]) -> None:
     os._exit(0)  # threads that an environment left behind must not keep it
 
 
-# --- the report -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Measures:
     """Measures besides the findings; nan where nothing was measured."""

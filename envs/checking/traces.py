@@ -206,8 +206,6 @@ def apart(first: object, other: object) -> tuple[str, str]:
     return dots + shorten(left[begin:]), dots + shorten(right[begin:])
 
 
-# --- the record of a check, and the measures that follow from it ------------------------------------------------------
-
 Status = Literal["pass", "warn", "fail", "skip"]
 Verdict = tuple[Status, str]
 """a status and the evidence"""

@@ -110,8 +110,6 @@ def _words(path: Path) -> list[str]:
     return _text(path).split()
 
 
-# --- how many threads and processes may be lost -----------------------------------------------------------------------
-
 WINDOW_SECONDS = 600.0  # older losses do not count
 _REASONS = 3
 _REASON_CHARS = 500
@@ -152,8 +150,6 @@ class RestartBudget:
             )
 
 
-# --- what was measured ------------------------------------------------------------------------------------------------
-
 MOST = 20_000  # durations that are kept of each kind between two readings: the latest
 
 
@@ -186,9 +182,6 @@ class Measures:
         for seconds in self._seconds.values():
             seconds.clear()
         return {**taken, "in_flight": self.in_flight, "lost": lost}
-
-
-# --- who is admitted --------------------------------------------------------------------------------------------------
 
 
 class Admission:

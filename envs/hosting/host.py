@@ -197,9 +197,6 @@ class InstancePool:
         return self._admission.declared.get(env_id, Declared()).thread_safe
 
 
-# --- the host ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(eq=False)
 class _Episode:
     """An open episode and its history, which a replay needs."""

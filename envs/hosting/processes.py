@@ -107,8 +107,6 @@ def new_mark() -> str:
     return f"{_owner()}.{next(_numbers):09d}."  # all of one length
 
 
-# --- copied from the template -----------------------------------------------------------------------------------------
-
 MOST_BYTES = 1 << 16  # of a message; each has its own bounds on a socket of this type
 Request = tuple[str, str | int]
 """``copy`` and the mark of the new process, or ``status`` and the id of one that has ended"""

@@ -151,7 +151,6 @@ def _accepted(answer: Answer | Fault) -> Answer:
     raise EnvironmentFailure("reward", fault.message) if fault.property == "reward" else TypeError(fault.message)
 
 
-# --- the process of one environment -----------------------------------------------------------------------------------
 # It imports neither Ray nor torch, so that it starts about as fast as gymnasium imports.
 
 DUMP_SIGNAL = signal.SIGUSR2

@@ -109,8 +109,6 @@ class ThreadWorker:
             thread.abandon()
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
-
 _DUMP_SECONDS = 0.5  # on a busy machine the process may not run at once
 _TAIL_CHARS = 2000
 

@@ -249,9 +249,6 @@ def _first(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# --- all servers ------------------------------------------------------------------------------------------------------
-
-
 class Servers:
     """The servers of a process, for all of its episodes.
 

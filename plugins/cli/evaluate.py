@@ -374,9 +374,6 @@ def _print(result: dict[str, Any], folder: Path) -> None:
     console.print(f"{folder / 'result.json'}", soft_wrap=True)
 
 
-# --- tasks ------------------------------------------------------------------------------------------------------------
-
-
 def task_file(tasks: str, played: launch.Played, folder: Path, val_files: Sequence[str] = ()) -> Path:
     """The file of tasks. A number of them is written to ``folder``.
 

@@ -45,9 +45,6 @@ ROLE = re.compile(r":\w+:`(?:~[\w.]*\.|\.)?([^`]+)`")
 YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 
 
-# --- what is registered -----------------------------------------------------------------------------------------------
-
-
 def shipped() -> dict[str, EstimatorSpec]:
     """The estimators of this package, without those that a user's module registered."""
     return _of_package(estimators())
@@ -106,9 +103,6 @@ def scalar(value: Any) -> str:
     if isinstance(value, str) and value.isidentifier() and value.lower() not in YAML_WORDS:
         return value
     return json.dumps(value, ensure_ascii=False)
-
-
-# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -320,9 +314,6 @@ def write_between(page: Path, marker: str, content: str) -> bool:
     if changed:
         page.write_text(text[:start] + content + text[end:], encoding="utf-8")
     return changed
-
-
-# --- a method explained -----------------------------------------------------------------------------------------------
 
 
 def explain(name: str, formula: bool = False) -> str:

@@ -26,8 +26,6 @@ from verl_turnkey.plugins.rollout.tool_calls import call_parser, read_calls, too
 from verl_turnkey.plugins.rollout.turn_tail import ASKED, TurnTail, end_tokens, learn
 from verl_turnkey.plugins.verl_api import builders
 
-# --- tokens that messages take at least -------------------------------------------------------------------------------
-
 SHORT = 100_000
 """characters that are worth no look: they are tokenized in a moment"""
 PART = 2**20
@@ -87,8 +85,6 @@ def _bytes(token: str, by_bytes: bool) -> bytes:
             pass
     return token.replace("\u2581", " ").encode("utf-8", "replace")  # as SentencePiece writes spaces
 
-
-# --- turns ------------------------------------------------------------------------------------------------------------
 
 Ids = Sequence[int]
 Calls = Sequence[ToolCall]
@@ -335,9 +331,6 @@ def _call_message(calls: Sequence[ToolCall], text_arguments: bool) -> dict[str, 
         function = {"name": call.name, "arguments": arguments}
         made.append({"id": _id(call), "type": "function", "function": function})
     return {"role": "assistant", "content": "", "tool_calls": made}
-
-
-# --- replies ----------------------------------------------------------------------------------------------------------
 
 
 def reply_of(

@@ -138,8 +138,6 @@ def agent_counts(session: Session, steps: int) -> dict[str, float]:
     return {"calls": calls, "left_out": left_out, **{name: float(number) for name, number in session.counts.items()}}
 
 
-# --- the policy as a user ---------------------------------------------------------------------------------------------
-
 TURNS = 10_000
 """upper bound of answers; the limits of the environment end the episode first"""
 

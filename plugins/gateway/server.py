@@ -131,8 +131,6 @@ class Gateway:
             server.should_exit = True
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # --- one request --------------------------------------------------------------------------------------------------
-
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return

@@ -34,8 +34,6 @@ from verl_turnkey.plugins.rollout.episode import Prompt
 from verl_turnkey.plugins.rollout.generation import was_cut
 from verl_turnkey.plugins.rollout.prompts import PromptError, guarded
 
-# --- attempts ---------------------------------------------------------------------------------------------------------
-
 # Which call of the model a request is another attempt at: SDKs send one again whose reply they did not get.
 #
 # Equal requests are calls of their own: an agent may want several samples. One that says that it is sent again
@@ -118,8 +116,6 @@ def _failed(call: Call) -> bool:
     return call.done() and (call.cancelled() or call.exception() is not None)
 
 
-# --- the session ------------------------------------------------------------------------------------------------------
-
 AT_ONCE = 64
 """most calls of one episode that run at the same time; further ones wait in line"""
 
@@ -195,8 +191,6 @@ class Session:
         self._busy: set[str] = set()
         self._line = asyncio.Semaphore(AT_ONCE)
         self._started = self._failed = 0
-
-    # --- calls of the model -------------------------------------------------------------------------------------------
 
     def begin(self, key: bytes, request: Request, retried: bool, named: bytes | None = None) -> asyncio.Task[Turn]:
         """The running turn of a request; nobody has its reply before :meth:`commit`. :meth:`end` ends the attempt.
@@ -417,8 +411,6 @@ class Session:
 
     def _parent(self, match: Match) -> Turn | None:
         return None if match.parent is None else self._by_node[id(match.parent)]
-
-    # --- what the agent reports ---------------------------------------------------------------------------------------
 
     def report(self, what: str, body: Mapping[str, Any]) -> None:
         """Take what the agent posts to ``/{secret}/{what}``: a reward, a state, or that it has ended.

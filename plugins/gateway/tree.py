@@ -28,8 +28,6 @@ import numpy as np
 from verl_turnkey.envs.answers import first_difference, images_key
 from verl_turnkey.plugins.gateway.messages import Message, Reply, Request, ToolCall, invalid
 
-# --- token ids --------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, eq=False)
 class SharedIds(Sequence[int]):
@@ -95,9 +93,6 @@ class SharedIds(Sequence[int]):
             ids = ids.before
 
 
-# --- ids of calls -----------------------------------------------------------------------------------------------------
-
-
 class OwnCalls:
     """The calls of an episode's replies. ``key``: the hash of a message and of those before it, by their hash."""
 
@@ -160,8 +155,6 @@ class OwnCalls:
     def _content(self, message: Message) -> bytes:
         return self._key(b"", replace(message, calls=tuple(replace(call, id="") for call in message.calls)))
 
-
-# --- the tree ---------------------------------------------------------------------------------------------------------
 
 Tools = tuple[Mapping[str, Any], ...]
 Reason = Literal["history", "tools", "branch", "edited"]

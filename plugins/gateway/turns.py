@@ -21,8 +21,6 @@ from verl_turnkey.plugins.verl_api import builders
 if TYPE_CHECKING:
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
-# --- turns ------------------------------------------------------------------------------------------------------------
-
 Generate = Callable[[str, Prompt, dict[str, Any]], Awaitable[Generated]]
 """``generate(request_id, prompt, sampling)``: the model's turn. Requests with equal ids come to the same server, and
 never run at the same time. :class:`Aborted`: the server dropped it."""
@@ -127,8 +125,6 @@ def role_of(model: str, policy: str) -> str:
     return role
 
 
-# --- reports ----------------------------------------------------------------------------------------------------------
-
 USE_ID = "name the turn by the id of its reply, turn=reply.id"
 BY_NUMBER = "a reward of a turn by its number"
 LONGEST_KEY = 1000
@@ -200,8 +196,6 @@ def unclear(turns: Sequence[Turn], numbered: Iterable[float], parallel_since: fl
 def _wrong(name: str, expected: str, value: Any) -> GatewayError:
     return invalid(f"{name}: expected {expected}, got {str(value)[:80]!r}")
 
-
-# --- conversations ----------------------------------------------------------------------------------------------------
 
 # The conversations of an episode, as a tree of its turns: which goes on after which, and which are samples of one.
 #

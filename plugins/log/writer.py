@@ -153,8 +153,6 @@ class Tables:
         self._queue.put(done)
         return done.wait(seconds)
 
-    # --- in the thread ------------------------------------------------------------------------------------------------
-
     def _run(self) -> None:
         while True:
             due = min((file.due for file in self._files.values()), default=None)

@@ -21,8 +21,6 @@ from verl.workers.engine_workers import TrainingWorker
 from verl_turnkey.losses.turns import Turns, like, row_offsets
 from verl_turnkey.plugins.config.scorers import COEFFICIENT, HEAD_BIAS, OUT, PrmConfig
 
-# --- tokens -----------------------------------------------------------------------------------------------------------
-
 #: Of each kind: positions between a response token and the output that is its. A token's log-probability is an output
 #: of the position before it; a head is read at the token itself.
 SHIFT = {"implicit": 1, "head": 0}
@@ -46,8 +44,6 @@ def own_tokens(turns: Turns, kind: str) -> torch.Tensor:
     last = position.new_full((turns.n + 1,), -1).scatter_reduce_(0, index, position, "amax")
     return like(of_turn & (last[index] == position), turns.index)
 
-
-# --- engines ----------------------------------------------------------------------------------------------------------
 
 # verl's engines with the output of a process reward model under a name of its own.
 #
@@ -88,9 +84,6 @@ def register(kind: str, strategy: str) -> None:
 def device_of_engines() -> str:
     """The device for which verl looks up an engine in this process."""
     return os.getenv("VERL_ENGINE_DEVICE") or get_device_name()
-
-
-# --- the worker -------------------------------------------------------------------------------------------------------
 
 
 class PrmWorker(TrainingWorker):

@@ -27,8 +27,6 @@ from verl_turnkey.plugins.rollout.strategies import SCORE, Ask, Fork, ForkPoint,
 if TYPE_CHECKING:
     from verl_turnkey.plugins.rollout.turn_answer import Opponents
 
-# --- cost -------------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -122,8 +120,6 @@ class Allowance:
         """Return branches that did not begin after all."""
         self._left += taken
 
-
-# --- trajectories -----------------------------------------------------------------------------------------------------
 
 Node = tuple[int, int]
 """A state on a trajectory: the branch that played the step to it, and the number of the step from it."""
@@ -253,8 +249,6 @@ class Candidate:
     decided: asyncio.Future[None] = field(default_factory=_future)
     """done when one candidate has been chosen"""
 
-
-# --- branches ---------------------------------------------------------------------------------------------------------
 
 FAILURES = (EnvironmentFailure, PromptError, PromptTooLongError, RewardError, SummaryError, TaskFormatError)
 """errors that end an episode or a branch, but not the run"""

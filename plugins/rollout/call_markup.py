@@ -211,9 +211,6 @@ class Tags:
         return Written(text, self.as_json)
 
 
-# --- families of models -----------------------------------------------------------------------------------------------
-
-
 def _kimi(text: str, at: int) -> tuple[list[WrittenCall], int]:
     calls: list[WrittenCall] = []
     while not (end := _KIMI_END.match(text, at)):

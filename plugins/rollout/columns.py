@@ -11,8 +11,6 @@ from typing import Any
 
 from verl_turnkey.envs.tasks import HINT
 
-# --- hint and skill ---------------------------------------------------------------------------------------------------
-
 HINT_SHARE = "turnkey_hint_share"
 """field of a data row: the share of its hint that is shown, written by the trainer"""
 
@@ -37,9 +35,6 @@ def skill_line(row: Mapping[str, Any], column: str | None) -> str:
     extra = row.get("extra_info")
     text = None if column is None else row.get(column, extra.get(column) if isinstance(extra, Mapping) else None)
     return f"\n{text}" if isinstance(text, str) and text.strip() else ""
-
-
-# --- info["extra"] ----------------------------------------------------------------------------------------------------
 
 
 def extras(info: dict[str, Any], next_info: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from verl_turnkey.plugins.rollout.worker import WorkerProcess
 
-# --- turns ------------------------------------------------------------------------------------------------------------
-
 
 async def generate(loop: AgentLoopBase, request_id: str, prompt: Prompt, sampling: Mapping[str, Any]) -> Generated:
     """The model's response to ``prompt``.
@@ -72,8 +70,6 @@ def group_member(shared: WorkerProcess, row: Mapping[str, Any]) -> GroupMember |
         return None
     return shared.groups.join(str(row["uid"]), str(row["session_id"]))
 
-
-# --- queries of a state -----------------------------------------------------------------------------------------------
 
 SCORING = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
 """with these sampling parameters verl's vLLM server returns the log-probability of each token of a prompt"""

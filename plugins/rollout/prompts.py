@@ -35,8 +35,6 @@ from verl_turnkey.plugins.rollout.token_spans import marked, spans
 from verl_turnkey.plugins.rollout.turn_tail import ASKED, CALLED, TurnTail
 from verl_turnkey.plugins.verl_api import builders
 
-# --- images -----------------------------------------------------------------------------------------------------------
-
 
 async def processed(loop: Any, arrays: list[Any]) -> list[Any] | None:
     """Arrays of (height, width, 3) bytes as verl's processor takes them; None for none.
@@ -68,9 +66,6 @@ async def processed(loop: Any, arrays: list[Any]) -> list[Any] | None:
 def takes_messages(loop: Any) -> bool:
     """Whether the server of an agent loop renders messages itself, as in an evaluation by Chat Completions."""
     return getattr(loop.server_manager, "takes_messages", False)
-
-
-# --- a prompt per turn ------------------------------------------------------------------------------------------------
 
 
 class PromptError(RuntimeError):
@@ -249,9 +244,6 @@ class RolePrompts(Prompts):
         return other
 
 
-# --- another model ----------------------------------------------------------------------------------------------------
-
-
 class ChatPrompts:
     """What one role is shown by a model that takes messages: its own observations, turns, task and system text.
 
@@ -293,8 +285,6 @@ class ChatPrompts:
         other._memory, other._messages = self._memory.copy(), [*self._messages]
         return other
 
-
-# --- a conversation ---------------------------------------------------------------------------------------------------
 
 # Prompts of a conversation: the task, then by turns the observations and the model's responses as sampled.
 #

@@ -14,8 +14,6 @@ from verl_turnkey.advantage import ConfigError
 from verl_turnkey.envs.answers import Answer
 from verl_turnkey.envs.prompting.actions import STREAMS, stream_spans, switches
 
-# --- observations -----------------------------------------------------------------------------------------------------
-
 MARK = "\ue000"
 """a text that no environment writes"""
 
@@ -68,8 +66,6 @@ def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
     return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-# --- decisions in HiPER's format --------------------------------------------------------------------------------------
-
 STREAM_FORMAT = "hiper"
 STREAM_COLUMNS = ("switch", *(f"{word}_{stream}" for word in ("has", "from", "to") for stream in STREAMS))
 """``from_...`` and ``to_...``: the first token of a decision within the turn, and the first one behind it"""
@@ -92,8 +88,6 @@ def stream_columns(ids: Sequence[int], text: str, tokenizer: Any) -> dict[str, i
         columns |= {f"has_{stream}": int(end > 0), f"from_{stream}": first, f"to_{stream}": min(behind, len(ids))}
     return columns
 
-
-# --- spaces -----------------------------------------------------------------------------------------------------------
 
 SAMPLE = "go to the red door"
 

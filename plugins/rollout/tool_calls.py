@@ -36,8 +36,6 @@ from verl_turnkey.plugins.rollout.call_markup import (
     begun,
 )
 
-# --- parsers ----------------------------------------------------------------------------------------------------------
-
 # Parsers of tool calls (``actor_rollout_ref.rollout.multi_turn.format``): verl's, vLLM's, and those of a user's own.
 #
 # Schemas of tools reach a parser as they are: verl's own classes for them refuse ``anyOf`` and lose other keywords.
@@ -233,8 +231,6 @@ def _property(schema: Any) -> SimpleNamespace:
 
     return SimpleNamespace(model_dump=model_dump)
 
-
-# --- the calls of a turn ----------------------------------------------------------------------------------------------
 
 SHOWN = 3
 """errors of a call's arguments that the model is shown"""

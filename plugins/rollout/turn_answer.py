@@ -31,8 +31,6 @@ from verl_turnkey.plugins.rollout.branching import Trajectory
 from verl_turnkey.plugins.rollout.episode import OtherTurn
 from verl_turnkey.plugins.rollout.prompts import ChatPrompts, PromptSettings, guarded
 
-# --- tools of the worker ----------------------------------------------------------------------------------------------
-
 
 class VerlTools:
     """verl's own tools (``multi_turn.function_tool_path``, ``tool_config_path``). One that raises gives an error.
@@ -136,8 +134,6 @@ class WorkerTools:
             await self._mcp.close()
 
 
-# --- the answer -------------------------------------------------------------------------------------------------------
-
 Result = dict[str, Any]
 
 
@@ -210,8 +206,6 @@ def _results(calls: int, answer: Answer, returned: list[Result] | None, view: st
 def _error(text: str) -> Result:
     return {"content": text, "is_error": True}
 
-
-# --- opponents --------------------------------------------------------------------------------------------------------
 
 MOST_INVALID = 5
 """turns in a row without a valid action, after which an opponent has failed"""

@@ -29,8 +29,6 @@ from verl_turnkey.plugins.teacher.rows import (
 from verl_turnkey.plugins.verl_api import internals
 from verl_turnkey.plugins.verl_api.queue import KVBatchMeta, Partition, partition_of
 
-# --- the forward pass -------------------------------------------------------------------------------------------------
-
 # Further forward passes of the actor, over rows of our own.
 #
 # verl computes the old log-probabilities with the weights that the batch is trained from; ``separate_async`` puts these
@@ -127,8 +125,6 @@ def joined(rows: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     return torch.cat(present) if present else None
 
 
-# --- metrics of the gap -----------------------------------------------------------------------------------------------
-
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -169,8 +165,6 @@ def gap_metrics(rows: Pairs, control: Pairs) -> dict[str, float]:
         metrics["teacher/gap_abs/control"] = values.abs().mean().item()
     return metrics
 
-
-# --- the columns ------------------------------------------------------------------------------------------------------
 
 CONTROL_SHARE = 16
 """rows with a text for each row that is only there for the control"""

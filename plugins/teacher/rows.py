@@ -34,8 +34,6 @@ from verl_turnkey.plugins.credit.rows import (
 from verl_turnkey.plugins.notices import logger
 from verl_turnkey.plugins.teacher.sources import NEUTRAL, TeacherEpisode, TeacherRow, read_source
 
-# --- where a text goes ------------------------------------------------------------------------------------------------
-
 # Where a text goes into a row's prompt, and the row with the text in it; all of the row's own ids stay as they are.
 #
 # The text is put before the prompt's tail: the ids that end the last message and begin the model's turn. Rows whose
@@ -170,8 +168,6 @@ class TextIds:
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-
-# --- what sources read ------------------------------------------------------------------------------------------------
 
 DATA = ("data_source", "extra_info", "reward_model", "index", TASK, HINT)
 """fields of a data row that every source may read"""

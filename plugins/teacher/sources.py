@@ -15,8 +15,6 @@ from verl_turnkey.envs.rewards import RewardError, RewardStep, right_answers
 from verl_turnkey.envs.user_modules import load_function
 from verl_turnkey.plugins.config.scorers import TeacherConfig
 
-# --- what sources read, and their names -------------------------------------------------------------------------------
-
 KEY = "turnkey.teacher.source"
 
 
@@ -139,9 +137,6 @@ def reads_observations(options: TeacherConfig) -> bool:
         return False
     spec, _ = read_source(options.source)
     return spec is None or spec.observations  # a function may read them
-
-
-# --- sources of this package ------------------------------------------------------------------------------------------
 
 
 def _text(value: Any) -> str | None:
@@ -312,8 +307,6 @@ def transcript(episode: TeacherEpisode) -> str:
         return answers[0]
     return "\n".join(f"Turn {number}: {answer}" for number, answer in enumerate(answers, 1))
 
-
-# --- reflection -------------------------------------------------------------------------------------------------------
 
 PROMPTS = {
     "group": (

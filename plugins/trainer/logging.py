@@ -216,8 +216,6 @@ class TrainingLog:
             if self.tables is not None:
                 self.tables.drain(FINISH_SECONDS)
 
-    # --- credit -------------------------------------------------------------------------------------------------------
-
     def credit(self, step: CreditStep, fields: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Write the credit of the batch to the log; returns the columns that say whose turn each token is.
 
@@ -252,8 +250,6 @@ class TrainingLog:
         of_turns = updates.columns(rows, self._first_row, chosen)
         self._first_row += len(step.keys)
         return of_turns
-
-    # --- metrics ------------------------------------------------------------------------------------------------------
 
     def _log_metrics(self, data: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         """Write the metrics of a step to the log, and delete old texts; returns them with those of the log itself."""

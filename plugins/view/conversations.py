@@ -28,9 +28,6 @@ INTERNAL = ("at", "reason", "trained_turn", "step", "segment", "episode")
 TEXTS = ("prompt_tail", "response", "observation", "task_text", "first_observation", "opponents")
 
 
-# --- which episodes ---------------------------------------------------------------------------------------------------
-
-
 def matching(run: LoggedRun, filters: Sequence[str]) -> np.ndarray:
     """The rows of ``run.episodes`` that fit all ``filters``, each ``KEY=VALUE`` with the keys of the page's filters.
 
@@ -137,9 +134,6 @@ def extremes(run: LoggedRun, rows: np.ndarray, limit: int) -> np.ndarray:
     if len(ordered) <= limit:
         return ordered
     return np.concatenate([ordered[: (limit + 1) // 2], ordered[len(ordered) - limit // 2 :]])
-
-
-# --- what was said in them --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

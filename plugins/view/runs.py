@@ -158,9 +158,6 @@ def _go_on(steps: Steps, start: Steps) -> None:
             steps.setdefault(step, {}).update(data)
 
 
-# --- verl's metrics file ----------------------------------------------------------------------------------------------
-
-
 def _metrics_files(folder: Path) -> Iterator[tuple[str, Steps]]:
     for path in sorted(folder.rglob("*.jsonl")):  # one per start, named by number or time
         if _is_metrics(path):
@@ -192,9 +189,6 @@ def _of_lines(path: Path) -> Steps:
     return steps
 
 
-# --- tensorboard ------------------------------------------------------------------------------------------------------
-
-
 def _events(folder: Path) -> Iterator[tuple[str, Steps]]:
     folders = sorted({path.parent for path in folder.rglob("events.out.tfevents.*")})
     if not folders:
@@ -211,9 +205,6 @@ def _events(folder: Path) -> Iterator[tuple[str, Steps]]:
             for event in events.Scalars(name):
                 start.setdefault(event.step, {})[name] = event.value
         yield "event files of tensorboard", start
-
-
-# --- console ----------------------------------------------------------------------------------------------------------
 
 
 def _console(folder: Path) -> Iterator[tuple[str, Steps]]:

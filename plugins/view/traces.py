@@ -55,9 +55,6 @@ ELSEWHERE = {
 """columns whose values are other attributes, or times of the spans"""
 
 
-# --- spans ------------------------------------------------------------------------------------------------------------
-
-
 def traces(
     run: LoggedRun, rows: np.ndarray, content: bool = True, texts_of: Callable[[int], pd.DataFrame] | None = None
 ) -> Iterator[list[ReadableSpan]]:
@@ -315,9 +312,6 @@ def _number(text: str, size: int) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "backslashreplace"), digest_size=size).digest(), "big")
 
 
-# --- where they go ----------------------------------------------------------------------------------------------------
-
-
 class Unsent(RuntimeError):
     """A receiver did not take all traces."""
 
@@ -446,9 +440,6 @@ def send(url: str, all_spans: Iterator[list[ReadableSpan]], total: int) -> tuple
     finally:
         sender.close()
     return episodes, count
-
-
-# --- while a run plays ------------------------------------------------------------------------------------------------
 
 
 class LiveTraces:

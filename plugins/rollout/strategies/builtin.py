@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 AtLeastTwo = Annotated[int, Range(lambda x: x >= 2, "an integer >= 2")]
 
-# --- columns of strategies --------------------------------------------------------------------------------------------
-
 
 def values_of_states(rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> dict[str, list[float]]:
     """``turn_value`` and ``value_rollouts``, computed as :class:`Vine` says from the returns measured at each state."""
@@ -55,9 +53,6 @@ def values_of_states(rewards: Sequence[float], measured: Sequence[Sequence[float
 def no_columns(rewards: Sequence[float], measured: Sequence[Sequence[float]]) -> dict[str, Any]:
     """The columns of a strategy that adds none, or that added them when it chose."""
     return {}
-
-
-# --- vine -------------------------------------------------------------------------------------------------------------
 
 
 @register_strategy(
@@ -95,9 +90,6 @@ class Vine(Ranged):
         return Fork(self.rollouts, trained=False, turns=self.turns) if at.turn % self.every == 0 else None
 
     columns = staticmethod(values_of_states)
-
-
-# --- spo_chain --------------------------------------------------------------------------------------------------------
 
 
 @register_strategy(
@@ -143,9 +135,6 @@ class SpoChain(Vine):
         return sum(log_prob < math.log(self.below) for log_prob in turn.log_probs or [])
 
 
-# --- tree -------------------------------------------------------------------------------------------------------------
-
-
 @register_strategy(
     "tree",
     source="the sampler is our own; TreeRL, arXiv:2506.11902, and Tree-GRPO, arXiv:2509.21240, for the credit",
@@ -182,9 +171,6 @@ class Tree(Ranged):
         return Fork(self.branches - 1, trained=True) if due and at.depth < self.depth else None
 
     columns = staticmethod(no_columns)
-
-
-# --- entropy_branch ---------------------------------------------------------------------------------------------------
 
 
 @register_strategy(
@@ -249,9 +235,6 @@ class EntropyBranch(Ranged):
     columns = staticmethod(no_columns)
 
 
-# --- siblings ---------------------------------------------------------------------------------------------------------
-
-
 @register_strategy(
     "siblings",
     gives=(SCORE,),
@@ -297,8 +280,6 @@ class Siblings(Ranged):
 
     columns = staticmethod(no_columns)
 
-
-# --- probe ------------------------------------------------------------------------------------------------------------
 
 TEXT = "The answer is "
 

@@ -218,9 +218,6 @@ def most_clones(spec: StrategySpec, strategy: Any, rollouts: int, measured: int)
     return 1 if spec.trains else measured
 
 
-# --- upper bounds -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Most:
     """Upper bounds; None: unknown, since the strategy decides by what was played."""
