@@ -40,7 +40,7 @@ class Browser:
         self.driver.get("about:blank")
         self.console()
         self.driver.get(address + fragment)
-        self.until("return document.documentElement.dataset.ready")
+        self.until("return document.documentElement?.dataset.ready")
 
     def go(self, fragment: str) -> None:
         """To another place of the page that is open."""

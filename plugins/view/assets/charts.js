@@ -84,11 +84,11 @@ function marked(step, colour) {
 
 /** A chart in a card. `picked` is called with the step of a click; `mark` is a step with a line across. */
 export function chart({ title, unit, series, range }, dark, picked = null, mark = null) {
-  const plot = h("div", { class: "plot" });
+  const plot = h("div.plot");
   const card = h(
-    "section",
-    { class: "card chart", "aria-label": `${title} by step` },
-    h("h3", {}, title, unit ? h("small", {}, unit) : null),
+    "section.card.chart",
+    { "aria-label": `${title} by step` },
+    h("h3", title, unit ? h("small", unit) : null),
     plot,
   );
   const colour = palette();

@@ -9,7 +9,7 @@ const INLINE = /`[^`\n]{1,300}`|\*\*[^*\n]{1,300}\*\*|^#{1,6} [^\n]{1,300}$/gm;
 
 /** A section: who speaks, a button that copies, and the text. */
 export function section(kind, label, text, node = spoken(text)) {
-  return h("section", { class: `said ${kind}` }, h("h3", {}, label, copyButton(text, label)), node);
+  return h("section", { class: `said ${kind}` }, h("h3", label, copyButton(text, label)), node);
 }
 
 /** A text with thoughts folded and Markdown styled; `thoughts` are pairs of marks. */
@@ -18,9 +18,8 @@ export function spoken(text, thoughts = []) {
   if (!thought) return passage(text, undefined, styled);
   return h(
     "div",
-    {},
     before ? passage(before, undefined, styled) : null,
-    h("details", { class: "thoughts" }, h("summary", {}, "thoughts"), passage(thought)),
+    h("details.thoughts", h("summary", "thoughts"), passage(thought)),
     rest ? passage(rest, undefined, styled) : null,
   );
 }
@@ -49,7 +48,7 @@ function styled(text) {
   for (let i = 0; i + 1 < fences.length; i += 2) {
     const close = fences[i + 1].index + fences[i + 1][0].length;
     nodes.push(...inline(text.slice(end, fences[i].index)));
-    nodes.push(h("code", { class: "block" }, plain(text.slice(fences[i].index, close))));
+    nodes.push(h("code.block", plain(text.slice(fences[i].index, close))));
     end = close;
   }
   return [...nodes, ...inline(text.slice(end))];
@@ -67,7 +66,7 @@ function inline(text) {
 
 function emphasis(text) {
   const [, mark, body, after] = /^(`|\*\*|#{1,6} )([\s\S]*?)(\1?)$/.exec(text);
-  const pale = (marks) => (marks ? h("span", { class: "pale" }, marks) : null);
+  const pale = (marks) => (marks ? h("span.pale", marks) : null);
   return h(mark === "`" ? "code" : "strong", {}, pale(mark), plain(body), pale(after));
 }
 
@@ -99,14 +98,13 @@ export function promptChat(prompt, templates) {
   const made = messages(prompt, templates);
   if (!made) return section("prompt", "prompt", prompt, passage(prompt, 1500));
   return h(
-    "div",
-    { class: "prompt" },
+    "div.prompt",
     made.map(({ role, content }) =>
       role === "system"
-        ? h("details", { class: "system" }, h("summary", {}, "system"), section("prompt", "system", content))
+        ? h("details.system", h("summary", "system"), section("prompt", "system", content))
         : section("prompt", short(role, 40), content, passage(content, 1500, styled)),
     ),
-    h("details", {}, h("summary", {}, "prompt with its special tokens"), section("prompt", "prompt", prompt, passage(prompt, 1500))),
+    h("details", h("summary", "prompt with its special tokens"), section("prompt", "prompt", prompt, passage(prompt, 1500))),
   );
 }
 
@@ -122,10 +120,8 @@ export function calls(action) {
     return null; // nested too deep, or a name that is no text
   }
   return h(
-    "ul",
-    { class: "calls", "aria-label": "tool calls" },
-    made.map(([name, text]) =>
-      h("li", {}, h("b", {}, short(name, 100)), copyButton(text, "the arguments"), passage(text, 1500)),
-    ),
+    "ul.calls",
+    { "aria-label": "tool calls" },
+    made.map(([name, text]) => h("li", h("b", short(name, 100)), copyButton(text, "the arguments"), passage(text, 1500))),
   );
 }

@@ -3,6 +3,7 @@
 import { chart } from "./charts.js";
 import { count, h, short, told } from "./dom.js";
 import { go, link } from "./route.js";
+import { plainTable } from "./table.js";
 import { badge } from "./tone.js";
 
 const SHOWN = 300;
@@ -54,7 +55,7 @@ function tasks({ run, rows }) {
   return found;
 }
 
-export function compare({ runs, part, params, dark }) {
+export function compare({ runs, params, dark }) {
   const found = choices(runs);
   const [first, last] = usual(runs, found);
   const sides = [
@@ -64,8 +65,7 @@ export function compare({ runs, part, params, dark }) {
   const picker = (name, i) =>
     h(
       "label",
-      {},
-      h("span", {}, name.toUpperCase()),
+      h("span", name.toUpperCase()),
       h(
         "select",
         {
@@ -88,15 +88,13 @@ export function compare({ runs, part, params, dark }) {
   return {
     title: "Compare",
     node: h(
-      "div",
-      { class: "page" },
-      h("h1", {}, "Compare"),
-      h("form", { class: "filters", onsubmit: (event) => event.preventDefault() }, picker("a", 0), picker("b", 1)),
+      "div.page",
+      h("h1", "Compare"),
+      h("form.filters", { onsubmit: (event) => event.preventDefault() }, picker("a", 0), picker("b", 1)),
       both.length
-        ? result(sides, both, params, part)
+        ? result(sides, both, params)
         : h(
-            "p",
-            { class: "notes" },
+            "p.notes",
             `No task was played on both sides: ${count(a.size)} only by A, ${count(b.size)} only by B. ` +
               (sides[0].run === sides[1].run
                 ? "Validations play the same tasks."
@@ -116,7 +114,7 @@ function kindOf({ a, b }) {
   return x && y ? "both" : x ? "a" : y ? "b" : "neither";
 }
 
-function result(sides, both, params, part) {
+function result(sides, both, params) {
   const byKind = Object.fromEntries(
     Object.keys(KINDS).map((kind) => [kind, both.filter((each) => kindOf(each) === kind)]),
   );
@@ -131,45 +129,21 @@ function result(sides, both, params, part) {
         class: `tile ${wanted === kind ? "chosen" : ""}`,
         href: link("compare", "", { ...here, a: sides[0].value, b: sides[1].value, kind: wanted === kind ? "" : kind }),
       },
-      h("b", {}, count(byKind[kind].length)),
+      h("b", count(byKind[kind].length)),
       ` ${name}`,
     ),
   );
   return h(
     "section",
-    {},
+    h("p.lead", `On ${count(both.length)} common tasks A solves ${percent(mean("a"))} and B ${percent(mean("b"))}.`),
+    h("div.tiles", tiles),
+    h("p.hint", "Solved: in at least half of the task's episodes on that side."),
     h(
-      "p",
-      { class: "lead" },
-      `On ${count(both.length)} common tasks A solves ${percent(mean("a"))} and B ${percent(mean("b"))}.`,
-    ),
-    h("div", { class: "tiles" }, tiles),
-    h("p", { class: "hint" }, "Solved: in at least half of the task's episodes on that side."),
-    h(
-      "div",
-      { class: "sideways" },
-      h(
-        "table",
-        { class: "plain" },
-        h(
-          "thead",
-          {},
-          h(
-            "tr",
-            {},
-            ["task", "seed", "A", "B", "change"].map((name, i) =>
-              h("th", { scope: "col", class: i ? "num" : null }, name),
-            ),
-          ),
-        ),
-        h(
-          "tbody",
-          {},
-          rows.slice(0, SHOWN).map((each) => row(sides, each, part)),
-        ),
-        rows.length > SHOWN
-          ? h("tfoot", {}, h("tr", {}, h("td", { colspan: 5 }, `and ${count(rows.length - SHOWN)} more`)))
-          : null,
+      "div.sideways",
+      plainTable(
+        [["task"], ["seed", "num"], ["A", "num"], ["B", "num"], ["change", "num"]],
+        rows.slice(0, SHOWN).map((each) => row(sides, each)),
+        { more: rows.length > SHOWN ? `and ${count(rows.length - SHOWN)} more` : null },
       ),
     ),
   );
@@ -186,12 +160,11 @@ function row(sides, each) {
     );
   return h(
     "tr",
-    {},
-    h("td", {}, told(short(each.a.task ?? "–", 90))),
-    h("td", { class: "num" }, each.a.seed ?? "–"),
-    h("td", { class: "num" }, side("a", 0)),
-    h("td", { class: "num" }, side("b", 1)),
-    h("td", { class: "num" }, badge(each.b.share - each.a.share, 1)),
+    h("td", told(short(each.a.task ?? "–", 90))),
+    h("td.num", each.a.seed ?? "–"),
+    h("td.num", side("a", 0)),
+    h("td.num", side("b", 1)),
+    h("td.num", badge(each.b.share - each.a.share, 1)),
   );
 }
 
@@ -207,11 +180,9 @@ function together(runs, dark) {
   });
   return h(
     "section",
-    {},
-    h("h2", {}, "Curves"),
+    h("h2", "Curves"),
     h(
-      "div",
-      { class: "charts" },
+      "div.charts",
       drawn.filter((each) => each.series.length > 1).map((each) => chart(each, dark)),
     ),
   );
@@ -221,43 +192,16 @@ function together(runs, dark) {
 function differing(sides) {
   const [a, b] = sides.map((side) => flat(side.run.about.config ?? {}));
   const keys = [...new Set([...a.keys(), ...b.keys()])].filter((key) => a.get(key) !== b.get(key)).sort();
-  if (!a.size || !b.size) return h("p", { class: "hint" }, "No configuration was logged.");
-  return h(
-    "section",
-    {},
-    h("h2", {}, "What differs"),
-    keys.length
-      ? h(
-          "div",
-          { class: "sideways" },
-          h(
-            "table",
-            { class: "plain" },
-            h(
-              "thead",
-              {},
-              h(
-                "tr",
-                {},
-                ["key", "A", "B"].map((name) => h("th", { scope: "col" }, name)),
-              ),
-            ),
-            h(
-              "tbody",
-              {},
-              keys.slice(0, SHOWN).map((key) =>
-                h(
-                  "tr",
-                  {},
-                  h("th", { scope: "row" }, told(key)),
-                  [a, b].map((side) => h("td", {}, told(short(side.get(key) ?? "–", 80)))),
-                ),
-              ),
-            ),
-          ),
-        )
-      : h("p", {}, "The configurations are equal."),
+  if (!a.size || !b.size) return h("p.hint", "No configuration was logged.");
+  const rows = keys.slice(0, SHOWN).map((key) =>
+    h(
+      "tr",
+      h("th", { scope: "row" }, told(key)),
+      [a, b].map((side) => h("td", told(short(side.get(key) ?? "–", 80)))),
+    ),
   );
+  const table = h("div.sideways", plainTable([["key"], ["A"], ["B"]], rows));
+  return h("section", h("h2", "What differs"), keys.length ? table : h("p", "The configurations are equal."));
 }
 
 function flat(value, prefix = "", found = new Map()) {

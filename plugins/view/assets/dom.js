@@ -1,73 +1,34 @@
 // The only place that makes elements. Children are text or nodes and never HTML, attributes are those listed, and links
 // lead to fragments of this page: whatever a log holds can then only be shown.
 
-const ATTRIBUTES = new Set([
-  "alt",
-  "autocomplete",
-  "checked",
-  "class",
-  "colspan",
-  "dir",
-  "disabled",
-  "for",
-  "href",
-  "id",
-  "lang",
-  "list",
-  "max",
-  "min",
-  "name",
-  "open",
-  "placeholder",
-  "role",
-  "scope",
-  "selected",
-  "spellcheck",
-  "src",
-  "step",
-  "tabindex",
-  "title",
-  "type",
-  "value",
-  // of SVG
-  "cx",
-  "cy",
-  "d",
-  "height",
-  "marker-end",
-  "markerHeight",
-  "markerUnits",
-  "markerWidth",
-  "orient",
-  "points",
-  "r",
-  "refX",
-  "refY",
-  "rx",
-  "text-anchor",
-  "transform",
-  "viewBox",
-  "width",
-  "x",
-  "x1",
-  "x2",
-  "y",
-  "y1",
-  "y2",
-]);
+const ATTRIBUTES = new Set(
+  (
+    "alt autocomplete checked class colspan dir disabled for href id lang list max min name open " +
+    "placeholder role scope selected spellcheck src step tabindex title type value " +
+    "cx cy d height marker-end markerHeight markerUnits markerWidth orient points r refX refY rx " +
+    "text-anchor transform viewBox width x x1 x2 y y1 y2"
+  ).split(" "),
+);
 const SVG = "http://www.w3.org/2000/svg";
 const DRAWN = new Set(["circle", "defs", "g", "line", "marker", "path", "polygon", "polyline", "rect", "svg", "text"]);
 
-/** An element. `on...` attributes are listeners, `aria-...` are allowed, null and false leave an attribute out. */
-export function h(tag, attributes = {}, ...children) {
-  const made = DRAWN.has(tag) ? document.createElementNS(SVG, tag) : document.createElement(tag);
+/**
+ * An element: `h("p.hint", { title }, child, ...)`; classes and attributes may be left out. `on...` attributes are
+ * listeners, `aria-...` are allowed, null and false leave an attribute out.
+ */
+export function h(tag, ...children) {
+  const [type, ...classes] = tag.split(".");
+  const made = DRAWN.has(type) ? document.createElementNS(SVG, type) : document.createElement(type);
+  if (classes.length) made.setAttribute("class", classes.join(" "));
+  const attributes = children[0]?.constructor === Object ? children.shift() : {};
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) {
       made.addEventListener(name.slice(2), value);
     } else if (ATTRIBUTES.has(name) || name.startsWith("aria-") || name.startsWith("data-")) {
       if (name === "href" && !String(value).startsWith("#")) throw new Error(`no link of this page: ${value}`);
-      if (name === "src" && !/^data:image\/png;base64,[\w+/=]*$/.test(value)) throw new Error("no picture of this page");
+      if (name === "src" && !/^data:image\/png;base64,[\w+/=]*$/.test(value))
+        throw new Error("no picture of this page");
       made.setAttribute(name, value === true ? "" : String(value));
     } else {
       throw new Error(`attribute ${name} is not listed`);
@@ -131,15 +92,11 @@ const LONG = 20000;
 
 /** A text as written, of which the beginning is shown until all is asked for. `styled` makes nodes of it. */
 export function passage(text, limit = LONG, styled = (part) => [plain(part)]) {
-  const box = h("div", { class: "passage" });
+  const box = h("div.passage");
   const whole = () => h("bdi", { dir: "auto" }, styled(text));
   if (text.length <= limit * 1.2) return (clear(box, whole()), box);
-  const more = h(
-    "button",
-    { class: "quiet", onclick: () => clear(box, whole()) },
-    `show all ${count(text.length)} characters`,
-  );
-  clear(box, h("bdi", { dir: "auto" }, styled(text.slice(0, limit))), h("p", {}, "… ", more));
+  const more = h("button.quiet", { onclick: () => clear(box, whole()) }, `show all ${count(text.length)} characters`);
+  clear(box, h("bdi", { dir: "auto" }, styled(text.slice(0, limit))), h("p", "… ", more));
   return box;
 }
 
@@ -149,7 +106,7 @@ export function copyButton(text, what) {
     try {
       await navigator.clipboard.writeText(text);
     } catch {
-      const area = h("textarea", { class: "unseen" });
+      const area = h("textarea.unseen");
       area.value = text;
       document.body.append(area);
       area.select();
@@ -158,12 +115,12 @@ export function copyButton(text, what) {
     }
     announce("copied");
   };
-  return h("button", { class: "quiet copy", "aria-label": `copy ${what}`, title: `copy ${what}`, onclick: copied });
+  return h("button.quiet.copy", { "aria-label": `copy ${what}`, title: `copy ${what}`, onclick: copied });
 }
 
 /** Hand texts to the reader as a file. */
 export function save(name, texts) {
-  const link = h("a", {});
+  const link = h("a");
   link.href = URL.createObjectURL(new Blob(texts, { type: "application/jsonl" }));
   link.download = name;
   link.click();

@@ -22,7 +22,7 @@ export async function conversation({ run, part, params, key, turn = Number(param
   const [from, to] = [page * PER_PAGE, Math.min(turns, (page + 1) * PER_PAGE)];
   const seen = states(group);
   const articles = [];
-  const list = h("div", { class: "turns" });
+  const list = h("div.turns");
   const make = (end) => {
     for (let t = from + articles.length; t < Math.min(end, to); t++) {
       articles.push(article({ run, part, group, e, t, i: start + t, seen }));
@@ -43,7 +43,7 @@ export async function conversation({ run, part, params, key, turn = Number(param
     settle(articles[t - from]);
     return undefined;
   };
-  const strip = h("nav", { class: "turnstrip", "aria-label": "turns" });
+  const strip = h("nav.turnstrip", { "aria-label": "turns" });
   for (let t = 0; t < turns; t++) {
     const value = run.credit(part, run.first[e] + t);
     const said = `turn ${t}, ${value === null ? "no credit" : `credit ${number(value, true)}`}`;
@@ -62,8 +62,7 @@ export async function conversation({ run, part, params, key, turn = Number(param
   const pages =
     turns > PER_PAGE
       ? h(
-          "p",
-          { class: "pages" },
+          "p.pages",
           `turns ${from} to ${to - 1} of ${turns} `,
           from ? h("button", { onclick: () => jump(from - PER_PAGE) }, "earlier") : null,
           to < turns ? h("button", { onclick: () => jump(to) }, "later") : null,
@@ -113,12 +112,7 @@ function settle(turn, times = 4) {
 export function unknown(key) {
   return {
     title: "not here",
-    node: h(
-      "div",
-      { class: "page" },
-      h("h1", {}, "Not here"),
-      h("p", {}, "This page has no such key: ", told(short(key, 80))),
-    ),
+    node: h("div.page", h("h1", "Not here"), h("p", "This page has no such key: ", told(short(key, 80)))),
   };
 }
 
@@ -141,39 +135,33 @@ function head(run, e, beside, place, members) {
   ];
   const env = [run.of("env", e), run.of("kwargs", e), run.of("package", e)].filter(Boolean).join(" · ");
   return h(
-    "header",
-    { class: "head" },
+    "header.head",
     h(
       "div",
-      {},
       h(
-        "p",
-        { class: "crumbs" },
+        "p.crumbs",
         h("a", { href: link("episodes") }, "Episodes"),
         " / ",
         h("a", { href: link("group", run.groups[run.group[e]]) }, `group, ${place + 1} of ${members.length}`),
         run.branches ? ` / ${named(run, e)}` : null,
       ),
-      h("h1", {}, told(short(run.of("task", e) ?? "episode", 160))),
-      h("p", { class: "sub" }, outcome(run, e), run.episodes.truncated[e] ? ", at a limit" : null, " · ", told(env)),
+      h("h1", told(short(run.of("task", e) ?? "episode", 160))),
+      h("p.sub", outcome(run, e), run.episodes.truncated[e] ? ", at a limit" : null, " · ", told(env)),
       forks(run, e),
-      run.of("failed", e) ? h("div", { class: "failure" }, passage(run.of("failed", e), 1500)) : null,
+      run.of("failed", e) ? h("div.failure", passage(run.of("failed", e), 1500)) : null,
     ),
     h(
       "div",
-      {},
       h(
-        "dl",
-        { class: "facts" },
-        facts.map(([name, value, title]) => h("div", { title }, h("dt", {}, name), h("dd", {}, value))),
+        "dl.facts",
+        facts.map(([name, value, title]) => h("div", { title }, h("dt", name), h("dd", value))),
       ),
       beside
         ? h(
-            "p",
-            { class: "besides" },
+            "p.besides",
             h("button", { disabled: place === 0, onclick: () => beside(-1) }, "← previous"),
             h("button", { disabled: place === members.length - 1, onclick: () => beside(1) }, "next →"),
-            h("a", { class: "button", href: link("group", run.groups[run.group[e]]) }, "graph of the group"),
+            h("a.button", { href: link("group", run.groups[run.group[e]]) }, "graph of the group"),
           )
         : null,
     ),
@@ -190,7 +178,7 @@ function forks(run, e) {
   const said = (each) => `turn ${run.origin(each).turn}: branch ${run.branch(each)}`;
   const on = later.map((each) => [" ", way(run.of("episode", each), said(each))]);
   if (!from && !on.length) return null;
-  return h("p", { class: "sub ways" }, from, on.length ? [from ? " · " : null, "forks at", on] : null);
+  return h("p.sub.ways", from, on.length ? [from ? " · " : null, "forks at", on] : null);
 }
 
 /** What this page cannot show of an episode. */
@@ -200,7 +188,7 @@ function gaps(run, group, e) {
     said.push("The exact numbers of this episode are not in this file, which would be too large with them.");
   if (!group.texts) said.push("The texts of this episode are not in this file.");
   if (!run.counts[e]) said.push("The episode has no turns.");
-  return said.length ? h("p", { class: "notes" }, said.join(" ")) : null;
+  return said.length ? h("p.notes", said.join(" ")) : null;
 }
 
 function ending(run, e) {
@@ -215,8 +203,7 @@ export async function beside(context) {
   return {
     title: "side by side",
     node: h(
-      "div",
-      { class: "page full beside" },
+      "div.page.full.beside",
       sides.map((side) => side.node),
     ),
     keys: { Escape: () => history.back() },

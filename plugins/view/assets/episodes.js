@@ -139,10 +139,10 @@ export function episodes({ run, part, params }) {
       { key: null, label: "credit by turn", className: "strip far", cell: (e) => bars(run, part, e) },
     ],
   });
-  const sum = h("p", { class: "counted", "aria-live": "polite" });
-  const distribution = h("div", { class: "distribution" });
-  const filters = h("form", { class: "filters", onsubmit: (event) => event.preventDefault() });
-  const searched = h("span", { class: "hint", "aria-live": "polite" });
+  const sum = h("p.counted", { "aria-live": "polite" });
+  const distribution = h("div.distribution");
+  const filters = h("form.filters", { onsubmit: (event) => event.preventDefault() });
+  const searched = h("span.hint", { "aria-live": "polite" });
 
   function update(changes) {
     replace(changes);
@@ -156,7 +156,7 @@ export function episodes({ run, part, params }) {
     if (!keep) table.box.scrollTop = 0;
     table.show(rows, keep ? table.chosen : -1);
     const of = run.branches ? `: ${counted(run, rows)}` : " episodes";
-    clear(sum, h("b", {}, count(rows.length)), ` of ${count(run.size)}${of}`);
+    clear(sum, h("b", count(rows.length)), ` of ${count(run.size)}${of}`);
     clear(
       distribution,
       histogram(run, part, rows, now.get("credit"), (credit) => update({ credit })),
@@ -178,8 +178,7 @@ export function episodes({ run, part, params }) {
   const select = (name, label, options) =>
     h(
       "label",
-      {},
-      h("span", {}, label),
+      h("span", label),
       h(
         "select",
         { name, onchange: (event) => update({ [name]: event.target.value }) },
@@ -190,8 +189,7 @@ export function episodes({ run, part, params }) {
   const typed = (name, label, placeholder = null) =>
     h(
       "label",
-      {},
-      h("span", {}, label),
+      h("span", label),
       h("input", {
         type: "search",
         name,
@@ -236,8 +234,7 @@ export function episodes({ run, part, params }) {
     typed("q", "task, seed or key"),
     h(
       "label",
-      {},
-      h("span", {}, "in the texts (Enter)"),
+      h("span", "in the texts (Enter)"),
       h("input", {
         type: "search",
         name: "texts",
@@ -249,28 +246,26 @@ export function episodes({ run, part, params }) {
         oninput: (event) => event.target.value === "" && (search.stop(), clear(searched), refresh(parse().params)),
       }),
     ),
-    h("a", { href: link("episodes"), class: "button" }, "clear"),
+    h("a.button", { href: link("episodes") }, "clear"),
     h("button", { type: "button", name: "export", title: "these episodes as JSON lines", onclick: exported }, "export"),
   );
   const node = h(
-    "div",
-    { class: "page full" },
-    h("div", { class: "over" }, h("h1", {}, "Episodes"), sum, searched),
+    "div.page.full",
+    h("div.over", h("h1", "Episodes"), sum, searched),
     filters,
     distribution,
     table.box,
     h(
-      "p",
-      { class: "hint keys" },
-      h("kbd", {}, "j"),
+      "p.hint.keys",
+      h("kbd", "j"),
       " ",
-      h("kbd", {}, "k"),
+      h("kbd", "k"),
       " move, ",
-      h("kbd", {}, "Enter"),
+      h("kbd", "Enter"),
       " opens, ",
-      h("kbd", {}, "x"),
+      h("kbd", "x"),
       " marks two for side by side, ",
-      h("kbd", {}, "?"),
+      h("kbd", "?"),
       " lists keys",
     ),
   );

@@ -42,9 +42,8 @@ export function picture({ nodes, edges }, full, picked) {
   const { width, height } = drawn.graph();
   const room = edges.some((edge) => !forward(edge)) ? 90 : 0;
   const svg = h(
-    "svg",
+    "svg.graph",
     {
-      class: "graph",
       viewBox: `0 0 ${width + room} ${height}`,
       width: width + room,
       height,
@@ -91,7 +90,7 @@ function markers() {
           : h("circle", { class: `${name} ring`, cx: 5, cy: 5, r: 3.6 });
     shapes.push(marker(`end${step}`, shape));
   }
-  return h("defs", {}, shapes);
+  return h("defs", shapes);
 }
 
 function attributes(edge, full, picked) {
@@ -123,8 +122,8 @@ function straight(edge, { points, x, y, width }, full, picked) {
     "g",
     look.group,
     look.line(curve(points)),
-    h("rect", { class: "plate", x: x - width / 2, y: y - 15, width, height: 30, rx: 4 }),
-    h("text", { class: "what", x, y: y - 2, "text-anchor": "middle" }, lines[0]),
+    h("rect.plate", { x: x - width / 2, y: y - 15, width, height: 30, rx: 4 }),
+    h("text.what", { x, y: y - 2, "text-anchor": "middle" }, lines[0]),
     h("text", { class: `much ink${look.step}`, x, y: y + 11, "text-anchor": "middle" }, lines[1]),
   );
 }
@@ -158,8 +157,8 @@ function back(edge, at, full, picked) {
     look.group,
     look.line(d),
     h(
-      "text",
-      { class: "hover", x: (x1 + x2) / 2 + wide / 2, y: (y1 + y2) / 2, "text-anchor": "middle" },
+      "text.hover",
+      { x: (x1 + x2) / 2 + wide / 2, y: (y1 + y2) / 2, "text-anchor": "middle" },
       caption(edge, full).join("  "),
     ),
   );
@@ -196,7 +195,7 @@ function box(node, { x, y, width, height, lines }, full, picked) {
       onkeydown: (event) => event.key === "Enter" && (event.stopPropagation(), picked(node)),
     },
     h("rect", { x: x - width / 2, y: y - height / 2, width, height, rx: node.kind === "state" ? 9 : 22 }),
-    lines.map((line, i) => h("text", { class: "name", x, y: top + i * NODE.line, "text-anchor": "middle" }, line)),
-    h("text", { class: "visits", x, y: top + lines.length * NODE.line, "text-anchor": "middle" }, second),
+    lines.map((line, i) => h("text.name", { x, y: top + i * NODE.line, "text-anchor": "middle" }, line)),
+    h("text.visits", { x, y: top + lines.length * NODE.line, "text-anchor": "middle" }, second),
   );
 }

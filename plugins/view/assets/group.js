@@ -6,6 +6,7 @@ import { outcome } from "./episodes.js";
 import { picture } from "./graph.js";
 import { go, link, parse, replace } from "./route.js";
 import { partings, readable, stateGraph, visible } from "./states.js";
+import { plainTable } from "./table.js";
 import { badge, bars } from "./tone.js";
 import { turnList } from "./turn.js";
 import { counted, named } from "./ways.js";
@@ -20,30 +21,20 @@ export async function groupPage({ run, part, params, key }) {
   const first = members[0];
   const body = group.known
     ? graphPart(run, part, group, params)
-    : [
-        h(
-          "p",
-          { class: "notes" },
-          "The exact numbers of this group are not in this file, which would be too large with them.",
-        ),
-      ];
+    : [h("p.notes", "The exact numbers of this group are not in this file, which would be too large with them.")];
   const others = [...new Set(run.group)];
   const turn = (by) =>
     others[others.indexOf(g) + by] !== undefined && go(link("group", run.groups[others[others.indexOf(g) + by]]));
   return {
     title: `group: ${short(run.of("task", first) ?? "", 50)}`,
     node: h(
-      "div",
-      { class: "page full" },
+      "div.page.full",
       h(
-        "header",
-        { class: "head" },
+        "header.head",
         h(
           "div",
-          {},
           h(
-            "p",
-            { class: "crumbs" },
+            "p.crumbs",
             h(
               "a",
               { href: link("episodes", "", { step: run.of("global_step", first) }) },
@@ -51,18 +42,17 @@ export async function groupPage({ run, part, params, key }) {
             ),
             ` / group ${others.indexOf(g) + 1} of ${count(others.length)}`,
           ),
-          h("h1", {}, told(short(run.of("task", first) ?? "group", 160))),
-          h("p", { class: "sub" }, `${counted(run, members)} of seed ${run.of("seed", first) ?? "–"}, ${won} solved`),
+          h("h1", told(short(run.of("task", first) ?? "group", 160))),
+          h("p.sub", `${counted(run, members)} of seed ${run.of("seed", first) ?? "–"}, ${won} solved`),
         ),
         h(
-          "p",
-          { class: "besides" },
+          "p.besides",
           h("button", { onclick: () => turn(-1) }, "← previous"),
           h("button", { onclick: () => turn(1) }, "next →"),
         ),
       ),
       body,
-      h("h2", {}, "Episodes"),
+      h("h2", "Episodes"),
       memberTable(run, part, members),
     ),
     keys: { n: () => turn(1), p: () => turn(-1), Escape: () => history.back() },
@@ -81,35 +71,23 @@ function memberTable(run, part, members) {
   const rows = members.map((e) =>
     h(
       "tr",
-      {},
-      h("td", {}, h("a", { href: link("episode", run.of("episode", e)) }, named(run, e))),
-      h("td", {}, outcome(run, e)),
-      h("td", { class: "num" }, number(run.of("turns", e))),
-      h("td", { class: "num" }, number(run.of("env_return", e))),
-      h("td", { class: "far" }, bars(run, part, e, 300, 26)),
+      h("td", h("a", { href: link("episode", run.of("episode", e)) }, named(run, e))),
+      h("td", outcome(run, e)),
+      h("td.num", number(run.of("turns", e))),
+      h("td.num", number(run.of("env_return", e))),
+      h("td.far", bars(run, part, e, 300, 26)),
     ),
   );
-  const heads = ["", "outcome", "turns", "env return"].map((name, i) =>
-    h("th", { scope: "col", class: i > 1 ? "num" : null }, name),
-  );
-  return h(
-    "div",
-    { class: "sideways" },
-    h(
-      "table",
-      { class: "plain" },
-      h("thead", {}, h("tr", {}, heads, h("th", { scope: "col", class: "far" }, "credit by turn"))),
-      h("tbody", {}, rows),
-    ),
-  );
+  const columns = [[""], ["outcome"], ["turns", "num"], ["env return", "num"], ["credit by turn", "far"]];
+  return h("div.sideways", plainTable(columns, rows));
 }
 
 function graphPart(run, part, group, params) {
-  const box = h("div", { class: "canvas sideways", tabindex: 0, role: "region", "aria-label": "graph of states" });
-  const said = h("p", { class: "hint", "aria-live": "polite" });
-  const forked = h("div", {});
-  const turns = h("div", { class: "chosen-turns" });
-  const table = h("div", { class: "sideways" });
+  const box = h("div.canvas.sideways", { tabindex: 0, role: "region", "aria-label": "graph of states" });
+  const said = h("p.hint", { "aria-live": "polite" });
+  const forked = h("div");
+  const turns = h("div.chosen-turns");
+  const table = h("div.sideways");
   const visits = h("input", {
     type: "number",
     min: 1,
@@ -144,7 +122,7 @@ function graphPart(run, part, group, params) {
       box.querySelector(".chosen")?.classList.remove("chosen");
       elements.get(what)?.classList.add("chosen");
       const name = what.action === undefined ? what.label : `${byId.get(what.from).label} → ${what.action}`;
-      clear(turns, h("h3", {}, told(short(name, 120))), turnList(run, part, group, what.turns));
+      clear(turns, h("h3", told(short(name, 120))), turnList(run, part, group, what.turns));
     };
     const { svg, elements, middle } = picture(shown, run.full, select);
     clear(box, shown.nodes.length ? svg : null);
@@ -165,17 +143,17 @@ function graphPart(run, part, group, params) {
   draw();
   return [
     h(
-      "form",
-      { class: "filters", onsubmit: (event) => event.preventDefault() },
-      h("label", {}, h("span", {}, "states"), layout),
-      h("label", {}, h("span", {}, "seen, at least"), visits),
-      h("label", { class: "check" }, forks, h("span", {}, "only forks")),
+      "form.filters",
+      { onsubmit: (event) => event.preventDefault() },
+      h("label", h("span", "states"), layout),
+      h("label", h("span", "seen, at least"), visits),
+      h("label.check", forks, h("span", "only forks")),
     ),
     forked,
     said,
     box,
     turns,
-    h("details", { class: "as-table" }, h("summary", {}, "The graph as a table"), table),
+    h("details.as-table", h("summary", "The graph as a table"), table),
   ];
 }
 
@@ -184,16 +162,15 @@ function forkList(run, graph, select) {
   const found = partings(graph);
   if (!found.length) return null;
   const action = (edge) => [
-    h("button", { class: "quiet", onclick: () => select(edge) }, told(short(edge.action, 40))),
+    h("button.quiet", { onclick: () => select(edge) }, told(short(edge.action, 40))),
     ` ${Math.round(100 * edge.won)} % solved, `,
     badge(edge.mean, run.full),
   ];
   return [
-    h("h2", {}, "Where winners and losers part"),
+    h("h2", "Where winners and losers part"),
     h(
-      "ul",
-      { class: "forks" },
-      found.map(([node, most, least]) => h("li", {}, told(node.label), " →", action(most), " or ", action(least))),
+      "ul.forks",
+      found.map(([node, most, least]) => h("li", told(node.label), " →", action(most), " or ", action(least))),
     ),
   ];
 }
@@ -208,30 +185,15 @@ function edgeTable(run, graph, byId, select) {
     return h(
       "tr",
       { class: edges[i - 1]?.from !== edge.from ? "first" : null },
-      h(
-        "td",
-        {},
-        edges[i - 1]?.from === edge.from
-          ? ""
-          : [told(from.label), from.fork ? h("span", { class: "tag" }, "fork") : null],
-      ),
-      h("td", {}, h("button", { class: "quiet", onclick: () => select(edge) }, told(short(edge.action, 60)))),
-      h("td", {}, edge.to === edge.from ? "↻ stays" : told(byId.get(edge.to).label)),
-      h("td", { class: "num" }, edge.n),
-      h("td", { class: "num" }, `${Math.round(100 * edge.won)} %`),
-      h("td", { class: "num" }, badge(edge.mean, run.full)),
+      h("td", edges[i - 1]?.from === edge.from ? "" : [told(from.label), from.fork ? h("span.tag", "fork") : null]),
+      h("td", h("button.quiet", { onclick: () => select(edge) }, told(short(edge.action, 60)))),
+      h("td", edge.to === edge.from ? "↻ stays" : told(byId.get(edge.to).label)),
+      h("td.num", edge.n),
+      h("td.num", `${Math.round(100 * edge.won)} %`),
+      h("td.num", badge(edge.mean, run.full)),
     );
   });
-  const heads = ["state", "action", "leads to", "times", "solved", "mean credit"].map((name, i) =>
-    h("th", { scope: "col", class: i > 2 ? "num" : null }, name),
-  );
-  return h(
-    "table",
-    { class: "plain edges" },
-    h("thead", {}, h("tr", {}, heads)),
-    h("tbody", {}, rows),
-    edges.length > 500
-      ? h("tfoot", {}, h("tr", {}, h("td", { colspan: 6 }, `and ${edges.length - 500} rarer ones`)))
-      : null,
-  );
+  const columns = [["state"], ["action"], ["leads to"], ["times", "num"], ["solved", "num"], ["mean credit", "num"]];
+  const more = edges.length > 500 ? `and ${edges.length - 500} rarer ones` : null;
+  return plainTable(columns, rows, { tag: "table.plain.edges", more });
 }

@@ -20,7 +20,7 @@ export function histogram(run, part, rows, range, picked) {
       turns++;
     }
   }
-  if (!turns) return h("p", { class: "hint" }, "No turn of these has credit.");
+  if (!turns) return h("p.hint", "No turn of these has credit.");
   const most = Math.max(...bins);
   const middle = (i) => low + ((i + 0.5) / BINS) * (high - low);
   const tall = (n) => (n ? Math.max(1.5, HEIGHT * Math.sqrt(n / most)) : 0);
@@ -33,7 +33,7 @@ export function histogram(run, part, rows, range, picked) {
       height: tall(n),
     }),
   );
-  const mask = h("rect", { class: "range", x: 0, y: 0, width: 0, height: HEIGHT });
+  const mask = h("rect.range", { x: 0, y: 0, width: 0, height: HEIGHT });
   const svg = h(
     "svg",
     { viewBox: `0 0 ${BINS} ${HEIGHT}`, role: "img", "aria-label": `credit of ${count(turns)} turns` },
@@ -68,15 +68,13 @@ export function histogram(run, part, rows, range, picked) {
     picked(to - from < 1 ? "" : `${from < 1 ? -1e9 : value(from)},${to > BINS - 1 ? 1e9 : value(to)}`);
   });
   return h(
-    "figure",
-    { class: "histogram" },
+    "figure.histogram",
     svg,
     h(
       "figcaption",
-      {},
-      h("span", {}, number(low, true)),
-      h("span", {}, `credit of ${count(turns)} turns, drag to filter`),
-      h("span", {}, number(high, true)),
+      h("span", number(low, true)),
+      h("span", `credit of ${count(turns)} turns, drag to filter`),
+      h("span", number(high, true)),
     ),
   );
 }

@@ -32,7 +32,7 @@ const KEYS = [
 const system = matchMedia("(prefers-color-scheme: dark)");
 const root = document.documentElement;
 const main = h("main", { id: "main", tabindex: -1 });
-const bar = h("header", { class: "bar" });
+const bar = h("header.bar");
 let loaded = null;
 let current = {};
 let turn = 0;
@@ -70,7 +70,7 @@ async function show(again = false) {
     console.error(error);
     made = {
       title: "error",
-      node: h("div", { class: "page" }, h("h1", {}, "This page cannot be shown"), h("p", {}, told(String(error)))),
+      node: h("div.page", h("h1", "This page cannot be shown"), h("p", told(String(error)))),
     };
   }
   if (mine !== turn) return undefined; // another page was asked for while this one was loading
@@ -110,9 +110,8 @@ function frame(route, run, part, isDark) {
   const parts =
     run.parts.length > 1
       ? h(
-          "label",
-          { class: "part-choice" },
-          h("span", {}, "credit "),
+          "label.part-choice",
+          h("span", "credit "),
           h(
             "select",
             {
@@ -136,9 +135,8 @@ function frame(route, run, part, isDark) {
   clear(
     bar,
     h(
-      "a",
+      "a.skip",
       {
-        class: "skip",
         href: "#/",
         onclick: (event) => {
           event.preventDefault();
@@ -147,14 +145,13 @@ function frame(route, run, part, isDark) {
       },
       "to the content",
     ),
-    h("span", { class: "brand" }, runs ?? told(short(run.name, 40))),
+    h("span.brand", runs ?? told(short(run.name, 40))),
     h("nav", { "aria-label": "pages" }, menu),
-    h("span", { class: "grow" }),
+    h("span.grow"),
     parts,
     h(
-      "button",
+      "button.quiet",
       {
-        class: "quiet",
         name: "theme",
         "aria-label": isDark ? "light theme" : "dark theme",
         onclick: () => {
@@ -164,7 +161,7 @@ function frame(route, run, part, isDark) {
       },
       isDark ? "☀" : "☾",
     ),
-    h("button", { class: "quiet", "aria-label": "keys", onclick: keysShown }, "?"),
+    h("button.quiet", { "aria-label": "keys", onclick: keysShown }, "?"),
   );
 }
 
@@ -179,27 +176,23 @@ function banner(run) {
     const why = logged > groups.size ? "more would exceed its size, --max-mb" : "the log has no others";
     if (kept < run.size) said.push(`${what} of ${count(kept)} of ${count(run.size)} episodes (${why})`);
   }
-  return said.length ? h("p", { class: "banner", role: "note" }, `In this page: ${said.join(", ")}.`) : null;
+  return said.length ? h("p.banner", { role: "note" }, `In this page: ${said.join(", ")}.`) : null;
 }
 
 function keysShown() {
   const dialog = h(
-    "dialog",
-    { class: "keys" },
-    h("h2", {}, "Keys"),
+    "dialog.keys",
+    h("h2", "Keys"),
     h(
       "dl",
-      {},
       KEYS.map(([key, what]) =>
         h(
           "div",
-          {},
           h(
             "dt",
-            {},
-            key.split(" ").map((each) => h("kbd", {}, each)),
+            key.split(" ").map((each) => h("kbd", each)),
           ),
-          h("dd", {}, what),
+          h("dd", what),
         ),
       ),
     ),
@@ -242,7 +235,7 @@ async function follow() {
 }
 
 async function begin() {
-  document.body.append(bar, main, h("p", { id: "said", class: "unseen", "aria-live": "polite" }));
+  document.body.append(bar, main, h("p.unseen", { id: "said", "aria-live": "polite" }));
   root.dataset.theme = dark(parse().params) ? "dark" : "light";
   loaded = await open();
   addEventListener("hashchange", () => show());

@@ -13,9 +13,9 @@ export async function readNotes(run) {
 /** The note on an episode, with a field for it if it can be written; null where there is neither. */
 export function noteBox(run, key, { notes, writable }) {
   const note = Object.hasOwn(notes, key) ? notes[key] : "";
-  if (!writable) return note ? h("section", { class: "own note-box" }, h("h3", {}, "note"), passage(note)) : null;
+  if (!writable) return note ? h("section.own.note-box", h("h3", "note"), passage(note)) : null;
   const field = h("textarea", { name: "note", "aria-label": "note on this episode", placeholder: "a note on this episode" }, note);
-  const state = h("span", { class: "hint", "aria-live": "polite" });
+  const state = h("span.hint", { "aria-live": "polite" });
   const write = async () => {
     const sent = JSON.stringify({ episode: key, note: field.value });
     const answer = await fetch(`notes/${run.number}`, { method: "POST", body: sent }).catch(() => null);
@@ -23,7 +23,7 @@ export function noteBox(run, key, { notes, writable }) {
     clear(state, said);
     announce(said);
   };
-  const box = h("details", { class: "note-box", open: note !== "" }, h("summary", {}, "note"), field);
-  box.append(h("p", {}, h("button", { name: "save-note", onclick: write }, "save"), " ", state));
+  const box = h("details.note-box", { open: note !== "" }, h("summary", "note"), field);
+  box.append(h("p", h("button", { name: "save-note", onclick: write }, "save"), " ", state));
   return box;
 }

@@ -3,6 +3,7 @@
 import { chart } from "./charts.js";
 import { count, h, told } from "./dom.js";
 import { go, link } from "./route.js";
+import { plainTable } from "./table.js";
 
 export function overview({ run, dark }) {
   const picked = (step) => go(link("episodes", "", { step }));
@@ -16,33 +17,28 @@ export function overview({ run, dark }) {
   return {
     title: run.name,
     node: h(
-      "div",
-      { class: "page full" },
+      "div.page.full",
       h(
-        "header",
-        { class: "head" },
-        h("div", {}, h("h1", {}, told(run.name)), h("p", { class: "lead" }, run.headline), h("p", { class: "sub" }, told(told_method(run)))),
+        "header.head",
+        h("div", h("h1", told(run.name)), h("p.lead", run.headline), h("p.sub", told(told_method(run)))),
         h(
-          "dl",
-          { class: "facts" },
-          facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+          "dl.facts",
+          facts.map(([name, value]) => h("div", h("dt", name), h("dd", value))),
         ),
       ),
       run.notes.length
         ? h(
-            "ul",
-            { class: "notes" },
-            run.notes.map((note) => h("li", {}, told(note))),
+            "ul.notes",
+            run.notes.map((note) => h("li", told(note))),
           )
         : null,
       health(run),
-      h("h2", {}, "Curves"),
+      h("h2", "Curves"),
       h(
-        "div",
-        { class: "charts" },
+        "div.charts",
         run.charts.map((each) => chart(each, dark, picked, run.health.find((found) => found.mark !== null)?.mark)),
       ),
-      h("p", { class: "hint" }, "A click on a curve opens the episodes of that step."),
+      h("p.hint", "A click on a curve opens the episodes of that step."),
       failures(run),
     ),
   };
@@ -68,28 +64,21 @@ function steps(run) {
 function health(run) {
   const { validation, global_step } = run.episodes;
   if (!run.whole.some((whole, e) => whole && !validation[e] && global_step[e] !== null))
-    return h("p", { class: "hint" }, "Rules look at training episodes, and there are none here.");
+    return h("p.hint", "Rules look at training episodes, and there are none here.");
   if (!run.health.length)
-    return h("p", { class: "fine" }, h("span", { "aria-hidden": "true" }, "✓ "), "No rule found anything wrong.");
+    return h("p.fine", h("span", { "aria-hidden": "true" }, "✓ "), "No rule found anything wrong.");
   return h(
-    "ul",
-    { class: "health", "aria-label": "what is wrong" },
+    "ul.health",
+    { "aria-label": "what is wrong" },
     run.health.map((found) => {
       const query = Object.fromEntries(new URLSearchParams(found.filter));
       const step = found.steps.length ? { step: found.steps.at(-1) } : {};
       const to = link("episodes", "", found.filter ? query : step);
       return h(
         "li",
-        {},
-        h("span", { class: "mark", "aria-hidden": "true" }, "!"),
-        h(
-          "div",
-          {},
-          h("p", {}, told(found.message)),
-          h("p", { class: "hint" }, `Rule: ${found.threshold}`),
-          evidence(found.evidence),
-        ),
-        h("a", { href: to, class: "button" }, "see episodes"),
+        h("span.mark", { "aria-hidden": "true" }, "!"),
+        h("div", h("p", told(found.message)), h("p.hint", `Rule: ${found.threshold}`), evidence(found.evidence)),
+        h("a.button", { href: to }, "see episodes"),
       );
     }),
   );
@@ -98,24 +87,18 @@ function health(run) {
 /** What changed while success fell, in the order in which it did: what came before it may be a cause. */
 function evidence(rows) {
   if (!rows.length) return null;
-  const heads = ["from step", "what changed", "before", "after"].map((name, i) =>
-    h("th", { scope: "col", class: i === 1 ? null : "num" }, name),
-  );
   const body = rows.map((row) =>
     h(
       "tr",
       { class: row.fall ? "fall" : null },
-      h("td", { class: "num" }, row.step),
+      h("td.num", row.step),
       h("th", { scope: "row" }, row.what),
-      h("td", { class: "num" }, row.before),
-      h("td", { class: "num" }, row.after),
+      h("td.num", row.before),
+      h("td.num", row.after),
     ),
   );
-  return h(
-    "div",
-    { class: "sideways" },
-    h("table", { class: "plain evidence" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, body)),
-  );
+  const columns = [["from step", "num"], ["what changed"], ["before", "num"], ["after", "num"]];
+  return h("div.sideways", plainTable(columns, body, { tag: "table.plain.evidence" }));
 }
 
 function failures(run) {
@@ -130,15 +113,14 @@ function failures(run) {
   const rows = [...kinds]
     .sort((a, b) => b[1] - a[1])
     .map(([kind, n]) => {
-      const bar = h("span", { class: "bar", "aria-hidden": "true" });
+      const bar = h("span.bar", { "aria-hidden": "true" });
       bar.style.width = `${(100 * n) / most}%`;
       return h(
         "tr",
-        {},
         h("th", { scope: "row" }, h("a", { href: link("episodes", "", { outcome: "failed", kind }) }, told(kind))),
-        h("td", {}, count(n)),
-        h("td", { class: "wide" }, bar),
+        h("td", count(n)),
+        h("td.wide", bar),
       );
     });
-  return h("section", {}, h("h2", {}, "Failed episodes"), h("table", { class: "plain" }, h("tbody", {}, rows)));
+  return h("section", h("h2", "Failed episodes"), h("table.plain", h("tbody", rows)));
 }

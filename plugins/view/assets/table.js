@@ -2,6 +2,13 @@
 
 import { announce, clear, h } from "./dom.js";
 
+/** A short table. `columns`: heading and class of each; `more`: what stands below the rows. */
+export function plainTable(columns, rows, { tag = "table.plain", more = null } = {}) {
+  const heads = columns.map(([name, kind = null]) => h("th", { scope: "col", class: kind }, name));
+  const foot = more && h("tfoot", h("tr", h("td", { colspan: columns.length }, more)));
+  return h(tag, h("thead", h("tr", heads)), h("tbody", rows), foot);
+}
+
 const ROW = 38;
 
 /**
@@ -12,12 +19,12 @@ const ROW = 38;
 export class Table {
   constructor({ columns, label, sort, onsort, onopen, opened = () => "" }) {
     Object.assign(this, { columns, sort, onsort, onopen, opened, rows: [], chosen: -1, drawn: "" });
-    this.body = h("tbody", {});
+    this.body = h("tbody");
     this.head = h("tr", { "aria-rowindex": 1 });
-    this.table = h("table", { class: "rows", "aria-label": label }, h("thead", {}, this.head), this.body);
+    this.table = h("table.rows", { "aria-label": label }, h("thead", this.head), this.body);
     this.box = h(
-      "div",
-      { class: "scroll", tabindex: 0, role: "region", "aria-label": label, onscroll: () => this.draw() },
+      "div.scroll",
+      { tabindex: 0, role: "region", "aria-label": label, onscroll: () => this.draw() },
       this.table,
     );
     this.headings();
@@ -32,9 +39,9 @@ export class Table {
         const mine = key && name === key;
         const order = mine ? (down ? "descending" : "ascending") : key ? "none" : null;
         const next = mine && down ? key : mine ? `-${key}` : key;
-        const mark = h("span", { "aria-hidden": "true", class: "order" }, mine ? (down ? " ↓" : " ↑") : "");
+        const mark = h("span.order", { "aria-hidden": "true" }, mine ? (down ? " ↓" : " ↑") : "");
         const content = key
-          ? h("button", { class: "sort", title: title ?? null, onclick: () => this.onsort(next) }, label, mark)
+          ? h("button.sort", { title: title ?? null, onclick: () => this.onsort(next) }, label, mark)
           : label;
         return h("th", { scope: "col", class: className ?? null, "aria-sort": order }, content);
       }),
@@ -78,7 +85,7 @@ export class Table {
   }
 
   space(rows) {
-    const row = h("tr", { "aria-hidden": "true", class: "space" }, h("td", {}));
+    const row = h("tr.space", { "aria-hidden": "true" }, h("td"));
     row.style.height = `${rows * ROW}px`;
     return rows > 0 ? row : null;
   }

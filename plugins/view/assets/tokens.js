@@ -19,10 +19,9 @@ export function shaded(text, tokens) {
     return h("span", { class: `token ${tone(tokens.gap[n], FULL)}`, title }, plain(part));
   });
   return h(
-    "div",
-    { class: "passage" },
+    "div.passage",
     h("bdi", { dir: "auto" }, spans),
-    h("p", { class: "hint" }, "shaded by the teacher's gap: ", key("plus3", "likelier"), " with its text, ", key("minus3", "less likely")),
+    h("p.hint", "shaded by the teacher's gap: ", key("plus3", "likelier"), " with its text, ", key("minus3", "less likely")),
   );
 }
 

@@ -34,7 +34,7 @@ export function badge(value, full) {
 
 /** The credit of an episode's turns as bars, up for more and down for less, a ring for none. */
 export function bars(run, part, e, width = 220, height = 26) {
-  const canvas = h("canvas", { class: "bars", role: "img", "aria-label": "credit by turn" });
+  const canvas = h("canvas.bars", { role: "img", "aria-label": "credit by turn" });
   const ratio = window.devicePixelRatio || 1;
   canvas.width = width * ratio;
   canvas.height = height * ratio;

@@ -38,24 +38,20 @@ export function article({ run, part, group, e, t, i, seen }) {
     { class: `turn ${tone(value, run.full)}`, tabindex: -1, "aria-label": `turn ${t}` },
     h(
       "header",
-      {},
-      h("span", { class: "which" }, t),
+      h("span.which", t),
       h(
-        "h2",
-        { class: "action" },
-        action === null ? h("i", {}, "no action") : told(short(action, 300)),
-        valid ? null : h("span", { class: "invalid" }, "invalid"),
+        "h2.action",
+        action === null ? h("i", "no action") : told(short(action, 300)),
+        valid ? null : h("span.invalid", "invalid"),
       ),
-      value === null ? h("span", { class: "why" }, run.reason(all) || "no value in this part") : badge(value, run.full),
+      value === null ? h("span.why", run.reason(all) || "no value in this part") : badge(value, run.full),
     ),
     value === null ? null : parts(run, group, all, i),
-    trained === null ? null : h("p", { class: "hint shared" }, "Shared, trained once: in ", otherWay(run, trained, t), "."),
-    note ? h("p", { class: "note" }, "The parser: ", told(note)) : null,
+    trained === null ? null : h("p.hint.shared", "Shared, trained once: in ", otherWay(run, trained, t), "."),
+    note ? h("p.note", "The parser: ", told(note)) : null,
     others.filter((other) => other.before).map(ofOther),
     prompt && t === 0 ? promptChat(prompt, run.templates) : null,
-    prompt && t > 0
-      ? h("details", {}, h("summary", {}, "end of the prompt"), h("div", { class: "said prompt" }, passage(prompt)))
-      : null,
+    prompt && t > 0 ? h("details", h("summary", "end of the prompt"), h("div.said.prompt", passage(prompt))) : null,
     drawn(group.pictures(i)),
     said === null ? null : section("response", "response", said, shaded(said, group.tokens(i)) ?? spoken(said, run.thoughts)),
     called,
@@ -77,13 +73,13 @@ function drawn(pictures) {
   const made = pictures.map(([name, url]) => {
     const [size, digest] = name.split("-");
     const label = `picture ${size} ${digest.slice(0, 6)}`;
-    if (url === null) return h("span", { class: "hint" }, `[${label}]`);
+    if (url === null) return h("span.hint", `[${label}]`);
     const toggle = ({ currentTarget: button }) =>
       button.setAttribute("aria-expanded", String(button.getAttribute("aria-expanded") !== "true"));
     const look = { class: "picture", title: label, "aria-expanded": "false", onclick: toggle };
     return h("button", look, h("img", { src: url, alt: label }));
   });
-  return h("div", { class: "pictures" }, made);
+  return h("div.pictures", made);
 }
 
 /** A link to the turn in another way through the same rollout. */
@@ -98,7 +94,7 @@ function pairs(className, entries) {
     ? h(
         "dl",
         { class: className },
-        known.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+        known.map(([name, value]) => h("div", h("dt", name), h("dd", value))),
       )
     : null;
 }
@@ -109,35 +105,29 @@ function parts(run, group, all, i) {
     const value = run.credit(name, all);
     const label = name.replace("part.", "");
     return h(
-      "span",
-      { class: "part", title: run.meanings[name] ?? null },
+      "span.part",
+      { title: run.meanings[name] ?? null },
       told(label.replaceAll("_", " ")),
       " ",
-      h("b", {}, number(value, true)),
+      h("b", number(value, true)),
     );
   });
   const meant = (name, text) => (run.meanings[name] ? h("span", { title: run.meanings[name] }, told(text)) : text);
-  const further = ["value", "value_target", "kl", "progress_advantage", "ratio", "ratio_max", "clip_share", "entropy"].map((name) => [
-    name.replaceAll("_", " "),
-    group.at(name, i),
-  ]);
+  const further = ["value", "value_target", "kl", "progress_advantage", "ratio", "ratio_max", "clip_share", "entropy"].map(
+    (name) => [name.replaceAll("_", " "), group.at(name, i)],
+  );
   const levels = group
     .family("level.")
     .map((name) => [meant(`level.${name}`, name.replaceAll("_", " ")), group.at(`level.${name}`, i)]);
   const sizes = group
     .family("size.")
-    .map((name) => [
-      meant(`size.${name}`, `turns compared, ${name.replaceAll("_", " ")}`),
-      group.at(`size.${name}`, i),
-    ]);
+    .map((name) => [meant(`size.${name}`, `turns compared, ${name.replaceAll("_", " ")}`), group.at(`size.${name}`, i)]);
   return h(
-    "div",
-    { class: "credit" },
+    "div.credit",
     sum.length
       ? h(
-          "p",
-          { class: "parts" },
-          sum.flatMap((each, n) => (n ? [h("span", { class: "and" }, "+"), each] : [each])),
+          "p.parts",
+          sum.flatMap((each, n) => (n ? [h("span.and", "+"), each] : [each])),
         )
       : null,
     pairs(
@@ -163,22 +153,25 @@ function rewards(group, i) {
     .map(([name, column]) => [name, group.at(column, i)])
     .filter(([, value]) => value !== null);
   return h(
-    "p",
-    { class: "cost" },
-    h("span", {}, `reward ${number(group.at("reward", i))}`),
+    "p.cost",
+    h("span", `reward ${number(group.at("reward", i))}`),
     terms || total !== group.at("reward", i)
-      ? h("span", { title: "the sum of turnkey.rewards, from which credit is computed" }, `composed reward ${number(total)}`, told(terms))
+      ? h(
+          "span",
+          { title: "the sum of turnkey.rewards, from which credit is computed" },
+          `composed reward ${number(total)}`,
+          told(terms),
+        )
       : null,
     penalty ? h("span", { title: "lowers the credit of this turn, not its reward" }, `penalty ${number(penalty)}`) : null,
     group.at("prompt_tokens", i) === null
       ? null
       : h(
           "span",
-          {},
           `${count(group.at("prompt_tokens", i))} tokens in${group.at("prompt_cut", i) ? " (cut)" : ""}, ${number(group.at("response_tokens", i))} out`,
         ),
-    group.at("extra", i) ? h("span", {}, told(short(group.at("extra", i), 300))) : null,
-    cost.length ? h("span", {}, cost.map(([name, value]) => `${name} ${number(value)} s`).join(", ")) : null,
+    group.at("extra", i) ? h("span", told(short(group.at("extra", i), 300))) : null,
+    cost.length ? h("span", cost.map(([name, value]) => `${name} ${number(value)} s`).join(", ")) : null,
   );
 }
 
@@ -188,9 +181,8 @@ function compared(run, part, group, i, seen) {
   const others = (seen.get(group.at("anchor", i)) ?? []).filter((each) => each !== mine);
   if (!others.length) return null;
   const box = h(
-    "details",
-    { class: "compared" },
-    h("summary", {}, `${others.length} other ${others.length > 1 ? "turns" : "turn"} of the group in this state`),
+    "details.compared",
+    h("summary", `${others.length} other ${others.length > 1 ? "turns" : "turn"} of the group in this state`),
   );
   box.addEventListener(
     "toggle",
@@ -208,25 +200,18 @@ export function turnList(run, part, group, rows) {
     const value = run.credit(part, run.first[e] + i - start);
     return h(
       "tr",
-      {},
       h(
         "td",
-        {},
-        h(
-          "a",
-          { href: link("episode", run.of("episode", e), { turn: i - start }) },
-          `${named(run, e)}, turn ${i - start}`,
-        ),
+        h("a", { href: link("episode", run.of("episode", e), { turn: i - start }) }, `${named(run, e)}, turn ${i - start}`),
       ),
-      h("td", {}, outcome(run, e)),
-      h("td", {}, told(short(group.at("action", i) ?? "no action", 80))),
-      h("td", { class: "num" }, badge(value, run.full)),
+      h("td", outcome(run, e)),
+      h("td", told(short(group.at("action", i) ?? "no action", 80))),
+      h("td.num", badge(value, run.full)),
     );
   });
   return h(
-    "table",
-    { class: "plain" },
-    h("tbody", {}, made),
-    rows.length > 200 ? h("tfoot", {}, h("tr", {}, h("td", { colspan: 4 }, `and ${rows.length - 200} more`))) : null,
+    "table.plain",
+    h("tbody", made),
+    rows.length > 200 ? h("tfoot", h("tr", h("td", { colspan: 4 }, `and ${rows.length - 200} more`))) : null,
   );
 }

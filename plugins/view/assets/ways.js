@@ -14,7 +14,7 @@ export function branchTag(run, e) {
   const from = run.origin(e);
   if (from === null) return null;
   const parent = from.branch ? `branch ${from.branch}` : "the first way";
-  return h("span", { class: "tag" }, `branch ${run.branch(e)}, from ${parent} at turn ${from.turn}`);
+  return h("span.tag", `branch ${run.branch(e)}, from ${parent} at turn ${from.turn}`);
 }
 
 /** A column of the table of episodes: "5 ← 2" is branch 5, which goes on from branch 2. */
