@@ -131,10 +131,7 @@ ADAPTERS = (
         package="gymnasium",
     ),
     Adapter(
-        "turnkey/Taxi-v0",
-        f"{_HERE}.toytext:TaxiText",
-        summary="fetch and deliver a passenger",
-        package="gymnasium",
+        "turnkey/Taxi-v0", f"{_HERE}.toytext:TaxiText", summary="fetch and deliver a passenger", package="gymnasium"
     ),
     Adapter(
         "turnkey/CliffWalking-v0",

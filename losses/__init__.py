@@ -26,13 +26,4 @@ from verl_turnkey.losses import (  # noqa: F401  importing a loss registers it
 from verl_turnkey.losses.registry import LossInputs, LossSpec, TokenLoss, losses, policy_loss, register_loss
 from verl_turnkey.losses.turns import Turns, turn_ids
 
-__all__ = [
-    "LossInputs",
-    "LossSpec",
-    "TokenLoss",
-    "Turns",
-    "losses",
-    "policy_loss",
-    "register_loss",
-    "turn_ids",
-]
+__all__ = ["LossInputs", "LossSpec", "TokenLoss", "Turns", "losses", "policy_loss", "register_loss", "turn_ids"]

@@ -253,13 +253,7 @@ def scales_gradient(params: Any) -> bool:
 
 
 def policy_loss(
-    name: str,
-    *,
-    log_prob: Tensor,
-    old_log_prob: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    **params: Any,
+    name: str, *, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor, **params: Any
 ) -> tuple[Tensor, dict[str, Any]]:
     """The policy loss ``name`` of a batch, to be minimised, and its metrics.
 

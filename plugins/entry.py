@@ -20,10 +20,7 @@ from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS, TRAINERS, claim, g
 failure: str | None = None
 """Traceback of stage one, if it broke; shown by ``turnkey doctor``."""
 
-LOOP_CLASSES = (
-    "verl_turnkey.plugins.gateway.loop.PolicyUserLoop",
-    "verl_turnkey.plugins.gateway.loop.UserAgentLoop",
-)
+LOOP_CLASSES = ("verl_turnkey.plugins.gateway.loop.PolicyUserLoop", "verl_turnkey.plugins.gateway.loop.UserAgentLoop")
 
 
 def switches(argv: list[str]) -> list[str]:

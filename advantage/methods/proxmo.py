@@ -91,10 +91,7 @@ def proxmo(batch: StepBatch, params: ProxmoParams) -> Credit:
         neighbourhood, _ = joint_codes(batch.group, position)
     neighbourhood = within_images(batch, neighbourhood)
     step = proximity_level(batch, returns - inside, neighbourhood, params)
-    metrics = {
-        "credit/groups": float(batch.n_groups),
-        "credit/success_rate": float(rate.mean()) if len(rate) else 0.0,
-    }
+    metrics = {"credit/groups": float(batch.n_groups), "credit/success_rate": float(rate.mean()) if len(rate) else 0.0}
     has_text = np.array([text is not None for text in step_texts(batch)], dtype=bool)
     return Credit.of_parts(
         {"episode_level": weight * episode, "step_level": params.step_advantage_w * step},

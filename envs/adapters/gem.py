@@ -180,12 +180,7 @@ class GEMText(TextEnv):
     metadata: ClassVar[dict[str, Any]] = {**TextEnv.metadata, "thread_safe": False, "memory_mb": 250}
 
     def __init__(
-        self,
-        game: str = "Sokoban-v0-easy",
-        reward: str = "native",
-        images: bool = False,
-        tile: int = 16,
-        **kwargs: Any,
+        self, game: str = "Sokoban-v0-easy", reward: str = "native", images: bool = False, tile: int = 16, **kwargs: Any
     ) -> None:
         super().__init__()
         names = [id.removeprefix("game:") for id in ENV_REGISTRY if id.startswith("game:")]

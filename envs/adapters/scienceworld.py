@@ -19,11 +19,7 @@ from scienceworld.utils import infer_task
 
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count
-from verl_turnkey.envs.errors import (
-    EnvironmentKwargsError,
-    MissingPackageError,
-    UnknownEnvironmentError,
-)
+from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError, UnknownEnvironmentError
 
 TASKS = sorted({infer_task(name) for name in ID2TASK})
 SPLITS = ("train", "dev", "test")

@@ -24,11 +24,7 @@ from textarena.wrappers import LLMObservationWrapper
 
 from verl_turnkey.envs.adapters._shared import OwnRandom
 from verl_turnkey.envs.base import StepResult, TextEnv, check, check_name, digest
-from verl_turnkey.envs.errors import (
-    EnvironmentKwargsError,
-    MissingPackageError,
-    UnknownEnvironmentError,
-)
+from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError, UnknownEnvironmentError
 
 LEFT_OUT = {
     "2048-": "a high score without the tile pays 1, too",

@@ -26,10 +26,7 @@ FLAG = (False, True)
 OPTIONS: dict[str, dict[str, tuple[Any, Collection[Any]]]] = {
     "coin_collector": {"level": (5, range(1, 301)), "only_last_action": (False, FLAG)},
     "treasure_hunter": {"level": (5, range(1, 31)), "only_last_action": (False, FLAG)},
-    "simple": {
-        "rewards": ("dense", ("dense", "balanced", "sparse")),
-        "goal": ("brief", ("detailed", "brief", "none")),
-    },
+    "simple": {"rewards": ("dense", ("dense", "balanced", "sparse")), "goal": ("brief", ("detailed", "brief", "none"))},
     "cooking": {
         "recipe": (1, range(1, 6)),
         "take": (1, range(6)),
@@ -48,13 +45,7 @@ REWARDS = ("score", "success")
 _TAIL = re.compile(r"\n(?:> +-= |Would you like to RESTART).*", re.DOTALL)
 # Not the description: the game would write it after every command, which takes more time than all else together.
 _WANTED = EnvInfos(
-    admissible_commands=True,
-    facts=True,
-    max_score=True,
-    objective=True,
-    score=True,
-    win_facts=True,
-    won=True,
+    admissible_commands=True, facts=True, max_score=True, objective=True, score=True, win_facts=True, won=True
 )
 # TextWorld has one parser per process: one thread at a time makes or loads a game. Compiling and playing need no lock,
 # and no thread waits for a compiler or another process while it holds this one.

@@ -114,11 +114,7 @@ class FrozenLakeText(_Table):
     moves: ClassVar[dict[str, int]] = {"left": 0, "down": 1, "right": 2, "up": 3}
 
     def __init__(
-        self,
-        size: int = 4,
-        map: str | Sequence[str] | None = None,
-        slippery: bool = False,
-        max_steps: int | None = 100,
+        self, size: int = 4, map: str | Sequence[str] | None = None, slippery: bool = False, max_steps: int | None = 100
     ) -> None:
         super().__init__(max_steps, step_reward=0.0)
         check(is_count(size) and 2 <= size <= LARGEST, "size", f"an integer from 2 to {LARGEST}", size)

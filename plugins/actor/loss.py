@@ -109,12 +109,7 @@ def _scale(engine: Any, spec: LossSpec, params: Any, data: TensorDict, config: A
         scale = params.gradient_scale(norm)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.mul_(scale)
-    return {
-        "norm": norm,
-        "scale": scale,
-        "rows": float(anywhere.item()),
-        "seconds": time.perf_counter() - started,
-    }
+    return {"norm": norm, "scale": scale, "rows": float(anywhere.item()), "seconds": time.perf_counter() - started}
 
 
 def _second_pass(data: TensorDict, most: int) -> list[int]:
@@ -132,12 +127,7 @@ def _second_pass(data: TensorDict, most: int) -> list[int]:
 
 
 def _bias(
-    spec: LossSpec,
-    params: Any,
-    config: Any,
-    model_output: Any,
-    data: TensorDict,
-    dp_group: Any = None,
+    spec: LossSpec, params: Any, config: Any, model_output: Any, data: TensorDict, dp_group: Any = None
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """The loss of the second pass: its gradient is the clipping bias, averaged as verl averages the loss.
 

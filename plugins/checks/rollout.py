@@ -331,11 +331,5 @@ def _warn_budget(options: RolloutConfig, turn: int, turns: int | None) -> None:
         if limit is not None and limit < needed:
             before = options.max_turns - limit // per_turn
             warn(
-                "branching-budget",
-                key=key,
-                limit=limit,
-                before=before,
-                needed=needed,
-                turns=longest,
-                per_turn=per_turn,
+                "branching-budget", key=key, limit=limit, before=before, needed=needed, turns=longest, per_turn=per_turn
             )

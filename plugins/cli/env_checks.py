@@ -55,12 +55,7 @@ def _rows(folder: Path, ignore_dockerfile: bool) -> list[TaskRow]:
 
 
 def check_tasks(
-    folder: Path,
-    *,
-    ignore_dockerfile: bool,
-    as_json: bool,
-    write: Callable[[str], Any],
-    inherit: Collection[str] = (),
+    folder: Path, *, ignore_dockerfile: bool, as_json: bool, write: Callable[[str], Any], inherit: Collection[str] = ()
 ) -> bool:
     """Run each task in ``folder`` with its reference solution, with nothing, and with a reward that was planted.
 

@@ -15,12 +15,7 @@ from typing import Any
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
-from verl.experimental.agent_loop.agent_loop import (
-    AgentLoopWorker,
-    DictConfigWrap,
-    ToolListWrap,
-    _agent_loop_registry,
-)
+from verl.experimental.agent_loop.agent_loop import AgentLoopWorker, DictConfigWrap, ToolListWrap, _agent_loop_registry
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_turnkey.advantage import ConfigError

@@ -175,11 +175,7 @@ async def address(loop: EnvAgentLoop, sampling: Mapping[str, Any]) -> AsyncItera
         _models[loop.shared] = codec, replace(limits_of(loop.config), turns=TURNS)
     codec, limits = _models[loop.shared]
     session = Session(
-        codec,
-        partial(_turn, loop),
-        sampling,
-        limits,
-        secret=_free.pop() if _free else secrets.token_urlsafe(18),
+        codec, partial(_turn, loop), sampling, limits, secret=_free.pop() if _free else secrets.token_urlsafe(18)
     )
     server = await gateway(agent.listen)
     server.add(session)

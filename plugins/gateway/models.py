@@ -90,10 +90,7 @@ class Models:
                     verify=_certificates(), timeout=endpoint.timeout, trust_env=not on_this_machine(endpoint.url)
                 ) as client,
                 client.stream(
-                    "POST",
-                    endpoint.url.rstrip("/") + path,
-                    content=sent.encode("utf-8", "replace"),
-                    headers=headers,
+                    "POST", endpoint.url.rstrip("/") + path, content=sent.encode("utf-8", "replace"), headers=headers
                 ) as response,
             ):
                 kind = response.headers.get("content-type", "application/json")

@@ -36,15 +36,7 @@ from verl_turnkey.plugins.rollout.columns import (
     skill_line,
     turn_limit,
 )
-from verl_turnkey.plugins.rollout.episode import (
-    Episode,
-    Generated,
-    Opening,
-    OtherTurn,
-    PlayedStep,
-    Prompt,
-    RowBuilder,
-)
+from verl_turnkey.plugins.rollout.episode import Episode, Generated, Opening, OtherTurn, PlayedStep, Prompt, RowBuilder
 from verl_turnkey.plugins.rollout.generation import Query, generate, group_member, was_cut
 from verl_turnkey.plugins.rollout.prompts import (
     ConversationPrompts,

@@ -367,9 +367,7 @@ class RowBuilder:
                 score=score,
                 num_turns=2 * (t + 1),
                 metrics=AgentLoopMetrics(
-                    generate_sequences=step.turn.seconds,
-                    tool_calls=step.seconds,
-                    num_preempted=step.turn.num_preempted,
+                    generate_sequences=step.turn.seconds, tool_calls=step.seconds, num_preempted=step.turn.num_preempted
                 ),
                 extra_fields={
                     **step.turn.extra_fields,

@@ -43,10 +43,7 @@ async def generate(loop: AgentLoopBase, request_id: str, prompt: Prompt, samplin
         further["messages"] = prompt.messages
     started = perf_counter()
     output = await loop.server_manager.generate(
-        request_id=request_id,
-        prompt_ids=[*prompt.ids],
-        sampling_params=dict(sampling),
-        **further,
+        request_id=request_id, prompt_ids=[*prompt.ids], sampling_params=dict(sampling), **further
     )
     turn = Generated.of(output, loop.tokenizer, perf_counter() - started)
     if get_processor_token_id(loop.processor, "image") in turn.ids:

@@ -57,8 +57,7 @@ async def processed(loop: Any, arrays: list[Any]) -> list[Any] | None:
         media = await loop.process_multi_modal_info([{"role": "user", "content": content}])
     except Exception as error:  # the model's processor raises its own errors; the message is passed on
         raise EnvironmentFailure(
-            "images",
-            f"the environment gives images, and this model cannot take them: {type(error).__name__}: {error}",
+            "images", f"the environment gives images, and this model cannot take them: {type(error).__name__}: {error}"
         ) from error
     return media["images"]
 
@@ -216,9 +215,7 @@ class RolePrompts(Prompts):
     """
 
     def __init__(
-        self,
-        make: Callable[[Answer, list[dict[str, Any]] | None], Prompts],
-        tools: list[dict[str, Any]] | None = None,
+        self, make: Callable[[Answer, list[dict[str, Any]] | None], Prompts], tools: list[dict[str, Any]] | None = None
     ) -> None:
         self._make, self._tools = make, tools
         self._of: dict[Any, Prompts] = {}

@@ -14,11 +14,4 @@ from verl_turnkey.plugins.teacher.sources import (
     teacher_sources,
 )
 
-__all__ = [
-    "TeacherEpisode",
-    "TeacherRow",
-    "TeacherSource",
-    "read_source",
-    "register_teacher_source",
-    "teacher_sources",
-]
+__all__ = ["TeacherEpisode", "TeacherRow", "TeacherSource", "read_source", "register_teacher_source", "teacher_sources"]

@@ -10,15 +10,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from verl_turnkey.advantage.params import (
-    AtLeastOne,
-    Finite,
-    NotNegative,
-    PositiveUnit,
-    Range,
-    Ranged,
-    check,
-)
+from verl_turnkey.advantage.params import AtLeastOne, Finite, NotNegative, PositiveUnit, Range, Ranged, check
 from verl_turnkey.envs.rewards import Composition, right_answers
 from verl_turnkey.envs.rewards.composition import compose_single
 from verl_turnkey.plugins.rollout.strategies.registry import (
