@@ -87,13 +87,13 @@ def first_filled(batch: StepBatch, name: str) -> Ints:
     return rows[np.unique(batch.trajectory[rows], return_index=True)[1]]
 
 
-def value_after(batch: StepBatch, method: str, name: str, low: float = -np.inf, high: float = np.inf) -> Floats:
+def value_after(batch: StepBatch, method: str, name: str) -> Floats:
     """:func:`step_column` of a value of the state *after* the step.
 
     ``turnkey_env`` writes 0 for a turn that never reached the environment. The state stayed, so an invalid step with a
     0 has the value of the last step that has one.
     """
-    result = step_column(batch, method, name, low, high)
+    result = step_column(batch, method, name)
     before = ops.previous_values(np.arange(len(batch)), batch.runs, -1)
     for row in batch.runs.order[(~batch.valid & (result == 0))[batch.runs.order]].tolist():
         result[row] = result[before[row]] if before[row] >= 0 else 0.0

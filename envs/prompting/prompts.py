@@ -154,12 +154,12 @@ def later_template(template: str) -> str:
 
 def build_messages(
     *,
-    system: str | None,
     template: str,
-    task: str,
-    history: Sequence[PromptTurn],
     observation: str,
-    admissible: Sequence[str] | None,
+    system: str | None = None,
+    task: str = "",
+    history: Sequence[PromptTurn] = (),
+    admissible: Sequence[str] | None = None,
     step: int | None = None,
     summary: str = "",
     line: str = LINE,
@@ -354,10 +354,8 @@ class Examples:
             begins = not messages or turn.task is not None
             step = 1 if begins else step + 1
             messages += build_messages(
-                system=None,
                 template=self.template if begins else later_template(self.template),
                 task=turn.task or task,
-                history=(),
                 observation=turn.observation,
                 admissible=turn.admissible,
                 instruction=self.instruction,

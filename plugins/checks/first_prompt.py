@@ -60,7 +60,6 @@ def measure(config: DictConfig, turnkey: TurnkeyConfig, observation: str, info: 
 
     def encode(past: PromptHistory) -> list[int]:
         now = build_messages(
-            system=None,
             template=template,
             task=goal,
             history=past.turns,

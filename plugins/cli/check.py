@@ -57,15 +57,8 @@ def quick_run(arguments: Sequence[str], *, prompt: bool = False, as_json: bool =
         return dry_run(arguments, prompt=prompt, as_json=as_json)
     except without_torch.NeedsVerl:
         sys.stdout.flush()
-        command = [
-            sys.executable,
-            "-m",
-            "verl_turnkey",
-            "check",
-            *["--prompt"] * prompt,
-            *["--json"] * as_json,
-            *arguments,
-        ]
+        options = ["--prompt"] * prompt + ["--json"] * as_json
+        command = [sys.executable, "-m", "verl_turnkey", "check", *options, *arguments]
         os.execve(sys.executable, command, {**os.environ, WHOLE: "1"})
 
 

@@ -88,7 +88,7 @@ def own_file(kind: str, name: str, path: Path, summary: str | None = None) -> li
     words = {"file": file, "modules": shlex.quote(override("turnkey.modules", [path]))}
     rewards = [{"name": "step"}, {"name": f"{path}:{name}", "weight": 0.1}]
     words["reward"] = shlex.quote(override("turnkey.rewards", rewards))
-    commands = [command.format(**words, name=name, camel=camel(name)) for command in KINDS[kind].use]
+    commands = [command.format(**words, name=name) for command in KINDS[kind].use]
     return [f"Written: {path}. It works as it is; make it yours. Then:", *(f"    {command}" for command in commands)]
 
 

@@ -14,7 +14,7 @@ import shlex
 import sys
 import textwrap
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -145,11 +145,11 @@ def losses(own: Mapping[str, LossSpec] = NONE) -> str:
     return table(("switch", "what it does", PARAMETERS, "source"), rows)
 
 
-def excerpt(markdown: str, columns: Sequence[str], keep: Callable[[list[str]], bool] = lambda row: True) -> str:
-    """``columns`` of a markdown table, of the rows that ``keep`` is true of."""
+def excerpt(markdown: str, columns: Sequence[str]) -> str:
+    """``columns`` of a markdown table."""
     head, *rows = _rows_of(markdown)
     places = [head.index(column) for column in columns]
-    return table(columns, ([row[place] for place in places] for row in rows if keep(row)))
+    return table(columns, ([row[place] for place in places] for row in rows))
 
 
 def environments() -> str:

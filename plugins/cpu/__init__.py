@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from types import ModuleType
 
 from verl_turnkey.plugins.cpu.patches import PATCHES, TESTED_WITH, Patch
-from verl_turnkey.plugins.verl_api import import_hooks
 from verl_turnkey.plugins.verl_api.import_hooks import when_imported
 
 __all__ = ["ENV_VAR", "PATCHES", "TESTED_WITH", "Patch", "activate", "opted_in"]
@@ -31,14 +29,10 @@ def opted_in() -> bool:
     return any(argument.lstrip("+") == _SWITCH for argument in sys.argv[1:])
 
 
-def activate(when_imported: Callable[[str, Callable[[ModuleType], None]], None] = when_imported) -> None:
-    """Register every patch and pass the opt-in to child processes. Nothing of verl is imported here.
-
-    ``when_imported(name, callback)`` runs ``callback(module)`` after module ``name`` has executed; a caller may pass
-    its own, to record each patch.
-    """
+def activate() -> None:
+    """Register every patch and pass the opt-in to child processes. Nothing of verl is imported here."""
     os.environ[ENV_VAR] = "cpu"
-    import_hooks.when_imported("omegaconf", _register_choices)
+    when_imported("omegaconf", _register_choices)
     for patch in PATCHES:
         when_imported(patch.target, patch.apply)
 

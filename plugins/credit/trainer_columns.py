@@ -59,22 +59,16 @@ def teacher_gap(data: Mapping[str, Any]) -> torch.Tensor:
     return data[TEACHER].values().double() - data["old_log_probs"].values().double()
 
 
-def _with_text(column: torch.Tensor, data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
-    """``column`` (S,), nan where the row has no text for a teacher, or the step no token."""
-    has_text = np.array([bool(flag) for flag in data[HAS_TEACHER]], dtype=bool)[row]
-    return np.where(has_text & (turns.tokens.numpy() > 0), column.numpy(), np.nan)
+def _with_text(
+    measure: Callable[[Mapping[str, Any], Turns], torch.Tensor],
+) -> Callable[[Mapping[str, Any], Turns, np.ndarray], np.ndarray]:
+    """A ``measure`` of each step (S,), nan where the row has no text for a teacher, or the step no token."""
 
+    def column(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
+        has_text = np.array([bool(flag) for flag in data[HAS_TEACHER]], dtype=bool)[row]
+        return np.where(has_text & (turns.tokens.numpy() > 0), measure(data, turns).numpy(), np.nan)
 
-def _gap(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
-    return _with_text(turns.sum(teacher_gap(data)), data, turns, row)
-
-
-def _gap_mean(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
-    return _with_text(turns.mean(teacher_gap(data)), data, turns, row)
-
-
-def _teacher_mean(data: Mapping[str, Any], turns: Turns, row: np.ndarray) -> np.ndarray:
-    return _with_text(turns.mean(data[TEACHER].double()), data, turns, row)
+    return column
 
 
 def tokens_of(data: Mapping[str, Any], turns: Turns, training_step: int, always: bool = False) -> Tokens | None:
@@ -120,7 +114,7 @@ RANK = "turnkey_rank"
 """field of the queue: effective rank of a row's hidden states, its velocity and its acceleration, (B, 3)"""
 STRIDE, WINDOW = "turnkey_rank_stride", "turnkey_rank_window"
 """entries of a batch's ``extra_info``, in the pass that measures :data:`RANK` alone"""
-GAP = Source((TEACHER, HAS_TEACHER, "old_log_probs"), _gap)
+GAP = Source((TEACHER, HAS_TEACHER, "old_log_probs"), _with_text(lambda data, turns: turns.sum(teacher_gap(data))))
 TASK = "turnkey_task"
 """``envs.tasks.COLUMN``; every process that imports verl imports this file, and ``envs`` would bring gymnasium"""
 TASK_FIELDS = (TASK, "data_source", "index", "raw_prompt")
@@ -130,8 +124,10 @@ SOURCES = {
     "extra.entropy": Source(("entropy",), _entropy),
     "extra.task": Source(TASK_FIELDS, _task, any_of=True),
     "extra.teacher_gap": GAP,
-    "extra.teacher_gap_mean": Source(GAP.fields, _gap_mean),
-    "extra.teacher_log_prob_mean": Source((TEACHER, HAS_TEACHER), _teacher_mean),
+    "extra.teacher_gap_mean": Source(GAP.fields, _with_text(lambda data, turns: turns.mean(teacher_gap(data)))),
+    "extra.teacher_log_prob_mean": Source(
+        (TEACHER, HAS_TEACHER), _with_text(lambda data, turns: turns.mean(data[TEACHER].double()))
+    ),
     **{f"extra.value_{stream}": Source(("values",), _value) for stream in ("low", "high", "term")},
     **{f"extra.{name}": Source((RANK,), partial(_rank, place)) for place, name in enumerate(RANK_COLUMNS)},
     TURN_SCORE: Source((SCORE,), turn_score),

@@ -143,7 +143,6 @@ class PromptSettings:
         text = self.options.system_of(self.role)
         system = [{"role": "system", "content": text}] if text else []
         now = build_messages(
-            system=None,
             template=self.template,
             task=task,
             history=past.turns,
@@ -261,14 +260,9 @@ class ChatPrompts:
             past = PromptHistory() if conversation else self._memory.history()
             self._messages = settings.messages(self._task, seen, past, step, ())
         else:
+            template = later_template(settings.template)
             self._messages += build_messages(
-                system=None,
-                template=later_template(settings.template),
-                task="",
-                history=(),
-                observation=seen.text,
-                admissible=seen.admissible,
-                step=step,
+                template=template, observation=seen.text, admissible=seen.admissible, step=step
             )
         return [*self._messages]
 
@@ -476,10 +470,7 @@ class ConversationPrompts(Prompts):
             message: dict[str, Any] = {"role": self._role, "content": _content(text, images)}
         else:
             (message,) = build_messages(
-                system=None,
                 template=self._later,
-                task="",
-                history=(),
                 observation=plain(seen.text),
                 admissible=[plain(action) for action in seen.info["admissible"] or ()],
                 step=len(self._seen),

@@ -189,11 +189,11 @@ def training_pool(trainer: Any) -> Any:
     return trainer.resource_pool_manager.resource_pool_dict["global_pool"]
 
 
-def data_parallel_size(group: Any, role: str = "actor") -> int:
-    """Number of data-parallel ranks of a worker group, requested and cached as in verl's ``_balance_batch``."""
-    if role not in group._dispatch_info:
-        group._dispatch_info[role] = group._query_dispatch_info(role)
-    return max(group._dispatch_info[role]) + 1
+def data_parallel_size(group: Any) -> int:
+    """Number of data-parallel ranks of an actor's group, requested and cached as in verl's ``_balance_batch``."""
+    if "actor" not in group._dispatch_info:
+        group._dispatch_info["actor"] = group._query_dispatch_info("actor")
+    return max(group._dispatch_info["actor"]) + 1
 
 
 class _Tower:

@@ -376,16 +376,10 @@ class Table:
 def tables(comparison: dict[str, Any]) -> list[Table]:
     """The tables of a comparison, or of ratings, as texts."""
     if "ratings" in comparison:
-        rated = [
-            [
-                plain(line["player"]),
-                f"{line['rating']:.0f}",
-                _interval(line["interval"], 0),
-                str(sum(line["ends"])),
-                *map(str, line["ends"]),
-            ]
-            for line in comparison["ratings"]
-        ]
+        rated = []
+        for line in comparison["ratings"]:
+            numbers = map(str, (sum(line["ends"]), *line["ends"]))
+            rated.append([plain(line["player"]), f"{line['rating']:.0f}", _interval(line["interval"], 0), *numbers])
         head = ["player", "rating", "95% interval", "games", "won", "drawn", "lost"]
         return [Table("ratings", head, rated)]
     groups, at = comparison["groups"], f"at {comparison['x'].removesuffix('s')} {comparison['range'][1]:g}"

@@ -61,11 +61,22 @@ def _range(steps: list[int]) -> str:
     return f"at step {steps[0]}" if len(steps) == 1 else f"in steps {steps[0]} to {steps[-1]}"
 
 
+def _mean(per_step: pd.Series, steps: list[int]) -> str:
+    return _percent(float(per_step.loc[steps].mean()))
+
+
 def _tail(per_step: pd.Series, limit: float, above: bool = True) -> list[int]:
     """The last steps of a run, through which a number stays above (or below) a limit."""
     beyond = (per_step > limit if above else per_step < limit).to_numpy()
     start = len(beyond) - int(np.argmin(beyond[::-1])) if not beyond.all() else 0
     return [int(step) for step in per_step.index[start:]]
+
+
+def _lasting(rule: str, per_step: pd.Series, limit: float, message: str, of: str) -> Iterator[Finding]:
+    """A share that stays above a limit to the end; ``message``: with fields for the share and the steps."""
+    if steps := _tail(per_step, limit):
+        text = message.format(_mean(per_step, steps), _range(steps))
+        yield Finding(rule, text, f"more than {_percent(limit)} of the {of}", steps)
 
 
 @rule
@@ -125,7 +136,7 @@ def states_do_not_repeat(history: TrainingHistory) -> Iterator[Finding]:
     if steps := _tail(per_step, limit, above=False):
         yield Finding(
             "states_do_not_repeat",
-            f"Only {_percent(float(per_step.loc[steps].mean()))} of the turns {_range(steps)} share their state with "
+            f"Only {_mean(per_step, steps)} of the turns {_range(steps)} share their state with "
             "another turn of the group: a method that compares turns from the same state has nothing to compare",
             f"less than {_percent(limit)} of the turns after the first",
             steps,
@@ -151,31 +162,16 @@ def entropy_collapse(history: TrainingHistory) -> Iterator[Finding]:
 @rule
 def repetition(history: TrainingHistory) -> Iterator[Finding]:
     """An action is repeated although it changed nothing the last time."""
-    per_step = history.repeated
-    limit = 0.15
-    if steps := _tail(per_step, limit):
-        yield Finding(
-            "repetition",
-            f"{_percent(float(per_step.loc[steps].mean()))} of the turns {_range(steps)} repeat an action that "
-            "changed nothing the turn before",
-            f"more than {_percent(limit)} of the turns",
-            steps,
-        )
+    message = "{} of the turns {} repeat an action that changed nothing the turn before"
+    return _lasting("repetition", history.repeated, 0.15, message, "turns")
 
 
 @rule
 def prompts_cut(history: TrainingHistory) -> Iterator[Finding]:
     """The model does not see the whole prompt."""
     per_step = history.by_step(history.turns["prompt_cut"], history.turns["step"])
-    limit = 0.05
-    if steps := _tail(per_step, limit):
-        yield Finding(
-            "prompts_cut",
-            f"{_percent(float(per_step.loc[steps].mean()))} of the prompts {_range(steps)} were cut to fit: raise "
-            "data.max_prompt_length, or keep less history",
-            f"more than {_percent(limit)} of the turns",
-            steps,
-        )
+    message = "{} of the prompts {} were cut to fit: raise data.max_prompt_length, or keep less history"
+    return _lasting("prompts_cut", per_step, 0.05, message, "turns")
 
 
 @rule
@@ -232,7 +228,7 @@ def validation_failures(history: TrainingHistory) -> Iterator[Finding]:
         if steps := [int(step) for step in curve.index[curve > limit]]:
             yield Finding(
                 "validation_failures",
-                f"{_percent(float(curve.loc[steps].mean()))} of the validation episodes failed {_range(steps)} and "
+                f"{_mean(curve, steps)} of the validation episodes failed {_range(steps)} and "
                 "count as not solved; the reasons are in the column failed of the log",
                 f"more than {_percent(limit)} of a validation",
                 steps,
@@ -251,8 +247,7 @@ def invalid_rising(history: TrainingHistory) -> Iterator[Finding]:
     if (steps := _tail(curve, limit)) and len(steps) < len(curve):
         yield Finding(
             "invalid_rising",
-            f"Invalid actions rose from {_percent(lowest)} to {_percent(float(curve.loc[steps].mean()))} "
-            f"{_range(steps)}",
+            f"Invalid actions rose from {_percent(lowest)} to {_mean(curve, steps)} {_range(steps)}",
             f"10 points above the lowest mean of {RECENT} steps",
             steps,
             f"step={steps[0]}&sort=-invalid",
@@ -281,13 +276,5 @@ def failures(history: TrainingHistory) -> Iterator[Finding]:
 @rule
 def too_long(history: TrainingHistory) -> Iterator[Finding]:
     """Most episodes end at a limit, not in the environment."""
-    per_step = history.of_episodes("truncated")
-    limit = 0.5
-    if steps := _tail(per_step, limit):
-        yield Finding(
-            "too_long",
-            f"{_percent(float(per_step.loc[steps].mean()))} of the episodes {_range(steps)} ended at a limit: "
-            "turnkey.rollout.max_turns, or the environment's own",
-            f"more than {_percent(limit)} of the episodes",
-            steps,
-        )
+    message = "{} of the episodes {} ended at a limit: turnkey.rollout.max_turns, or the environment's own"
+    return _lasting("too_long", history.of_episodes("truncated"), 0.5, message, "episodes")
