@@ -79,6 +79,8 @@ export function episodes({ run, part, params }) {
   const search = new TextSearch(run);
   const open = (e) => go(link("episode", run.of("episode", e), { turn: null }));
   const worth = (value) => (value === null ? "–" : badge(value, run.full));
+  const share = (value) => (value === null ? "–" : value ? `${Math.round(100 * value)} %` : "0");
+  const numeric = (key, label, look, title, cell) => ({ key, label, className: `num ${look}`, title, cell });
   const { worst, best, invalid } = run.summary(part);
   const table = new Table({
     label: "episodes",
@@ -87,12 +89,10 @@ export function episodes({ run, part, params }) {
     onopen: open,
     opened: (e) => `${run.of("task", e)}, seed ${run.of("seed", e)}, ${OUTCOMES[run.outcome(e)]}`,
     columns: [
-      {
-        key: "global_step",
-        label: "step",
-        className: "num slim",
-        cell: (e) => [marked.includes(e) ? "● " : "", number(run.of("global_step", e))],
-      },
+      numeric("global_step", "step", "slim", null, (e) => [
+        marked.includes(e) ? "● " : "",
+        number(run.of("global_step", e)),
+      ]),
       {
         key: "task",
         label: "task",
@@ -105,37 +105,15 @@ export function episodes({ run, part, params }) {
           ),
       },
       ...(run.branches ? [branchColumn(run)] : []),
-      { key: "seed", label: "seed", className: "num mid seed", cell: (e) => run.of("seed", e) ?? "–" },
+      numeric("seed", "seed", "mid seed", null, (e) => run.of("seed", e) ?? "–"),
       { key: "outcome", label: "outcome", className: "result", cell: (e) => outcome(run, e) },
-      { key: "turns", label: "turns", className: "num slim", cell: (e) => number(run.of("turns", e)) },
-      {
-        key: "env_return",
-        label: "env return",
-        className: "num mid",
-        title: "sum of the environment's rewards",
-        cell: (e) => number(run.of("env_return", e)),
-      },
-      {
-        key: "invalid",
-        label: "invalid",
-        className: "num slim far",
-        title: "share of turns without a valid action",
-        cell: (e) => (invalid[e] === null ? "–" : invalid[e] ? `${Math.round(100 * invalid[e])} %` : "0"),
-      },
-      {
-        key: "worst",
-        label: "worst",
-        className: "num mid pill",
-        title: "lowest credit of a turn",
-        cell: (e) => worth(worst[e]),
-      },
-      {
-        key: "best",
-        label: "best",
-        className: "num mid pill",
-        title: "highest credit of a turn",
-        cell: (e) => worth(best[e]),
-      },
+      numeric("turns", "turns", "slim", null, (e) => number(run.of("turns", e))),
+      numeric("env_return", "env return", "mid", "sum of the environment's rewards", (e) =>
+        number(run.of("env_return", e)),
+      ),
+      numeric("invalid", "invalid", "slim far", "share of turns without a valid action", (e) => share(invalid[e])),
+      numeric("worst", "worst", "mid pill", "lowest credit of a turn", (e) => worth(worst[e])),
+      numeric("best", "best", "mid pill", "highest credit of a turn", (e) => worth(best[e])),
       { key: null, label: "credit by turn", className: "strip far", cell: (e) => bars(run, part, e) },
     ],
   });
@@ -175,7 +153,7 @@ export function episodes({ run, part, params }) {
     jsonLines(run, table.rows)
       .then((lines) => save("episodes.jsonl", lines))
       .catch((error) => clear(searched, `not exported: ${error.message}`));
-  const select = (name, label, options) =>
+  const select = (name, label, values, text = String) =>
     h(
       "label",
       h("span", label),
@@ -183,69 +161,37 @@ export function episodes({ run, part, params }) {
         "select",
         { name, onchange: (event) => update({ [name]: event.target.value }) },
         h("option", { value: "" }, "all"),
-        options.map(([value, text]) => h("option", { value, selected: params.get(name) === value }, text)),
+        values.map((value) => h("option", { value, selected: params.get(name) === String(value) }, text(value))),
       ),
     );
-  const typed = (name, label, placeholder = null) =>
+  const input = (name, label, more) =>
     h(
       "label",
       h("span", label),
-      h("input", {
-        type: "search",
-        name,
-        value: params.get(name) ?? "",
-        placeholder,
-        autocomplete: "off",
-        spellcheck: "false",
-        oninput: (event) => update({ [name]: event.target.value }),
-      }),
+      h("input", { type: "search", name, autocomplete: "off", spellcheck: "false", ...more }),
     );
+  const typed = (name, label, placeholder = null) => {
+    const oninput = (event) => update({ [name]: event.target.value });
+    return input(name, label, { value: params.get(name) ?? "", placeholder, oninput });
+  };
   const steps = [...new Set(run.episodes.global_step)].filter((step) => step !== null).sort((a, b) => a - b);
   const kinds = [...new Set(run.episodes.failed_kind.values)].sort();
+  const tasks = run.episodes.task.values;
   clear(
     filters,
-    select(
-      "step",
-      "step",
-      steps.map((step) => [String(step), String(step)]),
-    ),
-    run.episodes.validation.some(Boolean)
-      ? select("split", "episodes of", [
-          ["training", "training"],
-          ["validation", "validation"],
-        ])
-      : null,
-    run.episodes.task.values.length < 400
-      ? select(
-          "task",
-          "task",
-          run.episodes.task.values.map((task) => [task, short(task, 50)]),
-        )
-      : null,
-    select("outcome", "outcome", Object.entries(OUTCOMES)),
-    kinds.length
-      ? select(
-          "kind",
-          "failure",
-          kinds.map((kind) => [kind, short(kind, 40)]),
-        )
-      : null,
+    select("step", "step", steps),
+    run.episodes.validation.some(Boolean) ? select("split", "episodes of", ["training", "validation"]) : null,
+    tasks.length < 400 ? select("task", "task", tasks, (task) => short(task, 50)) : null,
+    select("outcome", "outcome", Object.keys(OUTCOMES), (kind) => OUTCOMES[kind]),
+    kinds.length ? select("kind", "failure", kinds, (kind) => short(kind, 40)) : null,
     typed("turns", "turns", "10-20"),
     typed("q", "task, seed or key"),
-    h(
-      "label",
-      h("span", "in the texts (Enter)"),
-      h("input", {
-        type: "search",
-        name: "texts",
-        placeholder: run.texts.length ? "" : "no texts here",
-        disabled: !run.texts.length,
-        autocomplete: "off",
-        spellcheck: "false",
-        onkeydown: inTexts,
-        oninput: (event) => event.target.value === "" && (search.stop(), clear(searched), refresh(parse().params)),
-      }),
-    ),
+    input("texts", "in the texts (Enter)", {
+      placeholder: run.texts.length ? "" : "no texts here",
+      disabled: !run.texts.length,
+      onkeydown: inTexts,
+      oninput: (event) => event.target.value === "" && (search.stop(), clear(searched), refresh(parse().params)),
+    }),
     h("a.button", { href: link("episodes") }, "clear"),
     h("button", { type: "button", name: "export", title: "these episodes as JSON lines", onclick: exported }, "export"),
   );
