@@ -13,8 +13,6 @@ from verl_turnkey.advantage.registry import register_estimator
 
 @dataclass(frozen=True)
 class GrpoStepsParams(Ranged):
-    """Parameters of ``grpo_steps``."""
-
     norm: Norm = "mean_std"  # divide by the group's sample std, or only subtract the mean
     scope: Scope = "outcomes"
     """statistics over outcomes, penalties subtracted from their own step's advantage; or, as in released code, with

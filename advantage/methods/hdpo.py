@@ -15,8 +15,6 @@ from verl_turnkey.advantage.registry import register_estimator
 
 @dataclass(frozen=True)
 class HdpoParams(Ranged):
-    """Parameters of ``hdpo``."""
-
     epsilon: Positive = 1e-6  # added to the stds
 
 

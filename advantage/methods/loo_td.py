@@ -19,8 +19,6 @@ PRIORS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 @dataclass(frozen=True)
 class LooTdParams(Ranged):
-    """Parameters of ``loo_td``."""
-
     gamma: PositiveUnit = 1.0
     """discount, one factor per step; 0.98 to 0.995 at high success, where only the speed of a solution still differs"""
     lam: Unit = 0.6

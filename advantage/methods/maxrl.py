@@ -15,8 +15,6 @@ from verl_turnkey.advantage.registry import register_estimator
 
 @dataclass(frozen=True)
 class MaxrlParams(Ranged):
-    """Parameters of ``maxrl``."""
-
     epsilon: NotNegative = 0.0  # added to the mean; the authors' code: 1.0e-6
     singleton: Singleton = "zero"  # advantage in a group of one: 0, or its raw score (SkyRL)
 

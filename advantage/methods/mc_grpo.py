@@ -15,8 +15,6 @@ from verl_turnkey.advantage.registry import register_estimator
 
 @dataclass(frozen=True)
 class McGrpoParams(Ranged):
-    """Parameters of ``mc_grpo``."""
-
     floor: NotNegative = 0.6745
     """the deviation counts as at least so many sample stds of the group; the default is the ratio of a normal
     distribution, and 0 the paper's plain formula"""

@@ -15,8 +15,6 @@ from verl_turnkey.advantage.registry import register_estimator
 
 @dataclass(frozen=True)
 class NgrpoParams(Ranged):
-    """Parameters of ``ngrpo``."""
-
     r_max: Finite = 1.0  # outcome of the virtual rollout: the largest that the task can have
     epsilon: Positive = 1e-6  # added to the std
 

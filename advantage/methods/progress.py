@@ -18,8 +18,6 @@ from verl_turnkey.advantage.registry import register_estimator
 
 @dataclass(frozen=True)
 class ProgressParams(Ranged):
-    """Parameters of ``progress``."""
-
     alpha: NotNegative = 3.0  # weight of the prover's progress: 5 and 3 in the paper for 2B and 9B models; 0: VinePPO
     prover: Literal["given", "best_of_k"] = "given"
     """whose values tell progress: those of extra.prover_value (or turn_value itself), or best of k of turn_value"""

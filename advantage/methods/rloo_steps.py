@@ -11,8 +11,6 @@ from verl_turnkey.advantage.registry import register_estimator
 
 @dataclass(frozen=True)
 class RlooStepsParams:
-    """Parameters of ``rloo_steps``."""
-
     scope: Scope = "outcomes"
     """statistics over outcomes, penalties subtracted from their own step's advantage; or, as in released code, with
     penalties included: over step rows (steps), or over one value per trajectory, its first step's (trajectories)"""

@@ -15,8 +15,6 @@ from verl_turnkey.advantage.registry import register_estimator
 
 @dataclass(frozen=True)
 class SiblingsParams(Ranged):
-    """Parameters of ``siblings``."""
-
     norm: Norm = "mean_std"  # divide by the sample std of the siblings, or only subtract their mean
     epsilon: Positive = 1e-6  # added to the std
 

@@ -17,8 +17,6 @@ from verl_turnkey.advantage.registry import register_estimator
 
 @dataclass(frozen=True)
 class TreeParams(Ranged):
-    """Parameters of ``tree``."""
-
     rule: Literal["siblings", "treerl", "tree_grpo", "arpo", "spo"] = "siblings"
     """the fork against its siblings (our reading of PORTool's idea); TreeRL's differences of values; Tree-GRPO's, the
     leaf against those of its group and of its tree; ARPO's, the leaf against those of its group; or SPO's, what the

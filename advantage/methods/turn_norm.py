@@ -19,8 +19,6 @@ MT_GRPO_EPSILON = 1e-4  # added to its standard deviations
 
 @dataclass(frozen=True)
 class TurnNormParams(Ranged):
-    """Parameters of ``turn_norm``."""
-
     rule: Literal["gtpo", "mt_grpo"] = "gtpo"  # the paper whose rule is used
     gamma: Unit = 0.9  # of gtpo: discount of the turn returns
     over: Literal["group", "batch"] = "group"

@@ -17,8 +17,6 @@ _EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class EmpgParams(Ranged):
-    """Parameters of ``empg``."""
-
     k: NotNegative = 1.0  # how fast a step's weight falls with its entropy
     k_next: NotNegative = 1.0  # how fast the bonus falls with the entropy of the next step
     zeta: NotNegative = 0.1  # size of the bonus

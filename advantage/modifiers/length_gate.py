@@ -15,8 +15,6 @@ from verl_turnkey.advantage.params import NotNegative, Ranged
 
 @dataclass(frozen=True)
 class LengthGateParams(Ranged):
-    """Parameters of ``length_gate``."""
-
     weight: NotNegative = 0.1  # of the length term
 
 

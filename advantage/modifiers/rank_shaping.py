@@ -23,8 +23,6 @@ EPS = 1e-8
 
 @dataclass(frozen=True)
 class RankShapingParams(Ranged):
-    """Parameters of ``rank_shaping``."""
-
     gain: NotNegative = 2.0  # how sharply the acceleration decides between rank and velocity
     weight: NotNegative = 1.0  # of the shaping term
     kappa: float = 2.0  # the term is at most |A| / kappa

@@ -15,8 +15,6 @@ from verl_turnkey.advantage.params import NotNegative, Ranged
 
 @dataclass(frozen=True)
 class ToolGateParams(Ranged):
-    """Parameters of ``tool_gate``."""
-
     weight: NotNegative = 0.15  # of the tool term; the paper's tool_w
     average: Literal["rated", "all"] = "rated"
     """what the tool term is a mean over: the rollouts that have one, as in the paper, or all"""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 from verl_turnkey.envs.base import StepResult, TextEnv, check, digest, is_count
 from verl_turnkey.envs.errors import EnvironmentKwargsError, MissingPackageError
@@ -180,12 +180,6 @@ def _rows(path: str, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 _BUILDING = threading.Lock()
-
-
-class Retriever(Protocol):
-    def __call__(self, query: str, topk: int) -> list[str]:
-        """At most ``topk`` passages, the best first."""
-        ...
 
 
 class BM25:

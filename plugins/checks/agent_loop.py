@@ -208,9 +208,6 @@ def _check_run(agent: AgentConfig) -> None:
         refuse("agent-command-missing", command=agent.run[0])
 
 
-SERVERS = "turnkey.mcp.servers"
-
-
 def check_mcp(run: CheckedRun) -> None:
     """Refuse servers that cannot be started or reached, without starting one; the probe lists their tools."""
     mcp = run.turnkey.mcp

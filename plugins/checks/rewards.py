@@ -19,7 +19,6 @@ from verl_turnkey.plugins.teacher import read_source
 from verl_turnkey.plugins.verl_api.ledger import AGENT_LOOPS
 
 FUNCTION = "reward.custom_reward_function.path"
-PENALTY = "turnkey.rollout.invalid_action_penalty"
 
 
 def check_rewards(run: CheckedRun) -> Composition:

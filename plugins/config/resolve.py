@@ -17,7 +17,7 @@ from verl_turnkey.plugins.config.leaves import make_absolute
 from verl_turnkey.plugins.config.recipe_files import rule_words
 from verl_turnkey.plugins.config.schema import turnkey_config
 
-LOSS, CORRECTION = "actor_rollout_ref.actor.policy_loss.loss_mode", "algorithm.rollout_correction"
+LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 VERLS_CRITIC = "~/models/deepseek-llm-7b-chat"
 CRITIC_TOKENS, VERLS_TOKENS = "critic.ppo_infer_max_token_len_per_gpu", 32768
 """the limit of the critic's micro-batches that verl reads but does not list in its files, and its default"""
