@@ -41,6 +41,12 @@ export function h(tag, ...children) {
   return made;
 }
 
+/** Names with their values, `[name, value, title]`, of which the title may be left out. */
+export function definitions(tag, entries) {
+  const made = entries.map(([name, value, title = null]) => h("div", { title }, h("dt", name), h("dd", value)));
+  return h(tag, made);
+}
+
 export function clear(element, ...children) {
   element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return element;

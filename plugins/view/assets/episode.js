@@ -1,6 +1,6 @@
 // One episode as a conversation, or two side by side.
 
-import { h, number, passage, short, told } from "./dom.js";
+import { definitions, h, number, passage, short, told } from "./dom.js";
 import { OUTCOMES, outcome } from "./episodes.js";
 import { go, link, replace } from "./route.js";
 import { glyph, tone } from "./tone.js";
@@ -152,10 +152,7 @@ function head(run, e, beside, place, members) {
     ),
     h(
       "div",
-      h(
-        "dl.facts",
-        facts.map(([name, value, title]) => h("div", { title }, h("dt", name), h("dd", value))),
-      ),
+      definitions("dl.facts", facts),
       beside
         ? h(
             "p.besides",

@@ -93,25 +93,23 @@ function markers() {
   return h("defs", shapes);
 }
 
+/** Attributes of a part of the picture that a click or Enter picks. */
+function button(label, pick) {
+  const onkeydown = (event) => event.key === "Enter" && (event.stopPropagation(), pick());
+  return { tabindex: 0, role: "button", "aria-label": label, onclick: () => pick(), onkeydown };
+}
+
 function attributes(edge, full, picked) {
   const step = level(edge.mean, full);
   const said = `${edge.action}: ${edge.n} times, mean credit ${number(edge.mean, true)}, ${Math.round(100 * edge.won)} % of its episodes solved`;
   return {
     step,
-    group: {
-      class: `edge ${edge.won === 0 ? "unwon" : ""}`,
-      tabindex: 0,
-      role: "button",
-      "aria-label": said,
-      onclick: () => picked(edge),
-      onkeydown: (event) => event.key === "Enter" && (event.stopPropagation(), picked(edge)),
-    },
+    group: { class: `edge ${edge.won === 0 ? "unwon" : ""}`, ...button(said, () => picked(edge)) },
     line: (d) => {
       const path = h("path", { class: `line${step}`, d, "marker-end": `url(#end${step})` });
       path.style.strokeWidth = `${Math.min(7, 1 + 1.1 * Math.sqrt(edge.n))}px`;
       return path;
     },
-    title: said,
   };
 }
 
@@ -184,16 +182,10 @@ function box(node, { x, y, width, height, lines }, full, picked) {
       : `${node.turns.length}`;
   const second = idle ? `${visits} · ↻ ${idle}` : visits;
   const top = y - height / 2 + 18;
+  const said = `${node.label}, ${visits}${node.fork ? ", a fork" : ""}`;
   return h(
     "g",
-    {
-      class: `node ${node.kind} ${node.fork ? "fork" : ""}`,
-      tabindex: 0,
-      role: "button",
-      "aria-label": `${node.label}, ${visits}${node.fork ? ", a fork" : ""}`,
-      onclick: () => picked(node),
-      onkeydown: (event) => event.key === "Enter" && (event.stopPropagation(), picked(node)),
-    },
+    { class: `node ${node.kind} ${node.fork ? "fork" : ""}`, ...button(said, () => picked(node)) },
     h("rect", { x: x - width / 2, y: y - height / 2, width, height, rx: node.kind === "state" ? 9 : 22 }),
     lines.map((line, i) => h("text.name", { x, y: top + i * NODE.line, "text-anchor": "middle" }, line)),
     h("text.visits", { x, y: top + lines.length * NODE.line, "text-anchor": "middle" }, second),

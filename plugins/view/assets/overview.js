@@ -1,7 +1,7 @@
 // The page of a run: what is wrong with it in words, its curves, its failures.
 
 import { chart } from "./charts.js";
-import { count, h, told } from "./dom.js";
+import { count, definitions, h, told } from "./dom.js";
 import { go, link } from "./route.js";
 import { plainTable } from "./table.js";
 
@@ -14,6 +14,9 @@ export function overview({ run, dark }) {
     ["groups", count(run.groups.length)],
     ["steps", steps(run)],
   ];
+  const notes = run.notes.map((note) => h("li", told(note)));
+  const mark = run.health.find((found) => found.mark !== null)?.mark;
+  const charts = run.charts.map((each) => chart(each, dark, picked, mark));
   return {
     title: run.name,
     node: h(
@@ -21,23 +24,12 @@ export function overview({ run, dark }) {
       h(
         "header.head",
         h("div", h("h1", told(run.name)), h("p.lead", run.headline), h("p.sub", told(told_method(run)))),
-        h(
-          "dl.facts",
-          facts.map(([name, value]) => h("div", h("dt", name), h("dd", value))),
-        ),
+        definitions("dl.facts", facts),
       ),
-      run.notes.length
-        ? h(
-            "ul.notes",
-            run.notes.map((note) => h("li", told(note))),
-          )
-        : null,
+      notes.length ? h("ul.notes", notes) : null,
       health(run),
       h("h2", "Curves"),
-      h(
-        "div.charts",
-        run.charts.map((each) => chart(each, dark, picked, run.health.find((found) => found.mark !== null)?.mark)),
-      ),
+      h("div.charts", charts),
       h("p.hint", "A click on a curve opens the episodes of that step."),
       failures(run),
     ),

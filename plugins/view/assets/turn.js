@@ -1,7 +1,7 @@
 // A turn: its credit, what it is made of, what was compared with what, the texts, the rewards.
 
 import { calls, promptChat, section, spoken } from "./chat.js";
-import { count, h, number, passage, short, told } from "./dom.js";
+import { count, definitions, h, number, passage, short, told } from "./dom.js";
 import { outcome } from "./episodes.js";
 import { link } from "./route.js";
 import { badge, tone } from "./tone.js";
@@ -88,17 +88,6 @@ function otherWay(run, key, t) {
   return name === null ? "an episode that is not here" : h("a", { href: link("episode", key, { turn: t }) }, name);
 }
 
-function pairs(className, entries) {
-  const known = entries.filter(([, value]) => value !== null && value !== undefined);
-  return known.length
-    ? h(
-        "dl",
-        { class: className },
-        known.map(([name, value]) => h("div", h("dt", name), h("dd", value))),
-      )
-    : null;
-}
-
 /** The credit's parts, which add up to it, and what the update made of it. */
 function parts(run, group, all, i) {
   const sum = run.parts.slice(1).map((name) => {
@@ -122,19 +111,11 @@ function parts(run, group, all, i) {
   const sizes = group
     .family("size.")
     .map((name) => [meant(`size.${name}`, `turns compared, ${name.replaceAll("_", " ")}`), group.at(`size.${name}`, i)]);
-  return h(
-    "div.credit",
-    sum.length
-      ? h(
-          "p.parts",
-          sum.flatMap((each, n) => (n ? [h("span.and", "+"), each] : [each])),
-        )
-      : null,
-    pairs(
-      "numbers",
-      [...levels, ...sizes, ...further].map(([name, value]) => [name, value === null ? null : number(value)]),
-    ),
-  );
+  const added = sum.flatMap((each, n) => (n ? [h("span.and", "+"), each] : [each]));
+  const numbers = [...levels, ...sizes, ...further]
+    .filter(([, value]) => value !== null)
+    .map(([name, value]) => [name, number(value)]);
+  return h("div.credit", sum.length ? h("p.parts", added) : null, numbers.length ? definitions("dl.numbers", numbers) : null);
 }
 
 function rewards(group, i) {
