@@ -170,9 +170,6 @@ def drawn(rng: random.Random, vocabulary: Sequence[str]) -> Choose:
     return choose
 
 
-# --- how two episodes differ ------------------------------------------------------------------------------------------
-
-
 def outcome(traces: Iterable[Trace]) -> list[tuple[str, list[tuple[object, ...]]]]:
     """What is the same in two runs of the same actions, unless they differ."""
     return [(trace.task, [world(answer) for answer in trace.answers]) for trace in traces]

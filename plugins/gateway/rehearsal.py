@@ -52,8 +52,6 @@ from verl_turnkey.plugins.gateway.tree import difference
 from verl_turnkey.plugins.gateway.turns import Turn, reply_id
 from verl_turnkey.plugins.rollout.episode import Episode, Generated, PlayedStep, Prompt, RowBuilder
 
-# --- stand-ins --------------------------------------------------------------------------------------------------------
-
 
 class Counting(TurnCodec):
     """A stand-in's codec whose ids stand for messages."""
@@ -156,8 +154,6 @@ async def answered(
     ids = codec.written(turn, messages, tools, sampling["max_tokens"])
     return Generated(ids, None, turn.text, {}, num_preempted=-1, seconds=perf_counter() - started)
 
-
-# --- the episodes -----------------------------------------------------------------------------------------------------
 
 ROOM = 1 << 30
 """tokens or messages that fit into a prompt, where no key sets a limit"""
