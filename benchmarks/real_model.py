@@ -14,6 +14,8 @@ mean over the training steps are Student's, over seeds.
 from __future__ import annotations
 
 import json
+import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -247,9 +249,10 @@ def keep(line: dict[str, Any]) -> None:
     """Add a line with the versions and the machine that made it."""
     versions = {name: version(name) for name in ("verl", "torch", "transformers")}
     information = (text.partition(": ") for text in Path("/proc/cpuinfo").read_text().splitlines())
-    cores = [value for name, _, value in information if name.startswith("model name")]
+    models = [value for name, _, value in information if name.startswith("model name")]  # absent on ARM
+    machine = f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
     with LINES.open("a") as file:
-        file.write(json.dumps({**line, "versions": versions, "machine": f"{cores[0]}, {len(cores)} cores"}) + "\n")
+        file.write(json.dumps({**line, "versions": versions, "machine": machine}) + "\n")
     print(json.dumps(line), flush=True)
 
 

@@ -141,6 +141,8 @@ def _go_on(env: Env, trace: Trace, actions: Sequence[str], calls: Calls) -> Trac
     return trace
 
 
+# --- the stages of a check --------------------------------------------------------------------------------------------
+
 THREADS = 4
 USER_ERRORS = (
     errors.UnknownEnvironmentError,

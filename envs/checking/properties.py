@@ -29,6 +29,7 @@ NO_ACTIONS = "list the actions in info['admissible'], name some with --action, o
 MORE_ACTIONS = "list the actions in info['admissible'], name others with --action, or use more in oracle()"
 LEFT_OUT = "the key leaves something out, or the environment draws at random"
 NEW_START = "reset must restore everything, also what instances share"
+OF_A_PROCESS = "something depends on hash(), the order of a set, or what else a process has of its own"
 RUNNING_SUM = "if this is a running sum, return what the step alone earned"
 GYMNASIUMS_FORM = (
     "reset(self, *, seed=None, options=None) must begin with super().reset(seed=seed), draw from self.np_random and "
@@ -149,21 +150,27 @@ def seed(record: Record, limits: Limits) -> Verdict:
 
 
 def reuse(record: Record, limits: Limits) -> Verdict:
-    """The same on an instance that has played other seeds before: ``reset`` leaves nothing behind."""
+    """The same on an instance, and in a process, that has played other episodes before: they leave nothing behind."""
     first = {trace.seed: trace for trace in record.first}
     for trace in (*record.group, *record.oracle, *record.texts):
         if unlike := start(first[trace.seed], trace):
             return "fail", f"an instance that had played before, {unlike}; {NEW_START}"
-    if record.unused:
-        return _same(record.unused, record.first, "a process that had played before", NEW_START)
-    return _same(record.first, record.reused, "an instance that had played before", NEW_START)
+    verdict = _same(record.first, record.reused, "an instance that had played before", NEW_START)
+    if verdict[0] == "fail" or not record.in_new_process:
+        return verdict
+    return _same(record.in_new_process, record.first, "a process that had played before", NEW_START)
 
 
 def processes(record: Record, limits: Limits) -> Verdict:
     """The same in other processes, whose ``PYTHONHASHSEED`` differs."""
     verdict: Verdict = "skip", "one process only"
     for place, traces in record.elsewhere.items():
-        verdict = _same(record.first, traces, place, "something depends on hash(), the order of a set or the process")
+        verdict = _same(
+            record.first,
+            traces,
+            place,
+            OF_A_PROCESS,
+        )
         if verdict[0] == "fail":
             return verdict
     return ("pass", f"{len(record.elsewhere)} processes") if verdict[0] == "pass" else verdict

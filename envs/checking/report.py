@@ -357,7 +357,7 @@ def _elsewhere(job: Job, record: Record, limits: Limits, processes: int) -> list
     if outcomes and outcome(record.first) != outcomes[0] and all(other == outcomes[0] for other in outcomes):
         replayed, _ = play_in_process(0)  # with our own hash seed only the episodes played here before can differ
         if outcome(replayed.first) == outcomes[0]:
-            record.unused = replayed.first
+            record.in_new_process = replayed.first
     return stopped
 
 

@@ -171,7 +171,7 @@ def drawn(rng: random.Random, vocabulary: Sequence[str]) -> Choose:
 
 
 def outcome(traces: Iterable[Trace]) -> list[tuple[str, list[tuple[object, ...]]]]:
-    """What is the same in two runs of the same actions, unless they differ."""
+    """The task and the answers of each episode, without keys and times, to compare runs of the same actions."""
     return [(trace.task, [world(answer) for answer in trace.answers]) for trace in traces]
 
 
@@ -256,8 +256,8 @@ class Record:
     """the actions of ``first`` once more, on the instance that played everything else"""
     elsewhere: dict[str, list[Trace]] = field(default_factory=dict)
     """the actions of ``first`` in other processes"""
-    unused: list[Trace] = field(default_factory=list)
-    """the same in a process with this one's hash seed, if it and all others agree on what differs from ``first``"""
+    in_new_process: list[Trace] = field(default_factory=list)
+    """the same in a new process with this one's hash seed, where it agrees with all others, and not with ``first``"""
     clones: tuple[str, list[Trace]] = ("", [])
     """how they were made; the actions of ``first`` on a clone made half-way and on what it was made from, in turn"""
     threads: list[Trace] | None = None

@@ -252,23 +252,25 @@ def _check_spread(run: CheckedRun) -> None:
 
 
 def _check_length(run: CheckedRun) -> None:
-    """verl does not start with more positions than the model's configuration has, vLLM with more than it computes."""
-    (limit, key), (most, _), who = positions(run.config), model_positions(run.config), "verl"
-    allowed = os.environ.get(LONGER, run.get(f"ray_kwargs.ray_init.runtime_env.env_vars.{LONGER}"))
-    unbound = str(allowed).strip().lower() in ("1", "true")
-    unbound |= bool({"hf_overrides", "max_model_len"} & {*(run.get(f"{ROLLOUT}.engine_kwargs.vllm") or ())})
-    served = None
-    if run.rollout.name == "vllm" and not unbound:  # which reads the model's files, not verl's override_config
+    """verl does not start with more positions than the model's configuration has, nor vLLM with more than it computes
+    from the model's files.
+    """
+    (most, key), limit, who = model_positions(run.config), run.rollout.max_model_len, "verl"
+    limit, key = (most, key) if limit is None else (limit, f"{ROLLOUT}.max_model_len")
+    of_workers = f"ray_kwargs.ray_init.runtime_env.env_vars.{LONGER}"
+    variable = OmegaConf.select(run.config, of_workers, default=os.environ.get(LONGER))
+    without_limit = str(variable).strip().lower() in ("1", "true")
+    without_limit |= bool({"hf_overrides", "max_model_len"} & {*(run.get(f"{ROLLOUT}.engine_kwargs.vllm") or ())})
+    vllm_most = None
+    if run.rollout.name == "vllm" and not without_limit:
         folder = machine.model_folder(str(run.config.actor_rollout_ref.model.path))
-        served = vllm_positions(machine.model_config(str(folder))) if folder else None
-    instead = ""
-    if served is not None and (most is None or served < most):
-        most, who = served, "vLLM"
-    elif served is not None and most is not None and served > most:
-        instead = f", or, as its RoPE scaling allows, {RAISES_POSITIONS}={served}"
+        vllm_most = vllm_positions(machine.model_config(str(folder))) if folder else None
+    if vllm_most is not None and (most is None or vllm_most < most):
+        most, who = vllm_most, "vLLM"
     if limit is not None and most is not None and limit > most:
-        key = key.partition(" (")[0]
-        refuse("max-model-len", key=key, limit=limit, who=who, most=most, instead=instead)
+        raised = f", or, as vLLM serves so many, {RAISES_POSITIONS}={vllm_most}"
+        alternative = raised if vllm_most is not None and vllm_most >= limit else ""
+        refuse("max-model-len", key=key, limit=limit, who=who, most=most, alternative=alternative)
 
 
 def _check_queue(run: CheckedRun) -> None:

@@ -30,6 +30,7 @@ LONGEST_SOCKET = 107
 """bytes of the path of a socket on Linux"""
 LOG = "turnkey.log.trajectories"
 RAISES_POSITIONS = f"++{MODEL}.override_config.max_position_embeddings"
+MODEL_FILES = f" of {MODEL}.path="
 LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"),
     *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
@@ -182,21 +183,26 @@ def positions(config: DictConfig) -> tuple[int | None, str]:
 
     verl's servers take the model's positions without its RoPE scaling, by which vLLM alone would multiply them.
     """
-    limit, own = config.actor_rollout_ref.rollout.max_model_len, model_positions(config)
-    return own if limit is None else (limit, f"{ROLLOUT}.max_model_len")
+    if (limit := config.actor_rollout_ref.rollout.max_model_len) is not None:
+        return limit, f"{ROLLOUT}.max_model_len"
+    limit, key = model_positions(config)
+    if MODEL_FILES in key and scaling(model_config(config)) == "yarn":
+        key += f" (which verl does not multiply by YaRN's factor: raise it by {RAISES_POSITIONS})"
+    return limit, key
 
 
 def model_positions(config: DictConfig) -> tuple[int | None, str]:
     """:func:`positions` without ``max_model_len``: the most that verl lets it be."""
     model, name = config.actor_rollout_ref.model, "max_position_embeddings"
-    overridden = model.get("override_config") or {}
-    overridden = overridden.get("model_config", overridden)  # of Megatron
-    if (limit := overridden.get(name, (overridden.get("text_config") or {}).get(name))) is not None:
-        return limit, RAISES_POSITIONS
-    own, key = model_config(config), f"{name} of {MODEL}.path={model.path}"
-    if scaling(own) == "yarn":
-        key += f" (which verl does not multiply by YaRN's factor: raise it by {RAISES_POSITIONS})"
-    return own.get(name), key
+    part = f"{MODEL}.override_config"
+    overrides: Any = model.get("override_config") or {}
+    if "model_config" in overrides:  # then verl takes these alone
+        part, overrides = f"{part}.model_config", overrides.model_config or {}
+    if name not in overrides and name in (overrides.get("text_config") or {}):
+        part, overrides = f"{part}.text_config", overrides.text_config
+    if (limit := overrides.get(name)) is not None:
+        return limit, f"{part}.{name}"
+    return model_config(config).get(name), f"{name}{MODEL_FILES}{model.path}"
 
 
 def vllm_positions(model: Mapping[str, Any]) -> int | None:

@@ -165,32 +165,33 @@ def _check_engine(run: CheckedRun) -> None:
 
 
 def _culprits(config: DictConfig, error: str) -> list[str]:
-    """The keys without any one of which the part of ``config`` that Hydra's ``error`` names would be valid; the part
+    """The keys each of which, if left out, makes the part of ``config`` that Hydra's ``error`` names valid; the part
     itself if there is none.
     """
     from hydra.utils import instantiate
 
-    located = re.search(r"full_key: (\S+)", error)
-    part: str = located[1] if located else ROLLOUT
+    full_key = re.search(r"full_key: (\S+)", error)
+    part: str = full_key[1] if full_key else ROLLOUT
     values: Any = {}
-    keys: list[str] = []
+    names: list[str] = []
     with suppress(OmegaConfBaseException, ValueError):  # an interpolation that leads nowhere; one value
         values = OmegaConf.to_container(OmegaConf.select(config, part), resolve=True)
     for name in values:
         with suppress(Exception):
             instantiate({key: value for key, value in values.items() if key != name}, _convert_="partial")
-            keys.append(_set_by(config, f"{part}.{name}"))
-    target = _set_by(config, f"{part}._target_")  # without it nothing is made, and so nothing fails
-    return [key for key in keys if key != target] or keys or [part]
+            names.append(name)
+    # Without a target nothing is made, and a rollout without a name passes most of verl's tests.
+    names = [name for name in names if name not in ("_target_", "name")] or names
+    return [_set_by(config, f"{part}.{name}") for name in names] or [part]
 
 
 def _set_by(config: DictConfig, key: str) -> str:
     """The key that gives ``key`` its value: another one where it interpolates that."""
     names, node = key.split("."), config
     for at, name in enumerate(names, 1):
-        node: Any = node._get_node(name)
+        node: Any = node._get_node(name, validate_access=False)
         if node is not None and node._is_interpolation():
-            source = re.match(r"\$\{(?:oc\.select:)?(\w[\w.]*)", node._value())
+            source = re.match(r"\$\{(?:oc\.select:)?(\w[\w.]*)[,}]", node._value())
             return _set_by(config, ".".join([source[1], *names[at:]])) if source else key
         if not isinstance(node, DictConfig):
             break

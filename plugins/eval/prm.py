@@ -218,6 +218,9 @@ def column_labels(file: Path) -> Label:
     return {(str(e), int(t)): float(y) for e, t, y in rows[["episode", "turn", "label"]].itertuples(index=False)}
 
 
+# --- examples -------------------------------------------------------------------------------------------------------
+
+
 def scored(episodes: Sequence[LoggedEpisode], labels: Label, kind: str, max_chars: int) -> Iterator[dict[str, Any]]:
     """A row per labelled turn: ``messages``, ``label``, ``episode``, ``turn``, ``task``, ``success``.
 

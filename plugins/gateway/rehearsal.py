@@ -200,7 +200,8 @@ class RehearsedTurn:
     follows: int | None = None
     """the turn that leads to it, from which its reward is discounted; None: there is none"""
     credit: float | None = None
-    """its advantage among the episodes of a rehearsal; None: there is one alone, or only training has what it needs"""
+    """its advantage among the episodes of a rehearsal; None: there is only one episode, or the method needs what only
+    training has"""
 
 
 @dataclass(frozen=True)
@@ -292,10 +293,12 @@ def codec_for(config: DictConfig) -> Counting | Rendering:
         hf_config: Any = AutoConfig.from_pretrained(str(Path(model.path).expanduser()), trust_remote_code=trusts)
     except (OSError, ValueError):  # a folder with a tokenizer alone
         hf_config = None
-    # As verl's HFModelConfig does, whose processor writes the prompts of a vision-language model, also of text alone.
+    # As in verl's workers: the processor of a vision-language model renders all prompts, also of text alone.
     processor = hf_processor(path, trust_remote_code=trusts) if hasattr(hf_config, "vision_config") else None
-    renderer = tokenizer if processor is None else processor
-    renderer.chat_template = model.get("custom_chat_template") or renderer.chat_template or tokenizer.chat_template
+    tokenizer.chat_template = model.get("custom_chat_template") or tokenizer.chat_template
+    if processor is not None:
+        own = processor.chat_template or tokenizer.chat_template
+        processor.chat_template = model.get("custom_chat_template") or own
     builder = builder_of(config, tokenizer, processor, getattr(hf_config, "model_type", None))
     rollout = config.actor_rollout_ref.rollout
     stop_token_ids = turnkey_config(config).rollout.stop_token_ids
@@ -492,18 +495,20 @@ def _with_credit(
     rows = read()
     in_training = {"value", *from_trainer(turnkey.prm.kind, critic=True)}
     in_training |= {f"extra.{entry['column']}" for entry in reward_entries(config, turnkey) if entry.get("column")}
-    lacking = [name for name in spec.columns(params, modify) if name in in_training and name not in rows.steps.given]
-    if lacking:  # zeros take their place, to see whether the method takes such episodes at all
-        zeros = {column.removeprefix("extra."): lambda _, row: np.zeros(len(row)) for column in lacking}
+    columns = [name for name in spec.columns(params, modify) if name in in_training and name not in rows.steps.given]
+    if columns:  # zeros take their place, to see whether the method takes such episodes at all
+        zeros = {column.removeprefix("extra."): lambda _, row: np.zeros(len(row)) for column in columns}
         values = torch.nested.nested_tensor([torch.zeros(len(mask)) for mask in masks], layout=torch.jagged)
         rows = read(values=values, supply=zeros)
     tokens = tokens_of({}, rows.turns, 0, any(modification.by_token for modification in modify))
     try:
         credit = compute_credit(spec.name, rows.steps, modify=modify, tokens=tokens, **asdict(params))
     except ConfigError as error:
-        return [replace(episode, method_error=str(error)) for episode in rehearsals]
-    if lacking:
-        why = f"no credit: it depends on {', '.join(lacking)}, which only training has"
+        of_zeros = any("extra." in column and column in str(error) for column in columns)
+        if not of_zeros:
+            return [replace(episode, method_error=str(error)) for episode in rehearsals]
+    if columns:
+        why = f"no credit: {spec.name} needs {', '.join(columns)}, which only training has"
         return [replace(episode, warnings=[*episode.warnings, why]) for episode in rehearsals]
     by_step = {
         (rows.steps.ids["trajectory"][code], int(step)): float(value)

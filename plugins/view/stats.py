@@ -95,6 +95,9 @@ def _counts(solved: ArrayLike, samples: ArrayLike) -> tuple[Floats, Floats]:
     return c, n
 
 
+# --- resampling -------------------------------------------------------------------------------------------------------
+
+
 def bootstrap(
     values: ArrayLike,
     statistic: Statistic = np.mean,
@@ -160,6 +163,7 @@ def improvement(
     return _interval(float(better.mean()), np.concatenate(drawn), confidence)
 
 
+# --- ratings of players who met in games ------------------------------------------------------------------------------
 DRAWS = 1.0
 """extra draws for each pair that met, without which a player who won every game has no finite rating"""
 ELO = 400 / math.log(10)

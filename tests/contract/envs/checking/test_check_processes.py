@@ -28,7 +28,7 @@ def in_processes() -> dict[str, Report]:
     def report(name: str) -> Report:
         return check(f"defect/{name}-v0", modules=[DEFECTIVE], processes=1, step_timeout=6, **SMALL)
 
-    names = ["Corridor", *(env.__name__ for env, *_ in IN_PROCESSES)]
+    names = ["Corridor", "StaysTired", *(env.__name__ for env, *_ in IN_PROCESSES)]
     with ThreadPoolExecutor(4) as pool:
         return dict(zip(names, pool.map(report, names), strict=True))
 
@@ -40,6 +40,12 @@ def test_a_defect_that_shows_in_processes(in_processes, env, property, status, w
     report = in_processes[env.__name__]
     assert judged(report) == {property: status}
     assert words in report[property].evidence
+
+
+def test_what_an_instance_keeps_is_blamed_on_the_instance(in_processes):
+    evidence = in_processes["StaysTired"]["reuse"].evidence
+    assert evidence.startswith("an instance that had played before")
+    assert "then 'You are tired.'" in evidence
 
 
 def test_the_healthy_one_in_processes(in_processes):

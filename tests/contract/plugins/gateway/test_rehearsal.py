@@ -185,10 +185,10 @@ def test_a_method_that_would_stop_the_run():
     assert f"training would stop: {error.replace('loo_td', 'hae').format('episode')}: choose another method" in lines
     lines = group("chat", "+turnkey=hae", "--task", json.dumps({"extra": {"switch": 1}}))
     columns = "extra.value_low, extra.value_high, extra.value_term"
-    assert f"3 episodes: no credit: it depends on {columns}, which only training has" in lines
+    assert f"3 episodes: no credit: hae needs {columns}, which only training has" in lines
     assert not any("credit by" in line or ", credit" in line for line in lines)
     lines = group("chat", "+turnkey=turn_gae")
-    assert "3 episodes: no credit: it depends on value, which only training has" in lines
+    assert "3 episodes: no credit: turn_gae needs value, which only training has" in lines
 
 
 def test_episodes_that_start_in_the_same_state(tmp_path: Path):
