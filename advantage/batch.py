@@ -139,6 +139,8 @@ class StepBatch:
             "request": request,
             "outcome": outcome,
         }
+        if not hasattr(extra, "items") and extra is not None:
+            raise ValueError(f"extra: expected a dict of columns by name, got {type(extra).__name__}")
         extra = {name: column for name, column in (extra or {}).items() if column is not None}
         optional |= {f"extra.{name}": column for name, column in extra.items()}
         passed: dict[str, Any] = {name: column for name, column in optional.items() if column is not None}
@@ -365,7 +367,14 @@ class Credit:
         """Credit whose advantage is the sum of ``parts``, in their order, minus ``penalty``, one more part.
 
         ``total`` (S,): the sum of ``parts``, if the method computes it with less rounding. ``other``: further fields.
+
+        Raises:
+            ValueError: a part is not one number per step.
         """
+        parts = {name: np.asarray(part, np.float64) for name, part in parts.items()}
+        for name, part in parts.items():
+            if part.shape != np.shape(penalty):
+                raise ValueError(f"part {name!r}: expected {len(penalty)} numbers, one per step, got {part.shape}")
         advantage = (sum(parts.values()) if total is None else total) - penalty
         return cls(advantage, returns, parts={**parts, "penalty": 0.0 - penalty}, **other)
 

@@ -17,7 +17,7 @@ import numpy as np
 from verl_turnkey.advantage.batch import OPTIONAL_COLUMNS, Credit, StepBatch
 from verl_turnkey.advantage.group_ops import Floats, Ints, describe
 from verl_turnkey.advantage.paper_names import known_as
-from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen, require_new
+from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen, require_new, require_takes
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,9 @@ _MODIFIERS: dict[str, ModifierSpec] = {}
 
 def check_columns(what: str, needs: Sequence[str], before: Sequence[str]) -> None:
     """Raise ValueError where ``needs`` names a column that no table has, or ``before`` no further one of ``what``."""
+    for field, columns in (("needs", needs), ("before", before)):
+        if isinstance(columns, str):
+            raise ValueError(f"{what}: expected {field} to be a tuple of names such as ({columns!r},), got a str")
     for column in needs:
         if column not in OPTIONAL_COLUMNS and not column.startswith("extra."):
             raise ValueError(
@@ -195,7 +198,7 @@ def register_modifier(
 
     Raises:
         ValueError: the name is taken or contains a slash, ``params`` is not a frozen dataclass or has a field ``name``,
-            or ``needs`` or ``before`` names an unknown column.
+            ``needs`` or ``before`` names an unknown column, or ``fn`` or ``of_tokens`` takes other arguments.
     """
     require_new(f"modifier {name!r}", _MODIFIERS.get(name), "; choose another name")
     if "/" in name:
@@ -206,6 +209,10 @@ def register_modifier(
     check_columns(f"modifier {name!r}", needs, before)
 
     def register(fn: Modifier) -> Modifier:
+        memory = ["state"] * stateful
+        require_takes(f"modifier {name!r}", fn, "batch", "params", "estimate", *memory)
+        if of_tokens is not None:
+            require_takes(f"modifier {name!r} of tokens", of_tokens, "advantage", "tokens", "batch", "params", *memory)
         _MODIFIERS[name] = ModifierSpec(
             name, params, tuple(needs), paper, summary, fn, stateful, bounded_outcomes, of_tokens, tuple(before)
         )
@@ -372,6 +379,9 @@ def check_numbers(who: str, credit: Credit, steps: int) -> None:
         if array.shape != (steps,) or array.dtype.kind not in "iu" or array.min(initial=0) < -1:
             got = f"{array.dtype} of shape {array.shape}, from {array.min(initial=0)}"
             raise ValueError(f"{who}: expected groups {name!r} to be {steps} integers >= -1, one per step, got {got}")
+    for key, value in credit.metrics.items():
+        if np.asarray(value).shape or np.asarray(value).dtype.kind not in "biuf":
+            raise ValueError(f"{who}: expected Credit.metrics to hold numbers by name, got {value!r} for {key!r}")
     if twice := credit.parts.keys() & credit.levels.keys():
         raise ValueError(f"{who}: {min(twice)!r} is a part and a level; expected different names, as both are logged")
     for key, value in credit.state.items():

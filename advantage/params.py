@@ -7,6 +7,7 @@ key or value always reads the same: the full dotted key, what was expected, what
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -148,6 +149,18 @@ def require_new(what: str, holder: Any, instead: str = "") -> None:
     if holder is not None:
         by = f"{holder.fn.__module__}.{holder.fn.__qualname__}"
         raise ValueError(f"{what} is already registered by {by}{instead}")
+
+
+def require_takes(what: str, function: Callable[..., Any], *arguments: str) -> None:
+    """Raise ValueError unless ``function`` takes ``arguments`` by position; ``what`` it is opens the message."""
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except ValueError:  # some built-in functions have none
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise ValueError(f"{what}: expected a function of ({', '.join(arguments)}), got one of {signature}") from None
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:

@@ -19,7 +19,7 @@ from verl_turnkey.advantage.modifying import (
     parse_modify,
 )
 from verl_turnkey.advantage.paper_names import known_as
-from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen, require_new
+from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen, require_new, require_takes
 
 Estimator = TypeVar("Estimator", bound=Callable[..., Credit])
 
@@ -162,7 +162,8 @@ def register_estimator(
 
     Raises:
         ValueError: the name is taken, ``params`` is not a frozen dataclass or has a field called as an argument of
-            :func:`compute_credit`, ``needs`` or ``before`` names an unknown column, or ``tier`` is unknown.
+            :func:`compute_credit`, ``needs`` or ``before`` names an unknown column, ``tier`` is unknown, or ``fn``
+            takes other arguments.
     """
     if tier not in TIERS:
         raise ValueError(f"estimator {name!r}: tier: expected one of {', '.join(map(repr, TIERS))}, got {tier!r}")
@@ -173,6 +174,7 @@ def register_estimator(
     check_columns(f"estimator {name!r}", needs, before)
 
     def register(fn: Estimator) -> Estimator:
+        require_takes(f"estimator {name!r}", fn, "batch", "params", *["state"] * stateful)
         source = (tuple(needs), tuple(gives), paper, summary, fn)
         _ESTIMATORS[name] = EstimatorSpec(
             name, params, *source, stateful, tuple(before), bounded_outcomes, independent, tier

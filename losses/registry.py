@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verl_turnkey.advantage.paper_names import known_as
-from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen, require_new
+from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_frozen, require_new, require_takes
 
 GROUP_LOG_RATIO = "group_log_ratio"
 """further input of losses that compare the rows of a group with each other"""
@@ -204,8 +204,8 @@ def register_loss(
         per_row: the tokens of a row have one value, to be averaged over rows, and the further inputs are (B,).
 
     Raises:
-        ValueError: the name is taken, ``params`` is not a frozen dataclass, ``needs`` not a dict or ``accepts`` not a
-            tuple of names.
+        ValueError: the name is taken, ``params`` is not a frozen dataclass, ``needs`` not a dict, ``accepts`` not a
+            tuple of names, or ``fn`` takes other arguments.
     """
     require_new(f"loss {name!r}", _LOSSES.get(name))
     require_frozen(f"loss {name!r}", params)
@@ -218,6 +218,7 @@ def register_loss(
         raise ValueError(f"loss {name!r}: expected accepts to be a tuple of names such as ({accepts!r},), got a str")
 
     def register(fn: Loss) -> Loss:
+        require_takes(f"loss {name!r}", fn, "inputs", "params")
         more = (WEIGHT_SHARE,) if weight else ()
         _LOSSES[name] = LossSpec(
             name, params, dict(needs or {}), (*accepts, *more), weight, per_row, paper, summary, fn

@@ -19,6 +19,7 @@ from verl_turnkey.advantage import (
     parse_modify,
     register_estimator,
     register_modifier,
+    register_token_modifier,
 )
 from verl_turnkey.advantage import registry as registry_module
 from verl_turnkey.advantage.registry import TIERS
@@ -162,7 +163,30 @@ def test_registration_refuses_mutable_params_and_unknown_columns():
         register_estimator("typo", params=NoParams, needs=("anchors",))
     with pytest.raises(ValueError, match=r"'typo': before names 'role', expected extra\.<name>"):
         register_estimator("typo", params=NoParams, before=("role",))
+    with pytest.raises(ValueError, match=r"'typo': expected needs to be a tuple of names such as \('anchor',\), got a"):
+        register_estimator("typo", params=NoParams, needs="anchor")  # pyright: ignore[reportArgumentType]
     assert not {"mutable", "plain", "typo"} & set(estimators())
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_registration_refuses_a_function_of_other_arguments():
+    """Training would notice it after the first rollout."""
+    with pytest.raises(ValueError, match=r"'short': expected a function of \(batch, params\), got one of \(batch\)$"):
+        register_estimator("short", params=NoParams)(lambda batch: Credit(batch.reward))
+    with pytest.raises(ValueError, match=r"'short': expected a function of \(batch, params, state\), got one of"):
+        register_estimator("short", params=NoParams, stateful=True)(lambda batch, params: Credit(batch.reward))
+    with pytest.raises(ValueError, match=r"'short': expected a function of \(batch, params, estimate\), got one of"):
+        register_modifier("short", params=NoParams)(lambda batch, params: Credit(batch.reward))
+    with pytest.raises(ValueError, match=r"'short' of tokens: expected a function of \(advantage, tokens, batch"):
+        register_token_modifier("short", params=NoParams)(lambda advantage, tokens: advantage)
+    assert "short" not in {*estimators(), *modifiers()}
+    register_estimator("further", params=NoParams)(lambda *both, scale=1.0: Credit(both[0].reward))
+
+
+def test_parts_are_one_number_per_step():
+    assert Credit.of_parts({"own": [1, 2]}, np.array([0.0, 0.5])).advantage.tolist() == [1.0, 1.5]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"part 'own': expected 2 numbers, one per step, got \(1,\)$"):
+        Credit.of_parts({"own": np.zeros(1)}, np.zeros(2))
 
 
 @pytest.mark.usefixtures("own_registry")
@@ -171,6 +195,7 @@ def test_registration_refuses_mutable_params_and_unknown_columns():
     [
         (Credit(np.array([0.0, np.nan])), r"expected advantage to be 2 finite numbers.* got 1 that are not finite"),
         (Credit(np.zeros(3)), r"expected advantage to be 2 finite numbers, one per step, got shape \(3,\)$"),
+        (Credit(np.zeros(2), metrics={"kind": "text"}), "expected Credit.metrics to hold numbers by name, got 'text'"),  # pyright: ignore[reportArgumentType]
         (Credit(np.zeros(2), returns=np.full(2, np.inf)), r"expected returns to be 2 .* got 2 that are not finite"),
         (Credit(np.zeros(2), targets={"low": np.array([np.nan, np.inf])}), r"expected target 'low' to be 2 numbers"),
         (Credit(np.zeros(2), targets={"low": np.zeros(3)}), r"expected target 'low' to be 2 numbers, one per step"),

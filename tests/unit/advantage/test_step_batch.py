@@ -129,6 +129,7 @@ BAD = [
     ({"penalty": 0.1}, r"penalty: expected a sequence with one entry per step, got float"),
     ({"group": "gggh"}, r"group: expected a sequence with one entry per step, got str"),
     ({"reward": np.array(1.0)}, r"reward: expected a sequence with one entry per step, got ndarray"),
+    ({"extra": ["x"] * 4}, r"extra: expected a dict of columns by name, got list"),
     ({"extra": {"role": ["x"]}}, r"extra\.role: expected 4 entries"),
     ({"reward": [0, 1, float("nan"), 2]}, r"reward: row 2, trajectory 't1', step 0: expected a number from .* got nan"),
     ({"reward": [0, 1, 2, float("inf")]}, r"reward: row 3, trajectory 't2', step 0: .* got inf"),

@@ -128,6 +128,11 @@ def test_wrong_registrations():
         ):
             pass
     with (
+        pytest.raises(ValueError, match=r"'mine': expected a function of \(inputs, params\), got one of \(inputs\)"),
+        registered(lambda inputs: inputs),
+    ):
+        pass
+    with (
         registered(print),
         pytest.raises(ValueError, match=r"'mine' is already registered by"),
     ):
