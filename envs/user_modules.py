@@ -25,7 +25,7 @@ from typing import Any
 
 import gymnasium
 
-from verl_turnkey.advantage.params import did_you_mean
+from verl_turnkey.advantage.params import did_you_mean, require_takes
 from verl_turnkey.envs.errors import ModuleImportError
 
 logger = logging.getLogger(__name__)
@@ -111,8 +111,10 @@ def import_modules(names: Sequence[str], key: str = "turnkey.modules", kinds: Se
             ) from error
 
 
-def load_function(path: str, key: str) -> Callable[..., Any]:
+def load_function(path: str, key: str, *arguments: str) -> Callable[..., Any]:
     """The function ``module:name``; the module is a dotted one or a ``.py`` file. ``key`` is named in errors.
+
+    ``arguments``: their names, if it is to take them by position.
 
     Raises:
         ModuleImportError: names the key, the path and what is wrong with it.
@@ -123,7 +125,7 @@ def load_function(path: str, key: str) -> Callable[..., Any]:
             raise ImportError("there is no colon in it")
         module = _module(module_name)
         if not hasattr(module, name):
-            raise AttributeError(f"{module_name} has no {name!r}{did_you_mean(name, vars(module)) or '.'}")
+            raise AttributeError(f"{module_name} has no {name!r}{did_you_mean(name, vars(module))}")
         function = getattr(module, name)
         if not callable(function):
             raise TypeError(f"{name} is a {type(function).__name__}, not a function")
@@ -132,6 +134,11 @@ def load_function(path: str, key: str) -> Callable[..., Any]:
             f"{key}: cannot load {path!r} ({type(error).__name__}: {error}). Write package.module:function or "
             f"path/to/file.py:function"
         ) from error
+    if arguments:
+        try:
+            require_takes(f"{key}={path}", function, *arguments)
+        except ValueError as error:
+            raise ModuleImportError(str(error)) from None
     return function
 
 

@@ -55,12 +55,19 @@ from verl_turnkey.envs.variables import inherited, without_proxy
 logger = logging.getLogger(__name__)
 KEY = "turnkey.agent.run"
 """the configuration key that names the function, for errors"""
+ARGUMENTS = ("task", "agent")
 
 
 async def call(
-    function: Callable[..., Any], task: Mapping[str, Any], agent: AgentHandle, threads: Executor | None = None
+    function: Callable[..., Any],
+    path: str,
+    task: Mapping[str, Any],
+    agent: AgentHandle,
+    threads: Executor | None = None,
 ) -> AgentResult:
     """Call ``function(task, agent)``. One that is not ``async`` runs in ``threads``; None: here, and it blocks.
+
+    ``path``: how the user names it.
 
     Raises:
         AgentFailure: what it returned cannot be read.
@@ -80,12 +87,7 @@ async def call(
         logger.debug("the agent's function raised", exc_info=True)
         source = inspect.getsourcefile(inspect.unwrap(function)) or ""
         return AgentResult(reason=_reason(error, source, agent.key))
-    return read_result(value, f"{KEY}={name_of(function)}")
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """``module:name``, as a user writes it."""
-    return f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__name__)}"
+    return read_result(value, f"{KEY}={path}")
 
 
 def _without_exit(function: Callable[..., Any], task: Mapping[str, Any], agent: SyncAgentHandle) -> Any:
@@ -119,7 +121,7 @@ def main(fd: int, path: str) -> None:
     os.register_at_fork(after_in_child=lambda: os.close(open_fds.pop()) if open_fds else None)
     with socket.socket(fileno=fd) as connection, connection.makefile("r", encoding="utf-8") as requests:
         try:
-            function = load_function(path, KEY)
+            function = load_function(path, KEY, *ARGUMENTS)
         except ModuleImportError as error:
             connection.sendall(_line({"failure": str(error)}))
             return
@@ -131,7 +133,7 @@ def main(fd: int, path: str) -> None:
             agent = AgentHandle(**fields["agent"], workspace=None if workspace is None else Path(workspace))
             answer: dict[str, Any]
             try:
-                answer = {"outcome": asdict(asyncio.run(call(function, fields["task"], agent)))}
+                answer = {"outcome": asdict(asyncio.run(call(function, path, fields["task"], agent)))}
             except AgentFailure as failure:
                 answer = {"failure": failure.reason}
             connection.sendall(_line(answer | {"leaves": _left(loaded)}))
@@ -398,21 +400,22 @@ class InProcessFunctionRunner(Runner):
 
     def __init__(self, path: str, *, timeout: float, most_threads: int = 256) -> None:
         os.environ.update(without_proxy())
-        self._function, self._timeout = load_function(path, KEY), timeout
+        self._path, self._function, self._timeout = path, load_function(path, KEY, *ARGUMENTS), timeout
         self._threads = DaemonThreads(most_threads, "agent")
 
     async def run(self, task: Mapping[str, Any], agent: AgentHandle) -> AgentResult:
         """As ``Runner.run``."""
         token = PLAYED.set(agent.key)
         try:
-            outcome = await asyncio.wait_for(call(self._function, task, agent, self._threads), self._timeout)
+            played = call(self._function, self._path, task, agent, self._threads)
+            outcome = await asyncio.wait_for(played, self._timeout)
         except (asyncio.TimeoutError, TimeoutError):
             return AgentResult(truncated=True, reason=ran_too_long(self._timeout))
         finally:
             PLAYED.reset(token)
         if agent.key in STRAYS:
             STRAYS.discard(agent.key)
-            raise AgentFailure(f"{KEY}={name_of(self._function)} {_KEPT}")
+            raise AgentFailure(f"{KEY}={self._path} {_KEPT}")
         return outcome
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from omegaconf import DictConfig, OmegaConf
 
 from verl_turnkey.advantage import ConfigError
-from verl_turnkey.envs.agents.function import is_url
+from verl_turnkey.envs.agents.function import ARGUMENTS, is_url
 from verl_turnkey.envs.errors import SandboxError
 from verl_turnkey.envs.http import check_url
 from verl_turnkey.envs.prompting.actions import CALLS, FORMATS, TOOLS, instruction_of, load_parser
@@ -187,7 +187,7 @@ def _check_run(agent: AgentConfig) -> None:
     check_isolation(agent)
     if isinstance(agent.run, str):
         if kind == "a function":
-            load_function(agent.run, RUN)
+            load_function(agent.run, RUN, *ARGUMENTS)
         else:
             host = urlsplit(check_url(agent.run, RUN)).hostname or ""
             if agent.listen.startswith(LOCAL) and not host.startswith(LOCAL):

@@ -32,6 +32,10 @@ def returns(task: Any, agent: Any) -> Any:
     return values[task["what"]]
 
 
+def takes_the_task_alone(task: Any) -> float:
+    return 1.0
+
+
 def raises(task: Any, agent: Any) -> None:
     raise ValueError("x" * 1000)
 

@@ -74,9 +74,8 @@ def test_results_of_either_kind(runner: Callable[..., Any]) -> None:
 def test_other_results_are_refused(runner: Callable[..., Any], what: str, message: str) -> None:
     with pytest.raises(AgentFailure) as failure:
         play(runner, "returns", {"what": what})
-    assert "functions" in failure.value.reason
     fields = "{reward, success, turns, outcome, extra}"
-    assert f":returns must return a finite number or a dict {fields}: " in failure.value.reason
+    assert f"run={FILE}:returns must return a finite number or a dict {fields}: " in failure.value.reason
     assert message in failure.value.reason
 
 
@@ -251,6 +250,13 @@ def test_a_function_that_is_not_there_is_named() -> None:
         play(FunctionRunner, "play", {})
     with pytest.raises(ModuleImportError, match=r"turnkey\.agent\.run: cannot load .*has no 'play'"):
         play(InProcessFunctionRunner, "play", {})
+
+
+@both
+def test_a_function_takes_task_and_agent(runner: Callable[..., Any]) -> None:
+    expected = rf"run={FILE}:takes_the_task_alone: expected a function of \(task, agent\), got one of \(task: Any\)"
+    with pytest.raises((AgentFailure, ModuleImportError), match=expected):
+        play(runner, "takes_the_task_alone", {})
 
 
 def test_its_process_has_the_hooks_of_editable_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
