@@ -18,12 +18,13 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from gymnasium.utils.env_checker import check_env
 
 from verl_turnkey.envs import errors
@@ -344,8 +345,15 @@ class _Examination:
             with self.guarded("oracle", f"oracle() after reset(seed={seed})"):
                 self.calls("reset", f"reset(seed={seed})", lambda seed=seed: env.reset(seed=seed))
                 actions, _ = self.calls("reset", f"oracle() (seed {seed})", find)
-            if actions is not None:
-                traces.append(play(env, seed, "oracle", scripted(actions), len(actions), self.calls))
+            if actions is None:
+                continue
+            listed = [*actions] if isinstance(actions, Iterable) and not isinstance(actions, str) else [actions]
+            if isinstance(actions, str) or not all(isinstance(action, str) for action in listed):
+                wrong = f"oracle() (seed {seed}) must return a list of str, or None, not {short_repr(actions)}"
+                self.faults.append(("oracle", wrong))
+                self.note("faults", self.faults)
+                continue
+            traces.append(play(env, seed, "oracle", scripted(listed), len(listed), self.calls))
         return traces
 
 
@@ -442,12 +450,21 @@ def _threads(job: Job, first: Sequence[Trace]) -> list[Trace]:
 
 def _gymnasium(job: Job) -> tuple[str, str]:
     """What gymnasium's checker finds, and what it finds in the declared spaces only: nothing here reads them."""
+    own_spaces: set[str] = set()
 
     def said_of(any_text: bool) -> str:
         env = make(job.env_id, job.kwargs).unwrapped
         for name in ("observation_space", "action_space"):
-            if any_text or getattr(env, name, None) is None:
+            if getattr(env, name, None) is not None:
+                own_spaces.add(name)
+            if any_text or name not in own_spaces:
                 setattr(env, name, AnyText())
+        step = env.step
+
+        def with_bools(action: str) -> Any:
+            return tuple(part.item() if isinstance(part, np.bool_) else part for part in step(action))
+
+        env.step = with_bools  # the checker takes numpy's False for an end of the episode
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -460,7 +477,7 @@ def _gymnasium(job: Job) -> tuple[str, str]:
         return ""
 
     declared = said_of(any_text=False)
-    if not declared:
-        return "", ""
+    if not (declared and own_spaces):
+        return declared, ""
     rest = said_of(any_text=True)
     return rest, "" if rest else declared

@@ -325,6 +325,8 @@ def key_repeats(record: Record, limits: Limits) -> Verdict:
     if len(nothing_done) > 2 and all(a != b for a, b in nothing_done):
         return "warn", f"it changed in each of {len(nothing_done)} steps whose action was invalid: a counter in it?"
     rate = record.anchor_rate(lambda answer: answer.state_key, start=False)
+    if math.isnan(rate):
+        return "skip", "no action was taken after the first"
     if rate == 0.0:
         return "warn", "no state after the start was seen twice in the rollouts: gigpo finds nothing to compare"
     views_return = record.comes_back(lambda answer: answer.observation_key)
@@ -452,7 +454,8 @@ def _little_seen(record: Record, valid: set[str]) -> str:
     if record.oracle and all(trace.ended and len(trace.actions) == 1 for trace in record.played()):
         return ""  # there is no second step to see, and an answer in the right form can hardly be drawn
     of_oracle = [trace.valid_actions() for trace in record.oracle]
-    if valid <= set().union(*of_oracle) and all(len(actions) == 1 for actions in of_oracle):
+    only_oracles = set().union(*of_oracle).difference(record.named_actions)
+    if valid <= only_oracles and all(len(actions) == 1 for actions in of_oracle):
         return "the only valid actions played were those of oracle(), one per task"
     if any(len(trace.valid_actions()) > 1 for trace in record.played()):
         return ""

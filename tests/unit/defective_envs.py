@@ -151,6 +151,9 @@ KeyOfTheInstance = with_results(
 ShortAnswer = with_answers("ShortAnswer", lambda *answer: answer[:4])
 RewardInWords = with_answers("RewardInWords", lambda seen, reward, *rest: (seen, str(reward), *rest))
 BothFlags = with_answers("BothFlags", lambda seen, reward, end, cut, info: (seen, reward, end, end or cut, info))
+NumpysFlags = with_answers(
+    "NumpysFlags", lambda seen, reward, end, cut, info: (seen, np.float64(reward), np.bool_(end), np.bool_(cut), info)
+)
 SuccessInWords = with_answers(
     "SuccessInWords", lambda *answer: (*answer[:4], {**answer[4], "success": "yes" if answer[4]["success"] else ""})
 )
@@ -354,6 +357,16 @@ class UnlistedMoves(Corridor):
         return replace(super().result(**outcome), admissible=None)
 
 
+class EitherWay(UnlistedMoves):
+    """Healthy once both moves are named: the oracle takes one of them alone, which depends on the task."""
+
+    def act(self, action: str) -> StepResult:
+        return super().act({"left": "right", "right": "left"}.get(action, action) if self.goal % 2 else action)
+
+    def oracle(self) -> list[str] | None:
+        return ["left" if self.goal % 2 else "right"] * self.goal
+
+
 class NamesOneMove(UnlistedMoves):
     def oracle(self) -> list[str] | None:
         return None
@@ -491,6 +504,22 @@ class HiddenGoal(Corridor):
 class MovesByAnyText(Corridor):
     def act(self, action: str) -> StepResult:
         return super().act(action if action in MOVES else "right")
+
+
+class WithoutSpaces(Corridor):
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = self.action_space = None
+
+
+class OracleOfNumbers(Corridor):
+    def oracle(self) -> Any:
+        return [1] * self.goal
+
+
+class OracleOfOneText(Corridor):
+    def oracle(self) -> Any:
+        return "right"
 
 
 class BadOracle(Corridor):
@@ -671,6 +700,8 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
         "fail",
         "was not flagged and earned 0.25: change nothing, and set info['invalid']",
     ),
+    (OracleOfNumbers, "oracle", "fail", "oracle() (seed 0) must return a list of str, or None, not list [1, 1, 1, 1]"),
+    (OracleOfOneText, "oracle", "fail", "oracle() (seed 0) must return a list of str, or None, not str 'right'"),
     (BadOracle, "oracle", "fail", "success=False, terminated=False, reward 0; correct oracle(), or let the step"),
     (GlobalRandom, "global_rng", "warn", "random in step("),
     (GlobalRandomAndThreads, "global_rng", "fail", "thread_safe must be False"),
@@ -701,12 +732,13 @@ HEALTHY = (
     HiddenGoal,
     ListsUntilTheEnd,
     LogsMoves,
+    NumpysFlags,
     OracleTakesBothMoves,
     Quiz,
     ShowsWhatDoesNotMatter,
     TellsTheStep,
 )
-OTHERS = (Corridor, DoorsOfAll, LimitedSessions, RaisesOnOtherText, StaysTired)
+OTHERS = (Corridor, DoorsOfAll, EitherWay, LimitedSessions, RaisesOnOtherText, StaysTired)
 for _env in (*OTHERS, *HEALTHY, *(env for env, *_ in (*DEFECTS, *IN_PROCESSES))):
     if f"defect/{_env.__name__}-v0" not in gymnasium.registry:
         gymnasium.register(f"defect/{_env.__name__}-v0", entry_point=_env)

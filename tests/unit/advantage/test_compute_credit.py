@@ -164,7 +164,7 @@ def test_registration_refuses_mutable_params_and_unknown_columns():
     with pytest.raises(ValueError, match=r"'typo': before names 'role', expected extra\.<name>"):
         register_estimator("typo", params=NoParams, before=("role",))
     with pytest.raises(ValueError, match=r"'typo': expected needs to be a tuple of names such as \('anchor',\), got a"):
-        register_estimator("typo", params=NoParams, needs="anchor")  # pyright: ignore[reportArgumentType]
+        register_estimator("typo", params=NoParams, needs="anchor")
     assert not {"mutable", "plain", "typo"} & set(estimators())
 
 
@@ -184,7 +184,7 @@ def test_registration_refuses_a_function_of_other_arguments():
 
 
 def test_parts_are_one_number_per_step():
-    assert Credit.of_parts({"own": [1, 2]}, np.array([0.0, 0.5])).advantage.tolist() == [1.0, 1.5]  # pyright: ignore[reportArgumentType]
+    assert Credit.of_parts({"own": [1, 2]}, np.array([0.0, 0.5])).advantage.tolist() == [1.0, 1.5]
     with pytest.raises(ValueError, match=r"part 'own': expected 2 numbers, one per step, got \(1,\)$"):
         Credit.of_parts({"own": np.zeros(1)}, np.zeros(2))
 
@@ -195,7 +195,7 @@ def test_parts_are_one_number_per_step():
     [
         (Credit(np.array([0.0, np.nan])), r"expected advantage to be 2 finite numbers.* got 1 that are not finite"),
         (Credit(np.zeros(3)), r"expected advantage to be 2 finite numbers, one per step, got shape \(3,\)$"),
-        (Credit(np.zeros(2), metrics={"kind": "text"}), "expected Credit.metrics to hold numbers by name, got 'text'"),  # pyright: ignore[reportArgumentType]
+        (Credit(np.zeros(2), metrics={"kind": "text"}), "expected Credit.metrics to hold numbers by name, got 'text'"),
         (Credit(np.zeros(2), returns=np.full(2, np.inf)), r"expected returns to be 2 .* got 2 that are not finite"),
         (Credit(np.zeros(2), targets={"low": np.array([np.nan, np.inf])}), r"expected target 'low' to be 2 numbers"),
         (Credit(np.zeros(2), targets={"low": np.zeros(3)}), r"expected target 'low' to be 2 numbers, one per step"),

@@ -111,11 +111,35 @@ def test_a_process_that_died_before_it_made_an_instance_made_none():
     assert (makes.status, makes.evidence) == ("skip", UNREACHED)
 
 
+def test_an_environment_without_spaces_is_not_excused_by_them(monkeypatch):
+    """A start that an unseeded reset draws at random may pass the second time."""
+    verdicts = iter(["the start is random", ""])
+
+    def fickle(env, **_):
+        if fault := next(verdicts):
+            raise AssertionError(fault)
+
+    monkeypatch.setattr(play, "check_env", fickle)
+    monkeypatch.setattr(play, "make", lambda *_: defective_envs.WithoutSpaces())
+    job = play.Job("defect/WithoutSpaces-v0", {}, (), (0,), rollouts=1, steps=1)
+    assert play._gymnasium(job) == ("AssertionError: 'the start is random'", "")
+
+
+def test_one_step_has_no_key_that_could_repeat():
+    report = check("defect/Quiz-v0", processes=0, **SMALL)
+    assert (report["key_repeats"].status, report["key_repeats"].evidence) == (
+        "skip",
+        "no action was taken after the first",
+    )
+
+
 def test_actions_can_be_named():
     report = check("defect/Leaps-v0", processes=0, actions=MOVES, **SMALL)
     assert judged(report) == {}
     assert "distinct valid ones played: 4; " in report["admissible"].evidence
     assert re.search(r"steps alike; distinct valid actions: [34]$", report["reuse"].evidence)
+    unnamed, named = (check("defect/EitherWay-v0", processes=0, actions=actions, **SMALL) for actions in ((), MOVES))
+    assert (judged(unnamed), judged(named)) == ({"admissible": "warn"}, {})
     listed = [check("defect/Corridor-v0", processes=0, actions=actions, **SMALL) for actions in ((), MOVES)]
     assert ["--action had no effect" in report["admissible"].evidence for report in listed] == [False, True]
 
