@@ -80,13 +80,13 @@ def raise_all(errors: Sequence[Exception], where: str = "") -> None:
         raise unique[0] if len(unique) == 1 else ConfigErrors(unique, where)
 
 
-def check(ok: bool, key: str, expected: str, value: object) -> None:
+def check(ok: bool, key: str, expected: str, value: object, hint: str = "") -> None:
     """Raise :class:`ConfigError` unless ``ok``: the range check of a params dataclass, for its ``__post_init__``.
 
-    ``key`` is the bare field name; :func:`parse` puts the path in front of it.
+    ``key`` is the bare field name; :func:`parse` puts the path in front of it. ``hint`` ends the message.
     """
     if not ok:
-        raise ConfigError(f"{key}: expected {expected}, got {value!r}")
+        raise ConfigError(f"{key}: expected {expected}, got {value!r}{hint}")
 
 
 @dataclass(frozen=True)

@@ -454,8 +454,7 @@ def _little_seen(record: Record, valid: set[str]) -> str:
     if record.oracle and all(trace.ended and len(trace.actions) == 1 for trace in record.played()):
         return ""  # there is no second step to see, and an answer in the right form can hardly be drawn
     of_oracle = [trace.valid_actions() for trace in record.oracle]
-    only_oracles = set().union(*of_oracle).difference(record.named_actions)
-    if valid <= only_oracles and all(len(actions) == 1 for actions in of_oracle):
+    if valid <= set().union(*of_oracle) - {*record.named_actions} and all(len(taken) == 1 for taken in of_oracle):
         return "the only valid actions played were those of oracle(), one per task"
     if any(len(trace.valid_actions()) > 1 for trace in record.played()):
         return ""

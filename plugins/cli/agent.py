@@ -62,6 +62,11 @@ def agent(
     require_verl("agent")
     if model != SCRIPTED and replies is not None:
         raise typer.BadParameter("--replies goes with --model scripted")
+    if model != SCRIPTED and not is_url(model):
+        raise typer.BadParameter(
+            f"--model: expected scripted, or the URL of a server such as http://host:8000/v1, got {model!r}: a model's "
+            "name there is --model-name"
+        )
     command = run if is_url(run) or FUNCTION.fullmatch(run) else shlex.split(run)
     _check_file(run)
     others = [word for word in overrides or () if not re.match(r"\+{0,2}turnkey\.agent\.run=", word)]

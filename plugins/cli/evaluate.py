@@ -66,8 +66,8 @@ class Model:
     api_key_env: str | None
 
     def __post_init__(self) -> None:
-        if (self.checkpoint is None) == (self.server is None):
-            raise typer.BadParameter("give a RUN, or either --checkpoint or --server")
+        if self.checkpoint is not None and self.server is not None:
+            raise typer.BadParameter("give either --checkpoint or --server, not both")
         of_server = {"--model": self.name, "--api-key-env": self.api_key_env}
         if self.server is None and (options := [option for option, value in of_server.items() if value is not None]):
             raise typer.BadParameter(f"{' and '.join(options)} go with --server; other weights: --checkpoint")
@@ -219,6 +219,9 @@ def evaluate(
     run = run or saved_by
     if environment and launch.agent_of(further):
         raise typer.BadParameter(f"either {environment} is played, or the agent of turnkey.agent.run: leave out one")
+    if checkpoint is None and server is None:
+        no_run = f"{environment} is not the folder of a run: " if environment else ""
+        raise typer.BadParameter(f"{no_run}give a RUN, or either --checkpoint or --server")
     model = Model(checkpoint, server, model_name, tokenizer, tag, api_key_env)
     method, overridden, ignored = _method(further)
     if ignored:

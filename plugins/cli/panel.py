@@ -12,7 +12,8 @@ import typer
 from verl_turnkey.advantage import ConfigError
 from verl_turnkey.advantage.params import did_you_mean
 from verl_turnkey.advantage.text_files import read_text, write_text
-from verl_turnkey.envs.tasks import Panel, make_panel
+from verl_turnkey.envs.errors import UnknownEnvironmentError
+from verl_turnkey.envs.tasks import HELD_OUT_SPLITS, Panel, make_panel
 from verl_turnkey.plugins.cli import launch
 from verl_turnkey.plugins.cli.packages import require_verl
 from verl_turnkey.plugins.config import playing
@@ -37,7 +38,7 @@ def panel(
     overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: key=value")] = None,
     tasks: Annotated[str, typer.Option(help="new panel: number of tasks, or all")] = "48",
     samples: Annotated[int, typer.Option(min=1, help="new panel: samples per task")] = 4,
-    split: Annotated[str | None, typer.Option(help="new panel: split from which its tasks are chosen")] = None,
+    split: Annotated[str | None, typer.Option(help="new panel: what to call the split of its tasks")] = None,
     returns: Annotated[str, typer.Option(help="new panel: lowest and highest return, as [0, 1]")] = "null",
     starts: Annotated[bool, typer.Option(help="reset the environment and look at the start of each task")] = True,
     out: Annotated[Path, typer.Option(help="folder for NAME.json and NAME.parquet")] = Path(),
@@ -63,9 +64,10 @@ def panel(
         made, here = remade(there, [*([environment] if environment else []), *(overrides or ())], starts)
         lines = differences(there, made)
     else:
-        number = None if tasks == "all" else int(tasks)
-        options = {"samples": samples, "split": split, "returns": json.loads(returns), "with_starts": starts}
-        there, here = new(name, environment, overrides or (), number=number, **options)
+        if name.endswith(".json") or name in _published_names():
+            raise ConfigError(f"{name!r} is a panel that is there: leave out {environment}, or choose another name")
+        options = {"samples": samples, "split": split, "returns": _returns(returns), "with_starts": starts}
+        there, here = new(name, environment, overrides or (), number=_number(tasks), **options)
     write_text(out / f"{there.name}.json", there.text())
     there.write_parquet(out / f"{there.name}.parquet", there.tasks(here))
     different = len({task["start"] for task in there.content["tasks"]} - {None})
@@ -76,6 +78,28 @@ def panel(
     raise typer.Exit(1 if lines else 0)
 
 
+def _number(tasks: str) -> int | None:
+    """The value of ``--tasks``; None: all."""
+    if tasks != "all" and not (tasks.isdecimal() and int(tasks)):
+        raise ConfigError(f"--tasks: expected a number from 1 on, or all, got {tasks!r}")
+    return None if tasks == "all" else int(tasks)
+
+
+def _returns(text: str) -> list[float] | None:
+    """The value of ``--returns``."""
+    try:
+        value = json.loads(text)
+        if value is None or (len(value) == 2 and float(value[0]) <= float(value[1])):
+            return value
+    except (LookupError, TypeError, ValueError):
+        pass
+    raise ConfigError(f"--returns: expected the lowest and the highest return, as [0, 1], got {text!r}")
+
+
+def _published_names() -> list[str]:
+    return [file.stem for file in sorted(published().glob("*.json"))]
+
+
 def published() -> Path:
     """The folder of the panels that this package ships."""
     return config_dir().parent / "panels"
@@ -83,7 +107,7 @@ def published() -> Path:
 
 def find(name: str) -> Panel:
     """A published panel by its name, or one of a file."""
-    names = [file.stem for file in sorted(published().glob("*.json"))]
+    names = _published_names()
     file = published() / f"{name}.json" if name in names else Path(name).expanduser()
     if not file.is_file():
         hint = did_you_mean(name, names) or "."
@@ -100,15 +124,22 @@ def new(name: str, environment: str, overrides: Sequence[str], **options: Any) -
     line = [*_switches(played), f"data.max_prompt_length={PROMPT}"]
     kind = turnkey_config(composed([*line, *overrides])).rollout.prompt
     config = composed([*line, f"data.max_response_length={RESPONSE[kind]}", *overrides])
-    held_out = played.held_out("test")
-    options["split"] = options["split"] or next(iter(held_out.values()), None)
-    kwargs = {**turnkey_config(config).env.kwargs, **held_out}
+    kwargs = {**turnkey_config(config).env.kwargs, **played.held_out("test")}
+    of_split = HELD_OUT_SPLITS.get(played.id, {}).get("test", {})
+    options["split"] = options["split"] or next((str(kwargs[name]) for name in of_split if name in kwargs), None)
     return make_panel(name, played.id, kwargs, playing.settings(config), **options), playing.places(config)
 
 
 def remade(panel: Panel, overrides: Sequence[str], starts: bool) -> Made:
     """The panel made anew on this machine; ``overrides`` say where its environment is."""
-    config = composed([*_switches(launch.resolve(panel.env_id)), *playing.words(panel), *overrides])
+    try:
+        played = launch.resolve(panel.env_id, overrides)
+    except UnknownEnvironmentError:
+        raise ConfigError(
+            f"panel {panel.name} is of {panel.env_id}, which nothing registers here: add turnkey.modules=[FILE], the "
+            "file that does"
+        ) from None
+    config = composed([*_switches(played), *playing.words(panel), *overrides])
     check_unchanged(panel, config)
     content = panel.content
     made = make_panel(

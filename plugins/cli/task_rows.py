@@ -76,6 +76,8 @@ def task_rows(source: str, accepted: Mapping[str, Any], columns: Mapping[str, st
         if target not in targets:
             hint = did_you_mean(target, targets) or "."
             raise ConfigError(f"--columns: nobody reads {target!r}{hint} Targets are {', '.join(targets)}")
+        if not isinstance(column, str):
+            raise ConfigError(f"--columns: expected the name of a column for {target!r}, got {column!r}")
         if column.partition(".")[0] not in held:
             hint = did_you_mean(column, held) or "."
             raise ConfigError(f"--columns: {source} has no column {column!r}{hint} It has {', '.join(held)}")
@@ -116,10 +118,9 @@ def split_rows(
         held = held[:val]
     for name, split, wanted in (("val", held, val), ("train", rows, train)):
         if not split or (wanted or 0) > len(split):
-            and_theirs = "" if name == "val" else " and those of validation"
-            raise ConfigError(
-                f"--{name} {wanted or 1}: there are {len(split)} rows for it, without equal ones{and_theirs}"
-            )
+            theirs = "" if name == "val" else f" and the {len(held)} of validation"
+            purpose = f"--{name} {wanted}" if wanted else {"val": "validation", "train": "training"}[name]
+            raise ConfigError(f"{purpose}: {len(split)} rows are left for it, without equal ones{theirs}")
     return rows[:train], held
 
 

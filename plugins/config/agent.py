@@ -125,8 +125,9 @@ class AgentConfig:
         check(
             self.state in STATES or ":" in self.state,
             "state",
-            f"{', '.join(STATES)} or module:function{did_you_mean(self.state, STATES)}",
+            f"{', '.join(STATES)} or module:function",
             self.state,
+            did_you_mean(self.state, STATES),
         )
         for rule in self.leave_out:
             kinds = {"no_tools": bool, "system": str, "model": str}
@@ -147,7 +148,7 @@ class AgentConfig:
             check(not own, where, f"another name than the policy's, {self.model}", name)
             check(isinstance(entry, Mapping) and "url" in entry, where, f"a mapping of {', '.join(known)}", entry)
             for key in entry:
-                check(key in known, where, f"keys of {', '.join(known)}{did_you_mean(str(key), known)}", key)
+                check(key in known, where, f"keys of {', '.join(known)}", key, did_you_mean(str(key), known))
             texts = all(isinstance(entry.get(key), str | None) for key in known[:3])
             check(texts, where, "texts as url, model and key_env", dict(entry))
             seconds = entry.get("timeout", 600.0)

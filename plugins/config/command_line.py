@@ -388,11 +388,11 @@ def check_argument(text: str, key: str, recipes: Sequence[tuple[str, str]], adde
     for name in _names(text, key):
         if name in arguments or {KWARGS, f"{KWARGS}.{name}"} & {*added}:
             continue
-        listed = ", ".join(map(str, arguments)) or "none"
+        hint = did_you_mean(name, arguments) or "."
+        set_there = f" They set {', '.join(map(str, arguments))}." if arguments else ""
         raise ConfigError(
-            f"{text}: no recipe of this line sets the argument {name!r}{did_you_mean(name, arguments) or '.'} An "
-            f"argument that they do not set ({listed}) needs a plus: "
-            f"+{f'{KWARGS}.{name}=...' if key == KWARGS else text}"
+            f"{text}: no recipe of this line sets the argument {name!r}{hint}{set_there} An argument that none sets "
+            f"needs a plus: +{f'{KWARGS}.{name}=...' if key == KWARGS else text}"
         )
 
 

@@ -97,6 +97,8 @@ def find_log(folder: Path) -> Path:
     for place in (folder / "turnkey_log", folder):
         if (place / "episodes").is_dir():
             return place
+    if not folder.is_dir():
+        raise NoLog(f"{folder}: expected the folder of a run, or its turnkey_log folder; there is no such folder")
     raise NoLog(
         f"{folder}: no trajectory log, expected turnkey_log/episodes/ in it. A run writes one with "
         "turnkey.log.trajectories=FOLDER in its launch line"

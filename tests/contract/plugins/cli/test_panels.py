@@ -14,13 +14,14 @@ from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
+import gymnasium
 import pytest
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from verl_turnkey.envs import make
 from verl_turnkey.envs.hosting.host import EnvHost
-from verl_turnkey.envs.tasks import Panel, Task, make_panel, panel_of
+from verl_turnkey.envs.tasks import HELD_OUT_SPLITS, Panel, Task, make_panel, panel_of
 from verl_turnkey.plugins.checks.data import check_starts, validation_panel
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.cli.panel import differences, find, published
@@ -140,6 +141,48 @@ def test_a_panel_of_your_own_takes_the_settings_of_the_line(tmp_path):
     OmegaConf.update(config, "turnkey.rollout.history", 7)
     assert validation_panel(config) is None
     assert about(config)["panel"] is None
+
+
+def test_a_panel_of_your_own_environment_is_made_anew(tmp_path):
+    file, out = tmp_path / "my lake.py", ["--out", str(tmp_path)]
+    file.write_text(
+        "import gymnasium\nfrom verl_turnkey.envs.adapters.toytext import FrozenLakeText\n"
+        "gymnasium.register('test/MyLake-v0', entry_point=FrozenLakeText)\n"
+    )
+    made = CliRunner().invoke(app, ["panel", "mine", str(file), "--tasks", "2", *out], catch_exceptions=False)
+    assert made.exit_code == 0
+    del gymnasium.registry["test/MyLake-v0"]
+    other = file.rename(tmp_path / "elsewhere.py")
+    again = ["panel", str(tmp_path / "mine.json"), *out]
+    unknown = CliRunner().invoke(app, again)
+    assert "is of test/MyLake-v0, which nothing registers here: add turnkey.modules=[FILE]" in str(unknown.exception)
+    assert CliRunner().invoke(app, [*again, f'turnkey.modules=["{other}"]'], catch_exceptions=False).exit_code == 0
+    given_twice = CliRunner().invoke(app, ["panel", str(tmp_path / "mine.json"), str(other)])
+    assert "is a panel that is there: leave out" in str(given_twice.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mine", "frozenlake", "--tasks", "many"], "--tasks: expected a number from 1 on, or all, got 'many'"),
+        (["mine", "frozenlake", "--tasks", "0"], "--tasks: expected a number from 1 on, or all, got '0'"),
+        (["mine", "frozenlake", "--returns", "[1, 0]"], "--returns: expected the lowest and the highest return, as"),
+        (["mine", "frozenlake", "--returns", "x"], "--returns: expected the lowest and the highest return, as [0, 1]"),
+        (["babyai-48", "frozenlake"], "'babyai-48' is a panel that is there: leave out frozenlake, or choose another"),
+    ],
+)
+def test_a_new_panel_says_what_it_expects(tmp_path, words, message):
+    refused = CliRunner().invoke(app, ["panel", *words, "--out", str(tmp_path)])
+    assert message in str(refused.exception)
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_split_is_that_of_the_arguments(monkeypatch, tmp_path):
+    monkeypatch.setitem(HELD_OUT_SPLITS, "turnkey/FrozenLake-v0", {"test": {"size": 6}})
+    for further, split in (([], "6"), (["turnkey.env.kwargs.size=5"], "5"), (["--split", "large"], "large")):
+        line = ["panel", "mine", "frozenlake", *further, "--tasks", "1", "--out", str(tmp_path)]
+        assert CliRunner().invoke(app, line, catch_exceptions=False).exit_code == 0
+        assert find(str(tmp_path / "mine.json")).content["split"] == split
 
 
 def test_other_seeds_of_the_same_tasks_are_reported():

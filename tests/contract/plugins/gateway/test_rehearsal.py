@@ -524,7 +524,9 @@ def test_a_command_as_the_agent(tmp_path: Path):
         (["turnkey.agent.stat=call"], "turnkey.agent.stat: unknown key; did you mean 'state'?"),
         (["actor_rollout_ref.model.path=/nowhere"], "actor_rollout_ref.model.path: no tokenizer in '/nowhere'"),
         (["--model", "http://127.0.0.1:1/v1", "--replies", "x.json"], "--replies goes with --model scripted"),
+        (["turnkey.agent.state=cal"], "workspace or module:function, got 'cal'; did you mean 'call'?"),
         (["--task", "[1]"], "--task must be a JSON object"),
+        (["--model", "gpt-4"], "--model: expected scripted, or the URL of a server such as http://host:8000/v1, got"),
         (
             ["turnkey.agent.in_process=true", "turnkey.agent.processes=9"],
             "turnkey.agent.processes=9 has no effect on an",

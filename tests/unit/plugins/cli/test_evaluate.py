@@ -22,8 +22,8 @@ SERVER = ["--server", "http://127.0.0.1:1/v1", "--model", "m"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give a RUN, or either --checkpoint or --server"),
-        ([*SERVER, "--checkpoint", "c"], "give a RUN, or either --checkpoint or --server"),
+        ([], "frozenlake is not the folder of a run: give a RUN, or either --checkpoint or --server"),
+        ([*SERVER, "--checkpoint", "c"], "give either --checkpoint or --server, not both"),
         (SERVER[:2], "needs --model"),
         (["--checkpoint", "c", "--model", "m", "--api-key-env", "K"], "--model and --api-key-env go with --server"),
         ([*SERVER, "--greedy", "--temperature", "1"], "exclude each other"),

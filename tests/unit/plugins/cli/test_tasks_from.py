@@ -249,8 +249,13 @@ def test_a_data_set_of_the_library_is_read_by_name_and_split(run, monkeypatch):
         (["--from", "bad.jsonl"], ConfigError, "bad.jsonl cannot be read as .jsonl"),
         (["--from", "q.jsonl", "--columns", '{"answr": "id"}'], ConfigError, "nobody reads 'answr'; did you mean"),
         (["--from", "q.jsonl", "--columns", '{"answer": "gold"}'], ConfigError, "q.jsonl has no column 'gold'"),
-        (["--from", "q.jsonl", "--val", "9"], ConfigError, "--val 9: there are 4 rows for it"),
-        (["--from", "q.jsonl", "--val", "4"], ConfigError, "--train 1: there are 0 rows for it"),
+        (["--from", "q.jsonl", "--val", "9"], ConfigError, "--val 9: 4 rows are left for it, without equal ones"),
+        (
+            ["--from", "q.jsonl", "--val", "4"],
+            ConfigError,
+            "training: 0 rows are left for it, without equal ones and the 4",
+        ),
+        (["--from", "q.jsonl", "--columns", '{"answer": 3}'], ConfigError, "the name of a column for 'answer', got 3"),
         (["--from", "q.jsonl", "--env", "my/Quizz-v0"], UnknownEnvironmentError, "did you mean 'my/Quiz-v0'"),
     ],
 )

@@ -269,6 +269,8 @@ def test_a_log_on_the_disk(tmp_path):
 
 
 def test_a_folder_without_a_log_says_how_to_get_one(tmp_path):
+    with pytest.raises(join.NoLog, match=r"nowhere: expected the folder of a run, .* there is no such folder$"):
+        join.load(tmp_path / "nowhere")
     with pytest.raises(join.NoLog, match=r"turnkey\.log\.trajectories=FOLDER"):
         join.load(tmp_path)
     (tmp_path / "turnkey_log" / "episodes").mkdir(parents=True)
