@@ -91,11 +91,11 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def begin(self, seed: int) -> tuple[StepResult, str]:
         """Start the episode of ``seed``: the first result, and the task in words."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must have a method begin(self, seed)")
 
     def act(self, action: str) -> StepResult:
         """What ``action`` leads to."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must have a method act(self, action)")
 
     def refused(self) -> StepResult:
         """The result for an action that was not understood: the state is unchanged."""
@@ -108,10 +108,15 @@ class TextEnv(gymnasium.Env[str, str]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """The first observation, and ``info`` with the task. Equal seeds give equal starts; None draws a seed."""
         super().reset(seed=seed)
+        if not hasattr(self, "max_steps"):
+            raise TypeError(f"{type(self).__name__}.__init__ must call super().__init__(max_steps)")
         if seed is None:
             seed = int(self.np_random.integers(2**31 - 1))
         self._running = False
-        self._last_result, task = self.begin(seed)
+        start: Any = self.begin(seed)
+        if not (isinstance(start, tuple) and len(start) == 2 and isinstance(start[0], StepResult)):
+            raise TypeError(f"begin must return (StepResult, task), not {_form(start)}")
+        self._last_result, task = start
         self._steps, self._running = 0, True
         return self._last_result.observation, {**_info(self._last_result), "task": task}
 
@@ -119,13 +124,23 @@ class TextEnv(gymnasium.Env[str, str]):
         """Raises ``EpisodeOverError`` after the episode's end, and before its beginning."""
         if not self._running:
             raise EpisodeOverError("step was called on an episode that has ended or never began: call reset first")
-        result = self._last_result = self.act(action)
+        result: Any = self.act(action)
+        if not isinstance(result, StepResult):
+            advice = "return self.refused() for a text that is not a command"
+            raise TypeError(f"act must return a StepResult, not {_form(result)}; {advice}")
+        self._last_result = result
         self._steps += 1
         limit = self.max_steps is not None and self._steps >= self.max_steps
         # An episode that is solved on its last allowed step is terminated: only one of the two flags is set.
         truncated = not result.terminated and (result.truncated or limit)
         self._running = not (result.terminated or truncated)
         return result.observation, float(result.reward), result.terminated, truncated, _info(result)
+
+
+def _form(value: Any) -> str:
+    """The type of ``value``; of a tuple those of its parts."""
+    parts = ", ".join(type(part).__name__ for part in value) if isinstance(value, tuple) else ""
+    return f"({parts})" if parts else type(value).__name__
 
 
 def _info(result: StepResult) -> dict[str, Any]:

@@ -83,7 +83,10 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[
     kwargs = dict(kwargs or {})
     spec = check_call(env_id, kwargs)
     with _naming_packages(spec):
-        return gymnasium.make(spec, disable_env_checker=True, **kwargs)
+        try:
+            return gymnasium.make(spec, disable_env_checker=True, **kwargs)
+        except EnvironmentKwargsError as error:  # to whose words gymnasium adds some
+            raise error.__cause__ or error from None
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class ToolEnv(TextEnv):
 
         ``begin`` may call it, too, with the first observation.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must have a method result(self, observation)")
 
     def reply(self, text: str) -> str:
         """The answer to a turn without a call. Raises ``ToolError``, unless a subclass answers."""
@@ -104,7 +104,9 @@ class ToolEnv(TextEnv):
 
     def available(self) -> list[dict[str, Any]]:
         """The schemas of the tools that the agent has now: all, unless a subclass offers some in some states only."""
-        return self.tools()
+        if not (tools := self.tools()):
+            raise TypeError(f"{type(self).__name__} has no tool: mark the methods that the model may call with @tool")
+        return tools
 
     def call(self, call: Call) -> ToolResult:
         """Run a call of a turn."""

@@ -85,6 +85,30 @@ def test_a_reset_that_fails_leaves_no_episode_behind():
         env.step("go on")
 
 
+def test_a_subclass_learns_what_its_methods_must_return():
+    class Forgetful(Corridor):
+        def __init__(self):
+            pass
+
+    with pytest.raises(TypeError, match=r"^Forgetful.__init__ must call super\(\).__init__\(max_steps\)$"):
+        Forgetful().reset(seed=0)
+    for wrong, form in ((StepResult("a", "b"), "StepResult"), (("a", "b"), r"\(str, str\)"), (None, "NoneType")):
+        env = Corridor()
+        env.begin = lambda seed, wrong=wrong: wrong
+        with pytest.raises(TypeError, match=rf"^begin must return \(StepResult, task\), not {form}$"):
+            env.reset(seed=0)
+    for wrong, form in (("done", "str"), (None, "NoneType"), ((StepResult("a", "b"), ""), r"\(StepResult, str\)")):
+        env = Corridor()
+        env.reset(seed=0)
+        env.act = lambda action, wrong=wrong: wrong
+        with pytest.raises(TypeError, match=rf"^act must return a StepResult, not {form}; return self.refused\(\) for"):
+            env.step("go on")
+    with pytest.raises(NotImplementedError, match=r"TextEnv must have a method begin\(self, seed\)"):
+        TextEnv().reset(seed=0)
+    with pytest.raises(NotImplementedError, match=r"TextEnv must have a method act\(self, action\)"):
+        TextEnv().act("go on")
+
+
 @pytest.mark.parametrize("limits", [{"max_steps": 3}, {"engine_limit": 3}, {"max_steps": 3, "engine_limit": 3}])
 def test_flags_are_never_both_set(limits):
     for seed, flags in ((0, (True, False)), (1, (False, True))):  # of length 3 and 4

@@ -41,6 +41,11 @@ gymnasium.register("own/Demanding-v0", entry_point=Demanding)
 gymnasium.register("own/Given-v0", entry_point=Demanding, kwargs={"path": "registered"})
 
 
+def test_what_a_constructor_refuses_is_said_in_its_own_words():
+    with pytest.raises(EnvironmentKwargsError, match=r"^max_steps must be a positive integer or null, not 0$"):
+        make("turnkey/FrozenLake-v0", {"max_steps": 0})
+
+
 def test_a_missing_argument_is_named_with_its_key():
     with pytest.raises(EnvironmentKwargsError, match=r"'own/Demanding-v0' needs 'path'.*turnkey\.env\.kwargs\.path"):
         make("own/Demanding-v0", {"size": 1})

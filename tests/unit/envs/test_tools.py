@@ -279,6 +279,14 @@ def test_a_tool_needs_a_docstring_and_types():
         def guess(self, *what: str) -> None:
             """Guess."""
 
+    class Toolless(ToolEnv):
+        begin = Depot.begin
+        result = Depot.result
+
+    with pytest.raises(NotImplementedError, match=r"ToolEnv must have a method result\(self, observation\)"):
+        ToolEnv().result("")
+    with pytest.raises(TypeError, match="Toolless has no tool: mark the methods that the model may call with @tool"):
+        Toolless().available()
     for kind, words in ((Silent, "a docstring"), (Untyped, "the parameter what"), (Starred, "the parameter what")):
         with pytest.raises(TypeError, match=words):
             kind().reset(seed=0)
