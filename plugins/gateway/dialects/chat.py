@@ -29,7 +29,9 @@ class Chat:
         reading = Reading("chat", unsupported)
         reading.parameters(body)
         schemas = [
-            {"type": tool.get("type"), **(parts.mapping(tool["function"], "tools") if "function" in tool else {})}
+            {"type": tool.get("type", "function"), **parts.mapping(tool["function"], "tools")}
+            if "function" in tool
+            else {"type": tool.get("type")}
             for tool in parts.items(body.get("tools"), "tools")
         ]
         sent = parts.items(body.get("messages"), "messages")

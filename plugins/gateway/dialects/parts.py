@@ -114,8 +114,8 @@ def tools(
     """
     functions = []
     for number, schema in enumerate(schemas):
-        if schema.get("type") != "function":
-            reading.ignore(f"tools/{schema.get('type')}")
+        if (kind := string(schema.get("type"), f"tools[{number}].type")) != "function":
+            reading.ignore(f"tools/{kind}")
             continue
         if schema.get("strict"):
             reading.ignore("strict")

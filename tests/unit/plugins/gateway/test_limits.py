@@ -111,6 +111,15 @@ def test_tools_that_are_no_functions_are_left_out(dialect, body):
     assert request.overruled == ("strict", "tools/custom")
 
 
+@pytest.mark.parametrize(("dialect", "body"), CASES)
+def test_a_tool_without_a_type(dialect, body):
+    """It would never reach the model: such as one in the form of another API."""
+    with pytest.raises(GatewayError, match=r"tools\[0\]\.type: expected a string, got NoneType"):
+        dialect.parse({**body, "tools": [{"name": "weather", "description": "of a city"}]}, unsupported="refuse")
+    request = Chat().parse({**CHAT, "tools": [{"function": FUNCTION}]}, unsupported="refuse")
+    assert (request.tools, request.overruled) == (KEPT, ())
+
+
 @pytest.mark.parametrize(
     ("index", "choice", "names", "kept"),
     [
