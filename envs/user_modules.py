@@ -105,9 +105,13 @@ def import_modules(names: Sequence[str], key: str = "turnkey.modules", kinds: Se
         try:
             _module(name)
         except (Exception, SystemExit) as error:
+            absent = error.name if isinstance(error, ModuleNotFoundError) else None
+            is_absent = isinstance(error, FileNotFoundError) or (absent and f"{name}.".startswith(f"{absent}."))
+            advice = (
+                ". Give a dotted module that every process can import, or the path of a .py file" if is_absent else ""
+            )
             raise ModuleImportError(
-                f"{key}: cannot import {name!r} ({type(error).__name__}: {error}). "
-                f"Give a dotted module that every process can import, or the path of a .py file."
+                f"{key}: cannot import {name!r} ({type(error).__name__}: {error}){advice}"
             ) from error
 
 
