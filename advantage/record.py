@@ -90,6 +90,7 @@ def make_step(
     Raises:
         RecordError: a value of the wrong type or range.
     """
+    columns: Any = {} if extra is None else extra
     entry = {
         "step": _plain(step),
         "reward": _plain(reward),
@@ -100,7 +101,7 @@ def make_step(
         "terminated": _plain(terminated),
         "truncated": _plain(truncated),
         "success": _plain(success),
-        "extra": {name: _plain(value) for name, value in (extra or {}).items()},
+        "extra": {name: _plain(value) for name, value in columns.items()} if hasattr(columns, "items") else columns,
     }
     optional = {"composed_reward": composed_reward, "version": version}
     optional |= {"after": after, "request": request, "outcome": outcome}

@@ -154,6 +154,10 @@ def test_the_builder_refuses_at_once():
         make_step(step=0, reward=float("nan"))
     with pytest.raises(RecordError, match=r"^make_step: anchor: .*got \(1, 2\) \(tuple\)"):
         make_step(step=0, reward=0.0, anchor=(1, 2))
+    with pytest.raises(
+        RecordError, match=r"make_step: extra: expected a dict of float or str by name, got \[1\] \(list"
+    ):
+        make_step(step=0, reward=0.0, extra=[1])
     with pytest.raises(RecordError, match=r"^make_record: steps: expected none, because failed is 'x', got 1"):
         make_record([make_step(step=0, reward=0.0)], failed="x")
     with pytest.raises(RecordError, match=r"^make_record: steps: expected at least one step"):
