@@ -307,11 +307,13 @@ def check(
         UnknownEnvironmentError, MissingPackageError, EnvironmentKwargsError, ModuleImportError: there is nothing to
             check; everything that the environment itself does wrong is a finding.
     """
-    for name, value, least in (("seeds", seeds, 1), ("rollouts", rollouts, 2), ("steps", steps, 1)):
+    counts = {"seeds": (seeds, 1), "rollouts": (rollouts, 2), "steps": (steps, 1), "processes": (processes, 0)}
+    for name, (value, least) in counts.items():
         if value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}")
-    if seconds is not None and not seconds > 0:
-        raise ValueError(f"seconds must be above 0, not {seconds:g}")
+    for name, value in {"seconds": seconds, "step_timeout": step_timeout, "reset_timeout": reset_timeout}.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be above 0, not {value:g}")
     try:
         plain_kwargs = json.loads(json.dumps(dict(kwargs or {})))
     except (TypeError, ValueError) as error:

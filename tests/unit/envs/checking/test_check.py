@@ -206,6 +206,11 @@ def test_what_the_user_got_wrong_is_an_error_and_no_finding():
         check("defect/Corridor-v0", {"x": object()})
     with pytest.raises(ValueError, match="rollouts must be at least 2"):
         check("defect/Corridor-v0", rollouts=1)
+    with pytest.raises(ValueError, match="processes must be at least 0, not -1"):
+        check("defect/Corridor-v0", processes=-1)
+    for name in ("step_timeout", "reset_timeout"):
+        with pytest.raises(ValueError, match=f"{name} must be above 0, not 0"):
+            check("defect/Corridor-v0", processes=0, **{name: 0})
 
 
 def test_rollouts_for_some_seconds(monkeypatch):

@@ -255,6 +255,7 @@ def test_a_data_set_of_the_library_is_read_by_name_and_split(run, monkeypatch):
             ConfigError,
             "training: 0 rows are left for it, without equal ones and the 4",
         ),
+        (["--seed", "-1"], ValueError, "the seed that draws the tasks must be 0 or more, got -1"),
         (["--from", "q.jsonl", "--columns", '{"answer": 3}'], ConfigError, "the name of a column for 'answer', got 3"),
         (["--from", "q.jsonl", "--env", "my/Quizz-v0"], UnknownEnvironmentError, "did you mean 'my/Quiz-v0'"),
     ],
