@@ -152,7 +152,7 @@ def require_new(what: str, holder: Any, instead: str = "") -> None:
 
 
 def require_takes(what: str, function: Callable[..., Any], *arguments: str) -> None:
-    """Raise ValueError unless ``function`` takes ``arguments`` by position; ``what`` it is opens the message."""
+    """Raise ConfigError unless ``function`` takes ``arguments`` by position; ``what`` it is opens the message."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)
     except ValueError:  # some built-in functions have none
@@ -160,7 +160,7 @@ def require_takes(what: str, function: Callable[..., Any], *arguments: str) -> N
     try:
         signature.bind(*arguments)
     except TypeError:
-        raise ValueError(f"{what}: expected a function of ({', '.join(arguments)}), got one of {signature}") from None
+        raise ConfigError(f"{what}: expected a function of ({', '.join(arguments)}), got one of {signature}") from None
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:

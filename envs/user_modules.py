@@ -25,7 +25,7 @@ from typing import Any
 
 import gymnasium
 
-from verl_turnkey.advantage.params import did_you_mean, require_takes
+from verl_turnkey.advantage.params import ConfigError, did_you_mean, require_takes
 from verl_turnkey.envs.errors import ModuleImportError
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ def load_function(path: str, key: str, *arguments: str) -> Callable[..., Any]:
     if arguments:
         try:
             require_takes(f"{key}={path}", function, *arguments)
-        except ValueError as error:
+        except ConfigError as error:
             raise ModuleImportError(str(error)) from None
     return function
 

@@ -173,7 +173,7 @@ def load_parser(fmt: str) -> Parser:
 
         return parse
     if ":" in fmt:
-        function = load_function(fmt, KEY)
+        function = load_function(fmt, KEY, "text", "admissible")
         return lambda text, admissible: _ask(function, fmt, text, admissible)
     raise ValueError(
         f"unknown action format {fmt!r}{did_you_mean(fmt, FORMATS) or '.'} {KEY} takes {', '.join(FORMATS)} and "

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, cast
 
 from verl_turnkey.advantage.columns import LARGEST_REWARD
-from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse
+from verl_turnkey.advantage.params import ConfigError, did_you_mean, parse, require_takes
 from verl_turnkey.envs.errors import RewardError
 from verl_turnkey.envs.rewards.components import Component, GroupMember, Length, Paid, Steps, rewards
 from verl_turnkey.envs.user_modules import load_function
@@ -287,13 +287,16 @@ def _own(name: str, options: dict[str, Any], where: str) -> Component:
         if not free and parameter.default is parameter.empty and parameter.name not in options:
             raise ConfigError(f"{where}.{parameter.name}: missing; {name} needs it, and there is no default")
     if not inspect.isclass(target):
-        return partial(target, **options)
+        component = partial(target, **options)
+        require_takes(f"{where}.name={name}", component, "steps")
+        return component
     try:
         made = target(**options)
     except Exception as error:
         raise ConfigError(f"{where}: {name} cannot be made ({type(error).__name__}: {error})") from error
     if not callable(made):
         raise ConfigError(f"{where}.name: expected {name!r} to have a method __call__(self, steps)")
+    require_takes(f"{where}.name={name}", made, "steps")
     return cast("Component", made)
 
 

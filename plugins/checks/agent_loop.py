@@ -91,7 +91,7 @@ def _check_prompts(run: CheckedRun) -> None:
         elif not instruction and options.system is None and "{format}" in template:
             warn("format-not-told", action_format=options.action_format)
     if options.summary is not None:
-        load_function(options.summary, "turnkey.rollout.summary")
+        load_function(options.summary, "turnkey.rollout.summary", "turns")
     if (options.summary is not None or summarizes) and "{summary}" not in template:
         needs = "when_full=summarize" if summarizes else f"summary={options.summary}"
         refuse("template-without-summary", needs=needs, template=options.template)
@@ -131,7 +131,7 @@ def check_agent(run: CheckedRun) -> None:
         return
     _check_run(agent)
     if agent.state not in STATES:
-        load_function(agent.state, "turnkey.agent.state")
+        load_function(agent.state, "turnkey.agent.state", "view")
     elif agent.state == "workspace" and agent.cwd is not None:
         refuse("agent-state-workspace", cwd=agent.cwd)
     if agent.reward == "none" and all(e["name"] == OWN_REWARD for e in turnkey.rewards if e.get("column") is None):

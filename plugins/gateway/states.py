@@ -140,7 +140,7 @@ def state_key(name: str) -> StateKey:
         )
     if name == "history":
         return History()
-    function = FUNCTIONS[name] if name in FUNCTIONS else _checked(load_function(name, KEY), name)
+    function = FUNCTIONS[name] if name in FUNCTIONS else _checked(load_function(name, KEY, "view"), name)
     return lambda request, files=None: function(View(request.messages, files))
 
 

@@ -61,7 +61,7 @@ class WorkerProcess:
         self.tool_format: str = verl_rollout.multi_turn.format
         self.template = load_template(rollout.template)
         self._examples = load_examples(rollout.examples)
-        self.summarize = load_function(rollout.summary, "turnkey.rollout.summary") if rollout.summary else None
+        self.summarize = load_function(rollout.summary, "turnkey.rollout.summary", "turns") if rollout.summary else None
         import_modules(self.turnkey.modules)  # they may hold reward components
         self.rewards = compose(reward_entries(config, self.turnkey))
         self.opponents = [endpoint_of(self.turnkey.opponent_of(validation)) for validation in (False, True)]

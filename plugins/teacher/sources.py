@@ -119,7 +119,7 @@ def read_source(value: str | Mapping[str, Any]) -> tuple[TeacherSource | None, S
     if ":" in name:
         if entry:
             raise ConfigError(f"{KEY}: {name} is a function and takes no options, got {', '.join(entry)}")
-        return None, load_function(name, KEY)
+        return None, load_function(name, KEY, "row")
     if name not in _SOURCES:
         raise ConfigError(
             f"{KEY}: there is no source {name!r}{did_you_mean(name, _SOURCES) or '.'} There are "

@@ -121,6 +121,10 @@ def test_an_answer_is_an_action_or_a_reason():
 OWN = """
 from verl_turnkey.envs.prompting.actions import ParsedAction
 
+def alone(text):
+    return text
+
+
 def letter(text, admissible):
     if text == "?":
         return None
@@ -169,6 +173,7 @@ def test_a_dotted_module_works_too():
     [
         ("no_such_package.parser:act", "No module named 'no_such_package'"),
         ("{own}:leter", "did you mean 'letter'"),
+        ("{own}:alone", "parser.py:alone: expected a function of (text, admissible), got one of (text)"),
         ("{own}:NUMBER", "NUMBER is a int, not a function"),
         ("/no/such/file.py:act", "there is no file /no/such/file.py"),
         (":act", "there is no colon"),

@@ -161,6 +161,10 @@ def scaled(steps, scale):
     return [scale for _ in steps]
 
 
+def takes_nothing():
+    return []
+
+
 def last_word(steps, word="go", bonus=1.0):
     return [bonus * (step.action == word) for step in steps]
 

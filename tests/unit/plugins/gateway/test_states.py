@@ -164,6 +164,7 @@ def test_a_function_of_the_users_own(tmp_path: Path):
         "def files(view):\n    return None if view.files is None else ','.join(sorted(view.files))\n"
         "def number(view):\n    return view.step\n"
         "def broken(view):\n    return view.nothing\n"
+        "def alone():\n    return ''\n"
     )
     path = tmp_path / "my_states.py"
     key = state_key(f"{path}:files")
@@ -175,6 +176,8 @@ def test_a_function_of_the_users_own(tmp_path: Path):
         state_key(f"{path}:broken")(Request(PAST))
     with pytest.raises(ModuleImportError, match=r"turnkey.agent.state: cannot load .*:fils"):
         state_key(f"{path}:fils")
+    with pytest.raises(ModuleImportError, match=r"state=.*:alone: expected a function of \(view\), got one of \(\)$"):
+        state_key(f"{path}:alone")
 
 
 def test_unknown_names_are_refused():
