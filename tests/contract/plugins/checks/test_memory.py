@@ -339,12 +339,14 @@ def test_the_rollout_has_no_more_positions_than_verl_and_vllm_start_with(compose
     assert problem(f"{limit}=32769") == f"{limit} {verls}, or, as vLLM serves so many, {raised}=131072"
     assert problem(f"{limit}=131072", f"{raised}=131072") is None
     vllms = message.format(131_073, "vLLM", 131_072, limit, 131_072)
-    assert (problem(*above), problem(above[1])) == (f"{limit} {vllms}", f"{raised} {vllms}")
+    assert (problem(*above), problem(above[1])) == (f"{limit} {vllms}", f"{raised[2:]} {vllms}")
     assert problem(*above, name="sglang") is None
     assert problem(*above, "+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.rope_theta=1e6") is None
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
     assert problem(*above) is None
     assert problem(f"{limit}=32769") == f"{limit} {verls}", "which does not read the variable"
+    of_workers = "+ray_kwargs.ray_init.runtime_env.env_vars.VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+    assert problem(*above, f"{of_workers}='0'") == f"{limit} {vllms}", "which Ray puts in the variable's place"
 
 
 @pytest.mark.parametrize(
