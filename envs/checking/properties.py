@@ -46,9 +46,6 @@ class Finding:
     evidence: str
 
 
-# --- it can be played ------------------------------------------------------------------------------------------------
-
-
 def makes(record: Record, limits: Limits) -> Verdict:
     """The environment can be made, several times in one process."""
     return "pass", f"made {len(record.making)} instances"
@@ -165,12 +162,7 @@ def processes(record: Record, limits: Limits) -> Verdict:
     """The same in other processes, whose ``PYTHONHASHSEED`` differs."""
     verdict: Verdict = "skip", "one process only"
     for place, traces in record.elsewhere.items():
-        verdict = _same(
-            record.first,
-            traces,
-            place,
-            OF_A_PROCESS,
-        )
+        verdict = _same(record.first, traces, place, OF_A_PROCESS)
         if verdict[0] == "fail":
             return verdict
     return ("pass", f"{len(record.elsewhere)} processes") if verdict[0] == "pass" else verdict
@@ -218,9 +210,6 @@ def threads(record: Record, limits: Limits) -> Verdict:
     if verdict[0] == "fail":
         return "fail", verdict[1] + "metadata['thread_safe'] must be False"
     return ("pass", f"{THREADS} threads, {len(record.threads)} episodes") if verdict[0] == "pass" else verdict
-
-
-# --- what they share -------------------------------------------------------------------------------------------
 
 
 def _same(originals: Iterable[Trace], others: Iterable[Trace], where: str, advice: str) -> Verdict:

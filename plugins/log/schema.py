@@ -239,6 +239,8 @@ def schema(table: str, further: tuple[str, ...] = ()) -> pa.Schema:
     return pa.schema(fields)
 
 
+# --- former names -----------------------------------------------------------------------------------------------------
+
 COLUMNS: dict[str, dict[str, str]] = {
     "episodes": {"return": "env_return", "score": "composed_return"},
     "turns": {
