@@ -83,7 +83,7 @@ def raise_all(errors: Sequence[Exception], where: str = "") -> None:
 def check(ok: bool, key: str, expected: str, value: object, hint: str = "") -> None:
     """Raise :class:`ConfigError` unless ``ok``: the range check of a params dataclass, for its ``__post_init__``.
 
-    ``key`` is the bare field name; :func:`parse` puts the path in front of it. ``hint`` ends the message.
+    ``key`` is the bare field name; :func:`parse` puts the path in front of it. ``hint`` is appended.
     """
     if not ok:
         raise ConfigError(f"{key}: expected {expected}, got {value!r}{hint}")
@@ -152,7 +152,7 @@ def require_new(what: str, holder: Any, instead: str = "") -> None:
 
 
 def require_takes(what: str, function: Callable[..., Any], *arguments: str) -> None:
-    """Raise ConfigError unless ``function`` takes ``arguments`` by position; ``what`` it is opens the message."""
+    """Raise ConfigError unless ``function`` takes ``arguments`` by position; ``what`` begins the message."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)
     except ValueError:  # some built-in functions have none

@@ -126,7 +126,7 @@ class TextEnv(gymnasium.Env[str, str]):
             raise EpisodeOverError("step was called on an episode that has ended or never began: call reset first")
         result: Any = self.act(action)
         if not isinstance(result, StepResult):
-            advice = "return self.refused() for a text that is not a command"
+            advice = "return self.refused() if the text is not a command"
             raise TypeError(f"act must return a StepResult, not {_form(result)}; {advice}")
         self._last_result = result
         self._steps += 1
@@ -138,7 +138,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
 
 def _form(value: Any) -> str:
-    """The type of ``value``; of a tuple those of its parts."""
+    """The type of ``value``; for a tuple, of its parts."""
     parts = ", ".join(type(part).__name__ for part in value) if isinstance(value, tuple) else ""
     return f"({parts})" if parts else type(value).__name__
 

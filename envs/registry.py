@@ -85,7 +85,7 @@ def make(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[
     with _naming_packages(spec):
         try:
             return gymnasium.make(spec, disable_env_checker=True, **kwargs)
-        except EnvironmentKwargsError as error:  # to whose words gymnasium adds some
+        except EnvironmentKwargsError as error:  # gymnasium appends to its message
             raise error.__cause__ or error from None
 
 

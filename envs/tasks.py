@@ -130,7 +130,7 @@ def split_seeds(n_train: int, n_val: int, seed: int) -> tuple[list[int], list[in
     if n_train < 0 or n_val < 0:
         raise ValueError(f"the numbers of tasks must not be negative, got {n_train} and {n_val}")
     if seed < 0:
-        raise ValueError(f"the seed that draws the tasks must be 0 or more, got {seed}")
+        raise ValueError(f"the seed of the tasks must be 0 or more, got {seed}")
     rng = np.random.default_rng(seed)
     seeds: dict[int, None] = {}  # a set that remembers its order
     while len(seeds) < n_train + n_val:

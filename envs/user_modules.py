@@ -118,7 +118,7 @@ def import_modules(names: Sequence[str], key: str = "turnkey.modules", kinds: Se
 def load_function(path: str, key: str, *arguments: str) -> Callable[..., Any]:
     """The function ``module:name``; the module is a dotted one or a ``.py`` file. ``key`` is named in errors.
 
-    ``arguments``: their names, if it is to take them by position.
+    ``arguments``: names that it must take by position, if any.
 
     Raises:
         ModuleImportError: names the key, the path and what is wrong with it.

@@ -452,7 +452,7 @@ def _gymnasium(job: Job) -> tuple[str, str]:
     """What gymnasium's checker finds, and what it finds in the declared spaces only: nothing here reads them."""
     own_spaces: set[str] = set()
 
-    def said_of(any_text: bool) -> str:
+    def complaint(any_text: bool) -> str:
         env = make(job.env_id, job.kwargs).unwrapped
         for name in ("observation_space", "action_space"):
             if getattr(env, name, None) is not None:
@@ -464,7 +464,7 @@ def _gymnasium(job: Job) -> tuple[str, str]:
         def with_bools(action: str) -> Any:
             return tuple(part.item() if isinstance(part, np.bool_) else part for part in step(action))
 
-        env.step = with_bools  # the checker takes numpy's False for an end of the episode
+        env.step = with_bools  # the checker mistakes numpy's False for an episode's end
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -476,8 +476,8 @@ def _gymnasium(job: Job) -> tuple[str, str]:
                 env.close()
         return ""
 
-    declared = said_of(any_text=False)
+    declared = complaint(any_text=False)
     if not (declared and own_spaces):
         return declared, ""
-    rest = said_of(any_text=True)
+    rest = complaint(any_text=True)
     return rest, "" if rest else declared

@@ -28,8 +28,8 @@ SEEDED = "the seed alone must decide: draw from self.np_random, and use no clock
 NO_ACTIONS = "list the actions in info['admissible'], name some with --action, or add oracle()"
 MORE_ACTIONS = "list the actions in info['admissible'], name others with --action, or use more in oracle()"
 LEFT_OUT = "the key leaves something out, or the environment draws at random"
-NEW_START = "reset must restore everything, also what instances share"
-OF_A_PROCESS = "something depends on hash(), the order of a set, or what else a process has of its own"
+NEW_START = "reset must restore everything, even what instances share"
+OF_A_PROCESS = "something depends on hash(), the order of a set, or other state of the process"
 RUNNING_SUM = "if this is a running sum, return what the step alone earned"
 GYMNASIUMS_FORM = (
     "reset(self, *, seed=None, options=None) must begin with super().reset(seed=seed), draw from self.np_random and "
@@ -315,7 +315,7 @@ def key_repeats(record: Record, limits: Limits) -> Verdict:
         return "warn", f"it changed in each of {len(nothing_done)} steps whose action was invalid: a counter in it?"
     rate = record.anchor_rate(lambda answer: answer.state_key, start=False)
     if math.isnan(rate):
-        return "skip", "no action was taken after the first"
+        return "skip", "no episode had a second action"
     if rate == 0.0:
         return "warn", "no state after the start was seen twice in the rollouts: gigpo finds nothing to compare"
     views_return = record.comes_back(lambda answer: answer.observation_key)
@@ -443,7 +443,7 @@ def _little_seen(record: Record, valid: set[str]) -> str:
     if record.oracle and all(trace.ended and len(trace.actions) == 1 for trace in record.played()):
         return ""  # there is no second step to see, and an answer in the right form can hardly be drawn
     of_oracle = [trace.valid_actions() for trace in record.oracle]
-    if valid <= set().union(*of_oracle) - {*record.named_actions} and all(len(taken) == 1 for taken in of_oracle):
+    if valid <= set().union(*of_oracle) - {*record.named_actions} and all(len(actions) == 1 for actions in of_oracle):
         return "the only valid actions played were those of oracle(), one per task"
     if any(len(trace.valid_actions()) > 1 for trace in record.played()):
         return ""

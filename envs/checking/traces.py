@@ -257,7 +257,7 @@ class Record:
     elsewhere: dict[str, list[Trace]] = field(default_factory=dict)
     """the actions of ``first`` in other processes"""
     in_new_process: list[Trace] = field(default_factory=list)
-    """the same in a new process with this one's hash seed, where it agrees with all others, and not with ``first``"""
+    """the same in a new process with this one's hash seed, set if it agrees with all others but not with ``first``"""
     clones: tuple[str, list[Trace]] = ("", [])
     """how they were made; the actions of ``first`` on a clone made half-way and on what it was made from, in turn"""
     threads: list[Trace] | None = None

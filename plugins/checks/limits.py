@@ -252,8 +252,8 @@ def _check_spread(run: CheckedRun) -> None:
 
 
 def _check_length(run: CheckedRun) -> None:
-    """verl does not start with more positions than the model's configuration has, nor vLLM with more than it computes
-    from the model's files.
+    """verl does not start with more positions than the model's configuration has, and vLLM with no more than it
+    computes from the model's files.
     """
     (most, key), limit, who = model_positions(run.config), run.rollout.max_model_len, "verl"
     limit, key = (most, key) if limit is None else (limit, f"{ROLLOUT}.max_model_len")
@@ -268,7 +268,7 @@ def _check_length(run: CheckedRun) -> None:
     if vllm_most is not None and (most is None or vllm_most < most):
         most, who = vllm_most, "vLLM"
     if limit is not None and most is not None and limit > most:
-        raised = f", or, as vLLM serves so many, {RAISES_POSITIONS}={vllm_most}"
+        raised = f", or, since vLLM allows it, {RAISES_POSITIONS}={vllm_most}"
         alternative = raised if vllm_most is not None and vllm_most >= limit else ""
         refuse("max-model-len", key=key, limit=limit, who=who, most=most, alternative=alternative)
 

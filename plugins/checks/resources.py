@@ -35,7 +35,7 @@ LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"),
     *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
 )
-"""what vLLM takes the least of for a model's positions"""
+"""vLLM takes the smallest as a model's positions"""
 
 
 def check_paths(run: CheckedRun) -> None:

@@ -165,8 +165,8 @@ def _check_engine(run: CheckedRun) -> None:
 
 
 def _culprits(config: DictConfig, error: str) -> list[str]:
-    """The keys each of which, if left out, makes the part of ``config`` that Hydra's ``error`` names valid; the part
-    itself if there is none.
+    """The keys whose removal alone makes the part of ``config`` that Hydra's ``error`` names valid; the part itself if
+    there is none.
     """
     from hydra.utils import instantiate
 
@@ -174,7 +174,7 @@ def _culprits(config: DictConfig, error: str) -> list[str]:
     part: str = full_key[1] if full_key else ROLLOUT
     values: Any = {}
     names: list[str] = []
-    with suppress(OmegaConfBaseException, ValueError):  # an interpolation that leads nowhere; one value
+    with suppress(OmegaConfBaseException, ValueError):  # a broken interpolation; a single value
         values = OmegaConf.to_container(OmegaConf.select(config, part), resolve=True)
     for name in values:
         with suppress(Exception):
@@ -186,7 +186,7 @@ def _culprits(config: DictConfig, error: str) -> list[str]:
 
 
 def _set_by(config: DictConfig, key: str) -> str:
-    """The key that gives ``key`` its value: another one where it interpolates that."""
+    """The key that gives ``key`` its value: the source, if it is an interpolation."""
     names, node = key.split("."), config
     for at, name in enumerate(names, 1):
         node: Any = node._get_node(name, validate_access=False)

@@ -64,8 +64,8 @@ def agent(
         raise typer.BadParameter("--replies goes with --model scripted")
     if model != SCRIPTED and not is_url(model):
         raise typer.BadParameter(
-            f"--model: expected scripted, or the URL of a server such as http://host:8000/v1, got {model!r}: a model's "
-            "name there is --model-name"
+            f"--model: expected scripted, or the URL of a server such as http://host:8000/v1, got {model!r}: name "
+            "its model with --model-name"
         )
     command = run if is_url(run) or FUNCTION.fullmatch(run) else shlex.split(run)
     _check_file(run)

@@ -38,7 +38,7 @@ def panel(
     overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: key=value")] = None,
     tasks: Annotated[str, typer.Option(help="new panel: number of tasks, or all")] = "48",
     samples: Annotated[int, typer.Option(min=1, help="new panel: samples per task")] = 4,
-    split: Annotated[str | None, typer.Option(help="new panel: what to call the split of its tasks")] = None,
+    split: Annotated[str | None, typer.Option(help="new panel: name of the split of its tasks")] = None,
     returns: Annotated[str, typer.Option(help="new panel: lowest and highest return, as [0, 1]")] = "null",
     starts: Annotated[bool, typer.Option(help="reset the environment and look at the start of each task")] = True,
     out: Annotated[Path, typer.Option(help="folder for NAME.json and NAME.parquet")] = Path(),
@@ -65,7 +65,7 @@ def panel(
         lines = differences(there, made)
     else:
         if name.endswith(".json") or name in _published_names():
-            raise ConfigError(f"{name!r} is a panel that is there: leave out {environment}, or choose another name")
+            raise ConfigError(f"{name!r} names a panel: leave out {environment}, or choose another name")
         options = {"samples": samples, "split": split, "returns": _returns(returns), "with_starts": starts}
         there, here = new(name, environment, overrides or (), number=_number(tasks), **options)
     write_text(out / f"{there.name}.json", there.text())
@@ -81,7 +81,7 @@ def panel(
 def _number(tasks: str) -> int | None:
     """The value of ``--tasks``; None: all."""
     if tasks != "all" and not (tasks.isdecimal() and int(tasks)):
-        raise ConfigError(f"--tasks: expected a number from 1 on, or all, got {tasks!r}")
+        raise ConfigError(f"--tasks: expected a positive integer or all, got {tasks!r}")
     return None if tasks == "all" else int(tasks)
 
 
@@ -93,7 +93,7 @@ def _returns(text: str) -> list[float] | None:
             return value
     except (LookupError, TypeError, ValueError):
         pass
-    raise ConfigError(f"--returns: expected the lowest and the highest return, as [0, 1], got {text!r}")
+    raise ConfigError(f"--returns: expected the lowest and highest return, like [0, 1], got {text!r}")
 
 
 def _published_names() -> list[str]:
@@ -136,8 +136,8 @@ def remade(panel: Panel, overrides: Sequence[str], starts: bool) -> Made:
         played = launch.resolve(panel.env_id, overrides)
     except UnknownEnvironmentError:
         raise ConfigError(
-            f"panel {panel.name} is of {panel.env_id}, which nothing registers here: add turnkey.modules=[FILE], the "
-            "file that does"
+            f"panel {panel.name} needs {panel.env_id}, which is not registered here: add "
+            "turnkey.modules=[FILE] with the file that registers it"
         ) from None
     config = composed([*_switches(played), *playing.words(panel), *overrides])
     check_unchanged(panel, config)

@@ -120,7 +120,7 @@ def split_rows(
         if not split or (wanted or 0) > len(split):
             theirs = "" if name == "val" else f" and the {len(held)} of validation"
             purpose = f"--{name} {wanted}" if wanted else {"val": "validation", "train": "training"}[name]
-            raise ConfigError(f"{purpose}: {len(split)} rows are left for it, without equal ones{theirs}")
+            raise ConfigError(f"{purpose}: {len(split)} rows are left for it, without duplicates{theirs}")
     return rows[:train], held
 
 

@@ -54,7 +54,7 @@ def sentence(error: HydraException) -> str:
         if re.match(r"[^=]+=~", str(error.override)):
             return f"{error.override}: the shell does not expand this ~: write $HOME"
         if "=" not in str(error.override):
-            return f"{error.override}: expected an override, as key=value"
+            return f"{error.override}: expected an override, key=value"
         return (
             f"{error.override}: Hydra cannot read this override ({text.partition(' See https')[0]}): put a text with "
             "special characters in double quotes, and the whole word in single quotes"

@@ -117,7 +117,7 @@ class Rendering(Codec):
         return ids
 
     def contents(self, prompt: Prompt) -> tuple[Messages, Tools]:
-        """What a prompt shows: its ids may be those of one with other images, too."""
+        """What a prompt shows: prompts with other images may have equal ids."""
         messages, tools = self._prompts[tuple(prompt.ids)]
         images = iter(prompt.images or ())
         return [replace(message, images=tuple(islice(images, len(message.images)))) for message in messages], tools
@@ -504,8 +504,8 @@ def _with_credit(
     try:
         credit = compute_credit(spec.name, rows.steps, modify=modify, tokens=tokens, **asdict(params))
     except ConfigError as error:
-        of_zeros = any("extra." in column and column in str(error) for column in columns)
-        if not of_zeros:
+        caused_by_zeros = any("extra." in column and column in str(error) for column in columns)
+        if not caused_by_zeros:
             return [replace(episode, method_error=str(error)) for episode in rehearsals]
     if columns:
         why = f"no credit: {spec.name} needs {', '.join(columns)}, which only training has"

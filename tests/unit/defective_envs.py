@@ -715,7 +715,7 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
 )
 IN_PROCESSES: tuple[tuple[type[Corridor], str, str, str], ...] = (
     (OrderOfASet, "processes", "fail", "PYTHONHASHSEED=1"),
-    (TiresAll, "reuse", "fail", "then 'You are tired.'; reset must restore everything, also what instances share"),
+    (TiresAll, "reuse", "fail", "then 'You are tired.'; reset must restore everything, even what instances share"),
     (KeyIsAHash, "key_stable", "fail", "PYTHONHASHSEED=1"),
     (DiesElsewhere, "processes", "fail", "exit status 9"),
     (PositionInAFile, "clone", "fail", "what was cloned half-way, seed"),

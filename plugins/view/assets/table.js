@@ -2,7 +2,7 @@
 
 import { announce, clear, h } from "./dom.js";
 
-/** A short table. `columns`: heading and class of each; `more`: what stands below the rows. */
+/** A short table. `columns`: heading and class of each; `more`: text below the rows. */
 export function plainTable(columns, rows, { tag = "table.plain", more = null } = {}) {
   const heads = columns.map(([name, kind = null]) => h("th", { scope: "col", class: kind }, name));
   const foot = more && h("tfoot", h("tr", h("td", { colspan: columns.length }, more)));

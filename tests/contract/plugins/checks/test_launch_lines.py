@@ -42,7 +42,7 @@ def test_an_unknown_key_is_one_error(driver: Driver):
         driver(line)
     with pytest.raises(Exception, match=r"^2 errors in this launch line:\n1\. .*temprature=1: .*\n2\. .*lora_rnk=8: "):
         driver(f"{line} +actor_rollout_ref.model.lora_rnk=8")
-    with pytest.raises(Exception, match=r"^verl does not take actor_rollout_ref\.rollout\.temprature: TypeError: "):
+    with pytest.raises(Exception, match=r"^verl rejects actor_rollout_ref\.rollout\.temprature: TypeError: "):
         driver(f"{line} turnkey.ignore=[unknown-dataclass-key]")
 
 

@@ -336,7 +336,7 @@ def test_the_rollout_has_no_more_positions_than_verl_and_vllm_start_with(compose
     above = f"{limit}=131073", f"{raised}=131073"
     message = "gives the rollout {} positions, but {} starts with at most {} for this model: set {}={}"
     verls = message.format(32_769, "verl", 32_768, limit, 32_768)
-    assert problem(f"{limit}=32769") == f"{limit} {verls}, or, as vLLM serves so many, {raised}=131072"
+    assert problem(f"{limit}=32769") == f"{limit} {verls}, or, since vLLM allows it, {raised}=131072"
     assert problem(f"{limit}=131072", f"{raised}=131072") is None
     vllms = message.format(131_073, "vLLM", 131_072, limit, 131_072)
     assert (problem(*above), problem(above[1])) == (f"{limit} {vllms}", f"{raised[2:]} {vllms}")

@@ -164,7 +164,7 @@ def test_an_estimator_and_a_loop_of_verls(checked: Checked):
         ("+turnkey=gigpo +turnkey.env.kwargs.levle=x", "'levle'"),
         ("+turnkey=gigpo trainer.total_epoch=3", "'trainer.total_epochs'? A key of your own needs a plus: +trainer."),
         ("+turnkey=gigpo trainer.default_local_dir=~/runs", "the shell does not expand this ~: write $HOME"),
-        ("+turnkey=gigpo my_env.py", "my_env.py: expected an override, as key=value"),
+        ("+turnkey=gigpo my_env.py", "my_env.py: expected an override, key=value"),
         ("+turnkey=gigpo trainer.test_freq=[1", "trainer.test_freq=[1: Hydra cannot read this override"),
     ],
 )

@@ -155,20 +155,20 @@ def test_a_panel_of_your_own_environment_is_made_anew(tmp_path):
     other = file.rename(tmp_path / "elsewhere.py")
     again = ["panel", str(tmp_path / "mine.json"), *out]
     unknown = CliRunner().invoke(app, again)
-    assert "is of test/MyLake-v0, which nothing registers here: add turnkey.modules=[FILE]" in str(unknown.exception)
+    assert "needs test/MyLake-v0, which is not registered here: add turnkey.modules=[FILE]" in str(unknown.exception)
     assert CliRunner().invoke(app, [*again, f'turnkey.modules=["{other}"]'], catch_exceptions=False).exit_code == 0
-    given_twice = CliRunner().invoke(app, ["panel", str(tmp_path / "mine.json"), str(other)])
-    assert "is a panel that is there: leave out" in str(given_twice.exception)
+    second = CliRunner().invoke(app, ["panel", str(tmp_path / "mine.json"), str(other)])
+    assert "names a panel: leave out" in str(second.exception)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["mine", "frozenlake", "--tasks", "many"], "--tasks: expected a number from 1 on, or all, got 'many'"),
-        (["mine", "frozenlake", "--tasks", "0"], "--tasks: expected a number from 1 on, or all, got '0'"),
-        (["mine", "frozenlake", "--returns", "[1, 0]"], "--returns: expected the lowest and the highest return, as"),
-        (["mine", "frozenlake", "--returns", "x"], "--returns: expected the lowest and the highest return, as [0, 1]"),
-        (["babyai-48", "frozenlake"], "'babyai-48' is a panel that is there: leave out frozenlake, or choose another"),
+        (["mine", "frozenlake", "--tasks", "many"], "--tasks: expected a positive integer or all, got 'many'"),
+        (["mine", "frozenlake", "--tasks", "0"], "--tasks: expected a positive integer or all, got '0'"),
+        (["mine", "frozenlake", "--returns", "[1, 0]"], "--returns: expected the lowest and highest return, like"),
+        (["mine", "frozenlake", "--returns", "x"], "--returns: expected the lowest and highest return, like [0, 1]"),
+        (["babyai-48", "frozenlake"], "'babyai-48' names a panel: leave out frozenlake, or choose another"),
     ],
 )
 def test_a_new_panel_says_what_it_expects(tmp_path, words, message):

@@ -129,7 +129,7 @@ def test_one_step_has_no_key_that_could_repeat():
     report = check("defect/Quiz-v0", processes=0, **SMALL)
     assert (report["key_repeats"].status, report["key_repeats"].evidence) == (
         "skip",
-        "no action was taken after the first",
+        "no episode had a second action",
     )
 
 
