@@ -90,11 +90,11 @@ def _check_prompts(run: CheckedRun) -> None:
             warn("instruction-not-shown", template=options.template, action_format=options.action_format)
         elif not instruction and options.system is None and "{format}" in template:
             warn("format-not-told", action_format=options.action_format)
-    if options.summary is not None:
-        load_function(options.summary, "turnkey.rollout.summary", "turns")
     if (options.summary is not None or summarizes) and "{summary}" not in template:
         needs = "when_full=summarize" if summarizes else f"summary={options.summary}"
         refuse("template-without-summary", needs=needs, template=options.template)
+    if options.summary is not None:
+        load_function(options.summary, "turnkey.rollout.summary", "turns")
     if summarizes and run.strategy:
         refuse("summarize-branches", strategy=run.strategy.name)
     if summarizes and 2 * (limit := options.max_tokens_per_turn or 0) + REQUEST > run.rollout.response_length:
