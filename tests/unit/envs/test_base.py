@@ -101,7 +101,7 @@ def test_a_subclass_learns_what_its_methods_must_return():
         env = Corridor()
         env.reset(seed=0)
         env.act = lambda action, wrong=wrong: wrong
-        with pytest.raises(TypeError, match=rf"^act must return a StepResult, not {form}; return self.refused\(\) for"):
+        with pytest.raises(TypeError, match=rf"^act must return a StepResult, not {form}; return self.refused\(\) if"):
             env.step("go on")
     with pytest.raises(NotImplementedError, match=r"TextEnv must have a method begin\(self, seed\)"):
         TextEnv().reset(seed=0)
