@@ -257,8 +257,9 @@ def _check_length(run: CheckedRun) -> None:
     """
     (most, key), limit, who = model_positions(run.config), run.rollout.max_model_len, "verl"
     limit, key = (most, key) if limit is None else (limit, f"{ROLLOUT}.max_model_len")
-    of_workers = f"ray_kwargs.ray_init.runtime_env.env_vars.{LONGER}"
-    variable = OmegaConf.select(run.config, of_workers, default=os.environ.get(LONGER))
+    of_workers = run.get("ray_kwargs.ray_init.runtime_env.env_vars")
+    variables = os.environ | (dict(of_workers) if isinstance(of_workers, DictConfig) else {})
+    variable = variables.get(LONGER)
     without_limit = str(variable).strip().lower() in ("1", "true")
     without_limit |= bool({"hf_overrides", "max_model_len"} & {*(run.get(f"{ROLLOUT}.engine_kwargs.vllm") or ())})
     vllm_most = None
