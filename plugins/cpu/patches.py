@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.metadata
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -168,11 +169,17 @@ def name_vllm(module: ModuleType) -> None:
 def use_gloo(module: ModuleType) -> None:
     """Initialise the default process group with backend "gloo", under Ray and under torchrun (the SFT trainer).
 
-    verl builds "cpu:gloo,<device>:<backend>"; torch refuses "cpu:gloo,cpu:gloo" for naming a device twice.
+    verl builds "cpu:gloo,<device>:<backend>"; torch refuses "cpu:gloo,cpu:gloo" for naming a device twice. Ranks on one
+    node meet in a file: ``MASTER_PORT`` was free when verl chose it, and any process may have taken it since.
     """
     original = module.initialize_global_process_group_ray
 
     def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
+        if (group := os.environ.get("WG_PREFIX")) and os.environ["RAY_LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
+            import ray
+
+            job = name_of_job(ray.get_runtime_context().get_job_id())
+            os.environ.setdefault("DIST_INIT_METHOD", f"file://{tempfile.gettempdir()}/verl-ranks-{job}-{group}")
         original(timeout_second, backend or "gloo")
 
     def initialize_global_process_group(timeout_second: int = 36000) -> tuple[int, int, int]:

@@ -20,6 +20,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +160,30 @@ def test_gloo(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
             assert dist.get_backend() == "gloo"
         finally:
             dist.destroy_process_group()
+
+
+def test_ranks_of_one_node_need_no_port(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    distributed = as_shipped("verl.utils.distributed")
+    patch("gloo").apply(distributed)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("verl_turnkey.plugins.cpu.patches.name_of_job", lambda job: f"{job}-session")
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        worker = {"RANK": 0, "WORLD_SIZE": 1, "RAY_LOCAL_WORLD_SIZE": 1, "WG_PREFIX": "aB3dEf"}
+        for name, value in {**worker, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": other.getsockname()[1]}.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setenv("DIST_INIT_METHOD", "env://")
+        with pytest.raises(dist.DistNetworkError, match="EADDRINUSE"):
+            distributed.initialize_global_process_group_ray()
+        monkeypatch.delenv("DIST_INIT_METHOD")
+        distributed.initialize_global_process_group_ray()
+    try:
+        assert dist.get_backend() == "gloo"
+        assert [file.name for file in tmp_path.iterdir()] == ["verl-ranks-01000000-session-aB3dEf"]
+    finally:
+        dist.destroy_process_group()
 
 
 def test_engines(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
