@@ -70,7 +70,7 @@ def methods(
     if name is not None:
         _stand_in_for_torch()
         _own("estimators")
-        typer.echo(tables.explain(name, formula))
+        _explain(tables.explain(name, formula), markdown, as_json)
         return
     _show("overview" if short else "methods", markdown, as_json, _own("estimators"))
 
@@ -102,7 +102,7 @@ def rewards(
 ) -> None:
     """List the components of turnkey.rewards, or explain NAME."""
     if name is not None:
-        typer.echo(tables.explain_reward(name))
+        _explain(tables.explain_reward(name), markdown, as_json)
         return
     _show("rewards", markdown, as_json)
 
@@ -150,6 +150,12 @@ def _own(kind: Literal["estimators", "modifiers", "losses"]) -> dict[str, Any]:
     """What installed packages register of ``kind``."""
     import_installed([kind.replace("modifiers", "estimators")])
     return tables.own(kind)
+
+
+def _explain(text: str, markdown: bool, as_json: bool) -> None:
+    if markdown or as_json:
+        raise typer.BadParameter("an explanation is plain text; leave out NAME for a table of all, as markdown or JSON")
+    typer.echo(text)
 
 
 def _show(name: str, markdown: bool, as_json: bool = False, *own: Any) -> None:

@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import math
+import mimetypes
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -283,7 +284,7 @@ def read_rows(source: str) -> list[Row]:
             raise
         except (ValueError, OSError, csv.Error) as error:
             raise ConfigError(f"{source} cannot be read as {path.suffix}: {error}") from error
-    elif path.is_file():
+    elif path.is_file() or (mimetypes.guess_type(source)[0] and not path.is_dir()):  # no data set has such a name
         raise ConfigError(f"{source}: expected a file that ends with {', '.join(READERS)}")
     else:
         rows = _hub(source)

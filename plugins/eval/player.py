@@ -58,7 +58,8 @@ class Player:
                 self._worker = AgentLoopWorker(config, llm_client=None)  # pyright: ignore[reportArgumentType]
         except (OSError, ValueError) as error:  # transformers' errors about a folder or a name
             path = config.actor_rollout_ref.model.path
-            raise ConfigError(f"no tokenizer and configuration of the model in {path!r}: {error}") from error
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(f"no tokenizer and configuration of the model in {path!r}: {reason}") from error
         worker.prepare(self._worker)
         if config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_agent":
             agents.prepare(self._worker)

@@ -161,6 +161,11 @@ def test_a_formula_has_no_markup(name):
     assert all(len(line) <= 80 for line in prose if " " in line.strip())
 
 
+@pytest.mark.parametrize("words", [("methods", "gigpo", "--json"), ("rewards", "length", "--markdown")])
+def test_an_explanation_has_one_form(words):
+    assert "leave out NAME" in " ".join(listed(*words, code=2).output.split())
+
+
 def test_an_unknown_name_is_refused_with_the_closest():
     assert "'vinepo'; did you mean 'VinePPO'?" in str(listed("methods", "vinepo", code=1).exception)
 

@@ -329,6 +329,17 @@ def test_a_command_of_another_program_is_refused(words: list[str], call: str) ->
         script.arguments(words)
 
 
+@pytest.mark.parametrize(
+    ("word", "advice"), [("my_env.py", "; `turnkey env-check my_env.py` checks an environment"), ("gigpo", "")]
+)
+def test_a_word_that_is_no_override_is_refused(word: str, advice: str) -> None:
+    expected = rf"^{word}: expected overrides \(key=value\), a script that ends with .sh, or a command{advice}$"
+    with pytest.raises(ConfigError, match=expected):
+        script.arguments([word])
+    for words in (["+turnkey=gigpo"], ["--help"], ["~algorithm"]):
+        assert script.arguments(words) == (words, [])
+
+
 def test_a_command_with_an_open_quote_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"found 0 \(bash: .*unexpected EOF.*\. Instead, pass .*, without quotes$"):
         script.arguments(["echo 'a b"])

@@ -246,6 +246,7 @@ def test_a_data_set_of_the_library_is_read_by_name_and_split(run, monkeypatch):
     [
         (["--from", "absent.csv"], ConfigError, "absent.csv: there is no such file"),
         (["--from", "quiz.py"], ConfigError, "expected a file that ends with .jsonl"),
+        (["--from", "absent.txt"], ConfigError, "absent.txt: expected a file that ends with .jsonl"),
         (["--from", "bad.jsonl"], ConfigError, "bad.jsonl cannot be read as .jsonl"),
         (["--from", "q.jsonl", "--columns", '{"answr": "id"}'], ConfigError, "nobody reads 'answr'; did you mean"),
         (["--from", "q.jsonl", "--columns", '{"answer": "gold"}'], ConfigError, "q.jsonl has no column 'gold'"),
