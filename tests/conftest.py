@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from zlib import crc32
@@ -33,6 +35,21 @@ def _own_import_path() -> Iterator[None]:
     path = sys.path[:]
     yield
     sys.path[:] = path
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """A port to listen at, also later: none of those that Linux gives to any process that asks for one."""
+
+    def free() -> int:
+        first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+        while True:
+            port = random.SystemRandom().choice([*range(10_000, first), *range(last + 1, 65_536)])
+            with suppress(OSError), socket.socket() as probe:
+                probe.bind(("", port))
+                return port
+
+    return free
 
 
 def order(value: str) -> str:

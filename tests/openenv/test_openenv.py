@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -127,12 +126,6 @@ class Boxes(MCPEnvironment):
         return State()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextlib.contextmanager
 def serving(app: Any, port: int) -> Iterator[str]:
     server = uvicorn.Server(
@@ -154,7 +147,7 @@ def lake_app(sessions: int = 16) -> Any:
 
 
 @pytest.fixture(scope="module")
-def url():
+def url(free_port):
     with serving(lake_app(), free_port()) as url:
         yield url
 
@@ -318,7 +311,7 @@ def test_arguments_of_reset(url):
         env.close()
 
 
-def test_a_full_server_a_stopped_one_and_one_that_comes_back():
+def test_a_full_server_a_stopped_one_and_one_that_comes_back(free_port):
     port = free_port()
     first, second = OpenEnvText(f"http://127.0.0.1:{port}"), OpenEnvText(f"http://127.0.0.1:{port}/")
     with pytest.raises(ServerError, match=rf"http://127\.0\.0\.1:{port}.*is it running"):
@@ -346,7 +339,7 @@ def test_a_full_server_a_stopped_one_and_one_that_comes_back():
         second.close()
 
 
-def test_tools():
+def test_tools(free_port):
     app = create_fastapi_app(Boxes, CallToolAction, CallToolObservation, max_concurrent_envs=4)
     with serving(app, free_port()) as url:
         env = make("turnkey/OpenEnv-v0", {"url": url, "tools": True, "fields": {"task": "metadata.task"}})

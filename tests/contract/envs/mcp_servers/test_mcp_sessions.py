@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,9 @@ def play(servers: Servers, *calls: tuple[str, dict[str, Any]], task: Task | None
 
 
 @pytest.fixture(params=["", "--json"], ids=["streamed", "json"])
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, free_port: Callable[[], int]) -> Iterator[str]:
     """A server on HTTP, which all of its sessions share."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen([sys.executable, PAD, "--port", str(port), *filter(None, [request.param])])
     try:
         while server.poll() is None:

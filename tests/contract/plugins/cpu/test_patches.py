@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -140,14 +140,12 @@ def test_vllm_name() -> None:
         metadata.version("no-such-distribution")
 
 
-def test_gloo(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo(on_cpu: None, monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int]) -> None:
     distributed = as_shipped("verl.utils.distributed")
     monkeypatch.delenv("DIST_INIT_METHOD", raising=False)
     for name, value in {"LOCAL_RANK": 0, "RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, str(value))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     names = ("initialize_global_process_group_ray", "initialize_global_process_group")
     for name in names:
         with pytest.raises(ValueError, match="cpu:gloo,cpu:gloo"):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,10 +23,8 @@ DOWN_SECONDS = 5.0
 class Server:
     """WebShop's server on a small shop, at one port."""
 
-    def __init__(self) -> None:
-        with closing(socket.socket()) as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+    def __init__(self, port: int) -> None:
+        self.port = port
         self.start()
 
     def start(self) -> None:
@@ -43,8 +39,8 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
+def server(free_port: Callable[[], int]) -> Iterator[Server]:
+    made = Server(free_port())
     yield made
     made.stop()
 
