@@ -179,7 +179,7 @@ def use_gloo(module: ModuleType) -> None:
             import ray
 
             job = name_of_job(ray.get_runtime_context().get_job_id())
-            os.environ.setdefault("DIST_INIT_METHOD", f"file://{tempfile.gettempdir()}/verl-ranks-{job}-{group}")
+            os.environ.setdefault("DIST_INIT_METHOD", f"file://{tempfile.gettempdir()}/verl_dist_{job}-{group}")
         original(timeout_second, backend or "gloo")
 
     def initialize_global_process_group(timeout_second: int = 36000) -> tuple[int, int, int]:

@@ -179,7 +179,7 @@ def test_ranks_of_one_node_need_no_port(on_cpu: None, monkeypatch: pytest.Monkey
         distributed.initialize_global_process_group_ray()
     try:
         assert dist.get_backend() == "gloo"
-        assert [file.name for file in tmp_path.iterdir()] == ["verl-ranks-01000000-session-aB3dEf"]
+        assert [file.name for file in tmp_path.iterdir()] == ["verl_dist_01000000-session-aB3dEf"]
     finally:
         dist.destroy_process_group()
 
