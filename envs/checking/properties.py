@@ -6,8 +6,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import pairwise
 
+from verl_turnkey.envs.answers import KEYS
 from verl_turnkey.envs.checking.play import PROBE, THREADS
 from verl_turnkey.envs.checking.traces import (
     Limits,
@@ -98,7 +100,15 @@ def observation(record: Record, limits: Limits) -> Verdict:
 
 
 def info(record: Record, limits: Limits) -> Verdict:
-    """``info`` is a dict; where they are there, ``admissible`` is a list of str, ``success`` a bool, ``task`` text."""
+    """``info`` is a dict; where they are there, ``admissible`` is a list of str, ``success`` a bool, ``task`` text.
+
+    No other key looks like a misspelling of one that is never there.
+    """
+    keys = {key for trace in record.traces() for key in trace.keys}
+    never = [key for key in KEYS if key not in keys]
+    for key in sorted(keys.difference(KEYS)):
+        if close := get_close_matches(key, never, n=1, cutoff=0.8):
+            return "warn", f"nothing reads info[{key!r}]; did you mean info[{close[0]!r}]?"
     trace = record.first[0]
     names = ("admissible", "success")
     absent = [name for name in names if all(getattr(answer, name) is None for answer in trace.answers)]

@@ -8,7 +8,7 @@ import random
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -47,6 +47,8 @@ class Trace:
     """that each answer took"""
     faults: list[tuple[str, str]] = field(default_factory=list)
     """property and evidence"""
+    keys: set[str] = field(default_factory=set)
+    """of ``info``, also those that nothing reads"""
 
     @property
     def ended(self) -> bool:
@@ -83,14 +85,16 @@ class Calls:
     def reset(self, env: Env, trace: Trace) -> None:
         what = f"reset(seed={trace.seed})"
         trace.roles = declared_roles(env)
-        answer = self._answered(trace, "reset", what, lambda: read_reset(env.reset(seed=trace.seed), trace.roles))
+        answer = self._answered(
+            trace, "reset", what, lambda: read_reset(_noted(trace, env.reset(seed=trace.seed)), trace.roles)
+        )
         if answer is not None:
             trace.task = answer.info["task"]
 
     def step(self, env: Env, trace: Trace, action: str) -> None:
         what = f"step({shorten(action)}) (seed {trace.seed}, step {len(trace.actions)})"
         trace.actions.append(action)
-        self._answered(trace, "step", what, lambda: read_step(env.step(action), trace.roles))
+        self._answered(trace, "step", what, lambda: read_step(_noted(trace, env.step(action)), trace.roles))
 
     def _answered(self, trace: Trace, kind: str, what: str, call: Callable[[], Answer | Fault]) -> Answer | None:
         """What ``call`` gave; None when it raised, or gave no answer. The trace keeps answer, seconds and faults."""
@@ -113,6 +117,13 @@ class Calls:
         trace.answers.append(replace(answer, info=kept, faults=[]))
         trace.seconds.append(seconds)
         return answer
+
+
+def _noted(trace: Trace, answer: Any) -> Any:
+    """``answer``, whose keys of ``info`` the trace keeps."""
+    if isinstance(answer, tuple) and answer and isinstance(answer[-1], Mapping):
+        trace.keys |= {key for key, value in answer[-1].items() if isinstance(key, str) and value is not None}
+    return answer
 
 
 def raised(what: str, error: BaseException) -> str:

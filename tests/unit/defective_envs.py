@@ -157,6 +157,7 @@ NumpysFlags = with_answers(
 SuccessInWords = with_answers(
     "SuccessInWords", lambda *answer: (*answer[:4], {**answer[4], "success": "yes" if answer[4]["success"] else ""})
 )
+ShowsImage = with_answers("ShowsImage", lambda *answer: (*answer[:4], {**answer[4], "image": "corridor.png"}))
 KeyOnlyAtTheStart = with_answers(
     "KeyOnlyAtTheStart", lambda *answer: (*answer[:4], {k: v for k, v in answer[4].items() if k != "state_key"})
 )
@@ -657,6 +658,7 @@ DEFECTS: tuple[tuple[type[Corridor], str, str, str], ...] = (
     ),
     (NarrowSpace, "gymnasium", "warn", "AnyText"),
     (NoText, "observation", "fail", "list [1]"),
+    (ShowsImage, "info", "warn", "nothing reads info['image']; did you mean info['images']?"),
     (SuccessInWords, "info", "fail", "info['success'] must be a bool, not str"),
     (BothFlags, "flags", "fail", "are both set; set truncated only where"),
     (GoesOn, "after_end", "warn", "raise an exception"),
