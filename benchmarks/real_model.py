@@ -62,7 +62,7 @@ def run(
             if not any(key.items() <= line.items() for line in lines("run")):
                 out = folder / f"{method}-{seed}"
                 options = ["--game", game, "--method", method, "--seed", str(seed), "--out", str(out)]
-                options += ["--steps", str(steps)]
+                options += ["--steps", str(steps), "--n-val", "64"]
                 options += ["--resume"] if start_from(folder / f"{methods.split(',')[0]}-{seed}", out, method) else []
                 subprocess.run([sys.executable, str(QUICKSTART), *options], check=True)
                 summary = json.loads((out / "summary.json").read_text())
