@@ -29,11 +29,8 @@ Info = dict[str, Any]
 that declares roles), and ``turn_limit`` and ``roles`` (of a reset in a host), see ``base.turn_limit`` and
 ``base.declared_roles``; the agent loop adds a ``note``, see :attr:`Answer.text`"""
 
-KEYS = (
-    *("state_key", "admissible", "task", "success", "won", "invalid", "images", "extra", "tools"),
-    *("results", "outcome", "rewards"),
-)
-"""of ``info``, all that is read"""
+KEYS = ("state_key", "admissible", "task", "success", "won", "invalid", "images", "extra", "tools")
+"""the keys of ``info`` that are read from any environment"""
 _LARGEST = sys.float_info.max
 MOST_PIXELS = 2**26
 """in all images of an answer, or of a request: a kilobyte of PNG can become a hundred megabytes"""

@@ -102,12 +102,12 @@ def observation(record: Record, limits: Limits) -> Verdict:
 def info(record: Record, limits: Limits) -> Verdict:
     """``info`` is a dict; where they are there, ``admissible`` is a list of str, ``success`` a bool, ``task`` text.
 
-    No other key looks like a misspelling of one that is never there.
+    No unknown key looks like a misspelling of a known one that never occurs.
     """
     keys = {key for trace in record.traces() for key in trace.keys}
     never = [key for key in KEYS if key not in keys]
     for key in sorted(keys.difference(KEYS)):
-        if close := get_close_matches(key, never, n=1, cutoff=0.8):
+        if close := get_close_matches(key, never, n=1, cutoff=0.85):
             return "warn", f"nothing reads info[{key!r}]; did you mean info[{close[0]!r}]?"
     trace = record.first[0]
     names = ("admissible", "success")

@@ -48,7 +48,7 @@ class Trace:
     faults: list[tuple[str, str]] = field(default_factory=list)
     """property and evidence"""
     keys: set[str] = field(default_factory=set)
-    """of ``info``, also those that nothing reads"""
+    """every key seen in ``info``, read or not"""
 
     @property
     def ended(self) -> bool:
@@ -120,7 +120,7 @@ class Calls:
 
 
 def _noted(trace: Trace, answer: Any) -> Any:
-    """``answer``, whose keys of ``info`` the trace keeps."""
+    """Record the keys of ``info`` in the trace and return ``answer``."""
     if isinstance(answer, tuple) and answer and isinstance(answer[-1], Mapping):
         trace.keys |= {key for key, value in answer[-1].items() if isinstance(key, str) and value is not None}
     return answer

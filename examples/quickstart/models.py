@@ -46,7 +46,7 @@ BYPASS = "algorithm.rollout_correction.bypass_mode=true"
 def errands(model: str) -> Setup:
     """A chat model, by its folder, on errands as the environment has them by default: about five turns an episode.
 
-    Where the processor has no bfloat16, a step takes about twice as long: fewer are run, of half as many episodes.
+    Without bfloat16 a step takes about twice as long, so there are fewer steps, with half as many episodes each.
     """
     bf16 = choose("param_dtype", model) == "bf16"
     task = ("data.max_prompt_length=160", "data.max_response_length=400", BYPASS)

@@ -33,7 +33,8 @@ def main(
         ),
     ] = "smollm2",
     steps: Annotated[
-        int | None, typer.Option(help="training steps, 10 (8 smaller ones without bf16); 20 with tiny, 18 in a house")
+        int | None,
+        typer.Option(help="training steps; 10 (8 smaller ones without bf16), 20 with tiny, 18 in a house"),
     ] = None,
     seed: Annotated[int, typer.Option(help="tasks, warm start and sampling")] = 0,
     game: Annotated[
@@ -44,7 +45,7 @@ def main(
     resume: Annotated[bool, typer.Option(help="go on from the last checkpoint instead of starting over")] = False,
     n_val: Annotated[
         int | None,
-        typer.Option(help="validation episodes, 64 (32 without bf16); 128 with tiny; the same before and after"),
+        typer.Option(help="validation episodes, the same before and after; 64 (errands without bf16: 32), tiny 128"),
     ] = None,
     validate_every: Annotated[int, typer.Option(help="further validations every so many steps; 0: none")] = 0,
     override: Annotated[list[str] | None, typer.Option(help="one more override of the launch command")] = None,

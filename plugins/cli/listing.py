@@ -154,7 +154,7 @@ def _own(kind: Literal["estimators", "modifiers", "losses"]) -> dict[str, Any]:
 
 def _explain(text: str, markdown: bool, as_json: bool) -> None:
     if markdown or as_json:
-        raise typer.BadParameter("an explanation is plain text; leave out NAME for a table of all, as markdown or JSON")
+        raise typer.BadParameter("--json and --markdown apply to the full table; leave out NAME to get it")
     typer.echo(text)
 
 

@@ -115,9 +115,10 @@ def arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
         return _entered(text)
     if first.endswith(".sh") and not place:
         return _entered(Path(first), words[1:])
-    if len(words) == 1 and "=" not in first and not first.startswith(("-", "~")):
-        of_env = f"; `turnkey env-check {first}` checks an environment" if first.endswith(".py") else ""
-        raise ConfigError(f"{first}: expected overrides (key=value), a script that ends with .sh, or a command{of_env}")
+    if len(words) == 1 and first and "=" not in first and not first.startswith(("-", "~")):
+        of_env = f"; to check an environment, run `turnkey env-check {first}`" if first.endswith(".py") else ""
+        expected = "overrides (key=value), a script ending in .sh, or a full launch command"
+        raise ConfigError(f"{first}: expected {expected}{of_env}")
     if len(words) < 2 or KEYED.match(first) or not re.fullmatch(r"[A-Za-z_./][\w./-]*", first):
         return [*words], []
     if (after := _behind_main(words) or _behind_check(words)) is not None:  # needs no shell

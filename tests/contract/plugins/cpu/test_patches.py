@@ -17,10 +17,8 @@ import json
 import os
 import random
 import re
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -160,28 +158,24 @@ def test_gloo(on_cpu: None, monkeypatch: pytest.MonkeyPatch, free_port: Callable
             dist.destroy_process_group()
 
 
-def test_ranks_of_one_node_need_no_port(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    distributed = as_shipped("verl.utils.distributed")
-    patch("gloo").apply(distributed)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("verl_turnkey.plugins.cpu.patches.name_of_job", lambda job: f"{job}-session")
-    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: "01000000"))
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        worker = {"RANK": 0, "WORLD_SIZE": 1, "RAY_LOCAL_WORLD_SIZE": 1, "WG_PREFIX": "aB3dEf"}
-        for name, value in {**worker, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": other.getsockname()[1]}.items():
-            monkeypatch.setenv(name, str(value))
-        monkeypatch.setenv("DIST_INIT_METHOD", "env://")
-        with pytest.raises(dist.DistNetworkError, match="EADDRINUSE"):
-            distributed.initialize_global_process_group_ray()
-        monkeypatch.delenv("DIST_INIT_METHOD")
-        distributed.initialize_global_process_group_ray()
-    try:
-        assert dist.get_backend() == "gloo"
-        assert [file.name for file in tmp_path.iterdir()] == ["verl_dist_01000000-session-aB3dEf"]
-    finally:
-        dist.destroy_process_group()
+def test_master_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = as_shipped("verl.single_controller.ray.base")
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+
+    def ports(**options: Any) -> list[int]:
+        group = base.RayWorkerGroup(worker_names=["w"], worker_handles=[None], **options)
+        return [int(base.get_master_addr_port._function(group._ray_master_port_range)[1]) for _ in range(20)]
+
+    assert all(first <= port <= last for port in ports()), "which any process may be given"
+    patch("master port").apply(base)
+    assert all(20_000 <= port < first for port in ports())
+    assert ports(master_port_range=[15_000, 16_000])[0] < 16_000
+    drawn = {port for _ in range(10) for port in ports()}
+    assert len(drawn) > 5, "two runs that start together begin at other ports"
+    monkeypatch.setattr(Path, "read_text", lambda _: "1024\t65535\n")  # Linux hands out all of them
+    assert patches.port_range() is None
+    monkeypatch.setattr(Path, "read_text", lambda _: Path("/another/system").read_bytes())
+    assert patches.port_range() is None
 
 
 def test_engines(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,6 +354,7 @@ used = {
     "micro-batches": sys.modules["verl.workers.engine.fsdp.transformer_impl"].prepare_micro_batches,
     "platform": type(verl.plugin.platform.get_platform()),
     "engines": None,
+    "master port": sys.modules["verl.single_controller.ray.base"].RayWorkerGroup.__init__,
     "server's socket": None,
     "trainer's socket": None,
 }

@@ -12,6 +12,7 @@ from defective_envs import DEFECTS, HEALTHY, IN_PROCESSES, MOVES
 from typer.testing import CliRunner
 
 from verl_turnkey.envs import EnvironmentKwargsError, UnknownEnvironmentError
+from verl_turnkey.envs.answers import KEYS
 from verl_turnkey.envs.checking import play
 from verl_turnkey.envs.checking.properties import PROPERTIES, UNREACHED, judge
 from verl_turnkey.envs.checking.report import Report, check, play_here, samples, table
@@ -158,6 +159,14 @@ def test_every_property_has_a_defect_and_a_line_in_the_docs():
     assert {property for _, property, *_ in (*DEFECTS, *IN_PROCESSES)} == set(PROPERTIES)
     page = (ROOT / "docs" / "env-check.md").read_text()
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(PROPERTIES)
+
+
+def test_keys_of_info_are_those_of_the_docs():
+    section = (ROOT / "docs" / "environments.md").read_text().split("## Keys of info")[1].split("\n## ")[0]
+    named = {
+        name for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    }
+    assert named == {*KEYS, "results", "outcome", "rewards"}
 
 
 def test_the_anchor_rate_is_that_of_the_definition():

@@ -110,9 +110,9 @@ def test_a_body_that_never_ends(server):
 def test_nobody_there():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    with pytest.raises(JudgeError, match=rf"{url}/chat/completions gave no answer in 2 .*ConnectionRefusedError"):
-        score(Judge(JudgeConfig(url, "m", retries=1, backoff=0)))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"  # where nobody listens
+        with pytest.raises(JudgeError, match=rf"{url}/chat/completions gave no answer in 2 .*ConnectionRefusedError"):
+            score(Judge(JudgeConfig(url, "m", retries=1, backoff=0)))
 
 
 @pytest.mark.parametrize(

@@ -330,10 +330,10 @@ def test_a_command_of_another_program_is_refused(words: list[str], call: str) ->
 
 
 @pytest.mark.parametrize(
-    ("word", "advice"), [("my_env.py", "; `turnkey env-check my_env.py` checks an environment"), ("gigpo", "")]
+    ("word", "advice"), [("my_env.py", "; to check an environment, run `turnkey env-check my_env.py`"), ("gigpo", "")]
 )
 def test_a_word_that_is_no_override_is_refused(word: str, advice: str) -> None:
-    expected = rf"^{word}: expected overrides \(key=value\), a script that ends with .sh, or a command{advice}$"
+    expected = rf"^{word}: expected overrides \(key=value\), a script ending in .sh, or a full launch command{advice}$"
     with pytest.raises(ConfigError, match=expected):
         script.arguments([word])
     for words in (["+turnkey=gigpo"], ["--help"], ["~algorithm"]):
