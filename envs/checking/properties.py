@@ -6,10 +6,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import pairwise
 
-from verl_turnkey.envs.answers import KEYS
 from verl_turnkey.envs.checking.play import PROBE, THREADS
 from verl_turnkey.envs.checking.traces import (
     Limits,
@@ -100,15 +98,9 @@ def observation(record: Record, limits: Limits) -> Verdict:
 
 
 def info(record: Record, limits: Limits) -> Verdict:
-    """``info`` is a dict; where they are there, ``admissible`` is a list of str, ``success`` a bool, ``task`` text.
-
-    No unknown key looks like a misspelling of a known one that never occurs.
-    """
-    keys = {key for trace in record.traces() for key in trace.keys}
-    never = [key for key in KEYS if key not in keys]
-    for key in sorted(keys.difference(KEYS)):
-        if close := get_close_matches(key, never, n=1, cutoff=0.85):
-            return "warn", f"nothing reads info[{key!r}]; did you mean info[{close[0]!r}]?"
+    """``info`` is a dict with values of the right types, and no key of it looks misspelt."""
+    if misspelt := record.misspelt():
+        return "warn", misspelt
     trace = record.first[0]
     names = ("admissible", "success")
     absent = [name for name in names if all(getattr(answer, name) is None for answer in trace.answers)]

@@ -10,13 +10,14 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
 
-from verl_turnkey.envs.answers import Answer, Fault, first_difference, read_reset, read_step
+from verl_turnkey.envs.answers import KEYS, Answer, Fault, first_difference, read_reset, read_step
 from verl_turnkey.envs.base import declared_roles
 
 Env = gymnasium.Env[str, str]
@@ -302,6 +303,15 @@ class Record:
     def answers(self) -> list[Answer]:
         """All answers in ``traces``."""
         return [answer for trace in self.traces() for answer in trace.answers]
+
+    def misspelt(self) -> str:
+        """An unknown key of ``info`` that is almost a known one that never occurs, in a sentence; else empty."""
+        keys = {key for trace in self.traces() for key in trace.keys}
+        never = [key for key in KEYS if key not in keys]
+        for key in sorted(keys.difference(KEYS)):
+            if close := get_close_matches(key, never, n=1, cutoff=0.85):
+                return f"nothing reads info[{key!r}]; did you mean info[{close[0]!r}]?"
+        return ""
 
     def played(self) -> list[Trace]:
         """Episodes of sensible actions, each once."""

@@ -269,7 +269,7 @@ READERS: dict[str, Callable[[Path], list[Row]]] = {
     ".parquet": lambda path: _table(path),
 }
 OTHER_FILES = (".txt", ".md", ".py", ".yaml", ".yml", ".xls", ".xlsx", ".gz", ".zip")
-"""endings that are no data set's name"""
+"""endings of files, not of data sets"""
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
