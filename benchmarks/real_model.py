@@ -62,7 +62,7 @@ def run(
             if not any(key.items() <= line.items() for line in lines("run")):
                 out = folder / f"{method}-{seed}"
                 options = ["--game", game, "--method", method, "--seed", str(seed), "--out", str(out)]
-                options += ["--steps", str(steps), "--n-val", "64", *(SIZES if game == "errands" else ())]
+                options += ["--steps", str(steps), *(SIZES if game == "errands" else ())]
                 options += ["--resume"] if start_from(folder / f"{methods.split(',')[0]}-{seed}", out, method) else []
                 subprocess.run([sys.executable, str(QUICKSTART), *options], check=True)
                 summary = json.loads((out / "summary.json").read_text())
@@ -71,8 +71,12 @@ def run(
                 keep({"kind": "run", **key, **{name: summary[name] for name in SUMMARY}, **results})
 
 
-# Without bf16, the quickstart's own run is smaller.
-SIZES = [f"--override={key}=4" for key in ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")]
+# On any machine; without bf16, the quickstart's own run is smaller.
+SIZES = (
+    "--n-val=64",
+    "--override=data.train_batch_size=4",
+    "--override=actor_rollout_ref.actor.ppo_mini_batch_size=4",
+)
 SUMMARY = ("n_val", "success_before", "success_after", "invalid_before", "invalid_after", "seconds_train")
 
 

@@ -42,10 +42,11 @@ def free_port() -> Callable[[], int]:
     """A port to listen on, also later: below those that Linux hands out, as long as there are any."""
 
     def free() -> int:
-        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        from verl_turnkey.plugins.cpu.patches import port_range
+
         while True:
             with suppress(OSError), socket.socket() as probe:
-                probe.bind(("", random.SystemRandom().randrange(20_000, first) if first > 20_000 else 0))
+                probe.bind(("", random.SystemRandom().randrange(*(port_range() or (0, 1)))))
                 return probe.getsockname()[1]
 
     return free

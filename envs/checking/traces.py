@@ -49,7 +49,7 @@ class Trace:
     faults: list[tuple[str, str]] = field(default_factory=list)
     """property and evidence"""
     keys: set[str] = field(default_factory=set)
-    """every key seen in ``info``, read or not"""
+    """of ``info``, read or not, with a value"""
 
     @property
     def ended(self) -> bool:
@@ -86,22 +86,23 @@ class Calls:
     def reset(self, env: Env, trace: Trace) -> None:
         what = f"reset(seed={trace.seed})"
         trace.roles = declared_roles(env)
-        answer = self._answered(
-            trace, "reset", what, lambda: read_reset(_noted(trace, env.reset(seed=trace.seed)), trace.roles)
-        )
+        answer = self._answered(trace, "reset", what, lambda: env.reset(seed=trace.seed), read_reset)
         if answer is not None:
             trace.task = answer.info["task"]
 
     def step(self, env: Env, trace: Trace, action: str) -> None:
         what = f"step({shorten(action)}) (seed {trace.seed}, step {len(trace.actions)})"
         trace.actions.append(action)
-        self._answered(trace, "step", what, lambda: read_step(_noted(trace, env.step(action)), trace.roles))
+        self._answered(trace, "step", what, lambda: env.step(action), read_step)
 
-    def _answered(self, trace: Trace, kind: str, what: str, call: Callable[[], Answer | Fault]) -> Answer | None:
+    def _answered(
+        self, trace: Trace, kind: str, what: str, call: Callable[[], Any], read: Callable[..., Answer | Fault]
+    ) -> Answer | None:
         """What ``call`` gave; None when it raised, or gave no answer. The trace keeps answer, seconds and faults."""
         where = "any_text" if trace.kind == "text" and kind == "step" else "runs"
         try:
-            answer, seconds = self(kind, what, call)
+            returned, seconds = self(kind, what, call)
+            answer = read(returned, trace.roles)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit is an environment's fault like any other
@@ -111,6 +112,8 @@ class Calls:
         if isinstance(answer, Fault):
             trace.faults.append((where, f"{what}: {answer.message}"))
             return None
+        if isinstance(info := returned[-1], Mapping):
+            trace.keys |= {key for key, value in info.items() if isinstance(key, str) and value is not None}
         trace.faults += [(fault.property, f"{what}: {fault.message}") for fault in answer.faults]
         # Nothing judges pixels, or values of ``extra`` but the role: they need not be sent to the parent.
         shapes = [f"{image.shape[1]} x {image.shape[0]}" for image in answer.info.get("images", ())]
@@ -118,13 +121,6 @@ class Calls:
         trace.answers.append(replace(answer, info=kept, faults=[]))
         trace.seconds.append(seconds)
         return answer
-
-
-def _noted(trace: Trace, answer: Any) -> Any:
-    """Record the keys of ``info`` in the trace and return ``answer``."""
-    if isinstance(answer, tuple) and answer and isinstance(answer[-1], Mapping):
-        trace.keys |= {key for key, value in answer[-1].items() if isinstance(key, str) and value is not None}
-    return answer
 
 
 def raised(what: str, error: BaseException) -> str:

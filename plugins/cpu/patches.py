@@ -194,8 +194,8 @@ def port_range() -> list[int] | None:
     """Ports below those that Linux hands out, from a random one on; None: there are none, or this is not Linux."""
     with suppress(OSError):
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-        if first > FIRST_PORT:
-            return [random.SystemRandom().randrange(FIRST_PORT, first), first]
+        if first - FIRST_PORT > 1000:  # else there is no choice
+            return [random.SystemRandom().randrange(FIRST_PORT, (FIRST_PORT + first) // 2), first]
     return None
 
 
