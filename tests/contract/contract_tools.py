@@ -6,19 +6,21 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import hydra
+import ray
 import torch
 import transfer_queue as tq
 import verl.trainer.main_ppo as main_ppo
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from omegaconf import DictConfig
+from ray.exceptions import RayActorError
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop import agent_loop as verl_agent_loop
@@ -50,6 +52,14 @@ SEPARATE = [
 Episode = list[dict[str, Any]] | str
 """Steps of one episode as arguments of make_step, or the reason why it failed."""
 TOKENS = itertools.cycle((3, 1, 4, 2))
+
+
+def kill(actor: Any) -> None:
+    """Kill ``actor`` and wait for its end: Ray kills in the background, and may still answer a call sent at once."""
+    ray.kill(actor)
+    with suppress(RayActorError):
+        while True:
+            ray.get(actor.__ray_ready__.remote())
 
 
 class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):

@@ -9,13 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import OutOfMemoryError, RayActorError
+from contract_tools import kill
+from ray.exceptions import OutOfMemoryError
 
 from verl_turnkey.plugins.shutdown.watchdog import Watchdog
 
@@ -35,10 +35,7 @@ def actors(ray_queue) -> Iterator[dict[str, Any]]:
     made = {"well": Actor.remote(), "serving": Actor.remote(False), "ended": Actor.remote(True)}
     made |= {"killed": Actor.remote(), "busy": Actor.remote()}
     ray.get([actor.__ray_ready__.remote() for actor in made.values()])
-    ray.kill(made["killed"])
-    with suppress(RayActorError):
-        while True:  # Ray kills in the background
-            ray.get(made["killed"].__ray_ready__.remote())
+    kill(made["killed"])
     made["busy"].compute.remote(600)
     yield made
     for actor in made.values():

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import ray
-from contract_tools import PARTITION, SEPARATE, Compose, Saves, batch_of
+from contract_tools import PARTITION, SEPARATE, Compose, Saves, batch_of, kill
 from transfer_queue.controller import TransferQueueController
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -152,7 +152,7 @@ def test_every_kind_of_process_is_looked_at(build: Build, mode: str):
     processes = dict(trainer.shutdown.processes())
     assert list(processes) == names
     for actor in processes.values():
-        ray.kill(actor)
+        kill(actor)
     dead, silent = looks_at(processes)
     assert (sorted(dead), silent) == (sorted(names), [])
     trainer.shutdown.died("a process died: inference server 0")
@@ -204,7 +204,7 @@ def test_the_queues_controller_is_looked_at(build: Build):
 def test_a_dead_controller_of_the_queue_is_named(build: Build, controller: Any):
     trainer = build("sync")
     trainer.shutdown.watchdog(None)
-    ray.kill(controller)
+    kill(controller)
     dead, silent = looks_at(dict(trainer.shutdown.processes()))
     assert ([*dead], silent) == (["TransferQueue's controller"], [])
     assert queue_access.controller() is None
@@ -227,7 +227,7 @@ def test_what_was_played_before_a_process_died_is_in_the_log(build: Build, tmp_p
 
     player, dead = Actor.remote(), Actor.remote()
     ray.get(player.__ray_call__.remote(plays, f"{tmp_path}/log", row | {"name": ["played"]}))
-    ray.kill(dead)
+    kill(dead)
     trainer.log.tables.put("steps", 4, row | {"name": ["trained"]})
     trainer.agent_loop_manager.agent_loop_workers = [dead, player]
     trainer.shutdown.died("a process died: agent-loop worker 0")

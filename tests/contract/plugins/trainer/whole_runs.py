@@ -6,7 +6,6 @@ Environments and the trajectory log are real, too. A script writes the actions, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import sys
@@ -19,11 +18,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import ray
 import transfer_queue as tq
-from contract_tools import PARTITION, SEPARATE, Compose, Saves, unchanged, write
+from contract_tools import PARTITION, SEPARATE, Compose, Saves, kill, unchanged, write
 from ray import cloudpickle
-from ray.exceptions import RayActorError
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
@@ -153,10 +150,7 @@ class Runs:
             pass
         finally:
             for worker in manager.agent_loop_workers:
-                ray.kill(worker)
-                with contextlib.suppress(RayActorError):
-                    while True:  # Ray kills in the background: it must not write into the next start's queue
-                        ray.get(worker.__ray_ready__.remote())
+                kill(worker)  # it must not write into the next start's queue
         return begun
 
 
