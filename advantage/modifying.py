@@ -384,6 +384,9 @@ def check_numbers(who: str, credit: Credit, steps: int) -> None:
             raise ValueError(f"{who}: expected Credit.metrics to hold numbers by name, got {value!r} for {key!r}")
     if twice := credit.parts.keys() & credit.levels.keys():
         raise ValueError(f"{who}: {min(twice)!r} is a part and a level; expected different names, as both are logged")
+    if unknown := credit.groups.keys() - credit.parts.keys() - credit.levels.keys():
+        names = ", ".join([*credit.parts, *credit.levels]) or "none"
+        raise ValueError(f"{who}: expected each name in groups to be a part or level ({names}), got {min(unknown)!r}")
     for key, value in credit.state.items():
         if not isinstance(key, str) or not isinstance(value, Real) or not np.isfinite(float(value)):
             raise ValueError(f"{who}: expected Credit.state to hold finite numbers by name, got {credit.state}")

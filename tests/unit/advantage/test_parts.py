@@ -129,6 +129,10 @@ def test_parts_and_levels_are_logged_but_what_the_estimator_logs_prevails(return
         ({"groups": {"c": ONES}}, "expected groups 'c' to be 6 integers >= -1, one per step, got float64 of shape"),
         ({"groups": {"c": np.array([1, 2])}}, r"expected groups 'c' to be 6 integers .*int64 of shape \(2,\)"),
         ({"groups": {"c": np.arange(6) - 2}}, "expected groups 'c' to be 6 integers >= -1.*from -2"),
+        (
+            {"parts": {"a": ONES}, "levels": {"b": ONES}, "groups": {"c": np.arange(6)}},
+            r"expected each name in groups to be a part or level \(a, b\), got 'c'",
+        ),
         ({"parts": {"a": ONES}, "levels": {"a": ONES}}, "'a' is a part and a level; expected different names"),
         (
             {"parts": {"a": ONES, "b": ONES * 0.5}},
