@@ -132,7 +132,7 @@ function graphPart(run, part, group, params) {
       said,
       shown.nodes.length
         ? "Boxes are states, lines are actions. Width: how often. Colour and end: mean credit. Dashed: in no solved episode. " +
-            "Thick frame: a fork, where winners and losers part. ↻: the state stayed. "
+            "Thick frame: a fork, where solved and unsolved episodes diverge. ↻: the state stayed. "
         : "Nothing fits these filters. ",
       left.nodes || left.edges ? `Not drawn: ${count(left.nodes)} states and ${count(left.edges)} actions.` : "",
     );
@@ -167,7 +167,7 @@ function forkList(run, graph, select) {
     badge(edge.mean, run.full),
   ];
   return [
-    h("h2", "Where winners and losers part"),
+    h("h2", "Where solved and unsolved episodes diverge"),
     h(
       "ul.forks",
       found.map(([node, most, least]) => h("li", told(node.label), " →", action(most), " or ", action(least))),

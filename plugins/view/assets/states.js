@@ -93,7 +93,7 @@ function parted(out) {
   return known.length > 1 ? [known[0], known.at(-1)] : null;
 }
 
-/** Where winners and losers part: the forks with the largest difference, each with its best and its worst action. */
+/** Where solved and unsolved episodes diverge: the forks with the largest difference, each with its best and its worst action. */
 export function partings({ nodes, edges }, most = 3) {
   return nodes
     .filter((node) => node.fork)
