@@ -311,7 +311,7 @@ def check_harbor(agent: AgentConfig, where: str, text: Any) -> None:
 
 
 def validation_panel(config: DictConfig) -> dict[str, str] | None:
-    """Name and hash of the panel that a run validates on; None: no panel, or one that the run plays with other settings."""
+    """Name and hash of the panel that a run validates on; None: no panel, or one played with other settings."""
     panel = _of_validation(config)
     return None if panel is None or differing(panel, config, arguments=False) else panel.mark
 

@@ -185,4 +185,5 @@ def differences(panel: Panel, made: Panel) -> list[str]:
     for a, b in [pair for pair in pairs if pair[0]["seed"] != pair[1]["seed"]][:1]:
         lines.append(f"tasks: the seed of {a['id']} is {b['seed']}, published {a['seed']}")
     other = [a["id"] for a, b in pairs if a["start"] and b["start"] and a["start"] != b["start"]]
-    return [*lines, f"tasks: {len(other)} of {len(pairs)} start in another state, such as {other[0]}"] if other else lines
+    start = f"tasks: {len(other)} of {len(pairs)} start in another state, such as "
+    return [*lines, start + other[0]] if other else lines

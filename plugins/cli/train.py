@@ -43,7 +43,7 @@ def train(
     method: Annotated[str, typer.Option(help="+turnkey=<method>")] = "gigpo",
     device: Annotated[str | None, typer.Option(help="gpu or cpu; default: gpu if there is one")] = None,
     steps: Annotated[int, typer.Option(min=1, help="training steps")] = 100,
-    seed: Annotated[str | None, typer.Option(help="a seed, or several: 0,1,2 trains and compares a run of each")] = None,
+    seed: Annotated[str | None, typer.Option(help="a seed, or several: 0,1,2 trains and compares a run each")] = None,
     out: Annotated[
         Path | None, typer.Option(help="folder of the run; default: runs/<environment>, with a seed runs/<...>-<seed>")
     ] = None,
@@ -106,7 +106,7 @@ def train(
                 typer.echo(launch.shell_line(lines))
             elif code := _start(lines, folder, verbose, series=len(runs) > 1):
                 if len(runs) > 1:
-                    typer.echo("to continue, run the same command again: it skips the seeds that are finished", err=True)
+                    typer.echo("to continue, run the same command again: it skips finished seeds", err=True)
                 raise typer.Exit(code)
     if len(runs) > 1 and not print_only:
         folders = [Path(os.path.relpath(folder)) for folder in runs]

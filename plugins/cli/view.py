@@ -195,7 +195,7 @@ def export(
         str, typer.Option(metavar="URL|FILE", help="OTLP/HTTP receiver (no path: /v1/traces), or .jsonl file")
     ],
     conditions: Annotated[
-        list[str] | None, typer.Option("--filter", metavar="KEY=VALUE", help=f"as for turnkey view: {', '.join(FILTERS)}")
+        list[str] | None, typer.Option("--filter", metavar="KEY=VALUE", help=f"as for view: {', '.join(FILTERS)}")
     ] = None,
     content: Annotated[bool, typer.Option(help="include the texts of model, environment and tasks")] = True,
 ) -> None:
