@@ -330,7 +330,7 @@ def test_a_login_in_an_address_is_masked_in_the_log_and_compared_so(tmp_path: Pa
         ("wart", 404, "no such folder and no such model on the hub; did you mean 'wart1'?"),
         ("runs/warmm", 200, None),
         ("runs/warmm", 403, None),  # gated: it is there
-        ("runs/warmm", None, "the hub cannot be asked for a model of that name"),
+        ("runs/warmm", None, "the hub cannot be asked for a model of that name (Connect"),
         ("Qwen/Qwen3-0.6B", None, None),  # no folder here is called Qwen: no question
     ],
 )
