@@ -151,7 +151,7 @@ def _without_gpu(words: list[str]) -> tuple[list[str], str | None]:
 
 @app.command()
 def env_check(
-    env: Annotated[str | None, typer.Argument(help="short name (babyai), gymnasium id, or my_env.py")] = None,
+    env: Annotated[str | None, typer.Argument(help="short name (babyai), gymnasium id, or my_env.py[:ID]")] = None,
     kwargs: Annotated[str, typer.Option(help="arguments of the environment, as JSON")] = "{}",
     module: Annotated[list[str] | None, typer.Option(help="module that registers the id")] = None,
     action: Annotated[

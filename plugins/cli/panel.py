@@ -34,7 +34,7 @@ RESPONSE = {"template": 512, "conversation": 8192}
 @app.command()
 def panel(
     name: Annotated[str | None, typer.Argument(help="a published panel, or a name for a new one")] = None,
-    environment: Annotated[str | None, typer.Argument(help="new panel: short name, id, or your file")] = None,
+    environment: Annotated[str | None, typer.Argument(help="new panel: short name, id, or my_env.py[:ID]")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: key=value")] = None,
     tasks: Annotated[str, typer.Option(help="new panel: number of tasks, or all")] = "48",
     samples: Annotated[int, typer.Option(min=1, help="new panel: samples per task")] = 4,

@@ -36,7 +36,7 @@ PLACES = ("trainer.default_local_dir", "turnkey.log.trajectories", "hydra.run.di
 
 @app.command()
 def train(
-    environment: Annotated[str, typer.Argument(help="short name (babyai), gymnasium id, or your file (my_env.py)")],
+    environment: Annotated[str, typer.Argument(help="short name (babyai), gymnasium id, or my_env.py[:ID]")],
     overrides: Annotated[list[str] | None, typer.Argument(help="more verl overrides; they take precedence")] = None,
     *,
     model: Annotated[str, typer.Option(help="folder or hub name of the model")],
