@@ -36,7 +36,7 @@ class Table:
     reward: Floats
     """(N, A, K)"""
     key: Sequence[str]
-    """what a method is told of each state (N,)"""
+    """what a method sees of each state (N,)"""
     text: Sequence[str]
     """what the policy reads there (N,)"""
     row: Ints

@@ -21,7 +21,7 @@ class Path(Protocol):
     branch: int
     """0: the episode itself"""
     begins: int
-    """turn of the fork where it begins; -1: it is no branch"""
+    """turn of the fork where it begins; -1: it is not a branch"""
     depth: int
     """forks with trained branches on the way here"""
     trained: bool

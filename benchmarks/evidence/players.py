@@ -54,7 +54,7 @@ class Player:
     """the branch that played each step"""
     branch: int = 0
     begins: int = -1
-    """turn of the fork where it begins; -1: it is no branch"""
+    """turn of the fork where it begins; -1: it is not a branch"""
     depth: int = 0
     trained: bool = True
     turns: int | None = None

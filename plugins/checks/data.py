@@ -311,20 +311,20 @@ def check_harbor(agent: AgentConfig, where: str, text: Any) -> None:
 
 
 def validation_panel(config: DictConfig) -> dict[str, str] | None:
-    """Name and hash of the panel that a run validates on; None: no panel, or one that the run plays otherwise."""
+    """Name and hash of the panel that a run validates on; None: no panel, or one played with other settings."""
     panel = _of_validation(config)
     return None if panel is None or differing(panel, config, arguments=False) else panel.mark
 
 
 def check_panel(config: DictConfig) -> None:
-    """Warn if the validation tasks are those of a panel and are played otherwise."""
+    """Warn if the validation tasks are those of a panel and are played with other settings."""
     panel = _of_validation(config)
     if panel is not None and (lines := differing(panel, config, arguments=False)):
         warn("panel-changed", panel=panel.name, changes="; ".join(lines))
 
 
 def check_starts(panel: Panel, tasks: Sequence[Task], places: Mapping[str, Any]) -> None:
-    """Refuse to play a panel whose tasks start otherwise on this machine."""
+    """Refuse to play a panel whose tasks start in other states on this machine."""
     if other := panel.other_starts(tasks, places):
         spec = panel.content["environment"]
         refuse(

@@ -272,7 +272,8 @@ def _typed(path: str) -> str | None:
     except RepositoryNotFoundError:
         return f"there is no such folder and no such model on the hub{hint}"
     except Exception as error:  # offline
-        return f"there is no such folder, and the hub cannot be asked for a model of that name ({error}){hint}"
+        kind = type(error).__name__
+        return f"there is no such folder, and the hub cannot be asked for a model of that name ({kind}){hint}"
     return None
 
 

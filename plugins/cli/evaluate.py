@@ -167,7 +167,7 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RUN|ENVIRONMENT|turnkey.agent.run=AGENT",
-            help="folder of a run, short name, gymnasium id, or your file; or, for an agent, its key on a launch line",
+            help="folder of a run, short name, gymnasium id, or my_env.py[:ID]; for an agent, its key on a launch line",
         ),
     ] = "",
     overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: key=value")] = None,

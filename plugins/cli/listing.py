@@ -62,7 +62,7 @@ def methods(
         str | None, typer.Argument(help="explain this one: a name of ours, of a paper, an arXiv number")
     ] = None,
     short: Annotated[bool, typer.Option(help="without parameters")] = False,
-    formula: Annotated[bool, typer.Option(help="of NAME: formula, source, and differences from it")] = False,
+    formula: Annotated[bool, typer.Option(help="with NAME: its formula, source, and deviations from it")] = False,
     markdown: Markdown = False,
     as_json: Json = False,
 ) -> None:

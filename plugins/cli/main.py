@@ -70,9 +70,9 @@ def options(
 def doctor(
     ray: Annotated[bool, typer.Option(help="look inside a Ray worker too")] = True,
     address: Annotated[str | None, typer.Option(help="a running Ray cluster; default: start one here")] = None,
-    clean: Annotated[bool, typer.Option("--clean", help="show what ended runs left on this machine, instead")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="list what ended runs left on this machine, instead")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="with --clean: remove it")] = False,
-    verl: Annotated[bool, typer.Option("--verl", help="instead: which parts of verl moved")] = False,
+    verl: Annotated[bool, typer.Option("--verl", help="list the parts of verl that changed, instead")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Check the installation, here and in a Ray worker. Shows versions and what is registered; exit 1 on a problem."""
@@ -151,7 +151,7 @@ def _without_gpu(words: list[str]) -> tuple[list[str], str | None]:
 
 @app.command()
 def env_check(
-    env: Annotated[str | None, typer.Argument(help="short name (babyai), gymnasium id, or my_env.py")] = None,
+    env: Annotated[str | None, typer.Argument(help="short name (babyai), gymnasium id, or my_env.py[:ID]")] = None,
     kwargs: Annotated[str, typer.Option(help="arguments of the environment, as JSON")] = "{}",
     module: Annotated[list[str] | None, typer.Option(help="module that registers the id")] = None,
     action: Annotated[
@@ -161,14 +161,14 @@ def env_check(
     rollouts: Annotated[int, typer.Option(help="episodes per seed")] = 8,
     seconds: Annotated[float | None, typer.Option(help="play episodes for this long instead of --rollouts")] = None,
     steps: Annotated[int, typer.Option(help="steps per episode at most")] = 20,
-    processes: Annotated[int, typer.Option(help="further processes that must see the same; 0: no process at all")] = 3,
+    processes: Annotated[int, typer.Option(help="extra processes that must replay the same; 0: play in this one")] = 3,
     step_timeout: Annotated[float, typer.Option(help="seconds, as turnkey.env.step_timeout")] = 30.0,
     reset_timeout: Annotated[float, typer.Option(help="seconds, as turnkey.env.reset_timeout")] = 120.0,
     all_installed: Annotated[bool, typer.Option(help="a table of all our environments that are installed")] = False,
     harbor: Annotated[Path | None, typer.Option(help="a Harbor task, or a folder of them, instead")] = None,
     mcp: Annotated[str | None, typer.Option(help="a file with mcpServers, instead: lists the servers' tools")] = None,
     ignore_dockerfile: Annotated[bool, typer.Option(help="Harbor tasks run on this machine's programs")] = False,
-    inherit: Annotated[list[str] | None, typer.Option(help="variable that Harbor tasks may name")] = None,
+    inherit: Annotated[list[str] | None, typer.Option(help="environment variable that Harbor tasks may read")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Look for faults in an environment. Plays it; exit 1 when it lacks a property that training needs."""

@@ -34,7 +34,7 @@ RESPONSE = {"template": 512, "conversation": 8192}
 @app.command()
 def panel(
     name: Annotated[str | None, typer.Argument(help="a published panel, or a name for a new one")] = None,
-    environment: Annotated[str | None, typer.Argument(help="new panel: short name, id, or your file")] = None,
+    environment: Annotated[str | None, typer.Argument(help="new panel: short name, id, or my_env.py[:ID]")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="keys as on a launch line: key=value")] = None,
     tasks: Annotated[str, typer.Option(help="new panel: number of tasks, or all")] = "48",
     samples: Annotated[int, typer.Option(min=1, help="new panel: samples per task")] = 4,
@@ -185,4 +185,5 @@ def differences(panel: Panel, made: Panel) -> list[str]:
     for a, b in [pair for pair in pairs if pair[0]["seed"] != pair[1]["seed"]][:1]:
         lines.append(f"tasks: the seed of {a['id']} is {b['seed']}, published {a['seed']}")
     other = [a["id"] for a, b in pairs if a["start"] and b["start"] and a["start"] != b["start"]]
-    return [*lines, f"tasks: {len(other)} of {len(pairs)} start otherwise, such as {other[0]}"] if other else lines
+    start = f"tasks: {len(other)} of {len(pairs)} start in another state, such as "
+    return [*lines, start + other[0]] if other else lines

@@ -42,7 +42,7 @@ def prm_data(
     held_out: Annotated[float, typer.Option(min=0, max=0.9, help="share of the tasks that is held out")] = 0.1,
     balanced: Annotated[bool, typer.Option("--balance", help="as many positives as negatives to train on")] = False,
     validation: Annotated[bool, typer.Option("--validation", help="episodes of validations instead")] = False,
-    max_chars: Annotated[int, typer.Option(min=1, help="characters of a transcript, as of the judge")] = 20_000,
+    max_chars: Annotated[int, typer.Option(min=1, help="longest transcript in characters, as for the judge")] = 20_000,
     model: Annotated[str, typer.Option(help="the model that the printed command trains")] = "MODEL",
     device: Annotated[str, typer.Option(help="gpu or cpu: where the printed command trains")] = "gpu",
 ) -> None:
@@ -139,7 +139,7 @@ def _on_cpu(model: str) -> list[str]:
 def prm_eval(
     held_out: Annotated[Path, typer.Argument(help="the .parquet with held-out tasks that turnkey prm data wrote")],
     scores: Annotated[Path | None, typer.Option(help="a .parquet with episode, turn and score, from 0 to 1")] = None,
-    url: Annotated[str | None, typer.Option(help="instead: base URL of the served model, which is asked")] = None,
+    url: Annotated[str | None, typer.Option(help="instead of --scores: base URL of a server with the model")] = None,
     model: Annotated[str, typer.Option(help="with --url: name of the model there")] = "prm",
     binary: Annotated[bool, typer.Option("--binary", help="with --url: score by the probability of answer 1")] = False,
     samples: Annotated[int, typer.Option(min=0, help="with --url: score by the mean of N sampled answers")] = 0,

@@ -30,7 +30,7 @@ from verl_turnkey.plugins.view.runs import OUTPUTS, SEED, flat, rebased
 if TYPE_CHECKING:
     import pandas as pd
 
-app = typer.Typer(help="Write all that it takes to repeat a run; repeat one.", no_args_is_help=True)
+app = typer.Typer(help="Write everything needed to repeat a run; repeat one.", no_args_is_help=True)
 MAIN = "python -m verl.trainer.main_ppo"
 FOLDERS = {
     "trainer.default_local_dir": "checkpoints",
@@ -55,7 +55,7 @@ def write(
     out: Annotated[Path | None, typer.Option(help="folder for report.json; default: RUN")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the report instead")] = False,
 ) -> None:
-    """Write all that it takes to repeat a run.
+    """Write everything needed to repeat a run.
 
     turnkey report write runs/babyai
 

@@ -203,7 +203,7 @@ def announce(words: Sequence[str], name: str, *, started: bool, series: bool = F
             print(f"warning: {since}: the remaining steps use the new files", flush=True)
         return True
     ended = (
-        f"{name} has ended: its last checkpoint is of step {done}, and the launch line ends after step {steps}. "
+        f"{name} has ended: its last checkpoint is from step {done}, and the launch line ends after step {steps}. "
         f"{turnkey()} resume {name} --steps {done + steps} trains further; {new}"
     )
     if since and not series:

@@ -39,6 +39,8 @@ KEYED = re.compile(r"(?:[+~]+[A-Za-z_]|[A-Za-z_][\w-]*[./@])[\w./@-]*=")
 ARGUMENTS = f"pass the arguments of {MAIN} themselves"
 SHELL = re.compile(r"[$`;|&<>(){}*?~#!\n\\]")
 """what only a shell reads, unless it is quoted"""
+SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm")
+SHEBANG = re.compile(r"#!\s*\S*/(env\s+(-\S+\s+)*)?(ba|da)?sh\b")
 SECONDS = 60
 INSIDE = script_stubs.FOLDER
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 15)))
@@ -113,11 +115,11 @@ def arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
             if not SHELL.search(text):
                 return arguments(shlex.split(text))
         return _entered(text)
-    if first.endswith(".sh") and not place:
+    if not place and _is_script(first):
         return _entered(Path(first), words[1:])
     if len(words) == 1 and first and "=" not in first and not first.startswith(("-", "~")):
         of_env = f"; to check an environment, run `turnkey env-check {first}`" if first.endswith(".py") else ""
-        expected = "overrides (key=value), a script ending in .sh, or a full launch command"
+        expected = "overrides (key=value), a shell script, or a full launch command"
         raise ConfigError(f"{first}: expected {expected}{of_env}")
     if len(words) < 2 or KEYED.match(first) or not re.fullmatch(r"[A-Za-z_./][\w./-]*", first):
         return [*words], []
@@ -128,6 +130,15 @@ def arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
         return after, []
     assignments = [f"{name}={shlex.quote(value)}" for name, value in (word.split("=", 1) for word in words[:place])]
     return _entered(" ".join([*assignments, shlex.join(words[place:])]))
+
+
+def _is_script(word: str) -> bool:
+    """Whether it names a shell script: by its suffix, or without one by its first line."""
+    path = Path(word)
+    if path.suffix or not path.is_file():
+        return path.suffix in SUFFIXES
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return SHEBANG.match(file.readline(100)) is not None
 
 
 def _entered(script: Path | str, further: Sequence[str] = ()) -> tuple[list[str], list[str]]:
@@ -253,7 +264,7 @@ def _write_stubs(folder: Path) -> None:
         **{name: f'{shlex.quote(real[name] or "true")} "$@" 2>/dev/null; exit 0' for name in HARMLESS},
         **{name: _stub("skipped", name) for name in SKIPPED},
         ".skipped": _stub("skipped"),
-        "tee": "exec cat",
+        "tee": _stub("tee"),
     }
     if (gpu := machine.named_gpu()) and gpu.number:
         texts[SMI] = _stub("gpus", str(gpu.number), f"NVIDIA {gpu.name.upper()}", str(round(gpu.memory / 2**20)))

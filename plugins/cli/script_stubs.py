@@ -10,8 +10,9 @@ WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 def record(words):  # type: ignore[no-untyped-def]
     """Append a program with its folder and environment to the calls of the script."""
-    with open(FOLDER + "/calls", "a", encoding="utf-8") as file:
-        file.write(json.dumps({"words": words, "cwd": os.getcwd(), "env": dict(os.environ)}) + "\n")
+    line = json.dumps({"words": words, "cwd": os.getcwd(), "env": dict(os.environ)}) + "\n"
+    with open(FOLDER + "/calls", "ab", buffering=0) as file:  # one write: programs of a pipe do so at the same time
+        file.write(line.encode())
 
 
 def runs_code(words):  # type: ignore[no-untyped-def]
@@ -71,6 +72,8 @@ def start():  # type: ignore[no-untyped-def]
                 return
             name, words = "nvidia-smi", words[3:]
         record(words if name == "skipped" else [name, *words])
+        if name == "tee":  # passes on what it reads, without the file
+            os.execvp("cat", ["cat"])
         return
     with open("/proc/self/cmdline", "rb") as file:
         words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]

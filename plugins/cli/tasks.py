@@ -25,7 +25,7 @@ NUMBERS = {"train": 1024, "val": 128}
 @app.command()
 def tasks(
     out: Annotated[Path, typer.Argument(help="folder for train.parquet and val.parquet")],
-    env: Annotated[str | None, typer.Option(help="short name (babyai), gymnasium id, or your file (my_env.py)")] = None,
+    env: Annotated[str | None, typer.Option(help="short name (babyai), gymnasium id, or my_env.py[:ID]")] = None,
     kwargs: Annotated[str, typer.Option(help="arguments of the environment, as JSON")] = "{}",
     val_kwargs: Annotated[str, typer.Option(help="what is different for validation, as JSON")] = "{}",
     source: Annotated[

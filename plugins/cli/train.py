@@ -36,14 +36,14 @@ PLACES = ("trainer.default_local_dir", "turnkey.log.trajectories", "hydra.run.di
 
 @app.command()
 def train(
-    environment: Annotated[str, typer.Argument(help="short name (babyai), gymnasium id, or your file (my_env.py)")],
+    environment: Annotated[str, typer.Argument(help="short name (babyai), gymnasium id, or my_env.py[:ID]")],
     overrides: Annotated[list[str] | None, typer.Argument(help="more verl overrides; they take precedence")] = None,
     *,
     model: Annotated[str, typer.Option(help="folder or hub name of the model")],
     method: Annotated[str, typer.Option(help="+turnkey=<method>")] = "gigpo",
     device: Annotated[str | None, typer.Option(help="gpu or cpu; default: gpu if there is one")] = None,
     steps: Annotated[int, typer.Option(min=1, help="training steps")] = 100,
-    seed: Annotated[str | None, typer.Option(help="one, or several: 0,1,2 trains a run each, compares them")] = None,
+    seed: Annotated[str | None, typer.Option(help="a seed, or several: 0,1,2 trains and compares a run each")] = None,
     out: Annotated[
         Path | None, typer.Option(help="folder of the run; default: runs/<environment>, with a seed runs/<...>-<seed>")
     ] = None,
@@ -106,7 +106,7 @@ def train(
                 typer.echo(launch.shell_line(lines))
             elif code := _start(lines, folder, verbose, series=len(runs) > 1):
                 if len(runs) > 1:
-                    typer.echo("the same command goes on here; seeds that have ended are not trained again", err=True)
+                    typer.echo("to continue, run the same command again: it skips finished seeds", err=True)
                 raise typer.Exit(code)
     if len(runs) > 1 and not print_only:
         folders = [Path(os.path.relpath(folder)) for folder in runs]

@@ -33,10 +33,10 @@ def compare(
         typer.Argument(metavar="RUN...", help="runs, several seeds per method; or evaluations against opponents"),
     ],
     metric: Annotated[str | None, typer.Option(help="val success, success, or the name of a metric")] = None,
-    level: Annotated[float | None, typer.Option(help="also what it takes to reach this value")] = None,
+    level: Annotated[float | None, typer.Option(help="also the steps (or --x) to reach this value")] = None,
     by: Annotated[list[str] | None, typer.Option(help="method, loss, env, model or a key: groups by it alone")] = None,
     x: Annotated[str, typer.Option("--x", help="step, interactions (turns played), tokens or seconds")] = "step",
-    baseline: Annotated[str | None, typer.Option(help="name of the group that the others are held against")] = None,
+    baseline: Annotated[str | None, typer.Option(help="name of the group that the others are compared with")] = None,
     across_panels: Annotated[bool, typer.Option(help="compare runs that validate on different panels, too")] = False,
     out: Annotated[Path | None, typer.Option(help="folder for comparison.json and .png")] = None,
 ) -> None:
@@ -116,7 +116,7 @@ def view(
         list[str] | None,
         typer.Option("--filter", metavar="KEY=VALUE", help=f"episodes of --text and --export: {', '.join(FILTERS)}"),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="episodes of a run; default 4 of --text")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="most episodes per run; default for --text: 4")] = None,
 ) -> None:
     """Show runs: in a browser, or episodes on the terminal. Curves, what is wrong, each turn with its credit.
 
@@ -195,9 +195,9 @@ def export(
         str, typer.Option(metavar="URL|FILE", help="OTLP/HTTP receiver (no path: /v1/traces), or .jsonl file")
     ],
     conditions: Annotated[
-        list[str] | None, typer.Option("--filter", metavar="KEY=VALUE", help=f"as of view: {', '.join(FILTERS)}")
+        list[str] | None, typer.Option("--filter", metavar="KEY=VALUE", help=f"as for view: {', '.join(FILTERS)}")
     ] = None,
-    content: Annotated[bool, typer.Option(help="with the texts of model, environment and tasks")] = True,
+    content: Annotated[bool, typer.Option(help="include the texts of model, environment and tasks")] = True,
 ) -> None:
     """Export episodes as OpenTelemetry traces. Turns, calls, rewards and credit.
 

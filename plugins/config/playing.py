@@ -66,7 +66,7 @@ def places(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differing(panel: Panel, config: Mapping[str, Any], *, arguments: bool = True) -> list[str]:
-    """``key: value, not the panel's value`` for each setting of ``config`` that the panel has otherwise.
+    """``key: value, not the panel's value`` for each setting of ``config`` that differs from the panel's.
 
     ``arguments``: compare those of the environment, too; else the tasks bring them.
     """

@@ -94,7 +94,7 @@ def collapse(history: TrainingHistory) -> Iterator[Finding]:
         f"mean of {drop.width} steps below half of the best, which was at least {_percent(LEAST)}; chance shows "
         f"such a fall in less than 1 run of {1 / CHANCE:.0f}",
         drop.steps,
-        f"step={drop.turn}&outcome=lost&split=training",
+        f"step={drop.turn}&outcome=unsolved&split=training",
         change_rows(drop, changes(history.curves(), drop)),
         drop.turn,
     )
@@ -106,12 +106,13 @@ def no_signal(history: TrainingHistory) -> Iterator[Finding]:
     groups, limit = history.groups, 0.4
     if steps := _tail(history.without_signal, limit):
         now = groups[groups["global_step"].isin(steps) & groups["same"]]
-        lost, all_of = float((~now["won"].astype(bool)).mean()), groups["global_step"].isin(steps).sum()
-        kind = "all lost" if lost > 0.8 else "all solved" if lost < 0.2 else f"{_percent(lost)} of these all lost"
+        share, all_of = float((~now["won"].astype(bool)).mean()), groups["global_step"].isin(steps).sum()
+        some = f"{_percent(share)} of these all unsolved"
+        kind = "all unsolved" if share > 0.8 else "all solved" if share < 0.2 else some
         invalid = float((~history.turns["valid"][history.turns["step"].isin(steps)]).mean())
         advice = {
             "all solved": ". The tasks have become too easy: take harder ones",
-            "all lost": ". The tasks are still too hard: take easier ones, or more episodes per task (rollout.n)"
+            "all unsolved": ". The tasks are still too hard: take easier ones, or more episodes per task (rollout.n)"
             if invalid < MOSTLY_INVALID
             else f". {_percent(invalid)} of their turns have no valid action: fix that first",
         }.get(kind, "")

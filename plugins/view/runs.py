@@ -335,7 +335,9 @@ def _load(path: Path) -> Any:
     try:
         return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: expected the configuration that Hydra writes, got {error}") from None
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{path}{line}: expected the configuration that Hydra writes, in YAML") from None
 
 
 def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -384,7 +384,7 @@ class Sender:
                 try:
                     response = super().send(request, **options)
                 except requests.RequestException as error:
-                    self.problem = f"it does not answer: {error}"
+                    self.problem = f"it does not answer ({type(error).__name__})"
                     raise
                 self.problem = "" if response.ok else f"it answers {response.status_code} {response.reason}: "
                 if not response.ok:

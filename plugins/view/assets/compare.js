@@ -49,8 +49,8 @@ function tasks({ run, rows }) {
     found.get(key).rows.push(e);
   }
   for (const each of found.values()) {
-    each.won = each.rows.filter((e) => run.outcome(e) === "won").length;
-    each.share = each.won / each.rows.length;
+    each.solved = each.rows.filter((e) => run.outcome(e) === "solved").length;
+    each.share = each.solved / each.rows.length;
   }
   return found;
 }
@@ -156,7 +156,7 @@ function row(sides, each) {
       {
         href: `${link("group", sides[i].run.groups[sides[i].run.group[each[name].rows[0]]], { run: sides[i].run.number || "" })}`,
       },
-      `${each[name].won} of ${each[name].rows.length}`,
+      `${each[name].solved} of ${each[name].rows.length}`,
     );
   return h(
     "tr",

@@ -88,7 +88,7 @@ export class Run {
 
   outcome(e) {
     if (this.of("failed", e) !== null) return "failed";
-    return this.episodes.success[e] ? "won" : "lost";
+    return this.episodes.success[e] ? "solved" : "unsolved";
   }
 
   /** Credit of turn `t` (of all), or null. */

@@ -9,7 +9,7 @@ import { Table } from "./table.js";
 import { bars, badge } from "./tone.js";
 import { branchColumn, counted } from "./ways.js";
 
-export const OUTCOMES = { won: "✓ solved", lost: "✗ not solved", failed: "! failed" };
+export const OUTCOMES = { solved: "✓ solved", unsolved: "✗ not solved", failed: "! failed" };
 
 export function outcome(run, e) {
   const kind = run.outcome(e);
@@ -54,11 +54,16 @@ export function chosen(run, part, params, found = null) {
   const sort = given("sort") ?? "";
   if (!sort) rows.sort((a, b) => (best[a] === null) - (best[b] === null) || a - b); // those with credit first
   const key = sort.replace(/^-/, "");
+  const kinds = Object.keys(OUTCOMES);
   const values = { worst, best, invalid, outcome: null }[key] ?? run.episodes[key];
   if (key === "outcome" || values)
     sorted(
       rows,
-      key === "outcome" ? (e) => run.outcome(e) : values.codes ? (e) => run.of(key, e) : (e) => values[e],
+      key === "outcome"
+        ? (e) => -kinds.indexOf(run.outcome(e))
+        : values.codes
+          ? (e) => run.of(key, e)
+          : (e) => values[e],
       sort.startsWith("-"),
     );
   return rows;

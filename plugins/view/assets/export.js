@@ -20,10 +20,9 @@ function record(run, e, group) {
     const prompt = group.text("prompt", i);
     return prompt === null ? turn : { ...turn, prompt_tail: prompt };
   });
-  const outcome = { won: "solved", lost: "unsolved", failed: "failed" }[run.outcome(e)];
   // The page has the name of a task in place of its description.
   const { task: task_name, ...episode } = known(Object.keys(run.episodes), (name) => run.of(name, e));
-  const of = { run: run.name, task_name, ...episode, group: run.groups[run.group[e]], outcome };
+  const of = { run: run.name, task_name, ...episode, group: run.groups[run.group[e]], outcome: run.outcome(e) };
   return { ...of, messages: complete ? spoken(run, group, rows) : null, turns };
 }
 

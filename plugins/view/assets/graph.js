@@ -101,10 +101,10 @@ function button(label, pick) {
 
 function attributes(edge, full, picked) {
   const step = level(edge.mean, full);
-  const said = `${edge.action}: ${edge.n} times, mean credit ${number(edge.mean, true)}, ${Math.round(100 * edge.won)} % of its episodes solved`;
+  const said = `${edge.action}: ${edge.n} times, mean credit ${number(edge.mean, true)}, ${Math.round(100 * edge.solved)} % of its episodes solved`;
   return {
     step,
-    group: { class: `edge ${edge.won === 0 ? "unwon" : ""}`, ...button(said, () => picked(edge)) },
+    group: { class: `edge ${edge.solved === 0 ? "never-solved" : ""}`, ...button(said, () => picked(edge)) },
     line: (d) => {
       const path = h("path", { class: `line${step}`, d, "marker-end": `url(#end${step})` });
       path.style.strokeWidth = `${Math.min(7, 1 + 1.1 * Math.sqrt(edge.n))}px`;

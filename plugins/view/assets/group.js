@@ -17,7 +17,7 @@ export async function groupPage({ run, part, params, key }) {
   if (g === undefined) return unknown(key);
   const group = await run.load(g);
   const members = run.members[g];
-  const won = members.filter((e) => run.outcome(e) === "won").length;
+  const solved = members.filter((e) => run.outcome(e) === "solved").length;
   const first = members[0];
   const body = group.known
     ? graphPart(run, part, group, params)
@@ -43,7 +43,7 @@ export async function groupPage({ run, part, params, key }) {
             ` / group ${others.indexOf(g) + 1} of ${count(others.length)}`,
           ),
           h("h1", told(short(run.of("task", first) ?? "group", 160))),
-          h("p.sub", `${counted(run, members)} of seed ${run.of("seed", first) ?? "–"}, ${won} solved`),
+          h("p.sub", `${counted(run, members)} of seed ${run.of("seed", first) ?? "–"}, ${solved} solved`),
         ),
         h(
           "p.besides",
@@ -62,7 +62,8 @@ export async function groupPage({ run, part, params, key }) {
 /** The newest group to train in which some episodes solved the task and some did not. */
 function telling(run) {
   const mixed = run.members.findLastIndex(
-    (members) => !run.episodes.validation[members[0]] && new Set(members.map((e) => run.outcome(e) === "won")).size > 1,
+    (members) =>
+      !run.episodes.validation[members[0]] && new Set(members.map((e) => run.outcome(e) === "solved")).size > 1,
   );
   return mixed >= 0 ? mixed : run.members.length ? 0 : undefined;
 }
@@ -132,7 +133,7 @@ function graphPart(run, part, group, params) {
       said,
       shown.nodes.length
         ? "Boxes are states, lines are actions. Width: how often. Colour and end: mean credit. Dashed: in no solved episode. " +
-            "Thick frame: a fork, where winners and losers part. ↻: the state stayed. "
+            "Thick frame: a fork, where solved and unsolved episodes diverge. ↻: the state stayed. "
         : "Nothing fits these filters. ",
       left.nodes || left.edges ? `Not drawn: ${count(left.nodes)} states and ${count(left.edges)} actions.` : "",
     );
@@ -163,11 +164,11 @@ function forkList(run, graph, select) {
   if (!found.length) return null;
   const action = (edge) => [
     h("button.quiet", { onclick: () => select(edge) }, told(short(edge.action, 40))),
-    ` ${Math.round(100 * edge.won)} % solved, `,
+    ` ${Math.round(100 * edge.solved)} % solved, `,
     badge(edge.mean, run.full),
   ];
   return [
-    h("h2", "Where winners and losers part"),
+    h("h2", "Where solved and unsolved episodes diverge"),
     h(
       "ul.forks",
       found.map(([node, most, least]) => h("li", told(node.label), " →", action(most), " or ", action(least))),
@@ -189,7 +190,7 @@ function edgeTable(run, graph, byId, select) {
       h("td", h("button.quiet", { onclick: () => select(edge) }, told(short(edge.action, 60)))),
       h("td", edge.to === edge.from ? "↻ stays" : told(byId.get(edge.to).label)),
       h("td.num", edge.n),
-      h("td.num", `${Math.round(100 * edge.won)} %`),
+      h("td.num", `${Math.round(100 * edge.solved)} %`),
       h("td.num", badge(edge.mean, run.full)),
     );
   });

@@ -11,7 +11,8 @@ export function parse(fragment = location.hash) {
   } catch {
     // A link that was cut off: the page says that it does not know the key.
   }
-  return { page: page || "run", key, params: new URLSearchParams(query) };
+  const words = query.replace("outcome=won", "outcome=solved").replace("outcome=lost", "outcome=unsolved"); // older
+  return { page: page || "run", key, params: new URLSearchParams(words) };
 }
 
 /** A link to a page; what holds everywhere is taken along. */

@@ -6,7 +6,7 @@ const WIDE = 52;
 const LARGEST = { nodes: 150, edges: 300 };
 
 /**
- * Nodes `{ id, kind, label, turns, rank, stays, fork }` and edges `{ from, to, action, turns, n, won, mean }`.
+ * Nodes `{ id, kind, label, turns, rank, stays, fork }` and edges `{ from, to, action, turns, n, solved, mean }`.
  * `stays` are actions that left the state as it was; `turns` are places in the group. A turn that branches share is there
  * once, and all of them count for what it came to.
  */
@@ -17,8 +17,8 @@ export function stateGraph(run, part, group, { merged = true } = {}) {
     if (!nodes.has(id)) nodes.set(id, { id, kind, state, turns: [], stays: new Map(), first: Infinity, sum: 0 });
     return nodes.get(id);
   };
-  const counted = (map, key, made, i, won, credit) => {
-    if (!map.has(key)) map.set(key, { ...made, turns: [], won: 0, sum: 0, known: 0, episodes: new Set() });
+  const counted = (map, key, made, i, solved, credit) => {
+    if (!map.has(key)) map.set(key, { ...made, turns: [], solved: 0, sum: 0, known: 0, episodes: new Set() });
     const edge = map.get(key);
     if (group.owner(i) !== null) return edge;
     edge.turns.push(i);
@@ -76,7 +76,7 @@ export function stateGraph(run, part, group, { merged = true } = {}) {
 
 function finish(run, edge) {
   edge.n = edge.turns.length;
-  edge.won = [...edge.episodes].filter((e) => run.outcome(e) === "won").length / edge.episodes.size;
+  edge.solved = [...edge.episodes].filter((e) => run.outcome(e) === "solved").length / edge.episodes.size;
   edge.mean = edge.known ? edge.sum / edge.known : null;
   if (edge.known && Math.abs(edge.mean) < run.full / 1000) edge.mean = 0; // what rounding leaves of a sum
 }
@@ -84,25 +84,25 @@ function finish(run, edge) {
 /** Whether it matters what was done here: the actions' episodes do not end well equally often. */
 function fork(out) {
   const ends = parted(out);
-  return ends !== null && ends[0].won - ends[1].won >= 0.25;
+  return ends !== null && ends[0].solved - ends[1].solved >= 0.25;
 }
 
 /** Of the actions taken more than once, the one after which most was solved, and the one after which least was. */
 function parted(out) {
-  const known = out.filter((edge) => edge.n > 1).sort((a, b) => b.won - a.won || b.n - a.n);
+  const known = out.filter((edge) => edge.n > 1).sort((a, b) => b.solved - a.solved || b.n - a.n);
   return known.length > 1 ? [known[0], known.at(-1)] : null;
 }
 
-/** Where winners and losers part: the forks with the largest difference, each with its best and its worst action. */
+/** Where solved and unsolved episodes diverge: the forks of the largest difference, with best and worst action. */
 export function partings({ nodes, edges }, most = 3) {
   return nodes
     .filter((node) => node.fork)
     .map((node) => [node, ...parted(edges.filter((edge) => edge.from === node.id))])
-    .sort((a, b) => b[1].won - b[2].won - (a[1].won - a[2].won) || a[0].rank - b[0].rank)
+    .sort((a, b) => b[1].solved - b[2].solved - (a[1].solved - a[2].solved) || a[0].rank - b[0].rank)
     .slice(0, most);
 }
 
-const NAMES = { won: "✓ solved", lost: "✗ not solved", failed: "! failed" };
+const NAMES = { solved: "✓ solved", unsolved: "✗ not solved", failed: "! failed" };
 
 /** Sentences and lines of a text. */
 function pieces(text) {

@@ -390,7 +390,7 @@ def test_a_picture_keeps_its_labels(drawn: dict[str, Path]) -> None:
     labels = {name: pictures.labels_in(drawn[name]) for name in SHOTS}
     assert {"Run", "Episodes", "Group", "Compare"} <= set.intersection(*labels.values())
     assert {"prompt", "response", "reward", "composed reward"} <= labels["view-episode.png"]
-    assert {"Where winners and losers part", "states"} <= labels["view-group.png"]
+    assert {"Where solved and unsolved episodes diverge", "states"} <= labels["view-group.png"]
     assert {"from step", "what changed"} <= labels["view-collapse.png"]
 
 

@@ -121,7 +121,7 @@ def test_another_start_is_reported_and_refused(tmp_path, monkeypatch):
     assert done.exit_code == 1
     assert "48 of 48 are not chosen here" in done.output
     tasks = [Task(task.env_id, task.seed + 1, task.kwargs) for task in lake.tasks({})]
-    with pytest.raises(Exception, match="48 of 48 tasks start otherwise here") as refused:
+    with pytest.raises(Exception, match="48 of 48 tasks start in another state here") as refused:
         check_starts(lake, tasks, {})
     assert getattr(refused.value, "id", None) == "panel-start-differs"
 

@@ -78,7 +78,7 @@ def test_the_page_exports_what_the_command_does(browser, chats, tmp_path):
     expected = {
         record["episode"]: record for record in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     }
-    browser.open(chats.address, "#/episodes?outcome=won")
+    browser.open(chats.address, "#/episodes?outcome=solved")
     browser.run(
         "URL.createObjectURL = (blob) => { blob.text().then((text) => { window.exported = text }); return '#' }"
     )

@@ -152,13 +152,13 @@ def test_filter_and_sort(browser, page):
     browser.open(page.address, "#/episodes")
     assert counted(browser) == len(episodes)
     assert len(browser.texts(".rows tbody .badge")) == 2 * len(outcomes(browser))  # those with credit stand first
-    browser.choose("outcome", "won")
+    browser.choose("outcome", "solved")
     assert counted(browser) == episodes["success"].eq(True).sum()
     assert set(outcomes(browser)) == {"✓ solved"}
     browser.choose("step", "2")
     here = episodes[episodes["success"].eq(True) & (episodes["global_step"] == 2)]
     assert counted(browser) == len(here)
-    assert "outcome=won" in browser.run("return location.hash")
+    assert "outcome=solved" in browser.run("return location.hash")
     browser.run("[...document.querySelectorAll('.sort')].find((e) => e.textContent.startsWith('turns')).click()")
     numbers = [int(text) for text in browser.texts(".rows tbody td:nth-child(5)") if text]
     assert numbers == sorted(numbers)
@@ -174,7 +174,7 @@ def test_filter_and_sort(browser, page):
     assert counted(browser) == len(here)
     browser.choose("q", "no such task")
     assert counted(browser) == 0
-    # the address holds it all
+    # the address holds it all; this one is of an earlier version
     browser.open(page.address, "#/episodes?step=2&outcome=won&sort=-turns")
     assert counted(browser) == len(here)
     numbers = [int(text) for text in browser.texts(".rows tbody td:nth-child(5)") if text]
@@ -195,7 +195,7 @@ def test_the_histogram_filters_by_credit(browser, page):
 
 
 def test_an_episode_opened_with_keys(browser, page):
-    browser.open(page.address, "#/episodes?outcome=won&split=training")
+    browser.open(page.address, "#/episodes?outcome=solved&split=training")
     browser.press("j", "j", "k", "ENTER")
     browser.until("return document.querySelector('.turns')")
     episodes = page.run.episodes
@@ -205,7 +205,7 @@ def test_an_episode_opened_with_keys(browser, page):
     browser.until("return !location.hash.includes(arguments[0])", key)
     browser.run("history.go(-2)")
     browser.until("return document.querySelector('.scroll')")
-    assert "outcome=won" in browser.run("return location.hash")
+    assert "outcome=solved" in browser.run("return location.hash")
 
 
 def test_turns_of_opponents_are_named(browser, tmp_path):
@@ -414,7 +414,7 @@ def test_the_graph_of_a_group(browser, page):
     browser.open(page.address, f"#/group/{group}?visits=1")
     states = browser.run("return document.querySelectorAll('.node.state').length")
     assert states == turns["anchor"].nunique()
-    assert browser.run("return document.querySelectorAll('.node.won, .node.lost').length") == 2
+    assert browser.run("return document.querySelectorAll('.node.solved, .node.unsolved').length") == 2
     assert browser.run("return document.querySelectorAll('.node.fork').length") > 0
     # in words: the difference that makes a fork, the best action first
     shares = [[int(share) for share in re.findall(r"(\d+) % solved", fork)] for fork in browser.texts(".forks li")]

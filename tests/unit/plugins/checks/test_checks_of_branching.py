@@ -284,13 +284,13 @@ def test_what_is_hardly_meant_is_said(groups, changes, words):
         (
             {"allocation": "variance"},
             {"algorithm": {"filter_groups": {"enable": True}}},
-            "algorithm.filter_groups.enable=true drops those that end alike before they are seen: set it to false",
+            "algorithm.filter_groups.enable=true first drops groups whose outcomes are all equal: set it to false",
         ),
         ({"hint_high": 0.5}, {"loop": "tool_agent"}, "hint_high=0.5 has no effect with the agent loop tool_agent"),
         (
             {"hint_high": 0.5},
             {"algorithm": {"filter_groups": {"enable": True}}},
-            "algorithm.filter_groups.enable=true drops before they are seen",
+            "algorithm.filter_groups.enable=true drops first",
         ),
         (
             {"allocation": "variance"},

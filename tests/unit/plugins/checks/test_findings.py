@@ -188,7 +188,7 @@ def test_a_rule_is_read_from_its_message() -> None:
     rule = rules()["bypass-without-log-probs"]
     assert rule.says.startswith("algorithm.rollout_correction.bypass_mode=true uses the rollout's log-probabilities")
     assert rule.fix == "set actor_rollout_ref.rollout.calculate_log_probs=true"
-    assert rules()["allocation-filter-groups"].says.startswith("turnkey.groups.allocation=<allocation> learns from")
+    assert rules()["allocation-filter-groups"].says.startswith("turnkey.groups.allocation=<allocation> needs the")
     assert rules()["unknown-kl-penalty"].fix == "write one that the message lists"
     assert rules()["range:algorithm.gamma"].fix == "expected a number, 0 or more, 1 at most, or null"
     assert all(rule.says for rule in rules().values())
@@ -330,7 +330,7 @@ def test_a_login_in_an_address_is_masked_in_the_log_and_compared_so(tmp_path: Pa
         ("wart", 404, "no such folder and no such model on the hub; did you mean 'wart1'?"),
         ("runs/warmm", 200, None),
         ("runs/warmm", 403, None),  # gated: it is there
-        ("runs/warmm", None, "the hub cannot be asked for a model of that name"),
+        ("runs/warmm", None, "the hub cannot be asked for a model of that name (Connect"),
         ("Qwen/Qwen3-0.6B", None, None),  # no folder here is called Qwen: no question
     ],
 )
@@ -524,5 +524,5 @@ def test_a_folder_in_which_no_socket_has_room_is_refused(
     if named is None:
         resources.check_sockets(whole)
         return
-    with pytest.raises(Refusal, match=f"^{re.escape(named)}=/x+ is too long: .* and 107 are possible: set"):
+    with pytest.raises(Refusal, match=f"^{re.escape(named)}=/x+ is too long: .* and the limit is 107: set"):
         resources.check_sockets(whole)

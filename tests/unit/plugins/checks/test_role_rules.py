@@ -49,7 +49,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"first": "a", "second": "b"}, None),
         (
             {"first": "a", "third": "b"},
-            r"has a text for 'first', 'third', and the environment lets 'second' move: add one",
+            r"has a text for 'first', 'third', and the environment has the role 'second', too: add one",
         ),
     ],
 )
@@ -82,10 +82,10 @@ def test_a_wrong_role_is_an_error_before_the_run():
         ({"adv_estimator": "siblings"}, None),
         (
             {"adv_estimator": "grpo"},
-            r"adv_estimator=grpo takes the rewards of all roles \(first, second\).*\+turnkey=marshal",
+            r"adv_estimator=grpo treats the rewards of all roles \(first, second\).*\+turnkey=marshal",
         ),
-        ({"adv_estimator": "tree"}, r"adv_estimator=tree takes"),
-        ({"adv_estimator": "gigpo", "filter_groups": {"enable": True}}, r"filter_groups\.enable=true takes.*=false"),
+        ({"adv_estimator": "tree"}, r"adv_estimator=tree treats"),
+        ({"adv_estimator": "gigpo", "filter_groups": {"enable": True}}, r"filter_groups\.enable=true treats.*=false"),
     ],
 )
 def test_what_mixes_the_roles_is_warned_about(recwarn, algorithm, message):

@@ -88,7 +88,8 @@ def test_changed_files_are_a_warning_while_steps_are_left_and_then_an_error(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert not announce(line(run, 3), "runs/x", started=True)
-    assert capsys.readouterr().out.startswith("nothing was trained: runs/x has ended: its last checkpoint is of step 3")
+    ended = "nothing was trained: runs/x has ended: its last checkpoint is from step 3"
+    assert capsys.readouterr().out.startswith(ended)
     (run.parents[1] / "examples.yaml").write_text("- new")
     assert announce(line(run, 9), "runs/x", started=True)
     assert "warning: examples.yaml changed after the last checkpoint" in capsys.readouterr().out

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from verl_turnkey.envs import UnknownEnvironmentError
 from verl_turnkey.envs.catalog import ADAPTERS
 from verl_turnkey.envs.tasks import open_parquet
-from verl_turnkey.plugins.cli import launch
+from verl_turnkey.plugins.cli import evaluate, launch
 from verl_turnkey.plugins.cli.main import app
 from verl_turnkey.plugins.config.overrides import values
 
@@ -81,10 +82,24 @@ def by_panel(name: str) -> str:
     return json.loads(Path("made.json").read_text())["environment"]["id"]
 
 
+def by_eval(name: str) -> str:
+    evaluations: list[evaluate.Evaluation] = []
+
+    def checked(evaluation: evaluate.Evaluation) -> None:
+        evaluations.append(evaluation)
+        raise typer.Exit
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate.Evaluation, "checked", checked)
+        patch.setattr(launch, "device_here", lambda: ("gpu", 1))
+        ran("eval", name, "--server", "http://127.0.0.1:1/v1", "--model", "m")
+    return evaluations[0].environment.id
+
+
 @pytest.mark.parametrize(
     ("name", "command"),
     [
-        *((name, command) for name in ENV_OF_NAME for command in (by_train, by_tasks, by_env_check)),
+        *((name, command) for name in ENV_OF_NAME for command in (by_train, by_tasks, by_env_check, by_eval)),
         *((name, by_panel) for name in ("frozen_lake", "two.py:names/A-v0")),  # slow, and by the function of train
     ],
 )
@@ -140,7 +155,7 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("command", [by_train, by_tasks, by_env_check, by_panel])
+@pytest.mark.parametrize("command", [by_train, by_tasks, by_env_check, by_panel, by_eval])
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_each_command_refuses_what_is_no_environment_with_the_same_words(folder, name, command):
     files = sorted(folder.iterdir())

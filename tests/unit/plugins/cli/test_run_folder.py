@@ -196,7 +196,7 @@ def test_going_on_after_the_last_step_trains_nothing(run: Path, monkeypatch: pyt
     monkeypatch.chdir(run.parent)
     done = CliRunner().invoke(app, ["resume", run.name])
     assert done.exit_code == 0
-    assert done.output.startswith(f"nothing was trained: {run.name} has ended: its last checkpoint is of step 3")
+    assert done.output.startswith(f"nothing was trained: {run.name} has ended: its last checkpoint is from step 3")
     (run.parent / "empty").mkdir()
     refused = CliRunner().invoke(app, ["resume", "empty"])
     assert refused.exit_code == 2

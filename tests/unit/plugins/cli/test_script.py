@@ -307,8 +307,37 @@ def test_the_script_of_a_pasted_command(
     (tmp_path / "launch.sh").write_text("#!/bin/bash\npython -m verl.trainer.main_ppo b=${1:-none}\n")
     (tmp_path / "launch.sh").chmod(0o755)
     passed, notes = script.arguments(words)
-    assert (passed, len(notes)) == (expected, 1)
+    assert (passed, notes[1:]) == (expected, ["    not run: tee log"] * ("tee" in words[-1]))
     assert os.environ.get("PASTED") == ("1 2" if words[0].startswith("PASTED") else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "shebang", "is_script"),
+    [
+        ("launch.bash", "", True),
+        ("launch.sbatch", "#!/bin/bash -l", True),
+        ("launch.slurm", "", True),
+        ("launch", "#!/bin/bash", True),
+        ("launch", "#!/usr/bin/env bash", True),
+        ("launch", "#!/usr/bin/env -S bash -e", True),
+        ("launch", "#! /bin/sh", True),
+        ("launch", "#!/usr/bin/env python3", False),
+        ("launch", "", False),
+        ("launch.txt", "#!/bin/bash", False),
+    ],
+)
+def test_a_shell_script_is_known_by_its_suffix_or_its_first_line(
+    name: str, shebang: str, is_script: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(f"{shebang}\npython -m verl.trainer.main_ppo a.b=1\n")
+    if is_script:
+        assert script.arguments([name, "c.d=2"])[0] == ["a.b=1", "c.d=2"]
+    else:
+        with pytest.raises(ConfigError, match=f"^{name}: expected overrides"):
+            script.arguments([name])
 
 
 @pytest.mark.parametrize(
@@ -333,7 +362,7 @@ def test_a_command_of_another_program_is_refused(words: list[str], call: str) ->
     ("word", "advice"), [("my_env.py", "; to check an environment, run `turnkey env-check my_env.py`"), ("gigpo", "")]
 )
 def test_a_word_that_is_no_override_is_refused(word: str, advice: str) -> None:
-    expected = rf"^{word}: expected overrides \(key=value\), a script ending in .sh, or a full launch command{advice}$"
+    expected = rf"^{word}: expected overrides \(key=value\), a shell script, or a full launch command{advice}$"
     with pytest.raises(ConfigError, match=expected):
         script.arguments([word])
     for words in (["+turnkey=gigpo"], ["--help"], ["~algorithm"]):

@@ -119,7 +119,7 @@ def test_a_seed_that_fails_ends_the_series(folder, in_place_of_verl):
     assert done.exit_code == 3
     assert [path.name for path in (folder / "runs").iterdir()] == ["frozenlake-13"]
     assert "turnkey compare" not in done.stdout
-    assert "the same command goes on" in done.stderr
+    assert "run the same command again" in done.stderr
 
 
 def test_one_seed_may_have_its_folders_named_and_several_no_log():

@@ -68,7 +68,7 @@ PROBABILITIES, VALIDATION = "training/rollout_probs_diff_mean", "val-aux/lake/fa
     ("rule", "steps", "run", "holds", "words"),
     [
         ("no_signal", 8, {"episode": lambda step, n: LOST if step >= 6 and n < SIZE else {}}, [6, 7, 8],
-         ["50 % of the groups have no signal in steps 6 to 8", "all lost", "too hard"]),
+         ["50 % of the groups have no signal in steps 6 to 8", "all unsolved", "too hard"]),
         ("no_signal", 8, {"episode": lambda step, n: WON if step >= 6 and n < SIZE else {}}, [6, 7, 8], ["too easy"]),
         ("no_signal", 8, {"episode": lambda step, n: {"composed_return": 0.0} if step == 6 and n < SIZE else {}},
          None, []),
@@ -122,7 +122,7 @@ def test_a_collapse_names_its_step():
     finding = only_finding(run, "collapse")
     assert finding.steps == [7, 8, 9, 10]  # where the mean of three steps is below half of the best
     assert "Success fell from 50 %" in finding.message
-    assert finding.filter == "step=6&outcome=lost&split=training"
+    assert finding.filter == "step=6&outcome=unsolved&split=training"
     assert finding.mark == 6
     assert "most of it at step 6" in finding.message
 

@@ -127,8 +127,8 @@ def test_what_is_no_run(tmp_path):
         read_run(tmp_path)
     (tmp_path / "m.jsonl").write_text('{"step":1,"data":{"a":1}}\n')
     (tmp_path / ".hydra").mkdir()
-    (tmp_path / ".hydra" / "config.yaml").write_text("a: [")
-    with pytest.raises(ValueError, match=r"config.yaml: expected the configuration that Hydra writes"):
+    (tmp_path / ".hydra" / "config.yaml").write_text("a: 1\nb: ]\n")
+    with pytest.raises(ValueError, match=r"yaml, line 2: expected the configuration that Hydra writes, in YAML$"):
         read_run(tmp_path)
 
 

@@ -308,7 +308,7 @@ PARTLY = ExportTraceServiceResponse(partial_success={"rejected_spans": 3, "error
         ((403, b"\x1b[2Jno"), "it answers 403 Forbidden: ␛[2Jno"),
         ((200, PARTLY.SerializeToString()), "it rejected 3 spans: too old"),
         ((200, b"\xff"), "its answer is not OTLP"),
-        (None, "it does not answer"),
+        (None, "it does not answer (ConnectionError). The traces"),
     ],
 )
 def test_a_receiver_that_does_not_take_all_is_one_line(folder: Path, monkeypatch, capsys, answer, words):
