@@ -326,16 +326,17 @@ def explain(name: str, formula: bool = False) -> str:
         first = f"{name} is a method of the module {spec.fn.__module__}"
         lines = [first, "", f"    +turnkey=base algorithm.adv_estimator={name}"]
         return _text([*lines, *_part("method", spec, spec.params, "+turnkey.credit.", formula)])
-    ours = {plain_name(method): method for method in shipped()}.get(plain_name(name))
-    entry = _entry_of(ours) if ours else paper_name(name)
+    kinds = {"modifier": shipped_modifiers(), "method": shipped()}
+    ours = {plain_name(each): (kind, each) for kind, specs in kinds.items() for each in specs}.get(plain_name(name))
+    entry = _entry_of(*ours) if ours else paper_name(name)
     if entry is None and (missing := absent(name)):
         return "\n".join(_wrapped(f"{name} is not here: {missing.why}"))
     if entry is None:
         aliases = (alias for entry in PAPER_NAMES for alias in entry.names.split(" / "))
-        names = [*shipped(), *own("estimators"), *aliases]
+        names = [*shipped(), *shipped_modifiers(), *own("estimators"), *aliases]
         raise ConfigError(f"no method, loss, strategy or modifier is called {name!r}{did_you_mean(name, names)}")
     others = ", ".join(other for other in entry.names.split(" / ") if plain_name(other) != plain_name(name))
-    first = f"{ours} is a method of this package" if ours else entry.equivalent(name)
+    first = f"{ours[1]} is a {ours[0]} of this package" if ours else entry.equivalent(name)
     lines = [f"{first} (also: {others})" if others else first, "", f"    {entry.line}"]
     lines += ["", f"{'note' if entry.exact else 'differs'}: {entry.note}"] if entry.note else []
     for part in _parts(entry.line):
@@ -382,12 +383,16 @@ def _text(lines: Iterable[str]) -> str:
     return "\n".join(wrapped for line in lines for wrapped in _wrapped(line))
 
 
-def _entry_of(method: str) -> PaperName:
-    """The entry of a method by our own name, with the names of its papers."""
-    same = [entry for entry in PAPER_NAMES if entry.exact and entry.ours == method]
-    names = " / ".join(entry.names for entry in same) or method
+def _entry_of(kind: str, name: str) -> PaperName:
+    """The entry of a method or modifier by our own name: of a method with the names of all its papers."""
+    if kind == "modifier":
+        line = f"+turnkey=grpo_steps 'turnkey.credit.modify=[{name}]'"
+        entries = (entry for entry in PAPER_NAMES if f"{entry.ours} ".startswith(f"the modifier {name} "))
+        return next(entries, PaperName(name, name, line, f"modifiers.md#{name}"))
+    same = [entry for entry in PAPER_NAMES if entry.exact and entry.ours == name]
+    names = " / ".join(entry.names for entry in same) or name
     note = "; ".join(entry.note for entry in same if entry.note)
-    return PaperName(names, method, f"+turnkey={method}", f"methods/{method}.md", note)
+    return PaperName(names, name, f"+turnkey={name}", f"methods/{name}.md", note)
 
 
 def _parts(line: str) -> Iterator[tuple[str, Any, type, str]]:

@@ -129,6 +129,8 @@ def test_what_is_absent_is_not_ours_and_has_one_reason():
         # parts beside the method
         ("SPO", ["method progress: ", "loss segment_mask: ", "strategy spo_chain: ", "  turnkey.loss.threshold=0.9"]),
         ("empg", ["\nmodifier empg: "]),
+        ("rank_shaping", ["rank_shaping is a modifier of this package (also: VERL, 2509.23808)", "\ndiffers: "]),
+        ("dynamo_modulation", ["dynamo_modulation is a method of this package\n"]),
         ("StarPO", ["\ndiffers: "]),
     ],
 )  # fmt: skip
