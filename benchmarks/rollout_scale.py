@@ -368,8 +368,10 @@ def main(
                 play_waves(config, tokenizer, settings, count, waves)
         finally:
             ray.shutdown()
-    time.sleep(2)
-    print(f"\nload average {os.getloadavg()[0]:.1f}, processes left behind: {left_behind()}")
+    end = time.monotonic() + 60
+    while (left := left_behind()) and time.monotonic() < end:  # the end of a host is noticed, and then takes its time
+        time.sleep(0.5)
+    print(f"\nload average {os.getloadavg()[0]:.1f}, processes left behind: {left}")
 
 
 if __name__ == "__main__":

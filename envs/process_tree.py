@@ -313,8 +313,19 @@ def serve(most_bytes: int, command: list[str]) -> int:
     """Run a server between it and its client, which bounds its output. Its exit status, as a shell gives it."""
     import subprocess  # which an agent's guard does not wait for
 
+    errors = bytearray()
+
+    def leave_nothing() -> None:
+        _kill_descendants()
+        with contextlib.suppress(OSError):
+            os.write(2, bytes(errors[-ERRORS_BYTES:]))
+
+    def terminated(*_: object) -> None:  # raises nothing: it may come while the children are being ended, and again
+        leave_nothing()
+        os._exit(128 + signal.SIGTERM)
+
     _become_subreaper()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, terminated)
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -322,14 +333,11 @@ def serve(most_bytes: int, command: list[str]) -> int:
     except OSError as error:
         print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
         return 127
-    errors = bytearray()
     try:
         _pass_on(process, most_bytes, errors)
     finally:
         process.poll()
-        _kill_descendants()
-        with contextlib.suppress(OSError):
-            os.write(2, bytes(errors[-ERRORS_BYTES:]))
+        leave_nothing()
     status = process.returncode
     return 137 if status is None else status if status >= 0 else 128 - status
 

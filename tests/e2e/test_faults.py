@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import psutil
@@ -49,8 +50,13 @@ def play(out: Path, model: Path, *overrides: str) -> tuple[str, ...]:
 
 
 def steps(out: Path) -> list[int]:
+    return [entry["step"] for entry in entries(out)]
+
+
+def entries(out: Path) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl``, without one that is being written."""
     file = out / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
+    return [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
 
 
 def until_step(out: Path, process: subprocess.Popen) -> int:

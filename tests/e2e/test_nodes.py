@@ -4,7 +4,6 @@ log loses its part, and a node that is lost ends the run, which resumes.
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
 import tempfile
@@ -20,7 +19,7 @@ from launch import started
 from measured import Fault, own_tmp, suffered
 from ray.cluster_utils import Cluster
 from test_faults import beginner as beginner
-from test_faults import commands, play, steps, until_step
+from test_faults import commands, entries, play, steps, until_step
 
 from verl_turnkey.plugins.view.join import read
 
@@ -68,7 +67,7 @@ def on(node) -> list[str]:
 
 
 def metrics(out: Path) -> list[dict[str, float]]:
-    return [json.loads(line)["data"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [entry["data"] for entry in entries(out)]
 
 
 def below(node) -> list[psutil.Process]:

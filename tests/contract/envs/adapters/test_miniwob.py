@@ -251,7 +251,7 @@ def family(root: int) -> set[int]:
 
 
 def gone(pids: set[int]) -> bool:
-    """Whether they end within seconds. What waits for process 1 to collect it has ended."""
+    """Whether they end within a minute. What waits for process 1 to collect it has ended."""
 
     def ended(pid: int) -> bool:
         try:
@@ -260,7 +260,7 @@ def gone(pids: set[int]) -> bool:
         except psutil.NoSuchProcess:
             return True
 
-    for _ in range(50):
+    for _ in range(600):
         if all(map(ended, pids)):
             return True
         time.sleep(0.1)

@@ -20,6 +20,7 @@ from verl_turnkey.envs import EnvironmentKwargsError, EpisodeOverError, make
 from verl_turnkey.envs.adapters import textworld
 
 ID = "turnkey/TextWorld-v0"
+SECONDS = 300  # for a game to be compiled beside others, on a loaded machine
 pytestmark = pytest.mark.filterwarnings("ignore:Game .* is not fully supported")  # of jericho, about every game
 
 COIN = {"challenge": "coin_collector", "level": 3}
@@ -221,17 +222,17 @@ def test_games_are_compiled_side_by_side_while_others_are_played(cache, tmp_path
     compile_game, both, played = textworld.compile_game, threading.Barrier(3), threading.Event()
 
     def held_up(*args):
-        both.wait(30)  # raises unless the other compilation and the test come too
-        assert played.wait(30)
+        both.wait(SECONDS)  # raises unless the other compilation and the test come too
+        assert played.wait(SECONDS)
         return compile_game(*args)
 
     monkeypatch.setattr(textworld, "compile_game", held_up)
     with ThreadPoolExecutor(3) as pool:
         made = [pool.submit(make(ID, COIN).reset, seed=seed) for seed in (70, 71)]
-        both.wait(30)
-        assert pool.submit(make(ID, COIN).reset, seed=1).result(20) == known
+        both.wait(SECONDS)
+        assert pool.submit(make(ID, COIN).reset, seed=1).result(SECONDS) == known
         played.set()
-        assert [game.result(60) for game in made] == alone
+        assert [game.result(SECONDS) for game in made] == alone
 
 
 def test_a_folder_without_locks_will_do(tmp_path, monkeypatch):
@@ -243,7 +244,7 @@ def test_a_folder_without_locks_will_do(tmp_path, monkeypatch):
         raise OSError(38, "no locks available")
 
     def together(*args):
-        both.wait(30)
+        both.wait(SECONDS)
         return compile_game(*args)
 
     monkeypatch.setattr(textworld.fcntl, "flock", no_lock)

@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from live_processes import dead_soon
 from ray.exceptions import OutOfMemoryError
 
 from verl_turnkey.envs import EnvironmentFailure
@@ -42,13 +43,6 @@ async def failure(awaitable: Any) -> EnvironmentFailure:
         await awaitable
     assert type(caught.value) is EnvironmentFailure
     return caught.value
-
-
-def gone(pid: int) -> bool:
-    end = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    return not Path(f"/proc/{pid}").exists()
 
 
 def load(pool: HostPool) -> int:
@@ -161,8 +155,8 @@ async def test_a_blocked_host_is_killed_and_replaced(patient):
     assert error.kind == "host"
     assert "blocked" in error.message
     assert (await failure(other.step("go"))).kind == "host"
-    assert gone(pid)
-    assert gone(child)
+    assert dead_soon(pid, seconds=30)
+    assert dead_soon(child, seconds=30)
     assert await played(pool, 1) == 1
     assert load(pool) == 0
 
@@ -176,8 +170,8 @@ async def test_a_host_that_dies_costs_the_episodes_open_in_it(patient):
         child = await pid_of(await pool.start(ALONE, {}, 1))
         errors = await asyncio.gather(*(failure(e.step("vanish 1")) for e in episodes))
         assert {error.kind for error in errors} == {"host"}
-        assert gone(pid)
-        assert gone(child)
+        assert dead_soon(pid, seconds=30)
+        assert dead_soon(child, seconds=30)
 
 
 @pytest.mark.parametrize("victims", [1, 2])
@@ -200,7 +194,7 @@ async def test_a_host_that_is_gone_for_good_is_replaced(patient):
     victim = await pool.start(SAFE, {}, 1)
     pid = await pid_of(victim)
     ray.kill(pool._hosts[0].actor, no_restart=True)
-    assert gone(pid)  # Ray kills in the background: a step that is sent at once may still be answered
+    assert dead_soon(pid, seconds=30)  # Ray kills in the background: a step that is sent at once may still be answered
     assert (await failure(victim.step("go"))).kind == "host"
     assert await played(pool, 1) == 1
     assert load(pool) == 0
@@ -239,7 +233,7 @@ async def test_a_stall_costs_a_pause_and_no_episode_after_it(patient):
     successor = await pool.start(SAFE, {}, 1)
     assert await pid_of(successor) != pid
     assert (await going_on.step("end")).terminated  # what is open in the old one goes on
-    assert gone(pid)
+    assert dead_soon(pid, seconds=30)
     successor.close()
 
 
@@ -273,8 +267,9 @@ class Loop:
         return [await node == here for node in where]
 
 cluster = Cluster()
-for _ in range(2):
-    cluster.add_node(num_cpus=2, include_dashboard=False)
+for _ in range(2):  # add_node itself would give each 30 seconds to start
+    cluster.add_node(num_cpus=2, include_dashboard=False, wait=False)
+    cluster.wait_for_nodes(timeout=200)
 ray.init(address=cluster.address, log_to_driver=False)
 for node in ray.nodes():
     place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
@@ -286,6 +281,10 @@ cluster.shutdown()
 
 @pytest.mark.long
 def test_all_hosts_of_a_pool_are_on_its_node():
-    done = subprocess.run([sys.executable, "-c", ON_NODES], capture_output=True, text=True, timeout=240)
+    with tempfile.TemporaryDirectory(prefix="tk-", ignore_cleanup_errors=True) as folder:
+        (Path(folder) / "ray").mkdir()
+        # Ray notes the address of the cluster there, where no other run on the machine looks for one to join.
+        env, command = {**os.environ, "RAY_TMPDIR": folder}, [sys.executable, "-c", ON_NODES]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env)
     lines = [line for line in done.stdout.splitlines() if line.startswith("here:")]  # Ray may say something, too
     assert lines == [f"here: {[True] * 4}"] * 2, f"{done.stdout}\n{done.stderr[-2000:]}"

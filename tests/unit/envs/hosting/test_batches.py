@@ -83,7 +83,7 @@ async def test_calls_of_one_turn_of_the_loop_travel_together():
 
 @pytest.mark.parametrize(("episodes", "sizes"), [(0, [1] * 6), (1000, [1, 5])])
 async def test_calls_that_come_one_by_one_travel_together_when_many_episodes_are_open(monkeypatch, episodes, sizes):
-    monkeypatch.setattr(batches, "LONGEST", 0.3)
+    monkeypatch.setattr(batches, "LONGEST", 2.0)
     monkeypatch.setattr(batches, "EACH", 1.0)
     wire, calls = wired(episodes)
     held = calls.call("held", "gate")  # so that the end need not ask for answers
@@ -100,7 +100,7 @@ async def test_calls_that_come_one_by_one_travel_together_when_many_episodes_are
 
 
 async def test_answers_that_come_one_by_one_travel_together_when_many_episodes_are_open(monkeypatch):
-    monkeypatch.setattr(batches, "LONGEST", 0.3)
+    monkeypatch.setattr(batches, "LONGEST", 2.0)
     monkeypatch.setattr(batches, "EACH", 1.0)
     wire, calls = wired(1000)
     assert await calls.call("echo", "first") == "first"
@@ -113,7 +113,8 @@ async def test_answers_that_come_one_by_one_travel_together_when_many_episodes_a
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     await asyncio.gather(*held)
-    assert [size for size in wire.answered[sent:] if size] in ([5], [1, 4])  # the first may end a window
+    together = [size for size in wire.answered[sent:] if size]
+    assert (sum(together), len(together) <= 2) == (5, True)  # a window may end meanwhile
 
 
 async def test_an_answer_does_not_wait_for_those_it_was_asked_with():
